@@ -1,0 +1,99 @@
+# Everything a developer runs. Needs Python 3.10 to 3.13 with headers, venv and pip, and a C++20
+# compiler; all else (cmake, ninja, formatters, torch) comes from PyPI into .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_VERSION ?= 2.13.0
+JOBS ?= $(shell nproc)
+
+PY := $(VENV)/bin/python
+BIN := $(VENV)/bin
+PIP := $(PY) -m pip --disable-pip-version-check
+
+# What the installed package is made of: the stamp below is renewed when one of them is newer.
+CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
+SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CXX_FILES)) \
+  $(shell find src -name '*.py' -o -name py.typed)
+
+NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
+CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON
+CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error
+
+# ThreadSanitizer maps fixed addresses, which a kernel that randomises widely may have given away;
+# some containers forbid switching that off, and then it has to work as it is.
+NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.DELETE_ON_ERROR:
+.PHONY: help venv test test-native test-native-sanitized test-asan test-tsan
+.PHONY: lint format bench demo clean
+
+help:
+	@echo "make venv, test, test-native, test-native-sanitized, lint, format, bench, demo or clean"
+
+# ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
+
+TOOLS := $(VENV)/.tools
+INSTALLED := $(VENV)/.installed
+
+venv: $(INSTALLED)
+
+$(TOOLS): pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install torch==$(TORCH_VERSION)
+	$(PIP) install numpy cmake ninja 'scikit-build-core>=0.11' 'nanobind>=2.4'
+	touch $@
+
+# Not editable: what is tested is what a user gets. Without isolation, so that the build folder's
+# cmake stays at one path and only changed files are compiled.
+$(INSTALLED): $(TOOLS) $(SOURCES)
+	$(PIP) install --no-build-isolation '.[torch,test,dev]'
+	touch $@
+
+# ---- tests ----
+
+test: test-native $(INSTALLED)
+	$(PY) -m pytest
+
+test-native: $(TOOLS)
+	$(CMAKE) -B build/native
+	$(BIN)/cmake --build build/native --parallel $(JOBS)
+	$(CTEST) --test-dir build/native
+
+test-native-sanitized: test-asan test-tsan
+
+test-asan: export ASAN_OPTIONS = halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1
+test-asan: export UBSAN_OPTIONS = halt_on_error=1:print_stacktrace=1
+test-asan: $(TOOLS)
+	$(CMAKE) -B build/asan -DSHOAL_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan --parallel $(JOBS)
+	$(CTEST) --test-dir build/asan
+
+test-tsan: export TSAN_OPTIONS = halt_on_error=1:second_deadlock_stack=1
+test-tsan: $(TOOLS)
+	$(CMAKE) -B build/tsan -DSHOAL_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan --parallel $(JOBS)
+	$(NO_ASLR) $(CTEST) --test-dir build/tsan
+
+# ---- style ----
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+# ---- to look at ----
+
+bench: $(INSTALLED)
+	$(PY) -m shoal.bench $(ARGS)
+
+demo: $(INSTALLED)
+	$(PY) examples/demo.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache $(INSTALLED)

@@ -1,0 +1,18 @@
+// The ways to compute crc32c(); only crc32c*.cc and the test, which compares them, look here.
+//
+// They work on the register itself: no inversion at the start and the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace shoal {
+
+inline constexpr uint32_t kCastagnoli = 0x82F63B78;
+
+using Crc32cFn = uint32_t (*)(uint32_t crc, const std::byte* from, size_t n_bytes);
+
+uint32_t crc32c_tables(uint32_t crc, const std::byte* from, size_t n_bytes);
+uint32_t crc32c_sse42(uint32_t crc, const std::byte* from, size_t n_bytes);  // x86-64 only
+
+}  // namespace shoal

@@ -1,0 +1,103 @@
+#include "base/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+Error refused(const char* doing, size_t n_bytes, int sys) {
+  return {Fault::kResource, -1,
+          std::string(doing) + " of " + std::to_string(n_bytes) +
+              " B of shared memory failed: " + std::strerror(sys) +
+              "; free memory, raise the memory limit of this job or container, or the limit of open "
+              "files (ulimit -n)"};
+}
+
+}  // namespace
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+Error Mapping::map(int fd, size_t n_bytes, Mapping& out) {
+  void* at = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return refused("mapping", n_bytes, errno);
+  Mapping mapped;
+  mapped.data_ = static_cast<std::byte*>(at);
+  mapped.size_ = n_bytes;
+  out = std::move(mapped);
+  return {};
+}
+
+Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
+  const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) return refused("creation", n_bytes, errno);
+  const int failed = posix_fallocate(fd, 0, static_cast<off_t>(n_bytes));
+  if (failed != 0) {
+    close(fd);
+    return refused("reservation", n_bytes, failed);
+  }
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int sys = errno;
+    close(fd);
+    return refused("sealing", n_bytes, sys);
+  }
+  fd_out = fd;
+  return {};
+}
+
+Regions& Regions::of_process() {
+  // Never destroyed: buffers may outlive every destructor at interpreter exit.
+  static Regions* const regions = new Regions;
+  return *regions;
+}
+
+Error Regions::allocate(size_t n_bytes, Region& out) {
+  constexpr size_t kPage = 4096;
+  const size_t size = (n_bytes + kPage - 1) / kPage * kPage + (n_bytes == 0 ? kPage : 0);
+  int fd = -1;
+  if (Error error = create_shared_memory("shoal-buffer", size, fd)) return error;
+  Owned owned;
+  if (Error error = Mapping::map(fd, size, owned.mapping)) {
+    close(fd);
+    return error;
+  }
+  std::lock_guard lock(mutex_);
+  owned.region = {next_id_++, fd, owned.mapping.data(), size};
+  out = owned.region;
+  by_id_[out.id] = out.data;
+  by_address_[out.data] = std::move(owned);
+  return {};
+}
+
+void Regions::release(const std::byte* data) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_address_.find(data);
+  if (found == by_address_.end()) return;
+  close(found->second.region.fd);
+  by_id_.erase(found->second.region.id);
+  by_address_.erase(found);
+}
+
+Regions::Region Regions::find(const std::byte* data, size_t n_bytes) {
+  std::lock_guard lock(mutex_);
+  if (by_address_.empty()) return {};
+  auto after = by_address_.upper_bound(data);
+  if (after == by_address_.begin()) return {};
+  const Region& region = std::prev(after)->second.region;
+  const bool inside = data + n_bytes <= region.data + region.size;
+  return inside ? region : Region{};
+}
+
+Regions::Region Regions::with_id(uint32_t id) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? Region{} : by_address_.at(found->second).region;
+}
+
+}  // namespace shoal

@@ -1,0 +1,78 @@
+// Shared memory without names: sealed memfds, gone with the last process however it dies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/error.h"
+
+namespace shoal {
+
+// An owned mmap of a whole memfd.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept { swap(other); }
+  Mapping& operator=(Mapping&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Mapping();
+
+  // Maps `n_bytes` of `fd`, readable and writable. `fd` stays the caller's.
+  static Error map(int fd, size_t n_bytes, Mapping& out);
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void swap(Mapping& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A new memfd of `n_bytes`, its pages reserved now (so that a full /dev/shm is an error here and
+// not a SIGBUS later) and sealed against resizing. Returns the descriptor in `fd_out`.
+Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out);
+
+// The process's own shared allocations (`shoal.empty`), found again by address.
+//
+// Threads: any.
+// Buffers: a region lives until release(); peers hold mappings of their own.
+class Regions {
+ public:
+  struct Region {
+    uint32_t id = 0;
+    int fd = -1;
+    std::byte* data = nullptr;
+    size_t size = 0;
+  };
+
+  static Regions& of_process();
+
+  Error allocate(size_t n_bytes, Region& out);
+  void release(const std::byte* data);
+
+  // The region that holds all of [data, data + n_bytes), or id 0. The descriptor in it stays open
+  // for as long as the region lives.
+  Region find(const std::byte* data, size_t n_bytes);
+  Region with_id(uint32_t id);  // id 0 if it was released
+
+ private:
+  struct Owned {
+    Region region;
+    Mapping mapping;
+  };
+  std::mutex mutex_;
+  std::map<const std::byte*, Owned> by_address_;
+  std::map<uint32_t, const std::byte*> by_id_;
+  uint32_t next_id_ = 1;
+};
+
+}  // namespace shoal

@@ -1,0 +1,264 @@
+// The face of the native core in Python. Holds no logic: it turns arguments into native values,
+// lets the interpreter go while it waits, and turns error values into tuples that
+// src/shoal/engine.py raises.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/shared_memory.h"
+#include "engine/lane.h"
+#include "engine/mesh.h"
+
+namespace nb = nanobind;
+
+namespace shoal {
+namespace {
+
+// (fault, mesh rank to blame or -1, what happened, during which call); fault 0 is no error.
+using ErrorTuple = std::tuple<int, int, std::string, std::string>;
+
+ErrorTuple tuple_of(const Error& error) {
+  return {static_cast<int>(error.fault), error.peer, error.text, error.doing};
+}
+
+// Set-up errors have no call to report them: they are raised at once. engine.py knows the two.
+void raise_if(const Error& error) {
+  if (!error) return;
+  if (error.fault == Fault::kResource) {
+    PyErr_SetString(PyExc_MemoryError, error.text.c_str());
+    throw nb::python_error();
+  }
+  throw std::runtime_error(error.text);
+}
+
+int64_t ns_of(double seconds) {
+  // A century stands for "for ever"; beyond it the nanoseconds would not fit.
+  return static_cast<int64_t>(std::clamp(seconds, 0.0, 3.2e9) * 1e9);
+}
+
+using StepTuple = std::tuple<int, bool, int, int, int, uint32_t, uint32_t, uint32_t,
+                             std::vector<uint32_t>>;
+
+std::shared_ptr<Program> make_program(int group_size, const std::vector<StepTuple>& tuples) {
+  auto program = std::make_shared<Program>();
+  for (const auto& [kind, fold, buffer, into_buffer, peer, chunk, into, version, waits_for] :
+       tuples) {
+    Step step;
+    step.kind = static_cast<StepKind>(kind);
+    step.fold = fold;
+    step.buffer = static_cast<uint8_t>(buffer);
+    step.into_buffer = static_cast<uint8_t>(into_buffer);
+    step.peer = peer;
+    step.chunk = chunk;
+    step.into = into;
+    step.version = version;
+    step.waits_for = waits_for;
+    const bool talks = step.kind == StepKind::kSend || step.kind == StepKind::kRecv;
+    if (kind < 0 || kind > 3 || buffer < 0 || buffer >= kBuffers || into_buffer < 0 ||
+        into_buffer >= kBuffers || (talks && (peer < 0 || peer >= group_size)))
+      throw std::invalid_argument("a step of this program is out of range");
+    for (const uint32_t before : waits_for)
+      if (before >= program->steps.size())
+        throw std::invalid_argument("a step waits for a later one");
+    program->steps.push_back(std::move(step));
+  }
+  program->index(group_size);
+  return program;
+}
+
+using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
+
+std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
+                                const std::vector<LayoutTuple>& layouts, int dtype, int op,
+                                uint32_t divisor, uint32_t segment_bytes,
+                                const std::string& descriptor) {
+  auto plan = std::make_shared<Plan>();
+  if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || divisor == 0)
+    throw std::invalid_argument("a plan needs four layouts, a dtype, an operation and a divisor");
+  if (segment_bytes == 0 || segment_bytes % 16 != 0 || segment_bytes > Slots::kSlotBytes)
+    throw std::invalid_argument("segment_bytes must be a multiple of 16, at most " +
+                                std::to_string(Slots::kSlotBytes));
+  for (int buffer = 0; buffer < kBuffers; ++buffer)
+    plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
+  for (const Step& step : program->steps) {
+    if (step.chunk >= plan->layout[step.buffer].n_bytes.size() ||
+        (step.kind == StepKind::kCopy &&
+         step.into >= plan->layout[step.into_buffer].n_bytes.size()))
+      throw std::invalid_argument("a step names a chunk that the layout does not have");
+  }
+  const auto& scratch = plan->layout[kScratch];
+  for (size_t chunk = 0; chunk < scratch.n_bytes.size(); ++chunk)
+    plan->scratch_bytes =
+        std::max(plan->scratch_bytes, scratch.offset[chunk] + scratch.n_bytes[chunk]);
+  plan->program = std::move(program);
+  plan->dtype = static_cast<DType>(dtype);
+  plan->fold = fold_function(plan->dtype, static_cast<FoldOp>(op));
+  plan->divisor = divisor;
+  plan->segment_bytes = segment_bytes;
+  plan->descriptor = descriptor;
+  plan->descriptor_hash = hash_of(descriptor);
+  return plan;
+}
+
+// A call in flight, as Python holds it.
+struct Call {
+  std::shared_ptr<Mesh> mesh;
+  std::shared_ptr<Collective> collective;
+
+  bool done() const { return collective->finished.load(std::memory_order_acquire); }
+
+  // True when finished. Lets the interpreter go, and looks at signals every 50 quiet milliseconds.
+  bool wait(double timeout_s) {
+    if (done()) return true;
+    const int64_t deadline = now_ns() + ns_of(timeout_s);
+    for (;;) {
+      bool finished;
+      {
+        nb::gil_scoped_release release;
+        finished = mesh->wait(*collective, deadline - now_ns());
+      }
+      if (finished) return true;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (now_ns() >= deadline) return done();
+    }
+  }
+
+  ErrorTuple error() const { return done() ? tuple_of(collective->error) : ErrorTuple{0, -1, "", ""}; }
+};
+
+struct GroupHandle {
+  std::shared_ptr<Mesh> mesh;
+  Group* group = nullptr;  // null once dropped
+
+  Call post(std::shared_ptr<Plan> plan, uint64_t key, const std::vector<std::vector<uintptr_t>>& memory,
+            double timeout_s, bool background) {
+    if (group == nullptr) throw std::runtime_error("this group was closed");
+    std::vector<std::vector<std::byte*>> pointers(memory.size());
+    for (size_t buffer = 0; buffer < memory.size(); ++buffer)
+      for (const uintptr_t address : memory[buffer])
+        pointers[buffer].push_back(reinterpret_cast<std::byte*>(address));
+    nb::gil_scoped_release release;
+    return {mesh, mesh->post(*group, std::move(plan), key, pointers, ns_of(timeout_s), background)};
+  }
+
+  // The same for calls on one buffer in place: small messages spend their time here.
+  Call post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address, double timeout_s,
+                     bool background) {
+    if (group == nullptr) throw std::runtime_error("this group was closed");
+    nb::gil_scoped_release release;
+    return {mesh, mesh->post(*group, std::move(plan), key,
+                             {{reinterpret_cast<std::byte*>(address)}}, ns_of(timeout_s),
+                             background)};
+  }
+
+  void abort(const std::string& why) {
+    nb::gil_scoped_release release;
+    if (group != nullptr) mesh->abort_group(*group, why);
+  }
+  void drop() {
+    nb::gil_scoped_release release;
+    if (group != nullptr) mesh->drop_group(*group);
+    group = nullptr;
+  }
+  ErrorTuple error() {
+    return group == nullptr ? ErrorTuple{static_cast<int>(Fault::kClosed), -1, "it was closed", ""}
+                            : tuple_of(mesh->poison_of(*group));
+  }
+};
+
+std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64_t epoch,
+                                std::shared_ptr<Arena> arena,
+                                const std::vector<std::tuple<int, int, int, int>>& peers,
+                                uint64_t staging_bytes, double spin_us) {
+  std::vector<PeerSocket> sockets;
+  for (const auto& [peer, socket_fd, memory_fd, event_fd] : peers)
+    sockets.push_back({peer, socket_fd, memory_fd, event_fd});
+  Mesh::Options options;
+  options.engine.staging_bytes = staging_bytes;
+  options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
+  std::shared_ptr<Mesh> mesh;
+  nb::gil_scoped_release release;
+  const Error error = Mesh::create(rank, std::move(names), epoch, std::move(arena), sockets,
+                                   options, mesh);
+  if (error) {
+    nb::gil_scoped_acquire acquire;
+    raise_if(error);
+  }
+  return mesh;
+}
+
+}  // namespace
+}  // namespace shoal
+
+NB_MODULE(_native, m) {
+  using namespace shoal;
+  m.doc() = "shoal's native core; import shoal.engine instead";
+
+  nb::class_<Program>(m, "Program")
+      .def_static("make", &make_program, nb::arg("group_size"), nb::arg("steps"))
+      .def_prop_ro("n_steps", [](const Program& program) { return program.steps.size(); });
+  nb::class_<Plan>(m, "Plan")
+      .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
+                  nb::arg("op"), nb::arg("divisor"), nb::arg("segment_bytes"),
+                  nb::arg("descriptor"))
+      .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
+
+  nb::class_<Arena>(m, "Arena")
+      .def_static("create",
+                  [](int n_local) {
+                    auto arena = std::make_shared<Arena>();
+                    raise_if(Arena::create(n_local, *arena));
+                    return arena;
+                  })
+      .def_prop_ro("memory_fd", &Arena::memory_fd)
+      .def_prop_ro("event_fd", &Arena::event_fd);
+
+  nb::class_<Call>(m, "Call")
+      .def("wait", &Call::wait, nb::arg("timeout_s"))
+      .def("done", &Call::done)
+      .def("error", &Call::error);
+  nb::class_<GroupHandle>(m, "Group")
+      .def("post", &GroupHandle::post)
+      .def("post_in_place", &GroupHandle::post_in_place)
+      .def("abort", &GroupHandle::abort)
+      .def("drop", &GroupHandle::drop)
+      .def("error", &GroupHandle::error);
+  nb::class_<Mesh>(m, "Mesh")
+      .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
+                  nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"))
+      .def("group",
+           [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
+             Group* group = &mesh->add_group(id, std::move(members));
+             return GroupHandle{std::move(mesh), group};
+           })
+      .def("close", &Mesh::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("staging_peak", &Mesh::staging_peak);
+
+  m.def("allocate", [](uint64_t n_bytes) {
+    Regions::Region region;
+    raise_if(Regions::of_process().allocate(n_bytes, region));
+    return reinterpret_cast<uintptr_t>(region.data);
+  });
+  m.def("release", [](uintptr_t address) {
+    Regions::of_process().release(reinterpret_cast<const std::byte*>(address));
+  });
+  m.def("scale", [](int dtype, uintptr_t address, uint64_t n_elems, double factor) {
+    return scale(static_cast<DType>(dtype), reinterpret_cast<std::byte*>(address), n_elems, factor);
+  });
+  m.def("can_fold", [](int dtype, int op) {
+    return is_dtype(dtype) && is_fold_op(op) &&
+           fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
+  });
+  m.def("fold_isa", &fold_isa);
+  m.def("before_fork", [] { Lane::of_process().before_fork(); });
+  m.def("after_fork_in_parent", [] { Lane::of_process().after_fork_in_parent(); });
+  m.def("after_fork_in_child", [] { Lane::of_process().after_fork_in_child(); });
+}

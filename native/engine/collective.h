@@ -1,0 +1,106 @@
+// One call in flight: a plan bound to memory, and how far each of its steps has come.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/program.h"
+#include "engine/staging.h"
+#include "transport/frame.h"
+
+namespace shoal {
+
+struct Group;
+
+// A segment that came before its step could use it.
+struct Arrived {
+  uint32_t segment = 0;
+  Block block;           // holds the bytes, unless they landed where they belong
+  bool in_place = false;
+  bool eager = false;
+};
+
+// Segments [first, first + count) of a flow that lie in the peer's shared memory.
+struct Offered {
+  uint32_t first = 0, count = 0;
+  uint32_t region = 0;
+  uint64_t offset = 0;  // of segment `first`
+  uint32_t slot = ~0u;  // the peer's slot to give back, or ~0: the peer's own buffer
+};
+
+struct StepState {
+  uint32_t n_segments = 0;
+  uint32_t started = 0;  // sends: segments handed to the link
+  uint32_t done = 0;     // segments whose memory this step no longer touches
+  // Sends: what the receiver allows.
+  uint32_t granted = 0;
+  uint32_t gate = Place::kNoGate;
+  uint32_t region = 0;  // != 0: put segments there
+  uint64_t offset = 0;
+  uint32_t placed_said = 0;
+  bool want_said = false;
+  bool waits_for_slot = false;
+  // Receives: what was allowed and what came.
+  uint32_t grant_said = 0;
+  uint32_t reserved = 0;  // segments of staging promised to the sender
+  uint32_t placed = 0;
+  uint32_t taken_said = 0;
+  bool wanted = false;
+  std::vector<Arrived> arrived;
+  std::vector<Offered> offered;
+};
+
+// Threads: under the mesh's lock, except `finished`.
+struct Collective : std::enable_shared_from_this<Collective> {
+  Group* group = nullptr;
+  std::shared_ptr<const Plan> plan;
+  uint64_t key = 0;
+  uint64_t serial = 0;  // which call on this group, for messages
+  int64_t deadline_ns = 0;
+
+  // One pointer: a base that the layout's offsets count from. Several: one per chunk.
+  std::vector<std::byte*> memory[kBuffers];
+  std::unique_ptr<std::byte[]> scratch;
+
+  std::vector<StepState> state;  // by step
+  std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
+                                 // its steps while it is warm in the cache
+  bool queued = false;           // in Engine::runnable_
+  std::vector<bool> peer_open;   // by group rank: it has posted this call
+  struct Staged {
+    uint32_t version, segment, slot;
+  };
+  std::vector<Staged> staged;  // slots that hold a value that further sends of it may share
+  uint32_t steps_left = 0;
+
+  Error error;
+  std::atomic<bool> finished{false};
+
+  std::byte* chunk(int buffer, uint32_t chunk) const {
+    const auto& pointers = memory[buffer];
+    return pointers.size() > 1 ? pointers[chunk]
+                               : pointers[0] + plan->layout[buffer].offset[chunk];
+  }
+  size_t segment_bytes(const Step& step, uint32_t segment) const {
+    const uint64_t whole = plan->chunk_bytes(step.buffer, step.chunk);
+    const uint64_t from = uint64_t{segment} * plan->segment_bytes;
+    return static_cast<size_t>(std::min<uint64_t>(plan->segment_bytes, whole - from));
+  }
+  std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
+    return chunk(buffer, chunk_index) + uint64_t{segment} * plan->segment_bytes;
+  }
+  // The segments of `step` whose predecessors are done.
+  uint32_t segments_ready(const Step& step) const {
+    uint32_t ready_upto = plan->n_segments(step);
+    for (const uint32_t before : step.waits_for)
+      ready_upto = std::min(ready_upto, state[before].done);
+    return ready_upto;
+  }
+  std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
+};
+
+}  // namespace shoal

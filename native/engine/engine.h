@@ -1,0 +1,187 @@
+// The protocol core: runs programs over links. No I/O and no clock of its own; bytes and time come
+// in, bytes and finished calls go out, so that sockets, shared memory and the seeded fake feed the
+// very same code. docs/architecture.md tells how a segment travels.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/collective.h"
+#include "engine/program.h"
+#include "engine/slots.h"
+#include "engine/staging.h"
+#include "transport/link.h"
+
+namespace shoal {
+
+// A frame of a call that this rank has not posted yet.
+struct Early {
+  int peer;
+  Header header;
+  std::vector<std::byte> payload;
+};
+
+// A subset of the mesh's ranks with a name. Costs no thread, no link and no memory until used.
+struct Group {
+  uint64_t id = 0;
+  int rank = -1;             // of this process, in this group
+  std::vector<int> members;  // group rank -> mesh rank
+  std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
+  bool born = false;         // false: only frames of it have been seen
+  uint64_t n_calls = 0;
+  Error poison;  // set once: everything in flight and later fails with it
+
+  std::unordered_map<uint64_t, std::shared_ptr<Collective>> in_flight;  // by key
+  std::unordered_map<uint64_t, std::vector<Early>> early;
+  size_t n_early = 0;
+  // What the last calls were, so that a late frame of another call under the same key is noticed.
+  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> finished;
+  std::vector<uint64_t> finished_order;
+};
+
+// Threads: one at a time, under the mesh's lock.
+class Engine final : public FrameSink {
+ public:
+  struct Options {
+    size_t staging_bytes = 50u << 20;
+    int64_t heartbeat_ns = 500'000'000;
+    int64_t suspect_ns = 2'000'000'000;
+    int64_t dead_ns = 5'000'000'000;
+  };
+  enum class PeerState : uint8_t { kSelf, kAlive, kLeft, kLost };
+
+  Engine(int rank, std::vector<std::string> names, const Options& options);
+  ~Engine() override;
+
+  void set_link(int peer, std::unique_ptr<Link> link, int64_t now);
+  void set_slots(Slots slots) { slots_ = std::move(slots); }
+  Link* link(int peer) { return links_[peer].get(); }
+
+  Group& add_group(uint64_t id, std::vector<int> members);
+  void drop_group(Group& group);
+
+  // Starts a call. `memory` is borrowed until it is finished. The first error of the group, if it
+  // has ended; no byte moves then.
+  std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                   const std::vector<std::vector<std::byte*>>& memory,
+                                   int64_t deadline_ns);
+
+  // Runs what can run, at most about `budget` bytes of it. True if anything moved.
+  bool progress(size_t budget = 1u << 20);
+  bool has_work() const { return !runnable_.empty(); }
+  size_t n_in_flight() const { return n_in_flight_; }
+  // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
+  // wake earlier. 1 when other calls might need this process sooner.
+  uint32_t frames_awaited(const Collective& call) const;
+
+  void tick(int64_t now);                      // heartbeats, deadlines, peers that went silent
+  void heard_from(int peer, int64_t when) { heard_ns_[peer] = std::max(heard_ns_[peer], when); }
+  void peer_lost(int peer, const std::string& why);
+  void abort_group(Group& group, const Error& why, bool tell);
+  void say_goodbye();
+  bool has_queued() const;  // in any link
+  void pump_all();
+  void close();  // every group and link ends; nothing is told to anyone
+
+  // Runs whenever a call finishes or fails; under the lock, must not call back in.
+  std::function<void(Collective&)> on_finished;
+
+  // FrameSink
+  std::span<std::byte> landing(int peer, const Header& header) override;
+  void arrived(int peer, const Header& header, std::span<std::byte> payload) override;
+  void sent(int peer, uint64_t token) override;
+  void broken(int peer, const Error& error) override;
+
+  PeerState state_of(int peer) const { return peer_state_[peer]; }
+  const std::string& name_of_rank(int peer) const { return names_[peer]; }
+  const Staging& staging() const { return staging_; }
+
+ private:
+  struct Outstanding {  // a borrowed payload on its way
+    std::shared_ptr<Collective> call;
+    uint32_t step = 0;
+  };
+
+  // Running steps (steps.cc)
+  size_t attempt(Collective& call, uint32_t at);
+  size_t attempt_send(Collective& call, uint32_t at);
+  size_t attempt_recv(Collective& call, uint32_t at);
+  size_t attempt_local(Collective& call, uint32_t at);
+  size_t send_put(Collective& call, uint32_t at, std::byte* to);
+  size_t send_data(Collective& call, uint32_t at, bool eager);
+  size_t send_by_reference(Collective& call, uint32_t at, uint32_t ready);
+  size_t send_in_slot(Collective& call, uint32_t at);
+  uint32_t granted(const Collective& call, uint32_t at) const;
+  bool is_eager(const Collective& call, uint32_t at) const;
+  void consume(Collective& call, uint32_t at, const std::byte* from);
+  void grant(Collective& call, uint32_t at);
+  void advance(Collective& call, uint32_t at, uint32_t done);
+  void make_ready(Collective& call, uint32_t at);
+  void finish(Collective& call, const Error& error);
+
+  // Frames (engine.cc)
+  void handle(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
+  void on_open(Collective& call, int from);
+  void on_grant(Collective& call, int from, const Header& header, const Place& place);
+  void on_data(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
+  void on_offer(Collective& call, const Header& header, const Place& place, uint32_t at);
+  void on_taken(Collective& call, const Header& header, int from);
+  void on_placed(Collective& call, const Header& header, uint32_t at);
+  void on_end_of_group(int peer, const Header& header, std::span<std::byte> payload);
+  void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
+  void disagree(Collective& call, int peer);
+  void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
+                   std::span<std::byte> payload);
+  void owe_credit(int peer, uint32_t n_bytes);
+
+  Frame frame_for(const Collective& call, FrameType type, uint32_t flow, uint32_t segment) const;
+  bool send(int peer, const Frame& frame);
+  void send_text(int peer, Header header, const std::string& text);
+  void protocol_error(int peer, const std::string& what);
+  void flush();
+  std::string who(int peer) const;
+  Collective* find(const Header& header);
+  int64_t now_ = 0;
+
+  const int rank_;
+  const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
+  const Options options_;
+  Staging staging_;
+  Slots slots_;
+
+  std::vector<std::unique_ptr<Link>> links_;  // by mesh rank; null: self, left or lost
+  std::vector<PeerState> peer_state_;
+  std::vector<int64_t> heard_ns_, said_ns_;
+  std::vector<bool> to_flush_;
+  std::vector<uint32_t> eager_out_, credit_due_;  // bytes, by peer
+  uint32_t eager_allowance_ = 0;
+  int64_t last_tick_ns_ = 0;
+
+  struct Landing {
+    Block block;
+    std::vector<std::byte> control;
+    bool in_place = false;
+  };
+  std::vector<Landing> landings_;  // by peer: where the payload now arriving goes
+
+  std::unordered_map<uint64_t, std::unique_ptr<Group>> groups_;
+  std::unordered_set<uint64_t> dropped_groups_;
+  std::vector<std::shared_ptr<Collective>> runnable_;
+  std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;
+  std::unordered_map<uint64_t, Outstanding> outstanding_;  // by token
+  std::unordered_map<uint64_t, std::shared_ptr<std::string>> texts_;  // by token, until sent
+  uint64_t next_token_ = 1;
+  size_t n_in_flight_ = 0;
+  // Lost and broken peers are dealt with after the current frame or step, never inside it.
+  std::vector<std::pair<int, std::string>> breaking_;
+  std::vector<std::unique_ptr<Link>> graveyard_;
+  void settle_broken();
+};
+
+}  // namespace shoal

@@ -1,0 +1,164 @@
+#include "engine/lane.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace shoal {
+namespace {
+
+constexpr int kSleepMs = 100;  // the tick of heartbeats and deadlines
+constexpr uint32_t kKick = 0;
+
+uint64_t tag_of(uint32_t mesh, int peer) {
+  return uint64_t{mesh} << 32 | static_cast<uint32_t>(peer);
+}
+
+}  // namespace
+
+Lane& Lane::of_process() {
+  static Lane* const lane = new Lane;  // never destroyed: meshes may outlive static destructors
+  return *lane;
+}
+
+Error Lane::start() {
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_fd_ < 0 || kick_fd_ < 0)
+    return {Fault::kResource, -1,
+            std::string("the background lane got no descriptors: ") + std::strerror(errno) +
+                "; raise the limit of open files (ulimit -n)"};
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = tag_of(kKick, 0);
+  epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, kick_fd_, &event);
+  stop_ = false;
+  // Signals belong to the program's own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "shoal-lane");
+  return {};
+}
+
+Error Lane::add(const std::shared_ptr<Mesh>& mesh) {
+  std::lock_guard life(life_);
+  if (!thread_.joinable())
+    if (Error error = start()) return error;
+  const auto watched = mesh->watched();
+  std::lock_guard lock(mutex_);
+  const uint32_t id = next_id_++;
+  for (const auto& [fd, peer] : watched) {
+    epoll_event event{};
+    event.events = peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+    event.data.u64 = tag_of(id, peer);
+    epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
+  }
+  meshes_[id] = {mesh, watched};
+  asleep_ = true;
+  kick();
+  return {};
+}
+
+void Lane::remove(const Mesh* mesh) {
+  std::lock_guard life(life_);
+  std::shared_ptr<Mesh> keep;  // its end comes after our locks are free
+  bool last = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = std::find_if(meshes_.begin(), meshes_.end(),
+                                    [&](const auto& entry) { return entry.second.mesh.get() == mesh; });
+    if (found == meshes_.end()) return;
+    keep = std::move(found->second.mesh);
+    // The links closed their descriptors, which left the epoll set by that; the bell's is ours.
+    for (const auto& [fd, peer] : found->second.watched)
+      if (peer < 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
+    meshes_.erase(found);
+    last = meshes_.empty();
+  }
+  if (!last) return;
+  stop_ = true;
+  asleep_ = true;
+  kick();
+  thread_.join();
+  ::close(epoll_fd_);
+  ::close(kick_fd_);
+}
+
+void Lane::kick() {
+  if (!asleep_.exchange(false)) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = write(kick_fd_, &one, sizeof(one));
+}
+
+void Lane::dispatch(uint64_t tag) {
+  const auto id = static_cast<uint32_t>(tag >> 32);
+  if (id == kKick) return;
+  std::shared_ptr<Mesh> mesh;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = meshes_.find(id);
+    if (found != meshes_.end()) mesh = found->second.mesh;
+  }
+  if (mesh != nullptr) mesh->on_event(static_cast<int>(static_cast<uint32_t>(tag)));
+}
+
+void Lane::run() {
+  bool more = false;
+  while (!stop_) {
+    std::vector<std::shared_ptr<Mesh>> meshes;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [id, entry] : meshes_) meshes.push_back(entry.mesh);
+    }
+    if (!more) {
+      // Armed before the last look: whoever brings something from here on writes to an eventfd.
+      asleep_ = true;
+      for (const auto& mesh : meshes) more |= !mesh->may_sleep();
+    }
+    epoll_event events[64];
+    const int n = epoll_wait(epoll_fd_, events, 64, more ? 0 : kSleepMs);
+    asleep_ = false;
+    for (int i = 0; i < n; ++i) dispatch(events[i].data.u64);
+    more = false;
+    const int64_t now = now_ns();
+    for (const auto& mesh : meshes) more |= mesh->turn(now);
+  }
+}
+
+void Lane::before_fork() {
+  life_.lock();
+  mutex_.lock();
+}
+
+void Lane::after_fork_in_parent() {
+  mutex_.unlock();
+  life_.unlock();
+}
+
+// Only this thread exists now. Closing without a word: the parent still speaks on these sockets.
+void Lane::after_fork_in_child() {
+  for (auto& [id, entry] : meshes_) {
+    for (const auto& [fd, peer] : entry.watched) ::close(fd);
+    new std::shared_ptr<Mesh>(std::move(entry.mesh));  // leaked: its lock may be held for ever
+  }
+  meshes_.clear();
+  if (thread_.joinable()) {
+    ::close(epoll_fd_);
+    ::close(kick_fd_);
+    new std::thread(std::move(thread_));  // leaked: there is no such thread to join
+  }
+  mutex_.unlock();
+  life_.unlock();
+}
+
+}  // namespace shoal

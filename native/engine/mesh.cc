@@ -1,0 +1,308 @@
+#include "engine/mesh.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "engine/lane.h"
+
+namespace shoal {
+namespace {
+
+constexpr int64_t kTickNs = 100 * kMillisecond;
+// Bytes a driver moves before it lets others have the lock.
+constexpr size_t kTurnBytes = 1u << 20;
+
+int usable_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
+    : rank_(rank),
+      options_(options),
+      engine_(rank, std::move(names), options.engine) {}
+
+Mesh::~Mesh() { close(); }
+
+Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
+                   std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
+                   const Options& options, std::shared_ptr<Mesh>& out) {
+  const size_t size = names.size();
+  std::shared_ptr<Mesh> mesh(new Mesh(rank, std::move(names), options));
+  mesh->arena_ = std::move(arena);
+  mesh->shm_links_.assign(size, nullptr);
+
+  std::vector<int> local = {rank};
+  for (const PeerSocket& peer : peers)
+    if (peer.memory_fd >= 0) local.push_back(peer.rank);
+  std::sort(local.begin(), local.end());
+  const int n_local = static_cast<int>(local.size());
+  const auto position = [&](int of) {
+    return static_cast<int>(std::lower_bound(local.begin(), local.end(), of) - local.begin());
+  };
+  const int64_t now = now_ns();
+  mesh->arena_->header().heartbeat_ns.store(now);
+  Error failed;
+  for (const PeerSocket& peer : peers) {
+    if (peer.memory_fd < 0) {
+      mesh->engine_.set_link(peer.rank,
+                             std::make_unique<TcpLink>(peer.rank, peer.socket_fd, epoch), now);
+      continue;
+    }
+    auto link = std::make_unique<ShmLink>(peer.rank, *mesh->arena_, position(rank),
+                                          position(peer.rank), peer.socket_fd, peer.event_fd, epoch);
+    if (Error error = link->open(peer.memory_fd, n_local); error && !failed) failed = error;
+    mesh->shm_links_[peer.rank] = link.get();
+    mesh->local_peers_.push_back(peer.rank);
+    mesh->engine_.set_link(peer.rank, std::move(link), now);
+  }
+  if (failed) return failed;
+  mesh->arena_->close_memory_fd();
+  mesh->engine_.set_slots(Slots(mesh->arena_->slots(), mesh->arena_->n_slots(), Arena::kSlotQuota,
+                                static_cast<int>(size)));
+  mesh->oversubscribed_ = n_local > usable_cores();
+  Mesh* raw = mesh.get();
+  mesh->engine_.on_finished = [raw](Collective&) { raw->finished_some_ = true; };
+  if (Error error = Lane::of_process().add(mesh)) return error;
+  out = std::move(mesh);
+  return {};
+}
+
+// ---- groups and calls
+
+Group& Mesh::add_group(uint64_t id, std::vector<int> members) {
+  std::lock_guard lock(mutex_);
+  return engine_.add_group(id, std::move(members));
+}
+
+void Mesh::drop_group(Group& group) {
+  std::unique_lock lock(mutex_);
+  engine_.drop_group(group);
+  after_step(lock);
+}
+
+void Mesh::abort_group(Group& group, const std::string& why) {
+  std::unique_lock lock(mutex_);
+  engine_.abort_group(
+      group, {Fault::kClosed, rank_, engine_.name_of_rank(rank_) + " aborted the group: " + why},
+      true);
+  after_step(lock);
+}
+
+Error Mesh::poison_of(Group& group) {
+  std::lock_guard lock(mutex_);
+  return group.poison;
+}
+
+std::shared_ptr<Collective> Mesh::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                       const std::vector<std::vector<std::byte*>>& memory,
+                                       int64_t timeout_ns, bool background) {
+  std::unique_lock lock(mutex_);
+  auto call = engine_.post(group, std::move(plan), key, memory, now_ns() + timeout_ns);
+  // Small messages leave at once; the rest is for whoever drives.
+  engine_.progress(1);
+  const bool rouse = background && !call->finished && n_callers_ == 0;
+  finished_some_ |= engine_.has_work();  // a caller asleep on another call has new work to drive
+  after_step(lock);
+  if (rouse) Lane::of_process().kick();
+  return call;
+}
+
+bool Mesh::pump_rings() {
+  bool moved = false;
+  for (const int peer : local_peers_) {
+    ShmLink* link = shm_links_[peer];
+    if (engine_.link(peer) != link) continue;  // it is gone
+    if (link->has_inbound() || link->has_queued()) moved |= link->pump(engine_);
+  }
+  return moved;
+}
+
+bool Mesh::step() {
+  const bool came = pump_rings();
+  return engine_.progress(kTurnBytes) || came;
+}
+
+// Wakes callers whose call another thread finished.
+void Mesh::after_step(std::unique_lock<std::mutex>& lock) {
+  const bool wake = finished_some_ && n_callers_ > 0;
+  finished_some_ = false;
+  lock.unlock();
+  if (wake) arena_->wake_callers();
+}
+
+bool Mesh::wait(Collective& call, int64_t timeout_ns) {
+  if (call.finished.load(std::memory_order_acquire)) return true;
+  std::unique_lock lock(mutex_);
+  const int64_t deadline = now_ns() + timeout_ns;
+  n_callers_++;
+  arena_->header().sleepers.fetch_and(~kLaneSleeps);
+  int64_t spin_until = now_ns() + options_.spin_ns;
+  int n_yields = 0;
+  bool quiet = false;
+  while (!call.finished && !quiet) {
+    if (step()) {
+      if (call.finished) break;
+      // Let a poster or the lane in between turns.
+      lock.unlock();
+      lock.lock();
+      spin_until = now_ns() + options_.spin_ns;
+      n_yields = 0;
+      continue;
+    }
+    const int64_t now = now_ns();
+    if (now >= deadline) break;
+    if (oversubscribed_ ? n_yields < 1 : now < spin_until) {
+      lock.unlock();
+      if (oversubscribed_) {
+        sched_yield();
+        ++n_yields;
+      } else {
+        for (int i = 0; i < 16; ++i) relax();
+      }
+      lock.lock();
+      continue;
+    }
+    quiet = !sleep_until_rung(lock, call, deadline);
+    n_yields = 0;
+    spin_until = now_ns() + options_.spin_ns;
+  }
+  n_callers_--;
+  const bool others = engine_.n_in_flight() > 0 && n_callers_ == 0;
+  const bool done = call.finished;
+  if (finished_some_ && n_callers_ > 0) {
+    after_step(lock);
+  } else {
+    finished_some_ = false;
+    lock.unlock();
+  }
+  if (others) Lane::of_process().kick();
+  return done;
+}
+
+// Sleeps on the bell. False when nothing rang for a while: time to look at signals and deadlines.
+bool Mesh::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective& call,
+                            int64_t deadline) {
+  ArenaHeader& own = arena_->header();
+  const uint32_t seen = own.bell.load();
+  own.wake_at.store(seen + engine_.frames_awaited(call));
+  own.sleepers.fetch_or(kCallerSleeps);
+  // A frame that came between the last look and the arming has moved the bell, or is seen here.
+  bool came = own.bell.load() != seen;
+  for (const int peer : local_peers_)
+    came |= engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound();
+  if (!came) {
+    const int64_t bound = std::min<int64_t>(deadline - now_ns(), 50 * kMillisecond);
+    lock.unlock();
+    if (bound > 0) arena_->sleep(seen, bound);
+    lock.lock();
+    came = own.bell.load() != seen;
+  }
+  own.sleepers.fetch_and(~kCallerSleeps);
+  return came;
+}
+
+// ---- the lane's side
+
+std::vector<Mesh::Watched> Mesh::watched() {
+  std::lock_guard lock(mutex_);
+  std::vector<Watched> all = {{arena_->event_fd(), -1}};
+  for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer) {
+    if (shm_links_[peer] != nullptr)
+      all.push_back({shm_links_[peer]->fd(), peer});
+    else if (auto* tcp = static_cast<TcpLink*>(engine_.link(peer)))
+      all.push_back({tcp->fd(), peer});
+  }
+  return all;
+}
+
+void Mesh::on_event(int peer) {
+  std::unique_lock lock(mutex_);
+  if (closed_ || peer < 0) return;
+  Link* link = engine_.link(peer);
+  if (link == nullptr) return;
+  if (link == shm_links_[peer]) {
+    shm_links_[peer]->pump_socket(engine_);
+  } else if (link->pump(engine_) &&
+             std::find(unread_.begin(), unread_.end(), peer) == unread_.end()) {
+    unread_.push_back(peer);  // edge-triggered: nobody tells us again
+  }
+  engine_.progress(kTurnBytes);
+  after_step(lock);
+}
+
+bool Mesh::turn(int64_t now) {
+  std::unique_lock lock(mutex_);
+  if (closed_) return false;
+  bool more = false;
+  if (n_callers_ == 0) more = step();
+  const std::vector<int> unread = std::move(unread_);
+  unread_.clear();
+  for (const int peer : unread) {
+    Link* link = engine_.link(peer);
+    if (link != nullptr && link->pump(engine_)) unread_.push_back(peer);
+    more = true;
+  }
+  if (!unread.empty()) engine_.progress(kTurnBytes);
+  if (now >= next_tick_ns_) {
+    next_tick_ns_ = now + kTickNs;
+    arena_->header().heartbeat_ns.store(now);
+    for (const int peer : local_peers_) {
+      if (engine_.link(peer) != shm_links_[peer]) continue;
+      engine_.heard_from(peer, shm_links_[peer]->peer_heartbeat_ns());
+      shm_links_[peer]->release_regions();
+    }
+    engine_.tick(now);
+  }
+  after_step(lock);
+  return more;
+}
+
+bool Mesh::may_sleep() {
+  std::lock_guard lock(mutex_);
+  if (closed_ || n_callers_ > 0) return true;
+  arena_->header().sleepers.fetch_or(kLaneSleeps);
+  for (const int peer : local_peers_)
+    if (engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound()) return false;
+  return !engine_.has_work();
+}
+
+size_t Mesh::staging_peak() {
+  std::lock_guard lock(mutex_);
+  return engine_.staging().peak();
+}
+
+void Mesh::close() {
+  {
+    std::unique_lock lock(mutex_);
+    if (closed_) return;
+    engine_.say_goodbye();
+    // What is queued gets a moment to leave; a peer that does not read loses the goodbye only.
+    const int64_t deadline = now_ns() + 500 * kMillisecond;
+    while (engine_.has_queued() && now_ns() < deadline) {
+      engine_.pump_all();
+      lock.unlock();
+      usleep(200);
+      lock.lock();
+    }
+    closed_ = true;
+    engine_.close();
+    after_step(lock);
+  }
+  Lane::of_process().remove(this);
+}
+
+}  // namespace shoal

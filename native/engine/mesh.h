@@ -1,0 +1,92 @@
+// The process's end of one epoch: the engine, its links, and whoever drives them.
+// docs/threads.md tells who may hold what when.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "transport/arena.h"
+#include "transport/shm_link.h"
+#include "transport/tcp_link.h"
+
+namespace shoal {
+
+// A connected, authenticated peer. Descriptors pass to the mesh.
+struct PeerSocket {
+  int rank = -1;
+  int socket_fd = -1;
+  int memory_fd = -1;  // its arena; -1: on another host
+  int event_fd = -1;
+};
+
+// Threads: any; one lock guards all state. A thread in wait() drives the mesh; the lane drives it
+// when nobody waits, and always serves the sockets.
+class Mesh : public std::enable_shared_from_this<Mesh> {
+ public:
+  struct Options {
+    Engine::Options engine;
+    // A waiting caller polls this long before it sleeps, where cores are free for it.
+    int64_t spin_ns = 50'000;
+  };
+
+  static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
+                      std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
+                      const Options& options, std::shared_ptr<Mesh>& out);
+  ~Mesh();
+
+  Group& add_group(uint64_t id, std::vector<int> members);
+  void drop_group(Group& group);
+  void abort_group(Group& group, const std::string& why);
+  Error poison_of(Group& group);
+
+  // `background`: nobody will wait at once, so the lane starts on it now. `notify`: next_finished()
+  // will return it.
+  std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                   const std::vector<std::vector<std::byte*>>& memory,
+                                   int64_t timeout_ns, bool background);
+  // Drives until `call` is finished (true), `timeout_ns` passed, or nothing came for 50 ms, so that
+  // the caller can look at signals.
+  bool wait(Collective& call, int64_t timeout_ns);
+  // Says goodbye, fails what is in flight, ends all links. Idempotent.
+  void close();
+
+  // For the lane.
+  struct Watched {
+    int fd;
+    int peer;  // -1: the bell's eventfd
+  };
+  std::vector<Watched> watched();
+  void on_event(int peer);
+  bool turn(int64_t now);      // true if there is more to do at once
+  bool may_sleep();            // arms the bell; false if something came meanwhile
+  size_t staging_peak();
+
+ private:
+  Mesh(int rank, std::vector<std::string> names, const Options& options);
+  bool step();
+  bool pump_rings();
+  void after_step(std::unique_lock<std::mutex>& lock);
+  bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective& call,
+                        int64_t deadline);
+
+  const int rank_;
+  const Options options_;
+  std::mutex mutex_;
+  std::shared_ptr<Arena> arena_;
+  Engine engine_;
+  std::vector<ShmLink*> shm_links_;  // by mesh rank, null elsewhere; owned by the engine
+  std::vector<int> local_peers_;
+  std::vector<int> unread_;  // TCP peers whose last pump stopped before the socket was empty
+  bool oversubscribed_ = false;
+  int n_callers_ = 0;
+  bool finished_some_ = false;
+  bool closed_ = false;
+  int64_t next_tick_ns_ = 0;
+};
+
+}  // namespace shoal

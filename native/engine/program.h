@@ -1,0 +1,73 @@
+// A schedule in its flat native form: one rank's steps with their dataflow made explicit.
+// Built by src/shoal/engine.py from the Python schedule; read-only afterwards, shared by calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fold/dtype.h"
+#include "fold/fold.h"
+
+namespace shoal {
+
+enum class StepKind : uint8_t { kSend = 0, kRecv = 1, kCopy = 2, kFinish = 3 };
+
+inline constexpr int kBuffers = 4;  // DATA, INPUT, OUTPUT, SCRATCH as in schedule/steps.py
+inline constexpr int kScratch = 3;
+
+struct Step {
+  StepKind kind = StepKind::kSend;
+  bool fold = false;
+  uint8_t buffer = 0;       // of `chunk`: what is read (send, copy) or written (recv, finish)
+  uint8_t into_buffer = 0;  // copy only
+  int32_t peer = -1;        // group rank
+  uint32_t chunk = 0;
+  uint32_t into = 0;     // copy only
+  uint32_t flow = 0;     // which of the sends (or receives) with this peer
+  uint32_t gate = ~0u;   // recv only: the one send to the same peer that this step waits for
+  uint32_t version = 0;  // send only: equal for sends that read the same value of one chunk
+  std::vector<uint32_t> waits_for;  // steps that must finish a segment before this one starts it
+  std::vector<uint32_t> unlocks;    // the inverse
+};
+
+struct Program {
+  std::vector<Step> steps;
+  std::vector<int32_t> peers;  // group ranks met, each once, in order of first use
+  uint32_t n_versions = 0;
+  // Per group rank: the steps that send to it and receive from it, by flow.
+  std::vector<std::vector<uint32_t>> sends_to, recvs_from;
+
+  void index(int group_size);  // fills everything derived from `steps`
+};
+
+// Where the chunks of one buffer lie, relative to the pointers given with a call.
+struct ChunkLayout {
+  std::vector<uint64_t> offset;   // bytes from the base, by chunk
+  std::vector<uint64_t> n_bytes;  // by chunk
+};
+
+// A program for one size, type and operation. `descriptor` says in words what the call does; its
+// hash travels in every frame, so that ranks that call different things find out.
+struct Plan {
+  std::shared_ptr<const Program> program;
+  ChunkLayout layout[kBuffers];
+  DType dtype = DType::kFloat32;
+  FoldFn fold = nullptr;  // nullptr when nothing is folded
+  uint32_t divisor = 1;   // Finish divides by it
+  uint32_t segment_bytes = 128u << 10;
+  uint64_t scratch_bytes = 0;
+  std::string descriptor;
+  uint64_t descriptor_hash = 0;
+
+  uint64_t chunk_bytes(int buffer, uint32_t chunk) const { return layout[buffer].n_bytes[chunk]; }
+  uint32_t n_segments(const Step& step) const {
+    return static_cast<uint32_t>((chunk_bytes(step.buffer, step.chunk) + segment_bytes - 1) /
+                                 segment_bytes);
+  }
+};
+
+uint64_t hash_of(const std::string& text);
+
+}  // namespace shoal

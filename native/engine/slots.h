@@ -1,0 +1,43 @@
+// The slots of this process's arena: pieces of shared memory that hold one segment each on its way
+// to peers of the same host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace shoal {
+
+// One slot may be offered to several peers (a multicast); it is free when all have taken it. Each
+// peer may hold `quota` slots, and there are quota * peers of them, so a peer that reads slowly
+// never starves another.
+//
+// Threads: under the mesh's lock.
+class Slots {
+ public:
+  static constexpr size_t kSlotBytes = 128u << 10;
+  static constexpr uint32_t kNone = ~0u;
+
+  Slots() = default;
+  Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers);
+
+  uint32_t free_for(int peer) const { return quota_ - held_by_[peer]; }
+  uint32_t take();  // kNone when all are out
+  void lend(uint32_t slot, int peer);
+  // False if `peer` does not hold `slot`: it broke the protocol.
+  bool give_back(uint32_t slot, int peer);
+  void drop_peer(int peer);  // everything it held counts as taken
+
+  std::byte* data(uint32_t slot) const { return base_ + slot * kSlotBytes; }
+  uint64_t offset(uint32_t slot) const { return slot * kSlotBytes; }
+  bool is_lent(uint32_t slot) const { return !holders_[slot].empty(); }
+
+ private:
+  std::byte* base_ = nullptr;
+  uint32_t quota_ = 0;
+  std::vector<std::vector<int>> holders_;  // by slot
+  std::vector<uint32_t> held_by_;          // by peer
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace shoal

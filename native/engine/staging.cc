@@ -1,0 +1,28 @@
+#include "engine/staging.h"
+
+#include <algorithm>
+
+namespace shoal {
+
+Block::~Block() {
+  if (data_ != nullptr) home_->give_back(std::move(data_), size_);
+}
+
+Block Staging::take(size_t n_bytes) {
+  used_ += n_bytes;
+  peak_ = std::max(peak_, used_);
+  const bool keepable = n_bytes > kKept / 2 && n_bytes <= kKept;
+  if (keepable && !kept_.empty()) {
+    auto data = std::move(kept_.back());
+    kept_.pop_back();
+    return {this, std::move(data), n_bytes};
+  }
+  return {this, std::unique_ptr<std::byte[]>(new std::byte[keepable ? kKept : n_bytes]), n_bytes};
+}
+
+void Staging::give_back(std::unique_ptr<std::byte[]> data, size_t size) {
+  used_ -= size;
+  if (size > kKept / 2 && size <= kKept && kept_.size() < kMaxKept) kept_.push_back(std::move(data));
+}
+
+}  // namespace shoal

@@ -1,0 +1,70 @@
+// Memory for segments that arrived before they could be used, under one ceiling per mesh.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace shoal {
+
+class Staging;
+
+// One borrowed piece of staging memory; goes back by itself.
+class Block {
+ public:
+  Block() = default;
+  Block(Staging* home, std::unique_ptr<std::byte[]> data, size_t size)
+      : home_(home), data_(std::move(data)), size_(size) {}
+  Block(Block&& other) noexcept { swap(other); }
+  Block& operator=(Block&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Block();
+
+  std::byte* data() const { return data_.get(); }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  void swap(Block& other) {
+    std::swap(home_, other.home_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+  Staging* home_ = nullptr;
+  std::unique_ptr<std::byte[]> data_;
+  size_t size_ = 0;
+};
+
+// Threads: under the mesh's lock. Must outlive its blocks.
+class Staging {
+ public:
+  explicit Staging(size_t ceiling) : ceiling_(ceiling) {}
+
+  // Promises `n_bytes` to a peer before it sends them. False when the ceiling is in the way.
+  bool reserve(size_t n_bytes) {
+    if (reserved_ + n_bytes > ceiling_) return false;
+    reserved_ += n_bytes;
+    return true;
+  }
+  void unreserve(size_t n_bytes) { reserved_ -= n_bytes; }
+
+  Block take(size_t n_bytes);
+  size_t used() const { return used_; }
+  size_t peak() const { return peak_; }
+
+ private:
+  friend class Block;
+  void give_back(std::unique_ptr<std::byte[]> data, size_t size);
+
+  // Blocks of this size are kept for the next segment; a fresh one costs page faults.
+  static constexpr size_t kKept = 128u << 10;
+  static constexpr size_t kMaxKept = 32;
+
+  size_t ceiling_;
+  size_t reserved_ = 0, used_ = 0, peak_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> kept_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,361 @@
+// Running the steps of a call: which segment may move, and by which of the ways a link offers.
+#include <cstring>
+
+#include "base/shared_memory.h"
+#include "engine/engine.h"
+
+namespace shoal {
+namespace {
+
+// Segments between two notes to the peer about segments it need not act on at once. Fewer notes
+// cost the peer later starts of what follows; more cost a wake-up each.
+constexpr uint32_t kSegmentsPerNote = 8;
+
+// Segments of staging promised per flow whose turn has not come (TCP). Together they must cover the
+// round trip: 8 x 128 KiB is 1 ms at 8 Gbit/s.
+constexpr uint32_t kAhead = 8;
+
+}  // namespace
+
+// What the receiver allows, counting its promise to be ready once we have consumed its own flow.
+uint32_t Engine::granted(const Collective& call, uint32_t at) const {
+  const StepState& state = call.state[at];
+  if (state.gate == Place::kNoGate) return state.granted;
+  const Step& step = call.plan->program->steps[at];
+  const auto& theirs = call.plan->program->recvs_from[step.peer];
+  if (state.gate >= theirs.size()) return 0;
+  return std::min(state.granted, call.state[theirs[state.gate]].done);
+}
+
+// Small flows go at once, without asking: the receiver keeps them if it is late.
+bool Engine::is_eager(const Collective& call, uint32_t at) const {
+  const Step& step = call.plan->program->steps[at];
+  const Link* link = links_[call.group->members[step.peer]].get();
+  return link != nullptr && call.plan->chunk_bytes(step.buffer, step.chunk) <= link->max_inline();
+}
+
+bool Engine::progress(size_t budget) {
+  size_t moved = 0;
+  while (!runnable_.empty() && moved < budget) {
+    // The oldest call first: others wait for it too.
+    const std::shared_ptr<Collective> call = runnable_.front();
+    if (call->ready.empty() || call->finished) {
+      call->queued = false;
+      runnable_.erase(runnable_.begin());
+      continue;
+    }
+    const uint32_t at = call->ready.back();
+    call->ready.pop_back();
+    moved += attempt(*call, at);
+  }
+  flush();
+  settle_broken();
+  return moved > 0;
+}
+
+void Engine::make_ready(Collective& call, uint32_t at) {
+  call.ready.push_back(at);
+  if (call.queued) return;
+  call.queued = true;
+  runnable_.push_back(call.shared_from_this());
+}
+
+// Moves one segment (by reference: all that are ready) of a step if it can. Returns bytes handled.
+size_t Engine::attempt(Collective& call, uint32_t at) {
+  switch (call.plan->program->steps[at].kind) {
+    case StepKind::kSend:
+      return attempt_send(call, at);
+    case StepKind::kRecv:
+      return attempt_recv(call, at);
+    default:
+      return attempt_local(call, at);
+  }
+}
+
+// Segments below `done` are through this step: those that waited for it may go on.
+void Engine::advance(Collective& call, uint32_t at, uint32_t done) {
+  StepState& state = call.state[at];
+  if (done <= state.done) return;
+  const Step& step = call.plan->program->steps[at];
+  state.done = done;
+  if (done == state.n_segments) call.steps_left--;
+  if (call.steps_left == 0) return finish(call, {});
+  if (done < state.n_segments) make_ready(call, at);
+  if (step.kind == StepKind::kRecv) {
+    for (const uint32_t reply : call.plan->program->sends_to[step.peer])
+      if (call.state[reply].gate == step.flow) make_ready(call, reply);
+  }
+  for (auto next = step.unlocks.rbegin(); next != step.unlocks.rend(); ++next)
+    make_ready(call, *next);
+}
+
+// ---- sends
+
+size_t Engine::attempt_send(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  Link* link = links_[peer].get();
+  const uint32_t ready = call.segments_ready(step);
+  if (state.started >= ready || link == nullptr) return 0;
+
+  const uint32_t may = granted(call, at);
+  const size_t n_bytes = call.segment_bytes(step, state.started);
+  if (is_eager(call, at)) {
+    if (state.started < may) return send_data(call, at, false);
+    if (eager_out_[peer] + n_bytes <= eager_allowance_) return send_data(call, at, true);
+    if (!state.want_said) send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
+    state.want_said = true;
+    return 0;
+  }
+  if (!link->shares_memory()) return state.started < may ? send_data(call, at, false) : 0;
+
+  if (state.region != 0 && state.started < may) {
+    const uint64_t offset = state.offset + uint64_t{state.started} * call.plan->segment_bytes;
+    if (std::byte* to = link->peer_address(state.region, offset, n_bytes))
+      return send_put(call, at, to);
+  }
+  if (size_t moved = send_by_reference(call, at, ready)) return moved;
+  // The last free slot is kept for segments the receiver can use at once: whatever else fills the
+  // slots, those always get through, so no set of calls can block each other.
+  const uint32_t room = slots_.free_for(peer);
+  if (state.started < may ? room >= 1 : call.peer_open[step.peer] && room >= 2)
+    return send_in_slot(call, at);
+  if (!state.waits_for_slot) waiting_for_slots_.emplace_back(call.weak_from_this(), at);
+  state.waits_for_slot = true;
+  return 0;
+}
+
+// Straight into the receiver's own buffer.
+size_t Engine::send_put(Collective& call, uint32_t at, std::byte* to) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const size_t n_bytes = call.segment_bytes(step, state.started);
+  std::memcpy(to, call.segment_at(step.buffer, step.chunk, state.started), n_bytes);
+  const uint32_t done = ++state.started;
+  if (done == state.n_segments || done - state.placed_said >= kSegmentsPerNote) {
+    state.placed_said = done;
+    send(call.group->members[step.peer], frame_for(call, FrameType::kPlaced, step.flow, done));
+  }
+  advance(call, at, done);
+  return n_bytes;
+}
+
+size_t Engine::send_data(Collective& call, uint32_t at, bool eager) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  const size_t n_bytes = call.segment_bytes(step, state.started);
+  Frame frame = frame_for(call, FrameType::kData, step.flow, state.started);
+  frame.header.length = static_cast<uint32_t>(n_bytes);
+  frame.header.flags = eager ? kEager : 0;
+  frame.payload = call.segment_at(step.buffer, step.chunk, state.started);
+  frame.token = next_token_++;
+  if (eager) eager_out_[peer] += static_cast<uint32_t>(n_bytes);
+  state.started++;
+  if (send(peer, frame)) {
+    advance(call, at, state.started);
+  } else {
+    outstanding_[frame.token] = {call.shared_from_this(), at};
+    if (state.started < state.n_segments) make_ready(call, at);
+  }
+  return n_bytes;
+}
+
+// The peer reads our shared buffer itself; the segments are done when it says so.
+size_t Engine::send_by_reference(Collective& call, uint32_t at, uint32_t ready) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const std::byte* from = call.segment_at(step.buffer, step.chunk, state.started);
+  const uint64_t begin = uint64_t{state.started} * call.plan->segment_bytes;
+  const uint64_t end = std::min<uint64_t>(uint64_t{ready} * call.plan->segment_bytes,
+                                          call.plan->chunk_bytes(step.buffer, step.chunk));
+  const auto region = Regions::of_process().find(from, end - begin);
+  const int peer = call.group->members[step.peer];
+  if (region.id == 0 || !links_[peer]->share(region.id)) return 0;
+  Frame frame = frame_for(call, FrameType::kOffer, step.flow, state.started);
+  frame.header.count = ready - state.started;
+  frame.carry({region.id, Place::kNoGate, static_cast<uint64_t>(from - region.data)});
+  send(peer, frame);
+  state.started = ready;
+  return 1;  // nothing was copied, but something moved
+}
+
+size_t Engine::send_in_slot(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  const size_t n_bytes = call.segment_bytes(step, state.started);
+  uint32_t slot = Slots::kNone;
+  for (const auto& staged : call.staged)
+    if (staged.version == step.version && staged.segment == state.started &&
+        slots_.is_lent(staged.slot))
+      slot = staged.slot;
+  size_t moved = 1;
+  if (slot == Slots::kNone) {
+    slot = slots_.take();
+    if (slot == Slots::kNone) return 0;  // cannot be: quotas add up to the number of slots
+    std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, state.started), n_bytes);
+    moved = n_bytes;
+    std::erase_if(call.staged, [&](const auto& old) {
+      return !slots_.is_lent(old.slot) || old.slot == slot;
+    });
+    call.staged.push_back({step.version, state.started, slot});
+  }
+  slots_.lend(slot, peer);
+  Frame frame = frame_for(call, FrameType::kOffer, step.flow, state.started);
+  frame.header.count = 1;
+  frame.header.flags = kInSlot;
+  frame.carry({slot, Place::kNoGate, slots_.offset(slot)});
+  send(peer, frame);
+  advance(call, at, ++state.started);
+  return moved;
+}
+
+void Engine::sent(int, uint64_t token) {
+  const auto found = outstanding_.find(token);
+  if (found == outstanding_.end()) {
+    texts_.erase(token);
+    return;
+  }
+  const Outstanding what = std::move(found->second);
+  outstanding_.erase(found);
+  if (what.call->finished) return;
+  advance(*what.call, what.step, what.call->state[what.step].done + 1);
+}
+
+// ---- receives
+
+size_t Engine::attempt_recv(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  if (state.done == state.n_segments) return 0;
+  if (state.done >= call.segments_ready(step)) {
+    grant(call, at);
+    return 0;
+  }
+  const size_t n_bytes = call.segment_bytes(step, state.done);
+
+  for (size_t i = 0; i < state.arrived.size(); ++i) {
+    if (state.arrived[i].segment != state.done) continue;
+    const Arrived came = std::move(state.arrived[i]);
+    state.arrived.erase(state.arrived.begin() + static_cast<std::ptrdiff_t>(i));
+    if (came.eager) owe_credit(peer, static_cast<uint32_t>(n_bytes));
+    consume(call, at, came.in_place ? nullptr : came.block.data());
+    return n_bytes;
+  }
+  while (!state.offered.empty() &&
+         state.offered.front().first + state.offered.front().count <= state.done)
+    state.offered.erase(state.offered.begin());
+  if (!state.offered.empty() && state.offered.front().first <= state.done) {
+    const Offered offer = state.offered.front();
+    const uint64_t offset =
+        offer.offset + uint64_t{state.done - offer.first} * call.plan->segment_bytes;
+    Link* link = links_[peer].get();
+    const std::byte* from =
+        link == nullptr ? nullptr : link->peer_address(offer.region, offset, n_bytes);
+    if (from == nullptr) return 0;  // its mapping is still on the way; the link wakes us
+    const uint32_t segment = state.done;
+    const bool note = offer.slot != Slots::kNone || segment + 1 == offer.first + offer.count ||
+                      segment + 1 - state.taken_said >= kSegmentsPerNote;
+    if (note) {
+      // Said before `consume`, which may finish the call, but flushed after it.
+      state.taken_said = segment + 1;
+    }
+    Frame taken = frame_for(call, FrameType::kTaken, step.flow, segment + 1);
+    if (offer.slot != Slots::kNone) {
+      taken.header.flags = kInSlot;
+      taken.header.count = offer.slot;
+    }
+    consume(call, at, from);
+    if (note) send(peer, taken);
+    return n_bytes;
+  }
+  if (state.placed > state.done) {
+    const size_t n_placed = state.placed - state.done;
+    advance(call, at, state.placed);
+    return n_placed;
+  }
+  grant(call, at);
+  return 0;
+}
+
+// Uses the next segment of a receive; `from` is nullptr when the bytes lie in place already.
+void Engine::consume(Collective& call, uint32_t at, const std::byte* from) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const size_t n_bytes = call.segment_bytes(step, state.done);
+  std::byte* into = call.segment_at(step.buffer, step.chunk, state.done);
+  if (from != nullptr) {
+    if (step.fold)
+      call.plan->fold(into, into, from, n_bytes / size_of(call.plan->dtype));
+    else
+      std::memcpy(into, from, n_bytes);
+  }
+  advance(call, at, state.done + 1);
+}
+
+// Tells the sender how far it may go. Over TCP that is ahead of need, backed by reserved staging;
+// in shared memory only when this step starves, since slots let the sender run ahead by itself.
+void Engine::grant(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  Link* link = links_[peer].get();
+  if (link == nullptr || state.grant_said == state.n_segments) return;
+  if (is_eager(call, at) && !state.wanted) return;
+
+  Place place;
+  uint32_t upto = call.segments_ready(step);
+  if (step.gate != Place::kNoGate) {
+    place.gate = step.gate;
+    upto = state.n_segments;
+  }
+  if (link->shares_memory() && !step.fold && state.grant_said == 0) {
+    const uint64_t n_bytes = call.plan->chunk_bytes(step.buffer, step.chunk);
+    std::byte* into = call.chunk(step.buffer, step.chunk);
+    const auto region = Regions::of_process().find(into, n_bytes);
+    if (region.id != 0 && link->share(region.id)) {
+      place.region = region.id;
+      place.offset = static_cast<uint64_t>(into - region.data);
+    }
+  }
+  if (!link->shares_memory() && upto < state.n_segments) {
+    if (state.reserved == 0) {
+      const uint32_t wish = std::min(kAhead, state.n_segments - upto);
+      if (staging_.reserve(size_t{wish} * call.plan->segment_bytes)) state.reserved = wish;
+    }
+    upto = std::min(upto + state.reserved, state.n_segments);
+  }
+  const bool worth_it = upto == state.n_segments || upto - state.grant_said >= state.reserved / 2;
+  if (upto <= state.grant_said || !worth_it) return;
+  state.grant_said = upto;
+  Frame frame = frame_for(call, FrameType::kGrant, step.flow, upto);
+  frame.carry(place);
+  send(peer, frame);
+}
+
+// ---- local steps
+
+size_t Engine::attempt_local(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  if (state.done >= call.segments_ready(step)) return 0;
+  const size_t n_bytes = call.segment_bytes(step, state.done);
+  const size_t n_elems = n_bytes / size_of(call.plan->dtype);
+  std::byte* here = call.segment_at(step.buffer, step.chunk, state.done);
+  if (step.kind == StepKind::kFinish) {
+    if (call.plan->divisor > 1) divide(call.plan->dtype, here, n_elems, call.plan->divisor);
+  } else {
+    std::byte* into = call.segment_at(step.into_buffer, step.into, state.done);
+    if (step.fold)
+      call.plan->fold(into, into, here, n_elems);
+    else if (into != here)
+      std::memcpy(into, here, n_bytes);
+  }
+  advance(call, at, state.done + 1);
+  return n_bytes;
+}
+
+}  // namespace shoal

@@ -1,0 +1,66 @@
+#include "fold/fold.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "fold/kernels.h"
+
+namespace shoal {
+namespace {
+
+// The flags that fold_avx2.cc and fold_avx512.cc are compiled with, NOT only the one in their name.
+#if defined(__x86_64__)
+constexpr const Kernels* kTables[] = {&kBaselineKernels, &kAvx2Kernels, &kAvx512Kernels};
+
+size_t n_runnable() {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                    __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (!avx2) return 1;
+  return avx512 ? 3 : 2;
+}
+#else
+constexpr const Kernels* kTables[] = {&kBaselineKernels};
+
+size_t n_runnable() { return 1; }
+#endif
+
+const Kernels& chosen() {
+  static const Kernels* const kChosen = [] {
+    const char* const wanted = std::getenv("SHOAL_ISA");
+    for (const Kernels* table : kernels_here()) {
+      if (wanted != nullptr && std::string_view(wanted) == table->isa) return table;
+    }
+    return kernels_here().back();
+  }();
+  return *kChosen;
+}
+
+}  // namespace
+
+std::span<const Kernels* const> kernels_here() { return {kTables, n_runnable()}; }
+
+FoldFn fold_function(DType dtype, FoldOp op) {
+  const auto row = static_cast<size_t>(dtype);
+  const auto column = static_cast<size_t>(op);
+  if (!is_dtype(row) || !is_fold_op(column)) return nullptr;
+  return chosen().fold[row][column];
+}
+
+void divide(DType dtype, std::byte* data, size_t n_elems, uint32_t divisor) {
+  const auto row = static_cast<size_t>(dtype);
+  if (!is_dtype(row) || chosen().divide[row] == nullptr) return;
+  chosen().divide[row](data, n_elems, divisor);
+}
+
+bool scale(DType dtype, std::byte* data, size_t n_elems, double factor) {
+  const auto row = static_cast<size_t>(dtype);
+  if (!is_dtype(row) || chosen().scale[row] == nullptr) return false;
+  chosen().scale[row](data, n_elems, factor);
+  return true;
+}
+
+const char* fold_isa() { return chosen().isa; }
+
+}  // namespace shoal

@@ -1,0 +1,93 @@
+// What a process shares with its host-mates: a bell, a ring of frames from each of them, and slots.
+//
+//   [ArenaHeader | ring from local 0 | ring from local 1 | ... | slot 0 | slot 1 | ...]
+//
+// The owner reads its rings and fills its slots; peer i writes ring i and reads slots.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/shared_memory.h"
+#include "engine/slots.h"
+#include "transport/frame.h"
+
+namespace shoal {
+
+// Who sleeps on a bell.
+inline constexpr uint32_t kCallerSleeps = 1;  // on the futex
+inline constexpr uint32_t kLaneSleeps = 2;    // in epoll, woken by the eventfd
+
+struct ArenaHeader {
+  static constexpr uint64_t kMagic = 0x31616e6572616873;  // "sharena1"
+
+  uint64_t magic = 0;
+  uint32_t n_local = 0;
+  uint32_t n_slots = 0;
+  alignas(64) std::atomic<uint32_t> bell{0};      // counts what was brought; the futex word
+  std::atomic<uint32_t> sleepers{0};
+  std::atomic<uint32_t> wake_at{0};               // a caller need not wake before this count
+  alignas(64) std::atomic<int64_t> heartbeat_ns{0};
+};
+
+struct RingHeader {
+  alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written, by the producer
+  alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read, by the consumer
+};
+
+class Arena {
+ public:
+  // A ring must hold several of the largest inline frames; it costs memory per pair of ranks.
+  static constexpr size_t kRingBytes = 128u << 10;
+  // Larger payloads travel in slots, which need no second copy for several receivers.
+  static constexpr size_t kMaxInline = 16u << 10;
+  // Slots each host-mate may hold at a time: the depth of the pipeline through private memory.
+  static constexpr uint32_t kSlotQuota = 6;
+
+  Arena() = default;
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // A fresh arena for `n_local` processes of this host, this one included.
+  static Error create(int n_local, Arena& out);
+  // Maps a host-mate's arena. The descriptors stay the caller's.
+  static Error open(int memory_fd, int n_local, Arena& out);
+
+  int memory_fd() const { return memory_fd_; }
+  int event_fd() const { return event_fd_; }
+  void close_memory_fd();
+
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(mapping_.data()); }
+  RingHeader& ring(int local) const {
+    return *reinterpret_cast<RingHeader*>(mapping_.data() + ring_offset(local));
+  }
+  std::byte* ring_data(int local) const {
+    return mapping_.data() + ring_offset(local) + sizeof(RingHeader);
+  }
+  std::byte* slots() const { return mapping_.data() + ring_offset(n_local_); }
+  uint32_t n_slots() const { return n_slots_; }
+  bool mapped() const { return mapping_.data() != nullptr; }
+
+  // Tells the owner of this arena that something came; wakes it only if it sleeps.
+  void ring_bell(int owner_event_fd) const;
+  // Wakes callers of this very process that sleep on their own bell.
+  void wake_callers() const;
+  // Sleeps until the bell passes `seen`, `timeout_ns` passed or a signal came.
+  void sleep(uint32_t seen, int64_t timeout_ns) const;
+
+ private:
+  static size_t ring_offset(int local) {
+    return 4096 + static_cast<size_t>(local) * (sizeof(RingHeader) + kRingBytes);
+  }
+  static size_t size_for(int n_local, uint32_t n_slots) {
+    return ring_offset(n_local) + n_slots * Slots::kSlotBytes;
+  }
+
+  Mapping mapping_;
+  int n_local_ = 0;
+  uint32_t n_slots_ = 0;
+  int memory_fd_ = -1, event_fd_ = -1;
+};
+
+}  // namespace shoal

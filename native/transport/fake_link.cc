@@ -1,0 +1,347 @@
+#include "transport/fake_link.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+constexpr size_t kNone = ~size_t{0};
+
+bool overlap(const std::byte* a, size_t n_a, const std::byte* b, size_t n_b) {
+  return a < b + n_b && b < a + n_a;
+}
+
+}  // namespace
+
+// splitmix64. Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (2014).
+uint64_t FakeRandom::next() {
+  uint64_t mixed = state_ += 0x9e3779b97f4a7c15;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
+  return mixed ^ (mixed >> 31);
+}
+
+// ---- the net
+
+FakeNet::FakeNet(int n_ranks, const Options& chosen)
+    : options(chosen),
+      n_ranks_(n_ranks),
+      random_(chosen.seed),
+      wires_(static_cast<size_t>(n_ranks * n_ranks)),
+      links_(wires_.size(), nullptr),
+      arenas_(static_cast<size_t>(n_ranks)) {}
+
+FakeNet::~FakeNet() = default;
+
+std::unique_ptr<Link> FakeNet::link(int rank, int peer) {
+  return std::make_unique<FakeLink>(*this, rank, peer);
+}
+
+void FakeNet::cut(int a, int b) {
+  for (Wire* one_way : {&wire(a, b), &wire(b, a)}) {
+    one_way->parcels.clear();
+    one_way->cut = true;
+  }
+}
+
+bool FakeNet::is_idle() const {
+  const auto busy = [](const FakeLink* link) {
+    return link != nullptr &&
+           (!link->queue_.empty() || !link->reports_.empty() || link->landing_now_);
+  };
+  return std::none_of(links_.begin(), links_.end(), busy) &&
+         std::all_of(wires_.begin(), wires_.end(),
+                     [](const Wire& one_way) { return one_way.parcels.empty(); });
+}
+
+void FakeNet::accuse(const std::string& what) {
+  if (violation_.empty()) violation_ = what;
+}
+
+// ---- out
+
+FakeLink::FakeLink(FakeNet& net, int rank, int peer) : net_(net), rank_(rank), peer_(peer) {
+  FakeLink*& own = net_.links_[static_cast<size_t>(rank * net_.n_ranks_ + peer)];
+  if (own != nullptr) net_.accuse("a second link between the same two ranks");
+  own = this;
+}
+
+FakeLink::~FakeLink() {
+  close();
+  net_.links_[static_cast<size_t>(rank_ * net_.n_ranks_ + peer_)] = nullptr;
+}
+
+bool FakeLink::send(const Frame& frame) {
+  if (closed_) return true;
+  const size_t n_bytes = frame.header.length;
+  if (n_bytes > Header::kMaxPayload) net_.accuse("a payload above the limit was sent");
+  if (shares_memory() && frame.header.type == FrameType::kData && n_bytes > max_inline())
+    net_.accuse("a large payload was sent through shared memory instead of offered by place");
+  Parcel& parcel = queue_.emplace_back();
+  parcel.header = frame.header;
+  parcel.header.epoch = net_.options.epoch;
+  // Taken now: whoever writes to a borrowed payload before sent() is found out at the other end.
+  parcel.header.payload_crc = n_bytes == 0 ? 0 : crc32c(0, frame.bytes(), n_bytes);
+  parcel.header.header_crc = parcel.header.own_crc();
+  if (frame.payload == nullptr || n_bytes <= net_.options.copied) {
+    parcel.own.assign(frame.bytes(), frame.bytes() + n_bytes);
+    return true;
+  }
+  parcel.borrowed = frame.payload;
+  parcel.token = frame.token;
+  return false;
+}
+
+bool FakeLink::flush(FrameSink& sink) {
+  bool moved = report(sink);
+  const size_t room = net_.options.room == 0 ? kNone : net_.options.room;
+  while (!closed_ && !queue_.empty() && !out().cut && out().parcels.size() < room) {
+    Parcel parcel = std::move(queue_.front());
+    queue_.pop_front();
+    put_on_wire(std::move(parcel));
+    moved = true;
+  }
+  return report(sink) || moved;
+}
+
+// All that happens to a frame is decided here, by the seed.
+void FakeLink::put_on_wire(Parcel parcel) {
+  const FakeNet::Options& options = net_.options;
+  FakeRandom& random = net_.random_;
+  const bool in_order = parcel.header.type == FrameType::kGoodbye;
+  parcel.due = net_.now_;
+  if (random.chance(options.delays)) parcel.due += 1 + random.below(options.longest_delay);
+  parcel.overtakes = random.chance(options.reorders) && !in_order;
+  parcel.splits = random.chance(options.splits);
+  if (!random.chance(options.reads_late)) read(parcel);
+  if (random.chance(options.corrupts)) damage(parcel);
+  if (random.chance(options.cuts)) return net_.cut(rank_, peer_);
+  out().parcels.push_back(std::move(parcel));
+}
+
+// The payload is the parcel's own from here on; the sender hears so.
+void FakeLink::read(Parcel& parcel) {
+  if (parcel.borrowed == nullptr) return;
+  parcel.own.assign(parcel.borrowed, parcel.borrowed + parcel.header.length);
+  parcel.borrowed = nullptr;
+  if (parcel.token == 0) return;
+  const bool late = net_.random_.chance(net_.options.reports_late);
+  const uint64_t wait = late ? 1 + net_.random_.below(net_.options.longest_delay) : 0;
+  reports_.push_back({std::exchange(parcel.token, 0), net_.now_ + wait});
+}
+
+void FakeLink::damage(Parcel& parcel) {
+  read(parcel);
+  parcel.damaged = true;
+  net_.n_corrupted_++;
+  const uint64_t bit = net_.random_.below((sizeof(Header) + parcel.own.size()) * 8);
+  auto* bytes = reinterpret_cast<std::byte*>(&parcel.header);
+  if (bit / 8 >= sizeof(Header)) bytes = parcel.own.data() - sizeof(Header);
+  bytes[bit / 8] ^= std::byte{1} << (bit % 8);
+}
+
+bool FakeLink::report(FrameSink& sink) {
+  bool moved = false;
+  // Not in order: a medium with several queues finishes them as it likes.
+  for (size_t at = 0; at < reports_.size() && !closed_;) {
+    if (reports_[at].due > net_.now_) {
+      ++at;
+      continue;
+    }
+    const uint64_t token = reports_[at].token;
+    reports_.erase(reports_.begin() + static_cast<std::ptrdiff_t>(at));
+    sink.sent(peer_, token);
+    moved = true;
+  }
+  return moved;
+}
+
+// ---- in
+
+bool FakeLink::pump(FrameSink& sink) {
+  if (closed_) return false;
+  const bool moved = flush(sink);
+  if (!closed_ && in().cut) {
+    fail(sink, "closed the connection without a goodbye (the connection was reset)");
+    return true;
+  }
+  return deliver(sink) || moved;
+}
+
+bool FakeLink::deliver(FrameSink& sink) {
+  bool moved = false;
+  for (size_t left = in().parcels.size() + (landing_now_ ? 1 : 0); left > 0 && !closed_; --left) {
+    if (!landing_now_) {
+      if (!begin(sink)) break;
+      moved = true;
+    }
+    if (!landing_now_) continue;  // it had no payload, or it was in readable memory
+    moved = true;
+    if (!land(sink)) break;
+  }
+  if (!closed_ && in().ended && in().parcels.empty() && !landing_now_) {
+    fail(sink, "closed the connection without a goodbye (its process died)");
+    return true;
+  }
+  return moved;
+}
+
+// The frame whose turn it is: the first, or one that overtakes it.
+size_t FakeLink::next_due() {
+  const auto& parcels = in().parcels;
+  std::vector<size_t> candidates;
+  for (size_t at = 0; at < parcels.size(); ++at)
+    if (parcels[at].due <= net_.now_ && (at == 0 || parcels[at].overtakes)) candidates.push_back(at);
+  return candidates.empty() ? kNone : candidates[net_.random_.below(candidates.size())];
+}
+
+FakeLink::Parcel FakeLink::take(size_t at) {
+  auto& parcels = in().parcels;
+  Parcel parcel = std::move(parcels[at]);
+  parcels.erase(parcels.begin() + static_cast<std::ptrdiff_t>(at));
+  net_.n_delivered_++;
+  return parcel;
+}
+
+// Starts on the next frame; false if none is due.
+bool FakeLink::begin(FrameSink& sink) {
+  const size_t at = next_due();
+  if (at == kNone) return false;
+  current_ = take(at);
+  const Header& header = current_.header;
+  n_landed_ = 0;
+  landing_ = {};
+  landing_now_ = true;
+  if (header.magic != Header::kMagic || header.version != Header::kVersion ||
+      header.header_crc != header.own_crc()) {
+    fail(sink, "sent a corrupt header (wrong magic, version or checksum)");
+  } else if (header.length == 0) {
+    end(sink);
+  } else if (shares_memory()) {
+    diverted_.assign(header.length, std::byte{});
+    landing_ = diverted_;
+    current_.splits = false;
+    land(sink);
+  } else {
+    landing_ = sink.landing(peer_, header);
+    if (!closed_ && landing_.size() != header.length)
+      fail(sink, "sent a frame of " + std::to_string(header.length) + " B that nobody expects");
+  }
+  return true;
+}
+
+// Brings the frame at hand further; true when it is through.
+bool FakeLink::land(FrameSink& sink) {
+  const size_t rest = landing_.size() - n_landed_;
+  const size_t piece = current_.splits ? 1 + net_.random_.below(rest) : rest;
+  const std::byte* from = current_.borrowed != nullptr ? current_.borrowed : current_.own.data();
+  std::memcpy(landing_.data() + n_landed_, from + n_landed_, piece);
+  n_landed_ += piece;
+  if (n_landed_ < landing_.size()) return false;
+  FakeLink* sender = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
+  if (current_.borrowed != nullptr && sender != nullptr && !sender->closed_) sender->read(current_);
+  end(sink);
+  return true;
+}
+
+void FakeLink::end(FrameSink& sink) {
+  const Parcel parcel = std::move(current_);
+  current_ = {};
+  landing_now_ = false;
+  const std::vector<std::byte> keep = std::move(diverted_);
+  diverted_.clear();
+  const Header& header = parcel.header;
+  if (header.length > 0 && crc32c(0, landing_.data(), landing_.size()) != header.payload_crc) {
+    if (!parcel.damaged)
+      net_.accuse("a payload was overwritten while it was borrowed, or while it landed: type " +
+                  std::to_string(static_cast<int>(header.type)) + ", flow " +
+                  std::to_string(header.flow) + ", segment " + std::to_string(header.segment));
+    return fail(sink, "sent a corrupt payload (" + std::to_string(header.length) +
+                          " B, checksum does not match)");
+  }
+  if (header.type == FrameType::kRegion) {
+    Place place;
+    std::memcpy(&place, landing_.data(), sizeof(Place));
+    regions_[place.region] = std::move(const_cast<Parcel&>(parcel).region);
+  }
+  sink.arrived(peer_, header, landing_);
+}
+
+void FakeLink::fail(FrameSink& sink, const std::string& what) {
+  if (closed_) return;
+  close();
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+}
+
+// ---- the end
+
+void FakeLink::disown(const std::byte* from, size_t n_bytes) {
+  const auto inside = [&](const Parcel& parcel) {
+    return parcel.borrowed != nullptr &&
+           overlap(parcel.borrowed, parcel.header.length, from, n_bytes);
+  };
+  std::erase_if(queue_, inside);
+  for (Parcel& parcel : out().parcels)
+    if (inside(parcel)) read(parcel);
+  FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
+  if (receiver != nullptr && receiver->landing_now_ && inside(receiver->current_))
+    read(receiver->current_);
+  if (landing_now_ && overlap(landing_.data(), landing_.size(), from, n_bytes)) {
+    diverted_.assign(landing_.begin(), landing_.end());
+    landing_ = diverted_;
+  }
+}
+
+void FakeLink::close() {
+  if (closed_) return;
+  closed_ = true;
+  queue_.clear();
+  reports_.clear();
+  // What this end has not read of its own memory never leaves; nor does anything behind it.
+  auto& parcels = out().parcels;
+  const auto unread = std::find_if(parcels.begin(), parcels.end(), [](const Parcel& parcel) {
+    return parcel.borrowed != nullptr;
+  });
+  parcels.erase(unread, parcels.end());
+  out().ended = true;
+  FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
+  if (receiver != nullptr && receiver->landing_now_ && receiver->current_.borrowed != nullptr)
+    out().cut = true;
+  in().parcels.clear();
+  current_ = {};
+  landing_now_ = false;
+  landing_ = {};
+}
+
+// ---- shared memory
+
+bool FakeLink::share(uint32_t id) {
+  if (closed_ || !shares_memory()) return false;
+  if (shared_.count(id) != 0) return true;
+  const auto region = Regions::of_process().with_id(id);
+  if (region.id == 0 || net_.random_.chance(net_.options.refuses_share)) return false;
+  Frame frame;
+  frame.header.type = FrameType::kRegion;
+  frame.carry({id, Place::kNoGate, region.size});
+  Mapping mapping;
+  if (Mapping::map(region.fd, region.size, mapping)) return false;
+  send(frame);
+  queue_.back().region = std::move(mapping);
+  shared_.insert(id);
+  return true;
+}
+
+std::byte* FakeLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
+  if (closed_) return nullptr;
+  std::span<std::byte> memory;
+  if (region == kArenaRegion) {
+    memory = net_.arenas_[static_cast<size_t>(peer_)];
+  } else if (const auto found = regions_.find(region); found != regions_.end()) {
+    memory = {found->second.data(), found->second.size()};
+  }
+  const bool fits = offset <= memory.size() && n_bytes <= memory.size() - offset;
+  return fits && memory.data() != nullptr ? memory.data() + offset : nullptr;
+}
+
+}  // namespace shoal

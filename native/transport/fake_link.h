@@ -1,0 +1,159 @@
+// An in-process medium between any number of ranks: tests see every fault of a network, from a seed.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/shared_memory.h"
+#include "transport/link.h"
+
+namespace shoal {
+
+// Repeatable on every platform, unlike the distributions of <random>.
+class FakeRandom {
+ public:
+  explicit FakeRandom(uint64_t seed) : state_(seed) {}
+
+  uint64_t next();
+  uint64_t below(uint64_t n) { return n == 0 ? 0 : next() % n; }
+  bool chance(double probability) { return (next() >> 11) * 0x1p-53 < probability; }
+
+ private:
+  uint64_t state_;
+};
+
+class FakeLink;
+
+// Threads: one. Must outlive its links.
+class FakeNet {
+ public:
+  // Chances are per frame, from 0 to 1. With all of them 0, frames arrive whole, in order and at
+  // the next pump.
+  struct Options {
+    uint64_t seed = 1;
+    uint64_t epoch = 1;
+    size_t max_inline = 1024;
+    size_t copied = 256;          // payloads up to this are copied by send(), larger ones borrowed
+    size_t room = 0;              // frames on the wire each way before senders queue; 0: no bound
+    bool shares_memory = false;   // a link within a host: no landing, put, by reference and slots
+
+    double delays = 0;            // comes up to longest_delay steps later, and so do those behind
+    uint64_t longest_delay = 8;
+    double reorders = 0;          // overtakes frames sent before it (never a goodbye's place)
+    double splits = 0;            // lands in pieces, over several pumps
+    double reads_late = 0;        // the sender's memory is read only when the frame is delivered
+    double reports_late = 0;      // sent() runs some steps after the memory was read
+    double corrupts = 0;          // one bit flips on the wire
+    double cuts = 0;              // the connection breaks instead
+    double refuses_share = 0;     // share() answers "not now"
+  };
+
+  FakeNet(int n_ranks, const Options& options);
+  ~FakeNet();
+
+  // `rank`'s end of the connection with `peer`; at most one at a time.
+  std::unique_ptr<Link> link(int rank, int peer);
+  // The slots of `rank`, which its peers read by kArenaRegion.
+  void set_arena(int rank, std::span<std::byte> slots) { arenas_[static_cast<size_t>(rank)] = slots; }
+
+  void step() { ++now_; }
+  void cut(int a, int b);  // both ends break at their next pump
+  // Nothing is on any wire, in any queue or half landed.
+  bool is_idle() const;
+
+  uint64_t n_delivered() const { return n_delivered_; }
+  uint64_t n_corrupted() const { return n_corrupted_; }
+  // The first breach of link.h's contract by who uses the links; empty if there was none.
+  const std::string& violation() const { return violation_; }
+
+  Options options;  // may be changed at any time
+
+ private:
+  friend class FakeLink;
+  struct Parcel {
+    Header header;
+    std::vector<std::byte> own;           // the payload, once it was read
+    const std::byte* borrowed = nullptr;  // the payload, while it was not
+    uint64_t token = 0;
+    uint64_t due = 0;
+    bool overtakes = false, splits = false, damaged = false;
+    Mapping region;  // kRegion
+  };
+  struct Wire {  // one way
+    std::deque<Parcel> parcels;
+    bool ended = false;  // the sender closed: the receiver breaks once it has read the rest
+    bool cut = false;
+  };
+
+  Wire& wire(int from, int to) { return wires_[static_cast<size_t>(from * n_ranks_ + to)]; }
+  void accuse(const std::string& what);
+
+  const int n_ranks_;
+  FakeRandom random_;
+  uint64_t now_ = 0;
+  uint64_t n_delivered_ = 0, n_corrupted_ = 0;
+  std::string violation_;
+  std::vector<Wire> wires_;
+  std::vector<FakeLink*> links_;
+  std::vector<std::span<std::byte>> arenas_;
+};
+
+class FakeLink final : public Link {
+ public:
+  FakeLink(FakeNet& net, int rank, int peer);
+  ~FakeLink() override;
+
+  bool send(const Frame& frame) override;
+  bool flush(FrameSink& sink) override;
+  bool pump(FrameSink& sink) override;
+  bool has_queued() const override { return !queue_.empty(); }
+  void disown(const std::byte* from, size_t n_bytes) override;
+  void close() override;
+  size_t max_inline() const override { return net_.options.max_inline; }
+  bool shares_memory() const override { return net_.options.shares_memory; }
+  bool share(uint32_t region) override;
+  std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
+
+ private:
+  friend class FakeNet;
+  using Parcel = FakeNet::Parcel;
+  struct Report {
+    uint64_t token, due;
+  };
+
+  FakeNet::Wire& out() { return net_.wire(rank_, peer_); }
+  FakeNet::Wire& in() { return net_.wire(peer_, rank_); }
+  void put_on_wire(Parcel parcel);
+  void read(Parcel& parcel);
+  void damage(Parcel& parcel);
+  bool report(FrameSink& sink);
+  bool deliver(FrameSink& sink);
+  Parcel take(size_t at);
+  size_t next_due();
+  bool begin(FrameSink& sink);
+  bool land(FrameSink& sink);
+  void end(FrameSink& sink);
+  bool is_intact(const Parcel& parcel, std::span<const std::byte> payload);
+  void fail(FrameSink& sink, const std::string& what);
+
+  FakeNet& net_;
+  const int rank_, peer_;
+  bool closed_ = false;
+  std::deque<Parcel> queue_;
+  std::deque<Report> reports_;
+  std::set<uint32_t> shared_;
+  std::map<uint32_t, Mapping> regions_;  // the peer's
+
+  bool landing_now_ = false;
+  Parcel current_;
+  std::span<std::byte> landing_;
+  size_t n_landed_ = 0;
+  std::vector<std::byte> diverted_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,90 @@
+// The 64-byte frame header: the one thing that crosses every link. docs/wire.md tells the bytes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/crc32c.h"
+
+namespace shoal {
+
+enum class FrameType : uint8_t {
+  kOpen = 1,       // "I have posted this collective": group, key, descriptor
+  kGrant = 2,      // "segments below `segment` of your flow may come"; may name a place to put them
+  kData = 3,       // one segment of a flow, payload in the frame
+  kOffer = 4,      // segments [segment, segment + count) of a flow lie in shared memory
+  kTaken = 5,      // "I have consumed segments below `segment` of your flow"
+  kPlaced = 6,     // "segments below `segment` of my flow lie in the place you granted"
+  kWant = 7,       // "my eager allowance is spent; grant this flow"
+  kCredit = 8,     // gives back `place.offset` bytes of eager allowance
+  kDisagree = 9,   // payload: what I called under this key
+  kAbort = 10,     // payload: why this group ends; flow = culprit rank, count = fault
+  kLost = 11,      // payload: why the peer `flow` counts as dead
+  kGoodbye = 12,   // orderly end of the link
+  kHeartbeat = 13,
+  kRegion = 14,    // a shared region's descriptor rides along (SCM_RIGHTS)
+  kRelease = 15,   // the region is gone: drop the mapping
+};
+
+// Place::region of what lies in the sender's slots.
+inline constexpr uint32_t kArenaRegion = 0xffffffff;
+
+// Sixteen more bytes, carried as the payload of kGrant, kOffer, kCredit, kRegion and kRelease.
+struct Place {
+  uint32_t region = 0;       // 0: none; kOffer with kInSlot: the slot's number
+  uint32_t gate = kNoGate;   // kGrant: segment s is granted once you consumed s of my flow `gate`
+  uint64_t offset = 0;       // bytes into the region of the flow's (kOffer: the segment's) first byte
+
+  static constexpr uint32_t kNoGate = 0xffffffff;
+};
+static_assert(sizeof(Place) == 16);
+
+struct Header {
+  static constexpr uint32_t kMagic = 0x6c616f68;  // "hoal", little endian
+  static constexpr uint8_t kVersion = 1;
+  // Larger frames would hold a connection longer than a heartbeat at 10 Mbit/s.
+  static constexpr uint32_t kMaxPayload = 4u << 20;
+
+  uint32_t magic = kMagic;
+  uint8_t version = kVersion;
+  FrameType type = FrameType::kHeartbeat;
+  uint16_t flags = 0;
+  uint64_t epoch = 0;
+  uint64_t group = 0;
+  uint64_t key = 0;
+  uint64_t descriptor = 0;
+  uint32_t flow = 0;
+  uint32_t segment = 0;
+  uint32_t count = 0;
+  uint32_t length = 0;  // payload bytes behind this header
+  uint32_t payload_crc = 0;
+  uint32_t header_crc = 0;
+
+  uint32_t own_crc() const { return crc32c(0, this, offsetof(Header, header_crc)); }
+};
+static_assert(sizeof(Header) == 64);
+
+// kOffer: the payload lies in one of the sender's slots and holds it until kTaken.
+inline constexpr uint16_t kInSlot = 1;
+
+// kData: sent before the receiver granted it; counts against the eager allowance.
+inline constexpr uint16_t kEager = 2;
+
+// A frame on its way out. The payload is borrowed until the link says it was sent; small ones
+// travel in `small` and are never borrowed.
+struct Frame {
+  Header header;
+  const std::byte* payload = nullptr;  // nullptr: `small` holds header.length bytes
+  uint64_t token = 0;                  // given back by FrameSink::sent; 0: nobody asks
+  std::array<std::byte, sizeof(Place)> small{};
+
+  void carry(const Place& place) {
+    header.length = sizeof(Place);
+    std::memcpy(small.data(), &place, sizeof(Place));
+  }
+  const std::byte* bytes() const { return payload != nullptr ? payload : small.data(); }
+};
+
+}  // namespace shoal

@@ -1,0 +1,66 @@
+// A pipe of frames to one peer. Knows no collectives, dtypes or chunks.
+#pragma once
+
+#include <span>
+
+#include "base/error.h"
+#include "transport/frame.h"
+
+namespace shoal {
+
+// Who receives what a link brings: the engine, or a test.
+//
+// Buffers: `landing` names the memory for the payload that `header` announces, header.length bytes
+// that stay valid until `arrived` or `broken`; an empty span refuses the frame and breaks the link.
+// A link whose payload already lies in readable memory skips `landing`; that span then dies with
+// the call.
+class FrameSink {
+ public:
+  virtual ~FrameSink() = default;
+  virtual std::span<std::byte> landing(int peer, const Header& header) = 0;
+  virtual void arrived(int peer, const Header& header, std::span<std::byte> payload) = 0;
+  virtual void sent(int peer, uint64_t token) = 0;
+  virtual void broken(int peer, const Error& error) = 0;  // at most once, the last call
+};
+
+// Threads: under the mesh's lock.
+// Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
+// or the link is closed or broken.
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  // Queues a frame; never blocks. True if the payload is free again already (sent() then does not
+  // run).
+  virtual bool send(const Frame& frame) = 0;
+
+  // Hands what is queued to the medium and wakes the peer if it sleeps. True if anything moved.
+  virtual bool flush(FrameSink& sink) = 0;
+
+  // flush(), and delivers what has come. True if anything moved.
+  virtual bool pump(FrameSink& sink) = 0;
+
+  // Frames wait in this link for room in the kernel or the ring.
+  virtual bool has_queued() const = 0;
+
+  // From here on nothing in [from, from + n_bytes) is read or written any more: borrowed payloads
+  // there are dropped (or copied, where the frame is half sent), a landing there is diverted.
+  virtual void disown(const std::byte* from, size_t n_bytes) = 0;
+
+  // Drops everything queued; idempotent; nothing is called afterwards.
+  virtual void close() = 0;
+
+  // The largest payload send() takes by copy without `sent`; larger ones are borrowed, or for
+  // links that share memory must be offered by place.
+  virtual size_t max_inline() const = 0;
+  virtual bool shares_memory() const { return false; }
+
+  // Gives the peer a mapping of a shared region of this process. False if that cannot be done now.
+  virtual bool share(uint32_t) { return false; }
+
+  // Where `offset` of the peer's region lies in this process, or nullptr when it is not mapped or
+  // `n_bytes` would reach past its end.
+  virtual std::byte* peer_address(uint32_t, uint64_t, size_t) { return nullptr; }
+};
+
+}  // namespace shoal

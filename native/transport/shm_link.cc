@@ -1,0 +1,255 @@
+#include "transport/shm_link.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+constexpr size_t kLine = 64;  // records start on cache lines
+constexpr uint8_t kPadding = 0;
+
+size_t padded(size_t n_bytes) { return (n_bytes + kLine - 1) / kLine * kLine; }
+
+// What crosses the Unix socket: a header and a place, always both.
+struct Note {
+  Header header;
+  Place place;
+};
+
+}  // namespace
+
+ShmLink::ShmLink(int peer, const Arena& own, int own_local, int peer_local, int socket_fd,
+                 int event_fd, uint64_t epoch)
+    : peer_(peer),
+      own_(own),
+      own_local_(own_local),
+      inbound_(&own.ring(peer_local)),
+      inbound_data_(own.ring_data(peer_local)),
+      socket_fd_(socket_fd),
+      event_fd_(event_fd),
+      epoch_(epoch) {
+  fcntl(socket_fd_, F_SETFL, fcntl(socket_fd_, F_GETFL) | O_NONBLOCK);
+}
+
+ShmLink::~ShmLink() { close(); }
+
+Error ShmLink::open(int memory_fd, int n_local) {
+  Error error = Arena::open(memory_fd, n_local, theirs_);
+  ::close(memory_fd);
+  return error;
+}
+
+void ShmLink::close() {
+  if (closed_) return;
+  closed_ = true;
+  queue_.clear();
+  ::close(socket_fd_);
+  ::close(event_fd_);
+}
+
+void ShmLink::fail(FrameSink& sink, const std::string& what) {
+  if (closed_) return;
+  close();
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+}
+
+// ---- out
+
+bool ShmLink::send(const Frame& frame) {
+  if (closed_) return true;
+  if (queue_.empty() && push(frame)) return true;
+  queue_.push_back(frame);
+  return frame.payload == nullptr;
+}
+
+// Copies a frame into the peer's ring. False when there is no room.
+bool ShmLink::push(const Frame& frame) {
+  RingHeader& ring = theirs_.ring(own_local_);
+  std::byte* data = theirs_.ring_data(own_local_);
+  const size_t size = sizeof(Header) + padded(frame.header.length);
+  uint64_t head = ring.head.load(std::memory_order_relaxed);
+  const uint64_t tail = ring.tail.load(std::memory_order_acquire);
+  const size_t at = head % Arena::kRingBytes;
+  const size_t to_end = Arena::kRingBytes - at;
+  const size_t needed = size <= to_end ? size : to_end + size;  // records never wrap round the end
+  if (head - tail + needed > Arena::kRingBytes) return false;
+  if (size > to_end) {
+    Header padding;
+    padding.type = static_cast<FrameType>(kPadding);
+    padding.length = static_cast<uint32_t>(to_end - sizeof(Header));
+    std::memcpy(data + at, &padding, sizeof(Header));
+    head += to_end;
+  }
+  std::byte* to = data + head % Arena::kRingBytes;
+  std::memcpy(to, &frame.header, sizeof(Header));
+  if (frame.header.length > 0)
+    std::memcpy(to + sizeof(Header), frame.bytes(), frame.header.length);
+  ring.head.store(head + size, std::memory_order_release);
+  bell_due_ = true;
+  return true;
+}
+
+bool ShmLink::flush(FrameSink& sink) {
+  bool moved = false;
+  while (!closed_ && !queue_.empty() && push(queue_.front())) {
+    const uint64_t token = queue_.front().payload == nullptr ? 0 : queue_.front().token;
+    queue_.pop_front();
+    moved = true;
+    if (token != 0) sink.sent(peer_, token);
+  }
+  if (bell_due_ && !closed_) theirs_.ring_bell(event_fd_);
+  moved |= bell_due_;
+  bell_due_ = false;
+  return moved;
+}
+
+void ShmLink::disown(const std::byte* from, size_t n_bytes) {
+  std::erase_if(queue_, [&](const Frame& frame) {
+    return frame.payload != nullptr && frame.payload >= from && frame.payload < from + n_bytes;
+  });
+}
+
+// ---- in
+
+bool ShmLink::pump(FrameSink& sink) {
+  const bool moved = flush(sink);
+  return deliver(sink) || moved;
+}
+
+// Delivers what lies in the ring now. The peer's numbers are checked, never trusted.
+bool ShmLink::deliver(FrameSink& sink) {
+  bool moved = false;
+  const uint64_t upto = inbound_->head.load(std::memory_order_acquire);
+  uint64_t tail = inbound_->tail.load(std::memory_order_relaxed);
+  if (upto - tail > Arena::kRingBytes) {
+    fail(sink, "wrote past the end of its ring");
+    return true;
+  }
+  while (!closed_ && tail != upto) {
+    const size_t at = tail % Arena::kRingBytes;
+    Header header;
+    std::memcpy(&header, inbound_data_ + at, sizeof(Header));
+    const size_t size = sizeof(Header) + padded(header.length);
+    const bool padding = static_cast<uint8_t>(header.type) == kPadding;
+    if (header.magic != Header::kMagic || size > upto - tail ||
+        size > Arena::kRingBytes - at || (!padding && header.length > Arena::kMaxInline)) {
+      fail(sink, "wrote a corrupt record into its ring");
+      return true;
+    }
+    if (!padding)
+      sink.arrived(peer_, header,
+                   {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
+    tail += size;
+    inbound_->tail.store(tail, std::memory_order_release);
+    moved = true;
+  }
+  return moved;
+}
+
+// ---- regions and the socket
+
+bool ShmLink::tell(FrameType type, const Place& place, int fd) {
+  Note note;
+  note.header.type = type;
+  note.header.epoch = epoch_;
+  note.header.length = sizeof(Place);
+  note.place = place;
+  iovec vector{&note, sizeof(note)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  if (fd >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* rider = CMSG_FIRSTHDR(&message);
+    rider->cmsg_level = SOL_SOCKET;
+    rider->cmsg_type = SCM_RIGHTS;
+    rider->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rider), &fd, sizeof(int));
+  }
+  return sendmsg(socket_fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(sizeof(note));
+}
+
+bool ShmLink::share(uint32_t id) {
+  if (closed_) return false;
+  if (shared_.count(id) != 0) return true;
+  const auto region = Regions::of_process().with_id(id);
+  if (region.id == 0 || !tell(FrameType::kRegion, {id, 0, region.size}, region.fd)) return false;
+  shared_.insert(id);
+  return true;
+}
+
+void ShmLink::release_regions() {
+  for (auto id = shared_.begin(); id != shared_.end();) {
+    const bool gone = Regions::of_process().with_id(*id).id == 0;
+    id = gone && tell(FrameType::kRelease, {*id, 0, 0}, -1) ? shared_.erase(id) : std::next(id);
+  }
+}
+
+void ShmLink::take_region(const Place& place, int fd) {
+  struct stat stat {};
+  Mapping mapping;
+  const bool fits = fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset;
+  // A region that cannot be mapped here stays unknown; the call that needs it names the place and
+  // runs into its deadline, which names the peer.
+  if (fits && !Mapping::map(fd, place.offset, mapping)) regions_[place.region] = std::move(mapping);
+}
+
+bool ShmLink::pump_socket(FrameSink& sink) {
+  bool moved = false;
+  while (!closed_) {
+    Note note;
+    iovec vector{&note, sizeof(note)};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &vector;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t n = recvmsg(socket_fd_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    moved = true;
+    if (n <= 0) {
+      deliver(sink);  // what it still said, perhaps a goodbye
+      fail(sink, "closed the connection without a goodbye (its process died)");
+      break;
+    }
+    int fd = -1;
+    const cmsghdr* rider = CMSG_FIRSTHDR(&message);
+    if (rider != nullptr && rider->cmsg_type == SCM_RIGHTS)
+      std::memcpy(&fd, CMSG_DATA(rider), sizeof(int));
+    const bool whole = n == static_cast<ssize_t>(sizeof(note)) &&
+                       note.header.magic == Header::kMagic && note.header.epoch == epoch_;
+    if (whole && note.header.type == FrameType::kRegion && fd >= 0)
+      take_region(note.place, fd);
+    else if (whole && note.header.type == FrameType::kRelease)
+      regions_.erase(note.place.region);
+    else
+      fail(sink, "sent a corrupt note over its socket");
+    if (fd >= 0) ::close(fd);
+  }
+  return moved;
+}
+
+std::byte* ShmLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
+  if (region == kArenaRegion) {
+    const uint64_t size = uint64_t{theirs_.n_slots()} * Slots::kSlotBytes;
+    return offset <= size && n_bytes <= size - offset ? theirs_.slots() + offset : nullptr;
+  }
+  const auto found = regions_.find(region);
+  if (found == regions_.end()) return nullptr;
+  const Mapping& mapping = found->second;
+  return offset <= mapping.size() && n_bytes <= mapping.size() - offset ? mapping.data() + offset
+                                                                        : nullptr;
+}
+
+}  // namespace shoal

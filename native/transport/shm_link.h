@@ -1,0 +1,71 @@
+// Frames through shared memory to a process of the same host.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <set>
+
+#include "transport/arena.h"
+#include "transport/link.h"
+
+namespace shoal {
+
+// Small payloads travel in the ring; larger ones lie in slots or shared regions and are named by
+// place. The Unix socket carries regions' descriptors, and its end tells of the peer's death.
+//
+// Buffers: `own` outlives the link.
+class ShmLink final : public Link {
+ public:
+  // Owns `socket_fd`, `memory_fd` and `event_fd`. `own_local` and `peer_local` are positions among
+  // the ranks of this host.
+  ShmLink(int peer, const Arena& own, int own_local, int peer_local, int socket_fd, int event_fd,
+          uint64_t epoch);
+  ~ShmLink() override;
+  Error open(int memory_fd, int n_local);
+
+  bool send(const Frame& frame) override;
+  bool flush(FrameSink& sink) override;
+  bool pump(FrameSink& sink) override;
+  bool has_queued() const override { return !queue_.empty(); }
+  void disown(const std::byte* from, size_t n_bytes) override;
+  void close() override;
+  size_t max_inline() const override { return Arena::kMaxInline; }
+  bool shares_memory() const override { return true; }
+  bool share(uint32_t region) override;
+  std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
+
+  bool has_inbound() const {
+    return inbound_->head.load(std::memory_order_acquire) !=
+           inbound_->tail.load(std::memory_order_relaxed);
+  }
+  // The socket became readable: takes descriptors, notices the end. True if anything moved.
+  bool pump_socket(FrameSink& sink);
+  // Tells the peer to unmap regions that are gone.
+  void release_regions();
+  int64_t peer_heartbeat_ns() const { return theirs_.header().heartbeat_ns.load(); }
+  int fd() const { return socket_fd_; }
+
+ private:
+  bool push(const Frame& frame);
+  bool deliver(FrameSink& sink);
+  bool tell(FrameType type, const Place& place, int fd);
+  void take_region(const Place& place, int fd);
+  void fail(FrameSink& sink, const std::string& what);
+
+  const int peer_;
+  const Arena& own_;
+  const int own_local_;
+  RingHeader* inbound_;
+  const std::byte* inbound_data_;
+  Arena theirs_;
+  int socket_fd_, event_fd_;
+  const uint64_t epoch_;
+
+  std::deque<Frame> queue_;
+  bool closed_ = false;
+  bool bell_due_ = false;
+  std::set<uint32_t> shared_;
+  std::map<uint32_t, Mapping> regions_;  // the peer's
+};
+
+}  // namespace shoal

@@ -1,0 +1,238 @@
+#include "transport/tcp_link.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+// Read in one call beyond the frame at hand: small frames come many at a time.
+constexpr size_t kReadAhead = 32u << 10;
+// Payloads up to this size are copied into the queue; larger ones are borrowed.
+constexpr size_t kCopied = 1u << 10;
+constexpr int kMaxVectors = 32;
+// One pump moves at most this much, so that one link cannot keep the lane from the others.
+constexpr size_t kPumpBytes = 1u << 20;
+
+}  // namespace
+
+TcpLink::TcpLink(int peer, int fd, uint64_t epoch)
+    : peer_(peer), fd_(fd), epoch_(epoch), ahead_(kReadAhead) {
+  fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK);
+  const int on = 1;
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // no effect on a Unix socket
+}
+
+TcpLink::~TcpLink() { close(); }
+
+void TcpLink::close() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+  queue_.clear();
+}
+
+void TcpLink::fail(FrameSink& sink, const std::string& what) {
+  if (fd_ < 0) return;
+  close();
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+}
+
+// ---- out
+
+bool TcpLink::send(const Frame& frame) {
+  if (fd_ < 0) return true;
+  Queued& queued = queue_.emplace_back();
+  queued.frame = frame;
+  if (frame.payload == nullptr) return true;
+  if (frame.header.length > kCopied) return false;
+  queued.owned.assign(frame.payload, frame.payload + frame.header.length);
+  queued.frame.payload = nullptr;
+  queued.frame.token = 0;
+  return true;
+}
+
+// Checksums are taken just before the bytes leave, when the copy to the kernel finds them warm.
+void TcpLink::seal(Queued& queued) {
+  Header& header = queued.frame.header;
+  header.epoch = epoch_;
+  header.payload_crc = header.length == 0 ? 0 : crc32c(0, queued.payload(), header.length);
+  header.header_crc = header.own_crc();
+}
+
+bool TcpLink::flush(FrameSink& sink) {
+  bool moved = false;
+  while (fd_ >= 0 && !queue_.empty()) {
+    iovec vectors[kMaxVectors];
+    int n_vectors = 0;
+    size_t wanted = 0;
+    for (auto queued = queue_.begin(); queued != queue_.end() && n_vectors + 2 <= kMaxVectors &&
+                                       wanted < kPumpBytes;
+         ++queued) {
+      if (queued->n_sent == 0) seal(*queued);
+      size_t skip = queued->n_sent;
+      if (skip < sizeof(Header))
+        vectors[n_vectors++] = {reinterpret_cast<std::byte*>(&queued->frame.header) + skip,
+                                sizeof(Header) - skip};
+      skip = skip < sizeof(Header) ? 0 : skip - sizeof(Header);
+      if (skip < queued->frame.header.length)
+        vectors[n_vectors++] = {const_cast<std::byte*>(queued->payload()) + skip,
+                                queued->frame.header.length - skip};
+      wanted += queued->size() - queued->n_sent;
+    }
+    msghdr message{};
+    message.msg_iov = vectors;
+    message.msg_iovlen = static_cast<size_t>(n_vectors);
+    const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (n < 0) {
+      // Reading tells more about why: a goodbye may still lie there. The end comes from pump().
+      if (errno == EPIPE || errno == ECONNRESET) {
+        queue_.clear();
+        break;
+      }
+      fail(sink, std::string("could not be written to: ") + std::strerror(errno));
+      break;
+    }
+    moved = true;
+    size_t left = static_cast<size_t>(n);
+    while (left > 0) {
+      Queued& first = queue_.front();
+      const size_t step = std::min(left, first.size() - first.n_sent);
+      first.n_sent += step;
+      left -= step;
+      if (first.n_sent < first.size()) break;
+      const uint64_t token = first.frame.token;
+      queue_.pop_front();
+      if (token != 0) sink.sent(peer_, token);
+      if (fd_ < 0) return true;
+    }
+    if (static_cast<size_t>(n) < wanted) break;
+  }
+  return moved;
+}
+
+// ---- in
+
+bool TcpLink::pump(FrameSink& sink) {
+  bool moved = flush(sink);
+  size_t budget = kPumpBytes;
+  while (fd_ >= 0 && budget > 0) {
+    if (!read_some(sink)) break;
+    moved = true;
+    budget -= std::min(budget, kReadAhead);
+    while (fd_ >= 0 && parse(sink)) {
+    }
+  }
+  return moved;
+}
+
+// Reads the rest of the payload at hand straight to where it belongs, and what follows into ahead_.
+bool TcpLink::read_some(FrameSink& sink) {
+  if (ahead_begin_ > 0) {
+    std::memmove(ahead_.data(), ahead_.data() + ahead_begin_, ahead_end_ - ahead_begin_);
+    ahead_end_ -= ahead_begin_;
+    ahead_begin_ = 0;
+  }
+  iovec vectors[2];
+  int n_vectors = 0;
+  const size_t rest = in_payload_ ? landing_.size() - n_landed_ : 0;
+  if (rest > 0) vectors[n_vectors++] = {landing_.data() + n_landed_, rest};
+  vectors[n_vectors++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
+  const ssize_t n = readv(fd_, vectors, n_vectors);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
+  if (n <= 0) {
+    fail(sink, n == 0 || errno == ECONNRESET
+                   ? "closed the connection without a goodbye (its process died, or its host)"
+                   : std::string("could not be read from: ") + std::strerror(errno));
+    return false;
+  }
+  const size_t landed = std::min(rest, static_cast<size_t>(n));
+  n_landed_ += landed;
+  ahead_end_ += static_cast<size_t>(n) - landed;
+  return true;
+}
+
+// One move forward with the bytes at hand; false when more must be read first.
+bool TcpLink::parse(FrameSink& sink) {
+  if (!in_payload_) return begin_frame(sink);
+  const size_t here = std::min(landing_.size() - n_landed_, ahead_end_ - ahead_begin_);
+  if (here > 0) {
+    std::memcpy(landing_.data() + n_landed_, ahead_.data() + ahead_begin_, here);
+    n_landed_ += here;
+    ahead_begin_ += here;
+  }
+  return n_landed_ == landing_.size() && end_frame(sink);
+}
+
+bool TcpLink::begin_frame(FrameSink& sink) {
+  if (ahead_end_ - ahead_begin_ < sizeof(Header)) return false;
+  std::memcpy(&header_, ahead_.data() + ahead_begin_, sizeof(Header));
+  ahead_begin_ += sizeof(Header);
+  if (header_.magic != Header::kMagic || header_.version != Header::kVersion ||
+      header_.header_crc != header_.own_crc()) {
+    fail(sink, "sent a corrupt header (wrong magic, version or checksum)");
+    return false;
+  }
+  if (header_.epoch != epoch_) {
+    fail(sink, "sent a frame of another epoch");
+    return false;
+  }
+  if (header_.length > Header::kMaxPayload) {
+    fail(sink, "announced a payload of " + std::to_string(header_.length) + " B; at most " +
+                   std::to_string(Header::kMaxPayload) + " are allowed");
+    return false;
+  }
+  landing_ = {};
+  n_landed_ = 0;
+  in_payload_ = true;
+  if (header_.length == 0) return true;
+  landing_ = sink.landing(peer_, header_);
+  if (landing_.size() == header_.length) return true;
+  in_payload_ = false;
+  fail(sink, "sent a frame of " + std::to_string(header_.length) + " B that nobody expects");
+  return false;
+}
+
+bool TcpLink::end_frame(FrameSink& sink) {
+  in_payload_ = false;
+  if (header_.length > 0 && crc32c(0, landing_.data(), landing_.size()) != header_.payload_crc) {
+    fail(sink, "sent a corrupt payload (" + std::to_string(header_.length) +
+                   " B, checksum does not match)");
+    return false;
+  }
+  const std::vector<std::byte> keep = std::move(diverted_);
+  diverted_.clear();
+  sink.arrived(peer_, header_, landing_);
+  return true;
+}
+
+void TcpLink::disown(const std::byte* from, size_t n_bytes) {
+  const auto inside = [&](const std::byte* at) { return at >= from && at < from + n_bytes; };
+  for (auto queued = queue_.begin(); queued != queue_.end();) {
+    if (queued->frame.payload == nullptr || !inside(queued->frame.payload)) {
+      ++queued;
+    } else if (queued->n_sent == 0) {
+      queued = queue_.erase(queued);
+    } else {
+      queued->owned.assign(queued->frame.payload, queued->frame.payload + queued->frame.header.length);
+      queued->frame.payload = nullptr;
+      queued->frame.token = 0;
+      ++queued;
+    }
+  }
+  if (in_payload_ && !landing_.empty() && inside(landing_.data())) {
+    diverted_.assign(landing_.begin(), landing_.end());
+    landing_ = diverted_;
+  }
+}
+
+}  // namespace shoal

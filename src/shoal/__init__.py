@@ -1,0 +1,66 @@
+"""shoal averages gradients across machines.
+
+`import torch` loads this module (through the entry point of `shoal._autoload`), so it must stay
+quick and must NOT import a framework, NumPy or the native library when it is imported.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import (
+    Closed,
+    InternalError,
+    PeerLost,
+    ProofError,
+    ShoalError,
+    TimedOut,
+    Unsupported,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from shoal.buffers import Span
+    from shoal.dtypes import DType, Op
+    from shoal.group import Group
+    from shoal.launch import init
+    from shoal.memory import empty
+    from shoal.work import Work
+
+__version__ = "0.1.0"
+
+# What loads more than this file, by the module that has it: imported when first asked for.
+_LAZY = {
+    "init": "shoal.launch",
+    "empty": "shoal.memory",
+    "Group": "shoal.group",
+    "Work": "shoal.work",
+    "Span": "shoal.buffers",
+    "DType": "shoal.dtypes",
+    "Op": "shoal.dtypes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+__all__ = [
+    "init",
+    "empty",
+    "Group",
+    "Work",
+    "Span",
+    "DType",
+    "Op",
+    "ShoalError",
+    "UsageError",
+    "Unsupported",
+    "PeerLost",
+    "TimedOut",
+    "Closed",
+    "ProofError",
+    "InternalError",
+    "__version__",
+]

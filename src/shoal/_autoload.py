@@ -1,0 +1,41 @@
+"""What `import torch` runs, so that `init_process_group("shoal")` needs no `import shoal`.
+
+It runs in every program that imports torch where shoal is installed, also in those that never use
+it: it registers a name and does nothing else. Whatever goes wrong here must NOT break their `import
+torch`; `init_process_group("shoal")` then says that it does not know the backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Make torch.distributed know the backend "shoal". Idempotent; never raises."""
+    try:
+        import torch.distributed as dist
+
+        if not dist.is_available() or "shoal" in dist.Backend.backend_list:
+            return
+        dist.Backend.register_backend(
+            "shoal",
+            _create_process_group,
+            extended_api=True,
+            devices=["cpu", "cuda"],  # NOT a string: torch 2.11 and 2.13 read one letter by letter
+        )
+    except Exception:  # a foreign program's `import torch` must go on
+        import logging
+
+        logging.getLogger("shoal").debug("the torch backend was not registered", exc_info=True)
+
+
+def _create_process_group(dist_backend_opts: Any, backend_options: Any) -> dist.ProcessGroup:
+    """Build the group. Only now the front end and the native library are loaded."""
+    import shoal.frontend.torch
+
+    return shoal.frontend.torch.create_process_group(dist_backend_opts, backend_options)

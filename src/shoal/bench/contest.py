@@ -1,0 +1,120 @@
+"""Rounds: every contestant of a table is measured in turn, again and again, in one run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shoal.bench.failure import Failure
+from shoal.bench.goals import Goal, Verdict
+
+if TYPE_CHECKING:
+    from shoal.bench.field import Field
+
+Measure = Callable[["Field", "Case"], float]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: how many ranks reduce how much, how often it is timed, and what is hoped for.
+
+    Args:
+        n_calls: calls in a row that make one sample.
+        n_samples: samples of one round.
+        n_hosts: hosts of a lab cluster; 0 is this machine without one.
+    """
+
+    n_ranks: int
+    n_bytes: int
+    goals: tuple[Goal, ...] = ()
+    n_calls: int = 1
+    n_samples: int = 5
+    n_hosts: int = 0
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One column: a library used in one way, or something that sets a bound."""
+
+    label: str
+    measure: Measure
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table.
+
+    Args:
+        notes: what is measured and how, for the reader of the table.
+        show: a value as text, with its unit.
+        in_rounds: False for what does not drift, such as memory: measured once.
+    """
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    contestants: tuple[Contestant, ...]
+    cases: tuple[Case, ...]
+    show: Callable[[float], str]
+    in_rounds: bool = True
+
+
+@dataclass
+class Row:
+    """The outcome of one case: per contestant one value per round, or why there is none."""
+
+    case: Case
+    values: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def medians(self) -> dict[str, float]:
+        """Per contestant the median over the rounds; a contestant that ever failed has none."""
+        return {
+            label: statistics.median(values)
+            for label, values in self.values.items()
+            if values and label not in self.failures
+        }
+
+    def verdicts(self, section: Section) -> list[Verdict]:
+        """How the goals of the case came out."""
+        medians = self.medians()
+        return [goal.judge(medians, section.show) for goal in self.case.goals]
+
+
+def run_section(section: Section, field_: Field, progress: Progress) -> list[Row]:
+    """Measure a table, case by case."""
+    rows = []
+    for number, case in enumerate(section.cases, 1):
+        progress(f"{section.name} {number}/{len(section.cases)}")
+        rows.append(_run_case(section, case, field_))
+    field_.forget()
+    return rows
+
+
+def _run_case(section: Section, case: Case, field_: Field) -> Row:
+    row = Row(case)
+    for _ in range(field_.n_rounds if section.in_rounds else 1):
+        for contestant in section.contestants:
+            _take_turn(contestant, row, field_)
+    return row
+
+
+def _take_turn(contestant: Contestant, row: Row, field_: Field) -> None:
+    if contestant.label in row.failures:
+        return
+    try:
+        value = contestant.measure(field_, row.case)
+    except Failure as failure:
+        row.failures[contestant.label] = str(failure)
+    else:
+        row.values.setdefault(contestant.label, []).append(value)
+
+
+def summary_of(tables: Sequence[tuple[Section, list[Row]]]) -> str:
+    """How many goals are met."""
+    verdicts = [v for section, rows in tables for row in rows for v in row.verdicts(section)]
+    n_met, n_missed = (sum(v.is_met is state for v in verdicts) for state in (True, False))
+    return f"goals: {n_met} met, {n_missed} missed, {len(verdicts) - n_met - n_missed} not measured"

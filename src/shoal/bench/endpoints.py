@@ -1,0 +1,148 @@
+"""The libraries under one interface: one function each that joins a group and says how to use it.
+
+Each imports its library when it is called, because no process has all of them: Open MPI's ranks run
+in an environment with NumPy and mpi4py alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+class Buffer(NamedTuple):
+    """A float32 tensor as the library takes it, and its values as NumPy sees them."""
+
+    data: Any
+    values: Floats
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One rank in the group of one library.
+
+    Args:
+        allocate: a tensor of so many elements in "private" memory, as people get it from torch or
+            NumPy, or in "shared" memory, which is shoal.empty.
+        barrier: waits for all ranks.
+        all_reduce: sums in place over all ranks.
+        close: leaves the group.
+        factor: rank r fills a tensor with a pattern times r+1; after all_reduce it holds the
+            pattern times this.
+    """
+
+    rank: int
+    allocate: Callable[[int, str], Buffer]
+    barrier: Callable[[], object]
+    all_reduce: Callable[[Any], object]
+    close: Callable[[], object]
+    factor: int
+
+
+def _sum_of_factors(size: int) -> int:
+    return size * (size + 1) // 2
+
+
+def join_torch(backend: str) -> Endpoint:
+    """`torch.distributed`, with Gloo or shoal below it."""
+    import torch
+    import torch.distributed as dist
+
+    def allocate(n_elems: int, memory: str) -> Buffer:
+        if memory == "shared":
+            import shoal
+
+            tensor = shoal.empty(n_elems, torch.float32)
+        else:
+            tensor = torch.empty(n_elems, dtype=torch.float32)
+        return Buffer(tensor, tensor.numpy())
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    return Endpoint(
+        rank=dist.get_rank(),
+        allocate=allocate,
+        barrier=dist.barrier,
+        all_reduce=dist.all_reduce,
+        close=dist.destroy_process_group,
+        factor=_sum_of_factors(dist.get_world_size()),
+    )
+
+
+def join_group() -> Endpoint:
+    """shoal's own group on NumPy arrays, without a framework."""
+    import shoal
+
+    def allocate(n_elems: int, memory: str) -> Buffer:
+        new = shoal.empty if memory == "shared" else np.empty
+        array = new(n_elems, np.float32)
+        return Buffer(array, array)
+
+    group = shoal.init()
+    return Endpoint(
+        rank=group.rank,
+        allocate=allocate,
+        barrier=group.barrier,
+        all_reduce=group.all_reduce,
+        close=group.close,
+        factor=_sum_of_factors(group.size),
+    )
+
+
+def join_mpi() -> Endpoint:
+    """MPI's Allreduce, in place, on NumPy arrays."""
+    import mpi4py
+
+    # One thread calls, so MPI may leave out its locks: its fastest mode, not mpi4py's default.
+    mpi4py.rc.threads = False
+    from mpi4py import MPI
+
+    def allocate(n_elems: int, _memory: str) -> Buffer:
+        array = np.empty(n_elems, np.float32)
+        return Buffer(array, array)
+
+    world, in_place = MPI.COMM_WORLD, MPI.IN_PLACE
+    return Endpoint(
+        rank=world.rank,
+        allocate=allocate,
+        barrier=world.Barrier,
+        all_reduce=lambda array: world.Allreduce(in_place, array),
+        close=MPI.Finalize,
+        factor=_sum_of_factors(world.size),
+    )
+
+
+def join_nobody() -> Endpoint:
+    """No library: each rank, pinned to its own core, copies its buffer; what memory can do."""
+
+    def allocate(n_elems: int, _memory: str) -> Buffer:
+        array = np.empty(n_elems, np.float32)
+        return Buffer((np.zeros_like(array), array), array)
+
+    rank = int(os.environ["RANK"])
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    return Endpoint(
+        rank=rank,
+        allocate=allocate,
+        barrier=lambda: None,  # all get the command at once, and copy a thousand times as long
+        all_reduce=lambda data: np.copyto(*data),
+        close=lambda: None,
+        factor=rank + 1,
+    )
+
+
+JOIN: Final[Mapping[str, Callable[[], Endpoint]]] = {
+    "gloo": lambda: join_torch("gloo"),
+    "shoal": lambda: join_torch("shoal"),
+    "group": join_group,
+    "openmpi": join_mpi,
+    "copy": join_nobody,
+}

@@ -1,0 +1,122 @@
+"""How the ranks of each library are started: command, environment, place."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import shoal
+from shoal.bench.failure import Failure
+from shoal.lab import Cluster
+from shoal.lab.cluster import INTERFACE
+
+# In a cluster's hosts every port is free.
+_LAB_PORT: Final = 29500
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Which processes: a library, how many ranks, and on how many hosts of a cluster.
+
+    With `n_hosts` 0 all ranks are on this machine, outside any cluster.
+    """
+
+    library: str
+    n_ranks: int
+    n_hosts: int = 0
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the processes are started in: Open MPI's environment and, for hosts, the cluster."""
+
+    openmpi: Path
+    cluster: Cluster | None = None
+
+
+def start(
+    crew: Crew, around: Surroundings, control: Path, errors: IO[bytes]
+) -> list[subprocess.Popen[bytes]]:
+    """Start the processes of a crew. Each connects to `control`.
+
+    Raises:
+        Failure: the library is not installed.
+    """
+    worker = ["-m", "shoal.bench.worker", crew.library, str(control)]
+    if crew.library == "openmpi":
+        return [_start_mpi(crew, around.openmpi, worker, control.parent, errors)]
+    job = _job_environment(crew, around.cluster)
+    argv = [sys.executable, *worker]
+    return [
+        _popen(
+            around.cluster.command(_host_of(crew, rank), argv) if around.cluster else argv,
+            job | _rank_environment(crew, rank),
+            errors,
+        )
+        for rank in range(crew.n_ranks)
+    ]
+
+
+def _start_mpi(
+    crew: Crew, openmpi: Path, worker: Sequence[str], folder: Path, errors: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    mpirun, python = openmpi / "bin" / "mpirun", openmpi / "bin" / "python"
+    if not mpirun.exists():
+        raise Failure(f"no {mpirun}: `make bench` installs it")
+    # shoal is not installed there. A folder with nothing but a link to it makes the worker
+    # importable and none of this environment's libraries.
+    link = folder / "import" / "shoal"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(Path(shoal.__file__).parent)
+    count = ["-n", str(crew.n_ranks), "--oversubscribe", "--allow-run-as-root"]
+    env = {"PYTHONPATH": str(link.parent)}
+    return _popen([str(mpirun), *count, str(python), *worker], env, errors)
+
+
+def _popen(
+    argv: Sequence[str], env: Mapping[str, str], errors: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    # A session of its own: an interrupt at the terminal reaches the launcher alone, which stops its
+    # ranks in order.
+    return subprocess.Popen(
+        argv, env=everything, stdout=errors, stderr=errors, start_new_session=True
+    )
+
+
+def _host_of(crew: Crew, rank: int) -> int:
+    """Neighbouring ranks share a host, as torchrun places them."""
+    return rank * crew.n_hosts // crew.n_ranks
+
+
+def _rank_environment(crew: Crew, rank: int) -> dict[str, str]:
+    on_host = [
+        other for other in range(crew.n_ranks) if _host_of(crew, other) == _host_of(crew, rank)
+    ]
+    local = {"LOCAL_RANK": on_host.index(rank), "LOCAL_WORLD_SIZE": len(on_host)}
+    return {name: str(value) for name, value in {"RANK": rank, **local}.items()}
+
+
+def _job_environment(crew: Crew, cluster: Cluster | None) -> dict[str, str]:
+    job = {"WORLD_SIZE": str(crew.n_ranks)}
+    if cluster is None:
+        return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return job | {
+        "MASTER_ADDR": cluster.hosts[0].address,
+        "MASTER_PORT": str(_LAB_PORT),
+        "SHOAL_KEY": secrets.token_hex(32),
+        "SHOAL_SOCKET_IFNAME": INTERFACE,
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,148 @@
+"""The processes of one library, as the launcher holds them: started once, idle between commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from shoal.bench.failure import Failure
+from shoal.bench.launch import Crew, Surroundings, start
+
+_START_S: Final = 60.0  # eight ranks that import torch on one slow core
+_ANSWER_S: Final = 120.0  # the longest command takes a few seconds; beyond this, something hangs
+_STOP_S: Final = 5.0
+
+
+class Team:
+    """A running crew. Every method raises Failure if a rank fails, and the team is then of no use.
+
+    Leaving the context stops the processes, by force if they do not stop when told to.
+    """
+
+    def __init__(self, crew: Crew, around: Surroundings) -> None:
+        self.crew = crew
+        self._lines: list[IO[bytes]] = []
+        self._controls: list[socket.socket] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
+        self._errors_path = Path(self._folder.name, "errors")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._has_failed = False
+        try:
+            self._start(around)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Give every rank a command; the answers by rank."""
+        command = json.dumps({"task": task, **arguments}).encode() + b"\n"
+        try:
+            for control in self._controls:
+                control.sendall(command)
+        except OSError as error:
+            raise self._failure(f"{task}: {error}") from error
+        return self._answers(_STOP_S if task == "stop" else _ANSWER_S)
+
+    def close(self) -> None:
+        """Stop the processes and forget the team. Idempotent."""
+        if self._controls and not self._has_failed:
+            with contextlib.suppress(Failure):
+                self.ask("stop")
+        for line in self._lines:
+            line.close()
+        for control in self._controls:
+            control.close()  # a rank that still runs ends itself when it sees this
+        self._controls, self._lines = [], []
+        for process in self._processes:
+            _end(process)
+        self._processes = []
+        self._folder.cleanup()
+
+    def _start(self, around: Surroundings) -> None:
+        path = Path(self._folder.name, "control")
+        with socket.socket(socket.AF_UNIX) as server, self._errors_path.open("wb") as errors:
+            server.bind(str(path))
+            server.listen(self.crew.n_ranks)
+            self._processes = start(self.crew, around, path, errors)
+            for control in self._accept_all(server):
+                self._controls.append(control)
+                self._lines.append(control.makefile("rb"))
+        hellos = self._answers(_START_S)
+        # Connected in any order; from here on by rank.
+        order = sorted(range(self.crew.n_ranks), key=lambda index: int(hellos[index]["rank"]))
+        self._lines = [self._lines[index] for index in order]
+        self._controls = [self._controls[index] for index in order]
+
+    def _accept_all(self, server: socket.socket) -> Iterator[socket.socket]:
+        deadline_s = time.monotonic() + _START_S
+        server.settimeout(0.2)  # how often we look whether a process has died
+        n_connected = 0
+        while n_connected < self.crew.n_ranks:
+            try:
+                control, _ = server.accept()
+            except TimeoutError:
+                if any(process.poll() is not None for process in self._processes):
+                    raise self._failure("did not start") from None
+                if time.monotonic() > deadline_s:
+                    raise self._failure(f"did not start within {_START_S:.0f} s") from None
+            else:
+                n_connected += 1
+                yield control
+
+    def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
+        """One line from every rank; the first error that any of them reports ends the wait."""
+        deadline_s = time.monotonic() + timeout_s
+        answers: dict[int, dict[str, Any]] = {}
+        while len(answers) < len(self._controls):
+            waited_for = [rank for rank in range(len(self._controls)) if rank not in answers]
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready, _, _ = select.select([self._controls[r] for r in waited_for], [], [], left_s)
+            if not ready:
+                raise self._failure(f"ranks {waited_for} did not answer within {timeout_s:.0f} s")
+            for rank in waited_for:
+                if self._controls[rank] in ready:
+                    answers[rank] = self._answer(rank)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _answer(self, rank: int) -> dict[str, Any]:
+        line = self._lines[rank].readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"rank {rank} died"}
+        if "error" in answer:
+            raise self._failure(answer["error"])
+        return answer
+
+    def _failure(self, what: str) -> Failure:
+        """`what`, with the last words that the processes left."""
+        self._has_failed = True
+        errors = self._errors_path.read_text(errors="replace").strip()
+        last = errors.splitlines()[-1] if errors else ""
+        return Failure(what if not last or last in what else f"{what} ({last})")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process; kill it and its children if it does not end by itself."""
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        # mpirun takes its ranks along on SIGTERM; it could not on SIGKILL.
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, how)
+                process.wait(_STOP_S)
+                return

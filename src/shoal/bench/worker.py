@@ -1,0 +1,157 @@
+"""One rank of one library: waits for commands, measures, answers. `python -m shoal.bench.worker`.
+
+Commands and answers are lines of JSON on a Unix socket. A rank that waits for the next command
+blocks in the kernel, also under Open MPI, so idle sets of processes do not disturb the one that is
+measured. Imports the standard library and NumPy; the library comes with its endpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+
+from shoal.bench.endpoints import JOIN, Buffer, Endpoint, Floats
+
+# Sums of small integers are exact in float32 in whatever order they are folded. A prime, so that a
+# shifted chunk does not look right.
+_PERIOD: Final = 1021
+# Filling and checking go piece by piece: temporaries as large as the tensor would be seen in the
+# peak memory of the rank.
+_PIECE_ELEMS: Final = 1 << 16
+
+
+class Rank:
+    """What a rank can be told to do. Each method's result becomes the answer."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._buffers: dict[tuple[int, str], Buffer] = {}
+
+    def check(self, n_bytes: int, memory: str) -> dict[str, Any]:
+        """All-reduce a known pattern once; `n_wrong` elements differ from the exact sum."""
+        buffer = self._buffer(n_bytes, memory)
+        _fill(buffer.values, self._endpoint.rank + 1)
+        self._endpoint.barrier()
+        self._endpoint.all_reduce(buffer.data)
+        n_wrong = _count_wrong(buffer.values, self._endpoint.factor)
+        buffer.values.fill(0)  # repeated sums must not grow to infinity
+        return {"n_wrong": n_wrong}
+
+    def measure(self, n_bytes: int, memory: str, n_calls: int, n_samples: int) -> dict[str, Any]:
+        """Per sample: barrier, then `n_calls` calls in a row; seconds and CPU seconds per call."""
+        data = self._buffer(n_bytes, memory).data
+        barrier, all_reduce = self._endpoint.barrier, self._endpoint.all_reduce
+        barrier()
+        all_reduce(data)  # caches and branch predictors have seen other processes since last time
+        times_s, cpu_s = [], []
+        for _ in range(n_samples):
+            barrier()
+            start_cpu_s, start_s = time.process_time(), time.perf_counter()
+            for _ in range(n_calls):
+                all_reduce(data)
+            times_s.append((time.perf_counter() - start_s) / n_calls)
+            cpu_s.append((time.process_time() - start_cpu_s) / n_calls)
+        return {"times_s": times_s, "cpu_s": cpu_s}
+
+    def peak(self) -> dict[str, Any]:
+        """The peak resident memory, and how much of it are the buffers."""
+        tensors = sum(n_bytes for n_bytes, _ in self._buffers)
+        return {"peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
+
+    def forget(self) -> dict[str, Any]:
+        """Free the buffers."""
+        self._buffers.clear()
+        return {}
+
+    def stop(self) -> dict[str, Any]:
+        """Leave the group in good order."""
+        self._endpoint.close()
+        return {}
+
+    def _buffer(self, n_bytes: int, memory: str) -> Buffer:
+        key = (n_bytes, memory)
+        if key not in self._buffers:
+            self._buffers[key] = self._endpoint.allocate(n_bytes // 4, memory)
+        return self._buffers[key]
+
+
+def peak_resident_bytes() -> int:
+    """VmHWM of this process: the most that was resident at once, shared pages included."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _fill(values: Floats, factor: int) -> None:
+    for start in range(0, len(values), _PIECE_ELEMS):
+        values[start : start + _PIECE_ELEMS] = _pattern(start, len(values)) * factor
+
+
+def _count_wrong(values: Floats, factor: int) -> int:
+    n_wrong = 0
+    for start in range(0, len(values), _PIECE_ELEMS):
+        want = _pattern(start, len(values)) * factor
+        n_wrong += int(np.count_nonzero(values[start : start + _PIECE_ELEMS] != want))
+    return n_wrong
+
+
+def _pattern(start: int, n_elems: int) -> Floats:
+    """A piece of the tensor that a factor is applied to; never 0, which memory often is."""
+    index = np.arange(start, min(start + _PIECE_ELEMS, n_elems))
+    return (index % _PERIOD + 1).astype(np.float32)
+
+
+def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> None:
+    """Pass commands on; end the process when the launcher is gone, whatever it is doing."""
+    for line in lines:
+        commands.put(json.loads(line))
+    os._exit(1)
+
+
+def _serve(library: str, lines: IO[str], answer: Callable[[Mapping[str, Any]], None]) -> None:
+    commands: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_read_commands, args=(lines, commands), daemon=True).start()
+    endpoint = JOIN[library]()
+    rank = Rank(endpoint)
+    gc.disable()  # a collection in one rank is waited for by all
+    answer({"rank": endpoint.rank})
+    task = ""
+    while task != "stop":
+        command = commands.get()
+        task = command.pop("task")
+        answer(getattr(rank, task)(**command))
+
+
+def main() -> None:
+    """Serve commands until told to stop. Any error is the last answer, then the process ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", choices=sorted(JOIN))
+    parser.add_argument("control", help="path of the launcher's Unix socket")
+    args = parser.parse_args()
+    with socket.socket(socket.AF_UNIX) as control:
+        control.connect(args.control)
+
+        def answer(message: Mapping[str, Any]) -> None:
+            control.sendall(json.dumps(message).encode() + b"\n")
+
+        try:
+            _serve(args.library, control.makefile(encoding="ascii"), answer)
+        except Exception as error:
+            answer({"error": f"{type(error).__name__}: {error}"})
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Element types and fold operations, under the numbers that native/fold/dtype.h gives them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from shoal.errors import UsageError
+
+__all__ = ["DType", "Op", "item_size", "parse_dtype", "parse_op"]
+
+
+class DType(enum.IntEnum):
+    """The type of one element. The numbers cross the wire: never renumber, only append."""
+
+    FLOAT32 = 0
+    FLOAT64 = 1
+    FLOAT16 = 2
+    BFLOAT16 = 3
+    INT8 = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    UINT8 = 8
+    BOOL = 9
+    COMPLEX64 = 10
+    COMPLEX128 = 11
+    UINT16 = 12
+    UINT32 = 13
+    UINT64 = 14
+
+    # Both are written out because IntEnum prints the number or the name, by version of Python.
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+class Op(enum.IntEnum):
+    """How two values fold into one. The numbers cross the wire: never renumber, only append."""
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+_ITEM_SIZES: Final = {
+    DType.FLOAT32: 4,
+    DType.FLOAT64: 8,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.INT8: 1,
+    DType.INT16: 2,
+    DType.INT32: 4,
+    DType.INT64: 8,
+    DType.UINT8: 1,
+    DType.BOOL: 1,
+    DType.COMPLEX64: 8,
+    DType.COMPLEX128: 16,
+    DType.UINT16: 2,
+    DType.UINT32: 4,
+    DType.UINT64: 8,
+}
+_DTYPES: Final = {str(dtype): dtype for dtype in DType}
+_OPS: Final = {str(op): op for op in Op}
+
+
+def item_size(dtype: DType) -> int:
+    """The bytes of one element."""
+    return _ITEM_SIZES[dtype]
+
+
+def parse_dtype(value: object) -> DType:
+    """The DType that `value` names, without importing the framework it comes from.
+
+    Args:
+        value: a DType, a name ("float32"), a NumPy dtype or scalar type (also those of
+            ml_dtypes), or a torch dtype.
+
+    Raises:
+        UsageError: no such type, or its bytes are not in this machine's order.
+    """
+    if isinstance(value, DType):
+        return value
+    # A NumPy dtype of the other byte order bears the same name: folding it would give nonsense.
+    if getattr(value, "isnative", True) is False:
+        raise UsageError(
+            f"dtype {value} is not in this machine's byte order; convert it first, "
+            "for instance by array.astype(array.dtype.newbyteorder('='))"
+        )
+    dtype = _DTYPES.get(_name_of_dtype(value))
+    if dtype is None:
+        raise UsageError(f"unknown dtype {value!r}; known are {', '.join(_DTYPES)}")
+    return dtype
+
+
+def parse_op(value: object) -> Op:
+    """The Op that `value` names.
+
+    Args:
+        value: an Op or its name, such as "sum".
+
+    Raises:
+        UsageError: no such operation.
+    """
+    if isinstance(value, Op):
+        return value
+    op = _OPS.get(value) if isinstance(value, str) else None
+    if op is None:
+        raise UsageError(f"unknown operation {value!r}; known are {', '.join(_OPS)}")
+    return op
+
+
+def _name_of_dtype(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, type):  # numpy.float32; NumPy 1 calls its bool "bool_"
+        return value.__name__.rstrip("_")
+    name = getattr(value, "name", None)  # numpy.dtype
+    return name if isinstance(name, str) else str(value).removeprefix("torch.")

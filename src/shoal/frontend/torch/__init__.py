@@ -1,0 +1,71 @@
+"""The torch.distributed backend: `init_process_group("shoal")` ends up here.
+
+Importing shoal is not needed: `import torch` registers the backend (shoal/_autoload.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import shoal.group
+from shoal.errors import UsageError
+from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
+from shoal.frontend.torch.store import TorchStore
+
+if TYPE_CHECKING:
+    from shoal.group import Group
+
+__all__ = ["create_process_group", "ShoalBackend", "ShoalProcessGroup"]
+
+
+def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup:
+    """Form a group; torch calls it in every process that will be a member.
+
+    A group made by new_group uses the default group's connections, if that is one of shoal's; else
+    the ranks connect by the store that torch gives.
+
+    Args:
+        opts: torch's _DistributedBackendOptions.
+        options: what the user gave as pg_options: None, or the options of another shoal group.
+
+    Raises:
+        UsageError: the options are those of another backend.
+        ShoalError: the ranks could not connect. No group is left behind.
+    """
+    if options is not None and getattr(options, "backend", None) != "shoal":
+        raise UsageError(
+            f"shoal cannot use options of type {type(options).__name__}; leave out pg_options"
+        )
+    group = _form(opts)
+    kind = ShoalBackend if takes_backends() else ShoalProcessGroup
+    return kind(group, opts.store, opts.timeout)
+
+
+def _form(opts: Any) -> Group:
+    ranks = list(opts.global_ranks_in_group)
+    default = _default_group() if ranks else None
+    if default is not None:
+        return default.subgroup(ranks, name=opts.group_id)
+    name = opts.group_id if ranks else "world"
+    timeout_s = opts.timeout.total_seconds()
+    store = TorchStore(opts.store)
+    return shoal.group.form(store, opts.group_rank, opts.group_size, timeout_s=timeout_s, name=name)
+
+
+def _default_group() -> Group | None:
+    """The shoal group inside torch's default group, if it is one."""
+    if not dist.is_initialized():
+        return None
+    backend: Any = dist.group.WORLD
+    if not isinstance(backend, Operations):
+        try:
+            backend = backend._get_backend(torch.device("cpu"))
+        except RuntimeError:  # no backend for this device
+            return None
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
+        backend = getattr(backend, "wrapped_pg", backend)
+    return backend.group if isinstance(backend, Operations) else None

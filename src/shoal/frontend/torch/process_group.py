@@ -1,0 +1,111 @@
+"""The two shapes in which torch takes a backend written in Python, and which one it takes here.
+
+torch 2.11 to 2.13 take a `ProcessGroup`, which stands in for the whole group; later ones take a
+`Backend`, which lives inside torch's own group like one written in C++. The operations are the
+same (`operations.py`); here is only what the two differ in.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, Store
+
+from shoal.frontend.torch.operations import Operations
+
+if TYPE_CHECKING:
+    from shoal.group import Group
+
+# Public after torch 2.15; the same class was there before, under its private name.
+_BackendBase: Final[Any] = getattr(dist, "BackendBase", None) or Backend
+_ProcessGroup: Final[Any] = dist.ProcessGroup
+
+
+class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at run time
+    """A shoal group as a torch Backend: cannot be constructed before torch 2.14.
+
+    Args:
+        group: owned: shutdown closes it.
+        store: torch's, unused here.
+        timeout: of every call that does not bring its own.
+    """
+
+    def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
+        _BackendBase.__init__(self, group.rank, group.size)
+        Operations.__init__(self, group, timeout)
+
+
+class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # torch's overloads
+    """A shoal group as a torch ProcessGroup, which acts as its own backend.
+
+    Args:
+        group: owned: shutdown closes it.
+        store: given back by get_group_store.
+        timeout: of every call that does not bring its own.
+    """
+
+    def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
+        # NOT with the store: that constructor makes an object whose methods C++ cannot override.
+        _ProcessGroup.__init__(self, group.rank, group.size)
+        Operations.__init__(self, group, timeout)
+        self._store = store
+        self._name = group.name
+        self._description = "undefined"
+        # A type without a backend behind it: torch then sees which devices are served.
+        custom = _ProcessGroup.BackendType.CUSTOM
+        self._set_default_backend(custom)
+        self._register_backend(torch.device("cpu"), custom, None)
+
+    # Before torch 2.13 C++ looked for these names, later versions still do.
+    _allgather_base = Operations.all_gather_single
+    _reduce_scatter_base = Operations.reduce_scatter_single
+    allgather_into_tensor_coalesced = Operations.all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single_coalesced
+
+    def get_group_store(self) -> Store:
+        """The store that torch formed the group with."""
+        return self._store
+
+    # torch keeps a group's name in its backends, and has none of them here.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - C++ looks for this name
+        """Take the name under which functional collectives find the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802 - C++ looks for this name
+        """The name under which functional collectives find the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802 - C++ looks for this name
+        """Take the description given to new_group."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - C++ looks for this name
+        """The description given to new_group."""
+        return self._description
+
+    def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
+        """The backend for a device: this object answers what torch asks one."""
+        if torch.device(device).type != "cpu":
+            # What torch's own group raises, and its callers expect.
+            raise RuntimeError(f"group {self._name!r} serves the cpu, not {device}")
+        return self
+
+
+@functools.cache
+def takes_backends() -> bool:
+    """Whether this torch can call a Backend that is written in Python: found out by making one."""
+
+    class Probe(_BackendBase):  # type: ignore[misc]  # known at run time
+        def __init__(self) -> None:
+            _BackendBase.__init__(self, 0, 1)
+
+    try:
+        Probe()
+    except TypeError:  # torch <= 2.13: no constructor
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""Raw TCP streams between the hosts of a cluster: what the network gives to a plain sender.
+
+The ends of a stream are processes of their own, which run this file; it imports little, so that
+they start at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from shoal.lab.cluster import Cluster
+
+__all__ = ["Flow", "measure_streams", "ring_of"]
+
+_PIECE_BYTES: Final = 1 << 20
+_FIRST_PORT: Final = 7000
+# A stream that has not ended by then is stuck: the slowest sensible one, 64 MiB at 10 Mbit/s, takes
+# 54 s.
+_DEADLINE_S: Final = 90.0
+
+
+class Flow(NamedTuple):
+    """One stream: from one host of a cluster to another."""
+
+    source: int
+    to: int
+
+
+def ring_of(n_hosts: int) -> list[Flow]:
+    """Every host sends to the next one: each cable is busy in both directions."""
+    return [Flow(host, (host + 1) % n_hosts) for host in range(n_hosts)]
+
+
+def measure_streams(cluster: Cluster, flows: Sequence[Flow], n_bytes: int) -> list[float]:
+    """The bytes per second of each stream, all of them running at once.
+
+    Measured by the receiver, from its first byte to its last, so connecting does not count.
+
+    Args:
+        n_bytes: what each stream carries; below half a second's worth the burst at the start shows.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def start(host: int, *words: object) -> subprocess.Popen[str]:
+            argv = [sys.executable, __file__, *map(str, words)]
+            process = stack.enter_context(cluster.popen(host, argv, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            return process
+
+        receivers = [
+            start(flow.to, "receive", _FIRST_PORT + index, n_bytes)
+            for index, flow in enumerate(flows)
+        ]
+        for receiver in receivers:
+            _line_of(receiver)  # it listens
+        for index, flow in enumerate(flows):
+            address = cluster.hosts[flow.to].address
+            start(flow.source, "send", address, _FIRST_PORT + index, n_bytes)
+        return [float(_line_of(receiver)) for receiver in receivers]
+
+
+def _line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None  # asked for by measure_streams
+    line = process.stdout.readline()
+    if not line:
+        raise ShoalError("the receiver of a raw stream ended early; its standard error says why")
+    return line
+
+
+def _receive(port: int, n_bytes: int) -> float:
+    piece = bytearray(_PIECE_BYTES)
+    with socket.create_server(("", port)) as server:
+        server.settimeout(_DEADLINE_S)
+        print("listening", flush=True)  # noqa: T201 - read by measure_streams
+        stream, _ = server.accept()
+    with stream:
+        stream.settimeout(_DEADLINE_S)
+        n_first = n_received = stream.recv_into(piece)
+        start_s = time.monotonic()
+        while n_received < n_bytes:
+            n_more = stream.recv_into(piece)
+            if n_more == 0:
+                raise ConnectionError(f"the stream ended after {n_received} of {n_bytes} bytes")
+            n_received += n_more
+        return (n_received - n_first) / (time.monotonic() - start_s)
+
+
+def _send(address: str, port: int, n_bytes: int) -> None:
+    piece = memoryview(bytes(_PIECE_BYTES))
+    with socket.create_connection((address, port), timeout=_DEADLINE_S) as stream:
+        for start in range(0, n_bytes, _PIECE_BYTES):
+            stream.sendall(piece[: n_bytes - start])
+
+
+def _main(argv: Sequence[str]) -> None:
+    match argv:
+        case ["receive", port, n_bytes]:
+            print(_receive(int(port), int(n_bytes)), flush=True)  # noqa: T201 - see above
+        case ["send", address, port, n_bytes]:
+            _send(address, int(port), int(n_bytes))
+        case _:
+            raise SystemExit("usage: stream.py receive PORT BYTES | send ADDRESS PORT BYTES")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

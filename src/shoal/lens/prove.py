@@ -1,0 +1,194 @@
+"""Proves that a schedule does what its collective promises, by running it on symbols.
+
+All ranks' steps run under the engine's own rules, with a symbol for each rank's contribution in
+place of numbers. What passes is right for every tensor of every length:
+
+- every promised place ends with exactly what was promised, each contribution folded in once, and
+  finished once. Where several ranks are promised the same value, all of them fold it in the same
+  order, so they end with the same bits;
+- INPUT is never written, and no chunk is named that does not exist;
+- every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
+  schedule that is proved with window 0, where nothing is staged at all, cannot hang with more:
+  staging only ever lets a Send end earlier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.errors import ProofError, UsageError
+from shoal.lens._execute import Execution
+from shoal.lens._symbols import Expression, Symbols
+from shoal.lens.dataflow import Dataflow
+from shoal.schedule import (
+    ALGORITHMS,
+    Algorithm,
+    Buffer,
+    Place,
+    Promise,
+    Send,
+    Step,
+    Value,
+    promise,
+)
+
+__all__ = ["Expression", "Proof", "prove", "prove_steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of a schedule that was proved."""
+
+    n_sent: Mapping[tuple[int, int], int]
+    """How many chunks go over the link from one rank to another; idle links are not named."""
+    rounds: int
+    """Transfers in the longest chain of which each needs the one before it to be over."""
+    max_staged: int
+    """The most segments that one rank had to stage at once, in the orders that were tried."""
+    expressions: Mapping[tuple[int, Place], Expression]
+    """By rank and promised place: in which order the ranks' contributions were folded."""
+
+
+def prove(
+    collective: str,
+    algorithm: str | Algorithm,
+    size: int,
+    *,
+    root: int = 0,
+    n_segments: int = 2,
+    window: int = 1,
+) -> Proof:
+    """Prove one algorithm for one size of group.
+
+    Args:
+        algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
+        n_segments: how many segments each chunk is cut into.
+        window: how many segments of one Send may wait in the receiver's staging memory.
+
+    Raises:
+        ProofError: the schedule is wrong. The message names the rank, the step and the chunk.
+        UsageError: there is no such algorithm, or the numbers make no sense. The two halves of
+            `send_recv` are run by two ranks: use `prove_steps`.
+
+    Cost: about 10 us for each step of each rank and segment.
+    """
+    if size < 1 or not 0 <= root < size:
+        raise UsageError(f"cannot prove a group of {size} ranks with root {root}")
+    if isinstance(algorithm, str):
+        algorithm = _look_up(collective, algorithm)
+    n_chunks = algorithm.n_chunks(size)
+    return prove_steps(
+        [list(algorithm.steps(rank, size, root)) for rank in range(size)],
+        [promise(collective, rank, size, n_chunks, root) for rank in range(size)],
+        n_scratch=algorithm.n_scratch(size),
+        n_segments=n_segments,
+        window=window,
+    )
+
+
+def prove_steps(
+    schedule: Sequence[Sequence[Step]],
+    promises: Sequence[Promise],
+    *,
+    n_scratch: int = 0,
+    n_segments: int = 2,
+    window: int = 1,
+) -> Proof:
+    """Prove a schedule that is given rank by rank. Otherwise the same as `prove`."""
+    if len(schedule) != len(promises) or n_segments < 1 or window < 0:
+        raise UsageError(
+            f"cannot prove {len(schedule)} ranks with {len(promises)} promises, "
+            f"{n_segments} segments and window {window}"
+        )
+    flow, symbols = Dataflow(schedule), Symbols()
+    _check_places(flow, promises, n_scratch)
+    starts = {
+        flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
+        for rank, promised in enumerate(promises)
+        for place, value in promised.starts.items()
+    }
+    oldest, newest = (Execution(flow, symbols, starts, n_segments, window) for _ in range(2))
+    oldest.run(newest_first=False)
+    newest.run(newest_first=True)
+    for held in oldest.held:
+        _check_ends(flow, symbols, promises, held)
+    if oldest.held != newest.held:
+        raise ProofError("the result depends on which of the ready steps is taken first")
+    return Proof(
+        n_sent=_count_sent(flow),
+        rounds=_count_rounds(flow, oldest.order),
+        max_staged=max(oldest.max_staged, newest.max_staged),
+        expressions={
+            (rank, place): symbols.expression[oldest.held[0][flow.number(rank, place)]]
+            for rank, promised in enumerate(promises)
+            for place in promised.ends
+        },
+    )
+
+
+def _look_up(collective: str, name: str) -> Algorithm:
+    known = ALGORITHMS.get(collective, {})
+    if name not in known:
+        raise UsageError(f"no algorithm {name!r} for {collective}: there are {', '.join(known)}")
+    return known[name]
+
+
+def _check_places(flow: Dataflow, promises: Sequence[Promise], n_scratch: int) -> None:
+    """Raise ProofError if a step names a chunk that is not there, or writes INPUT."""
+    n_chunks = [{**promised.n_chunks, Buffer.SCRATCH: n_scratch} for promised in promises]
+    good: set[int] = set()
+    for step, (reads, writes) in enumerate(zip(flow.reads, flow.writes, strict=True)):
+        if writes >= 0 and flow.place(writes).buffer is Buffer.INPUT:
+            raise ProofError(f"{flow.name(step)}: writes INPUT")
+        for number in {reads, writes} - good - {-1}:
+            place = flow.place(number)
+            if place.chunk >= n_chunks[flow.rank_of[step]].get(place.buffer, 0):
+                raise ProofError(f"{flow.name(step)}: there is no such chunk")
+            good.add(number)
+
+
+def _check_ends(
+    flow: Dataflow, symbols: Symbols, promises: Sequence[Promise], held: Mapping[int, int]
+) -> None:
+    """Raise ProofError unless every promised place holds what was promised."""
+    first: dict[Value, tuple[int, int]] = {}
+    for rank, promised in enumerate(promises):
+        for place, want in promised.ends.items():
+            where = f"rank {rank} {place.buffer.name}[{place.chunk}]"
+            got = held.get(flow.number(rank, place))
+            if got is None:
+                raise ProofError(f"{where}: nothing was ever written there")
+            _check_value(where, symbols, got, want)
+            first_rank, first_got = first.setdefault(want, (rank, got))
+            if got != first_got:
+                raise ProofError(f"{where}: folded in another order than on rank {first_rank}")
+
+
+def _check_value(where: str, symbols: Symbols, got: int, want: Value) -> None:
+    wanted = ((1 << len(want.ranks)) - 1) << want.ranks.start
+    if symbols.ranks[got] != wanted or symbols.chunk[got] != want.chunk:
+        ranks = ", ".join(map(str, want.ranks))
+        raise ProofError(
+            f"{where}: holds {symbols.name(got)}, not chunk {want.chunk} of rank {ranks}"
+        )
+    if symbols.finished[got] != want.finished:
+        raise ProofError(f"{where}: {'never' if want.finished else 'should not be'} finished")
+
+
+def _count_sent(flow: Dataflow) -> Mapping[tuple[int, int], int]:
+    ends = zip(flow.rank_of, flow.steps, strict=True)
+    return Counter((rank, step.peer) for rank, step in ends if isinstance(step, Send))
+
+
+def _count_rounds(flow: Dataflow, order: Sequence[int]) -> int:
+    """The longest chain of transfers; `order` has every step after those it waits for."""
+    over = [0] * len(flow.steps)
+    for step in order:
+        over[step] = max((over[earlier] for earlier in flow.waits_for[step]), default=0)
+        if isinstance(flow.steps[step], Send):
+            over[step] += 1
+        elif flow.partner_of[step] >= 0:
+            over[step] = max(over[step], over[flow.partner_of[step]])
+    return max(over, default=0)

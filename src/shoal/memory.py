@@ -1,0 +1,61 @@
+"""`shoal.empty`: memory that peers on the same host can map, so that it is never copied."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.dtypes import DType, item_size, parse_dtype
+from shoal.errors import ShoalError, UsageError
+
+
+def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+    """Memory for `shape` elements that collectives inside a host use in place.
+
+    The pages are reserved at once, shared with host-mates when a collective first uses them, and
+    freed when the array or tensor and everything that views it are gone. The contents are zero.
+
+    Args:
+        shape: as NumPy's; an int is one dimension.
+        dtype: a name or NumPy dtype gives a NumPy array; a torch dtype gives a CPU tensor.
+
+    Raises:
+        UsageError: a negative dimension, an unknown dtype, or a name that NumPy lacks (bfloat16:
+            pass torch.bfloat16).
+        ShoalError: the kernel has no such memory left; says how much was asked for.
+    """
+    from shoal import engine  # the native core loads with the first use, not with `import shoal`
+
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"shape {sizes} has a negative dimension")
+    kind = parse_dtype(dtype)
+    n_bytes = math.prod(sizes) * item_size(kind)
+    try:
+        address = engine.allocate(n_bytes)
+    except MemoryError as error:
+        raise ShoalError(f"shoal.empty({sizes}, {kind}): {error}") from error
+    memory = (ctypes.c_byte * max(n_bytes, 1)).from_address(address)
+    weakref.finalize(memory, engine.release, address).atexit = False
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return torch.frombuffer(memory, dtype=torch.uint8)[:n_bytes].view(dtype).view(sizes)
+    return _numpy_array(memory, sizes, kind)
+
+
+def _numpy_array(memory: ctypes.Array[ctypes.c_byte], sizes: tuple[int, ...], kind: DType) -> Any:
+    try:
+        import numpy as np
+    except ImportError:
+        raise UsageError(
+            "shoal.empty makes NumPy arrays or torch tensors; NumPy is not installed"
+        ) from None
+    if kind is DType.BFLOAT16:
+        raise UsageError("NumPy has no bfloat16; use torch.bfloat16, or uint16 for the bits")
+    name = "bool_" if kind is DType.BOOL else str(kind)
+    flat = np.frombuffer(memory, dtype=np.uint8)[: math.prod(sizes) * item_size(kind)]
+    return flat.view(getattr(np, name)).reshape(sizes)

@@ -1,0 +1,154 @@
+"""Where this process stands in its job, read from what the launcher left in the environment.
+
+Four dialects are understood, in this order: torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`,
+`MASTER_PORT`; also what people set by hand), Open MPI's, PMI's (MPICH, Intel MPI), Slurm's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.errors import UsageError
+
+# The port torch's own examples use. Only for launchers that do not choose one; a job that shares
+# its first host with another must set MASTER_PORT.
+DEFAULT_MASTER_PORT: Final = 29500
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process's place in a job.
+
+    `local_rank` is None where the launcher does not say it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The names one launcher uses; of several names for one thing the first that is set counts."""
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: str
+    local_size: str
+
+
+_LAUNCHERS: Final = (
+    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # The step's own count first: inside `srun -n 2` of a larger allocation SLURM_NTASKS may still
+    # be the allocation's.
+    _Launcher(
+        "Slurm",
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "SLURM_LOCALID",
+        "",
+    ),
+)
+
+
+def find_place(environ: Mapping[str, str] | None = None) -> Place:
+    """This process's place, from the first launcher whose rank variable is set.
+
+    Args:
+        environ: read instead of `os.environ`.
+
+    Raises:
+        UsageError: no launcher, or a variable is missing, no integer, or out of range. The message
+            names the variable, its value and what is expected.
+    """
+    env = os.environ if environ is None else environ
+    launcher = next((found for found in _LAUNCHERS if env.get(found.rank)), None)
+    if launcher is None:
+        raise UsageError(
+            "no launcher found: RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are all "
+            "unset. Start with torchrun, mpirun or srun, or set RANK, WORLD_SIZE, MASTER_ADDR "
+            "and MASTER_PORT"
+        )
+    size_name = next((name for name in launcher.size if env.get(name)), launcher.size[-1])
+    size = _number(env, size_name, 1, None, f"the number of ranks, as {launcher.name} sets it")
+    rank = _number(env, launcher.rank, 0, size - 1, f"this rank ({size_name}={size})")
+    local_rank = None
+    if env.get(launcher.local_rank):
+        local_rank = _number(env, launcher.local_rank, 0, size - 1, "this rank within its host")
+    return Place(rank, size, local_rank, _master_addr(env, launcher, size), _port(env, launcher))
+
+
+def first_host(nodelist: str) -> str | None:
+    """The first host of a Slurm node list, `node[03-07,9],gpu1` -> `node03`; None if unclear."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
+    if first is None:
+        return None
+    host = re.sub(r"\[(\d+)(?:[-,][\d,-]*)?\]", r"\1", first.group())
+    return host if re.fullmatch(r"[A-Za-z0-9._-]+", host) else None
+
+
+def _master_addr(env: Mapping[str, str], launcher: _Launcher, size: int) -> str:
+    if env.get("MASTER_ADDR"):
+        return env["MASTER_ADDR"]
+    if launcher.name == "torchrun":
+        raise UsageError(
+            "MASTER_ADDR is not set although RANK is: set it to the name or address of the host "
+            "of rank 0 (127.0.0.1 if all ranks are on one host)"
+        )
+    if _all_local(env, launcher, size):
+        return "127.0.0.1"
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        host = first_host(env.get(name, ""))
+        if host is not None:
+            return host
+    raise UsageError(
+        f"MASTER_ADDR is not set and {launcher.name} does not say that all {size} ranks are on "
+        "one host: set MASTER_ADDR to the name or address of the host of rank 0, on every rank"
+    )
+
+
+def _all_local(env: Mapping[str, str], launcher: _Launcher, size: int) -> bool:
+    if size == 1:
+        return True
+    if env.get(launcher.local_size):
+        return _number(env, launcher.local_size, 1, size, "the ranks on this host") == size
+    for name in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
+        if env.get(name):
+            return _number(env, name, 1, None, "the number of hosts") == 1
+    return False
+
+
+def _port(env: Mapping[str, str], launcher: _Launcher) -> int:
+    if launcher.name != "torchrun" and not env.get("MASTER_PORT"):
+        return DEFAULT_MASTER_PORT
+    return _number(env, "MASTER_PORT", 1, 65535, "a free TCP port on the host of rank 0")
+
+
+def _number(env: Mapping[str, str], name: str, low: int, high: int | None, what: str) -> int:
+    bounds = f"from {low} to {high}" if high is not None else f"of at least {low}"
+    wanted = f"an integer {bounds}: {what}"
+    text = env.get(name, "")
+    if not text:
+        raise UsageError(f"{name} is not set; expected {wanted}")
+    # No int(): it also takes "1_0", " 1 " and digits of other scripts.
+    if not re.fullmatch(r"-?[0-9]{1,10}", text):
+        raise UsageError(f"{name}={text!r} is not an integer; expected {wanted}")
+    number = int(text)
+    if number < low or (high is not None and number > high):
+        raise UsageError(f"{name}={text} is out of range; expected {wanted}")
+    return number

@@ -1,0 +1,213 @@
+"""Which of this host's addresses the other hosts should connect to.
+
+In this order: the interface named by `SHOAL_SOCKET_IFNAME`, `GLOO_SOCKET_IFNAME` or
+`NCCL_SOCKET_IFNAME`; else the address from which this host reaches the master; else, if no master
+is known, the one on its default route. Loopback is advertised only if it was named or if the
+master is at a literal loopback address: a silent 127.0.0.1 is the classic way in which such a
+mesh fails to connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.errors import UsageError
+
+_VARIABLES: Final = ("SHOAL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915  # linux/sockios.h
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
+_LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
+# Documentation addresses (RFC 5737, RFC 3849): no packet is ever sent there, only routes looked up.
+_SOMEWHERE: Final = ("192.0.2.1", "2001:db8::1")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface of this host: its IPv4 address, then its IPv6 ones."""
+
+    name: str
+    addresses: tuple[str, ...]
+    is_up: bool = True
+    is_loopback: bool = False
+
+
+@dataclass(frozen=True)
+class Advertised:
+    """The address to bind and to publish, and why this one."""
+
+    address: str
+    interface: str
+    why: str
+
+
+def choose_address(
+    master_addr: str | None = None, environ: Mapping[str, str] | None = None
+) -> Advertised:
+    """The address at which other hosts are asked to reach this process.
+
+    Raises:
+        UsageError: the interface asked for does not exist or has no address, the master's name
+            does not resolve, or there is no route. The message lists what there is.
+    """
+    env = os.environ if environ is None else environ
+    found = list_interfaces()
+    for variable in _VARIABLES:
+        if env.get(variable):
+            return _named(variable, env[variable], found, master_addr)
+    address = master_addr and _source_towards(master_addr)
+    if address and master_addr and (not is_loopback(address) or names_loopback(master_addr)):
+        return Advertised(address, _name_of(address, found), f"the route to {master_addr}")
+    # No master known, or its name is ours and /etc/hosts maps that to 127.0.1.1 (Debian): what
+    # other hosts can reach is not found out from it.
+    address = routed_address()
+    if address is None:
+        raise UsageError(
+            "this host has no default route, so the address to give to other hosts is unclear: "
+            f"set SHOAL_SOCKET_IFNAME to one of {_describe(found)}"
+        )
+    return Advertised(address, _name_of(address, found), "the default route")
+
+
+def list_interfaces() -> list[Interface]:
+    """Every interface of this process's network namespace that has an address."""
+    v6 = _ipv6_addresses()
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        for _, name in socket.if_nameindex():
+            flags = struct.unpack_from("<H", _ask(asker, _SIOCGIFFLAGS, name), 16)[0]
+            v4 = _ask(asker, _SIOCGIFADDR, name)[20:24]
+            addresses = [socket.inet_ntop(socket.AF_INET, v4)] if any(v4) else []
+            addresses += v6.get(name, [])
+            if addresses:
+                is_up, is_lo = bool(flags & _IFF_UP), bool(flags & _IFF_LOOPBACK)
+                found.append(Interface(name, tuple(addresses), is_up, is_lo))
+    return found
+
+
+def routed_address() -> str | None:
+    """The source address of the default route, or None without one; never loopback."""
+    for somewhere in _SOMEWHERE:
+        try:
+            address = _source_towards(somewhere)
+        except UsageError:
+            continue
+        if not is_loopback(address):
+            return address
+    return None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address never leaves the host."""
+    return address.startswith("127.") or address == "::1"
+
+
+def names_loopback(host: str) -> bool:
+    """Whether a host was given as loopback outright, rather than by a name that maps to it."""
+    return is_loopback(host) or host in _LOOPBACK_NAMES or host.startswith("localhost.")
+
+
+def _named(
+    variable: str, wanted: str, found: list[Interface], master_addr: str | None
+) -> Advertised:
+    usable = [one for one in found if any(map(_is_reachable, one.addresses))]
+    matches = _matching(wanted, usable)
+    if not matches:
+        raise UsageError(
+            f"{variable}={wanted} matches no network interface of this host that has an address; "
+            f"there are {_describe(found)}"
+        )
+    addresses = [address for address in matches[0].addresses if _is_reachable(address)]
+    # All ranks should speak the master's family, IPv4 where nothing is known.
+    wants_v6 = master_addr is not None and ":" in master_addr
+    best = next((address for address in addresses if (":" in address) == wants_v6), addresses[0])
+    return Advertised(best, matches[0].name, f"{variable}={wanted}")
+
+
+def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
+    """The interfaces that NCCL's syntax selects, best first: `eth,ib`, `=eth0`, `^docker`."""
+    excludes = wanted.startswith("^")
+    rest = wanted.removeprefix("^")
+    is_exact = rest.startswith("=")
+    patterns = [pattern.strip() for pattern in rest.removeprefix("=").split(",") if pattern.strip()]
+
+    def matches(one: Interface, pattern: str) -> bool:
+        return one.name == pattern or (not is_exact and one.name.startswith(pattern))
+
+    if excludes:
+        eligible = [one for one in found if one.is_up and not one.is_loopback]
+        return [one for one in eligible if not any(matches(one, pattern) for pattern in patterns)]
+    chosen = []
+    for pattern in patterns:
+        # `eth1` means eth1, and eth10 only if there is no eth1.
+        hits = [one for one in found if matches(one, pattern)]
+        chosen += sorted(hits, key=lambda one: one.name != pattern)
+    return chosen
+
+
+def _source_towards(host: str) -> str:
+    """The local address of the route to a host. Nothing is sent: connect only looks it up."""
+    try:
+        targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UsageError(
+            f"MASTER_ADDR={host} does not resolve on this host ({error}): set it to a name or "
+            "address that every rank can reach"
+        ) from error
+    for family, _, _, _, target in targets:
+        address = _source(family, target)
+        if address is not None:
+            return address
+    raise UsageError(
+        f"this host has no route to MASTER_ADDR={host}: set SHOAL_SOCKET_IFNAME to the interface "
+        "that the ranks share"
+    )
+
+
+def _source(family: socket.AddressFamily, target: tuple[Any, ...]) -> str | None:
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+    return None
+
+
+def _ask(asker: socket.socket, request: int, name: str) -> bytes:
+    """One `struct ifreq` answered by the kernel; zeros if it has nothing to say."""
+    blank = struct.pack("40s", os.fsencode(name)[:15])
+    try:
+        return fcntl.ioctl(asker, request, blank)
+    except OSError:
+        return bytes(len(blank))
+
+
+def _ipv6_addresses() -> dict[str, list[str]]:
+    """By interface. A line reads: address, index, prefix length, scope, flags, name (proc(5))."""
+    found: dict[str, list[str]] = {}
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as lines:
+            for line in lines:
+                digits, *_, name = line.split()
+                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+                found.setdefault(name, []).append(address)
+    except OSError:
+        pass  # a kernel without IPv6
+    return found
+
+
+def _is_reachable(address: str) -> bool:
+    """Link-local IPv6 is not: it needs a scope, which means something only on its own host."""
+    return not address.startswith("fe80")
+
+
+def _name_of(address: str, found: list[Interface]) -> str:
+    return next((one.name for one in found if address in one.addresses), "an unnamed interface")
+
+
+def _describe(found: list[Interface]) -> str:
+    return ", ".join(f"{one.name} ({', '.join(one.addresses)})" for one in found) or "none"

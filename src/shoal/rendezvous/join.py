@@ -1,0 +1,486 @@
+"""Turns a store into a group: proven sockets to every peer, and one epoch for all.
+
+Every rank publishes a record, reads all others, and derives the epoch from all nonces: nobody
+leads. Rank i connects to every lower rank and accepts from every higher one, over an abstract
+Unix socket inside a host and over TCP between hosts. A group on one host never listens on TCP.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import TimedOut, UsageError
+from shoal.rendezvous.door import Door, Limits, is_out_of_descriptors, run_ready
+from shoal.rendezvous.explain import explain
+from shoal.rendezvous.handshake import N_NONCE_BYTES, ClientHandshake, Hello, Progress
+from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
+from shoal.rendezvous.link import MAX_FDS, Dial, Link
+from shoal.rendezvous.listener import listen_tcp, listen_unix, port_range
+from shoal.rendezvous.membership import Membership, PeerInfo
+from shoal.rendezvous.record import Endpoint, Record, epoch_of, find_host_id
+from shoal.rendezvous.roster import Roster
+
+if TYPE_CHECKING:
+    from shoal.rendezvous.store import Store
+
+_FIRST_RETRY_S: Final = 0.001
+_LONGEST_RETRY_S: Final = 0.2
+_REREAD_S: Final = 1.0  # when nothing moves, all unlinked ranks' records are read again
+_REREAD_PER_RANK_S: Final = 0.02
+_QUICKEST_REREAD_S: Final = 0.005  # a stranger's HELLO must not make us flood the store
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """What a join rarely needs to be told.
+
+    Args:
+        host_label: this host's name in messages; None takes the host name.
+        master_addr: decides the interface; None takes `MASTER_ADDR`, else the store's host.
+        environ: read instead of `os.environ` for every `SHOAL_` variable and `MASTER_ADDR`.
+        limits: what strangers may cost.
+        dial_s: seconds for one connection attempt, until the next one.
+        log: takes the one warning and a line of information per join.
+    """
+
+    host_label: str | None = None
+    master_addr: str | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    limits: Limits = field(default_factory=Limits)
+    dial_s: float = 5.0
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("shoal"))
+
+
+LocalFds = Callable[[int], Sequence[int]]
+
+
+def _no_fds(n_local: int) -> Sequence[int]:
+    return ()
+
+
+def join(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    timeout_s: float,
+    local_fds: LocalFds = _no_fds,
+    options: JoinOptions | None = None,
+) -> Membership:
+    """Meet all other ranks and return a proven, connected socket to each of them.
+
+    Args:
+        store: the same for all ranks; a group's own prefix of a shared one. Its calls may block
+            for as long as its own timeout says.
+        timeout_s: for the whole of it.
+        local_fds: called with the number of ranks on this host, this one included, once that is
+            known (again if the ranks change); gives at most 16 descriptors to pass to every peer
+            on this host, borrowed.
+
+    Raises (every socket is closed, the record stays in the store):
+        UsageError: a variable is wrong, the keys differ, or the process has no descriptor left.
+        TimedOut: names the ranks that are missing, why, and what to set.
+
+    Returns once every rank has every link, so a rank may close its group at once without harm to
+    one that is still on its way out of here.
+
+    Cost: size - 1 store reads and one write (one more between hosts); three round trips a peer.
+    """
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} is not in a group of {size}; expected 0 to {size - 1}")
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
+    deadline = time.monotonic() + timeout_s
+    try:
+        with selectors.DefaultSelector() as selector:
+            attempt = _Join(store, rank, size, local_fds, options or JoinOptions(), selector)
+            try:
+                return attempt.run(deadline, timeout_s)
+            finally:
+                attempt.close()
+    except OSError as error:
+        if is_out_of_descriptors(error):
+            raise UsageError(
+                f"rank {rank} has no file descriptor left to join a group of {size}: raise "
+                "`ulimit -n`"
+            ) from error
+        raise
+
+
+class _Join:
+    """One rank's side of one rendezvous; the doorkeeper of its own door."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        local_fds: LocalFds,
+        options: JoinOptions,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._make_fds = local_fds
+        self._local_fds: tuple[int, ...] = ()
+        self._options = options
+        self._selector = selector
+        self._store = store
+        given_key = job_key(options.environ)
+        self._ports = port_range(options.environ)
+        listener, unix_name = listen_unix()
+        self._door = Door(selector, self, options.limits)
+        self._door.open(listener)
+        own = Record(
+            size=size,
+            nonce=os.urandom(N_NONCE_BYTES),
+            host_id=find_host_id(options.environ),
+            host_label=(options.host_label or socket.gethostname())[:255],
+            unix_name=unix_name,
+            has_own_key=given_key is not None,
+            key=random_key() if rank == 0 and given_key is None else None,
+        )
+        self._roster = Roster(store, rank, own, given_key)
+        self._epoch: int | None = None  # of the links and dials below
+        self._links: dict[int, Link] = {}
+        self._dials: dict[int, Dial] = {}
+        self._dial_until: dict[int, float] = {}
+        self._dial_at: dict[int, float] = {}
+        self._retry_s: dict[int, float] = {}
+        self._trouble: dict[int, str] = {}  # what went wrong with a rank last
+        self._reread_at = float("inf")
+        self._read_last = 0.0
+        self._has_tcp = False
+        self._has_warned = False
+
+    def run(self, deadline: float, timeout_s: float) -> Membership:
+        """Loop until every link is settled."""
+        started = now = time.monotonic()
+        if self._size > 1:
+            self._roster.publish(self._roster.own)
+        while not self._is_complete():
+            if now >= deadline:
+                linked = set(self._links)
+                raise TimedOut(explain(self._roster, linked, self._trouble, timeout_s))
+            self._door.expire(now)
+            self._expire_dials(now)
+            self._refresh_if_due(now)
+            self._dial_missing(now)
+            self._say_ready()
+            run_ready(self._selector, max(0.0, self._wake_at(deadline) - time.monotonic()))
+            now = time.monotonic()
+        self._say_ready()  # the last word may have come before ours was out
+        membership = self._membership()
+        n_local = sum(peer.is_local for peer in membership.peers)
+        self._options.log.info(
+            "rank %d of %d joined epoch %016x in %.1f ms: %d peers on this host, %d on others",
+            self._rank,
+            self._size,
+            membership.epoch,
+            1e3 * (now - started),
+            n_local,
+            len(membership.peers) - n_local,
+        )
+        return membership
+
+    def close(self) -> None:
+        """Close everything that `run` has not handed out."""
+        self._door.close()
+        for dial in self._dials.values():
+            dial.close()
+        for link in self._links.values():
+            link.close()
+
+    # The doorkeeper's part.
+
+    def admit(self, hello: Hello) -> bytes | Progress:
+        """The pair's key for a higher rank of our epoch."""
+        if hello.to_rank != self._rank or not self._rank < hello.rank < self._size:
+            return Progress.REFUSED
+        if hello.epoch != self._epoch:
+            # Often it has simply seen the last record before we did.
+            now = time.monotonic()
+            if now - self._read_last >= _QUICKEST_REREAD_S or self._epoch is None:
+                self._roster.doubt(self._unlinked())
+                self._refresh(now)
+        if self._epoch is None or hello.epoch != self._epoch:
+            return Progress.STALE
+        return pair_key(self._roster.job_key, hello.epoch, self._rank, hello.rank)
+
+    def welcome(self, sock: socket.socket, hello: Hello) -> None:
+        """A higher rank has proved itself. One that connects again has lost its first link."""
+        is_local = sock.family == socket.AF_UNIX
+        if hello.epoch != self._epoch or is_local is not self._roster.is_local(hello.rank):
+            sock.close()
+            return
+        if not is_local:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._drop_link(hello.rank)
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._link(hello.rank, sock)
+
+    def key_differs(self, hello: Hello) -> None:
+        """Remember it for the deadline; the other side is told at once."""
+        self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
+
+    # Records and epoch.
+
+    def _refresh_if_due(self, now: float) -> None:
+        if now >= self._reread_at:
+            self._plan_reread(now)
+            self._roster.check_own()
+            self._roster.doubt(self._unlinked())
+        if now >= self._roster.read_at:
+            self._refresh(now)
+
+    def _refresh(self, now: float) -> None:
+        self._roster.refresh(now)
+        self._read_last = now
+        if self._roster.epoch is not None and self._roster.epoch != self._epoch:
+            self._start_epoch(self._roster.epoch)
+            self._plan_reread(now)
+
+    def _plan_reread(self, now: float) -> None:
+        n_unlinked = self._size - 1 - len(self._links)
+        self._reread_at = now + max(_REREAD_S, n_unlinked * _REREAD_PER_RANK_S)
+
+    def _start_epoch(self, epoch: int) -> None:
+        """Begin anew: what was proved under another epoch was proved to a leftover."""
+        for rank in list(self._dials):
+            self._drop_dial(rank)
+        for rank in list(self._links):
+            self._drop_link(rank)
+        self._dial_at.clear()
+        self._retry_s.clear()
+        self._epoch = epoch
+        remote = self._roster.remote_ranks()
+        self._local_fds = tuple(self._make_fds(self._size - len(remote)))
+        if len(self._local_fds) > MAX_FDS:
+            raise UsageError(f"{len(self._local_fds)} local_fds; expected at most {MAX_FDS}")
+        if remote and remote[-1] > self._rank and not self._has_tcp:
+            self._listen_tcp()
+        own = self._roster.own
+        if remote and own.key is not None and not self._has_warned:
+            self._has_warned = True
+            self._options.log.warning(
+                "this job spans hosts without a job key, so whoever reaches its store can join it: "
+                "set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
+            )
+
+    def _listen_tcp(self) -> None:
+        options = self._options
+        master = options.master_addr or options.environ.get("MASTER_ADDR")
+        chosen = choose_address(master or self._store.host, options.environ)
+        try:
+            listener = listen_tcp(chosen.address, self._ports)
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise
+            ports = options.environ.get("SHOAL_PORT_RANGE", "any port")
+            raise UsageError(
+                f"rank {self._rank} cannot listen on {chosen.address} ({chosen.interface}, from "
+                f"{chosen.why}), {ports}: {error.strerror}. Widen SHOAL_PORT_RANGE, or set "
+                "SHOAL_SOCKET_IFNAME to another interface"
+            ) from error
+        self._door.open(listener)
+        self._has_tcp = True
+        endpoint = Endpoint(chosen.address, listener.getsockname()[1], chosen.interface)
+        self._roster.publish(replace(self._roster.own, endpoint=endpoint))
+
+    # Connecting.
+
+    def _dial_missing(self, now: float) -> None:
+        for rank in range(self._rank):
+            if rank in self._links or rank in self._dials or now < self._dial_at.get(rank, 0.0):
+                continue
+            target = self._roster.target(rank)
+            if target is not None:
+                self._dial(rank, target, now)
+
+    def _dial(self, rank: int, target: Endpoint | str, now: float) -> None:
+        epoch = self._epoch
+        if epoch is None:
+            return
+        key = pair_key(self._roster.job_key, epoch, self._rank, rank)
+        handshake = ClientHandshake(Hello(epoch, self._rank, rank), key)
+        try:
+            dial = Dial(rank, target, handshake)
+        except OSError as error:
+            self._fail(rank, error)
+            return
+        self._dials[rank] = dial
+        self._dial_until[rank] = now + self._options.dial_s
+        on_ready = functools.partial(self._on_dial, dial)
+        self._selector.register(dial.sock, selectors.EVENT_WRITE, on_ready)
+        try:
+            dial.start()
+        except OSError as error:
+            self._fail(rank, error)
+
+    def _on_dial(self, dial: Dial) -> None:
+        if self._dials.get(dial.rank) is not dial:
+            return  # dropped earlier in this wake-up
+        was_connected = dial.is_connected
+        try:
+            progress = dial.step()
+        except OSError as error:
+            self._fail(dial.rank, error)
+            return
+        if progress is Progress.DONE:
+            del self._dials[dial.rank]
+            self._link(dial.rank, dial.sock)
+        elif progress is Progress.WAITING:
+            if not was_connected:
+                on_ready = functools.partial(self._on_dial, dial)
+                self._selector.modify(dial.sock, selectors.EVENT_READ, on_ready)
+        elif progress is Progress.KEY_DIFFERS:
+            raise UsageError(
+                f"rank {self._rank} may not join: rank {dial.rank} on {self._label(dial.rank)} "
+                f"holds another job key. {HOW_TO_SET_KEY}"
+            )
+        else:
+            self._fail(dial.rank, progress)
+
+    def _fail(self, rank: int, why: OSError | Progress) -> None:
+        """Give up this attempt, doubt the record it came from, and try again a little later."""
+        self._drop_dial(rank)
+        wait_s = self._retry_s.get(rank, _FIRST_RETRY_S)
+        self._retry_s[rank] = min(2 * wait_s, _LONGEST_RETRY_S)
+        self._dial_at[rank] = retry_at = time.monotonic() + wait_s
+        # The records are read again right before they are used again, not now.
+        if why is Progress.STALE:
+            self._trouble[rank] = "it is in another epoch, perhaps still in an earlier group"
+            self._roster.doubt(self._unlinked(), retry_at)
+        elif isinstance(why, Progress):
+            self._trouble[rank] = "what answered there did not prove to be that rank"
+            self._roster.doubt((rank,), retry_at)
+        else:
+            self._trouble[rank] = (why.strerror or str(why)).lower()
+            self._roster.doubt((rank,), retry_at)
+
+    def _expire_dials(self, now: float) -> None:
+        for rank in [rank for rank in self._dials if now >= self._dial_until[rank]]:
+            self._fail(rank, OSError(f"no answer within {self._options.dial_s:g} s"))
+
+    # Links.
+
+    def _link(self, rank: int, sock: socket.socket) -> None:
+        """Keep a proven socket, which is registered already."""
+        link = Link(rank, sock)
+        self._links[rank] = link
+        on_ready = functools.partial(self._on_link, link)
+        self._selector.modify(sock, selectors.EVENT_READ, on_ready)
+        try:
+            link.offer(self._local_fds)
+        except OSError as error:
+            self._lose(link, error)
+
+    def _on_link(self, link: Link) -> None:
+        if self._links.get(link.rank) is not link:
+            return  # dropped earlier in this wake-up
+        try:
+            link.step()
+        except OSError as error:
+            self._lose(link, error)
+            return
+        if link.is_settled:
+            self._selector.unregister(link.sock)
+
+    def _lose(self, link: Link, error: OSError) -> None:
+        self._drop_link(link.rank)
+        self._fail(link.rank, error)
+
+    def _drop_link(self, rank: int) -> None:
+        link = self._links.pop(rank, None)
+        if link is not None:
+            if not link.is_settled:
+                self._selector.unregister(link.sock)
+            link.close()
+
+    def _drop_dial(self, rank: int) -> None:
+        dial = self._dials.pop(rank, None)
+        if dial is not None:
+            self._selector.unregister(dial.sock)
+            dial.close()
+
+    def _unlinked(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in self._links]
+
+    # The end of it.
+
+    def _say_ready(self) -> None:
+        """Once all our links are open, tell every peer.
+
+        So no rank returns, and perhaps closes its group again, while another still needs it: the
+        first to return has heard from all ranks that they lack nothing but such words.
+        """
+        links = list(self._links.values())
+        if len(links) < self._size - 1 or not all(link.is_open for link in links):
+            return
+        for link in links:
+            try:
+                link.say_ready()
+            except OSError as error:
+                # A peer that is settled may have returned and closed before it heard from us.
+                if not link.is_settled:
+                    self._lose(link, error)
+
+    def _is_complete(self) -> bool:
+        links = self._links
+        return len(links) == self._size - 1 and all(link.is_settled for link in links.values())
+
+    def _wake_at(self, deadline: float) -> float:
+        times = [deadline, self._roster.read_at, self._reread_at, *self._dial_until_pending()]
+        expiry = self._door.next_deadline()
+        if expiry is not None:
+            times.append(expiry)
+        return min(times)
+
+    def _dial_until_pending(self) -> list[float]:
+        """When a dial ends, or when one may start again."""
+        until = [self._dial_until[rank] for rank in self._dials]
+        idle = [at for rank, at in self._dial_at.items() if self._is_idle(rank)]
+        return until + idle
+
+    def _is_idle(self, rank: int) -> bool:
+        if rank > self._rank or rank in self._links or rank in self._dials:
+            return False
+        return self._roster.target(rank) is not None
+
+    def _membership(self) -> Membership:
+        epoch = self._epoch
+        if epoch is None:  # alone: nobody was waited for, nothing was read
+            epoch = epoch_of([self._roster.own.nonce])
+        peers = []
+        for rank in sorted(self._links):
+            link = self._links.pop(rank)
+            address = _address(link.sock)
+            socket_fd, fds = link.detach()
+            host_id = self._roster.host_id(rank)
+            label = self._label(rank)
+            peers.append(PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds))
+        own = self._roster.own
+        key = self._roster.job_key
+        return Membership(epoch, self._rank, self._size, own.host_id, tuple(peers), key)
+
+    def _label(self, rank: int) -> str:
+        record = self._roster.record(rank)
+        return record.host_label if record is not None else "an unknown host"
+
+
+def _address(sock: socket.socket) -> str:
+    if sock.family == socket.AF_UNIX:
+        return "unix"
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:  # it has gone in this very moment; the engine will find out
+        return "gone"
+    return str(Endpoint(host, port, ""))

@@ -1,0 +1,91 @@
+"""The job key: one secret that every rank of a job holds, and the keys derived from it.
+
+A connection is used only after both ends have proved that they hold the key (handshake.py). The
+proof authenticates; it does not encrypt what follows. Because an onlooker could try out short
+keys against a recorded proof, use a long random one: `openssl rand -hex 32 > key; chmod 600 key`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.errors import UsageError
+
+N_KEY_BYTES: Final = 32  # of a key we make ourselves: the width of SHA-256
+_MIN_BYTES: Final = 16  # 128 bits if random; shorter ones are passwords
+_MAX_BYTES: Final = 4096  # anything longer is some other file named by mistake
+HOW_TO_SET_KEY: Final = (
+    "SHOAL_KEY_FILE (or SHOAL_KEY) must hold the same key on every rank, or be unset on every rank"
+)
+
+
+def job_key(environ: Mapping[str, str] | None = None) -> bytes | None:
+    """The key given by `SHOAL_KEY_FILE`, else by `SHOAL_KEY`, else None.
+
+    Raises:
+        UsageError: the file is missing, not a regular file, not ours, open to other users, or the
+            key is shorter than 16 bytes. The message never holds the key.
+    """
+    env = os.environ if environ is None else environ
+    path = env.get("SHOAL_KEY_FILE")
+    if path:
+        return _check(_read(path), f"SHOAL_KEY_FILE={path}")
+    text = env.get("SHOAL_KEY")
+    if text:
+        return _check(os.fsencode(text), "SHOAL_KEY")
+    return None
+
+
+def random_key() -> bytes:
+    """A fresh key for a job that was given none."""
+    return os.urandom(N_KEY_BYTES)
+
+
+def pair_key(key: bytes, epoch: int, a: int, b: int, role: str = "link") -> bytes:
+    """The key of one pair of ranks in one epoch, for one use; the order of `a` and `b` is free.
+
+    A proof made with it is worthless for another pair, another epoch or another use.
+    """
+    low, high = min(a, b), max(a, b)
+    context = b"shoal link v1" + struct.pack("<QII", epoch, low, high) + role.encode("ascii")
+    return hmac.digest(key, context, "sha256")
+
+
+def _read(path: str) -> bytes:
+    try:
+        # O_NONBLOCK: a pipe named by mistake must NOT hang the job at start.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UsageError(f"SHOAL_KEY_FILE={path} cannot be read: {error.strerror}") from error
+    try:
+        # Asked of the open file, not of the path, so that nothing can be swapped in between.
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"SHOAL_KEY_FILE={path} is not a regular file")
+        if found.st_uid != os.geteuid():
+            raise UsageError(
+                f"SHOAL_KEY_FILE={path} belongs to user {found.st_uid}, not to us "
+                f"({os.geteuid()}): use a file of your own"
+            )
+        if found.st_mode & 0o077:
+            raise UsageError(
+                f"SHOAL_KEY_FILE={path} has mode {stat.S_IMODE(found.st_mode):04o}, so other users "
+                f"may get at the key: chmod 600 {path}"
+            )
+        return os.read(fd, _MAX_BYTES + 1).rstrip(b"\r\n")
+    finally:
+        os.close(fd)
+
+
+def _check(key: bytes, where: str) -> bytes:
+    if not _MIN_BYTES <= len(key) <= _MAX_BYTES:
+        raise UsageError(
+            f"{where} holds {len(key)} bytes; expected {_MIN_BYTES} to {_MAX_BYTES}, for example "
+            "what `openssl rand -hex 32` prints"
+        )
+    return key

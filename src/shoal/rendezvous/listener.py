@@ -1,0 +1,76 @@
+"""The sockets that ranks listen on while a group forms."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from shoal.errors import UsageError
+
+# Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
+_BACKLOG: Final = 1024
+
+
+def listen_unix() -> tuple[socket.socket, str]:
+    """A listener with a random name in the abstract namespace, which leaves no file behind."""
+    name = f"shoal-{os.urandom(8).hex()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(unix_address(name))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener, name
+
+
+def unix_address(name: str) -> bytes:
+    """The abstract address of this name: a leading zero byte, unix(7)."""
+    return b"\0" + os.fsencode(name)
+
+
+def listen_tcp(address: str, ports: Iterable[int]) -> socket.socket:
+    """A listener at this address alone, on the first of these ports that is free (0: any).
+
+    Raises:
+        OSError: `EADDRINUSE` if none is free; or what else bind(2) says.
+    """
+    failure = OSError(errno.EADDRINUSE, "no port is free")
+    for port in ports:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Connections of an earlier group in TIME_WAIT must not block a port of a short range.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen(_BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            failure = error
+    raise failure
+
+
+def port_range(environ: Mapping[str, str]) -> Iterable[int]:
+    """The ports that `SHOAL_PORT_RANGE=a-b` allows, both ends included; unset, any free one.
+
+    Raises:
+        UsageError: the value is no such range.
+    """
+    text = environ.get("SHOAL_PORT_RANGE", "")
+    if not text:
+        return (0,)
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text)
+    low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= low <= high <= 65535:
+        raise UsageError(
+            f"SHOAL_PORT_RANGE={text!r} is not a range of ports; expected two numbers from 1 to "
+            "65535, such as 29600-29699"
+        )
+    return range(low, high + 1)

@@ -1,0 +1,88 @@
+"""What a finished rendezvous leaves: who the peers are, and a proven socket to each."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from shoal.errors import Closed
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """One peer and the descriptors that lead to it.
+
+    Args:
+        host_label: the peer's host name, for people.
+        host_id: equal for all ranks of one host, different between hosts.
+        address: `10.0.0.2:4711` or `[fd00::2]:4711`, the far end of the connection; inside a host
+            `unix`.
+        is_local: whether the peer is on this host, so that memory can be shared with it.
+        socket_fd: connected, proven, non-blocking; a Unix stream inside a host, otherwise TCP
+            without delay. Nothing of what the peer sent after the handshake has been read.
+        fds: what the peer passed as its `local_fds`, in its order; empty between hosts.
+    """
+
+    rank: int
+    host_label: str
+    host_id: str
+    address: str
+    is_local: bool
+    socket_fd: int
+    fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One epoch of a group, as one rank sees it.
+
+    Owns every `socket_fd` and every `fds` of its peers until `take()` hands them over; `close()`
+    closes them if nobody took them. All are close-on-exec. The `local_fds` that were given to
+    `join` stay their caller's.
+
+    Args:
+        epoch: 64 random bits, the same on all ranks.
+        host_id: of this rank's host.
+        peers: all other ranks, ascending.
+        job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
+    """
+
+    epoch: int
+    rank: int
+    size: int
+    host_id: str
+    peers: tuple[PeerInfo, ...]
+    job_key: bytes = field(repr=False)
+    _held: list[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        held = [fd for peer in self.peers for fd in (peer.socket_fd, *peer.fds)]
+        object.__setattr__(self, "_held", held)
+
+    def take(self) -> tuple[PeerInfo, ...]:
+        """Hand over all descriptors: the caller closes them from here on.
+
+        Raises:
+            Closed: they were taken or closed before.
+        """
+        if self.peers and not self._held:
+            raise Closed("the descriptors of this membership were taken or closed before")
+        self._held.clear()
+        return self.peers
+
+    def close(self) -> None:
+        """Close what was not taken; idempotent."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def __enter__(self) -> Membership:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

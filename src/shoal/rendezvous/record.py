@@ -1,0 +1,146 @@
+"""What a rank publishes about itself in the store, and how ranks recognise their own host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
+from shoal.rendezvous.key import N_KEY_BYTES
+
+_MAX_TEXT: Final = 255  # characters of a name: HOST_NAME_MAX is 64, a DNS name at most 253
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a rank listens for other hosts; `interface` only serves messages."""
+
+    address: str
+    port: int
+    interface: str
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One rank's record.
+
+    `has_own_key` says whether the rank was given a job key. `key` is set by rank 0 if it was not:
+    a random one for the whole job. The two travel in one record so that nobody can pair the key
+    of an earlier group with the nonce of this one.
+    """
+
+    size: int
+    nonce: bytes
+    host_id: str
+    host_label: str
+    unix_name: str
+    has_own_key: bool
+    key: bytes | None = None
+    endpoint: Endpoint | None = None
+    version: int = VERSION
+
+    def encode(self) -> bytes:
+        """As JSON, so that a person can read it in the store."""
+        fields = asdict(self)
+        fields["nonce"] = self.nonce.hex()
+        fields["key"] = None if self.key is None else self.key.hex()
+        return json.dumps(fields).encode("ascii")
+
+
+def decode(value: bytes) -> Record | None:
+    """The record, or None if these bytes are not one. A wrong version has only its version right.
+
+    Nothing in a record is trusted: the peer still has to prove the key.
+    """
+    try:
+        fields = json.loads(value)
+        version = _integer(fields["version"], 0, 65535)
+        if version != VERSION:
+            return Record(0, b"", "", "", "", False, version=version)
+        return _checked(fields)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def record_key(rank: int) -> str:
+    """The store key under which a rank publishes."""
+    return f"shoal/rank/{rank}"
+
+
+def epoch_of(nonces: Sequence[bytes]) -> int:
+    """The epoch of the group whose ranks drew these nonces: random, and nobody chose it."""
+    return int.from_bytes(hashlib.sha256(b"".join(nonces)).digest()[:8], "big")
+
+
+def find_host_id(environ: Mapping[str, str]) -> str:
+    """The same on two ranks exactly if they can share Unix sockets, and with them memory.
+
+    Abstract Unix sockets belong to a network namespace, so two containers with networks of their
+    own are two hosts. `SHOAL_HOST_ID` overrides it: tests use it to pretend several hosts, and
+    virtual machines cloned with their boot id need it.
+    """
+    if environ.get("SHOAL_HOST_ID"):
+        return "set:" + environ["SHOAL_HOST_ID"][:_MAX_TEXT]
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+    except OSError:
+        boot = socket.gethostname()
+    try:
+        # The thread's own namespace, which setns(2) may have changed for it alone.
+        namespace = os.stat("/proc/thread-self/ns/net").st_ino
+    except OSError:
+        namespace = 0
+    return f"{boot}:{namespace}"
+
+
+def _checked(fields: dict[str, Any]) -> Record:
+    return Record(
+        size=_integer(fields["size"], 1, 2**31),
+        nonce=_secret(fields["nonce"], N_NONCE_BYTES),
+        host_id=_text(fields["host_id"]),
+        host_label=_text(fields["host_label"]),
+        unix_name=_text(fields["unix_name"]),
+        has_own_key=fields["has_own_key"] is True,
+        key=None if fields["key"] is None else _secret(fields["key"], N_KEY_BYTES),
+        endpoint=None if fields["endpoint"] is None else _endpoint(fields["endpoint"]),
+    )
+
+
+def _endpoint(fields: dict[str, Any]) -> Endpoint:
+    address = _text(fields["address"])
+    try:
+        # Numeric only: a name would be resolved, which can block for seconds.
+        socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    except OSError as error:
+        raise ValueError(address) from error
+    return Endpoint(address, _integer(fields["port"], 1, 65535), _text(fields["interface"]))
+
+
+def _integer(value: object, low: int, high: int) -> int:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: object) -> str:
+    # Printable, because it ends up in logs and error messages.
+    if not isinstance(value, str) or len(value) > 2 * _MAX_TEXT or not value.isprintable():
+        raise ValueError(value)
+    return value
+
+
+def _secret(value: object, n_bytes: int) -> bytes:
+    found = bytes.fromhex(_text(value))
+    if len(found) != n_bytes:
+        raise ValueError(f"{len(found)} bytes")
+    return found

@@ -1,0 +1,150 @@
+"""The records of all ranks, as far as the store shows them, and the epoch that follows from them.
+
+A store may outlive a group, so a record can be a leftover of an earlier one: it is used until
+something speaks against it (a refused connection, a peer in another epoch), then read again. Two
+ranks prove a link to each other only under the same epoch, and the epoch holds the nonces of all
+ranks, each rank's own among them; so once every link stands, every record was the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from shoal.errors import UsageError
+from shoal.rendezvous.handshake import VERSION
+from shoal.rendezvous.key import HOW_TO_SET_KEY
+from shoal.rendezvous.record import Endpoint, Record, decode, epoch_of, record_key
+
+if TYPE_CHECKING:
+    from shoal.rendezvous.store import Store
+
+_FIRST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.02  # adds this much to a join at most; a rank's start takes far longer
+# Many ranks that wait for one ask the store for it all at once: 256 ranks at 0.1 s are 2560
+# questions a second, a tenth of what our own store answers on one core.
+_LONGEST_WAIT_PER_RANK_S = 0.0004
+
+
+class Roster:
+    """Who is in the group, read from the store. Does no I/O but the store's."""
+
+    def __init__(self, store: Store, rank: int, own: Record, given_key: bytes | None) -> None:
+        self.rank = rank
+        self.own = own
+        self.epoch: int | None = None  # known once every rank has a record
+        self.oddities: dict[int, str] = {}  # why a record that is there is of no use
+        self.read_at = 0.0
+        self._store = store
+        self._given_key = given_key
+        self._records = {rank: own}
+        self._doubted = set(range(own.size)) - {rank}
+        self._wait_s = _FIRST_WAIT_S
+
+    def publish(self, own: Record) -> None:
+        """Write our record over whatever is there."""
+        self.own = self._records[self.rank] = own
+        self._store.set(record_key(self.rank), own.encode())
+
+    def doubt(self, ranks: Iterable[int], read_at: float = 0.0) -> None:
+        """Something spoke against these records: read them again, from `read_at` on."""
+        self._doubted.update(ranks)
+        self._doubted.discard(self.rank)
+        self.read_at = min(self.read_at, read_at)
+
+    def refresh(self, now: float) -> None:
+        """Read what is missing or doubted, and set `epoch` and `read_at`.
+
+        Raises:
+            UsageError: a rank runs another version, or has a job key where we have none.
+        """
+        news = False
+        for rank in sorted(self._doubted):
+            record = self._read(rank)
+            if record is None:
+                break  # without it there is no epoch: no use in asking for the others yet
+            if record != self._records.get(rank):
+                self._records[rank] = record
+                news = True
+            if record.endpoint is not None or self.is_local(rank) or rank > self.rank:
+                self._doubted.discard(rank)
+        longest = max(_LONGEST_WAIT_S, self.own.size * _LONGEST_WAIT_PER_RANK_S)
+        self._wait_s = _FIRST_WAIT_S if news else min(2 * self._wait_s, longest)
+        self.read_at = now + self._wait_s if self._doubted else float("inf")
+        if news and len(self._records) == self.own.size:
+            self.epoch = epoch_of([self._records[rank].nonce for rank in range(self.own.size)])
+
+    def record(self, rank: int) -> Record | None:
+        """What is known of a rank."""
+        return self._records.get(rank)
+
+    def is_local(self, rank: int) -> bool:
+        """Whether a rank with a record is on our host."""
+        return self._records[rank].host_id == self.own.host_id
+
+    def host_id(self, rank: int) -> str:
+        """The host of a rank with a record."""
+        return self._records[rank].host_id
+
+    def target(self, rank: int) -> Endpoint | str | None:
+        """Where to connect to: a Unix name, an endpoint, or None if that is not known yet."""
+        record = self._records.get(rank)
+        if self.epoch is None or record is None:
+            return None
+        return record.unix_name if self.is_local(rank) else record.endpoint
+
+    def remote_ranks(self) -> list[int]:
+        """The ranks on other hosts, as far as they have a record."""
+        return [rank for rank in sorted(self._records) if not self.is_local(rank)]
+
+    @property
+    def job_key(self) -> bytes:
+        """The key all ranks hold. Needs `epoch` to be known."""
+        return self._given_key or self._records[0].key or b""
+
+    def unpublished(self) -> list[int]:
+        """The ranks whose record is not in the store, or is of no use, asked once more."""
+        missing = [rank for rank in range(self.own.size) if rank not in self._records]
+        return [rank for rank in missing if self._read(rank) is None]
+
+    def check_own(self) -> None:
+        """Make sure that no other process has published as this rank.
+
+        Raises:
+            UsageError: one has.
+        """
+        value = self._store.try_get(record_key(self.rank))
+        found = None if value is None else decode(value)
+        if found is not None and found.nonce != self.own.nonce:
+            raise UsageError(
+                f"another process joined as rank {self.rank}, on {found.host_label}: every process "
+                "needs a RANK of its own"
+            )
+
+    def _read(self, rank: int) -> Record | None:
+        value = self._store.try_get(record_key(rank))
+        if value is None:
+            return None
+        record = decode(value)
+        if record is None or (rank == 0 and not record.has_own_key and record.key is None):
+            self.oddities[rank] = "what it published is no record of shoal's"
+            return None
+        if record.version != VERSION:
+            raise UsageError(
+                f"rank {rank} speaks version {record.version} of shoal's rendezvous, rank "
+                f"{self.rank} version {VERSION}: install the same shoal on all hosts"
+            )
+        if record.size != self.own.size:
+            # Not an error yet: a leftover of an earlier, larger group looks the same.
+            self.oddities[rank] = (
+                f"it published for a group of {record.size}, rank {self.rank} is in one of "
+                f"{self.own.size}: WORLD_SIZE differs?"
+            )
+            return None
+        if record.has_own_key is not (self._given_key is not None):
+            without, with_key = (rank, self.rank) if self._given_key else (self.rank, rank)
+            raise UsageError(
+                f"rank {with_key} was given a job key, rank {without} was not. {HOW_TO_SET_KEY}"
+            )
+        self.oddities.pop(rank, None)
+        return record

@@ -1,0 +1,140 @@
+"""A rank's connection to the store that rank 0 serves."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Final
+
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.rendezvous.handshake import ClientHandshake, Progress
+from shoal.rendezvous.key import HOW_TO_SET_KEY
+from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from shoal.rendezvous.store_wire import (
+    FULL,
+    GET,
+    OK,
+    REPLY,
+    REQUEST,
+    SET,
+    STORE_HELLO,
+    TRY_GET,
+    store_key,
+)
+
+# Rank 0 needs a moment to start, and a refused connect costs microseconds.
+_CONNECT_RETRY_S: Final = 0.02
+_GRACE_S: Final = 5.0  # beyond a get's own timeout, until a silent server counts as lost
+
+
+class TcpStoreClient:
+    """A connection to a `TcpStoreServer`. One caller at a time; others wait.
+
+    Args:
+        timeout_s: for connecting, which is retried until then, and for every single call.
+        key: the job key, or None; the same as the server's.
+
+    Raises:
+        TimedOut: no store answered at this address.
+        UsageError: the store holds another key.
+    """
+
+    def __init__(self, host: str, port: int, *, timeout_s: float, key: bytes | None = None) -> None:
+        self.host: str | None = host
+        self._host = host
+        self._port = port
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._sock = self._connect(store_key(key))
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a value, over whatever is there."""
+        if len(value) > MAX_VALUE_BYTES:
+            raise UsageError(f"{len(value)} bytes for {key!r}; expected at most {MAX_VALUE_BYTES}")
+        if self._call(SET, key, value, 0.0)[0] == FULL:
+            raise ShoalError(f"the store at {self._address} is full and did not take {key!r}")
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """The value, waiting until there is one; `TimedOut` if it does not come."""
+        status, value = self._call(GET, key, b"", timeout_s)
+        if status != OK:
+            raise TimedOut(f"nobody set {key!r} at {self._address} within {timeout_s:g} s")
+        return value
+
+    def try_get(self, key: str) -> bytes | None:
+        """The value if there is one by now."""
+        status, value = self._call(TRY_GET, key, b"", 0.0)
+        return value if status == OK else None
+
+    def close(self) -> None:
+        """Close the connection; idempotent. Later calls raise `PeerLost`."""
+        self._sock.close()
+
+    @property
+    def _address(self) -> str:
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+    def _call(self, op: int, key: str, value: bytes, wait_s: float) -> tuple[int, bytes]:
+        name = key.encode()
+        if not 1 <= len(name) <= MAX_KEY_BYTES:
+            raise UsageError(f"a key of {len(name)} bytes; expected 1 to {MAX_KEY_BYTES}")
+        wait_ms = min(int(wait_s * 1000), 2**32 - 1)
+        request = REQUEST.pack(op, len(name), len(value), wait_ms) + name + value
+        with self._lock:
+            try:
+                self._sock.settimeout(wait_s + _GRACE_S if op == GET else self._timeout_s)
+                self._sock.sendall(request)
+                status, n_bytes = REPLY.unpack(_receive(self._sock, REPLY.size))
+                if n_bytes > MAX_VALUE_BYTES:
+                    raise ConnectionError("it sent nonsense")
+                return status, _receive(self._sock, n_bytes)
+            except OSError as error:
+                # A late reply would be taken for the next one's: the connection is of no use now.
+                self._sock.close()
+                doing = f"store {('set', 'get', 'try_get')[op - 1]} of {key!r}"
+                reason = f"no longer serves the store: {error}"
+                raise PeerLost(0, "", self._address, doing, reason) from error
+
+    def _connect(self, key: bytes) -> socket.socket:
+        deadline = time.monotonic() + self._timeout_s
+        pause = threading.Event()  # waited on only for its timeout
+        while True:
+            wait_s = max(0.001, deadline - time.monotonic())
+            try:
+                sock = socket.create_connection((self._host, self._port), timeout=wait_s)
+                try:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._prove(sock, key)
+                    return sock
+                except BaseException:
+                    sock.close()
+                    raise
+            except OSError as error:
+                if time.monotonic() + _CONNECT_RETRY_S >= deadline:
+                    raise TimedOut(
+                        f"no store of shoal answered at {self._address} within "
+                        f"{self._timeout_s:g} s ({error}): is rank 0 running there, and are "
+                        "MASTER_ADDR and MASTER_PORT the same on every rank?"
+                    ) from error
+            pause.wait(_CONNECT_RETRY_S)
+
+    def _prove(self, sock: socket.socket, key: bytes) -> None:
+        handshake = ClientHandshake(STORE_HELLO, key)
+        sock.sendall(handshake.hello)
+        while handshake.wants:
+            sock.sendall(handshake.feed(_receive(sock, handshake.wants)))
+        if handshake.progress is Progress.KEY_DIFFERS:
+            raise UsageError(f"the store at {self._address} holds another key. {HOW_TO_SET_KEY}")
+        if handshake.progress is not Progress.DONE:
+            raise ConnectionError("what answers there is no store of shoal")
+
+
+def _receive(sock: socket.socket, n_bytes: int) -> bytes:
+    data = b""
+    while len(data) < n_bytes:
+        more = sock.recv(n_bytes - len(data))
+        if not more:
+            raise ConnectionError("it closed the connection")
+        data += more
+    return data

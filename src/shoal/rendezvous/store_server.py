@@ -1,0 +1,288 @@
+"""A store of our own, for users without torch: rank 0 serves it from one daemon thread."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+from shoal.errors import UsageError
+from shoal.rendezvous.door import Door, Limits, run_ready
+from shoal.rendezvous.handshake import Hello, Progress
+from shoal.rendezvous.interface import is_loopback, names_loopback, routed_address
+from shoal.rendezvous.listener import listen_tcp
+from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
+from shoal.rendezvous.store_wire import (
+    FULL,
+    GET,
+    MISSING,
+    OK,
+    REPLY,
+    REQUEST,
+    SET,
+    STORE_HELLO,
+    TRY_GET,
+    store_key,
+)
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """What a store may cost its server.
+
+    Args:
+        n_clients: connections, one per rank as a rule.
+        n_values: with 4 KiB each, 64 MiB at most.
+        request_s: seconds for a request that has begun to arrive.
+        strangers: the same as at every other door.
+    """
+
+    n_clients: int = 4096
+    n_values: int = 16384
+    request_s: float = 2.0
+    strangers: Limits = field(default_factory=Limits)
+
+
+class TcpStoreServer:
+    """Serves a store at the master's address and no other, until `close`.
+
+    Args:
+        host: the master's name or address, as every rank is told it.
+        port: 0 takes any; see `port`.
+        key: the job key; every client needs the same, or also None.
+
+    Raises:
+        UsageError: the port is taken, or the address is not this host's.
+
+    Threads: one of its own, a daemon; `close` may be called from any.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, key: bytes | None = None, limits: StoreLimits | None = None
+    ) -> None:
+        listeners = _listen(host, port)
+        self.port: int = listeners[0].getsockname()[1]
+        self._waker, woken = socket.socketpair()
+        serving = _Serving(listeners, woken, key, limits or StoreLimits())
+        self._thread = threading.Thread(target=serving.run, name="shoal store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and close every connection; idempotent."""
+        self._waker.close()
+        self._thread.join()
+
+
+class _Serving:
+    """The server's thread: one selector, no blocking call but its select."""
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        woken: socket.socket,
+        key: bytes | None,
+        limits: StoreLimits,
+    ) -> None:
+        self._key = store_key(key)
+        self._limits = limits
+        self._selector = selectors.DefaultSelector()
+        self._woken = woken
+        self._is_closing = False
+        self._selector.register(woken, selectors.EVENT_READ, self._stop)
+        self._door = Door(self._selector, self, limits.strangers)
+        for listener in listeners:
+            self._door.open(listener)
+        self._values: dict[str, bytes] = {}
+        self._clients: set[_Client] = set()
+        self._until: dict[_Client, float] = {}  # the end of a half-read request, or of a wait
+        self._waiting: dict[str, list[_Client]] = {}
+
+    def run(self) -> None:
+        """Serve until the other end of `woken` is closed."""
+        try:
+            while not self._is_closing:
+                now = time.monotonic()
+                self._door.expire(now)
+                self._expire(now)
+                times = list(self._until.values())
+                expiry = self._door.next_deadline()
+                times += [] if expiry is None else [expiry]
+                run_ready(self._selector, max(0.0, min(times) - now) if times else None)
+        finally:
+            for client in list(self._clients):
+                self._drop(client)
+            self._door.close()
+            self._selector.close()
+            self._woken.close()
+
+    def admit(self, hello: Hello) -> bytes | Progress:
+        """Anyone who proves the key."""
+        return self._key if hello == STORE_HELLO else Progress.REFUSED
+
+    def welcome(self, sock: socket.socket, hello: Hello) -> None:  # noqa: ARG002 - a Doorkeeper
+        """Take requests from it."""
+        if len(self._clients) >= self._limits.n_clients:
+            sock.close()
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client = _Client(sock)
+        self._clients.add(client)
+        on_ready = functools.partial(self._read, client)
+        self._selector.register(sock, selectors.EVENT_READ, on_ready)
+
+    def key_differs(self, hello: Hello) -> None:
+        """The client is told; there is nothing to remember."""
+
+    def _stop(self) -> None:
+        self._is_closing = True
+
+    def _expire(self, now: float) -> None:
+        for client in [client for client, until in self._until.items() if now >= until]:
+            if client.waits_for is None:
+                self._drop(client)
+            else:
+                self._stop_waiting(client)
+                self._reply(client, MISSING, b"")
+
+    def _read(self, client: _Client) -> None:
+        while client in self._clients and client.wants:
+            try:
+                # Who talks while it waits for a reply is dropped.
+                data = client.sock.recv(1 if client.waits_for is not None else client.wants)
+            except BlockingIOError:
+                if client.inbox:
+                    self._until.setdefault(client, time.monotonic() + self._limits.request_s)
+                return
+            except OSError:
+                data = b""
+            if not data or client.waits_for is not None or not client.take(data):
+                self._drop(client)
+        if client in self._clients:
+            self._until.pop(client, None)
+            self._answer(client)
+
+    def _answer(self, client: _Client) -> None:
+        op, key, value, wait_ms = client.take_request()
+        if op == SET:
+            is_full = key not in self._values and len(self._values) >= self._limits.n_values
+            if not is_full:
+                self._values[key] = value
+            self._reply(client, FULL if is_full else OK, b"")
+            for waiter in [] if is_full else self._waiting.pop(key, []):
+                waiter.waits_for = None
+                del self._until[waiter]
+                self._reply(waiter, OK, value)
+        elif key in self._values:
+            self._reply(client, OK, self._values[key])
+        elif op == GET:
+            client.waits_for = key
+            self._until[client] = time.monotonic() + wait_ms / 1000
+            self._waiting.setdefault(key, []).append(client)
+        else:
+            self._reply(client, MISSING, b"")
+
+    def _reply(self, client: _Client, status: int, value: bytes) -> None:
+        message = REPLY.pack(status, len(value)) + value
+        try:
+            # One reply fits into an empty buffer; who does not read its replies is dropped.
+            is_sent = client.sock.send(message) == len(message)
+        except OSError:
+            is_sent = False
+        if not is_sent:
+            self._drop(client)
+
+    def _stop_waiting(self, client: _Client) -> None:
+        if client.waits_for is not None:
+            waiters = self._waiting[client.waits_for]
+            waiters.remove(client)
+            if not waiters:
+                del self._waiting[client.waits_for]
+            client.waits_for = None
+            del self._until[client]
+
+    def _drop(self, client: _Client) -> None:
+        if client in self._clients:
+            self._stop_waiting(client)
+            self._clients.remove(client)
+            self._until.pop(client, None)
+            self._selector.unregister(client.sock)
+            client.sock.close()
+
+
+class _Client:
+    """A proven connection, and the request that is arriving on it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.inbox = b""
+        self.waits_for: str | None = None
+        self._n_request_bytes = REQUEST.size
+
+    @property
+    def wants(self) -> int:
+        """How many bytes this request still lacks, as far as is known."""
+        return self._n_request_bytes - len(self.inbox)
+
+    def take(self, data: bytes) -> bool:
+        """Add what was read; False if the request is not acceptable."""
+        self.inbox += data
+        if len(self.inbox) != REQUEST.size:
+            return True
+        op, n_key_bytes, n_value_bytes, _ = REQUEST.unpack(self.inbox)
+        self._n_request_bytes = REQUEST.size + n_key_bytes + n_value_bytes
+        is_value_fit = n_value_bytes <= (MAX_VALUE_BYTES if op == SET else 0)
+        return op in (SET, GET, TRY_GET) and 1 <= n_key_bytes <= MAX_KEY_BYTES and is_value_fit
+
+    def take_request(self) -> tuple[int, str, bytes, int]:
+        """The complete request; ready for the next one afterwards."""
+        op, n_key_bytes, _, wait_ms = REQUEST.unpack_from(self.inbox)
+        body = self.inbox[REQUEST.size :]
+        self.inbox, self._n_request_bytes = b"", REQUEST.size
+        key = body[:n_key_bytes].decode(errors="replace")
+        return op, key, body[n_key_bytes:], wait_ms
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"MASTER_ADDR={host} does not resolve ({error})") from error
+    addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))
+    if not names_loopback(host) and all(map(is_loopback, addresses)):
+        # /etc/hosts maps this host's own name to 127.0.1.1 (Debian); the other hosts resolve it to
+        # the address that they can reach.
+        routed = routed_address()
+        addresses += [] if routed is None else [routed]
+    listeners: list[socket.socket] = []
+    failure: OSError | None = None
+    for address in addresses:
+        wanted = listeners[0].getsockname()[1] if listeners else port
+        try:
+            listeners.append(listen_tcp(address, (wanted,)))
+        except OSError as error:
+            failure = error
+            if error.errno == errno.EADDRINUSE:
+                break
+    if listeners and (failure is None or failure.errno != errno.EADDRINUSE):
+        return listeners
+    for listener in listeners:
+        listener.close()
+    raise _why_not(host, port, failure)
+
+
+def _why_not(host: str, port: int, failure: OSError | None) -> UsageError:
+    if failure is not None and failure.errno == errno.EADDRINUSE:
+        return UsageError(
+            f"port {port} at {host} is taken, so rank 0 cannot serve the store there: set "
+            "MASTER_PORT to a free port on every rank, or stop the job that still uses it "
+            f"(`ss -ltnp sport = :{port}`)"
+        )
+    why = failure.strerror if failure is not None else "it has no address"
+    return UsageError(
+        f"rank 0 cannot serve the store at MASTER_ADDR={host}, port {port}: {why}. MASTER_ADDR must "
+        "be a name or address of the host that rank 0 runs on"
+    )

@@ -1,0 +1,86 @@
+"""Direct algorithms: one message per pair of ranks, no rank passes anything on.
+
+Sends go to rank+1 first, then to rank+2 and so on, receives come from rank-1 first: at any time
+each rank sends to another one, so no link into a rank is shared (no incast).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
+
+
+def direct_all_reduce(rank: int, size: int) -> Iterator[Step]:
+    """Send the whole buffer to everyone; every rank folds all of them in rank order.
+
+    Cost:   1 round; each rank sends n-1 whole buffers: for a few bytes.
+    Needs:  one scratch chunk, since the own contribution takes its place in the order.
+    Leaves: the buffer folded over all ranks as ((0+1)+2)+..., the same bits on every rank.
+    Source: the usual small-message exchange; the order is ours.
+    """
+    if size == 1:
+        yield Finish(0)
+        return
+    for k in range(1, size):
+        yield Send((rank + k) % size, chunk=0)
+    for worker in range(size):
+        if worker == rank:
+            yield Copy(0, into=0, fold=worker > 0)
+        else:
+            yield Recv(worker, chunk=0, fold=worker > 0, buffer=Buffer.SCRATCH)
+    yield Finish(0, Buffer.SCRATCH)
+    yield Copy(0, into=0, buffer=Buffer.SCRATCH, into_buffer=Buffer.DATA)
+
+
+def direct_scratch(size: int) -> int:
+    """Scratch chunks of `direct_all_reduce`: none where a rank is alone."""
+    return 1 if size > 1 else 0
+
+
+def direct_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:
+    """The root sends the whole buffer to everyone.
+
+    Cost:   1 round; the root sends n-1 whole buffers, the others nothing.
+    Needs:  1 chunk.
+    Leaves: the root's buffer on every rank.
+    Source: the definition.
+    """
+    if rank != root:
+        yield Recv(root, chunk=0)
+        return
+    for k in range(1, size):
+        yield Send((root + k) % size, chunk=0)
+
+
+def direct_all_gather(rank: int, size: int) -> Iterator[Step]:
+    """Send the own block to everyone.
+
+    Cost:   1 round; each rank sends n-1 blocks, one to each peer.
+    Needs:  an output of n chunks.
+    Leaves: chunk r of the output is the input of rank r, on every rank.
+    Source: the definition.
+    """
+    yield Copy(0, into=rank, buffer=Buffer.INPUT, into_buffer=Buffer.OUTPUT)
+    for k in range(1, size):
+        yield Send((rank + k) % size, chunk=0, buffer=Buffer.INPUT)
+    for k in range(1, size):
+        peer = (rank - k) % size
+        yield Recv(peer, chunk=peer, buffer=Buffer.OUTPUT)
+
+
+def direct_reduce_scatter(rank: int, size: int) -> Iterator[Step]:
+    """Send every peer its block; fold what comes into the own one.
+
+    Cost:   1 round; each rank sends n-1 blocks, one to each peer.
+    Needs:  an input of n chunks.
+    Leaves: the output is block `rank` of the input folded over all ranks; the input is untouched.
+    Source: the definition; the first half of the sharded all-reduce.
+    """
+    yield Copy(rank, into=0, buffer=Buffer.INPUT, into_buffer=Buffer.OUTPUT)
+    for k in range(1, size):
+        peer = (rank + k) % size
+        yield Send(peer, chunk=peer, buffer=Buffer.INPUT)
+    for k in range(1, size):
+        yield Recv((rank - k) % size, chunk=0, fold=True, buffer=Buffer.OUTPUT)
+    yield Finish(0, Buffer.OUTPUT)

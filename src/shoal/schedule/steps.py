@@ -1,0 +1,111 @@
+"""The schedule language: what one rank does, as a sequence of steps.
+
+A step names chunks of buffers and, where it communicates, one peer. Steps of a rank are ordered
+only through the chunks they touch, in the order in which they are yielded:
+
+- a step that reads a chunk waits for the step that wrote it last;
+- a step that writes a chunk waits for the one that wrote it last and for everything that still
+  reads it. A posted Send reads its chunk until it is done;
+- so folds into one chunk happen in the order of the steps, whatever arrives first.
+
+Every chunk is cut into segments, and these rules hold for each segment on its own: a schedule is
+pipelined without saying so. The k-th Send from rank a to rank b meets the k-th Recv of b from a.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.errors import UsageError
+
+
+class Buffer(enum.IntEnum):
+    """The memory a step may name. The numbers are those of the native program."""
+
+    DATA = 0
+    """The caller's tensor, input and output in one."""
+    INPUT = 1
+    """The caller's input, where it is apart from the output. Never written."""
+    OUTPUT = 2
+    """The caller's output, where it is apart from the input."""
+    SCRATCH = 3
+    """The engine's own memory: chunks as long as the longest chunk of the collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one chunk to `peer`. Reads the chunk until it has left."""
+
+    peer: int
+    chunk: int
+    buffer: Buffer = Buffer.DATA
+
+    def __post_init__(self) -> None:
+        if self.peer < 0 or self.chunk < 0:
+            raise UsageError(f"{self}: peer and chunk count from 0")
+
+    def __str__(self) -> str:
+        return f"send {self.buffer.name}[{self.chunk}] to {self.peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Receive one chunk from `peer`: store it, or fold it into what the chunk holds."""
+
+    peer: int
+    chunk: int
+    fold: bool = False
+    buffer: Buffer = Buffer.DATA
+
+    def __post_init__(self) -> None:
+        if self.peer < 0 or self.chunk < 0:
+            raise UsageError(f"{self}: peer and chunk count from 0")
+
+    def __str__(self) -> str:
+        verb = "fold" if self.fold else "store"
+        return f"{verb} {self.buffer.name}[{self.chunk}] from {self.peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy chunk `chunk` of `buffer` into chunk `into` of `into_buffer`, or fold it into that."""
+
+    chunk: int
+    into: int
+    buffer: Buffer = Buffer.DATA
+    into_buffer: Buffer = Buffer.SCRATCH
+    fold: bool = False
+
+    def __post_init__(self) -> None:
+        if self.chunk < 0 or self.into < 0:
+            raise UsageError(f"{self}: chunks count from 0")
+        if (self.buffer, self.chunk) == (self.into_buffer, self.into):
+            raise UsageError(f"{self}: a chunk cannot be copied onto itself")
+
+    def __str__(self) -> str:
+        verb, source = "fold" if self.fold else "copy", f"{self.buffer.name}[{self.chunk}]"
+        return f"{verb} {source} into {self.into_buffer.name}[{self.into}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Declare that a chunk is now folded over all ranks.
+
+    The engine applies AVG's division here, so a value passes through one Finish, no more and no
+    less, however many ranks it is sent to afterwards.
+    """
+
+    chunk: int
+    buffer: Buffer = Buffer.DATA
+
+    def __post_init__(self) -> None:
+        if self.chunk < 0:
+            raise UsageError(f"{self}: chunks count from 0")
+
+    def __str__(self) -> str:
+        return f"finish {self.buffer.name}[{self.chunk}]"
+
+
+Step: TypeAlias = Send | Recv | Copy | Finish

@@ -1,0 +1,127 @@
+"""A call in flight, and the thread that tells callbacks about its end."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import ShoalError, TimedOut
+
+if TYPE_CHECKING:
+    from shoal.engine import Call
+    from shoal.group import Group
+
+# Longer than any call: the call's own deadline ends the wait.
+_FOR_EVER_S: Final = 3e9
+
+
+class Work:
+    """One collective that has been started. Its buffers are borrowed until it is done."""
+
+    __slots__ = ("_call", "_group", "_owners")
+
+    def __init__(self, group: Group, call: Call, owners: object) -> None:
+        self._group = group
+        self._call = call
+        self._owners = owners
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when the result is there; the waiting thread does the work meanwhile.
+
+        Args:
+            timeout_s: seconds for this wait; None waits until the call's own deadline.
+
+        Raises:
+            TimedOut: this wait was too short, and the call goes on; or the call's own deadline
+                passed, and the group has ended.
+            PeerLost, UsageError, Closed: the group has ended; the buffers are partly folded.
+            KeyboardInterrupt: the call goes on.
+        """
+        if not self._call.wait(_FOR_EVER_S if timeout_s is None else timeout_s):
+            raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def done(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._call.done()
+
+    def drive(self, timeout_s: float) -> bool:
+        """Help for a while; whether the call has ended. Raises nothing of the call's own."""
+        return self._call.wait(timeout_s)
+
+    def error(self) -> ShoalError | None:
+        """Why it failed; None while it runs and when it went well."""
+        return self._group.error_from(self._call.error())
+
+    def on_done(self, callback: Callable[[Work], None]) -> None:
+        """Run `callback(self)` on shoal's completion thread once the call has ended.
+
+        Callbacks must not wait for collectives. What they raise is logged.
+        """
+        COMPLETIONS.add(self, callback)
+
+
+_LOG: Final = logging.getLogger("shoal")
+
+
+class _Completions:
+    """One thread per process that drives calls with callbacks; it ends when it has none left."""
+
+    _POLL_S: Final = 0.05  # how late a callback may be when calls end out of order
+    _LINGER_S: Final = 1.0  # the thread waits this long for more before it ends
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Work, Callable[[Work], None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: Work, callback: Callable[[Work], None]) -> None:
+        with self._lock:
+            self._queue.put((work, callback))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="shoal-completions", daemon=True
+                )
+                self._thread.start()
+
+    def forget_thread(self) -> None:
+        """After fork: the child has none, and none of the parent's calls."""
+        self._queue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread = None
+
+    def _run(self) -> None:
+        pending: list[tuple[Work, Callable[[Work], None]]] = []
+        while self._take(pending):
+            pending[0][0].drive(self._POLL_S)
+            ended = [entry for entry in pending if entry[0].done()]
+            pending = [entry for entry in pending if entry not in ended]
+            for work, callback in ended:
+                try:
+                    callback(work)
+                except Exception:
+                    _LOG.exception("a callback of a finished call failed")
+
+    def _take(self, pending: list[tuple[Work, Callable[[Work], None]]]) -> bool:
+        """Move what was added to `pending`; False, and the thread is gone, if there is nothing."""
+        try:
+            pending.append(self._queue.get(timeout=0 if pending else self._LINGER_S))
+            while True:
+                pending.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        if pending:
+            return True
+        with self._lock:
+            if not self._queue.empty():
+                return self._take(pending)
+            self._thread = None
+            return False
+
+
+COMPLETIONS: Final = _Completions()

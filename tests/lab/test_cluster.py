@@ -1,0 +1,95 @@
+"""Clusters of network namespaces: they connect, they keep the rate, and nothing stays behind."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.lab import Cluster, Flow, measure_streams, ring_of
+from shoal.lab.cluster import remove_stale
+
+NAMESPACES = Path("/run/netns")
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
+)
+
+
+def namespaces_of(pid: int) -> list[str]:
+    return [path.name for path in NAMESPACES.glob(f"shoal-lab-{pid}-*")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2, rate_mbit=200) as cluster:
+        yield cluster
+
+
+@needs_root
+def test_a_host_reaches_another_and_itself(cluster: Cluster) -> None:
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=5)"
+    for address in (cluster.hosts[1].address, "127.0.0.1"):
+        argv = [sys.executable, "-c", connect, address]
+        done = subprocess.run(cluster.command(0, argv), capture_output=True, text=True, check=False)
+        # Nobody listens at port 9: a refusal is the answer of a host that is there.
+        assert "ConnectionRefusedError" in done.stderr
+
+
+@needs_root
+def test_a_stream_keeps_the_rate_of_the_cable(cluster: Cluster) -> None:
+    (rate,) = measure_streams(cluster, [Flow(0, 1)], n_bytes=10_000_000)
+    assert 0.5 * 200e6 < 8 * rate < 1.2 * 200e6
+
+
+@needs_root
+def test_two_streams_into_one_host_share_its_cable(cluster: Cluster) -> None:
+    rates = measure_streams(cluster, [Flow(0, 1), Flow(0, 1)], n_bytes=5_000_000)
+    assert 8 * min(rates) < 0.8 * 200e6  # each alone would reach 191
+
+
+@needs_root
+def test_leaving_kills_what_runs_and_leaves_no_namespace_also_after_an_error() -> None:
+    before = set(namespaces_of(os.getpid()))
+    processes = []
+
+    def fail_while_something_runs() -> None:
+        with Cluster(2) as cluster:
+            processes.append(cluster.popen(0, ["sleep", "1000"]))
+            cluster.run(1, ["false"])
+
+    with pytest.raises(subprocess.CalledProcessError):
+        fail_while_something_runs()
+    assert processes[0].wait(timeout=10) < 0  # by a signal
+    assert set(namespaces_of(os.getpid())) == before
+
+
+@needs_root
+def test_what_a_dead_process_left_behind_is_removed() -> None:
+    leave = "import os; from shoal.lab import Cluster; Cluster(1).__enter__(); os._exit(0)"
+    process = subprocess.Popen([sys.executable, "-c", leave])
+    process.wait(timeout=30)
+    assert namespaces_of(process.pid)
+    remove_stale()
+    assert not namespaces_of(process.pid)
+
+
+def test_without_root_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UsageError, match="root"), Cluster(2):
+        pass
+
+
+@pytest.mark.parametrize(("n_hosts", "rate_mbit"), [(0, 1000), (1000, 1000), (2, 0)])
+def test_senseless_clusters_are_refused(n_hosts: int, rate_mbit: float) -> None:
+    with pytest.raises(UsageError, match="expected 1 to 200 hosts"):
+        Cluster(n_hosts, rate_mbit)
+
+
+def test_in_a_ring_every_host_sends_once_and_receives_once() -> None:
+    assert ring_of(3) == [Flow(0, 1), Flow(1, 2), Flow(2, 0)]

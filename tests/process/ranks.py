@@ -1,0 +1,256 @@
+"""Run a function in several real processes, one per rank, and collect what each one returned.
+
+    from process.ranks import run_ranks
+
+    def my_rank(length: int) -> float:      # module-level; RANK and WORLD_SIZE are in os.environ
+        with shoal.init() as group: ...
+
+    def test_sums_are_equal() -> None:
+        assert run_ranks(my_rank, 3, 1000) == [6.0, 6.0, 6.0]
+
+Every rank is a fresh interpreter that imports the file in which the function is written (so keep
+heavy imports out of the top of a test file whose ranks do not need them), with the environment of
+torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Arguments,
+return values and exceptions are pickled; they may not be of classes that the test file defines.
+
+A rank that runs past the deadline is made to print the stack of each of its threads and is killed,
+so nothing ever hangs and no process outlives the test. For ranks that are to be killed or stopped,
+use `start_ranks`: it tells the process ids at once and gives an Outcome for each rank later. A rank
+may end itself with `os.kill(os.getpid(), signal.SIGKILL)`: of all moments that is the surest one.
+
+Starting a process costs 0.1 s, and 1.5 s if it imports torch: do many checks inside one run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib.util
+import inspect
+import os
+import pickle
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+# How long a rank may take to print its stacks before it is killed.
+_LAST_WORDS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended: `error` if it raised, `died` if it did neither raise nor return."""
+
+    rank: int
+    value: Any = None
+    error: BaseException | None = None
+    died: str = ""
+    output: str = ""
+
+    def __str__(self) -> str:
+        ended = self.died or (f"raised {self.error!r}" if self.error else f"returned {self.value}")
+        return f"rank {self.rank} {ended}\n{self.output}"
+
+
+class Ranks:
+    """Running ranks. Leaving the context kills those that still run."""
+
+    def __init__(self, processes: list[_Process]) -> None:
+        self._processes = processes
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for process in self._processes:
+            process.end()
+
+    def pid(self, rank: int) -> int:
+        """The process id of a rank, for os.kill."""
+        return self._processes[rank].child.pid
+
+    def wait(self, deadline_s: float = 60.0) -> list[Outcome]:
+        """Every rank's outcome. Those that run longer than this, from now on, are killed."""
+        until = time.monotonic() + deadline_s
+        late = [process for process in self._processes if not process.ends_by(until)]
+        # All at once: each of their stacks then shows what it really waited for.
+        for process in late:
+            process.signal(signal.SIGCONT)
+            process.signal(signal.SIGABRT)
+        for process in late:
+            process.ends_by(time.monotonic() + _LAST_WORDS_S)
+            process.end()
+        died = f"was killed: it still ran after {deadline_s:g} s"
+        return [process.outcome(died if process in late else "") for process in self._processes]
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = 60.0,
+) -> list[Any]:
+    """Run function(*args) in `size` processes.
+
+    Args:
+        function: module-level.
+        env: put on top of this process's own environment and of the variables of torchrun.
+
+    Returns:
+        What each rank returned, by rank.
+
+    Raises:
+        AssertionError: a rank raised, died or hung. Names every such rank, with what it printed.
+    """
+    with start_ranks(function, size, *args, env=env) as ranks:
+        outcomes = ranks.wait(deadline_s)
+    failed = [outcome for outcome in outcomes if outcome.error or outcome.died]
+    if failed:
+        report = "\n".join(map(str, failed))
+        raise AssertionError(f"{len(failed)} of {size} ranks failed:\n{report}")
+    return [outcome.value for outcome in outcomes]
+
+
+def start_ranks(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+) -> Ranks:
+    """Like `run_ranks`, without waiting: use it as a context manager."""
+    # Pickled twice: the arguments can be read only after the search path.
+    what = inspect.getfile(function), function.__qualname__, pickle.dumps(args)
+    task = pickle.dumps((sys.path, os.getpid(), *what))
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    processes: list[_Process] = []
+    ranks = Ranks(processes)
+    with contextlib.ExitStack() as on_error:
+        on_error.push(ranks)
+        for rank in range(size):
+            places = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": size,
+                "LOCAL_WORLD_SIZE": size,
+            }
+            own = {name: str(value) for name, value in places.items()}
+            processes.append(_Process(rank, task, {**os.environ, **master, **own, **(env or {})}))
+        on_error.pop_all()
+    return ranks
+
+
+def free_port() -> int:
+    """A port on which nobody listens, from below those that the kernel gives to connections."""
+    # Not port 0: what the kernel gives may have gone to somebody's connection before it is used.
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+
+
+class _Process:
+    """One rank's process, and the files in which it leaves its output and its outcome."""
+
+    def __init__(self, rank: int, task: bytes, env: dict[str, str]) -> None:
+        self.rank = rank
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - outcome() closes it
+        self._result: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - outcome() closes it
+        self.child = subprocess.Popen(
+            [sys.executable, __file__, str(self._result.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[self._result.fileno()],
+            env=env,
+        )
+        assert self.child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self.child.stdin as pipe:
+            pipe.write(task)
+
+    def ends_by(self, until: float) -> bool:
+        """Wait for the end, or for the time `until`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(max(0.0, until - time.monotonic()))
+        return self.child.returncode is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.child.send_signal(number)
+
+    def end(self) -> None:
+        """Kill it if it runs."""
+        self.child.kill()
+        self.child.wait()
+
+    def outcome(self, died: str) -> Outcome:
+        with self._output, self._result:
+            self._output.seek(0)
+            self._result.seek(0)
+            output, result = self._output.read().decode(errors="replace"), self._result.read()
+        code = self.child.returncode
+        if died or not result:
+            killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+            died = died or killed or f"exited with {code}"
+            return Outcome(self.rank, died=died, output=output)
+        value, error = pickle.loads(result)
+        died = "" if code == 0 else f"exited with {code} after its function had returned"
+        return Outcome(self.rank, value, error, died, output)
+
+
+def _run_one(result_fd: int) -> None:
+    """The rank itself."""
+    sys.path[:], parent, file, name, args = pickle.load(sys.stdin.buffer)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no rank is left over
+    if os.getppid() != parent:
+        sys.exit("the test ended while this rank was starting")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(all_threads=True)
+    try:
+        result = pickle.dumps((_load(file, name)(*pickle.loads(args)), None))
+    except BaseException as error:  # noqa: BLE001 - SystemExit too is an outcome like any other
+        traceback.print_exc()
+        result = _dumped(error)
+    with open(result_fd, "wb") as out:
+        out.write(result)
+
+
+def _load(file: str, name: str) -> Callable[..., Any]:
+    # By path: pytest's importlib mode gives test files names that nobody else can import.
+    spec = importlib.util.spec_from_file_location(Path(file).stem + "_in_rank", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def _dumped(error: BaseException) -> bytes:
+    """The error, pickled; what cannot be pickled is told in words."""
+    try:
+        dumped = pickle.dumps((None, error))
+        pickle.loads(dumped)
+    except Exception:  # noqa: BLE001 - pickling runs anybody's code
+        return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
+    return dumped
+
+
+if __name__ == "__main__":
+    _run_one(int(sys.argv[1]))

@@ -1,0 +1,109 @@
+"""`import torch` runs register(): it must be cheap, quiet and unable to fail."""
+
+import importlib
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from shoal import _autoload
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class FakeBackend:
+    """Records what torch.distributed.Backend would be told."""
+
+    def __init__(self) -> None:
+        self.backend_list = ["gloo"]
+        self.calls: list[tuple[str, dict[str, object]]] = []
+
+    def register_backend(self, name: str, _creator: object, **options: object) -> None:
+        self.backend_list.append(name)
+        self.calls.append((name, options))
+
+
+@pytest.fixture
+def distributed(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """An empty torch.distributed, for the test to fill."""
+    module = types.ModuleType("torch.distributed")
+    torch = types.ModuleType("torch")
+    torch.distributed = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.distributed", module)
+    return module
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter, with the same search path, prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def test_it_registers_once_with_a_list_of_devices(distributed: types.ModuleType) -> None:
+    backend = FakeBackend()
+    vars(distributed).update(is_available=lambda: True, Backend=backend)
+    _autoload.register()
+    _autoload.register()
+    assert backend.calls == [("shoal", {"extended_api": True, "devices": ["cpu", "cuda"]})]
+
+
+def test_it_does_nothing_where_torch_is_built_without_distributed(
+    distributed: types.ModuleType,
+) -> None:
+    vars(distributed).update(is_available=lambda: False)
+    _autoload.register()
+
+
+def test_it_never_raises_when_torch_lacks_what_it_needs(distributed: types.ModuleType) -> None:
+    _autoload.register()
+    vars(distributed).update(is_available=lambda: True)
+    _autoload.register()
+    vars(distributed).update(Backend=types.SimpleNamespace(backend_list=[]))
+    _autoload.register()
+
+
+def test_it_never_raises_when_torch_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    _autoload.register()
+
+
+def test_it_never_raises_when_registering_fails(distributed: types.ModuleType) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no")
+
+    backend = types.SimpleNamespace(backend_list=[], register_backend=refuse)
+    vars(distributed).update(is_available=lambda: True, Backend=backend)
+    _autoload.register()
+
+
+def test_the_entry_point_of_the_package_is_register() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    found = re.search(r'entry-points\."torch\.backends"\]\nshoal = "([\w.]+):(\w+)"', text)
+    assert found is not None
+    assert getattr(importlib.import_module(found[1]), found[2]) is _autoload.register
+
+
+def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
+    heavy = "{'torch', 'numpy', 'jax', 'tensorflow', 'shoal._native', 'shoal.frontend'}"
+    assert run_python(f"import shoal; print(sorted({heavy} & set(sys.modules)))") == "[]"
+
+
+def test_torch_knows_the_backend_after_register_and_nothing_else_is_loaded() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import torch.distributed as dist; from shoal._autoload import register; register(); "
+        "register(); print(dist.Backend.backend_list.count('shoal'), "
+        "dist.Backend.backend_capability['shoal'], "
+        "[m for m in sys.modules if m.startswith(('shoal.frontend', 'shoal._native'))])"
+    )
+    assert run_python(code) == "1 ['cpu', 'cuda'] []"

@@ -1,0 +1,60 @@
+"""Names, sizes and numbers of dtypes and operations, with NumPy and torch as the oracle."""
+
+import pytest
+
+from shoal.dtypes import DType, Op, item_size, parse_dtype, parse_op
+from shoal.errors import UsageError
+
+NUMPY_NAMES = [str(dtype) for dtype in DType if dtype is not DType.BFLOAT16]
+
+
+def test_the_numbers_are_those_of_the_wire() -> None:
+    assert [str(dtype) for dtype in sorted(DType)] == [
+        *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
+        *("uint8", "bool", "complex64", "complex128", "uint16", "uint32", "uint64"),
+    ]
+    assert [str(op) for op in sorted(Op)] == [
+        *("sum", "avg", "product", "min", "max", "band", "bor", "bxor"),
+    ]
+    assert list(map(int, sorted(DType))) == list(range(len(DType)))
+    assert list(map(int, sorted(Op))) == list(range(len(Op)))
+
+
+@pytest.mark.parametrize("name", NUMPY_NAMES)
+def test_a_numpy_dtype_and_its_scalar_type_and_its_name_are_the_same(name: str) -> None:
+    np = pytest.importorskip("numpy")
+    dtype = parse_dtype(np.dtype(name))
+    assert str(dtype) == f"{dtype}" == name
+    assert parse_dtype(np.dtype(name).type) is parse_dtype(name) is parse_dtype(dtype) is dtype
+    assert item_size(dtype) == np.dtype(name).itemsize
+
+
+@pytest.mark.parametrize("dtype", DType)
+def test_a_torch_dtype_is_known_by_its_name_and_size(dtype: DType) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = getattr(torch, str(dtype))
+    assert parse_dtype(theirs) is dtype
+    assert item_size(dtype) == theirs.itemsize
+
+
+def test_a_numpy_dtype_of_the_other_byte_order_is_refused() -> None:
+    np = pytest.importorskip("numpy")
+    with pytest.raises(UsageError, match="byte order"):
+        parse_dtype(np.dtype(np.float32).newbyteorder("S"))
+
+
+@pytest.mark.parametrize("value", ["float8", "Float32", "", int, 0, None, object()])
+def test_an_unknown_dtype_is_an_error_that_lists_the_known_ones(value: object) -> None:
+    with pytest.raises(UsageError, match=r"^unknown dtype .*; known are float32, .*, uint64$"):
+        parse_dtype(value)
+
+
+@pytest.mark.parametrize("op", Op)
+def test_an_operation_is_known_by_its_name(op: Op) -> None:
+    assert parse_op(str(op)) is parse_op(op) is op
+
+
+@pytest.mark.parametrize("value", ["mean", "SUM", "", 0, None, ["sum"]])
+def test_an_unknown_operation_is_an_error_that_lists_the_known_ones(value: object) -> None:
+    with pytest.raises(UsageError, match=r"^unknown operation .*; known are sum, avg, .*, bxor$"):
+        parse_op(value)

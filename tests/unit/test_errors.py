@@ -1,0 +1,50 @@
+"""Which built-in exception each error also is, and that PeerLost keeps what it knows."""
+
+import pickle
+
+import pytest
+
+from shoal import errors
+from shoal.errors import PeerLost
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("UsageError", ValueError),
+        ("Unsupported", NotImplementedError),
+        ("PeerLost", RuntimeError),
+        ("TimedOut", TimeoutError),
+        ("Closed", RuntimeError),
+        ("ProofError", Exception),
+        ("InternalError", Exception),
+    ],
+)
+def test_each_error_is_a_shoal_error_and_the_builtin_of_its_meaning(
+    name: str, builtin: type[Exception]
+) -> None:
+    assert issubclass(getattr(errors, name), errors.ShoalError)
+    assert issubclass(getattr(errors, name), builtin)
+
+
+def test_unsupported_is_a_usage_error() -> None:
+    assert issubclass(errors.Unsupported, errors.UsageError)
+
+
+def test_peer_lost_says_who_where_how_and_what_was_waited_for() -> None:
+    lost = PeerLost(3, "node7", "10.0.0.7:4711", "recv 65536 B, chunk 5", reason="closed the link")
+    assert str(lost) == (
+        "rank 3 on node7 at 10.0.0.7:4711 closed the link (recv 65536 B, chunk 5); "
+        "rebuild the group to go on without it"
+    )
+
+
+def test_peer_lost_leaves_out_what_is_not_known() -> None:
+    assert str(PeerLost(-1)) == "an unknown rank is gone; rebuild the group to go on without it"
+
+
+def test_peer_lost_survives_pickling() -> None:
+    lost = PeerLost(3, "node7", "10.0.0.7:4711", "recv", reason="stalled")
+    again = pickle.loads(pickle.dumps(lost))
+    assert str(again) == str(lost)
+    assert vars(again) == vars(lost)

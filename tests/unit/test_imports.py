@@ -1,0 +1,124 @@
+"""Imports point one way: the rooms of src/shoal and what each may import, read from the source."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+# The source, or the installed copy of it: whichever the other tests run.
+ROOT = Path(shoal.__file__).parent
+
+# A room may import itself and these. `errors` and `dtypes` are words that every room may use,
+# except where WITHOUT_WORDS says so.
+WORDS = {"errors", "dtypes"}
+WITHOUT_WORDS = {"errors", "dtypes", "schedule"}
+LOWER = {
+    "errors": set[str](),
+    "dtypes": {"errors"},
+    "schedule": {"errors"},
+    "lens": {"schedule"},
+    "plan": {"schedule"},
+    "engine": {"schedule", "_native"},
+    "rendezvous": set[str](),
+    "group": {"schedule", "plan", "engine", "rendezvous"},
+    "average": {"group"},
+    "server": {"group"},
+    "frontend": {"group", "average"},
+    "_autoload": {"frontend"},
+}
+# These are built out of everything, so they may import everything but the native library.
+TOP = {"__init__", "cli", "bench", "lab", "__main__"}
+
+# Who may import a framework; bench measures them side by side.
+FRAMEWORKS = {"torch", "jax", "tensorflow", "mxnet"}
+FRAMEWORK_USERS = {"frontend", "_autoload", "bench", "cli"}
+
+
+def modules() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """The first part of a path below src/shoal: "schedule/steps.py" is in "schedule"."""
+    return Path(module).parts[0].removesuffix(".py")
+
+
+def imported(module: str, source: str) -> Iterator[str]:
+    """Every module that the source imports, absolute, also inside functions."""
+    package = ("shoal", *Path(module).parts[:-1])
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else ()
+            origin = ".".join((*base, *filter(None, [node.module])))
+            # `from shoal import plan` names a room; from deeper, the origin already does.
+            yield from (f"shoal.{a.name}" if origin == "shoal" else origin for a in node.names)
+
+
+def faults(module: str, source: str) -> list[str]:
+    """The imports that point the wrong way."""
+    room = room_of(module)
+    own = LOWER.get(room, set()) | (set() if room in WITHOUT_WORDS else WORDS) | {room}
+    wrong = []
+    for name in imported(module, source):
+        first, *rest = name.split(".")
+        if first == "shoal":
+            lower = rest[0] if rest else "__init__"
+            right = lower in own or (room in TOP and lower != "_native")
+        elif first in FRAMEWORKS:
+            right = room in FRAMEWORK_USERS
+        else:
+            right = room != "schedule" or first in sys.stdlib_module_names
+        if not right:
+            wrong.append(f"{module} imports {name}")
+    return wrong
+
+
+@pytest.mark.parametrize("module", modules())
+def test_every_room_is_known(module: str) -> None:
+    assert room_of(module) in LOWER.keys() | TOP, "give the new room its line in LOWER"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_one_way(module: str) -> None:
+    assert faults(module, (ROOT / module).read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("schedule/ring.py", "import shoal.plan"),
+        ("schedule/ring.py", "from shoal import dtypes"),
+        ("schedule/ring.py", "from ..plan import choose"),
+        ("schedule/ring.py", "from .. import engine"),
+        ("schedule/ring.py", "import numpy"),
+        ("lens/prove.py", "def f():\n    from shoal.engine import run"),
+        ("plan/choose.py", "import shoal.engine"),
+        ("group.py", "from shoal._native import Engine"),
+        ("bench/run.py", "import shoal._native"),
+        ("average/fusion.py", "import torch.nn"),
+        ("average/fusion.py", "import shoal"),
+        ("frontend/torch/work.py", "from ...engine import run"),
+    ],
+)
+def test_an_import_that_points_the_wrong_way_is_seen(module: str, source: str) -> None:
+    assert len(faults(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("schedule/ring.py", "from . import steps"),
+        ("schedule/ring.py", "from .steps import Send\nfrom shoal.errors import UsageError"),
+        ("engine.py", "from shoal import _native, dtypes"),
+        ("frontend/torch/work.py", "import torch\nfrom ...group import Work"),
+        ("cli/__init__.py", "import shoal\nimport shoal.engine"),
+    ],
+)
+def test_an_import_that_points_the_right_way_is_not(module: str, source: str) -> None:
+    assert faults(module, source) == []

@@ -1,0 +1,114 @@
+"""Steps, promises and the table of algorithms."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.schedule import (
+    ALGORITHMS,
+    Buffer,
+    Copy,
+    Finish,
+    Place,
+    Recv,
+    Send,
+    Step,
+    Value,
+    promise,
+)
+
+
+def test_buffers_keep_the_numbers_of_the_native_program() -> None:
+    assert {b.name: b.value for b in Buffer} == {"DATA": 0, "INPUT": 1, "OUTPUT": 2, "SCRATCH": 3}
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (Send(2, 1), "send DATA[1] to 2"),
+        (Recv(2, 1), "store DATA[1] from 2"),
+        (Recv(2, 1, fold=True, buffer=Buffer.OUTPUT), "fold OUTPUT[1] from 2"),
+        (Copy(0, into=1), "copy DATA[0] into SCRATCH[1]"),
+        (Copy(0, 0, Buffer.INPUT, Buffer.OUTPUT, fold=True), "fold INPUT[0] into OUTPUT[0]"),
+        (Finish(3), "finish DATA[3]"),
+    ],
+)
+def test_steps_say_what_they_do(step: Step, text: str) -> None:
+    assert str(step) == text
+
+
+def test_steps_refuse_negative_numbers() -> None:
+    for make in (
+        lambda: Send(-1, 0),
+        lambda: Send(0, -1),
+        lambda: Recv(-1, 0),
+        lambda: Recv(0, -1),
+        lambda: Copy(-1, 0),
+        lambda: Copy(0, -1),
+        lambda: Finish(-1),
+    ):
+        with pytest.raises(UsageError, match="count from 0"):
+            make()
+
+
+def test_copy_refuses_to_copy_a_chunk_onto_itself() -> None:
+    with pytest.raises(UsageError, match="onto itself"):
+        Copy(1, into=1, into_buffer=Buffer.DATA)
+    Copy(1, into=1)
+
+
+def test_all_reduce_promises_every_chunk_folded_over_all_ranks() -> None:
+    promised = promise("all_reduce", 1, 3, n_chunks=2)
+    assert promised.n_chunks == {Buffer.DATA: 2}
+    assert promised.starts == {Place(Buffer.DATA, c): Value(range(1, 2), c) for c in range(2)}
+    assert promised.ends == {Place(Buffer.DATA, c): Value(range(3), c, True) for c in range(2)}
+
+
+def test_broadcast_promises_the_roots_buffer_and_only_the_root_starts_with_it() -> None:
+    held = {Place(Buffer.DATA, 0): Value(range(2, 3), 0)}
+    assert promise("broadcast", 2, 3, 1, root=2).starts == held
+    assert promise("broadcast", 0, 3, 1, root=2).starts == {}
+    assert promise("broadcast", 0, 3, 1, root=2).ends == held
+
+
+def test_all_gather_promises_the_block_of_each_rank_in_its_place() -> None:
+    promised = promise("all_gather", 1, 2, n_chunks=2)
+    assert promised.n_chunks == {Buffer.INPUT: 1, Buffer.OUTPUT: 2}
+    assert promised.starts == {Place(Buffer.INPUT, 0): Value(range(1, 2), 0)}
+    assert promised.ends == {
+        Place(Buffer.OUTPUT, 0): Value(range(1), 0),
+        Place(Buffer.OUTPUT, 1): Value(range(1, 2), 0),
+    }
+
+
+def test_reduce_scatter_promises_the_ranks_own_block_folded_over_all_ranks() -> None:
+    promised = promise("reduce_scatter", 1, 2, n_chunks=2)
+    assert promised.n_chunks == {Buffer.INPUT: 2, Buffer.OUTPUT: 1}
+    assert promised.starts == {Place(Buffer.INPUT, c): Value(range(1, 2), c) for c in range(2)}
+    assert promised.ends == {Place(Buffer.OUTPUT, 0): Value(range(2), 1, True)}
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_blocks_cannot_be_cut_into_another_number_of_chunks(collective: str) -> None:
+    with pytest.raises(UsageError, match=f"{collective} over 3 ranks has 3 chunks, not 4"):
+        promise(collective, 0, 3, n_chunks=4)
+
+
+def test_an_unknown_collective_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="no collective 'gossip': there are all_reduce, broadcast"):
+        promise("gossip", 0, 1, 1)
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_a_rank_of_a_large_group_takes_only_as_many_steps_as_it_has_peers(collective: str) -> None:
+    size = 2048
+    for algorithm in ALGORITHMS[collective].values():
+        steps = list(islice(algorithm.steps(7, size, 0), 5 * size))
+        assert len(steps) <= 4 * size
+
+
+def test_an_algorithm_yields_its_first_step_before_the_others_exist() -> None:
+    assert next(ALGORITHMS["all_reduce"]["ring"].steps(0, 10**9)) == Send(1, 0)
