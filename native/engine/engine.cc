@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace shoal {
 namespace {
 
 // Bounds on what peers can make this rank remember.
-constexpr size_t kMaxEarlyFrames = 1u << 16;  // per group; a call costs a peer a handful
+constexpr uint32_t kMaxEarlyFrames = 1u << 16;  // per peer; a call costs a peer a handful
+constexpr uint32_t kMaxEagerBytes = 1u << 20;   // per peer, whatever its own ceiling allows it
 constexpr size_t kFinishedKept = 4096;        // calls whose late frames are still compared
 constexpr uint32_t kMaxText = 4096;
 
@@ -30,18 +32,22 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       said_ns_(names_.size(), 0),
       to_flush_(names_.size(), false),
       eager_out_(names_.size(), 0),
+      eager_in_(names_.size(), 0),
       credit_due_(names_.size(), 0),
+      n_early_(names_.size(), 0),
       landings_(names_.size()) {
   peer_state_[rank_] = PeerState::kSelf;
   // A quarter of the ceiling for early small messages of all peers together, reserved now.
   const size_t n_peers = std::max<size_t>(1, names_.size() - 1);
   eager_allowance_ =
-      static_cast<uint32_t>(std::min<size_t>(1u << 20, options.staging_bytes / 4 / n_peers));
+      static_cast<uint32_t>(std::min<size_t>(kMaxEagerBytes, options.staging_bytes / 4 / n_peers));
   staging_.reserve(eager_allowance_ * n_peers);
 }
 
-// Calls hold staging blocks and must go before it.
+// Calls hold staging blocks, which must go before it; the calls themselves may stay with callers.
 Engine::~Engine() {
+  for (const auto& [id, group] : groups_)
+    for (const auto& [key, call] : group->in_flight) call->state.clear();
   outstanding_.clear();
   runnable_.clear();
   groups_.clear();
@@ -64,6 +70,7 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
     group.rank_of[group.members[at]] = static_cast<int>(at);
   group.rank = group.rank_of[rank_];
   group.born = true;
+  if (group.poison && group.rank_of[group.poisoned_by] < 0) group.poison = {};
   dropped_groups_.erase(id);
   for (const int member : group.members) {
     if (peer_state_[member] == PeerState::kLost || peer_state_[member] == PeerState::kLeft) {
@@ -92,6 +99,7 @@ std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Pla
   call->key = key;
   call->serial = ++group.n_calls;
   call->deadline_ns = deadline_ns;
+  call->posted_ns = now_;
   if (group.poison || group.in_flight.count(key) != 0) {
     call->error = group.poison ? group.poison
                                : Error{Fault::kMismatch, -1,
@@ -130,12 +138,18 @@ std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Pla
 
   if (const auto early = group.early.find(key); early != group.early.end()) {
     std::vector<Early> frames = std::move(early->second);
-    group.n_early -= frames.size();
     group.early.erase(early);
     for (Early& frame : frames) {
       if (call->finished) break;
       handle(*call, frame.peer, frame.header, frame.payload);
+      n_early_[std::exchange(frame.peer, rank_)]--;
     }
+    discard_early(std::move(frames));
+  }
+  if (group.departed && !call->finished) {
+    for (const int peer : program.peers)
+      if (peer_state_[group.members[peer]] == PeerState::kLeft && needs(*call, group.members[peer]))
+        abort_group(group, group.departed, true);
   }
   if (call->steps_left == 0 && !call->finished) finish(*call, {});
   return call;
@@ -147,8 +161,19 @@ void Engine::finish(Collective& call, const Error& error) {
   Group& group = *call.group;
   call.error = error;
   call.ready.clear();
-  for (StepState& state : call.state)
+  for (uint32_t at = 0; at < call.state.size(); ++at) {
+    StepState& state = call.state[at];
     if (state.reserved > 0) staging_.unreserve(size_t{state.reserved} * call.plan->segment_bytes);
+    if (!error || (state.arrived.empty() && state.offered.empty())) continue;
+    // What came and was not used goes back: the links live on.
+    const Step& step = call.plan->program->steps[at];
+    for (const Arrived& came : std::exchange(state.arrived, {}))
+      if (came.eager)
+        owe_credit(group.members[step.peer], eager_cost(call.segment_bytes(step, came.segment)));
+    for (const Offered& offer : std::exchange(state.offered, {}))
+      if (offer.slot != Slots::kNone && offer.first + offer.count > state.done)
+        give_back(group.members[step.peer], offer.slot);
+  }
   group.in_flight.erase(call.key);
   --n_in_flight_;
   group.finished[call.key] = call.plan;
@@ -183,7 +208,11 @@ uint32_t Engine::frames_awaited(const Collective& call) const {
     const StepState& state = call.state[at];
     if (state.done == state.n_segments || step.kind == StepKind::kCopy) continue;
     if (step.peer < 0) continue;
-    if (!is_eager(call, at) || state.n_segments > 1) return 1;
+    // What is still to be sent may hang on the very next frame, and only frames in shared memory
+    // ring the bell.
+    const Link* link = links_[call.group->members[step.peer]].get();
+    const bool to_send = step.kind == StepKind::kSend && state.started < state.n_segments;
+    if (to_send || link == nullptr || !link->shares_memory() || !is_eager(call, at)) return 1;
     if (step.kind == StepKind::kRecv && state.arrived.empty()) ++awaited;
   }
   return std::max(1u, awaited);
@@ -219,7 +248,7 @@ void Engine::send_text(int peer, Header header, const std::string& text) {
   frame.header = header;
   frame.payload = reinterpret_cast<const std::byte*>(kept->data());
   frame.token = next_token_++;
-  if (!send(peer, frame)) texts_[frame.token] = std::move(kept);
+  if (!send(peer, frame)) texts_[frame.token] = {peer, std::move(kept)};
 }
 
 void Engine::flush() {
@@ -283,6 +312,15 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
     case FrameType::kAbort:
     case FrameType::kLost:
       return on_end_of_group(peer, header, payload);
+    case FrameType::kRegion:
+    case FrameType::kRelease:
+      return;  // links keep these to themselves
+    case FrameType::kData:
+      if ((header.flags & kEager) == 0) break;
+      eager_in_[peer] += eager_cost(payload.size());
+      if (eager_in_[peer] > kMaxEagerBytes)
+        return protocol_error(peer, "sent more than its allowance of data without asking");
+      break;
     case FrameType::kTaken:
       if ((header.flags & kInSlot) == 0) break;
       if (!slots_.give_back(header.count, peer))
@@ -305,7 +343,7 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
   if (slot == nullptr) {
     if (dropped_groups_.count(header.group) != 0) {
       groups_.erase(header.group);
-      return;
+      return discard(peer, header, payload);
     }
     slot = std::make_unique<Group>();
     slot->id = header.group;
@@ -327,28 +365,61 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
       past.key = header.key;
       disagree(past, peer);
     }
-    return;
+    return discard(peer, header, payload);
   }
   keep_early(group, peer, header, payload);
 }
 
 void Engine::keep_early(Group& group, int peer, const Header& header,
                         std::span<std::byte> payload) {
-  if (group.poison) return;
-  if (++group.n_early > kMaxEarlyFrames)
+  // Nobody can disagree with a call that we have not made: it is one we have forgotten.
+  if (group.poison || header.type == FrameType::kDisagree) return discard(peer, header, payload);
+  const bool data = header.type == FrameType::kData;
+  if (data ? (header.flags & kEager) == 0 : payload.size() > sizeof(Place))
+    return protocol_error(peer, "sent " + std::to_string(payload.size()) +
+                                    " B for a call that this rank has not posted");
+  if (n_early_[peer] == kMaxEarlyFrames)
     return protocol_error(peer, "is more than " + std::to_string(kMaxEarlyFrames) +
                                     " frames ahead of this rank");
-  Landing& landing = landings_[peer];
+  n_early_[peer]++;
   group.early[header.key].push_back({peer, header, {payload.begin(), payload.end()}});
-  landing.block = {};
+  landings_[peer].block = {};
+}
+
+void Engine::discard_early(std::vector<Early> frames) {
+  for (const Early& frame : frames) {
+    if (frame.peer == rank_) continue;  // used already
+    n_early_[frame.peer]--;
+    discard(frame.peer, frame.header, frame.payload);
+  }
+}
+
+// A frame that nobody wants any more still holds something of its sender's.
+void Engine::discard(int peer, const Header& header, std::span<const std::byte> payload) {
+  if (header.type == FrameType::kData && (header.flags & kEager) != 0)
+    owe_credit(peer, eager_cost(payload.size()));
+  if (header.type == FrameType::kOffer && (header.flags & kInSlot) != 0)
+    give_back(peer, place_of(payload).region);
+}
+
+void Engine::give_back(int peer, uint32_t slot) {
+  Frame frame;
+  frame.header.type = FrameType::kTaken;
+  frame.header.flags = kInSlot;
+  frame.header.count = slot;
+  send(peer, frame);
 }
 
 void Engine::handle(Collective& call, int peer, const Header& header,
                     std::span<std::byte> payload) {
   const int from = call.group->rank_of[peer];
+  if (from < 0) return protocol_error(peer, "sent a frame of a group it is not in");
   if (header.type == FrameType::kDisagree)
     return on_disagree(*call.group, *call.plan, call.key, peer, payload);
-  if (header.descriptor != call.plan->descriptor_hash) return disagree(call, peer);
+  if (header.descriptor != call.plan->descriptor_hash) {
+    disagree(call, peer);
+    return discard(peer, header, payload);
+  }
   const Program& program = *call.plan->program;
   const bool about_my_send =
       header.type == FrameType::kGrant || header.type == FrameType::kTaken;
@@ -390,6 +461,9 @@ void Engine::on_open(Collective& call, int from) {
 void Engine::on_grant(Collective& call, int from, const Header& header, const Place& place) {
   const uint32_t at = call.plan->program->sends_to[from][header.flow];
   StepState& state = call.state[at];
+  if (place.gate != Place::kNoGate && place.gate >= call.plan->program->recvs_from[from].size())
+    return protocol_error(call.group->members[from],
+                          "waits for a flow of " + call.doing() + " that it does not send");
   state.granted = std::max(state.granted, header.segment);
   if (place.gate != Place::kNoGate) state.gate = place.gate;
   if (place.region != 0) {
@@ -410,24 +484,27 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
                      std::any_of(state.arrived.begin(), state.arrived.end(), [&](const auto& came) {
                        return came.segment == header.segment;
                      });
-  if (twice || header.segment >= state.n_segments ||
+  const bool allowed = (header.flags & kEager) != 0 || header.segment < state.grant_said;
+  if (twice || !allowed || header.segment >= state.n_segments ||
       payload.size() != call.segment_bytes(step, header.segment))
     return protocol_error(peer, "sent segment " + std::to_string(header.segment) + " of " +
-                                    call.doing() + " with " + std::to_string(payload.size()) +
-                                    " B or twice");
-  if (step.gate != Place::kNoGate) {
+                                    call.doing() + " twice, unasked, or with a wrong length of " +
+                                    std::to_string(payload.size()) + " B");
+  const bool eager = (header.flags & kEager) != 0;
+  if (step.gate != Place::kNoGate && !eager) {
     // The peer sends this only after consuming our own segment: that send is done.
     advance(call, call.plan->program->sends_to[step.peer][step.gate],
             std::min(header.segment + 1,
                      call.state[call.plan->program->sends_to[step.peer][step.gate]].started));
   }
-  const bool eager = (header.flags & kEager) != 0;
   const bool landed = landing.in_place && payload.data() == call.segment_at(step.buffer, step.chunk,
                                                                            header.segment);
   if (header.segment == state.done && state.done < call.segments_ready(step)) {
-    // Deeper calls reuse the landing; the block must live until the bytes are used.
-    const Block used = std::move(landing.block);
-    if (eager) owe_credit(peer, header.length);
+    // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
+    // was kept until now lies elsewhere, and the landing may be in use.
+    Block used;
+    if (landing.block.data() == payload.data()) used = std::move(landing.block);
+    if (eager) owe_credit(peer, eager_cost(payload.size()));
     return consume(call, at, landed ? nullptr : payload.data());
   }
   Arrived came{header.segment, {}, landed, eager};
@@ -448,11 +525,23 @@ void Engine::on_offer(Collective& call, const Header& header, const Place& place
   if (header.count == 0 || header.count > state.n_segments - header.segment)
     return protocol_error(call.group->members[call.plan->program->steps[at].peer],
                           "offered segments that " + call.doing() + " does not have");
-  Offered offer{header.segment, header.count, in_slot ? kArenaRegion : place.region, place.offset,
-                in_slot ? place.region : Slots::kNone};
+  add_offer(call, at,
+            {header.segment, header.count, in_slot ? kArenaRegion : place.region, place.offset,
+             in_slot ? place.region : Slots::kNone, false});
+}
+
+// Keeps offers in the order of their segments; one segment comes once.
+void Engine::add_offer(Collective& call, uint32_t at, const Offered& offer) {
+  StepState& state = call.state[at];
   const auto where =
       std::find_if(state.offered.begin(), state.offered.end(),
                    [&](const Offered& other) { return other.first > offer.first; });
+  const bool after_all = where == state.offered.end();
+  const uint32_t before =
+      where == state.offered.begin() ? state.done : std::prev(where)->first + std::prev(where)->count;
+  if (offer.first < before || (!after_all && offer.first + offer.count > where->first))
+    return protocol_error(call.group->members[call.plan->program->steps[at].peer],
+                          "offered a segment of " + call.doing() + " twice");
   state.offered.insert(where, offer);
   make_ready(call, at);
 }
@@ -464,13 +553,14 @@ void Engine::on_taken(Collective& call, const Header& header, int from) {
 
 void Engine::on_placed(Collective& call, const Header& header, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
+  if (header.count == 0 || header.count > header.segment || header.segment > call.state[at].grant_said)
+    return protocol_error(call.group->members[step.peer],
+                          "put segments of " + call.doing() + " that were not granted");
   if (step.gate != Place::kNoGate) {
     const uint32_t before = call.plan->program->sends_to[step.peer][step.gate];
     advance(call, before, std::min(header.segment, call.state[before].started));
   }
-  if (call.finished) return;
-  call.state[at].placed = std::max(call.state[at].placed, header.segment);
-  make_ready(call, at);
+  add_offer(call, at, {header.segment - header.count, header.count, 0, 0, Slots::kNone, true});
 }
 
 void Engine::owe_credit(int peer, uint32_t n_bytes) {
@@ -479,6 +569,7 @@ void Engine::owe_credit(int peer, uint32_t n_bytes) {
   Frame frame;
   frame.header.type = FrameType::kCredit;
   frame.carry({0, Place::kNoGate, credit_due_[peer]});
+  eager_in_[peer] -= credit_due_[peer];
   credit_due_[peer] = 0;
   send(peer, frame);
 }

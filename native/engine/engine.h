@@ -35,11 +35,12 @@ struct Group {
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
   bool born = false;         // false: only frames of it have been seen
   uint64_t n_calls = 0;
-  Error poison;  // set once: everything in flight and later fails with it
+  Error poison;    // set once: everything in flight and later fails with it
+  int poisoned_by = -1;  // who told of it before the group was born
+  Error departed;  // a member has left in good order: calls that need nothing more of it go on
 
   std::unordered_map<uint64_t, std::shared_ptr<Collective>> in_flight;  // by key
   std::unordered_map<uint64_t, std::vector<Early>> early;
-  size_t n_early = 0;
   // What the last calls were, so that a late frame of another call under the same key is noticed.
   std::unordered_map<uint64_t, std::shared_ptr<const Plan>> finished;
   std::vector<uint64_t> finished_order;
@@ -106,6 +107,7 @@ class Engine final : public FrameSink {
   struct Outstanding {  // a borrowed payload on its way
     std::shared_ptr<Collective> call;
     uint32_t step = 0;
+    uint32_t segment = 0;
   };
 
   // Running steps (steps.cc)
@@ -114,14 +116,19 @@ class Engine final : public FrameSink {
   size_t attempt_recv(Collective& call, uint32_t at);
   size_t attempt_local(Collective& call, uint32_t at);
   size_t send_put(Collective& call, uint32_t at, std::byte* to);
+  void say_placed(Collective& call, uint32_t at);
+  void say_taken(Collective& call, uint32_t at);
   size_t send_data(Collective& call, uint32_t at, bool eager);
   size_t send_by_reference(Collective& call, uint32_t at, uint32_t ready);
   size_t send_in_slot(Collective& call, uint32_t at);
   uint32_t granted(const Collective& call, uint32_t at) const;
   bool is_eager(const Collective& call, uint32_t at) const;
+  // What an early message costs the receiver: the bytes, and a record of the frame.
+  static uint32_t eager_cost(size_t n_bytes) { return static_cast<uint32_t>(n_bytes) + 256; }
   void consume(Collective& call, uint32_t at, const std::byte* from);
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
+  void complete(Collective& call, uint32_t at, uint32_t segment);
   void make_ready(Collective& call, uint32_t at);
   void finish(Collective& call, const Error& error);
 
@@ -131,6 +138,7 @@ class Engine final : public FrameSink {
   void on_grant(Collective& call, int from, const Header& header, const Place& place);
   void on_data(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
   void on_offer(Collective& call, const Header& header, const Place& place, uint32_t at);
+  void add_offer(Collective& call, uint32_t at, const Offered& offer);
   void on_taken(Collective& call, const Header& header, int from);
   void on_placed(Collective& call, const Header& header, uint32_t at);
   void on_end_of_group(int peer, const Header& header, std::span<std::byte> payload);
@@ -139,6 +147,9 @@ class Engine final : public FrameSink {
   void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
                    std::span<std::byte> payload);
   void owe_credit(int peer, uint32_t n_bytes);
+  void discard(int peer, const Header& header, std::span<const std::byte> payload);
+  void discard_early(std::vector<Early> frames);
+  void give_back(int peer, uint32_t slot);
 
   Frame frame_for(const Collective& call, FrameType type, uint32_t flow, uint32_t segment) const;
   bool send(int peer, const Frame& frame);
@@ -159,7 +170,8 @@ class Engine final : public FrameSink {
   std::vector<PeerState> peer_state_;
   std::vector<int64_t> heard_ns_, said_ns_;
   std::vector<bool> to_flush_;
-  std::vector<uint32_t> eager_out_, credit_due_;  // bytes, by peer
+  std::vector<uint32_t> eager_out_, eager_in_, credit_due_;  // bytes, by peer
+  std::vector<uint32_t> n_early_;                            // frames kept, by peer
   uint32_t eager_allowance_ = 0;
   int64_t last_tick_ns_ = 0;
 
@@ -175,13 +187,22 @@ class Engine final : public FrameSink {
   std::vector<std::shared_ptr<Collective>> runnable_;
   std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;
   std::unordered_map<uint64_t, Outstanding> outstanding_;  // by token
-  std::unordered_map<uint64_t, std::shared_ptr<std::string>> texts_;  // by token, until sent
+  struct Text {
+    int peer;
+    std::shared_ptr<std::string> text;
+  };
+  std::unordered_map<uint64_t, Text> texts_;  // by token, until sent
   uint64_t next_token_ = 1;
   size_t n_in_flight_ = 0;
   // Lost and broken peers are dealt with after the current frame or step, never inside it.
   std::vector<std::pair<int, std::string>> breaking_;
   std::vector<std::unique_ptr<Link>> graveyard_;
   void settle_broken();
+  void settle_departed(int peer);
+  void greet_late(Collective& call);
+  std::string awaited(const Collective& call) const;
+  bool given_up_ = false;  // the others count this rank as lost: what it says about them is void
+  bool needs(const Collective& call, int peer) const;
 };
 
 }  // namespace shoal

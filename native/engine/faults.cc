@@ -1,5 +1,6 @@
 // How a group ends before its time: disagreement, abort, deadlines, silence and death.
 #include <algorithm>
+#include <utility>
 
 #include "engine/engine.h"
 
@@ -9,6 +10,14 @@ namespace {
 std::string seconds(int64_t ns) {
   const int64_t tenths = ns / 100'000'000;
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
+// What a peer wrote goes into exceptions and logs: no control characters, no broken UTF-8.
+std::string printable(std::span<const std::byte> payload) {
+  std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
+  for (char& c : text)
+    if (c < ' ' || c > '~') c = '?';
+  return text;
 }
 
 }  // namespace
@@ -24,7 +33,7 @@ void Engine::disagree(Collective& call, int peer) {
 
 void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int peer,
                          std::span<std::byte> payload) {
-  const std::string theirs(reinterpret_cast<const char*>(payload.data()), payload.size());
+  const std::string theirs = printable(payload);
   std::string one = who(rank_) + " called " + mine.descriptor;
   std::string other = who(peer) + " called " + theirs;
   if (peer < rank_) std::swap(one, other);  // the same words whoever says them
@@ -53,29 +62,39 @@ void Engine::abort_group(Group& group, const Error& why, bool tell) {
     error.doing = call->doing();
     finish(*call, error);
   }
-  group.early.clear();
-  group.n_early = 0;
+  for (auto& [key, frames] : std::exchange(group.early, {})) discard_early(std::move(frames));
   flush();
 }
 
 // Another rank tells us that a group or a peer is done for.
 void Engine::on_end_of_group(int peer, const Header& header, std::span<std::byte> payload) {
-  const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
+  const std::string text = printable(payload);
   const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
   if (header.type == FrameType::kLost) {
     if (culprit != rank_) return peer_lost(culprit, text);
-    // They gave us up. Nothing of this mesh can be trusted any more.
+    // They gave us up. Nothing of this mesh can be trusted any more, and nobody must believe what
+    // we say of the others, who are well.
+    given_up_ = true;
     for (size_t other = 0; other < names_.size(); ++other)
       if (peer_state_[other] == PeerState::kAlive)
         breaking_.emplace_back(static_cast<int>(other), "gave this rank up: " + text);
     return;
   }
-  const auto group = groups_.find(header.group);
-  if (group == groups_.end() || !group->second->born) return;
+  if (dropped_groups_.count(header.group) != 0) return;
+  auto& slot = groups_[header.group];
+  if (slot == nullptr) {
+    slot = std::make_unique<Group>();
+    slot->id = header.group;
+  }
+  Group& group = *slot;
+  if (group.born && group.rank_of[peer] < 0)
+    return protocol_error(peer, "ended a group it is not in");
   const auto fault = header.count > 0 && header.count <= static_cast<uint32_t>(Fault::kInternal)
                          ? static_cast<Fault>(header.count)
                          : Fault::kClosed;
-  abort_group(*group->second, {fault, culprit, text}, false);
+  // Of a group that this process has yet to make: its calls shall fail too, not wait.
+  if (!group.born && !group.poison) group.poisoned_by = peer;
+  abort_group(group, {fault, culprit, text}, false);
 }
 
 void Engine::peer_lost(int peer, const std::string& why) {
@@ -93,25 +112,60 @@ void Engine::settle_broken() {
   while (!breaking_.empty()) {
     const auto [peer, why] = std::move(breaking_.front());
     breaking_.erase(breaking_.begin());
-    if (links_[peer] == nullptr) continue;
-    const bool left = peer_state_[peer] == PeerState::kLeft;
-    if (!left) peer_state_[peer] = PeerState::kLost;
-    graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
-    graveyard_.back()->close();
-    slots_.drop_peer(peer);
-    if (!left) {
-      Header header;
-      header.type = FrameType::kLost;
-      header.flow = static_cast<uint32_t>(peer);
-      for (size_t other = 0; other < names_.size(); ++other)
-        if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
+    if (peer_state_[peer] == PeerState::kLeft) {
+      settle_departed(peer);
+      continue;
     }
-    const std::string text = left ? "left the group (it closed it, or its program ended)" : why;
+    if (peer_state_[peer] != PeerState::kAlive) continue;
+    peer_state_[peer] = PeerState::kLost;
+    if (links_[peer] != nullptr) {
+      links_[peer]->close();
+      graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
+    }
+    std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
+    slots_.drop_peer(peer);
+    Header header;
+    header.type = FrameType::kLost;
+    header.flow = static_cast<uint32_t>(peer);
+    for (size_t other = 0; other < names_.size() && !given_up_; ++other)
+      if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
     for (auto& [id, group] : groups_)
       if (group->born && group->rank_of[peer] >= 0)
-        abort_group(*group, {Fault::kPeerLost, peer, text}, false);
+        abort_group(*group, {Fault::kPeerLost, peer, why}, false);
   }
   flush();
+}
+
+// A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
+// offered in shared memory still lies there.
+void Engine::settle_departed(int peer) {
+  const Error left = {Fault::kPeerLost, peer, "left the group (it closed it, or its program ended)"};
+  for (auto& [id, group] : groups_) {
+    if (!group->born || group->rank_of[peer] < 0) continue;
+    if (!group->departed) group->departed = left;
+    const bool stuck =
+        std::any_of(group->in_flight.begin(), group->in_flight.end(),
+                    [&](const auto& entry) { return needs(*entry.second, peer); });
+    // Told to all: who does not need the departed may wait for us.
+    if (stuck) abort_group(*group, left, true);
+  }
+}
+
+// Whether a call still waits for something that `peer` has not said or done yet.
+bool Engine::needs(const Collective& call, int peer) const {
+  const int from = call.group->rank_of[peer];
+  const Program& program = *call.plan->program;
+  for (const uint32_t at : program.recvs_from[from]) {
+    const StepState& state = call.state[at];
+    uint32_t n_here = state.done + static_cast<uint32_t>(state.arrived.size());
+    for (const Offered& offer : state.offered) {
+      const uint32_t end = offer.first + offer.count;
+      n_here += end - std::min(end, std::max(offer.first, state.done));
+    }
+    if (n_here < state.n_segments) return true;
+  }
+  return std::any_of(program.sends_to[from].begin(), program.sends_to[from].end(),
+                     [&](uint32_t at) { return call.state[at].done < call.state[at].n_segments; });
 }
 
 void Engine::say_goodbye() {
@@ -123,8 +177,11 @@ void Engine::say_goodbye() {
 }
 
 bool Engine::has_queued() const {
-  return std::any_of(links_.begin(), links_.end(),
-                     [](const auto& link) { return link != nullptr && link->has_queued(); });
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    if (peer_state_[peer] == PeerState::kAlive && links_[peer] != nullptr &&
+        links_[peer]->has_queued())
+      return true;
+  return false;
 }
 
 void Engine::pump_all() {
@@ -151,7 +208,7 @@ void Engine::tick(int64_t now) {
     for (int64_t& heard : heard_ns_) heard = std::max(heard, now - options_.heartbeat_ns);
   last_tick_ns_ = now_ = now;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
-    if (links_[peer] == nullptr) continue;
+    if (peer_state_[peer] != PeerState::kAlive || links_[peer] == nullptr) continue;
     if (now - said_ns_[peer] >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {
       Frame frame;
       frame.header.type = FrameType::kHeartbeat;
@@ -163,21 +220,14 @@ void Engine::tick(int64_t now) {
   }
   for (auto& [id, group] : groups_) {
     for (const auto& [key, call] : group->in_flight) {
-      if (now < call->deadline_ns) continue;
-      std::string waiting;
-      const Program& program = *call->plan->program;
-      for (uint32_t at = 0; at < program.steps.size(); ++at) {
-        const Step& step = program.steps[at];
-        const StepState& state = call->state[at];
-        if (step.peer < 0 || state.done == state.n_segments) continue;
-        const std::string& name = who(group->members[step.peer]);
-        if (waiting.find(name) == std::string::npos)
-          waiting += (waiting.empty() ? "" : ", ") + name;
+      if (now < call->deadline_ns) {
+        greet_late(*call);
+        continue;
       }
       abort_group(*group,
                   {Fault::kTimedOut, -1,
                    who(rank_) + " reached the deadline of " + call->doing() + " waiting for " +
-                       waiting},
+                       awaited(*call)},
                   true);
       break;  // in_flight is empty now
     }
@@ -185,6 +235,42 @@ void Engine::tick(int64_t now) {
   flush();
   settle_broken();
   graveyard_.clear();
+}
+
+// A call of small messages does not announce itself to ranks that it sends nothing. If they called
+// something else under its key, nobody would find out before the deadline.
+void Engine::greet_late(Collective& call) {
+  if (call.greeted_all || now_ - call.posted_ns < options_.heartbeat_ns) return;
+  call.greeted_all = true;
+  for (const int peer : call.plan->program->peers)
+    send(call.group->members[peer], frame_for(call, FrameType::kOpen, 0, 0));
+}
+
+// The ranks that owe `call` something it could use now: not those that wait for others themselves.
+std::string Engine::awaited(const Collective& call) const {
+  constexpr size_t kNamed = 8;  // more would bury the rest of the message
+  std::vector<bool> owes(call.group->members.size(), false);
+  for (uint32_t at = 0; at < call.state.size(); ++at) {
+    const Step& step = call.plan->program->steps[at];
+    const StepState& state = call.state[at];
+    if (step.peer < 0 || state.done == state.n_segments) continue;
+    const bool is_here =
+        step.kind == StepKind::kRecv &&
+        (std::any_of(state.arrived.begin(), state.arrived.end(),
+                     [&](const Arrived& came) { return came.segment == state.done; }) ||
+         (!state.offered.empty() && state.offered.front().first <= state.done));
+    const bool could_go = step.kind == StepKind::kRecv || state.done < call.segments_ready(step);
+    if (could_go && !is_here) owes[step.peer] = true;
+  }
+  const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
+  std::string text;
+  size_t n_named = 0;
+  for (size_t rank = 0; rank < owes.size() && n_named < kNamed; ++rank) {
+    if (!owes[rank]) continue;
+    text += (n_named++ == 0 ? "" : ", ") + who(call.group->members[rank]);
+  }
+  if (n_owing > kNamed) text += " and " + std::to_string(n_owing - kNamed) + " more";
+  return n_owing == 0 ? "this rank's own turn" : text;
 }
 
 }  // namespace shoal

@@ -115,7 +115,6 @@ std::shared_ptr<Collective> Mesh::post(Group& group, std::shared_ptr<const Plan>
   // Small messages leave at once; the rest is for whoever drives.
   engine_.progress(1);
   const bool rouse = background && !call->finished && n_callers_ == 0;
-  finished_some_ |= engine_.has_work();  // a caller asleep on another call has new work to drive
   after_step(lock);
   if (rouse) Lane::of_process().kick();
   return call;
@@ -136,9 +135,9 @@ bool Mesh::step() {
   return engine_.progress(kTurnBytes) || came;
 }
 
-// Wakes callers whose call another thread finished.
+// Wakes callers whose call this thread finished, or who have new work to drive.
 void Mesh::after_step(std::unique_lock<std::mutex>& lock) {
-  const bool wake = finished_some_ && n_callers_ > 0;
+  const bool wake = (finished_some_ || engine_.has_work()) && n_callers_ > 0;
   finished_some_ = false;
   lock.unlock();
   if (wake) arena_->wake_callers();

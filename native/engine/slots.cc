@@ -5,7 +5,11 @@
 namespace shoal {
 
 Slots::Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers)
-    : base_(base), quota_(quota), holders_(n_slots), held_by_(static_cast<size_t>(n_peers), 0) {
+    : base_(base),
+      quota_(quota),
+      holders_(n_slots),
+      stamps_(n_slots, 0),
+      held_by_(static_cast<size_t>(n_peers), 0) {
   // Last given back, first reused: it is the warmest in the cache.
   for (uint32_t slot = n_slots; slot-- > 0;) free_.push_back(slot);
 }
@@ -14,6 +18,7 @@ uint32_t Slots::take() {
   if (free_.empty()) return kNone;
   const uint32_t slot = free_.back();
   free_.pop_back();
+  stamps_[slot]++;
   return slot;
 }
 

@@ -30,12 +30,16 @@ class Slots {
 
   std::byte* data(uint32_t slot) const { return base_ + slot * kSlotBytes; }
   uint64_t offset(uint32_t slot) const { return slot * kSlotBytes; }
+  // Changes whenever take() hands the slot out: what lies in it is the same while it is lent and
+  // this is the same.
+  uint64_t stamp(uint32_t slot) const { return stamps_[slot]; }
   bool is_lent(uint32_t slot) const { return !holders_[slot].empty(); }
 
  private:
   std::byte* base_ = nullptr;
   uint32_t quota_ = 0;
   std::vector<std::vector<int>> holders_;  // by slot
+  std::vector<uint64_t> stamps_;           // by slot
   std::vector<uint32_t> held_by_;          // by peer
   std::vector<uint32_t> free_;
 };

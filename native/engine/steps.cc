@@ -1,5 +1,7 @@
 // Running the steps of a call: which segment may move, and by which of the ways a link offers.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/shared_memory.h"
 #include "engine/engine.h"
@@ -103,7 +105,7 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   const size_t n_bytes = call.segment_bytes(step, state.started);
   if (is_eager(call, at)) {
     if (state.started < may) return send_data(call, at, false);
-    if (eager_out_[peer] + n_bytes <= eager_allowance_) return send_data(call, at, true);
+    if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_) return send_data(call, at, true);
     if (!state.want_said) send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
     state.want_said = true;
     return 0;
@@ -115,12 +117,15 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     if (std::byte* to = link->peer_address(state.region, offset, n_bytes))
       return send_put(call, at, to);
   }
+  // The receiver takes segments in order: what lies in its buffer must not be a secret any more
+  // when later ones hold slots.
+  say_placed(call, at);
   if (size_t moved = send_by_reference(call, at, ready)) return moved;
   // The last free slot is kept for segments the receiver can use at once: whatever else fills the
   // slots, those always get through, so no set of calls can block each other.
-  const uint32_t room = slots_.free_for(peer);
-  if (state.started < may ? room >= 1 : call.peer_open[step.peer] && room >= 2)
-    return send_in_slot(call, at);
+  const bool granted_now = state.started < may;
+  if (!granted_now && !call.peer_open[step.peer]) return 0;  // its word will wake this step
+  if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return send_in_slot(call, at);
   if (!state.waits_for_slot) waiting_for_slots_.emplace_back(call.weak_from_this(), at);
   state.waits_for_slot = true;
   return 0;
@@ -133,12 +138,20 @@ size_t Engine::send_put(Collective& call, uint32_t at, std::byte* to) {
   const size_t n_bytes = call.segment_bytes(step, state.started);
   std::memcpy(to, call.segment_at(step.buffer, step.chunk, state.started), n_bytes);
   const uint32_t done = ++state.started;
-  if (done == state.n_segments || done - state.placed_said >= kSegmentsPerNote) {
-    state.placed_said = done;
-    send(call.group->members[step.peer], frame_for(call, FrameType::kPlaced, step.flow, done));
-  }
+  state.unsaid++;
+  if (done == state.n_segments || state.unsaid >= kSegmentsPerNote) say_placed(call, at);
   advance(call, at, done);
   return n_bytes;
+}
+
+// Tells the receiver which segments lie in its buffer since the last time it was told.
+void Engine::say_placed(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  if (state.unsaid == 0) return;
+  Frame frame = frame_for(call, FrameType::kPlaced, step.flow, state.started);
+  frame.header.count = std::exchange(state.unsaid, 0);
+  send(call.group->members[step.peer], frame);
 }
 
 size_t Engine::send_data(Collective& call, uint32_t at, bool eager) {
@@ -151,14 +164,14 @@ size_t Engine::send_data(Collective& call, uint32_t at, bool eager) {
   frame.header.flags = eager ? kEager : 0;
   frame.payload = call.segment_at(step.buffer, step.chunk, state.started);
   frame.token = next_token_++;
-  if (eager) eager_out_[peer] += static_cast<uint32_t>(n_bytes);
-  state.started++;
+  if (eager) eager_out_[peer] += eager_cost(n_bytes);
+  const uint32_t segment = state.started++;
   if (send(peer, frame)) {
-    advance(call, at, state.started);
+    complete(call, at, segment);
   } else {
-    outstanding_[frame.token] = {call.shared_from_this(), at};
-    if (state.started < state.n_segments) make_ready(call, at);
+    outstanding_[frame.token] = {call.shared_from_this(), at, segment};
   }
+  if (!call.finished && state.started < state.n_segments) make_ready(call, at);
   return n_bytes;
 }
 
@@ -189,7 +202,7 @@ size_t Engine::send_in_slot(Collective& call, uint32_t at) {
   uint32_t slot = Slots::kNone;
   for (const auto& staged : call.staged)
     if (staged.version == step.version && staged.segment == state.started &&
-        slots_.is_lent(staged.slot))
+        slots_.is_lent(staged.slot) && slots_.stamp(staged.slot) == staged.stamp)
       slot = staged.slot;
   size_t moved = 1;
   if (slot == Slots::kNone) {
@@ -198,11 +211,14 @@ size_t Engine::send_in_slot(Collective& call, uint32_t at) {
     std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, state.started), n_bytes);
     moved = n_bytes;
     std::erase_if(call.staged, [&](const auto& old) {
-      return !slots_.is_lent(old.slot) || old.slot == slot;
+      return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
     });
-    call.staged.push_back({step.version, state.started, slot});
+    call.staged.push_back({step.version, state.started, slot, slots_.stamp(slot)});
   }
   slots_.lend(slot, peer);
+  // Allowed because we consumed the peer's own flow: it cannot use this before it knows that.
+  if (state.gate != Place::kNoGate && state.started < state.granted)
+    say_taken(call, call.plan->program->recvs_from[step.peer][state.gate]);
   Frame frame = frame_for(call, FrameType::kOffer, step.flow, state.started);
   frame.header.count = 1;
   frame.header.flags = kInSlot;
@@ -221,7 +237,26 @@ void Engine::sent(int, uint64_t token) {
   const Outstanding what = std::move(found->second);
   outstanding_.erase(found);
   if (what.call->finished) return;
-  advance(*what.call, what.step, what.call->state[what.step].done + 1);
+  complete(*what.call, what.step, what.segment);
+}
+
+// The link is through with a segment. A short last one is copied and done at once, and links may
+// report out of order: `done` must not pass a segment that is still borrowed.
+void Engine::complete(Collective& call, uint32_t at, uint32_t segment) {
+  StepState& state = call.state[at];
+  if (segment == state.done && state.ahead.empty()) return advance(call, at, segment + 1);
+  state.ahead.push_back(segment);
+  uint32_t done = state.done;
+  for (auto next = state.ahead.begin(); next != state.ahead.end();) {
+    if (*next > done) {
+      ++next;
+      continue;
+    }
+    done = std::max(done, *next + 1);
+    state.ahead.erase(next);
+    next = state.ahead.begin();
+  }
+  advance(call, at, done);
 }
 
 // ---- receives
@@ -241,7 +276,7 @@ size_t Engine::attempt_recv(Collective& call, uint32_t at) {
     if (state.arrived[i].segment != state.done) continue;
     const Arrived came = std::move(state.arrived[i]);
     state.arrived.erase(state.arrived.begin() + static_cast<std::ptrdiff_t>(i));
-    if (came.eager) owe_credit(peer, static_cast<uint32_t>(n_bytes));
+    if (came.eager) owe_credit(peer, eager_cost(n_bytes));
     consume(call, at, came.in_place ? nullptr : came.block.data());
     return n_bytes;
   }
@@ -250,19 +285,23 @@ size_t Engine::attempt_recv(Collective& call, uint32_t at) {
     state.offered.erase(state.offered.begin());
   if (!state.offered.empty() && state.offered.front().first <= state.done) {
     const Offered offer = state.offered.front();
+    if (offer.in_place) {
+      advance(call, at, offer.first + offer.count);
+      return size_t{offer.count} * call.plan->segment_bytes;
+    }
     const uint64_t offset =
         offer.offset + uint64_t{state.done - offer.first} * call.plan->segment_bytes;
     Link* link = links_[peer].get();
     const std::byte* from =
         link == nullptr ? nullptr : link->peer_address(offer.region, offset, n_bytes);
-    if (from == nullptr) return 0;  // its mapping is still on the way; the link wakes us
+    if (from == nullptr) {
+      protocol_error(peer, "offered shared memory that this process could not map");
+      return 0;
+    }
     const uint32_t segment = state.done;
     const bool note = offer.slot != Slots::kNone || segment + 1 == offer.first + offer.count ||
                       segment + 1 - state.taken_said >= kSegmentsPerNote;
-    if (note) {
-      // Said before `consume`, which may finish the call, but flushed after it.
-      state.taken_said = segment + 1;
-    }
+    if (note) state.taken_said = segment + 1;
     Frame taken = frame_for(call, FrameType::kTaken, step.flow, segment + 1);
     if (offer.slot != Slots::kNone) {
       taken.header.flags = kInSlot;
@@ -272,13 +311,17 @@ size_t Engine::attempt_recv(Collective& call, uint32_t at) {
     if (note) send(peer, taken);
     return n_bytes;
   }
-  if (state.placed > state.done) {
-    const size_t n_placed = state.placed - state.done;
-    advance(call, at, state.placed);
-    return n_placed;
-  }
   grant(call, at);
   return 0;
+}
+
+// What was consumed without a word, because more was to come at once.
+void Engine::say_taken(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  if (state.taken_said == state.done) return;
+  state.taken_said = state.done;
+  send(call.group->members[step.peer], frame_for(call, FrameType::kTaken, step.flow, state.done));
 }
 
 // Uses the next segment of a receive; `from` is nullptr when the bytes lie in place already.

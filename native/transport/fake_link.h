@@ -66,7 +66,7 @@ class FakeNet {
   // Nothing is on any wire, in any queue or half landed.
   bool is_idle() const;
 
-  uint64_t n_delivered() const { return n_delivered_; }
+  uint64_t n_delivered_to(int rank) const { return n_delivered_[static_cast<size_t>(rank)]; }
   uint64_t n_corrupted() const { return n_corrupted_; }
   // The first breach of link.h's contract by who uses the links; empty if there was none.
   const std::string& violation() const { return violation_; }
@@ -82,7 +82,6 @@ class FakeNet {
     uint64_t token = 0;
     uint64_t due = 0;
     bool overtakes = false, splits = false, damaged = false;
-    Mapping region;  // kRegion
   };
   struct Wire {  // one way
     std::deque<Parcel> parcels;
@@ -96,7 +95,8 @@ class FakeNet {
   const int n_ranks_;
   FakeRandom random_;
   uint64_t now_ = 0;
-  uint64_t n_delivered_ = 0, n_corrupted_ = 0;
+  uint64_t n_corrupted_ = 0;
+  std::vector<uint64_t> n_delivered_;  // by receiver
   std::string violation_;
   std::vector<Wire> wires_;
   std::vector<FakeLink*> links_;

@@ -16,7 +16,7 @@ enum class FrameType : uint8_t {
   kData = 3,       // one segment of a flow, payload in the frame
   kOffer = 4,      // segments [segment, segment + count) of a flow lie in shared memory
   kTaken = 5,      // "I have consumed segments below `segment` of your flow"
-  kPlaced = 6,     // "segments below `segment` of my flow lie in the place you granted"
+  kPlaced = 6,     // "the `count` segments before `segment` of my flow lie where you granted"
   kWant = 7,       // "my eager allowance is spent; grant this flow"
   kCredit = 8,     // gives back `place.offset` bytes of eager allowance
   kDisagree = 9,   // payload: what I called under this key

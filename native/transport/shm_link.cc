@@ -198,13 +198,13 @@ void ShmLink::take_region(const Place& place, int fd) {
   struct stat stat {};
   Mapping mapping;
   const bool fits = fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset;
-  // A region that cannot be mapped here stays unknown; the call that needs it names the place and
-  // runs into its deadline, which names the peer.
+  // A region that cannot be mapped here stays unknown; the call that needs it will say so.
   if (fits && !Mapping::map(fd, place.offset, mapping)) regions_[place.region] = std::move(mapping);
 }
 
-bool ShmLink::pump_socket(FrameSink& sink) {
-  bool moved = false;
+// Reads the notes that lie in the socket.
+ShmLink::Notes ShmLink::take_notes() {
+  Notes result = Notes::kNone;
   while (!closed_) {
     Note note;
     iovec vector{&note, sizeof(note)};
@@ -216,28 +216,35 @@ bool ShmLink::pump_socket(FrameSink& sink) {
     message.msg_controllen = sizeof(control);
     const ssize_t n = recvmsg(socket_fd_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    moved = true;
-    if (n <= 0) {
-      deliver(sink);  // what it still said, perhaps a goodbye
-      fail(sink, "closed the connection without a goodbye (its process died)");
-      break;
-    }
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return result;
+    if (n <= 0) return Notes::kEnded;
     int fd = -1;
     const cmsghdr* rider = CMSG_FIRSTHDR(&message);
     if (rider != nullptr && rider->cmsg_type == SCM_RIGHTS)
       std::memcpy(&fd, CMSG_DATA(rider), sizeof(int));
     const bool whole = n == static_cast<ssize_t>(sizeof(note)) &&
                        note.header.magic == Header::kMagic && note.header.epoch == epoch_;
+    result = Notes::kTaken;
     if (whole && note.header.type == FrameType::kRegion && fd >= 0)
       take_region(note.place, fd);
     else if (whole && note.header.type == FrameType::kRelease)
       regions_.erase(note.place.region);
     else
-      fail(sink, "sent a corrupt note over its socket");
+      result = Notes::kCorrupt;
     if (fd >= 0) ::close(fd);
+    if (result == Notes::kCorrupt) return result;
   }
-  return moved;
+  return result;
+}
+
+bool ShmLink::pump_socket(FrameSink& sink) {
+  const Notes notes = take_notes();
+  if (notes == Notes::kEnded) {
+    deliver(sink);  // what it still said, perhaps a goodbye
+    fail(sink, "closed the connection without a goodbye (its process died)");
+  }
+  if (notes == Notes::kCorrupt) fail(sink, "sent a corrupt note over its socket");
+  return notes != Notes::kNone;
 }
 
 std::byte* ShmLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
@@ -245,7 +252,8 @@ std::byte* ShmLink::peer_address(uint32_t region, uint64_t offset, size_t n_byte
     const uint64_t size = uint64_t{theirs_.n_slots()} * Slots::kSlotBytes;
     return offset <= size && n_bytes <= size - offset ? theirs_.slots() + offset : nullptr;
   }
-  const auto found = regions_.find(region);
+  auto found = regions_.find(region);
+  if (found == regions_.end() && take_notes() == Notes::kTaken) found = regions_.find(region);
   if (found == regions_.end()) return nullptr;
   const Mapping& mapping = found->second;
   return offset <= mapping.size() && n_bytes <= mapping.size() - offset ? mapping.data() + offset

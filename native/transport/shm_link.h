@@ -32,6 +32,8 @@ class ShmLink final : public Link {
   size_t max_inline() const override { return Arena::kMaxInline; }
   bool shares_memory() const override { return true; }
   bool share(uint32_t region) override;
+  // A region that is not known yet is looked for in the socket: its descriptor was sent before
+  // anything that names it.
   std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
 
   bool has_inbound() const {
@@ -49,6 +51,8 @@ class ShmLink final : public Link {
   bool push(const Frame& frame);
   bool deliver(FrameSink& sink);
   bool tell(FrameType type, const Place& place, int fd);
+  enum class Notes { kNone, kTaken, kEnded, kCorrupt };
+  Notes take_notes();
   void take_region(const Place& place, int fd);
   void fail(FrameSink& sink, const std::string& what);
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.bench.failure import Failure
-from shoal.bench.goals import Goal, Verdict
 
 if TYPE_CHECKING:
-    from shoal.bench.field import Field
+    from shoal.bench.goals import Goal, Verdict
+    from shoal.bench.teams import Teams
 
-Measure = Callable[["Field", "Case"], float]
+Measure = Callable[["Teams", "Case"], float]
 Progress = Callable[[str], None]
 
 
@@ -84,29 +84,29 @@ class Row:
         return [goal.judge(medians, section.show) for goal in self.case.goals]
 
 
-def run_section(section: Section, field_: Field, progress: Progress) -> list[Row]:
+def run_section(section: Section, teams: Teams, progress: Progress) -> list[Row]:
     """Measure a table, case by case."""
     rows = []
     for number, case in enumerate(section.cases, 1):
         progress(f"{section.name} {number}/{len(section.cases)}")
-        rows.append(_run_case(section, case, field_))
-    field_.forget()
+        rows.append(_run_case(section, case, teams))
+    teams.forget()
     return rows
 
 
-def _run_case(section: Section, case: Case, field_: Field) -> Row:
+def _run_case(section: Section, case: Case, teams: Teams) -> Row:
     row = Row(case)
-    for _ in range(field_.n_rounds if section.in_rounds else 1):
+    for _ in range(teams.settings.n_rounds if section.in_rounds else 1):
         for contestant in section.contestants:
-            _take_turn(contestant, row, field_)
+            _take_turn(contestant, row, teams)
     return row
 
 
-def _take_turn(contestant: Contestant, row: Row, field_: Field) -> None:
+def _take_turn(contestant: Contestant, row: Row, teams: Teams) -> None:
     if contestant.label in row.failures:
         return
     try:
-        value = contestant.measure(field_, row.case)
+        value = contestant.measure(teams, row.case)
     except Failure as failure:
         row.failures[contestant.label] = str(failure)
     else:

@@ -7,7 +7,7 @@ in an environment with NumPy and mpi4py alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -34,8 +34,7 @@ class Endpoint:
         barrier: waits for all ranks.
         all_reduce: sums in place over all ranks.
         close: leaves the group.
-        factor: rank r fills a tensor with a pattern times r+1; after all_reduce it holds the
-            pattern times this.
+        folded: the ranks whose tensors all_reduce sums: all of them.
     """
 
     rank: int
@@ -43,11 +42,7 @@ class Endpoint:
     barrier: Callable[[], object]
     all_reduce: Callable[[Any], object]
     close: Callable[[], object]
-    factor: int
-
-
-def _sum_of_factors(size: int) -> int:
-    return size * (size + 1) // 2
+    folded: Sequence[int]
 
 
 def join_torch(backend: str) -> Endpoint:
@@ -72,12 +67,12 @@ def join_torch(backend: str) -> Endpoint:
         barrier=dist.barrier,
         all_reduce=dist.all_reduce,
         close=dist.destroy_process_group,
-        factor=_sum_of_factors(dist.get_world_size()),
+        folded=range(dist.get_world_size()),
     )
 
 
 def join_group() -> Endpoint:
-    """shoal's own group on NumPy arrays, without a framework."""
+    """A group of shoal's own on NumPy arrays, without a framework."""
     import shoal
 
     def allocate(n_elems: int, memory: str) -> Buffer:
@@ -92,13 +87,13 @@ def join_group() -> Endpoint:
         barrier=group.barrier,
         all_reduce=group.all_reduce,
         close=group.close,
-        factor=_sum_of_factors(group.size),
+        folded=range(group.size),
     )
 
 
 def join_mpi() -> Endpoint:
     """MPI's Allreduce, in place, on NumPy arrays."""
-    import mpi4py
+    import mpi4py  # type: ignore[import-not-found]  # only in Open MPI's environment
 
     # One thread calls, so MPI may leave out its locks: its fastest mode, not mpi4py's default.
     mpi4py.rc.threads = False
@@ -115,7 +110,7 @@ def join_mpi() -> Endpoint:
         barrier=world.Barrier,
         all_reduce=lambda array: world.Allreduce(in_place, array),
         close=MPI.Finalize,
-        factor=_sum_of_factors(world.size),
+        folded=range(world.size),
     )
 
 
@@ -135,7 +130,7 @@ def join_nobody() -> Endpoint:
         barrier=lambda: None,  # all get the command at once, and copy a thousand times as long
         all_reduce=lambda data: np.copyto(*data),
         close=lambda: None,
-        factor=rank + 1,
+        folded=(rank,),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import socket
@@ -10,15 +11,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import shoal
 from shoal.bench.failure import Failure
-from shoal.lab import Cluster
 from shoal.lab.cluster import INTERFACE
 
-# In a cluster's hosts every port is free.
-_LAB_PORT: Final = 29500
+if TYPE_CHECKING:
+    from shoal.lab import Cluster
+
+# In a cluster's hosts every port is free, but several crews may be there at once.
+_LAB_PORTS: Final = itertools.count(29500)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def _job_environment(crew: Crew, cluster: Cluster | None) -> dict[str, str]:
         return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return job | {
         "MASTER_ADDR": cluster.hosts[0].address,
-        "MASTER_PORT": str(_LAB_PORT),
+        "MASTER_PORT": str(next(_LAB_PORTS)),
         "SHOAL_KEY": secrets.token_hex(32),
         "SHOAL_SOCKET_IFNAME": INTERFACE,
         "GLOO_SOCKET_IFNAME": INTERFACE,

@@ -16,7 +16,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -24,12 +24,12 @@ import numpy as np
 
 from shoal.bench.endpoints import JOIN, Buffer, Endpoint, Floats
 
-# Sums of small integers are exact in float32 in whatever order they are folded. A prime, so that a
-# shifted chunk does not look right.
-_PERIOD: Final = 1021
 # Filling and checking go piece by piece: temporaries as large as the tensor would be seen in the
 # peak memory of the rank.
 _PIECE_ELEMS: Final = 1 << 16
+# Added to every piece of a tensor, so that one that lands elsewhere is wrong. A prime: no number of
+# pieces in a chunk divides it.
+_PERIOD: Final = 61
 
 
 class Rank:
@@ -40,12 +40,12 @@ class Rank:
         self._buffers: dict[tuple[int, str], Buffer] = {}
 
     def check(self, n_bytes: int, memory: str) -> dict[str, Any]:
-        """All-reduce a known pattern once; `n_wrong` elements differ from the exact sum."""
+        """All-reduce known values once; `n_wrong` elements differ from their exact sum."""
         buffer = self._buffer(n_bytes, memory)
-        _fill(buffer.values, self._endpoint.rank + 1)
+        fill(buffer.values, self._endpoint.rank)
         self._endpoint.barrier()
         self._endpoint.all_reduce(buffer.data)
-        n_wrong = _count_wrong(buffer.values, self._endpoint.factor)
+        n_wrong = count_wrong(buffer.values, self._endpoint.folded)
         buffer.values.fill(0)  # repeated sums must not grow to infinity
         return {"n_wrong": n_wrong}
 
@@ -68,7 +68,7 @@ class Rank:
     def peak(self) -> dict[str, Any]:
         """The peak resident memory, and how much of it are the buffers."""
         tensors = sum(n_bytes for n_bytes, _ in self._buffers)
-        return {"peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
+        return {"pid": os.getpid(), "peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
 
     def forget(self) -> dict[str, Any]:
         """Free the buffers."""
@@ -94,23 +94,31 @@ def peak_resident_bytes() -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _fill(values: Floats, factor: int) -> None:
-    for start in range(0, len(values), _PIECE_ELEMS):
-        values[start : start + _PIECE_ELEMS] = _pattern(start, len(values)) * factor
+def fill(values: Floats, rank: int) -> None:
+    """Write the known values of a rank: integers, whose sums are exact in whatever order."""
+    base = _base_of(rank)
+    for number, piece in enumerate(_pieces(values)):
+        piece[:] = base[: len(piece)] + number % _PERIOD
 
 
-def _count_wrong(values: Floats, factor: int) -> int:
+def count_wrong(values: Floats, folded: Sequence[int]) -> int:
+    """How many elements are not the sum of what these ranks were filled with."""
+    base = np.sum([_base_of(rank) for rank in folded], axis=0)
     n_wrong = 0
-    for start in range(0, len(values), _PIECE_ELEMS):
-        want = _pattern(start, len(values)) * factor
-        n_wrong += int(np.count_nonzero(values[start : start + _PIECE_ELEMS] != want))
+    for number, piece in enumerate(_pieces(values)):
+        want = base[: len(piece)] + len(folded) * (number % _PERIOD)
+        n_wrong += int(np.count_nonzero(piece != want))
     return n_wrong
 
 
-def _pattern(start: int, n_elems: int) -> Floats:
-    """A piece of the tensor that a factor is applied to; never 0, which memory often is."""
-    index = np.arange(start, min(start + _PIECE_ELEMS, n_elems))
-    return (index % _PERIOD + 1).astype(np.float32)
+def _base_of(rank: int) -> Floats:
+    random = np.random.default_rng(rank)
+    return random.integers(1, 1000, _PIECE_ELEMS).astype(np.float32)
+
+
+def _pieces(values: Floats) -> Iterator[Floats]:
+    for start in range(0, len(values), _PIECE_ELEMS):
+        yield values[start : start + _PIECE_ELEMS]
 
 
 def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> None:

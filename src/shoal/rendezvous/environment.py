@@ -95,7 +95,7 @@ def find_place(environ: Mapping[str, str] | None = None) -> Place:
 
 def first_host(nodelist: str) -> str | None:
     """The first host of a Slurm node list, `node[03-07,9],gpu1` -> `node03`; None if unclear."""
-    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+(?=,|$)", nodelist)
     if first is None:
         return None
     host = re.sub(r"\[(\d+)(?:[-,][\d,-]*)?\]", r"\1", first.group())

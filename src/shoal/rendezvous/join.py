@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 _FIRST_RETRY_S: Final = 0.001
 _LONGEST_RETRY_S: Final = 0.2
-_REREAD_S: Final = 1.0  # when nothing moves, all unlinked ranks' records are read again
-_REREAD_PER_RANK_S: Final = 0.02
+# When nothing moves, the records of all unlinked ranks are read again: some leftovers show in no
+# other way. At first after the time that most joins take altogether, then less and less often.
+_FIRST_REREAD_S: Final = 0.02
+_LONGEST_REREAD_S: Final = 1.0
+_REREAD_PER_RANK_S: Final = 0.002  # so that a large group does not flood its store
 _QUICKEST_REREAD_S: Final = 0.005  # a stranger's HELLO must not make us flood the store
 
 
@@ -157,6 +160,7 @@ class _Join:
         self._retry_s: dict[int, float] = {}
         self._trouble: dict[int, str] = {}  # what went wrong with a rank last
         self._reread_at = float("inf")
+        self._reread_s = _FIRST_REREAD_S
         self._read_last = 0.0
         self._has_tcp = False
         self._has_warned = False
@@ -208,7 +212,8 @@ class _Join:
         if hello.epoch != self._epoch:
             # Often it has simply seen the last record before we did.
             now = time.monotonic()
-            if now - self._read_last >= _QUICKEST_REREAD_S or self._epoch is None:
+            is_due = now - self._read_last >= _QUICKEST_REREAD_S or self._epoch is None
+            if is_due and self._needs_store():
                 self._roster.doubt(self._unlinked())
                 self._refresh(now)
         if self._epoch is None or hello.epoch != self._epoch:
@@ -234,6 +239,8 @@ class _Join:
     # Records and epoch.
 
     def _refresh_if_due(self, now: float) -> None:
+        if not self._needs_store():
+            return
         if now >= self._reread_at:
             self._plan_reread(now)
             self._roster.check_own()
@@ -246,11 +253,16 @@ class _Join:
         self._read_last = now
         if self._roster.epoch is not None and self._roster.epoch != self._epoch:
             self._start_epoch(self._roster.epoch)
+            self._reread_s = _FIRST_REREAD_S
             self._plan_reread(now)
 
+    def _needs_store(self) -> bool:
+        """Not once every link stands: then rank 0 may have returned and ended its store."""
+        return len(self._links) < self._size - 1
+
     def _plan_reread(self, now: float) -> None:
-        n_unlinked = self._size - 1 - len(self._links)
-        self._reread_at = now + max(_REREAD_S, n_unlinked * _REREAD_PER_RANK_S)
+        self._reread_at = now + self._reread_s + self._size * _REREAD_PER_RANK_S
+        self._reread_s = min(2 * self._reread_s, _LONGEST_REREAD_S)
 
     def _start_epoch(self, epoch: int) -> None:
         """Begin anew: what was proved under another epoch was proved to a leftover."""
@@ -423,22 +435,26 @@ class _Join:
         first to return has heard from all ranks that they lack nothing but such words.
         """
         links = list(self._links.values())
-        if len(links) < self._size - 1 or not all(link.is_open for link in links):
-            return
-        for link in links:
-            try:
-                link.say_ready()
-            except OSError as error:
-                # A peer that is settled may have returned and closed before it heard from us.
-                if not link.is_settled:
-                    self._lose(link, error)
+        if len(links) == self._size - 1 and all(link.is_open for link in links):
+            for link in links:
+                self._say_ready_on(link)
+
+    def _say_ready_on(self, link: Link) -> None:
+        try:
+            link.say_ready()
+        except OSError as error:
+            # A peer that is settled may have returned and closed before it heard from us.
+            if not link.is_settled:
+                self._lose(link, error)
 
     def _is_complete(self) -> bool:
         links = self._links
         return len(links) == self._size - 1 and all(link.is_settled for link in links.values())
 
     def _wake_at(self, deadline: float) -> float:
-        times = [deadline, self._roster.read_at, self._reread_at, *self._dial_until_pending()]
+        times = [deadline, *self._dial_until_pending()]
+        if self._needs_store():
+            times += [self._roster.read_at, self._reread_at]
         expiry = self._door.next_deadline()
         if expiry is not None:
             times.append(expiry)

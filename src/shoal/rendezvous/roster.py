@@ -39,7 +39,7 @@ class Roster:
         self._given_key = given_key
         self._records = {rank: own}
         self._doubted = set(range(own.size)) - {rank}
-        self._wait_s = _FIRST_WAIT_S
+        self._wait_s = _FIRST_WAIT_S / 2  # the first refresh doubles it
 
     def publish(self, own: Record) -> None:
         """Write our record over whatever is there."""
@@ -126,7 +126,7 @@ class Roster:
         if value is None:
             return None
         record = decode(value)
-        if record is None or (rank == 0 and not record.has_own_key and record.key is None):
+        if record is None:
             self.oddities[rank] = "what it published is no record of shoal's"
             return None
         if record.version != VERSION:
@@ -146,5 +146,8 @@ class Roster:
             raise UsageError(
                 f"rank {with_key} was given a job key, rank {without} was not. {HOW_TO_SET_KEY}"
             )
+        if rank == 0 and not record.has_own_key and record.key is None:
+            self.oddities[rank] = "what it published holds no key for the job"
+            return None
         self.oddities.pop(rank, None)
         return record

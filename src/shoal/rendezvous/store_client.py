@@ -123,7 +123,9 @@ class TcpStoreClient:
         handshake = ClientHandshake(STORE_HELLO, key)
         sock.sendall(handshake.hello)
         while handshake.wants:
-            sock.sendall(handshake.feed(_receive(sock, handshake.wants)))
+            reply = handshake.feed(_receive(sock, handshake.wants))
+            if reply:  # NOT an empty send: it fails if the server has closed after a refusal
+                sock.sendall(reply)
         if handshake.progress is Progress.KEY_DIFFERS:
             raise UsageError(f"the store at {self._address} holds another key. {HOW_TO_SET_KEY}")
         if handshake.progress is not Progress.DONE:

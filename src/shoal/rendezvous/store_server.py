@@ -123,7 +123,7 @@ class _Serving:
         """Anyone who proves the key."""
         return self._key if hello == STORE_HELLO else Progress.REFUSED
 
-    def welcome(self, sock: socket.socket, hello: Hello) -> None:  # noqa: ARG002 - a Doorkeeper
+    def welcome(self, sock: socket.socket, hello: Hello) -> None:
         """Take requests from it."""
         if len(self._clients) >= self._limits.n_clients:
             sock.close()
@@ -283,6 +283,6 @@ def _why_not(host: str, port: int, failure: OSError | None) -> UsageError:
         )
     why = failure.strerror if failure is not None else "it has no address"
     return UsageError(
-        f"rank 0 cannot serve the store at MASTER_ADDR={host}, port {port}: {why}. MASTER_ADDR must "
-        "be a name or address of the host that rank 0 runs on"
+        f"rank 0 cannot serve the store at MASTER_ADDR={host}, port {port}: {why}. MASTER_ADDR "
+        "must be a name or address of the host that rank 0 runs on"
     )

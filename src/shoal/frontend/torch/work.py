@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-from shoal.errors import ShoalError
-
 if TYPE_CHECKING:
+    from shoal.errors import ShoalError
     from shoal.work import Work
 
 NO_TIMEOUT: Final = timedelta(0)
@@ -178,9 +177,10 @@ class _DrivenFuture(_Future):  # type: ignore[misc]  # torch's is generic, but o
         work = self._work
         if work is None:
             return
+        result: list[torch.Tensor] = []
         error: Exception | None = None
         try:
-            work.wait()
+            result = work.result()
         except Exception as caught:  # noqa: BLE001 - also a failing copy back: waiters must hear it
             error = caught
         with self._lock:
@@ -188,7 +188,7 @@ class _DrivenFuture(_Future):  # type: ignore[misc]  # torch's is generic, but o
                 return
             self._work = None  # ends the cycle of references, and with it the tensors' lives
         if error is None:
-            self.set_result(list(work._tensors))
+            self.set_result(result)
         else:
             self._fail(error)
 

@@ -1,0 +1,329 @@
+// The protocol core on a good day: whatever order frames come in, and whenever ranks post, results
+// are those of a plain loop, bounds hold and nothing waits for ever.
+#include "test/check.h"
+#include "test/world.h"
+
+namespace shoal::test {
+namespace {
+
+using Calls = std::vector<std::pair<int, Call*>>;
+
+void check_results(const World& world, const Calls& calls, const std::string& where) {
+  for (const auto& [rank, call] : calls) {
+    if (call->ok() && call->result == expected(call->job, rank, world.size())) continue;
+    fail(__FILE__, __LINE__,
+         where + ", rank " + std::to_string(rank) + " of " + std::to_string(world.size()) + ", " +
+             call->job.descriptor() + ": " +
+             (call->finished ? (call->error ? call->error.text : "wrong result") : "not finished"));
+  }
+}
+
+std::vector<Job> random_jobs(FakeRandom& random, int size, int n_jobs, uint64_t max_elems) {
+  std::vector<Job> jobs;
+  for (int n = 0; n < n_jobs; ++n)
+    jobs.push_back(random_job(random, static_cast<uint64_t>(n) + 100, size, max_elems));
+  return jobs;
+}
+
+// All jobs on all ranks, in an order of its own on each, with some turns in between.
+Calls post_all(World& world, const std::vector<Job>& jobs) {
+  Calls calls;
+  for (const int rank : world.shuffled(world.size())) {
+    for (const int at : world.shuffled(static_cast<int>(jobs.size()))) {
+      calls.emplace_back(rank, &world.post(rank, jobs[static_cast<size_t>(at)]));
+      if (world.random().chance(0.3)) world.step();
+    }
+  }
+  return calls;
+}
+
+void try_jobs(int size, const World::Options& options, const std::string& where) {
+  FakeRandom random(options.net.seed);
+  World world(size, options);
+  const Calls calls = post_all(world, random_jobs(random, size, 12, 400));
+  CHECK(world.run_all());
+  check_results(world, calls, where);
+  CHECK_EQ(world.net.violation(), "");
+}
+
+// ---- media
+
+struct Medium {
+  const char* name;
+  void (*spoil)(FakeNet::Options&);
+};
+
+// Each with one fault, then all that do no harm to the bytes together.
+constexpr Medium kMedia[] = {
+    {"plain", [](FakeNet::Options&) {}},
+    {"delays", [](FakeNet::Options& net) { net.delays = 0.3; }},
+    {"reorders", [](FakeNet::Options& net) { net.delays = net.reorders = 0.3; }},
+    {"splits", [](FakeNet::Options& net) { net.splits = 0.5; }},
+    {"reads late", [](FakeNet::Options& net) { net.reads_late = 0.5; }},
+    {"reports late", [](FakeNet::Options& net) { net.reports_late = 0.5; }},
+    {"has little room", [](FakeNet::Options& net) { net.room = 2; }},
+    {"borrows all", [](FakeNet::Options& net) { net.copied = 0; }},
+    {"everything",
+     [](FakeNet::Options& net) {
+       net.delays = net.reorders = net.splits = net.reads_late = net.reports_late = 0.2;
+       net.refuses_share = 0.3;
+       net.room = 4;
+       net.copied = 32;
+     }},
+};
+
+void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds) {
+  constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
+  constexpr size_t kInlines[] = {0, 16, 128, 1024};
+  for (uint64_t seed = 0; seed < n_seeds; ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.shares_memory = shares_memory;
+    options.net.max_inline = kInlines[seed % 4];
+    options.slot_quota = 1 + static_cast<uint32_t>(seed / 4 % 3);
+    medium.spoil(options.net);
+    try_jobs(kSizes[seed % 9], options,
+             std::string(medium.name) + ", seed " + std::to_string(seed));
+  }
+}
+
+TEST("every algorithm gives the plain loop's bits, whatever a network does to its frames") {
+  for (const Medium& medium : kMedia) try_medium(medium, false, 72);
+}
+
+TEST("every algorithm gives the plain loop's bits through shared memory, whatever comes when") {
+  for (const Medium& medium : kMedia) try_medium(medium, true, 72);
+}
+
+// ---- bounds
+
+TEST("staging stays under its ceiling, however much is in flight") {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.delays = 0.3;
+    options.net.max_inline = seed % 2 == 0 ? 64 : 512;
+    options.engine.staging_bytes = 24 << 10;
+    FakeRandom random(seed);
+    World world(4, options);
+    std::vector<Job> jobs = random_jobs(random, 4, 12, 4000);
+    for (Job& job : jobs) job.segment_bytes = 256;
+    const Calls calls = post_all(world, jobs);
+    CHECK(world.run_all());
+    check_results(world, calls, "seed " + std::to_string(seed));
+    // The frame that lands now is not counted: one per peer.
+    for (int rank = 0; rank < 4; ++rank) {
+      CHECK(world.engine(rank).staging().peak() <= options.engine.staging_bytes + 3 * 256);
+      CHECK_EQ(world.engine(rank).staging().used(), 0u);
+    }
+  }
+}
+
+TEST("a rank far ahead of another is held back and loses nothing") {
+  World::Options options;
+  options.engine.staging_bytes = 16 << 10;  // 4 KiB of eager allowance: a dozen small messages
+  World world(2, options);
+  constexpr int kCalls = 500;
+  Calls calls;
+  for (int n = 0; n < kCalls; ++n) {
+    Job job;
+    job.kind = Kind::kDirectBroadcast;
+    job.key = static_cast<uint64_t>(n);
+    job.n_elems = 1 + static_cast<uint64_t>(n) % 40;
+    calls.emplace_back(0, &world.post(0, job));
+    if (n % 10 == 0) world.step();
+  }
+  world.run_steps(50);
+  CHECK(world.n_unfinished() > kCalls / 2);
+  for (int n = kCalls - 1; n >= 0; --n)
+    calls.emplace_back(1, &world.post(1, calls[static_cast<size_t>(n)].second->job));
+  CHECK(world.run_all());
+  check_results(world, calls, "far ahead");
+}
+
+TEST("more calls than late frames are remembered for do no harm") {
+  World::Options options;
+  options.idles = 0;
+  World world(2, options);
+  constexpr int kCalls = 9000;  // the engine compares late frames of the last 4096 at least
+  for (int n = 0; n < kCalls; ++n) {
+    Job job;
+    job.kind = n % 2 == 0 ? Kind::kDirectBroadcast : Kind::kDirectAllReduce;
+    job.key = static_cast<uint64_t>(n);
+    job.n_elems = 1;
+    const Call& root = world.post(0, job);
+    const Call& other = world.post(1, job);
+    CHECK(world.run([&] { return root.finished && other.finished; }, 20));
+  }
+}
+
+// ---- posting early and late
+
+TEST("data for a call that is not posted yet is kept and used") {
+  for (const bool shares_memory : {false, true}) {
+    World::Options options;
+    options.net.shares_memory = shares_memory;
+    World world(3, options);
+    Job job;
+    job.kind = Kind::kDirectAllReduce;
+    job.n_elems = 10;
+    Calls calls = {{0, &world.post(0, job)}, {2, &world.post(2, job)}};
+    world.run_steps(100);
+    CHECK_EQ(world.n_unfinished(), 2u);
+    calls.emplace_back(1, &world.post(1, job));
+    CHECK(calls.back().second->finished);  // all it needs has come long ago
+    CHECK(world.run_all(20));
+    check_results(world, calls, "late post");
+  }
+}
+
+TEST("a rank that posts late gets large data only then") {
+  for (const bool shares_memory : {false, true}) {
+    World::Options options;
+    options.net.shares_memory = shares_memory;
+    World world(2, options);
+    Job job;
+    job.kind = Kind::kDirectBroadcast;
+    job.n_elems = 5000;
+    Calls calls = {{0, &world.post(0, job)}};
+    world.run_steps(100);
+    CHECK_EQ(world.engine(1).staging().peak(), 0u);
+    CHECK(!calls[0].second->finished);
+    calls.emplace_back(1, &world.post(1, job));
+    CHECK(world.run_all(2000));
+    check_results(world, calls, "late post");
+  }
+}
+
+TEST("frames of a group that this rank has yet to make wait for it") {
+  World::Options options;
+  World world(3, options);
+  Group& on_0 = world.add_group(0, 99, {0, 2});
+  Job job;
+  job.kind = Kind::kDirectAllReduce;
+  job.n_elems = 10;
+  const Call& first = world.post_in(0, on_0, job);
+  world.run_steps(20);
+  const Call& second = world.post_in(2, world.add_group(2, 99, {0, 2}), job);
+  CHECK(world.run_all(20));
+  CHECK(first.result == expected(job, 0, 2));
+  CHECK(second.result == expected(job, 1, 2));
+}
+
+TEST("groups that overlap use the same keys side by side") {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.delays = options.net.reorders = 0.3;
+    options.net.shares_memory = seed % 2 == 1;
+    World world(5, options);
+    const std::vector<std::vector<int>> members = {{0, 1, 2, 3, 4}, {4, 2, 0}, {1, 2}, {3}};
+    FakeRandom random(seed);
+    std::vector<std::pair<Call*, Bytes>> calls;
+    for (size_t id = 0; id < members.size(); ++id) {
+      const auto size = static_cast<int>(members[id].size());
+      const Job job = random_job(random, 5, size, 300);
+      for (int rank = 0; rank < size; ++rank) {
+        const int mesh_rank = members[id][static_cast<size_t>(rank)];
+        Group& group = world.add_group(mesh_rank, 50 + id, members[id]);
+        calls.emplace_back(&world.post_in(mesh_rank, group, job), expected(job, rank, size));
+      }
+    }
+    CHECK(world.run_all());
+    for (const auto& [call, result] : calls) CHECK(call->ok() && call->result == result);
+  }
+}
+
+TEST("a second call under a key in flight is refused and the first goes on") {
+  World world(2, {});
+  Job job;
+  job.n_elems = 5000;
+  const Call& first = world.post(0, job);
+  const auto again = world.engine(0).post(*world.groups[0], plan_of(job, 0, 2), job.key, {}, 0);
+  CHECK(again->finished);
+  CHECK(again->error.fault == Fault::kMismatch);
+  world.post(1, job);
+  CHECK(world.run_all());
+  CHECK(first.result == expected(job, 0, 2));
+}
+
+// ---- dataflow
+
+TEST("two ranks that swap buffers in place never send what they received") {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.shares_memory = seed % 3 == 2;
+    options.net.max_inline = seed % 2 == 0 ? 64 : 4096;  // after asking, and at once
+    options.net.copied = 0;
+    options.net.room = 1;
+    options.net.reads_late = options.net.delays = 0.5;
+    World world(2, options);
+    Job job;
+    job.n_elems = 500;
+    Plan plan;
+    plan.layout[kData] = equal_layout(2000, 1);
+    const Bytes mine[] = {input_of(job, 0, 2), input_of(job, 1, 2)};
+    const Call* calls[2];
+    for (const int rank : {0, 1}) {
+      plan.program = swap_with(1 - rank, 2);
+      calls[rank] = &world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job,
+                                     seal(plan, DType::kFloat32, FoldOp::kSum, 1, 64, "swap"),
+                                     mine[rank]);
+    }
+    CHECK(world.run_all());
+    CHECK(calls[0]->result == mine[1]);
+    CHECK(calls[1]->result == mine[0]);
+    CHECK_EQ(world.net.violation(), "");
+  }
+}
+
+TEST("a point to point message meets its receive, whoever is first") {
+  for (const int first : {0, 1}) {
+    for (const uint64_t n_elems : {uint64_t{1}, uint64_t{5000}}) {
+      World world(3, {});
+      Job job;
+      job.n_elems = n_elems;
+      Plan plan;
+      plan.layout[kData] = equal_layout(n_elems * 4, 1);
+      const Bytes data = input_of(job, 0, 1);
+      const Call* calls[2];
+      for (const int rank : {first, 1 - first}) {
+        plan.program = point_to_point(rank, 3, 0, 1);
+        calls[rank] = &world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job,
+                                       seal(plan, DType::kFloat32, FoldOp::kSum, 1, 256, "p2p"),
+                                       rank == 0 ? data : Bytes(data.size()));
+        world.run_steps(30);
+      }
+      CHECK(world.run_all());
+      CHECK(calls[1]->result == data);
+    }
+  }
+}
+
+// ---- sleeping
+
+TEST("a sleeper is never told to wait for more frames than come") {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.delays = 0.5;
+    const int size = 2 + static_cast<int>(seed % 5);
+    FakeRandom random(seed);
+    World world(size, options);
+    const Job job = random_job(random, 1, size, 200);
+    for (int rank = 1; rank < size; ++rank) world.post(rank, job);
+    const Call& call = world.post(0, job);
+    std::vector<std::pair<uint64_t, uint32_t>> promises;  // frames so far, frames still to come
+    while (!call.finished) {
+      promises.emplace_back(world.net.n_delivered_to(0),
+                            world.engine(0).frames_awaited(*call.handle));
+      world.step();
+    }
+    for (const auto& [so_far, awaited] : promises)
+      CHECK(awaited <= 1 || so_far + awaited <= world.net.n_delivered_to(0));
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test

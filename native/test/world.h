@@ -1,0 +1,253 @@
+// Any number of engines in one thread over a FakeNet, with the callers' memory and a clock moved by
+// hand.
+//
+// A call's memory is freed inside on_finished, as fast as any caller could: whatever touches it
+// afterwards is caught by the address sanitizer.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "test/jobs.h"
+
+namespace shoal::test {
+
+// One rank's side of a job: its memory while it is borrowed, and what came out.
+struct Call {
+  Job job;
+  std::shared_ptr<Collective> handle;
+  bool finished = false;
+  Error error;
+  Bytes result;
+  int64_t finished_ns = 0;
+
+  bool ok() const { return finished && !error; }
+};
+
+class World {
+ public:
+  struct Options {
+    FakeNet::Options net;
+    Engine::Options engine;
+    uint32_t slot_quota = 3;
+    double shares_buffers = 0.5;  // chance that a call's buffers are regions, where memory is shared
+    double idles = 0.2;           // chance that a link is not looked at in a step
+    int64_t step_ns = kMillisecond;
+    int64_t tick_ns = 100 * kMillisecond;
+  };
+  static constexpr uint64_t kGroup = 7;
+  static constexpr int64_t kNever = INT64_MAX;
+
+  World(int size, const Options& options)
+      : net(size, options.net), size_(size), options_(options), random_(options.net.seed + 1) {
+    for (int rank = 0; rank < size; ++rank) add_rank(rank);
+    std::vector<int> everyone(static_cast<size_t>(size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    for (int rank = 0; rank < size; ++rank) groups[index(rank)] = &add_group(rank, kGroup, everyone);
+  }
+  ~World() { engines.clear(); }
+
+  static std::string name(int rank) {
+    return "rank " + std::to_string(rank) + " (host-" + std::to_string(rank) + ")";
+  }
+
+  Engine& engine(int rank) { return *engines[index(rank)]; }
+  Group& add_group(int rank, uint64_t id, std::vector<int> members) {
+    return engine(rank).add_group(id, std::move(members));
+  }
+
+  // The job on one rank, in the group of all; `members`: in another group, by its ranks.
+  Call& post(int rank, const Job& job, int64_t deadline_ns = kNever) {
+    return post_in(rank, *groups[index(rank)], job, deadline_ns);
+  }
+  Call& post_in(int rank, Group& group, const Job& job, int64_t deadline_ns = kNever) {
+    const auto n_members = static_cast<int>(group.members.size());
+    return post_plan(rank, group, job, plan_of(job, group.rank, n_members),
+                     input_of(job, group.rank, n_members), deadline_ns);
+  }
+  // Any plan; `input` fills DATA or INPUT, whichever it has.
+  Call& post_plan(int rank, Group& group, const Job& job, std::shared_ptr<const Plan> plan,
+                  const Bytes& input, int64_t deadline_ns = kNever) {
+    auto kept = std::make_unique<Kept>();
+    kept->call.job = job;
+    const bool shared = options_.net.shares_memory && random_.chance(options_.shares_buffers);
+    std::vector<std::vector<std::byte*>> memory(kBuffers);
+    for (int buffer = 0; buffer < kScratch; ++buffer) kept->take(*plan, buffer, shared, memory);
+    const auto& filled = memory[kInput].empty() ? memory[kData] : memory[kInput];
+    if (!filled.empty() && !input.empty()) std::memcpy(filled[0], input.data(), input.size());
+    // Half of the gathers name each chunk by a pointer of its own.
+    if (job.is_all_gather() && random_.chance(0.5)) {
+      const ChunkLayout& layout = plan->layout[kOutput];
+      for (size_t chunk = 1; chunk < layout.offset.size(); ++chunk)
+        memory[kOutput].push_back(memory[kOutput][0] + layout.offset[chunk]);
+    }
+    kept->is_borrowed = true;
+    Kept& entry = *calls_.emplace_back(std::move(kept));
+    open_[{rank, group.id, job.key}] = &entry;
+    entry.call.handle = engine(rank).post(group, std::move(plan), job.key, memory, deadline_ns);
+    if (entry.call.handle->finished && !entry.call.finished) entry.end(*entry.call.handle, now);
+    return entry.call;
+  }
+
+  // One turn of every rank that runs, in random order.
+  void step() {
+    net.step();
+    now += options_.step_ns;
+    const bool tick_due = now >= next_tick_;
+    if (tick_due) next_tick_ = now + options_.tick_ns;
+    for (const int rank : shuffled(size_)) {
+      if (!runs(rank)) continue;
+      Engine& one = engine(rank);
+      for (const int peer : shuffled(size_)) {
+        if (peer == rank || one.link(peer) == nullptr || random_.chance(options_.idles)) continue;
+        one.link(peer)->pump(one);
+      }
+      one.progress(1 + random_.below(4096));
+      if (tick_due) one.tick(now);
+    }
+  }
+  // True once `until` holds, false after `most` steps.
+  template <class Until>
+  bool run(Until until, int most = 20'000) {
+    for (int n = 0; n < most; ++n) {
+      if (until()) return true;
+      step();
+    }
+    return until();
+  }
+  bool run_all(int most = 20'000) {
+    return run([&] { return n_unfinished() == 0; }, most);
+  }
+  void run_steps(int n_steps) {
+    run([] { return false; }, n_steps);
+  }
+  size_t n_unfinished() const {
+    return static_cast<size_t>(std::count_if(
+        calls_.begin(), calls_.end(), [](const auto& kept) { return !kept->call.finished; }));
+  }
+
+  // The process dies: its kernel closes what it had open.
+  void kill(int rank) {
+    engines[index(rank)].reset();
+    for (auto& [at, kept] : open_)
+      if (std::get<0>(at) == rank && !kept->call.finished) kept->end(*kept->call.handle, now);
+  }
+  // Stopped, as by SIGSTOP: nothing is told to anyone.
+  void stop(int rank) { stopped_[index(rank)] = true; }
+  void go_on(int rank) { stopped_[index(rank)] = false; }
+  bool runs(int rank) const { return engines[index(rank)] != nullptr && !stopped_[index(rank)]; }
+  // An orderly end, as Mesh::close() does it.
+  void leave(int rank) {
+    Engine& one = engine(rank);
+    one.say_goodbye();
+    for (int n = 0; n < 100 && one.has_queued(); ++n) {
+      net.step();
+      one.pump_all();
+    }
+    engines[index(rank)].reset();
+  }
+
+  std::vector<int> shuffled(int n) {
+    std::vector<int> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    for (size_t left = order.size(); left > 1; --left)
+      std::swap(order[left - 1], order[random_.below(left)]);
+    return order;
+  }
+  FakeRandom& random() { return random_; }
+  int size() const { return size_; }
+
+  FakeNet net;  // before the engines: it outlives their links
+  std::vector<std::unique_ptr<Engine>> engines;
+  std::vector<Group*> groups;  // of all ranks, by rank
+  int64_t now = kSecond;
+
+ private:
+  struct Kept {
+    Call call;
+    bool is_borrowed = false;
+    int result_buffer = kData;
+    size_t result_bytes = 0;
+    std::byte* result_at = nullptr;
+    std::vector<std::unique_ptr<std::byte[]>> heap;
+    std::vector<std::byte*> regions;
+
+    ~Kept() { free(); }
+    void take(const Plan& plan, int buffer, bool shared,
+              std::vector<std::vector<std::byte*>>& memory) {
+      const ChunkLayout& layout = plan.layout[buffer];
+      if (layout.offset.empty()) return;
+      size_t n_bytes = 0;
+      for (size_t chunk = 0; chunk < layout.offset.size(); ++chunk)
+        n_bytes = std::max<size_t>(n_bytes, layout.offset[chunk] + layout.n_bytes[chunk]);
+      std::byte* at = nullptr;
+      Regions::Region region;
+      if (shared && !Regions::of_process().allocate(n_bytes, region)) {
+        at = region.data;
+        regions.push_back(at);
+      } else {
+        at = heap.emplace_back(new std::byte[n_bytes]).get();
+      }
+      memory[static_cast<size_t>(buffer)] = {at};
+      if (buffer == kInput) return;
+      result_at = at;
+      result_bytes = n_bytes;
+    }
+    void end(const Collective& handle, int64_t when) {
+      call.finished = true;
+      call.error = handle.error;
+      call.finished_ns = when;
+      if (!call.error && result_bytes > 0) call.result.assign(result_at, result_at + result_bytes);
+      free();
+    }
+    void free() {
+      heap.clear();
+      for (std::byte* region : regions) Regions::of_process().release(region);
+      regions.clear();
+    }
+  };
+
+  static size_t index(int rank) { return static_cast<size_t>(rank); }
+
+  void add_rank(int rank) {
+    std::vector<std::string> names;
+    for (int peer = 0; peer < size_; ++peer) names.push_back(name(peer));
+    auto one = std::make_unique<Engine>(rank, std::move(names), options_.engine);
+    for (int peer = 0; peer < size_; ++peer)
+      if (peer != rank) one->set_link(peer, net.link(rank, peer), now);
+    const uint32_t n_slots = options_.slot_quota * static_cast<uint32_t>(std::max(1, size_ - 1));
+    if (options_.net.shares_memory) {
+      // Exactly as long as the slots, and never cleared: only what is used becomes real memory.
+      const size_t n_bytes = n_slots * Slots::kSlotBytes;
+      std::byte* slots = arenas_.emplace_back(new std::byte[n_bytes]).get();
+      net.set_arena(rank, {slots, n_bytes});
+      one->set_slots(Slots(slots, n_slots, options_.slot_quota, size_));
+    }
+    one->on_finished = [this, rank](Collective& handle) {
+      const auto found = open_.find({rank, handle.group->id, handle.key});
+      if (found == open_.end() || found->second->call.finished) return;
+      found->second->end(handle, now);
+    };
+    engines.push_back(std::move(one));
+    groups.push_back(nullptr);
+    stopped_.push_back(false);
+  }
+
+  const int size_;
+  const Options options_;
+  FakeRandom random_;
+  int64_t next_tick_ = 0;
+  std::vector<bool> stopped_;
+  std::vector<std::unique_ptr<std::byte[]>> arenas_;
+  std::vector<std::unique_ptr<Kept>> calls_;
+  std::map<std::tuple<int, uint64_t, uint64_t>, Kept*> open_;
+};
+
+}  // namespace shoal::test

@@ -1,0 +1,64 @@
+"""Where and when a run took place, and of what: the head of every table and log entry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def describe_run(argv: Sequence[str]) -> dict[str, str]:
+    """Date, machine, versions, commit and command. The load says whether others were at work."""
+    return {
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores, {_memory()}",
+        "kernel": platform.release(),
+        "load": f"{os.getloadavg()[0]:.2f} before the run",
+        "versions": f"Python {platform.python_version()}, torch {_version('torch')}",
+        "commit": _commit(),
+        "command": shlex.join(["python", "-m", "shoal.bench", *argv]),
+    }
+
+
+def render_run(run: Mapping[str, str]) -> str:
+    """One comment line each."""
+    return "".join(f"# {name}: {value}\n" for name, value in run.items())
+
+
+def _cpu_model() -> str:
+    found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(errors="replace"))
+    return found[1].strip() if found else platform.machine()
+
+
+def _memory() -> str:
+    n_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{n_bytes / 2**30:.0f} GiB"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """The commit of the working tree that the command runs in; "+" if files differ from it."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    if not commit:
+        return "none"
+    return commit + ("+" if _git("status", "--porcelain") else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""  # no git
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,161 @@
+"""The tables of the project, as data. A new line here is a new number in every run and in the log.
+
+The goals are the project's own, set before the code was written; a goal that is missed stays.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.bench.contest import Case, Contestant, Section
+from shoal.bench.goals import Below, Faster, Goal, Within
+from shoal.bench.measures import cpu_of, line_time, memory_floor, peak_of, ring_time, time_of
+from shoal.bench.table import show_cpu, show_memory, show_time
+
+_KIB: Final = 1024
+_MIB: Final = 1024 * 1024
+
+_GLOO: Final = Contestant("gloo", time_of("gloo"))
+_OPENMPI: Final = Contestant("openmpi", time_of("openmpi"))
+_SHOAL: Final = Contestant("shoal", time_of("shoal"))
+_EMPTY: Final = Contestant("shoal.empty", time_of("shoal", "shared"))
+_GROUP: Final = Contestant("group", time_of("group"))
+_FLOOR: Final = Contestant("floor", memory_floor)
+
+
+def _small(n_bytes: int, n_ranks: int, *extra: Goal) -> Case:
+    goals = (Faster("shoal", "gloo", 3 if n_ranks == 2 else 5), *extra)
+    return Case(n_ranks, n_bytes, goals, n_calls=100, n_samples=3)
+
+
+def _private(n_ranks: int, n_bytes: int, times_openmpi: float, n_samples: int) -> Case:
+    goals = (Faster("shoal", "gloo", 4), Faster("shoal", "openmpi", times_openmpi))
+    return Case(n_ranks, n_bytes, goals, n_samples=n_samples)
+
+
+def _shared(n_ranks: int, n_bytes: int, n_samples: int) -> Case:
+    goals: list[Goal] = [Within("shoal.empty", "floor", 1.5)]
+    if n_ranks == 4:
+        goals.insert(0, Faster("shoal.empty", "openmpi", 3))
+    return Case(n_ranks, n_bytes, tuple(goals), n_samples=n_samples)
+
+
+SECTIONS: Final = (
+    Section(
+        "private",
+        "one host, tensors in private memory",
+        (
+            "gloo, shoal: torch.distributed.all_reduce; openmpi: MPI.Allreduce in place, on NumPy",
+            "one call after a barrier, slowest rank",
+        ),
+        (_GLOO, _OPENMPI, _SHOAL),
+        (
+            _private(2, 25 * _MIB, 1.0, 7),
+            _private(2, 100 * _MIB, 1.3, 3),
+            _private(4, 25 * _MIB, 1.3, 5),
+            _private(4, 100 * _MIB, 1.3, 3),
+        ),
+        show_time,
+    ),
+    Section(
+        "shared",
+        "one host, tensors from shoal.empty",
+        (
+            "openmpi as above; floor: moving 2nM bytes by numpy.copyto on all cores at once,",
+            "half of them read and half written, source and copy as large as the n tensors",
+        ),
+        (_OPENMPI, _EMPTY, _FLOOR),
+        (
+            _shared(2, 25 * _MIB, 7),
+            _shared(2, 100 * _MIB, 3),
+            _shared(4, 25 * _MIB, 5),
+            _shared(4, 100 * _MIB, 3),
+        ),
+        show_time,
+    ),
+    Section(
+        "medium",
+        "one host, 1 MiB",
+        ("10 calls in a row after a barrier, slowest rank, time per call",),
+        (_GLOO, _OPENMPI, _SHOAL, _EMPTY),
+        (
+            Case(2, _MIB, (), n_calls=10),
+            Case(4, _MIB, (Faster("shoal", than="gloo", times=5),), n_calls=10),
+        ),
+        show_time,
+    ),
+    Section(
+        "small",
+        "one host, small tensors",
+        (
+            "gloo, shoal: torch.distributed.all_reduce; group: shoal's Group.all_reduce on NumPy",
+            "100 calls in a row after a barrier, slowest rank, time per call",
+        ),
+        (_GLOO, _OPENMPI, _SHOAL, _GROUP),
+        (
+            _small(4, 2, Below("group", 20e-6)),
+            _small(_KIB, 2),
+            _small(16 * _KIB, 2),
+            _small(64 * _KIB, 2),
+            _small(4, 4),
+            _small(64 * _KIB, 4),
+            _small(4, 8),
+            _small(64 * _KIB, 8),
+        ),
+        show_time,
+    ),
+    Section(
+        "hosts",
+        "four hosts, 1 Gbit/s (network namespaces, tbf on both ends of every cable)",
+        (
+            "line: 2M(n-1)/n bytes at the rate of one raw TCP stream of this run",
+            "ring: the same while all hosts send in a ring, at the slowest stream's rate",
+        ),
+        (
+            _GLOO,
+            _SHOAL,
+            Contestant("line", line_time),
+            Contestant("ring", ring_time),
+        ),
+        (
+            Case(
+                4,
+                25 * _MIB,
+                (Faster("shoal", than="gloo", times=1), Within("shoal", of="line", times=1.08)),
+                n_samples=3,
+                n_hosts=4,
+            ),
+        ),
+        show_time,
+    ),
+    Section(
+        "cpu",
+        "CPU seconds (user and system, all ranks) per gigabyte of tensor, private memory",
+        ("10 calls in a row after a barrier; waiting that spins counts as work",),
+        (
+            Contestant("gloo", cpu_of("gloo")),
+            Contestant("openmpi", cpu_of("openmpi")),
+            Contestant("shoal", cpu_of("shoal")),
+        ),
+        (Case(2, 25 * _MIB, (Faster("shoal", than="gloo", times=1),), n_calls=10, n_samples=2),),
+        show_cpu,
+    ),
+    Section(
+        "memory",
+        "peak resident memory of a rank (VmHWM), less its tensors and `import torch`",
+        (
+            "new processes, all-reduce of 25 MiB, then 100 MiB, private memory; the largest rank",
+            "a page shared between ranks counts in each rank that has touched it",
+        ),
+        (
+            Contestant("gloo", peak_of("gloo")),
+            Contestant("shoal", peak_of("shoal")),
+        ),
+        (
+            Case(2, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
+            Case(4, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
+        ),
+        show_memory,
+        in_rounds=False,
+    ),
+)

@@ -1,0 +1,80 @@
+"""Tables as aligned plain text: comments begin with `#`, data rows with blanks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from shoal.bench.contest import Case, Row, Section
+
+_MIB: Final = 1024 * 1024
+
+
+def show_time(seconds: float) -> str:
+    """Three digits and the unit that suits them."""
+    if seconds < 1e-3:
+        return f"{_three_digits(seconds * 1e6)} us"
+    return f"{_three_digits(seconds * 1e3)} ms"
+
+
+def show_cpu(seconds: float) -> str:
+    """CPU seconds per gigabyte."""
+    return f"{_three_digits(seconds)} s/GB"
+
+
+def show_memory(n_bytes: float) -> str:
+    """Mebibytes."""
+    return f"{n_bytes / _MIB:.1f} MiB"
+
+
+def show_size(n_bytes: int) -> str:
+    """A size as people say it: 4 B, 16 KiB, 25 MiB."""
+    for unit, name in ((_MIB, "MiB"), (1024, "KiB")):
+        if n_bytes >= unit and n_bytes % unit == 0:
+            return f"{n_bytes // unit} {name}"
+    return f"{n_bytes} B"
+
+
+def render(section: Section, rows: Sequence[Row]) -> str:
+    """The table with its title, its notes, and why numbers are missing."""
+    head = [f"# {section.name}: {section.title}", *(f"# {note}" for note in section.notes)]
+    body = align([_heading(section), *(_cells(section, row) for row in rows)])
+    missing = dict.fromkeys(
+        f"# no {label}: {reason}" for row in rows for label, reason in row.failures.items()
+    )
+    return "\n".join([*head, *body, *missing]) + "\n"
+
+
+def align(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell, numbers flush right; the last cell is text."""
+    widths = [max(map(len, column)) for column in zip(*(line[:-1] for line in lines), strict=True)]
+    return [
+        "  ".join(
+            ["", *(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _heading(section: Section) -> list[str]:
+    return ["ranks", "size", *(one.label for one in section.contestants), "goals"]
+
+
+def _cells(section: Section, row: Row) -> list[str]:
+    medians = row.medians()
+    shown = [
+        section.show(medians[one.label]) if one.label in medians else "-"
+        for one in section.contestants
+    ]
+    goals = " | ".join(map(str, row.verdicts(section)))
+    return [*_place(row.case), *shown, goals]
+
+
+def _place(case: Case) -> list[str]:
+    return [str(case.n_ranks), show_size(case.n_bytes)]
+
+
+def _three_digits(value: float) -> str:
+    n_decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{n_decimals}f}"

@@ -1,0 +1,64 @@
+"""All-reduce between hosts: over TCP alone, and together with memory that ranks of a host share."""
+
+import ctypes
+import os
+import secrets
+import shutil
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks
+
+from shoal.lab import Cluster
+from shoal.lab.cluster import INTERFACE
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
+)
+
+# Nothing, less than a chunk each, the small-message path, more than a segment, odd.
+LENGTHS = [0, 1, 3, 1021, 65_536, 1_000_003]
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+
+def enter(namespace: str) -> None:
+    """Move this thread, and what it starts from here on, into a host of a cluster."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}", "rb") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+
+
+def integers_of(rank: int, length: int) -> np.ndarray:
+    """Small integers: their sums are exact in float32, in whatever order they are folded."""
+    return np.random.default_rng((rank, length)).integers(-999, 999, length).astype(np.float32)
+
+
+def sum_in_host(namespaces: list[str]) -> list[int]:
+    """The elements that are wrong, by length."""
+    enter(namespaces[int(os.environ["RANK"])])
+    import shoal
+
+    n_wrong = []
+    with shoal.init() as group:
+        for length in LENGTHS:
+            data = integers_of(group.rank, length)
+            group.all_reduce(data)
+            want = sum(integers_of(rank, length) for rank in range(group.size))
+            n_wrong.append(int(np.count_nonzero(data != want)))
+    return n_wrong
+
+
+@pytest.mark.parametrize("n_ranks_per_host", [1, 2])
+@pytest.mark.parametrize("n_hosts", [2, 4])
+def test_an_all_reduce_between_hosts_equals_numpys_sum(n_hosts: int, n_ranks_per_host: int) -> None:
+    with Cluster(n_hosts) as cluster:
+        namespaces = [host.namespace for host in cluster.hosts for _ in range(n_ranks_per_host)]
+        env = {
+            "MASTER_ADDR": cluster.hosts[0].address,
+            "SHOAL_SOCKET_IFNAME": INTERFACE,
+            "SHOAL_KEY": secrets.token_hex(32),
+        }
+        found = run_ranks(sum_in_host, len(namespaces), namespaces, env=env)
+    assert found == [[0] * len(LENGTHS)] * len(namespaces)

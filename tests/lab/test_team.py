@@ -1,0 +1,62 @@
+"""The processes that are measured: what they answer, and what becomes of those that fail."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.bench.failure import Failure
+from shoal.bench.launch import Crew, Surroundings
+from shoal.bench.team import Team
+
+# Ranks that copy need no library, and start in 0.2 s.
+COPIERS = Crew("copy", 2)
+NOWHERE = Surroundings(openmpi=Path("nowhere"))
+TENSOR = {"n_bytes": 4096, "memory": "private"}
+
+
+def test_every_rank_checks_and_measures_its_own_tensor() -> None:
+    with Team(COPIERS, NOWHERE) as team:
+        assert team.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
+        for answer in team.ask("measure", **TENSOR, n_calls=3, n_samples=4):
+            assert len(answer["times_s"]) == len(answer["cpu_s"]) == 4
+            assert min(answer["times_s"]) > 0
+
+
+def test_only_the_tensors_that_are_held_count_as_memory() -> None:
+    with Team(COPIERS, NOWHERE) as team:
+        team.ask("check", **TENSOR)
+        assert [answer["tensor_bytes"] for answer in team.ask("peak")] == [4096, 4096]
+        team.ask("forget")
+        assert [answer["tensor_bytes"] for answer in team.ask("peak")] == [0, 0]
+
+
+def test_a_rank_that_raises_is_quoted() -> None:
+    with Team(COPIERS, NOWHERE) as team, pytest.raises(Failure, match="juggle"):
+        team.ask("juggle")
+
+
+def test_a_library_that_does_not_start_is_quoted() -> None:
+    with pytest.raises(Failure, match="nowhere/bin/mpirun"):
+        Team(Crew("openmpi", 2), NOWHERE)
+
+
+def test_no_process_outlives_its_team() -> None:
+    team = Team(COPIERS, NOWHERE)
+    pids = [int(answer["pid"]) for answer in team.ask("peak")]
+    team.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_no_process_outlives_a_team_that_failed() -> None:
+    team = Team(COPIERS, NOWHERE)
+    pids = [int(answer["pid"]) for answer in team.ask("peak")]
+    os.kill(pids[1], 9)
+    with pytest.raises(Failure, match="rank 1 died"):
+        team.ask("check", **TENSOR)
+    team.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

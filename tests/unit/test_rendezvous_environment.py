@@ -1,0 +1,98 @@
+"""Each launcher's environment as it really is, and what is wrong with those that are not."""
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.rendezvous.environment import Place, find_place, first_host
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29501",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "node[03-04]",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "want"),
+    [
+        (TORCHRUN, Place(3, 4, 1, "10.0.0.1", 29501)),
+        (OPEN_MPI, Place(1, 2, 1, "127.0.0.1", 29500)),
+        (HYDRA, Place(0, 2, 0, "127.0.0.1", 29500)),
+        (SLURM, Place(5, 8, 1, "node03", 29500)),
+        (SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7"}, Place(5, 8, 1, "head", 7)),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, Place(5, 8, 1, "127.0.0.1", 29500)),
+    ],
+)
+def test_each_launcher_is_understood(environ: dict[str, str], want: Place) -> None:
+    assert find_place(environ) == want
+
+
+def test_torchrun_comes_before_the_launcher_that_started_it() -> None:
+    assert find_place(SLURM | OPEN_MPI | TORCHRUN).rank == 3
+    assert find_place(SLURM | OPEN_MPI).rank == 1
+
+
+def test_a_world_size_without_a_rank_leaves_the_word_to_the_launcher() -> None:
+    assert find_place(SLURM | {"WORLD_SIZE": "8"}).rank == 5
+
+
+def test_a_step_counts_its_own_tasks() -> None:
+    assert find_place(SLURM | {"SLURM_STEP_NUM_TASKS": "6"}).size == 6
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, ["RANK", "OMPI_COMM_WORLD_RANK", "torchrun"]),
+        (TORCHRUN | {"RANK": "x"}, ["RANK='x'", "not an integer", "from 0 to 3"]),
+        (TORCHRUN | {"RANK": "1_0"}, ["RANK='1_0'", "not an integer"]),
+        (TORCHRUN | {"RANK": "4"}, ["RANK=4", "out of range", "from 0 to 3", "WORLD_SIZE=4"]),
+        (TORCHRUN | {"RANK": "-1"}, ["RANK=-1", "out of range"]),
+        (TORCHRUN | {"WORLD_SIZE": "0"}, ["WORLD_SIZE=0", "at least 1"]),
+        (TORCHRUN | {"WORLD_SIZE": ""}, ["WORLD_SIZE is not set"]),
+        (TORCHRUN | {"MASTER_PORT": "65536"}, ["MASTER_PORT=65536", "from 1 to 65535"]),
+        (TORCHRUN | {"MASTER_PORT": ""}, ["MASTER_PORT is not set"]),
+        (TORCHRUN | {"MASTER_ADDR": ""}, ["MASTER_ADDR is not set", "127.0.0.1"]),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ["MASTER_ADDR", "Open MPI", "all 2"]),
+        (SLURM | {"SLURM_STEP_NODELIST": "odd]["}, ["MASTER_ADDR", "Slurm"]),
+    ],
+)
+def test_a_wrong_environment_is_refused_by_name(environ: dict[str, str], names: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_place(environ)
+    for name in names:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "want"),
+    [
+        ("gpu-3", "gpu-3"),
+        ("a,b", "a"),
+        ("node[03-07,9],gpu1", "node03"),
+        ("r[1-2]n[10,12]", "r1n10"),
+        ("node[5]-ib", "node5-ib"),
+        ("", None),
+        ("[", None),
+        ("node[a-b]", None),
+    ],
+)
+def test_the_first_host_of_a_node_list(nodelist: str, want: str | None) -> None:
+    assert first_host(nodelist) == want

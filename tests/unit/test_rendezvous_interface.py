@@ -1,0 +1,102 @@
+"""Which address is advertised, on a made-up host."""
+
+import socket
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.rendezvous import interface
+from shoal.rendezvous.interface import Interface, choose_address
+
+HOST = [
+    Interface("lo", ("127.0.0.1", "::1"), is_loopback=True),
+    Interface("eth1", ("10.1.0.5", "fe80::1", "fd00::5")),
+    Interface("eth10", ("10.10.0.5",)),
+    Interface("docker0", ("172.17.0.1",)),
+    Interface("ib0", ("fe80::2",)),
+    Interface("old0", ("192.168.9.9",), is_up=False),
+]
+
+
+@pytest.fixture(autouse=True)
+def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = {"head": "10.10.0.5", "me": "127.0.1.1", "localhost": "127.0.0.1", "::1": "::1"}
+    routes |= {"127.0.0.1": "127.0.0.1", "192.0.2.1": "10.1.0.5", "fd00::1": "fd00::5"}
+    monkeypatch.setattr(interface, "list_interfaces", lambda: HOST)
+    monkeypatch.setattr(interface, "_source_towards", routes.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ("eth1", "eth1"),
+        ("eth", "eth1"),
+        ("=eth10", "eth10"),
+        ("wlan,docker", "docker0"),
+        ("lo", "lo"),
+    ],
+)
+def test_an_interface_is_named_in_nccls_way(wanted: str, name: str) -> None:
+    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted}).interface == name
+
+
+def test_an_exclusion_takes_the_first_that_is_up_and_no_loopback() -> None:
+    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "^docker"}).interface == "eth1"
+    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "^=eth1"}).interface == "eth10"
+
+
+def test_our_own_variable_comes_before_gloos_and_gloos_before_nccls() -> None:
+    environ = {"NCCL_SOCKET_IFNAME": "lo"}
+    assert choose_address("head", environ).interface == "lo"
+    environ |= {"GLOO_SOCKET_IFNAME": "docker0"}
+    assert choose_address("head", environ).interface == "docker0"
+    environ |= {"SHOAL_SOCKET_IFNAME": "eth10"}
+    assert choose_address("head", environ).interface == "eth10"
+
+
+@pytest.mark.parametrize("wanted", ["wlan0", "=eth", "ib0", "^docker,eth"])
+def test_an_interface_that_is_of_no_use_is_refused_with_those_that_are(wanted: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose_address("head", {"GLOO_SOCKET_IFNAME": wanted})
+    assert f"GLOO_SOCKET_IFNAME={wanted}" in str(caught.value)
+    assert "eth1 (10.1.0.5, fe80::1, fd00::5)" in str(caught.value)
+
+
+def test_the_address_is_of_the_masters_family_and_never_link_local() -> None:
+    assert choose_address("head", {"SHOAL_SOCKET_IFNAME": "eth1"}).address == "10.1.0.5"
+    assert choose_address("fd00::1", {"SHOAL_SOCKET_IFNAME": "eth1"}).address == "fd00::5"
+
+
+@pytest.mark.parametrize(
+    ("master", "address"),
+    [
+        ("head", "10.10.0.5"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("::1", "::1"),
+        ("me", "10.1.0.5"),  # /etc/hosts maps the own name to 127.0.1.1: nobody else can use that
+        (None, "10.1.0.5"),
+    ],
+)
+def test_without_a_variable_it_is_the_route_to_the_master(master: str, address: str) -> None:
+    assert choose_address(master, {}).address == address
+
+
+def test_without_master_and_route_there_is_no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "_source_towards", lambda _: "127.0.0.1")
+    with pytest.raises(UsageError, match=r"SHOAL_SOCKET_IFNAME to one of lo \(127.0.0.1, ::1\)"):
+        choose_address(None, {})
+
+
+def test_the_kernel_lists_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    loopback = next(one for one in interface.list_interfaces() if one.is_loopback)
+    assert "127.0.0.1" in loopback.addresses
+    assert loopback.is_up
+    assert loopback.name in {name for _, name in socket.if_nameindex()}
+
+
+def test_a_master_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match=r"MASTER_ADDR=no\.such\.host\.invalid does not resolve"):
+        choose_address("no.such.host.invalid", {})

@@ -1,0 +1,80 @@
+"""Which keys are taken, which are refused, and that derived keys differ where they must."""
+
+import hashlib
+import hmac
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.rendezvous.key import job_key, pair_key, random_key
+
+SECRET = "0123456789abcdef-secret"
+
+
+def key_file(folder: Path, text: str = SECRET + "\n", mode: int = 0o600) -> Path:
+    path = folder / "key"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_without_any_variable_there_is_no_key() -> None:
+    assert job_key({}) is None
+    assert job_key({"SHOAL_KEY": "", "SHOAL_KEY_FILE": ""}) is None
+
+
+def test_the_file_wins_over_the_variable_and_its_newline_is_no_key(tmp_path: Path) -> None:
+    environ = {"SHOAL_KEY_FILE": str(key_file(tmp_path)), "SHOAL_KEY": "another-key-altogether"}
+    assert job_key(environ) == SECRET.encode()
+    assert job_key({"SHOAL_KEY": SECRET}) == SECRET.encode()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_key_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    path = key_file(tmp_path, mode=mode)
+    with pytest.raises(UsageError, match=f"mode {mode:04o}.*chmod 600"):
+        job_key({"SHOAL_KEY_FILE": str(path)})
+
+
+def test_a_key_file_must_be_a_regular_file_that_is_there(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path, why in (
+        (tmp_path, "not a regular file"),
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path / "none", "No such file"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            job_key({"SHOAL_KEY_FILE": str(path)})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path)
+    os.chown(path, 65534, -1)
+    with pytest.raises(UsageError, match="belongs to user 65534"):
+        job_key({"SHOAL_KEY_FILE": str(path)})
+
+
+def test_a_short_or_huge_key_is_refused_without_being_shown(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="SHOAL_KEY holds 7 bytes") as caught:
+        job_key({"SHOAL_KEY": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(UsageError, match="expected 16 to 4096"):
+        job_key({"SHOAL_KEY_FILE": str(key_file(tmp_path, "x" * 5000))})
+
+
+def test_a_pair_has_one_key_and_every_other_pair_epoch_and_role_another() -> None:
+    job = random_key()
+    context = b"shoal link v1" + (7).to_bytes(8, "little") + bytes([1, 0, 0, 0, 2, 0, 0, 0])
+    assert pair_key(job, 7, 1, 2) == hmac.new(job, context + b"link", hashlib.sha256).digest()
+    assert pair_key(job, 7, 2, 1) == pair_key(job, 7, 1, 2)
+    others = [
+        pair_key(job, 8, 1, 2),
+        pair_key(job, 7, 1, 3),
+        pair_key(job, 7, 0, 2),
+        pair_key(job, 7, 1, 2, "store"),
+        pair_key(random_key(), 7, 1, 2),
+    ]
+    assert len({pair_key(job, 7, 1, 2), *others}) == 6

@@ -1,0 +1,220 @@
+"""Every store keeps the same promises; ours over TCP also keeps strangers out."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.rendezvous import MemoryStore, Store, TcpStoreClient, TcpStoreServer, TorchStore
+from shoal.rendezvous.store_server import StoreLimits
+
+KEY = b"k" * 32
+
+
+class LikeTorch:
+    """The part of torch's Store that is used, with its exceptions."""
+
+    def __init__(self) -> None:
+        self._inner = MemoryStore()
+
+    def set(self, key: str, value: bytes) -> None:
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._inner.get(key, 300)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._inner.try_get(key) is not None for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        try:
+            self._inner.get(keys[0], timeout.total_seconds())
+        except TimedOut as error:
+            raise RuntimeError("wait timeout") from error
+
+
+@pytest.fixture(params=["memory", "torch", "tcp", "tcp with a key"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Store]]:
+    """Makes views of one store."""
+    if request.param == "memory":
+        memory = MemoryStore()
+        yield lambda: memory
+    elif request.param == "torch":
+        torch_like = LikeTorch()
+        yield lambda: TorchStore(torch_like)
+    else:
+        key = KEY if request.param == "tcp with a key" else None
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(served(key))
+            yield lambda: stack.enter_context(client(server, key))
+
+
+@contextlib.contextmanager
+def served(key: bytes | None = None, limits: StoreLimits | None = None) -> Iterator[TcpStoreServer]:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=key, limits=limits)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def client(server: TcpStoreServer, key: bytes | None = None) -> Iterator[TcpStoreClient]:
+    made = TcpStoreClient("127.0.0.1", server.port, timeout_s=30, key=key)
+    with contextlib.closing(made):
+        yield made
+
+
+def test_what_one_sets_another_gets(connect: Callable[[], Store]) -> None:
+    one, other = connect(), connect()
+    assert other.try_get("a") is None
+    for value in (b"", b"1", bytes(range(256)) * 16):
+        one.set("a", value)
+        assert other.try_get("a") == other.get("a", 0.0) == value
+    assert other.try_get("b") is None
+
+
+def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:
+    one, other = connect(), connect()
+    found: list[bytes] = []
+    waiting = threading.Thread(target=lambda: found.append(other.get("late", 30)))
+    waiting.start()
+    one.set("late", b"here")
+    waiting.join()
+    assert found == [b"here"]
+
+
+def test_a_get_that_nobody_answers_times_out_and_harms_nothing(
+    connect: Callable[[], Store],
+) -> None:
+    store = connect()
+    with pytest.raises(TimedOut, match=r"'never'.* within 0.01 s"):
+        store.get("never", 0.01)
+    store.set("never", b"after all")
+    assert store.try_get("never") == b"after all"
+
+
+def test_the_torch_store_knows_its_host_through_prefixes() -> None:
+    inner = LikeTorch()
+    assert TorchStore(inner).host is None
+    inner.host = "10.0.0.1"  # type: ignore[attr-defined]
+    outer = LikeTorch()
+    outer.underlying_store = inner  # type: ignore[attr-defined]
+    assert TorchStore(outer).host == "10.0.0.1"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(KEY, b"x" * 32), (None, KEY), (KEY, None)])
+def test_another_key_is_refused_by_name(ours: bytes | None, theirs: bytes | None) -> None:
+    with served(theirs) as server, pytest.raises(UsageError, match=r"another key.*SHOAL_KEY_FILE"):
+        TcpStoreClient("127.0.0.1", server.port, timeout_s=30, key=ours)
+
+
+def test_strangers_and_broken_requests_are_closed_without_harm() -> None:
+    with served() as server, client(server) as good:
+        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(100) == b""
+        requests = [
+            struct.pack("<BxHII", 9, 1, 0, 0),  # no such operation
+            struct.pack("<BxHII", 1, 0, 1, 0),  # no key
+            struct.pack("<BxHII", 1, 257, 1, 0),  # too long a key
+            struct.pack("<BxHII", 1, 1, 4097, 0),  # too long a value
+            struct.pack("<BxHII", 1, 1, 2**32 - 1, 0),
+            struct.pack("<BxHII", 2, 1, 1, 0),  # a value where none belongs
+            struct.pack("<BxHII", 2, 1, 0, 60_000) + b"k" + b"more",  # talks while it waits
+        ]
+        for request in requests:
+            with client(server) as bad:
+                bad._sock.sendall(request)
+                with contextlib.suppress(ConnectionResetError):
+                    assert bad._sock.recv(100) == b""
+        good.set("still", b"there")
+        assert good.get("still", 1) == b"there"
+
+
+def test_a_half_sent_request_is_given_up() -> None:
+    with served(limits=StoreLimits(request_s=0.01)) as server, client(server) as slow:
+        slow._sock.sendall(b"\x01")
+        assert slow._sock.recv(1) == b""
+
+
+def test_a_full_store_says_so_and_still_changes_what_it_has() -> None:
+    with served(limits=StoreLimits(n_values=1)) as server, client(server) as store:
+        store.set("a", b"1")
+        with pytest.raises(ShoalError, match="is full and did not take 'b'"):
+            store.set("b", b"1")
+        store.set("a", b"2")
+        assert store.try_get("a") == b"2"
+
+
+def test_more_clients_than_allowed_are_closed() -> None:
+    with served(limits=StoreLimits(n_clients=1)) as server, client(server) as first:
+        with client(server) as second, pytest.raises(PeerLost):
+            second.try_get("a")
+        first.set("a", b"1")
+
+
+def test_too_large_a_value_or_key_is_refused_before_it_is_sent() -> None:
+    with served() as server, client(server) as store:
+        with pytest.raises(UsageError, match="4097 bytes for 'a'; expected at most 4096"):
+            store.set("a", bytes(4097))
+        with pytest.raises(UsageError, match="a key of 257 bytes"):
+            store.try_get("k" * 257)
+        assert store.try_get("a") is None
+
+
+def test_a_taken_port_is_named_with_what_to_do() -> None:
+    with served() as server, pytest.raises(UsageError) as caught:
+        TcpStoreServer("127.0.0.1", server.port)
+    assert f"port {server.port} at 127.0.0.1 is taken" in str(caught.value)
+    assert "MASTER_PORT" in str(caught.value)
+
+
+def test_an_address_of_another_host_is_named() -> None:
+    with pytest.raises(
+        UsageError, match=r"MASTER_ADDR=198\.51\.100\.1, port 0: .*host that rank 0 runs"
+    ):
+        TcpStoreServer("198.51.100.1", 0)
+
+
+def test_a_client_keeps_trying_until_its_deadline_and_names_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(TimedOut, match=f"127.0.0.1:{port} within 0.05 s .*refused.*MASTER_PORT"):
+        TcpStoreClient("127.0.0.1", port, timeout_s=0.05)
+
+
+def test_a_client_finds_a_server_that_starts_later() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    found: list[TcpStoreClient] = []
+    connecting = threading.Thread(
+        target=lambda: found.append(TcpStoreClient("127.0.0.1", port, timeout_s=60))
+    )
+    connecting.start()
+    with contextlib.closing(TcpStoreServer("127.0.0.1", port)):
+        connecting.join()
+        assert found[0].try_get("a") is None
+        found[0].close()
+
+
+def test_a_server_that_closes_is_a_lost_peer_and_stays_lost() -> None:
+    with served() as server, client(server) as store:
+        server.close()
+        server.close()
+        for _ in range(2):
+            with pytest.raises(
+                PeerLost, match=r"rank 0 at 127\.0\.0\.1:.* no longer serves the store"
+            ):
+                store.try_get("a")
+
+
+def test_it_serves_ipv6() -> None:
+    with contextlib.closing(TcpStoreServer("::1", 0)) as server:
+        store = TcpStoreClient("::1", server.port, timeout_s=30)
+        with contextlib.closing(store):
+            store.set("a", b"1")
+            assert store.try_get("a") == b"1"
