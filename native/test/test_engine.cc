@@ -171,7 +171,8 @@ TEST("data for a call that is not posted yet is kept and used") {
     world.run_steps(100);
     CHECK_EQ(world.n_unfinished(), 2u);
     calls.emplace_back(1, &world.post(1, job));
-    CHECK(calls.back().second->finished);  // all it needs has come long ago
+    world.engine(1).progress();
+    CHECK(calls.back().second->finished);  // all it needs had come long ago
     CHECK(world.run_all(20));
     check_results(world, calls, "late post");
   }
@@ -249,12 +250,14 @@ TEST("a second call under a key in flight is refused and the first goes on") {
 
 // ---- dataflow
 
-TEST("two ranks that swap buffers in place never send what they received") {
+// Only small buffers: the prover refuses this schedule, since each rank's receive waits for its own
+// send, and large sends wait for the other's receive.
+TEST("two ranks that swap small buffers in place never send what they received") {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.shares_memory = seed % 3 == 2;
-    options.net.max_inline = seed % 2 == 0 ? 64 : 4096;  // after asking, and at once
+    options.net.max_inline = 2048;
     options.net.copied = 0;
     options.net.room = 1;
     options.net.reads_late = options.net.delays = 0.5;

@@ -46,6 +46,7 @@ def __getattr__(name: str) -> Any:
 
     return getattr(importlib.import_module(_LAZY[name]), name)
 
+
 __all__ = [
     "init",
     "empty",

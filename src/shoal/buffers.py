@@ -19,6 +19,7 @@ class Span(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
+        """Its length in bytes."""
         return self.n_elems * item_size(self.dtype)
 
 

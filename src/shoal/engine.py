@@ -7,28 +7,49 @@ runs on every call is native.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from shoal import _native
+from shoal._native import (
+    Arena,
+    Call,
+    Mesh,
+    Plan,
+    Program,
+    after_fork_in_child,
+    after_fork_in_parent,
+    allocate,
+    before_fork,
+    can_fold,
+    fold_isa,
+    release,
+    scale,
+)
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Finish, Recv, Send, Step
 
-Arena = _native.Arena
-Call = _native.Call
-Mesh = _native.Mesh
-NativeGroup = _native.Group
-Plan = _native.Plan
-
-can_fold = _native.can_fold
-scale = _native.scale
-fold_isa = _native.fold_isa
-allocate = _native.allocate
-release = _native.release
-before_fork = _native.before_fork
-after_fork_in_parent = _native.after_fork_in_parent
-after_fork_in_child = _native.after_fork_in_child
+__all__ = [
+    "Arena",
+    "Call",
+    "Mesh",
+    "Plan",
+    "Seat",
+    "Shape",
+    "after_fork_in_child",
+    "after_fork_in_parent",
+    "allocate",
+    "before_fork",
+    "can_fold",
+    "describe",
+    "error_from",
+    "fold_isa",
+    "lower",
+    "plan_for",
+    "release",
+    "scale",
+]
 
 _SEND, _RECV, _COPY, _FINISH = range(4)
 
@@ -43,7 +64,7 @@ _Place = tuple[Buffer, int]
 _Row = tuple[int, bool, int, int, int, int, int, int, list[int]]
 
 
-def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> _native.Program:
+def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
     """Flatten one rank's steps, with the dataflow between them made explicit.
 
     Args:
@@ -54,7 +75,7 @@ def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> _native.P
     for step in steps:
         if finish or not isinstance(step, Finish):
             flow.add(step)
-    return _native.Program.make(size, flow.rows)
+    return Program.make(size, flow.rows)
 
 
 class _Dataflow:
@@ -139,7 +160,7 @@ def plan_for(shape: Shape) -> Plan:
 @functools.lru_cache(maxsize=256)
 def _program_for(
     collective: str, name: str, rank: int, size: int, root: int, average: bool
-) -> _native.Program:
+) -> Program:
     algorithm = ALGORITHMS[collective][name]
     return lower(algorithm.steps(rank, size, root), size, finish=average)
 
@@ -193,7 +214,7 @@ def _balanced(n_elems: int, item: int, n_chunks: int) -> tuple[list[int], list[i
     stride = -(-n_elems // n_chunks)
     stride = -(-stride // line) * line
     begins = [min(chunk * stride, n_elems) for chunk in range(n_chunks + 1)]
-    lengths = [(end - begin) * item for begin, end in zip(begins, begins[1:], strict=False)]
+    lengths = [(end - begin) * item for begin, end in itertools.pairwise(begins)]
     return [begin * item for begin in begins[:-1]], lengths
 
 

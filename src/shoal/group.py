@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from shoal import engine
 from shoal.buffers import Span, span_of
@@ -27,6 +27,9 @@ from shoal.plan import Topology, choose
 from shoal.plan.choose import forced_algorithm
 from shoal.rendezvous import Store, join
 from shoal.work import COMPLETIONS, Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -113,7 +116,10 @@ def form(
     if not arenas:
         local_fds(1)  # alone: nobody to pass them to
     with membership:
-        seats = {peer.rank: Seat(peer.host_label, peer.address, peer.host_id) for peer in membership.peers}
+        seats = {
+            peer.rank: Seat(peer.host_label, peer.address, peer.host_id)
+            for peer in membership.peers
+        }
         seats[rank] = Seat(socket.gethostname(), "", membership.host_id)
         names = [seats[other] for other in range(size)]
         peers = membership.take()
@@ -122,11 +128,16 @@ def form(
         names=[f"rank {other} ({seat})" for other, seat in enumerate(names)],
         epoch=membership.epoch,
         arena=arenas[-1],
-        peers=[(peer.rank, peer.socket_fd, *(peer.fds or (-1, -1))) for peer in peers],
+        peers=[(peer.rank, peer.socket_fd, *_two(peer.fds)) for peer in peers],
         staging_bytes=staging_bytes,
         spin_us=float(spin_us),
     )
     return Group(World(mesh, rank, names), list(range(size)), name, timeout_s, owns_world=True)
+
+
+def _two(fds: tuple[int, ...]) -> tuple[int, int]:
+    """A host-mate's arena and eventfd; -1 for ranks of other hosts."""
+    return (fds[0], fds[1]) if fds else (-1, -1)
 
 
 def _integer(name: str, default: int, least: int) -> int:
@@ -148,9 +159,19 @@ def _hash(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
+class How(TypedDict, total=False):
+    """The keywords that every call takes; `Group` says what they mean."""
+
+    name: str | None
+    timeout_s: float | None
+    async_op: bool
+    work: bool
+
+
 class Group:
-    """Ranks that do collectives together. Every rank makes the same calls in the same order, or
-    gives calls the same names.
+    """Ranks that do collectives together.
+
+    Every rank makes the same calls in the same order, or gives them the same names.
 
     Every call takes these keywords:
         name: matches the call with the ranks' calls of the same name, in whatever order they come;
@@ -211,7 +232,7 @@ class Group:
 
     # Collectives.
 
-    def all_reduce(self, data: Any, op: Op | str = Op.SUM, **how: Any) -> Work | None:
+    def all_reduce(self, data: Any, op: Op | str = Op.SUM, **how: Unpack[How]) -> Work | None:
         """Fold `data` over all ranks, in place: the same bits on every rank.
 
         Args:
@@ -223,17 +244,19 @@ class Group:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plan(key, span, parse_op(op))
-        return self._start_in_place(plan, span, **how)
+        return self._start_in_place(plan, span, how)
 
-    def broadcast(self, data: Any, root: int = 0, **how: Any) -> Work | None:
+    def broadcast(self, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
         """Overwrite `data` with that of rank `root`."""
         self._check_rank(root, "root")
         span = span_of(data)
         key = ("broadcast", span.dtype, root, span.n_elems)
-        plan = self._plans.get(key) or self._plan(key, span, root=root)
-        return self._start_in_place(plan, span, **how)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span, root=root)
+        return self._start_in_place(plan, span, how)
 
-    def all_gather(self, outputs: Any, data: Any, **how: Any) -> Work | None:
+    def all_gather(self, outputs: Any, data: Any, **how: Unpack[How]) -> Work | None:
         """Collect every rank's `data` in `outputs`, in rank order.
 
         Args:
@@ -243,9 +266,11 @@ class Group:
         span = span_of(data, writable=False)
         spans = self._blocks("outputs", outputs, span, writable=True)
         key = ("all_gather", span.dtype, None, span.n_elems)
-        plan = self._plans.get(key) or self._plan(key, span)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span)
         memory = [[], [span.address], [part.address for part in spans]]
-        return self._start(plan, memory, (span, spans), **how)
+        return self._start(plan, memory, (span, spans), self._key(how), how)
 
     def reduce_scatter(
         self, output: Any, inputs: Any, op: Op | str = Op.SUM, **how: Any
@@ -259,11 +284,13 @@ class Group:
         span = span_of(output)
         spans = self._blocks("inputs", inputs, span, writable=False)
         key = ("reduce_scatter", span.dtype, op, span.n_elems)
-        plan = self._plans.get(key) or self._plan(key, span, parse_op(op))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span, parse_op(op))
         memory = [[], [part.address for part in spans], [span.address]]
-        return self._start(plan, memory, (span, spans), **how)
+        return self._start(plan, memory, (span, spans), self._key(how), how)
 
-    def barrier(self, **how: Any) -> Work | None:
+    def barrier(self, **how: Unpack[How]) -> Work | None:
         """Return when every rank has called it."""
         token = span_of(bytearray(1))
         key = ("barrier", token.dtype, None, 1)
@@ -271,13 +298,13 @@ class Group:
         if plan is None:
             shape = Shape("all_reduce", "direct", token.dtype, Op.BOR, 1, self.rank, self.size)
             plan = self._plans[key] = plan_for(shape._replace(title="barrier"))
-        return self._start_in_place(plan, token, **how)
+        return self._start_in_place(plan, token, how)
 
-    def send(self, data: Any, to: int, tag: int = 0, **how: Any) -> Work | None:
+    def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[How]) -> Work | None:
         """Send `data` to rank `to`; small messages return before they are received."""
         return self._point("send", data, to, tag, how)
 
-    def recv(self, data: Any, source: int, tag: int = 0, **how: Any) -> Work | None:
+    def recv(self, data: Any, source: int, tag: int = 0, **how: Unpack[How]) -> Work | None:
         """Overwrite `data` with the next unreceived send of this tag from rank `source`."""
         return self._point("recv", data, source, tag, how)
 
@@ -336,38 +363,27 @@ class Group:
         self._plans[key] = plan
         return plan
 
-    def _start_in_place(
-        self,
-        plan: engine.Plan,
-        span: Span,
-        *,
-        name: str | None = None,
-        timeout_s: float | None = None,
-        async_op: bool = False,
-        work: bool = False,
-    ) -> Work | None:
-        key = next(self._next_key) if name is None else _NAMED | _hash(name) >> 2
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        call = self._native.post_in_place(plan, key, span.address, timeout_s, async_op)
-        return self._finish(Work(self, call, span), async_op or work)
+    def _start_in_place(self, plan: engine.Plan, span: Span, how: How) -> Work | None:
+        background = how.get("async_op", False)
+        call = self._native.post_in_place(
+            plan, self._key(how), span.address, self._timeout(how), background
+        )
+        return self._finish(Work(self, call, span), background or how.get("work", False))
 
     def _start(
-        self,
-        plan: engine.Plan,
-        memory: list[list[int]],
-        owners: object,
-        *,
-        key: int | None = None,
-        name: str | None = None,
-        timeout_s: float | None = None,
-        async_op: bool = False,
-        work: bool = False,
+        self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: How
     ) -> Work | None:
-        if key is None:
-            key = next(self._next_key) if name is None else _NAMED | _hash(name) >> 2
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        call = self._native.post(plan, key, memory, timeout_s, async_op)
-        return self._finish(Work(self, call, owners), async_op or work)
+        background = how.get("async_op", False)
+        call = self._native.post(plan, key, memory, self._timeout(how), background)
+        return self._finish(Work(self, call, owners), background or how.get("work", False))
+
+    def _key(self, how: How) -> int:
+        name = how.get("name")
+        return next(self._next_key) if name is None else _NAMED | _hash(name) >> 2
+
+    def _timeout(self, how: How) -> float:
+        timeout_s = how.get("timeout_s")
+        return self.timeout_s if timeout_s is None else timeout_s
 
     def _finish(self, work: Work, unfinished: bool) -> Work | None:
         if unfinished:
@@ -383,9 +399,7 @@ class Group:
                 self._live.append(work)
         return None
 
-    def _point(
-        self, kind: str, data: Any, peer: int, tag: int, how: dict[str, Any]
-    ) -> Work | None:
+    def _point(self, kind: str, data: Any, peer: int, tag: int, how: How) -> Work | None:
         self._check_rank(peer, "to" if kind == "send" else "source")
         if peer == self.rank:
             raise UsageError(f"{self}: a rank cannot {kind} to or from itself")
@@ -399,7 +413,7 @@ class Group:
         ends = (self.rank, peer, tag) if kind == "send" else (peer, self.rank, tag)
         count = next(self._next_point.setdefault(ends, itertools.count()))
         key = _POINT | _hash(*ends, count) >> 1
-        return self._start(plan, [[span.address]], span, key=key, **how)
+        return self._start(plan, [[span.address]], span, key, how)
 
     def _blocks(self, what: str, given: Any, block: Span, *, writable: bool) -> list[Span]:
         """One Span over all blocks, or one per rank."""
@@ -412,7 +426,8 @@ class Group:
         for span in spans:
             if span.n_elems != wanted or span.dtype is not block.dtype:
                 raise UsageError(
-                    f"{self}: {what} hold {span.dtype}[{span.n_elems}], need {block.dtype}[{wanted}]"
+                    f"{self}: {what} hold {span.dtype}[{span.n_elems}], "
+                    f"need {block.dtype}[{wanted}]"
                 )
         return spans
 

@@ -57,5 +57,7 @@ def _numpy_array(memory: ctypes.Array[ctypes.c_byte], sizes: tuple[int, ...], ki
     if kind is DType.BFLOAT16:
         raise UsageError("NumPy has no bfloat16; use torch.bfloat16, or uint16 for the bits")
     name = "bool_" if kind is DType.BOOL else str(kind)
-    flat = np.frombuffer(memory, dtype=np.uint8)[: math.prod(sizes) * item_size(kind)]
+    flat = np.frombuffer(memoryview(memory).cast("B"), dtype=np.uint8)[
+        : math.prod(sizes) * item_size(kind)
+    ]
     return flat.view(getattr(np, name)).reshape(sizes)

@@ -6,16 +6,22 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.errors import ShoalError, TimedOut
 
 if TYPE_CHECKING:
     from shoal.engine import Call
-    from shoal.group import Group
 
 # Longer than any call: the call's own deadline ends the wait.
 _FOR_EVER_S: Final = 3e9
+
+
+class Origin(Protocol):
+    """The group of a call, as its Work needs it."""
+
+    def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
+        """The exception that a native error stands for."""
 
 
 class Work:
@@ -23,7 +29,7 @@ class Work:
 
     __slots__ = ("_call", "_group", "_owners")
 
-    def __init__(self, group: Group, call: Call, owners: object) -> None:
+    def __init__(self, group: Origin, call: Call, owners: object) -> None:
         self._group = group
         self._call = call
         self._owners = owners
@@ -69,6 +75,13 @@ class Work:
 _LOG: Final = logging.getLogger("shoal")
 
 
+def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
+    try:
+        callback(work)
+    except Exception:  # noqa: BLE001 - it is the user's code, and the thread serves others too
+        _LOG.exception("a callback of a finished call failed")
+
+
 class _Completions:
     """One thread per process that drives calls with callbacks; it ends when it has none left."""
 
@@ -102,10 +115,7 @@ class _Completions:
             ended = [entry for entry in pending if entry[0].done()]
             pending = [entry for entry in pending if entry not in ended]
             for work, callback in ended:
-                try:
-                    callback(work)
-                except Exception:
-                    _LOG.exception("a callback of a finished call failed")
+                _run_callback(work, callback)
 
     def _take(self, pending: list[tuple[Work, Callable[[Work], None]]]) -> bool:
         """Move what was added to `pending`; False, and the thread is gone, if there is nothing."""

@@ -169,7 +169,9 @@ def check_premul_sum_multiplies_the_own_contribution(group: Group) -> None:
             whole = torch.cat(tensors)
             output = torch.empty(11, dtype=torch.float64)
             before = whole.clone()
-            dist.reduce_scatter_tensor(output, torch.cat([tensors[group.rank()]] * group.size()), op=op, group=group)
+            dist.reduce_scatter_tensor(
+                output, torch.cat([tensors[group.rank()]] * group.size()), op=op, group=group
+            )
             check_close(output, folded("SUM", tensors) * float(factor))
             check_equal(whole, before)
 
@@ -548,10 +550,16 @@ def check_operations_that_are_not_there_yet_say_so(group: Group) -> None:
     size, one = group.size(), torch.ones(1)
     parts = [torch.ones(1) for _ in range(size)]
     calls: dict[str, Callable[[], Any]] = {
-        "gather": lambda: dist.gather(one, parts if group.rank() == 0 else None, group_dst=0, group=group),
-        "scatter": lambda: dist.scatter(one, parts if group.rank() == 0 else None, group_src=0, group=group),
+        "gather": lambda: dist.gather(
+            one, parts if group.rank() == 0 else None, group_dst=0, group=group
+        ),
+        "scatter": lambda: dist.scatter(
+            one, parts if group.rank() == 0 else None, group_src=0, group=group
+        ),
         "reduce": lambda: dist.reduce(one, group_dst=0, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), group=group),
+        "all_to_all": lambda: dist.all_to_all_single(
+            torch.ones(size), torch.ones(size), group=group
+        ),
         "recv from any source": lambda: dist.recv(one, group=group),
         "all_reduce": lambda: dist.all_reduce(torch.ones(2).to_sparse(), group=group),
     }
@@ -568,7 +576,9 @@ def check_operations_that_are_not_there_yet_say_so(group: Group) -> None:
 
 def check_folds_without_a_meaning_are_refused(group: Group) -> None:
     for dtype, fold in ((torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.bool, "AVG")):
-        error = raised(lambda dtype=dtype, fold=fold: reduced(group, torch.ones(2, dtype=dtype), fold))
+        error = raised(
+            lambda dtype=dtype, fold=fold: reduced(group, torch.ones(2, dtype=dtype), fold)
+        )
         assert type(error).__name__ == "UsageError", repr(error)
     barrier(group)
 

@@ -176,9 +176,7 @@ def check_folds(n_elems: int, ranks_per_host: int | None = None) -> int:
     n_checked = 0
     with shoal.init() as group:
         for dtype in DTYPES:
-            blocks = [
-                contribution(rank, n_elems, numpy_type(dtype)) for rank in range(group.size)
-            ]
+            blocks = [contribution(rank, n_elems, numpy_type(dtype)) for rank in range(group.size)]
             for op in filter(functools.partial(exists, dtype), Op):
                 memory = shared if n_checked % 2 else private
                 data = filled(memory, blocks[group.rank])

@@ -14,20 +14,24 @@ ROOT = Path(shoal.__file__).parent
 
 # A room may import itself and these. `errors` and `dtypes` are words that every room may use,
 # except where WITHOUT_WORDS says so.
-WORDS = {"errors", "dtypes"}
-WITHOUT_WORDS = {"errors", "dtypes", "schedule"}
+WORDS = {"errors", "dtypes", "buffers"}
+WITHOUT_WORDS = {"errors", "dtypes", "buffers", "schedule"}
 LOWER = {
     "errors": set[str](),
     "dtypes": {"errors"},
+    "buffers": {"errors", "dtypes"},
     "schedule": {"errors"},
     "lens": {"schedule"},
     "plan": {"schedule"},
     "engine": {"schedule", "_native"},
     "rendezvous": set[str](),
-    "group": {"schedule", "plan", "engine", "rendezvous"},
+    "memory": {"engine"},
+    "work": {"engine"},
+    "group": {"schedule", "plan", "engine", "rendezvous", "work"},
     "average": {"group"},
     "server": {"group"},
-    "frontend": {"group", "average"},
+    "frontend": {"group", "average", "rendezvous", "work"},
+    "launch": {"group", "rendezvous", "frontend"},
     "_autoload": {"frontend"},
 }
 # These are built out of everything, so they may import everything but the native library.

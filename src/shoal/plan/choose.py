@@ -1,5 +1,6 @@
-"""The cheapest algorithm for a call, by a cost model with few numbers. Pure: every rank that knows
-the same topology chooses the same.
+"""The cheapest algorithm for a call, by a cost model with few numbers.
+
+Pure: every rank that knows the same topology chooses the same.
 """
 
 from __future__ import annotations

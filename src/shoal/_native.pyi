@@ -1,0 +1,98 @@
+"""The face of native/bind/module.cc, for type checkers; import shoal.engine instead."""
+
+from collections.abc import Sequence
+
+_Step = tuple[int, bool, int, int, int, int, int, int, list[int]]
+
+class Program:
+    """One rank's steps with their dataflow; see native/engine/program.h."""
+
+    @staticmethod
+    def make(group_size: int, steps: Sequence[_Step]) -> Program:
+        """Each step: kind, fold, buffer, into_buffer, peer, chunk, into, value, waits_for."""
+
+    @property
+    def n_steps(self) -> int: ...
+
+class Plan:
+    """A program for one size, type and operation."""
+
+    @staticmethod
+    def make(
+        program: Program,
+        layouts: Sequence[tuple[Sequence[int], Sequence[int]]],
+        dtype: int,
+        op: int,
+        divisor: int,
+        segment_bytes: int,
+        descriptor: str,
+    ) -> Plan:
+        """Layouts: (offsets, lengths) in bytes of each buffer's chunks."""
+
+    @property
+    def descriptor(self) -> str: ...
+
+class Arena:
+    """What this process shares with its host-mates; owns both descriptors."""
+
+    @staticmethod
+    def create(n_local: int, /) -> Arena: ...
+    @property
+    def memory_fd(self) -> int: ...
+    @property
+    def event_fd(self) -> int: ...
+
+class Call:
+    """One collective in flight."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+    def done(self) -> bool: ...
+    def error(self) -> tuple[int, int, str, str]:
+        """Fault (0: none), mesh rank to blame (-1: none), what happened, during which call."""
+
+class Group:
+    """A subset of a mesh's ranks."""
+
+    def post(
+        self,
+        plan: Plan,
+        key: int,
+        memory: Sequence[Sequence[int]],
+        timeout_s: float,
+        background: bool,
+        /,
+    ) -> Call: ...
+    def post_in_place(
+        self, plan: Plan, key: int, address: int, timeout_s: float, background: bool, /
+    ) -> Call: ...
+    def abort(self, why: str, /) -> None: ...
+    def drop(self) -> None: ...
+    def error(self) -> tuple[int, int, str, str]: ...
+
+class Mesh:
+    """The process's end of one epoch."""
+
+    @staticmethod
+    def create(
+        rank: int,
+        names: Sequence[str],
+        epoch: int,
+        arena: Arena,
+        peers: Sequence[tuple[int, int, int, int]],
+        staging_bytes: int,
+        spin_us: float,
+    ) -> Mesh:
+        """Peers: rank, socket, arena (or -1) and eventfd (or -1); owns all descriptors."""
+
+    def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
+    def close(self) -> None: ...
+    def staging_peak(self) -> int: ...
+
+def allocate(n_bytes: int, /) -> int: ...
+def release(address: int, /) -> None: ...
+def scale(dtype: int, address: int, n_elems: int, factor: float, /) -> bool: ...
+def can_fold(dtype: int, op: int, /) -> bool: ...
+def fold_isa() -> str: ...
+def before_fork() -> None: ...
+def after_fork_in_parent() -> None: ...
+def after_fork_in_child() -> None: ...
