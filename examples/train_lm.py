@@ -168,12 +168,12 @@ def evaluate(model: nn.Module, text: Tensor, context: int) -> float:
     """The mean loss over this worker's windows of `text`."""
     starts = torch.linspace(0, len(text) - context - 1, HELD_OUT_WINDOWS).long()
     mine = starts[dist.get_rank() :: dist.get_world_size()]
-    batches = torch.split(mine, 16)
-    return sum(model(windows(text, b, context)).item() * len(b) for b in batches) / len(mine)
+    losses = [model(windows(text, starts, context)) * len(starts) for starts in mine.split(16)]
+    return sum(losses).item() / len(mine)
 
 
 def main() -> None:
-    """Set up this worker, train, and write down the mean of all workers' figures."""
+    """Train as one of the workers, and write down the mean of all workers' figures."""
     args = parse_args()
     dist.init_process_group(args.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -193,6 +193,7 @@ def main() -> None:
         figures["tokens_per_s"] = size * args.batch * args.context / figures["step_s"]
         figures["n_parameters"] = sum(weight.numel() for weight in model.parameters())
         args.result.write_text(json.dumps(figures | {"backend": args.backend, "losses": losses}))
+    dist.barrier()  # Gloo's threads let go of `mean` late: a worker that ended now could abort
     dist.destroy_process_group()
 
 

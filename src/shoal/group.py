@@ -273,7 +273,7 @@ class Group:
         return self._start(plan, memory, (span, spans), self._key(how), how)
 
     def reduce_scatter(
-        self, output: Any, inputs: Any, op: Op | str = Op.SUM, **how: Any
+        self, output: Any, inputs: Any, op: Op | str = Op.SUM, **how: Unpack[How]
     ) -> Work | None:
         """Fold block r of every rank's `inputs` into the `output` of rank r.
 

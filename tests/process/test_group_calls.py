@@ -1,0 +1,497 @@
+"""How calls on a group behave: in any order, in the background, in subgroups, point to point."""
+
+import array
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks
+
+import shoal
+from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+
+LONG_S = 60.0
+
+
+def ones(n_elems: int, value: float = 1.0) -> Any:
+    return np.full(n_elems, value, np.float32)
+
+
+def error_of(call: Any, *args: Any, **how: Any) -> Exception | None:
+    try:
+        call(*args, **how)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None
+
+
+# Order.
+
+
+def reduce_by_name_in_any_order() -> bool:
+    with shoal.init() as group:
+        sizes = {f"fusion buffer {i}": 3 + 977 * i for i in range(40)}
+        names = list(sizes)
+        random.Random(group.rank).shuffle(names)
+        for _ in range(3):  # a name may be used again
+            data = {name: ones(sizes[name], len(name)) for name in sizes}
+            works = [group.all_reduce(data[name], name=name, async_op=True) for name in names]
+            for work in works:
+                work.wait()
+            if any((data[name] != group.size * len(name)).any() for name in names):
+                return False
+        return True
+
+
+def test_named_calls_match_in_whatever_order_the_ranks_make_them() -> None:
+    assert run_ranks(reduce_by_name_in_any_order, 4) == [True] * 4
+
+
+def finish_in_the_background() -> tuple[list[float], bool]:
+    finished: list[tuple[float, bool]] = []
+    came = threading.Semaphore(0)
+    with shoal.init() as group:
+
+        def note(work: shoal.Work) -> None:
+            index = works.index(work)
+            finished.append((index, work.error() is None and bool((data[index] == 10).all())))
+            came.release()
+
+        data = [ones(1 + 50_000 * index, group.rank + 1) for index in range(6)]
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        for work in works:
+            work.on_done(note)
+        for _ in works:
+            assert came.acquire(timeout=LONG_S)
+        works[0].on_done(note)  # it is done already
+        assert came.acquire(timeout=LONG_S)
+        return sorted(index for index, _ in finished), all(right for _, right in finished)
+
+
+def test_callbacks_run_once_each_when_the_result_is_there_though_nobody_waits() -> None:
+    assert run_ranks(finish_in_the_background, 4) == [([0, 0, 1, 2, 3, 4, 5], True)] * 4
+
+
+def drop_what_is_in_flight() -> float:
+    with shoal.init() as group:
+        for length in (10, 3_000_000):
+            group.all_reduce(ones(length), async_op=True)  # neither array nor Work is kept
+            group.all_reduce(shoal.empty(length), async_op=True)
+        last = ones(10)
+        group.all_reduce(last)
+        return float(last[0])
+
+
+def test_buffers_live_until_their_call_is_done_though_the_caller_forgets_them() -> None:
+    assert run_ranks(drop_what_is_in_flight, 2) == [2.0, 2.0]
+
+
+def call_from_threads() -> bool:
+    with shoal.init() as group:
+        wrong: list[object] = []
+
+        def loop(name: str) -> None:
+            for length in (1, 1000, 200_000) * 5:
+                data = ones(length)
+                group.all_reduce(data, name=name)
+                if (data != group.size).any():
+                    wrong.append(name)
+
+        threads = [threading.Thread(target=loop, args=[f"thread {i}"]) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG_S)
+        return not wrong and not any(thread.is_alive() for thread in threads)
+
+
+def test_several_threads_may_call_at_once() -> None:
+    assert run_ranks(call_from_threads, 2) == [True, True]
+
+
+def name_twice() -> str:
+    with shoal.init() as group:
+        first, second = ones(2_000_000), ones(1)
+        work = group.all_reduce(first, name="twin", work=True)
+        error = error_of(group.all_reduce, second, name="twin")
+        group.barrier()
+        work.wait()
+        assert isinstance(error, UsageError)
+        assert first[-1] == group.size
+        return str(error)
+
+
+def test_a_name_that_is_in_flight_is_refused_and_the_group_lives_on() -> None:
+    for text in run_ranks(name_twice, 2):
+        assert "in flight already" in text
+
+
+# Point to point.
+
+
+def pass_messages() -> list[str]:
+    wrong: list[str] = []
+
+    def expect(found: Any, want: float, what: str) -> None:
+        if (found != want).any():
+            wrong.append(f"{what}: {found[:3]} is not {want}")
+
+    with shoal.init() as group:
+        rank, size = group.rank, group.size
+        right, left = (rank + 1) % size, (rank - 1) % size
+        for length in (0, 1, 1009, 40_001, 2_000_003):
+            into = ones(length, -1.0)
+            sending = group.send(ones(length, rank), right, work=True)
+            group.recv(into, left)
+            sending.wait()
+            expect(into, left, f"round the ring, {length}")
+        if rank == 0:  # the tags are received in another order than they are sent
+            for tag in (5, 7, 5):
+                group.send(ones(3, tag), 1, tag)
+            group.send(b"read-only", 1, 9)
+        if rank == 1:
+            got = {tag: ones(3) for tag in (7, 5)}
+            for tag in got:
+                group.recv(got[tag], 0, tag)
+                expect(got[tag], tag, f"tag {tag}")
+            group.recv(got[5], 0, 5)
+            expect(got[5], 5, "tag 5 again")
+            text = bytearray(9)
+            group.recv(text, 0, 9)
+            if text != b"read-only":
+                wrong.append(str(text))
+        for call in (group.send, group.recv):
+            error = error_of(call, ones(1), rank)
+            if not isinstance(error, UsageError) or "itself" not in str(error):
+                wrong.append(repr(error))
+        if "rank 9" not in str(error_of(group.send, ones(1), 9)):
+            wrong.append("rank 9 was taken")
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_messages_arrive_by_source_and_tag(size: int) -> None:
+    assert run_ranks(pass_messages, size) == [[]] * size
+
+
+def test_messages_arrive_between_hosts() -> None:
+    assert run_ranks(pass_messages_between_hosts, 3) == [[]] * 3
+
+
+def pass_messages_between_hosts() -> list[str]:
+    import os
+
+    os.environ["SHOAL_HOST_ID"] = os.environ["RANK"]
+    return pass_messages()
+
+
+# Subgroups.
+
+
+def divide() -> dict[str, float]:
+    sums = {}
+    with shoal.init() as world:
+        rank = world.rank
+        groups = {
+            "even": [0, 2],
+            "odd": [3, 1],  # rank 3 of the world is rank 0 of this one
+            "three": [1, 2, 3],
+            "alone": [rank],
+        }
+        mine = {
+            name: world.subgroup(ranks, name) for name, ranks in groups.items() if rank in ranks
+        }
+        for name, group in mine.items():
+            assert group.rank == groups[name].index(rank)
+            assert group.size == len(groups[name])
+        data = {name: ones(70_001, 10.0**rank) for name in mine}
+        works = [group.all_reduce(data[name], async_op=True) for name, group in mine.items()]
+        for work in works:
+            work.wait()
+        for name, group in mine.items():
+            said = ones(5, rank)
+            group.broadcast(said, root=group.size - 1)
+            assert said[0] == groups[name][-1]
+            sums[name] = float(data[name][0])
+        if rank in (1, 2):
+            inner = mine["three"].subgroup([0, 1], "inner")
+            data["inner"] = ones(4, 10.0**rank)
+            inner.all_reduce(data["inner"])
+            sums["inner"] = float(data["inner"][0])
+            inner.close()
+            assert isinstance(error_of(inner.all_reduce, ones(1)), Closed)
+        again = world.subgroup([3, 2, 1, 0], "again")
+        again.barrier()
+        again.close()
+        world.barrier()
+        again = world.subgroup([3, 2, 1, 0], "again")
+        again.barrier()
+        for ranks in ([0, 0, rank], [rank, 4], [(rank + 1) % 4], [-1, rank]):
+            assert isinstance(error_of(world.subgroup, ranks, "wrong"), UsageError)
+    assert isinstance(error_of(again.barrier), Closed)
+    return sums
+
+
+def test_subgroups_reduce_side_by_side_and_a_closed_one_can_be_made_again() -> None:
+    even, odd, three, inner = 101.0, 1010.0, 1110.0, 110.0
+    assert run_ranks(divide, 4) == [
+        {"even": even, "alone": 1.0},
+        {"odd": odd, "three": three, "alone": 10.0, "inner": inner},
+        {"even": even, "three": three, "alone": 100.0, "inner": inner},
+        {"odd": odd, "three": three, "alone": 1000.0},
+    ]
+
+
+def two_worlds() -> list[float]:
+    results = []
+    with shoal.init() as first, shoal.init() as second:
+        for group in (first, second, first):
+            data = ones(100_003, group.rank)
+            group.all_reduce(data)
+            results.append(float(data[-1]))
+        second.close()
+        second.close()
+        data = ones(3)
+        first.all_reduce(data)
+        results.append(float(data[0]))
+    return results
+
+
+def test_two_worlds_in_one_process_do_not_disturb_each_other() -> None:
+    assert run_ranks(two_worlds, 3) == [[3.0, 3.0, 3.0, 3.0]] * 3
+
+
+# Deadlines, aborts and ends.
+
+
+def wait_too_briefly() -> float:
+    with shoal.init() as group:
+        data = ones(10)
+        if group.rank == 0:
+            work = group.all_reduce(data, async_op=True)
+            error = error_of(work.wait, 0.01)
+            assert isinstance(error, TimedOut)
+            assert "goes on" in str(error)
+            group.send(b"!", 1, tag=1)
+            work.wait()
+        else:
+            group.recv(bytearray(1), 0, tag=1)
+            group.all_reduce(data)
+        return float(data[0])
+
+
+def test_a_wait_that_was_too_short_leaves_the_call_alive() -> None:
+    assert run_ranks(wait_too_briefly, 2) == [2.0, 2.0]
+
+
+def miss_a_deadline() -> list[Exception | None]:
+    with shoal.init() as group:
+        if group.rank == 2:
+            # Not waited for: it is here, and well, and calls something that nobody answers.
+            first = error_of(group.recv, bytearray(1), 0, 99)
+        else:
+            first = error_of(group.all_reduce, ones(10), timeout_s=0.3)
+        return [first, error_of(group.barrier)]
+
+
+def test_a_deadline_names_who_was_waited_for_and_ends_the_group_everywhere() -> None:
+    for errors in run_ranks(miss_a_deadline, 3):
+        for error in errors:
+            assert isinstance(error, TimedOut), error
+            assert "waiting for rank 2" in str(error)
+            assert "all_reduce float32[10] sum" in str(error)
+
+
+def abort_or_wait() -> list[Exception | None]:
+    with shoal.init() as group:
+        if group.rank == 1:
+            group.recv(bytearray(1), 0)
+            group.abort("the loss is not a number")
+        else:
+            if group.rank == 0:
+                group.send(b"!", 1)
+        return [error_of(group.all_reduce, ones(1000)), error_of(group.barrier)]
+
+
+def test_an_abort_reaches_every_rank_with_its_reason() -> None:
+    for errors in run_ranks(abort_or_wait, 4):
+        for error in errors:
+            assert isinstance(error, Closed), error
+            assert "rank 1" in str(error)
+            assert "the loss is not a number" in str(error)
+
+
+def abort_a_subgroup() -> tuple[Exception | None, float]:
+    with shoal.init() as world:
+        group = world.subgroup([0, 1, 2], "part")
+        if world.rank == 0:
+            group.abort("enough")
+        error = error_of(group.barrier)
+        data = ones(7)
+        world.all_reduce(data)
+        return error, float(data[0])
+
+
+def test_the_end_of_a_subgroup_leaves_the_world_alive() -> None:
+    for error, total in run_ranks(abort_a_subgroup, 3):
+        assert isinstance(error, Closed)
+        assert total == 3.0
+
+
+def leave_early() -> tuple[Exception | None, Exception | None]:
+    with shoal.init() as group:
+        group.barrier()
+        if group.rank == 1:
+            return None, None
+        errors = error_of(group.all_reduce, ones(100_000)), error_of(group.barrier)
+    return errors
+
+
+def test_a_rank_that_closed_its_group_is_named_to_those_who_still_need_it() -> None:
+    first, second, third = run_ranks(leave_early, 3)
+    assert second == (None, None)
+    for error in (*first, *third):
+        assert isinstance(error, PeerLost), error
+        assert error.rank == 1
+        assert "left the group" in str(error)
+
+
+def closed_calls() -> list[Exception | None]:
+    group = shoal.init()
+    part = group.subgroup([0, 1], "part")
+    group.barrier()
+    pending = group.recv(bytearray(1), 1 - group.rank, 4, work=True)
+    group.close()
+    ended = error_of(pending.wait)
+    return [
+        ended,
+        error_of(group.all_reduce, ones(1)),
+        error_of(part.barrier),
+        error_of(group.subgroup, [0, 1], "new"),
+        error_of(group.abort, "too late"),
+        error_of(part.close),
+    ]
+
+
+def test_calls_on_a_closed_group_say_that_it_is_closed() -> None:
+    for ended, reduce, barrier, subgroup, abort, close in run_ranks(closed_calls, 2):
+        for error in (ended, reduce, barrier, subgroup):
+            # Whoever is second may hear of the other's goodbye before its own.
+            assert isinstance(error, Closed), error
+        assert abort is None
+        assert close is None
+
+
+# Arguments.
+
+
+def refuse_bad_arguments() -> dict[str, str]:
+    with shoal.init() as group:
+        matrix = np.zeros((4, 6), np.float32)
+        frozen = ones(3)
+        frozen.flags.writeable = False
+        cases = {
+            "columns": lambda: group.all_reduce(matrix[:, ::2]),
+            "transposed": lambda: group.all_reduce(matrix.T),
+            "reversed": lambda: group.broadcast(ones(3)[::-1]),
+            "frozen": lambda: group.all_reduce(frozen),
+            "list": lambda: group.all_reduce([1.0, 2.0]),
+            "strings": lambda: group.all_reduce(np.array(["a", "b"])),
+            "objects": lambda: group.all_reduce(np.array([object()])),
+            "swapped": lambda: group.all_reduce(np.zeros(3, ">f4" if LITTLE else "<f4")),
+            "longdouble": lambda: group.all_reduce(np.zeros(3, np.longdouble)),
+            "dates": lambda: group.all_reduce(np.zeros(3, "datetime64[s]")),
+            "no such op": lambda: group.all_reduce(ones(3), "median"),
+            "bits of floats": lambda: group.all_reduce(ones(3), "bxor"),
+            "max of complex": lambda: group.all_reduce(np.zeros(3, np.complex64), "max"),
+            "avg of bool": lambda: group.all_reduce(np.zeros(3, bool), "avg"),
+            "root": lambda: group.broadcast(ones(3), root=2),
+            "short": lambda: group.all_gather(ones(3), ones(3)),
+            "one part": lambda: group.all_gather([ones(3)], ones(3)),
+            "uneven parts": lambda: group.reduce_scatter(ones(3), [ones(3), ones(2)]),
+            "other type": lambda: group.reduce_scatter(ones(3), np.zeros(6)),
+            "keyword": lambda: group.all_reduce(ones(3), timeout=3),
+            "shape": lambda: shoal.empty((2, -3)),
+            "type": lambda: shoal.empty(3, "quaternion"),
+        }
+        texts = {}
+        for name, call in cases.items():
+            error = error_of(call)
+            texts[name] = f"{type(error).__name__}: {error}"
+        # Nothing was called, as far as the group is concerned.
+        data = ones(3)
+        group.all_reduce(data)
+        assert data[0] == group.size
+        return texts
+
+
+LITTLE = array.array("h", [1]).tobytes()[0] == 1
+
+
+def test_bad_arguments_are_refused_in_words_and_the_group_lives_on() -> None:
+    want = {
+        "columns": "ndarray of shape (4, 3) is not contiguous",
+        "transposed": "ndarray of shape (6, 4) is not contiguous",
+        "reversed": "not contiguous",
+        "frozen": "read-only",
+        "list": "list has no buffer",
+        "strings": "unknown dtype",
+        "objects": "unknown dtype",
+        "swapped": "byte order",
+        "longdouble": "unknown dtype",
+        "dates": "unknown dtype",
+        "no such op": "unknown operation 'median'",
+        "bits of floats": "all_reduce has no bxor of float32",
+        "max of complex": "all_reduce has no max of complex64",
+        "avg of bool": "all_reduce has no avg of bool",
+        "root": "root names rank 2; ranks are 0 to 1",
+        "short": "outputs hold float32[3], need float32[6]",
+        "one part": "1 outputs; one per rank, 2, needed",
+        "uneven parts": "inputs hold float32[2], need float32[3]",
+        "other type": "inputs hold float64[6], need float32[6]",
+        "keyword": "TypeError",
+        "shape": "negative dimension",
+        "type": "unknown dtype",
+    }
+    for texts in run_ranks(refuse_bad_arguments, 2):
+        assert texts.keys() == want.keys()
+        for name, text in texts.items():
+            assert want[name] in text, name
+            assert text.startswith(("UsageError", "TypeError")), name
+
+
+def reduce_odd_things() -> list[Any]:
+    with shoal.init() as group:
+        zero_dim = np.array(2.5)
+        empty_matrix = np.zeros((0, 7), np.int32)
+        matrix = np.arange(6, dtype=np.int16).reshape(2, 3)
+        columns = np.asfortranarray(np.ones((2, 3)))[:, 1]  # contiguous all the same
+        raw = bytearray([1, 2, 3])
+        numbers = array.array("d", [0.5, 1.5])
+        view = memoryview(array.array("i", range(10)))[2:5]
+        flag = np.array([group.rank == 0, True, False])
+        things = [zero_dim, empty_matrix, matrix, columns, raw, numbers, view, flag]
+        for thing in things:
+            group.all_reduce(thing)
+        nothing = np.zeros(0, np.float32)
+        group.all_gather(nothing, np.zeros(0, np.float32))
+        group.reduce_scatter(np.zeros(0, np.float32), nothing)
+        group.broadcast(zero_dim, root=1)
+        return [thing.tolist() if hasattr(thing, "tolist") else list(thing) for thing in things]
+
+
+def test_zero_dimensional_empty_and_plain_buffers_work() -> None:
+    want = [
+        *(5.0, [], [[0, 2, 4], [6, 8, 10]], [2.0, 2.0], [2, 4, 6], [1.0, 3.0], [4, 6, 8]),
+        [True, True, False],
+    ]
+    assert run_ranks(reduce_odd_things, 2) == [want, want]
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield
