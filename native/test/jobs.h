@@ -4,6 +4,7 @@
 // that floats are compared bit by bit.
 #pragma once
 
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -15,6 +16,12 @@
 namespace shoal::test {
 
 using Bytes = std::vector<std::byte>;
+
+// How many seeds a test tries; SHOAL_SEEDS=50 in the environment tries fifty times as many.
+inline uint64_t seeds(uint64_t n) {
+  const char* const factor = std::getenv("SHOAL_SEEDS");
+  return factor == nullptr ? n : n * std::strtoull(factor, nullptr, 10);
+}
 
 enum class Kind {
   kDirectAllReduce,

@@ -75,7 +75,7 @@ constexpr Medium kMedia[] = {
 void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds) {
   constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
   constexpr size_t kInlines[] = {0, 16, 128, 1024};
-  for (uint64_t seed = 0; seed < n_seeds; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(n_seeds); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.shares_memory = shares_memory;
@@ -98,7 +98,7 @@ TEST("every algorithm gives the plain loop's bits through shared memory, whateve
 // ---- bounds
 
 TEST("staging stays under its ceiling, however much is in flight") {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.delays = 0.3;
@@ -212,7 +212,7 @@ TEST("frames of a group that this rank has yet to make wait for it") {
 }
 
 TEST("groups that overlap use the same keys side by side") {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.delays = options.net.reorders = 0.3;
@@ -253,7 +253,7 @@ TEST("a second call under a key in flight is refused and the first goes on") {
 // Only small buffers: the prover refuses this schedule, since each rank's receive waits for its own
 // send, and large sends wait for the other's receive.
 TEST("two ranks that swap small buffers in place never send what they received") {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.shares_memory = seed % 3 == 2;
@@ -307,7 +307,7 @@ TEST("a point to point message meets its receive, whoever is first") {
 // ---- sleeping
 
 TEST("a sleeper is never told to wait for more frames than come") {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.delays = 0.5;

@@ -136,8 +136,11 @@ class World {
   // The process dies: its kernel closes what it had open.
   void kill(int rank) {
     engines[index(rank)].reset();
-    for (auto& [at, kept] : open_)
-      if (std::get<0>(at) == rank && !kept->call.finished) kept->end(*kept->call.handle, now);
+    for (auto& [at, kept] : open_) {
+      if (std::get<0>(at) != rank || kept->call.finished) continue;
+      kept->call.handle->error = {Fault::kClosed, rank, "this rank was killed"};
+      kept->end(*kept->call.handle, now);
+    }
   }
   // Stopped, as by SIGSTOP: nothing is told to anyone.
   void stop(int rank) { stopped_[index(rank)] = true; }

@@ -8,6 +8,12 @@ namespace {
 
 constexpr size_t kNone = ~size_t{0};
 
+void seal(Header& header, const std::byte* payload, size_t n_bytes) {
+  header.length = static_cast<uint32_t>(n_bytes);
+  header.payload_crc = n_bytes == 0 ? 0 : crc32c(0, payload, n_bytes);
+  header.header_crc = header.own_crc();
+}
+
 bool overlap(const std::byte* a, size_t n_a, const std::byte* b, size_t n_b) {
   return a < b + n_b && b < a + n_a;
 }
@@ -82,9 +88,8 @@ bool FakeLink::send(const Frame& frame) {
   Parcel& parcel = queue_.emplace_back();
   parcel.header = frame.header;
   parcel.header.epoch = net_.options.epoch;
-  // Taken now: whoever writes to a borrowed payload before sent() is found out at the other end.
-  parcel.header.payload_crc = n_bytes == 0 ? 0 : crc32c(0, frame.bytes(), n_bytes);
-  parcel.header.header_crc = parcel.header.own_crc();
+  // Now: whoever writes to a borrowed payload before sent() is found out at the other end.
+  seal(parcel.header, frame.bytes(), n_bytes);
   if (frame.payload == nullptr || n_bytes <= net_.options.copied) {
     parcel.own.assign(frame.bytes(), frame.bytes() + n_bytes);
     return true;
@@ -116,6 +121,11 @@ void FakeLink::put_on_wire(Parcel parcel) {
   parcel.overtakes = random.chance(options.reorders) && !in_order;
   parcel.splits = random.chance(options.splits);
   if (!random.chance(options.reads_late)) read(parcel);
+  if (net_.tamper) {
+    read(parcel);
+    net_.tamper(rank_, parcel.header, parcel.own);
+    seal(parcel.header, parcel.own.data(), parcel.own.size());
+  }
   if (random.chance(options.corrupts)) damage(parcel);
   if (random.chance(options.cuts)) return net_.cut(rank_, peer_);
   out().parcels.push_back(std::move(parcel));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -72,6 +73,9 @@ class FakeNet {
   const std::string& violation() const { return violation_; }
 
   Options options;  // may be changed at any time
+
+  // A liar at `from`: changes a frame before it is sealed, so that its checksums are right.
+  std::function<void(int from, Header& header, std::vector<std::byte>& payload)> tamper;
 
  private:
   friend class FakeLink;

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple
 
+from shoal import engine
 from shoal.dtypes import DType, item_size, parse_dtype
 from shoal.errors import UsageError
 
@@ -23,7 +23,7 @@ class Span(NamedTuple):
         return self.n_elems * item_size(self.dtype)
 
 
-# struct format characters of the buffer protocol, native size and order.
+# The struct module's letters: native size and order.
 _FORMATS = {
     "f": DType.FLOAT32,
     "d": DType.FLOAT64,
@@ -46,7 +46,7 @@ _FORMATS = {
 
 
 def span_of(data: Any, *, writable: bool = True) -> Span:
-    """The memory of `data`: a Span, a NumPy array, a CPU torch tensor, or anything with a buffer.
+    """The memory of `data`: a Span, a CPU torch tensor, a NumPy array, or anything with a buffer.
 
     Raises:
         UsageError: not contiguous, read-only where it will be written, or of a type that shoal
@@ -54,46 +54,31 @@ def span_of(data: Any, *, writable: bool = True) -> Span:
     """
     if isinstance(data, Span):
         return data
-    interface = getattr(data, "__array_interface__", None)
-    if interface is not None:
-        address, read_only = interface["data"]
-        dtype = parse_dtype(data.dtype)
-        _check(data, data.flags["C_CONTIGUOUS"], read_only and writable)
-        return Span(address, data.size, dtype, data)
     if hasattr(data, "data_ptr"):
         if data.device.type != "cpu":
             raise UsageError(f"{_name(data)} is on {data.device}; shoal takes CPU memory here")
-        _check(data, data.is_contiguous(), read_only=False)
+        if not data.is_contiguous():
+            raise UsageError(f"{_name(data)} is not contiguous in memory; pass a contiguous copy")
         return Span(data.data_ptr(), data.numel(), parse_dtype(data.dtype), data)
-    return _span_of_buffer(data, writable=writable)
-
-
-def _span_of_buffer(data: Any, *, writable: bool) -> Span:
     try:
         view = memoryview(data)
     except TypeError:
         raise UsageError(
             f"{_name(data)} has no buffer; pass a NumPy array, a tensor, a bytearray or a Span"
         ) from None
-    dtype = _FORMATS.get(view.format.lstrip("@="))
+    except ValueError:  # NumPy: its format has no letter
+        raise UsageError(f"{_name(data)} has elements that shoal does not know") from None
+    dtype = _FORMATS.get(view.format)
     if dtype is None:
-        raise UsageError(f"{_name(data)} has elements of format {view.format!r}, unknown to shoal")
-    _check(data, view.c_contiguous, view.readonly and writable)
-    if view.nbytes == 0:
-        return Span(0, 0, dtype, data)
-    if view.readonly:
-        # ctypes refuses read-only buffers; NumPy's frombuffer would do, but is no dependency.
-        copy = ctypes.create_string_buffer(view.tobytes(), view.nbytes)
-        return Span(ctypes.addressof(copy), view.nbytes // item_size(dtype), dtype, copy)
-    held = (ctypes.c_char * view.nbytes).from_buffer(view.cast("B"))
-    return Span(ctypes.addressof(held), view.nbytes // item_size(dtype), dtype, held)
-
-
-def _check(data: object, contiguous: bool, read_only: bool) -> None:
-    if not contiguous:
+        raise UsageError(
+            f"{_name(data)} has elements of format {view.format!r}, which shoal does not know; "
+            "convert it first, foreign byte orders too"
+        )
+    if not view.c_contiguous:
         raise UsageError(f"{_name(data)} is not contiguous in memory; pass a contiguous copy")
-    if read_only:
+    if view.readonly and writable:
         raise UsageError(f"{_name(data)} is read-only, and this call writes to it")
+    return Span(engine.address_of(view), view.nbytes // item_size(dtype), dtype, view)
 
 
 def _name(data: object) -> str:

@@ -17,6 +17,7 @@ from shoal._native import (
     Mesh,
     Plan,
     Program,
+    address_of,
     after_fork_in_child,
     after_fork_in_parent,
     allocate,
@@ -26,6 +27,9 @@ from shoal._native import (
     release,
     scale,
 )
+from shoal._native import (
+    Group as NativeGroup,
+)
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Finish, Recv, Send, Step
@@ -34,9 +38,11 @@ __all__ = [
     "Arena",
     "Call",
     "Mesh",
+    "NativeGroup",
     "Plan",
     "Seat",
     "Shape",
+    "address_of",
     "after_fork_in_child",
     "after_fork_in_parent",
     "allocate",

@@ -6,23 +6,22 @@ of it, locally and for free.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import itertools
 import logging
 import os
 import socket
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from shoal import engine
 from shoal.buffers import Span, span_of
 from shoal.dtypes import Op, parse_op
 from shoal.engine import Seat, Shape, plan_for
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import Closed, ShoalError, UsageError
 from shoal.plan import Topology, choose
 from shoal.plan.choose import forced_algorithm
 from shoal.rendezvous import Store, join
@@ -36,42 +35,58 @@ _LOG: Final = logging.getLogger("shoal")
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_STAGING_BYTES: Final = 50 << 20
 # How long a waiting caller polls before it sleeps. Longer burns CPU that the other ranks of a busy
-# host could use, shorter adds a wake-up (about 5 us) to small messages.
+# host could use, shorter adds a wake-up to small messages.
 DEFAULT_SPIN_US: Final = 50.0
 
 
 class World:
-    """One epoch: the links to all peers, and what its groups share. Ends once."""
+    """One epoch: the links to all peers, and what its groups share.
+
+    Ends once: when it is closed, when nobody holds a group of it any more, or with the program.
+    """
 
     def __init__(self, mesh: engine.Mesh, rank: int, names: Sequence[Seat]) -> None:
         self.mesh = mesh
         self.rank = rank
         self.names = names
-        self.is_open = True
-        _OPEN.add(self)
+        # The engine writes to the buffers of these until they are done, whoever drops them.
+        self.live: deque[Work] = deque()
+        self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._n_made: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self._end = weakref.finalize(self, mesh.close)
+        _WORLDS.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._end.alive
+
+    def enrol(self, group: Group, name: str, members: Sequence[int]) -> engine.NativeGroup:
+        """The native group of a new one. All members get the same id for it, and never again."""
+        who = (name, *map(str, members))
+        self._n_made[who] += 1
+        self.groups.add(group)
+        return self.mesh.group(_hash(*who, self._n_made[who]), members)
 
     def close(self) -> None:
         """Say goodbye to all peers and end the links. Idempotent."""
-        if self.is_open:
-            self.is_open = False
-            self.mesh.close()
+        self._end()
+
+    def forsake(self) -> None:
+        """After fork, in the child: the links are the parent's, and nothing is said on them."""
+        self._end.detach()
+        for group in list(self.groups):
+            group.forsake()
 
 
-_OPEN: Final[weakref.WeakSet[World]] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for world in list(_OPEN):
-        world.close()
+_WORLDS: Final[weakref.WeakSet[World]] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
     engine.after_fork_in_child()
     COMPLETIONS.forget_thread()
-    for world in list(_OPEN):
-        world.is_open = False
-    _OPEN.clear()
+    for world in list(_WORLDS):
+        world.forsake()
+    _WORLDS.clear()
 
 
 os.register_at_fork(
@@ -159,6 +174,24 @@ def _hash(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
+class _NoGroup:
+    """In the place of a native group that is gone: refuses every call."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def post(self, *_call: object) -> NoReturn:
+        raise Closed(self.why)
+
+    post_in_place = post
+
+    def abort(self, _why: str) -> None:
+        """Nothing is left to end."""
+
+    def drop(self) -> None:
+        """It is gone already."""
+
+
 class How(TypedDict, total=False):
     """The keywords that every call takes; `Group` says what they mean."""
 
@@ -174,9 +207,8 @@ class Group:
     Every rank makes the same calls in the same order, or gives them the same names.
 
     Every call takes these keywords:
-        name: matches the call with the ranks' calls of the same name, in whatever order they come;
-            None matches by order among the calls without a name. A name may be used again once
-            its call is done on this rank.
+        name: matches the call with the other ranks' calls of this name; calls of one name, and
+            those without any, match by their order. Every name is remembered: reuse a few.
         timeout_s: seconds until the call fails; None takes the group's.
         async_op: return a `Work` at once, and work on it in the background.
         work: return a `Work` at once for the caller to `wait()` on next; nobody works before that.
@@ -210,10 +242,10 @@ class Group:
         self.topology = Topology(self.size, len({world.names[rank].host_id for rank in members}))
         self._owns_world = owns_world
         self._forced = forced_algorithm()
-        self._native = world.mesh.group(_hash(name), members)
+        self._native: engine.NativeGroup | _NoGroup = world.enrol(self, name, members)
         self._next_key = itertools.count(1)
-        self._next_point: dict[tuple[int, int, int], itertools.count[int]] = {}
-        self._live: deque[Work] = deque()
+        self._n_named: defaultdict[str, int] = defaultdict(int)
+        self._n_sent: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
 
     def __str__(self) -> str:
@@ -316,6 +348,8 @@ class Group:
         Local: nothing is said to anyone, no thread or memory is added. Every member must call it
         with the same ranks in the same order and the same name.
         """
+        if isinstance(self._native, _NoGroup):
+            raise Closed(self._native.why)
         for rank in ranks:
             self._check_rank(rank, "ranks")
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
@@ -334,9 +368,15 @@ class Group:
         """
         if self._owns_world:
             self._world.close()
+            for group in list(self._world.groups):
+                group.forsake("it was closed")
         else:
             self._native.drop()
-        self._live.clear()
+            self.forsake("it was closed")
+
+    def forsake(self, why: str = "a forked child has no part in its parent's groups") -> None:
+        """Refuse all later calls, and say nothing to anyone."""
+        self._native = _NoGroup(f"{self}: {why}")
 
     def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
         """The exception that a native error of this group stands for."""
@@ -379,24 +419,32 @@ class Group:
 
     def _key(self, how: How) -> int:
         name = how.get("name")
-        return next(self._next_key) if name is None else _NAMED | _hash(name) >> 2
+        if name is None:
+            return next(self._next_key)
+        self._n_named[name] += 1
+        return _NAMED | _hash(name, self._n_named[name]) >> 2
 
     def _timeout(self, how: How) -> float:
+        if not how.keys() <= How.__annotations__.keys():
+            unknown = ", ".join(how.keys() - How.__annotations__.keys())
+            raise TypeError(
+                f"unknown keywords {unknown}; known are {', '.join(How.__annotations__)}"
+            )
         timeout_s = how.get("timeout_s")
         return self.timeout_s if timeout_s is None else timeout_s
 
     def _finish(self, work: Work, unfinished: bool) -> Work | None:
         if unfinished:
-            # The engine writes to the buffers until the call is done, whoever drops the Work.
-            while self._live and self._live[0].done():
-                self._live.popleft()
-            self._live.append(work)
+            live = self._world.live
+            while live and live[0].done():
+                live.popleft()
+            live.append(work)
             return work
         try:
             work.wait()
         finally:
             if not work.done():  # interrupted
-                self._live.append(work)
+                self._world.live.append(work)
         return None
 
     def _point(self, kind: str, data: Any, peer: int, tag: int, how: How) -> Work | None:
@@ -411,8 +459,8 @@ class Group:
             )
         )
         ends = (self.rank, peer, tag) if kind == "send" else (peer, self.rank, tag)
-        count = next(self._next_point.setdefault(ends, itertools.count()))
-        key = _POINT | _hash(*ends, count) >> 1
+        self._n_sent[ends] += 1
+        key = _POINT | _hash(*ends, self._n_sent[ends]) >> 1
         return self._start(plan, [[span.address]], span, key, how)
 
     def _blocks(self, what: str, given: Any, block: Span, *, writable: bool) -> list[Span]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from typing import TYPE_CHECKING
 
-from shoal.rendezvous import Store, TcpStoreClient, TcpStoreServer, find_place, job_key
+from shoal.errors import PeerLost, UsageError
+from shoal.rendezvous import Place, Store, TcpStoreClient, TcpStoreServer, find_place, job_key
 
 if TYPE_CHECKING:
     from shoal.group import Group
@@ -33,27 +36,49 @@ def init(
     Raises:
         UsageError: a variable is missing or wrong, the port is taken, or keys differ.
         TimedOut: names the ranks that did not come.
+        PeerLost: rank 0 ended the meeting before it was complete.
     """
     from shoal.group import form  # the native core loads with the first group
 
     if store is not None and rank is not None and size is not None:
         return form(store, rank, size, timeout_s=timeout_s)
+    if store is not None or rank is not None or size is not None:
+        raise UsageError("shoal.init takes store, rank and size together, or none of them")
     place = find_place()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
 
         agent = agent_store(place.master_addr, place.master_port, timeout_s)
         return form(agent, place.rank, place.size, timeout_s=timeout_s)
+    return _meet_at_rank_0(place, timeout_s)
+
+
+# Whether this process has met others before: then rank 0 may still be about to close that meeting.
+_has_met = False
+
+
+def _meet_at_rank_0(place: Place, timeout_s: float) -> Group:
+    """Form a group through a store that rank 0 serves for as long as it takes."""
+    from shoal.group import form
+
+    global _has_met  # noqa: PLW0603 - the history of this process
     key = job_key(os.environ)
-    server = None
-    if place.rank == 0:
-        server = TcpStoreServer(place.master_addr, place.master_port, key=key)
-    try:
-        client = TcpStoreClient(place.master_addr, place.master_port, timeout_s=timeout_s, key=key)
-        try:
-            return form(client, place.rank, place.size, timeout_s=timeout_s)
-        finally:
-            client.close()
-    finally:
-        if server is not None:
-            server.close()
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as on_exit:
+        if place.rank == 0:
+            server = TcpStoreServer(place.master_addr, place.master_port, key=key)
+            on_exit.callback(server.close)
+        while True:
+            left_s = max(0.001, deadline - time.monotonic())
+            client = TcpStoreClient(place.master_addr, place.master_port, timeout_s=left_s, key=key)
+            try:
+                group = form(client, place.rank, place.size, timeout_s=left_s)
+            except PeerLost:
+                if not _has_met or time.monotonic() >= deadline:
+                    raise
+                continue  # that was the meeting before: rank 0 will be back for ours
+            finally:
+                client.close()
+            group.timeout_s = timeout_s
+            _has_met = True
+            return group

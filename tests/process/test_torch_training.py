@@ -54,7 +54,12 @@ def train(wrapped: nn.Module) -> list[float]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return [*losses, sum(float(p.detach().double().sum()) for p in wrapped.parameters())]
+    return [*losses, sum(total_of(parameter) for parameter in wrapped.parameters())]
+
+
+def total_of(parameter: torch.Tensor) -> float:
+    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return float(whole.detach().double().sum())
 
 
 def start(backend: str = "shoal") -> None:
@@ -146,35 +151,27 @@ def test_ddp_trains_the_same_when_torch_debugs_it(
 # ---- FSDP2 and DTensor ----
 
 
-def train_with_fsdp(backend: str) -> list[float]:
+def train_with_fsdp() -> list[list[float]]:
+    """The losses over shoal and over Gloo, one after the other."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    start(backend)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    net = model()
-    net.pop(1)  # FSDP keeps no running statistics in step
-    for layer in net:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
-    for data, target in batches():
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(net(data), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    total = sum(float(p.full_tensor().double().sum()) for p in net.parameters())
-    dist.destroy_process_group()
-    return [*losses, total]
+    for backend in ("shoal", "gloo"):
+        start(backend)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
+        for layer in (net[0], net[2], net):
+            fully_shard(layer, mesh=mesh)
+        losses.append(train(net))
+        dist.destroy_process_group()
+    return losses
 
 
 def test_fsdp2_trains_as_over_gloo() -> None:
-    ours, theirs = (run_ranks(train_with_fsdp, 2, backend) for backend in ("shoal", "gloo"))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine == pytest.approx(other, rel=1e-5)
+    for ours, theirs in run_ranks(train_with_fsdp, 2):
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 # ---- life and death ----
@@ -196,7 +193,7 @@ def lose_a_peer(how: str) -> list[str]:
     try:
         for _ in range(3):
             nn.functional.mse_loss(wrapped(data), target).backward()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whichever: it is what is tested
         return [type(error).__name__, str(error), str(time.monotonic() - begin)]
     return ["nothing", "", "0"]
 
@@ -210,7 +207,7 @@ def test_a_lost_peer_is_named_by_ddp_and_the_process_survives(how: str) -> None:
         assert not outcome.died, str(outcome)
         assert outcome.error is None, str(outcome)
         _, message, took_s = outcome.value
-        assert "PeerLost: rank 1" in message or "rank 1" in message, str(outcome)
+        assert "PeerLost: rank 1" in message, str(outcome)
         assert float(took_s) < 10
 
 

@@ -14,12 +14,12 @@ ROOT = Path(shoal.__file__).parent
 
 # A room may import itself and these. `errors` and `dtypes` are words that every room may use,
 # except where WITHOUT_WORDS says so.
-WORDS = {"errors", "dtypes", "buffers"}
-WITHOUT_WORDS = {"errors", "dtypes", "buffers", "schedule"}
+WORDS = {"errors", "dtypes"}
+WITHOUT_WORDS = {"errors", "dtypes", "schedule"}
 LOWER = {
     "errors": set[str](),
     "dtypes": {"errors"},
-    "buffers": {"errors", "dtypes"},
+    "buffers": {"engine"},
     "schedule": {"errors"},
     "lens": {"schedule"},
     "plan": {"schedule"},
@@ -27,10 +27,10 @@ LOWER = {
     "rendezvous": set[str](),
     "memory": {"engine"},
     "work": {"engine"},
-    "group": {"schedule", "plan", "engine", "rendezvous", "work"},
+    "group": {"schedule", "plan", "engine", "rendezvous", "work", "buffers"},
     "average": {"group"},
     "server": {"group"},
-    "frontend": {"group", "average", "rendezvous", "work"},
+    "frontend": {"group", "average", "rendezvous", "work", "buffers"},
     "launch": {"group", "rendezvous", "frontend"},
     "_autoload": {"frontend"},
 }

@@ -87,10 +87,15 @@ def _popen(
     argv: Sequence[str], env: Mapping[str, str], errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     everything = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    # A session of its own: an interrupt at the terminal reaches the launcher alone, which stops its
-    # ranks in order.
+    # A process group of its own: an interrupt at the terminal reaches the launcher alone, which
+    # stops its ranks in order. NOT a session: the scheduler shares the cores out by session, and
+    # mpirun's ranks would get one share where other libraries' get one each.
     return subprocess.Popen(
-        argv, env=everything, stdout=errors, stderr=errors, start_new_session=True
+        argv,
+        env=everything,
+        stdout=errors,
+        stderr=errors,
+        preexec_fn=os.setpgrp,  # noqa: PLW1509 - the launcher has one thread
     )
 
 

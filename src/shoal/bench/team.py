@@ -117,9 +117,12 @@ class Team:
         line = b""
         with contextlib.suppress(ConnectionResetError):  # it died with a command unread
             line = self._lines[rank].readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": f"rank {rank} died"}
+        if not line:
+            raise self._failure(f"rank {rank} died")
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise self._failure(answer["error"])
+            self._has_failed = True
+            raise Failure(answer["error"])
         return answer
 
     def _failure(self, what: str) -> Failure:
@@ -127,8 +130,7 @@ class Team:
         self._has_failed = True
         errors = self._errors_path.read_text(errors="replace").strip()
         last = errors.splitlines()[-1] if errors else ""
-        is_new = last and last not in what and what not in last
-        return Failure(f"{what} ({last})" if is_new else what)
+        return Failure(f"{what} ({last})" if last else what)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from shoal.errors import TimedOut, UsageError
+from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous.door import Door, Limits, is_out_of_descriptors, run_ready
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.handshake import N_NONCE_BYTES, ClientHandshake, Hello, Progress
@@ -92,6 +92,7 @@ def join(
     Raises (every socket is closed, the record stays in the store):
         UsageError: a variable is wrong, the keys differ, or the process has no descriptor left.
         TimedOut: names the ranks that are missing, why, and what to set.
+        PeerLost: the store is gone; likewise.
 
     Returns once every rank has every link, so a rank may close its group at once without harm to
     one that is still on its way out of here.
@@ -172,14 +173,12 @@ class _Join:
             self._roster.publish(self._roster.own)
         while not self._is_complete():
             if now >= deadline:
-                linked = set(self._links)
-                raise TimedOut(explain(self._roster, linked, self._trouble, timeout_s))
-            self._door.expire(now)
-            self._expire_dials(now)
-            self._refresh_if_due(now)
-            self._dial_missing(now)
-            self._say_ready()
-            run_ready(self._selector, max(0.0, self._wake_at(deadline) - time.monotonic()))
+                raise TimedOut(self._explain(timeout_s))
+            try:
+                self._turn(now, deadline)
+            except PeerLost as lost:
+                lost.reason += f"; by then {self._explain(time.monotonic() - started)}"
+                raise
             now = time.monotonic()
         self._say_ready()  # the last word may have come before ours was out
         membership = self._membership()
@@ -194,6 +193,17 @@ class _Join:
             len(membership.peers) - n_local,
         )
         return membership
+
+    def _turn(self, now: float, deadline: float) -> None:
+        self._door.expire(now)
+        self._expire_dials(now)
+        self._refresh_if_due(now)
+        self._dial_missing(now)
+        self._say_ready()
+        run_ready(self._selector, max(0.0, self._wake_at(deadline) - time.monotonic()))
+
+    def _explain(self, after_s: float) -> str:
+        return explain(self._roster, set(self._links), self._trouble, after_s)
 
     def close(self) -> None:
         """Close everything that `run` has not handed out."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shoal.errors import UsageError
+from shoal.errors import PeerLost, UsageError
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.record import Endpoint, Record, decode, epoch_of, record_key
@@ -105,7 +105,10 @@ class Roster:
     def unpublished(self) -> list[int]:
         """The ranks whose record is not in the store, or is of no use, asked once more."""
         missing = [rank for rank in range(self.own.size) if rank not in self._records]
-        return [rank for rank in missing if self._read(rank) is None]
+        try:
+            return [rank for rank in missing if self._read(rank) is None]
+        except PeerLost:  # the store is gone
+            return missing
 
     def check_own(self) -> None:
         """Make sure that no other process has published as this rank.

@@ -1,0 +1,415 @@
+// Peers that lie: whatever a frame says, it ends the link it came by and nothing else. No number
+// that a peer wrote is used as a bound or an index (the address sanitizer watches).
+#include "test/check.h"
+#include "test/world.h"
+
+namespace shoal::test {
+namespace {
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A far end that takes whatever comes.
+class Silent final : public FrameSink {
+ public:
+  std::span<std::byte> landing(int, const Header& header) override {
+    landing_.resize(header.length);
+    return landing_;
+  }
+  void arrived(int, const Header& header, std::span<std::byte>) override {
+    if (header.type == FrameType::kGrant) n_grants++;
+    if (header.type == FrameType::kOffer && (header.flags & kInSlot) != 0) n_slots++;
+  }
+  void sent(int, uint64_t) override {}
+  void broken(int, const Error&) override {}
+
+  int n_grants = 0, n_slots = 0;
+
+ private:
+  Bytes landing_;
+};
+
+// Rank 0 is honest and has posted a sharded all-reduce of three chunks of 20 segments; the test is
+// rank 1; rank 2 says nothing.
+struct Duel {
+  explicit Duel(bool shares_memory = false)
+      : net(3, options_for(shares_memory)), slots(new std::byte[4 * Slots::kSlotBytes]) {
+    for (const int peer : {1, 2}) {
+      engine.set_link(peer, net.link(0, peer), 0);
+      ends[peer] = net.link(peer, 0);
+    }
+    net.set_arena(0, {slots.get(), 4 * Slots::kSlotBytes});
+    engine.set_slots(Slots(slots.get(), 4, 2, 3));
+    group = &engine.add_group(7, {0, 1, 2});
+    engine.add_group(8, {0, 2});
+    job.kind = Kind::kShardedAllReduce;
+    job.n_elems = 3 * 20 * 16;
+    job.key = 5;
+    plan = plan_of(job, 0, 3);
+    memory = input_of(job, 0, 3);
+    call = engine.post(*group, plan, job.key, {{memory.data()}}, INT64_MAX);
+    settle();
+  }
+  static FakeNet::Options options_for(bool shares_memory) {
+    FakeNet::Options options;
+    options.shares_memory = shares_memory;
+    options.max_inline = 256;
+    return options;
+  }
+
+  Frame frame(FrameType type, uint32_t flow = 0, uint32_t segment = 0, uint32_t count = 0) const {
+    Frame made;
+    made.header.type = type;
+    made.header.group = 7;
+    made.header.key = job.key;
+    made.header.descriptor = plan->descriptor_hash;
+    made.header.flow = flow;
+    made.header.segment = segment;
+    made.header.count = count;
+    return made;
+  }
+  void say(Frame made, const Bytes& payload = {}) {
+    if (!payload.empty()) {
+      made.payload = payload.data();
+      made.header.length = static_cast<uint32_t>(payload.size());
+    }
+    ends[1]->send(made);
+    ends[1]->flush(sink);
+    settle();
+  }
+  void settle() {
+    for (int n = 0; n < 10; ++n) {
+      for (const int peer : {1, 2})
+        if (engine.link(peer) != nullptr) engine.link(peer)->pump(engine);
+      engine.progress();
+      for (const int peer : {1, 2}) ends[peer]->pump(sink);
+    }
+  }
+  // The link with rank 1 is gone, for this reason; all else stands.
+  void check_ended(const std::string& why) {
+    CHECK(engine.state_of(1) == Engine::PeerState::kLost);
+    CHECK(engine.state_of(2) == Engine::PeerState::kAlive);
+    CHECK_EQ(call->error.peer, 1);
+    if (!has(call->error.text, why)) fail(__FILE__, __LINE__, call->error.text + " lacks " + why);
+  }
+
+  FakeNet net;
+  std::unique_ptr<std::byte[]> slots;
+  Engine engine{0, {World::name(0), World::name(1), World::name(2)}, {}};
+  Silent sink;
+  std::unique_ptr<Link> ends[3];
+  Group* group = nullptr;
+  Job job;
+  std::shared_ptr<const Plan> plan;
+  Bytes memory;
+  std::shared_ptr<Collective> call;
+};
+
+Frame with_place(Frame frame, const Place& place) {
+  frame.carry(place);
+  return frame;
+}
+
+TEST("a flow or segment that a call does not have ends the link") {
+  constexpr FrameType kTypes[] = {FrameType::kData,  FrameType::kGrant,  FrameType::kOffer,
+                                  FrameType::kTaken, FrameType::kPlaced, FrameType::kWant};
+  for (const FrameType type : kTypes) {
+    for (const auto& [flow, segment] : {std::pair{2u, 0u}, {~0u, 0u}, {0u, 21u}, {1u, ~0u}}) {
+      Duel duel;
+      duel.say(duel.frame(type, flow, segment, 1), type == FrameType::kData ? Bytes(64) : Bytes());
+      duel.check_ended("named flow " + std::to_string(flow) + ", segment " +
+                       std::to_string(segment));
+    }
+  }
+}
+
+TEST("data that comes twice, unasked or with a wrong length ends the link") {
+  {
+    Duel duel;
+    duel.say(duel.frame(FrameType::kData, 1, 1), Bytes(64));  // of a flow that was granted at once
+    CHECK(!duel.call->finished);
+    duel.say(duel.frame(FrameType::kData, 1, 1), Bytes(64));
+    duel.check_ended("sent segment 1 of all_reduce by sharded");
+  }
+  for (const auto& [segment, n_bytes] : {std::pair{19u, 64u}, {20u, 64u}, {0u, 63u}, {0u, 65u}}) {
+    Duel duel;
+    duel.say(duel.frame(FrameType::kData, 0, segment), Bytes(n_bytes));
+    duel.check_ended("sent segment " + std::to_string(segment));
+  }
+  Duel duel;
+  duel.say(duel.frame(FrameType::kData, 0, 0));
+  duel.check_ended("with a wrong length of 0 B");
+}
+
+TEST("data without asking has its limit, whether the call is posted or not") {
+  for (const uint64_t first_key : {uint64_t{5}, uint64_t{100}}) {
+    Duel duel;
+    Frame eager = duel.frame(FrameType::kData, 0, 0);
+    eager.header.flags = kEager;
+    eager.header.key = first_key;
+    for (int n = 0; n < 5000 && duel.engine.link(1) != nullptr; ++n) {
+      eager.header.segment = first_key == 5 ? static_cast<uint32_t>(n) : 0;
+      if (first_key != 5) eager.header.key++;
+      duel.say(eager, Bytes(first_key == 5 ? 64 : 1000));
+    }
+    duel.check_ended(first_key == 5 ? "segment 20" : "more than its allowance");
+    CHECK(duel.engine.staging().peak() < (2u << 20));
+  }
+}
+
+TEST("a call that is not posted takes announcements and small data only") {
+  {
+    Duel duel;
+    Frame data = duel.frame(FrameType::kData);
+    data.header.key = 100;
+    duel.say(data, Bytes(64));
+    duel.check_ended("sent 64 B for a call that this rank has not posted");
+  }
+  {
+    Duel duel;
+    Frame open = duel.frame(FrameType::kOpen);
+    open.header.key = 100;
+    duel.say(open, Bytes(4000));
+    duel.check_ended("sent 4000 B for a call");
+  }
+  {
+    Duel duel;
+    Frame open = duel.frame(FrameType::kOpen);
+    for (uint64_t n = 0; n <= 1u << 16 && duel.engine.link(1) != nullptr; ++n) {
+      open.header.group = 1000 + n % 3000;  // groups that nobody has made
+      open.header.key = n;
+      duel.ends[1]->send(open);
+      if (n % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
+    }
+    duel.ends[1]->flush(duel.sink);
+    duel.settle();
+    duel.check_ended("is more than 65536 frames ahead");
+  }
+}
+
+TEST("offers beyond the end, twice, or of memory that is not there end the link") {
+  for (const auto& [segment, count] : {std::pair{0u, 0u}, {0u, 21u}, {20u, 1u}, {19u, ~0u}}) {
+    Duel duel(true);
+    duel.say(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
+    duel.check_ended("offered segments that all_reduce");
+  }
+  for (const auto& [segment, count] : {std::pair{2u, 3u}, {4u, 1u}, {0u, 20u}, {1u, 2u}}) {
+    Duel duel(true);
+    duel.say(with_place(duel.frame(FrameType::kOffer, 0, 2, 3), {}));
+    CHECK(!duel.call->finished);
+    duel.say(with_place(duel.frame(FrameType::kOffer, 0, segment, count), {}));
+    duel.check_ended("twice");
+  }
+  // The second flow is stored as soon as our own chunk is taken: nothing else holds it up.
+  for (const uint64_t offset : {uint64_t{0}, ~uint64_t{0}, uint64_t{4} * Slots::kSlotBytes - 63}) {
+    Duel duel(true);
+    duel.net.set_arena(1, {duel.slots.get(), 4 * Slots::kSlotBytes});
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+    const uint32_t region = offset == 0 ? 12345 : kArenaRegion;
+    duel.say(with_place(duel.frame(FrameType::kOffer, 1, 0, 1), {region, 0, offset}));
+    duel.check_ended("offered shared memory that this process could not map");
+  }
+}
+
+TEST("giving back slots that are not held ends the link") {
+  for (const uint32_t slot : {0u, 1u, 3u, 4u, ~0u}) {
+    Duel duel(true);
+    Frame taken = duel.frame(FrameType::kTaken, 0, 0, slot);
+    taken.header.flags = kInSlot;
+    duel.say(taken);
+    duel.check_ended("gave back a slot it does not hold");
+  }
+  Duel duel(true);
+  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
+  CHECK(duel.sink.n_slots > 0);  // now rank 1 holds slot 0, once
+  Frame taken = duel.frame(FrameType::kTaken, 0, 0, 0);
+  taken.header.flags = kInSlot;
+  duel.say(taken);
+  CHECK(!duel.call->finished);
+  for (int n = 0; n < 30; ++n) duel.say(taken);
+  duel.check_ended("gave back a slot it does not hold");
+}
+
+TEST("a grant with an impossible gate, or into memory that is not there, does no harm") {
+  {
+    Duel duel;
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {0, 2, 0}));
+    duel.check_ended("waits for a flow of all_reduce");
+  }
+  for (const uint64_t offset : {uint64_t{0}, ~uint64_t{63}, ~uint64_t{0}}) {
+    Duel duel(true);
+    duel.net.set_arena(1, {duel.slots.get(), Slots::kSlotBytes});
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {99, Place::kNoGate, offset}));
+    CHECK(!duel.call->finished);
+    CHECK(duel.sink.n_slots > 0);  // it went another way
+  }
+}
+
+TEST("claims to have put what was not granted end the link") {
+  for (const auto& [segment, count] : {std::pair{20u, 20u}, {8u, 9u}, {0u, 0u}, {1u, ~0u}}) {
+    Duel duel(true);
+    duel.say(duel.frame(FrameType::kPlaced, 0, segment, count));
+    duel.check_ended("that were not granted");
+  }
+}
+
+TEST("frames of unknown types and of groups that the sender is not in end the link") {
+  for (const int type : {0, 16, 77, 255}) {
+    Duel duel;
+    duel.say(duel.frame(static_cast<FrameType>(type)));
+    duel.check_ended("sent a frame of unknown type " + std::to_string(type));
+  }
+  for (const FrameType type : {FrameType::kOpen, FrameType::kAbort}) {
+    Duel duel;
+    Frame frame = duel.frame(type);
+    frame.header.group = 8;
+    duel.say(frame);
+    duel.check_ended("group it is not in");
+  }
+}
+
+TEST("texts and other control frames above their limits are refused before they land") {
+  for (const FrameType type : {FrameType::kDisagree, FrameType::kAbort, FrameType::kLost,
+                               FrameType::kOpen, FrameType::kHeartbeat, FrameType::kGoodbye}) {
+    Duel duel;
+    duel.say(duel.frame(type), Bytes(4097));
+    duel.check_ended("sent a frame of 4097 B that nobody expects");
+  }
+}
+
+TEST("early frames of a rank that turns out to be no member end its link, not the process") {
+  Duel duel;
+  Frame open = duel.frame(FrameType::kOpen);
+  open.header.group = 50;
+  open.header.key = 1;
+  duel.say(open);
+  Group& group = duel.engine.add_group(50, {0, 2});
+  Job job;
+  job.key = 1;
+  job.n_elems = 4;
+  Bytes memory = input_of(job, 0, 2);
+  const auto call = duel.engine.post(group, plan_of(job, 0, 2), 1, {{memory.data()}}, INT64_MAX);
+  duel.settle();
+  CHECK(!call->finished);
+  duel.check_ended("group it is not in");
+}
+
+// ---- fuzzing
+
+uint32_t odd_number(FakeRandom& random) {
+  constexpr uint32_t kOdd[] = {0, 1, 2, 7, 19, 20, 21, 255, 65536, 0x7fffffff, 0xfffffffe, ~0u};
+  return random.chance(0.2) ? static_cast<uint32_t>(random.next()) : kOdd[random.below(12)];
+}
+
+// Changes one thing about a frame.
+void mutate(FakeRandom& random, Header& header, Bytes& payload) {
+  switch (random.below(9)) {
+    case 0:
+      header.type = static_cast<FrameType>(random.below(18));
+      break;
+    case 1:
+      header.flow = odd_number(random);
+      break;
+    case 2:
+      header.segment = odd_number(random);
+      break;
+    case 3:
+      header.count = odd_number(random);
+      break;
+    case 4:
+      header.flags = static_cast<uint16_t>(random.below(4));
+      break;
+    case 5:
+      header.key = random.below(8);
+      break;
+    case 6:
+      (random.chance(0.5) ? header.group : header.descriptor) = random.below(10);
+      break;
+    case 7:
+      payload.resize(random.below(random.chance(0.1) ? 5000 : 300));
+      break;
+    default:
+      for (std::byte& byte : payload)
+        if (random.chance(0.2)) byte = static_cast<std::byte>(random.next());
+  }
+}
+
+TEST("a rank whose frames are true but for some cannot crash the others or keep them waiting") {
+  for (uint64_t seed = 0; seed < seeds(400); ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.shares_memory = seed % 2 == 1;
+    options.net.max_inline = 128;
+    options.net.delays = options.net.reorders = 0.1;
+    World world(3, options);
+    FakeRandom random(seed);
+    world.net.tamper = [&](int from, Header& header, Bytes& payload) {
+      if (from == 1 && random.chance(0.05)) mutate(random, header, payload);
+      // Lies of this kind are believed: all ranks of a job hold the same key.
+      if (header.type == FrameType::kLost) header.flow = 1;
+    };
+    for (uint64_t key = 0; key < 6; ++key) {
+      const Job job = random_job(random, key, 3, 300);
+      for (int rank = 0; rank < 3; ++rank) world.post(rank, job, world.now + kSecond);
+    }
+    CHECK(world.run_all(1500));
+    CHECK(world.engine(0).state_of(2) == Engine::PeerState::kAlive);
+    CHECK(world.engine(2).state_of(0) == Engine::PeerState::kAlive);
+    CHECK_EQ(world.net.violation(), "");
+  }
+}
+
+TEST("a rank that makes frames up cannot crash anyone") {
+  for (uint64_t seed = 0; seed < seeds(1500); ++seed) {
+    Duel duel(seed % 2 == 1);
+    FakeRandom random(seed);
+    duel.net.set_arena(1, {duel.slots.get(), 4 * Slots::kSlotBytes});
+    for (int n = 0; n < 60 && duel.engine.link(1) != nullptr; ++n) {
+      // Mostly believable: the few flows and segments there are, in frames of every type.
+      Frame frame = duel.frame(static_cast<FrameType>(1 + random.below(9)),
+                               static_cast<uint32_t>(random.below(2)),
+                               static_cast<uint32_t>(random.below(21)),
+                               static_cast<uint32_t>(random.below(3)));
+      const bool has_place = random.chance(0.7);
+      const uint32_t region = random.chance(0.5) ? kArenaRegion : 0;
+      const auto gate = random.chance(0.7) ? Place::kNoGate : static_cast<uint32_t>(random.below(3));
+      if (has_place) frame.carry({region, gate, random.below(20) * 64});
+      frame.header.flags = static_cast<uint16_t>(random.chance(0.3) ? random.below(4) : 0);
+      Bytes payload(frame.header.type == FrameType::kData ? 64 : 0);
+      if (random.chance(0.03)) mutate(random, frame.header, payload);
+      duel.say(frame, payload);
+      if (random.chance(0.02)) duel.engine.tick(static_cast<int64_t>(n) * kMillisecond);
+    }
+    CHECK(duel.engine.state_of(2) == Engine::PeerState::kAlive ||
+          duel.engine.state_of(1) == Engine::PeerState::kLost || duel.call->finished);
+    CHECK_EQ(duel.net.violation(), "");
+  }
+}
+
+TEST("headers handed to the engine directly never name memory that is not theirs") {
+  for (uint64_t seed = 0; seed < seeds(300); ++seed) {
+    Duel duel;
+    FakeRandom random(seed);
+    for (int n = 0; n < 100; ++n) {
+      Frame frame = duel.frame(static_cast<FrameType>(random.below(18)),
+                               static_cast<uint32_t>(random.below(3)), odd_number(random),
+                               odd_number(random));
+      frame.header.flags = static_cast<uint16_t>(random.below(4));
+      frame.header.length = static_cast<uint32_t>(random.chance(0.5) ? 64 : random.below(6000));
+      Bytes ignored;
+      if (random.chance(0.3)) mutate(random, frame.header, ignored);
+      std::span<std::byte> landing;
+      if (frame.header.length > 0) landing = duel.engine.landing(1, frame.header);
+      CHECK(landing.empty() || landing.size() == frame.header.length);
+      if (landing.size() != frame.header.length) continue;
+      for (std::byte& byte : landing) byte = static_cast<std::byte>(random.next());
+      duel.engine.arrived(1, frame.header, landing);
+      if (random.chance(0.5)) duel.engine.sent(1, random.below(100));
+      if (random.chance(0.3)) duel.engine.progress();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test
