@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 namespace shoal {
 namespace {
@@ -16,6 +18,17 @@ Error refused(const char* doing, size_t n_bytes, int sys) {
               " B of shared memory failed: " + std::strerror(sys) +
               "; free memory, raise the memory limit of this job or container, or the limit of open "
               "files (ulimit -n)"};
+}
+
+// What the kernel could give now. A memfd has no limit of its own: asking for more would not fail
+// but wake the out-of-memory killer.
+size_t available_memory() {
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string word; meminfo >> word;) {
+    size_t kilobytes = 0;
+    if (word == "MemAvailable:" && meminfo >> kilobytes) return kilobytes * 1024;
+  }
+  return SIZE_MAX;  // no /proc: the reservation itself must tell
 }
 
 }  // namespace
@@ -35,6 +48,7 @@ Error Mapping::map(int fd, size_t n_bytes, Mapping& out) {
 }
 
 Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
+  if (n_bytes > available_memory()) return refused("reservation", n_bytes, ENOMEM);
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return refused("creation", n_bytes, errno);
   const int failed = posix_fallocate(fd, 0, static_cast<off_t>(n_bytes));

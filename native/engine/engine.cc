@@ -157,8 +157,9 @@ std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Pla
 
 void Engine::finish(Collective& call, const Error& error) {
   if (call.finished) return;
-  const auto keep = call.shared_from_this();
   Group& group = *call.group;
+  if (!error && group.disputed) return;  // nothing succeeds once we know that the ranks differ
+  const auto keep = call.shared_from_this();
   call.error = error;
   call.ready.clear();
   for (uint32_t at = 0; at < call.state.size(); ++at) {

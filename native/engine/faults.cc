@@ -27,6 +27,7 @@ std::string Engine::who(int peer) const { return names_[peer]; }
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
 void Engine::disagree(Collective& call, int peer) {
+  call.group->disputed = true;
   Header header = frame_for(call, FrameType::kDisagree, 0, 0).header;
   send_text(peer, header, call.plan->descriptor);
 }

@@ -71,7 +71,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
   }
   if (failed) return failed;
   mesh->arena_->close_memory_fd();
-  mesh->engine_.set_slots(Slots(mesh->arena_->slots(), mesh->arena_->n_slots(), Arena::kSlotQuota,
+  mesh->engine_.set_slots(Slots(mesh->arena_->slots(), mesh->arena_->n_slots(), Arena::slot_quota(n_local),
                                 static_cast<int>(size)));
   mesh->oversubscribed_ = n_local > usable_cores();
   Mesh* raw = mesh.get();

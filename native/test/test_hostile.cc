@@ -378,6 +378,7 @@ TEST("a rank that makes frames up cannot crash anyone") {
       frame.header.flags = static_cast<uint16_t>(random.chance(0.3) ? random.below(4) : 0);
       Bytes payload(frame.header.type == FrameType::kData ? 64 : 0);
       if (random.chance(0.03)) mutate(random, frame.header, payload);
+      payload.resize(std::min(payload.size(), duel.net.options.max_inline));
       duel.say(frame, payload);
       if (random.chance(0.02)) duel.engine.tick(static_cast<int64_t>(n) * kMillisecond);
     }

@@ -36,7 +36,7 @@ void Arena::close_memory_fd() {
 
 Error Arena::create(int n_local, Arena& out) {
   out.n_local_ = n_local;
-  out.n_slots_ = static_cast<uint32_t>(n_local - 1) * kSlotQuota;
+  out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
   const size_t n_bytes = size_for(n_local, out.n_slots_);
   if (Error error = create_shared_memory("shoal-arena", n_bytes, out.memory_fd_)) return error;
   if (Error error = Mapping::map(out.memory_fd_, n_bytes, out.mapping_)) return error;
@@ -56,7 +56,7 @@ Error Arena::create(int n_local, Arena& out) {
 
 Error Arena::open(int memory_fd, int n_local, Arena& out) {
   out.n_local_ = n_local;
-  out.n_slots_ = static_cast<uint32_t>(n_local - 1) * kSlotQuota;
+  out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
   const size_t n_bytes = size_for(n_local, out.n_slots_);
   struct stat stat {};
   if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)

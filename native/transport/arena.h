@@ -5,6 +5,7 @@
 // The owner reads its rings and fills its slots; peer i writes ring i and reads slots.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -42,7 +43,11 @@ class Arena {
   // Larger payloads travel in slots, which need no second copy for several receivers.
   static constexpr size_t kMaxInline = 16u << 10;
   // Slots each host-mate may hold at a time: the depth of the pipeline through private memory.
-  static constexpr uint32_t kSlotQuota = 6;
+  // Every exhausted pipeline is a context switch where ranks outnumber cores; every slot is memory
+  // of each of the n_local processes that map it.
+  static uint32_t slot_quota(int n_local) {
+    return n_local < 2 ? 0 : std::max(3u, 32u / static_cast<uint32_t>(n_local - 1));
+  }
 
   Arena() = default;
   ~Arena();

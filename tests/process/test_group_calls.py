@@ -1,9 +1,11 @@
 """How calls on a group behave: in any order, in the background, in subgroups, point to point."""
 
 import array
+import gc
 import os
 import random
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -77,15 +79,22 @@ def test_callbacks_run_once_each_when_the_result_is_there_though_nobody_waits() 
 
 def drop_what_is_in_flight() -> float:
     with shoal.init() as group:
+        alone = group.subgroup([group.rank], "alone")
+        forgotten = []
         for length in (10, 3_000_000):
-            group.all_reduce(ones(length), async_op=True)  # neither array nor Work is kept
-            group.all_reduce(shoal.empty(length), async_op=True)
+            for data in (ones(length), shoal.empty(length)):
+                forgotten.append(weakref.ref(data))
+                group.all_reduce(data, async_op=True)
+            del data
+        gc.collect()
+        while any(data() is not None for data in forgotten):
+            alone.barrier(async_op=True)  # later calls let go of what earlier ones have finished
         last = ones(10)
         group.all_reduce(last)
         return float(last[0])
 
 
-def test_buffers_live_until_their_call_is_done_though_the_caller_forgets_them() -> None:
+def test_buffers_live_exactly_until_their_call_is_done_though_the_caller_forgets_them() -> None:
     assert run_ranks(drop_what_is_in_flight, 2) == [2.0, 2.0]
 
 

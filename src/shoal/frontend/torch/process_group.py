@@ -20,8 +20,13 @@ from shoal.frontend.torch.operations import Operations
 if TYPE_CHECKING:
     from shoal.group import Group
 
-# Public after torch 2.15; the same class was there before, under its private name.
-_BackendBase: Final[Any] = getattr(dist, "BackendBase", None) or Backend
+
+def choose_base(torch_distributed: Any) -> Any:
+    """The class to derive a Backend from: public after torch 2.15, private before."""
+    return getattr(torch_distributed, "BackendBase", None) or Backend
+
+
+_BackendBase: Final[Any] = choose_base(dist)
 _ProcessGroup: Final[Any] = dist.ProcessGroup
 
 

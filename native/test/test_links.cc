@@ -1,0 +1,804 @@
+// One contract, every implementation of Link: what link.h promises, tried on each of them.
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <netinet/in.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "test/check.h"
+#include "transport/fake_link.h"
+#include "transport/shm_link.h"
+#include "transport/tcp_link.h"
+
+namespace shoal::test {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr uint64_t kEpoch = 77;
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+Bytes random_bytes(FakeRandom& random, size_t n_bytes) {
+  Bytes bytes(n_bytes);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
+  return bytes;
+}
+
+// Keeps what came, and holds the link to its word about when it may call.
+class Recorder final : public FrameSink {
+ public:
+  struct Came {
+    Header header;
+    Bytes payload;
+  };
+
+  std::span<std::byte> landing(int peer, const Header& header) override {
+    check_open(peer);
+    CHECK(header.length > 0);
+    CHECK(header.length <= Header::kMaxPayload);
+    n_landings++;
+    if (refuses) return {};
+    memory = std::make_unique<std::byte[]>(header.length);
+    n_bytes = header.length;
+    return {memory.get(), n_bytes};
+  }
+  void arrived(int peer, const Header& header, std::span<std::byte> payload) override {
+    check_open(peer);
+    CHECK_EQ(payload.size(), header.length);
+    came.push_back({header, Bytes(payload.begin(), payload.end())});
+    if (on_arrived) on_arrived(header);
+  }
+  void sent(int peer, uint64_t token) override {
+    check_open(peer);
+    CHECK(token != 0);
+    n_sent[token]++;
+    if (on_sent) on_sent(token);
+  }
+  void broken(int peer, const Error& error) override {
+    check_open(peer);
+    why = error;
+    is_over = true;
+  }
+  void check_open(int peer) const {
+    CHECK_EQ(peer, expected_peer);
+    CHECK(!is_over);
+  }
+
+  int expected_peer = 0;
+  std::vector<Came> came;
+  std::map<uint64_t, int> n_sent;
+  Error why;
+  bool is_over = false;  // broken, or closed by the test: nothing may be called any more
+  int n_landings = 0;
+  bool refuses = false;
+  std::unique_ptr<std::byte[]> memory;  // of the last landing
+  size_t n_bytes = 0;
+  std::function<void(const Header&)> on_arrived;
+  std::function<void(uint64_t)> on_sent;
+};
+
+// Two connected ends of one kind of link. End 0 talks to peer 1 and the other way round.
+struct Pair {
+  virtual ~Pair() = default;
+  // What the lane does when a descriptor is ready. True if anything moved.
+  virtual bool pump(int end) {
+    return links[static_cast<size_t>(end)]->pump(sinks[static_cast<size_t>(end)]);
+  }
+  // Waits, if the medium works in the background; false if it does not.
+  virtual bool wait() { return false; }
+
+  Pair() {
+    sinks[0].expected_peer = 1;
+    sinks[1].expected_peer = 0;
+  }
+  Link& link(int end) { return *links[static_cast<size_t>(end)]; }
+  Recorder& sink(int end) { return sinks[static_cast<size_t>(end)]; }
+  template <class Until>
+  bool run(Until until) {
+    for (int n_idle = 0; n_idle < 50 && !until();) {
+      const bool moved = pump(0) | pump(1);
+      if (!moved && !until() && !wait()) n_idle++;
+      if (moved) n_idle = 0;
+    }
+    return until();
+  }
+  void settle() {
+    run([] { return false; });
+  }
+
+  std::array<std::unique_ptr<Link>, 2> links;
+  std::array<Recorder, 2> sinks;
+};
+
+struct FakePair final : Pair {
+  explicit FakePair(const FakeNet::Options& options) : net(2, options) {
+    for (const int end : {0, 1}) links[static_cast<size_t>(end)] = net.link(end, 1 - end);
+  }
+  ~FakePair() override { links = {}; }
+  bool pump(int end) override {
+    net.step();
+    return Pair::pump(end);
+  }
+
+  FakeNet net;
+};
+
+std::array<int, 2> unix_sockets() {
+  std::array<int, 2> fds{};
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
+  return fds;
+}
+
+std::array<int, 2> tcp_sockets() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  CHECK_EQ(bind(listener, any, length), 0);
+  CHECK_EQ(listen(listener, 1), 0);
+  CHECK_EQ(getsockname(listener, any, &length), 0);
+  const int near = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK_EQ(connect(near, any, length), 0);
+  const int far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  CHECK(far >= 0);
+  close(listener);
+  return {near, far};
+}
+
+struct TcpPair final : Pair {
+  explicit TcpPair(const std::array<int, 2>& fds) {
+    for (const int end : {0, 1})
+      links[static_cast<size_t>(end)] =
+          std::make_unique<TcpLink>(1 - end, fds[static_cast<size_t>(end)], kEpoch);
+  }
+  // Loopback delivers in the background of its own: a moment is enough.
+  bool wait() override {
+    std::array<pollfd, 2> fds{};
+    for (size_t end = 0; end < 2; ++end)
+      fds[end] = {static_cast<TcpLink&>(*links[end]).fd(), POLLIN, 0};
+    return poll(fds.data(), fds.size(), 1) > 0;
+  }
+};
+
+struct ShmPair final : Pair {
+  ShmPair() {
+    for (Arena& arena : arenas) CHECK(!Arena::create(2, arena));
+    const auto fds = unix_sockets();
+    for (const int end : {0, 1}) {
+      Arena& theirs = arenas[static_cast<size_t>(1 - end)];
+      auto link = std::make_unique<ShmLink>(1 - end, arenas[static_cast<size_t>(end)], end, 1 - end,
+                                            fds[static_cast<size_t>(end)], dup(theirs.event_fd()),
+                                            kEpoch);
+      CHECK(!link->open(dup(theirs.memory_fd()), 2));
+      links[static_cast<size_t>(end)] = std::move(link);
+    }
+  }
+  ~ShmPair() override { links = {}; }
+  bool pump(int end) override {
+    auto& link = static_cast<ShmLink&>(*links[static_cast<size_t>(end)]);
+    const bool moved = Pair::pump(end);
+    return link.pump_socket(sinks[static_cast<size_t>(end)]) || moved;
+  }
+
+  std::array<Arena, 2> arenas;
+};
+
+// ---- the implementations
+
+FakeNet::Options fake_options() {
+  FakeNet::Options options;
+  options.epoch = kEpoch;
+  return options;
+}
+
+struct Maker {
+  const char* name;
+  std::unique_ptr<Pair> (*make)();
+  size_t largest;        // payload that may be sent
+  bool in_order = true;
+  bool lands = true;     // in memory named by landing(), not in its own
+  bool borrows = true;   // large payloads stay the caller's until sent()
+};
+
+// A line here puts another implementation under the contract.
+const Maker kMakers[] = {
+    {"fake", [] { return std::unique_ptr<Pair>(new FakePair(fake_options())); }, 1u << 20},
+    {"fake with little room, late and in pieces",
+     [] {
+       FakeNet::Options options = fake_options();
+       options.room = 3;
+       options.delays = options.splits = options.reads_late = options.reports_late = 0.5;
+       return std::unique_ptr<Pair>(new FakePair(options));
+     },
+     1u << 20},
+    {"fake that reorders",
+     [] {
+       FakeNet::Options options = fake_options();
+       options.reorders = options.delays = options.reports_late = 0.5;
+       return std::unique_ptr<Pair>(new FakePair(options));
+     },
+     1u << 20, false},
+    {"fake within a host",
+     [] {
+       FakeNet::Options options = fake_options();
+       options.shares_memory = true;
+       options.max_inline = 16 << 10;
+       return std::unique_ptr<Pair>(new FakePair(options));
+     },
+     16 << 10, true, false},
+    {"tcp over a Unix socket", [] { return std::unique_ptr<Pair>(new TcpPair(unix_sockets())); },
+     1u << 20},
+    {"tcp", [] { return std::unique_ptr<Pair>(new TcpPair(tcp_sockets())); }, 1u << 20},
+    {"shm", [] { return std::unique_ptr<Pair>(new ShmPair); }, Arena::kMaxInline, true, false, false},
+};
+
+template <class Try>
+void for_every_link(Try try_one) {
+  for (const Maker& maker : kMakers) {
+    const int before = failures_of_this_test();
+    const auto pair = maker.make();
+    try_one(*pair, maker);
+    if (failures_of_this_test() > before) fail(__FILE__, __LINE__, std::string("on ") + maker.name);
+  }
+}
+
+Frame data_frame(const Bytes& payload, uint32_t number, uint64_t token = 0) {
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  frame.header.group = 3;
+  frame.header.key = 1000 + number;
+  frame.header.descriptor = ~uint64_t{number};
+  frame.header.flow = number % 7;
+  frame.header.segment = number;
+  frame.header.flags = kEager;
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.token = token;
+  return frame;
+}
+
+void check_came(const Recorder::Came& came, const Bytes& payload, uint32_t number) {
+  CHECK(came.header.type == FrameType::kData);
+  CHECK_EQ(came.header.group, 3u);
+  CHECK_EQ(came.header.key, 1000u + number);
+  CHECK_EQ(came.header.descriptor, ~uint64_t{number});
+  CHECK_EQ(came.header.flow, number % 7);
+  CHECK_EQ(came.header.segment, number);
+  CHECK_EQ(came.header.flags, kEager);
+  CHECK(came.payload == payload);
+}
+
+// ---- frames
+
+TEST("frames of every size arrive whole and, where the link keeps order, in order") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    FakeRandom random(1);
+    std::vector<Bytes> payloads;
+    for (const size_t n_bytes : {0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 4096})
+      payloads.push_back(random_bytes(random, n_bytes));
+    for (int n = 0; n < 60; ++n) payloads.push_back(random_bytes(random, random.below(3000)));
+    for (const size_t n_bytes : {maker.largest / 2 + 1, maker.largest - 1, maker.largest})
+      payloads.push_back(random_bytes(random, n_bytes));
+    uint32_t number = 0;
+    for (const Bytes& payload : payloads) {
+      pair.link(0).send(data_frame(payload, number, number + 1));
+      if (++number % 5 == 0) pair.link(0).flush(pair.sink(0));
+    }
+    auto& came = pair.sink(1).came;
+    CHECK(pair.run([&] { return came.size() == payloads.size(); }));
+    if (!maker.in_order)
+      std::sort(came.begin(), came.end(), [](const auto& a, const auto& b) {
+        return a.header.segment < b.header.segment;
+      });
+    for (uint32_t at = 0; at < came.size(); ++at) check_came(came[at], payloads[at], at);
+    CHECK(maker.lands == (pair.sink(1).n_landings > 0));
+    CHECK(!pair.sink(0).is_over && !pair.sink(1).is_over);
+  });
+}
+
+TEST("both ends send at once") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    FakeRandom random(2);
+    const Bytes payload = random_bytes(random, maker.largest);
+    for (uint32_t number = 0; number < 20; ++number)
+      for (const int end : {0, 1}) pair.link(end).send(data_frame(payload, number, number + 1));
+    CHECK(pair.run(
+        [&] { return pair.sink(0).came.size() == 20 && pair.sink(1).came.size() == 20; }));
+    for (const int end : {0, 1})
+      for (const auto& came : pair.sink(end).came) check_came(came, payload, came.header.segment);
+  });
+}
+
+TEST("small payloads that travel in the frame need no memory of the caller") {
+  for_every_link([](Pair& pair, const Maker&) {
+    for (uint32_t number = 0; number < 3000; ++number) {
+      Frame frame = data_frame({}, number, 0);
+      frame.payload = nullptr;
+      frame.carry({number, 2, 3});
+      CHECK(pair.link(0).send(frame));
+    }
+    auto& came = pair.sink(1).came;
+    CHECK(pair.run([&] { return came.size() == 3000; }));
+    for (const auto& one : came) {
+      Place place;
+      std::memcpy(&place, one.payload.data(), sizeof(Place));
+      CHECK_EQ(place.region, one.header.segment);
+      CHECK_EQ(place.offset, 3u);
+    }
+  });
+}
+
+TEST("a payload is free when send() says so, or else exactly once by sent()") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    FakeRandom random(3);
+    std::map<uint64_t, std::unique_ptr<Bytes>> borrowed;
+    std::map<uint32_t, Bytes> originals;
+    // Overwritten and freed the moment it is ours again.
+    pair.sink(0).on_sent = [&](uint64_t token) {
+      CHECK_EQ(borrowed.count(token), 1u);
+      std::fill(borrowed[token]->begin(), borrowed[token]->end(), std::byte{0xee});
+      borrowed.erase(token);
+    };
+    for (uint32_t number = 0; number < 100; ++number) {
+      const size_t n_bytes = random.below(number % 10 == 0 ? maker.largest : 5000);
+      auto payload = std::make_unique<Bytes>(random_bytes(random, n_bytes));
+      originals[number] = *payload;
+      const uint64_t token = number + 1;
+      Bytes* at = payload.get();
+      borrowed[token] = std::move(payload);
+      if (pair.link(0).send(data_frame(*at, number, token))) borrowed.erase(token);
+      if (random.chance(0.2)) pair.pump(0);
+    }
+    CHECK(pair.run([&] { return pair.sink(1).came.size() == 100 && borrowed.empty(); }));
+    pair.settle();
+    for (const auto& [token, n_times] : pair.sink(0).n_sent) CHECK_EQ(n_times, 1);
+    for (const auto& came : pair.sink(1).came)
+      check_came(came, originals[came.header.segment], came.header.segment);
+  });
+}
+
+TEST("nobody is told about frames without a token") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    const Bytes payload(maker.largest, std::byte{5});
+    for (uint32_t number = 0; number < 10; ++number) pair.link(0).send(data_frame(payload, number));
+    CHECK(pair.run([&] { return pair.sink(1).came.size() == 10; }));
+    CHECK(pair.sink(0).n_sent.empty());
+  });
+}
+
+TEST("frames wait in the link while the peer does not read, and all arrive once it does") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    FakeRandom random(4);
+    const Bytes payload = random_bytes(random, std::min<size_t>(maker.largest, 64 << 10));
+    constexpr uint32_t kFrames = 300;
+    for (uint32_t number = 0; number < kFrames; ++number) {
+      pair.link(0).send(data_frame(payload, number, number + 1));
+      pair.link(0).flush(pair.sink(0));
+    }
+    const bool is_bounded = !has(maker.name, "fake") || has(maker.name, "little room");
+    CHECK_EQ(pair.link(0).has_queued(), is_bounded);
+    auto& came = pair.sink(1).came;
+    CHECK(pair.run([&] { return came.size() == kFrames; }));
+    CHECK(pair.run([&] { return !pair.link(0).has_queued(); }));
+    for (const auto& one : came) check_came(one, payload, one.header.segment);
+  });
+}
+
+TEST("a sink may use the link from inside its own calls") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    const Bytes payload(std::min<size_t>(maker.largest, 2000), std::byte{7});
+    // Answers every frame at once, and disowns memory that nothing was borrowed from.
+    pair.sink(1).on_arrived = [&](const Header& header) {
+      Frame answer = data_frame({}, header.segment);
+      answer.payload = nullptr;
+      pair.link(1).send(answer);
+      pair.link(1).flush(pair.sink(1));
+      const std::byte elsewhere[8] = {};
+      pair.link(1).disown(elsewhere, sizeof(elsewhere));
+    };
+    pair.sink(0).on_sent = [&](uint64_t) { pair.link(0).has_queued(); };
+    for (uint32_t number = 0; number < 200; ++number) {
+      pair.link(0).send(data_frame(payload, number, number + 1));
+    }
+    CHECK(pair.run([&] { return pair.sink(0).came.size() == 200; }));
+  });
+}
+
+// ---- the end
+
+void check_closed(Pair& pair, int end) {
+  pair.sink(end).is_over = true;  // from here on every call of the sink is a failure
+  const Bytes payload(3000);
+  CHECK(pair.link(end).send(data_frame(payload, 1, 9)));
+  CHECK(!pair.link(end).has_queued());
+  pair.link(end).flush(pair.sink(end));
+  pair.link(end).pump(pair.sink(end));
+  pair.link(end).disown(payload.data(), payload.size());
+  pair.link(end).close();
+}
+
+TEST("close() drops what is queued, calls nobody and may be called again") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    const Bytes payload(maker.largest, std::byte{1});
+    for (uint32_t number = 0; number < 50; ++number)
+      pair.link(0).send(data_frame(payload, number, number + 1));
+    pair.link(1).send(data_frame(payload, 0, 1));
+    pair.link(1).flush(pair.sink(1));
+    pair.link(0).close();
+    check_closed(pair, 0);
+  });
+}
+
+TEST("what was flushed before close() arrives, then the peer's link breaks, once") {
+  for_every_link([](Pair& pair, const Maker&) {
+    const Bytes payload(200, std::byte{1});
+    for (uint32_t number = 0; number < 5; ++number)
+      pair.link(0).send(data_frame(payload, number));
+    Frame goodbye;
+    goodbye.header.type = FrameType::kGoodbye;
+    pair.link(0).send(goodbye);
+    while (pair.link(0).has_queued()) {
+      pair.pump(0);
+      pair.pump(1);
+    }
+    pair.link(0).close();
+    pair.sink(0).is_over = true;
+    CHECK(pair.run([&] { return pair.sink(1).is_over; }));
+    CHECK_EQ(pair.sink(1).came.size(), 6u);
+    CHECK(pair.sink(1).came.back().header.type == FrameType::kGoodbye);
+    CHECK(pair.sink(1).why.fault == Fault::kPeerLost);
+    CHECK_EQ(pair.sink(1).why.peer, 0);
+    CHECK(has(pair.sink(1).why.text, "closed the connection"));
+    pair.pump(1);
+    check_closed(pair, 1);
+  });
+}
+
+TEST("a link that goes away in the middle of a large frame breaks the peer's, once") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    const Bytes payload(maker.largest, std::byte{1});
+    for (uint32_t number = 0; number < 20; ++number)
+      pair.link(0).send(data_frame(payload, number, number + 1));
+    pair.pump(0);
+    pair.pump(1);
+    pair.links[0].reset();
+    CHECK(pair.sink(1).came.size() < 20);
+    pair.links[0] = nullptr;
+    for (int n = 0; n < 1000 && !pair.sink(1).is_over; ++n) {
+      if (!pair.pump(1)) poll(nullptr, 0, has(maker.name, "tcp") ? 1 : 0);
+    }
+    CHECK(pair.sink(1).is_over);
+    CHECK(has(pair.sink(1).why.text, "closed the connection"));
+    check_closed(pair, 1);
+  });
+}
+
+TEST("close() from inside a sink's call ends everything there") {
+  for (const char* where : {"arrived", "sent"}) {
+    for_every_link([&](Pair& pair, const Maker& maker) {
+      const Bytes payload(std::min<size_t>(maker.largest, 3000), std::byte{1});
+      const bool by_sent = std::string(where) == "sent";
+      const int end = by_sent ? 0 : 1;
+      const auto close_now = [&] {
+        pair.link(end).close();
+        pair.sink(end).is_over = true;
+      };
+      if (by_sent)
+        pair.sink(0).on_sent = [&](uint64_t) { close_now(); };
+      else
+        pair.sink(1).on_arrived = [&](const Header&) { close_now(); };
+      for (uint32_t number = 0; number < 200; ++number)
+        pair.link(0).send(data_frame(payload, number, number + 1));
+      for (int n = 0; n < 300; ++n) {
+        pair.pump(end);
+        if (!pair.sink(1 - end).is_over) pair.pump(1 - end);
+      }
+      if (maker.borrows || !by_sent) CHECK(pair.sink(end).is_over);
+    });
+  }
+}
+
+TEST("a frame that the sink refuses breaks the link") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    if (!maker.lands) return;
+    pair.sink(1).refuses = true;
+    const Bytes payload(100);
+    pair.link(0).send(data_frame(payload, 1));
+    CHECK(pair.run([&] { return pair.sink(1).is_over; }));
+    CHECK(has(pair.sink(1).why.text, "100 B that nobody expects"));
+    CHECK(pair.sink(1).came.empty());
+  });
+}
+
+// ---- taking memory back
+
+TEST("disowned payloads are not read any more; other frames arrive whole") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    FakeRandom random(5);
+    const Bytes mine = random_bytes(random, 700);
+    // Some of them are queued, one is half sent, some are through.
+    auto doomed = std::make_unique<Bytes>(random_bytes(random, maker.largest));
+    const Bytes original = *doomed;
+    uint32_t number = 0;
+    for (; number < 30; ++number) {
+      const bool is_mine = number % 3 == 0;
+      pair.link(0).send(data_frame(is_mine ? mine : *doomed, number, number + 1));
+      if (number == 4) pair.pump(0);
+    }
+    pair.pump(1);
+    pair.link(0).disown(doomed->data(), doomed->size());
+    std::fill(doomed->begin(), doomed->end(), std::byte{0xee});
+    doomed.reset();
+    pair.link(0).send(data_frame(mine, number));
+    size_t n_mine = 0;
+    CHECK(pair.run([&] {
+      n_mine = static_cast<size_t>(
+          std::count_if(pair.sink(1).came.begin(), pair.sink(1).came.end(),
+                        [](const auto& came) { return came.header.segment % 3 == 0; }));
+      return n_mine == 11;
+    }));
+    pair.settle();
+    for (const auto& came : pair.sink(1).came)
+      check_came(came, came.header.segment % 3 == 0 ? mine : original, came.header.segment);
+    CHECK(!pair.sink(0).is_over && !pair.sink(1).is_over);
+    CHECK(!maker.borrows || pair.sink(1).came.size() < 31);
+  });
+}
+
+TEST("a disowned landing is written no more, and its frame still arrives whole elsewhere") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    if (!maker.lands) return;
+    FakeRandom random(6);
+    const Bytes payload = random_bytes(random, maker.largest);
+    for (uint32_t number = 0; number < 12; ++number)
+      pair.link(0).send(data_frame(payload, number, number + 1));
+    int n_diverted = 0;
+    CHECK(pair.run([&] {
+      Recorder& sink = pair.sink(1);
+      if (sink.n_landings > static_cast<int>(sink.came.size()) && sink.memory != nullptr) {
+        pair.link(1).disown(sink.memory.get(), sink.n_bytes);
+        sink.memory.reset();
+        n_diverted++;
+      }
+      return sink.came.size() == 12;
+    }));
+    for (const auto& came : pair.sink(1).came) check_came(came, payload, came.header.segment);
+    if (has(maker.name, "tcp") || has(maker.name, "pieces")) CHECK(n_diverted > 0);
+  });
+}
+
+// ---- shared memory
+
+TEST("a shared region is the same memory at both ends, and nothing beyond it can be named") {
+  for_every_link([](Pair& pair, const Maker&) {
+    Regions::Region region;
+    CHECK(!Regions::of_process().allocate(10'000, region));
+    if (!pair.link(0).shares_memory()) {
+      CHECK(!pair.link(0).share(region.id));
+      CHECK(pair.link(1).peer_address(region.id, 0, 1) == nullptr);
+      Regions::of_process().release(region.data);
+      return;
+    }
+    CHECK(pair.link(1).peer_address(region.id, 0, 1) == nullptr);
+    CHECK(pair.link(0).share(region.id));
+    CHECK(pair.link(0).share(region.id));
+    CHECK(!pair.link(0).share(region.id + 1000));
+    std::byte* there = pair.link(1).peer_address(region.id, 100, region.size - 100);
+    CHECK(there != nullptr);
+    CHECK(there != region.data + 100);
+    region.data[region.size - 1] = std::byte{42};
+    if (there != nullptr) {
+      CHECK(there[region.size - 101] == std::byte{42});
+      there[0] = std::byte{43};
+      CHECK(region.data[100] == std::byte{43});
+    }
+    CHECK(pair.link(1).peer_address(region.id, region.size, 0) != nullptr);
+    CHECK(pair.link(1).peer_address(region.id, region.size, 1) == nullptr);
+    CHECK(pair.link(1).peer_address(region.id, 1, region.size) == nullptr);
+    CHECK(pair.link(1).peer_address(region.id, ~uint64_t{0}, 1) == nullptr);
+    CHECK(pair.link(1).peer_address(region.id, ~uint64_t{0}, 2) == nullptr);
+    CHECK(pair.link(1).peer_address(region.id, 1, ~size_t{0}) == nullptr);
+    CHECK(pair.link(1).peer_address(kArenaRegion, ~uint64_t{0}, 2) == nullptr);
+    CHECK(pair.link(0).peer_address(region.id, 0, 1) == nullptr);  // one way only
+    Regions::of_process().release(region.data);
+    CHECK(!pair.link(0).share(region.id + 1000));
+    // The mapping outlives the region at its owner: a late put hits nobody.
+    if (there != nullptr) there[0] = std::byte{44};
+  });
+}
+
+TEST("the slots of a peer are reached by place, up to their end") {
+  ShmPair pair;
+  const uint64_t end = uint64_t{pair.arenas[0].n_slots()} * Slots::kSlotBytes;
+  pair.arenas[0].slots()[end - 1] = std::byte{9};
+  const std::byte* last = pair.link(1).peer_address(kArenaRegion, end - 1, 1);
+  CHECK(last != nullptr && *last == std::byte{9});
+  CHECK(pair.link(1).peer_address(kArenaRegion, end - 1, 2) == nullptr);
+  CHECK(pair.link(1).peer_address(kArenaRegion, end, 1) == nullptr);
+}
+
+// ---- damage, on the bytes of a stream
+
+// A TcpLink that reads what the test writes.
+struct Stream {
+  Stream() {
+    const auto fds = unix_sockets();
+    raw = fds[0];
+    link = std::make_unique<TcpLink>(0, fds[1], kEpoch);
+  }
+  ~Stream() { close(raw); }
+  void write(const void* bytes, size_t n_bytes) {
+    CHECK_EQ(send(raw, bytes, n_bytes, MSG_NOSIGNAL), static_cast<ssize_t>(n_bytes));
+    for (int n = 0; n < 4 && !sink.is_over; ++n) link->pump(sink);
+  }
+
+  int raw;
+  std::unique_ptr<TcpLink> link;
+  Recorder sink;
+};
+
+// The bytes of one frame as a TcpLink writes them.
+Bytes bytes_of(const Frame& frame) {
+  const auto fds = unix_sockets();
+  TcpLink link(1, fds[0], kEpoch);
+  Recorder sink;
+  sink.expected_peer = 1;
+  link.send(frame);
+  link.flush(sink);
+  Bytes bytes(sizeof(Header) + frame.header.length);
+  CHECK_EQ(recv(fds[1], bytes.data(), bytes.size(), MSG_WAITALL), static_cast<ssize_t>(bytes.size()));
+  close(fds[1]);
+  return bytes;
+}
+
+TEST("a flipped bit anywhere in a frame breaks the link and says that it is corrupt") {
+  FakeRandom random(7);
+  const Bytes payload = random_bytes(random, 100);
+  const Bytes whole = bytes_of(data_frame(payload, 3));
+  for (size_t at = 0; at < whole.size(); ++at) {
+    Stream stream;
+    Bytes damaged = whole;
+    damaged[at] ^= std::byte{1} << random.below(8);
+    stream.write(damaged.data(), damaged.size());
+    CHECK(stream.sink.is_over);
+    CHECK(stream.sink.came.empty());
+    CHECK(has(stream.sink.why.text, at < sizeof(Header) ? "corrupt header" : "corrupt payload"));
+  }
+}
+
+TEST("a frame arrives whole in whatever pieces it is written") {
+  FakeRandom random(8);
+  const Bytes payload = random_bytes(random, 3000);
+  Bytes whole;
+  for (uint32_t number = 0; number < 3; ++number) {
+    const Bytes one = bytes_of(data_frame(payload, number));
+    whole.insert(whole.end(), one.begin(), one.end());
+  }
+  for (int n = 0; n < 30; ++n) {
+    Stream stream;
+    for (size_t at = 0; at < whole.size();) {
+      const size_t piece = std::min<size_t>(whole.size() - at, 1 + random.below(n < 15 ? 100 : 4000));
+      stream.write(whole.data() + at, piece);
+      at += piece;
+    }
+    CHECK_EQ(stream.sink.came.size(), 3u);
+    for (uint32_t at = 0; at < stream.sink.came.size(); ++at)
+      check_came(stream.sink.came[at], payload, at);
+  }
+}
+
+TEST("garbage instead of a header breaks the link before anything lands") {
+  FakeRandom random(9);
+  for (int n = 0; n < 100; ++n) {
+    Stream stream;
+    const Bytes garbage = random_bytes(random, 64 + random.below(500));
+    stream.write(garbage.data(), garbage.size());
+    CHECK(stream.sink.is_over);
+    CHECK_EQ(stream.sink.n_landings, 0);
+    CHECK(has(stream.sink.why.text, "corrupt header"));
+  }
+}
+
+void write_sealed(Stream& stream, Header header) {
+  header.header_crc = header.own_crc();
+  stream.write(&header, sizeof(header));
+}
+
+TEST("an oversize payload breaks the link before memory is asked for") {
+  for (const uint32_t n_bytes : {Header::kMaxPayload + 1, 0x7fffffffu, ~0u}) {
+    Stream stream;
+    Header header;
+    header.epoch = kEpoch;
+    header.type = FrameType::kData;
+    header.length = n_bytes;
+    write_sealed(stream, header);
+    CHECK(stream.sink.is_over);
+    CHECK_EQ(stream.sink.n_landings, 0);
+    CHECK(has(stream.sink.why.text, std::to_string(n_bytes)));
+  }
+}
+
+TEST("a frame of another epoch or version breaks the link") {
+  Header header;
+  header.epoch = kEpoch + 1;
+  Stream other_epoch;
+  write_sealed(other_epoch, header);
+  CHECK(has(other_epoch.sink.why.text, "another epoch"));
+  header.epoch = kEpoch;
+  header.version = Header::kVersion + 1;
+  Stream other_version;
+  write_sealed(other_version, header);
+  CHECK(has(other_version.sink.why.text, "version"));
+}
+
+TEST("the end of a stream in the middle of a frame breaks the link") {
+  const Bytes whole = bytes_of(data_frame(Bytes(100), 3));
+  for (const size_t n_bytes : {size_t{1}, size_t{63}, size_t{64}, size_t{65}, whole.size() - 1}) {
+    Stream stream;
+    stream.write(whole.data(), n_bytes);
+    CHECK(!stream.sink.is_over);
+    shutdown(stream.raw, SHUT_WR);
+    stream.link->pump(stream.sink);
+    CHECK(stream.sink.is_over);
+    CHECK(stream.sink.came.empty());
+    CHECK(has(stream.sink.why.text, "closed the connection"));
+  }
+}
+
+// ---- damage, in a ring
+
+TEST("garbage in a ring breaks the link, whatever its counters say") {
+  FakeRandom random(10);
+  for (int n = 0; n < 300; ++n) {
+    ShmPair pair;
+    RingHeader& ring = pair.arenas[1].ring(0);
+    std::byte* data = pair.arenas[1].ring_data(0);
+    for (size_t at = 0; at < Arena::kRingBytes; at += 8) {
+      const uint64_t bits = random.next();
+      if (random.chance(0.5)) std::memcpy(data + at, &bits, sizeof(bits));
+    }
+    // Some of it looks like records.
+    for (size_t at = 0; at < Arena::kRingBytes; at += 64) {
+      if (!random.chance(0.5)) continue;
+      Header header;
+      header.type = static_cast<FrameType>(random.below(16));
+      header.length = static_cast<uint32_t>(random.below(random.chance(0.5) ? 200 : 20'000));
+      std::memcpy(data + at, &header, sizeof(header));
+    }
+    const uint64_t tail = random.below(1000) * 64;
+    ring.tail = tail;
+    ring.head = random.chance(0.5) ? tail + 64 * (1 + random.below(2048)) : random.next();
+    for (int turn = 0; turn < 3 && !pair.sink(1).is_over; ++turn) pair.pump(1);
+    if (pair.sink(1).is_over) CHECK(has(pair.sink(1).why.text, "ring"));
+  }
+}
+
+TEST("a corrupt note on the socket of a shared memory link breaks it") {
+  const auto fds = unix_sockets();
+  Arena own, theirs;
+  CHECK(!Arena::create(2, own));
+  CHECK(!Arena::create(2, theirs));
+  ShmLink link(0, own, 1, 0, fds[1], dup(theirs.event_fd()), kEpoch);
+  CHECK(!link.open(dup(theirs.memory_fd()), 2));
+  const Bytes garbage(sizeof(Header) + sizeof(Place), std::byte{0x5a});
+  CHECK(send(fds[0], garbage.data(), garbage.size(), MSG_NOSIGNAL) > 0);
+  Recorder sink;
+  link.pump_socket(sink);
+  CHECK(sink.is_over);
+  CHECK(has(sink.why.text, "corrupt note"));
+  close(fds[0]);
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,200 @@
+#include <algorithm>
+
+#include "engine/collective.h"
+#include "test/check.h"
+#include "test/jobs.h"
+
+namespace shoal::test {
+namespace {
+
+constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
+
+template <class Try>
+void for_every_program(Try try_one) {
+  for (int kind = 0; kind < static_cast<int>(Kind::kKinds); ++kind) {
+    for (const int size : kSizes) {
+      Job job;
+      job.kind = static_cast<Kind>(kind);
+      job.n_elems = 100;
+      job.root = size / 2;
+      try_one(job, size);
+    }
+  }
+}
+
+TEST("flows count the sends and the receives of each pair from zero, in step order") {
+  ProgramBuilder steps;
+  steps.send(2, 0);
+  steps.recv(2, 1);
+  steps.send(1, 0);
+  steps.send(2, 3);
+  steps.finish(0);
+  steps.recv(2, 4);
+  const auto program = steps.done(3);
+  CHECK(program->sends_to[2] == (std::vector<uint32_t>{0, 3}));
+  CHECK(program->recvs_from[2] == (std::vector<uint32_t>{1, 5}));
+  CHECK(program->sends_to[1] == (std::vector<uint32_t>{2}));
+  CHECK(program->recvs_from[1].empty());
+  CHECK(program->sends_to[0].empty());
+  CHECK_EQ(program->steps[3].flow, 1u);
+  CHECK_EQ(program->steps[5].flow, 1u);
+  CHECK_EQ(program->steps[2].flow, 0u);
+  CHECK(program->peers == (std::vector<int32_t>{2, 1}));
+}
+
+TEST("the k-th send to a peer carries as many bytes as its k-th receive takes, on every size") {
+  for_every_program([](const Job& job, int size) {
+    std::vector<std::shared_ptr<Plan>> plans;
+    for (int rank = 0; rank < size; ++rank) plans.push_back(plan_of(job, rank, size));
+    for (int from = 0; from < size; ++from) {
+      for (int to = 0; to < size; ++to) {
+        const Program& sender = *plans[static_cast<size_t>(from)]->program;
+        const Program& receiver = *plans[static_cast<size_t>(to)]->program;
+        const auto& sends = sender.sends_to[static_cast<size_t>(to)];
+        const auto& recvs = receiver.recvs_from[static_cast<size_t>(from)];
+        CHECK_EQ(sends.size(), recvs.size());
+        for (size_t flow = 0; flow < std::min(sends.size(), recvs.size()); ++flow) {
+          const Step& send = sender.steps[sends[flow]];
+          const Step& recv = receiver.steps[recvs[flow]];
+          CHECK_EQ(send.flow, recv.flow);
+          CHECK_EQ(plans[0]->chunk_bytes(send.buffer, send.chunk),
+                   plans[0]->chunk_bytes(recv.buffer, recv.chunk));
+        }
+      }
+    }
+  });
+}
+
+TEST("what a step waits for is earlier, unlocks it, and has as many segments") {
+  for_every_program([](const Job& job, int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      const auto plan = plan_of(job, rank, size);
+      const auto& steps = plan->program->steps;
+      size_t n_waits = 0, n_unlocks = 0;
+      for (uint32_t at = 0; at < steps.size(); ++at) {
+        n_waits += steps[at].waits_for.size();
+        n_unlocks += steps[at].unlocks.size();
+        for (const uint32_t before : steps[at].waits_for) {
+          CHECK(before < at);
+          const auto& unlocks = steps[before].unlocks;
+          CHECK(std::find(unlocks.begin(), unlocks.end(), at) != unlocks.end());
+          CHECK_EQ(plan->n_segments(steps[before]), plan->n_segments(steps[at]));
+        }
+      }
+      CHECK_EQ(n_waits, n_unlocks);
+    }
+  });
+}
+
+TEST("a receive that waits only for a send to the same peer has that send as its gate") {
+  ProgramBuilder steps;
+  steps.send(1, 0);        // 0
+  steps.recv(1, 0);        // 1: gate is flow 0
+  steps.send(1, 1);        // 2
+  steps.send(2, 1);        // 3
+  steps.recv(1, 1);        // 4: waits for two sends
+  steps.send(2, 2);        // 5
+  steps.recv(1, 2);        // 6: waits for a send to another peer
+  steps.recv(1, 2, true);  // 7: waits for a receive
+  steps.recv(1, 3);        // 8: waits for nothing
+  const auto program = steps.done(3);
+  const std::vector<uint32_t> gates = {~0u, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+  for (size_t at = 0; at < gates.size(); ++at) CHECK_EQ(program->steps[at].gate, gates[at]);
+}
+
+TEST("every result of a sharded all-reduce comes through a gate") {
+  for (const int size : {2, 3, 8}) {
+    const auto program = sharded_all_reduce(0, size);
+    for (int peer = 1; peer < size; ++peer) {
+      const auto& recvs = program->recvs_from[static_cast<size_t>(peer)];
+      CHECK_EQ(program->steps[recvs[0]].gate, ~0u);
+      CHECK_EQ(program->steps[recvs[1]].gate, 0u);
+    }
+  }
+}
+
+TEST("sends of one value share a version, sends of a later value of the chunk do not") {
+  ProgramBuilder steps;
+  steps.send(1, 0);
+  steps.send(2, 0);
+  steps.send(1, 1);
+  steps.recv(1, 0, true);
+  steps.send(1, 0);
+  steps.send(2, 0);
+  const auto program = steps.done(3);
+  const auto version = [&](size_t at) { return program->steps[at].version; };
+  CHECK_EQ(version(0), version(1));
+  CHECK_EQ(version(4), version(5));
+  CHECK(version(0) != version(2));
+  CHECK(version(0) != version(4));
+  CHECK_EQ(program->n_versions, 3u);
+}
+
+TEST("indexing twice gives the same program") {
+  const auto program = ring_all_reduce(2, 5);
+  const Program once = *program;
+  program->index(5);
+  CHECK(program->sends_to == once.sends_to);
+  CHECK(program->recvs_from == once.recvs_from);
+  CHECK(program->peers == once.peers);
+  for (size_t at = 0; at < once.steps.size(); ++at) {
+    CHECK(program->steps[at].unlocks == once.steps[at].unlocks);
+    CHECK_EQ(program->steps[at].gate, once.steps[at].gate);
+    CHECK_EQ(program->steps[at].flow, once.steps[at].flow);
+  }
+}
+
+TEST("segments cover a chunk exactly, and an empty chunk has none") {
+  for (const uint64_t n_bytes : {0, 1, 63, 64, 65, 128, 1000}) {
+    Plan plan;
+    plan.layout[kData] = equal_layout(n_bytes, 1);
+    plan.program = point_to_point(0, 2, 0, 1);
+    Collective call;
+    call.plan = seal(plan, DType::kUint8, FoldOp::kSum, 1, 64, "test");
+    const Step& step = call.plan->program->steps[0];
+    uint64_t covered = 0;
+    for (uint32_t segment = 0; segment < call.plan->n_segments(step); ++segment) {
+      const size_t length = call.segment_bytes(step, segment);
+      CHECK(length > 0 && length <= 64);
+      covered += length;
+    }
+    CHECK_EQ(covered, n_bytes);
+    CHECK_EQ(call.plan->n_segments(step), (n_bytes + 63) / 64);
+  }
+}
+
+TEST("chunks are found by an offset from one pointer, or by pointers of their own") {
+  std::byte memory[64];
+  Plan plan;
+  plan.layout[kOutput] = equal_layout(16, 3);
+  plan.program = point_to_point(0, 2, 0, 1);
+  Collective call;
+  call.plan = std::make_shared<Plan>(plan);
+  call.memory[kOutput] = {memory};
+  CHECK(call.chunk(kOutput, 2) == memory + 32);
+  call.memory[kOutput] = {memory + 40, memory + 8, memory};
+  CHECK(call.chunk(kOutput, 0) == memory + 40);
+  CHECK(call.chunk(kOutput, 2) == memory);
+}
+
+// The numbers are from the definition, computed by other means: FNV-1a 64 with offset basis
+// 0xcbf29ce484222325 and prime 0x100000001b3 (draft-eastlake-fnv), then the mix in program.cc.
+TEST("the hash of a descriptor is the same in every build") {
+  CHECK_EQ(hash_of(""), 0x8570e250fe4c2473u);
+  CHECK_EQ(hash_of("a"), 0x82b19d9859a61322u);
+  CHECK_EQ(hash_of("all_reduce float32[1024] sum by ring"), 0xb793461d0dc89a15u);
+  CHECK_EQ(hash_of("\xff"), 0x28fbdd7e7eb5ec33u);
+}
+
+TEST("descriptors that differ anywhere have other hashes") {
+  std::vector<uint64_t> hashes;
+  for (int n = 0; n < 2000; ++n) {
+    hashes.push_back(hash_of("all_reduce float32[" + std::to_string(n) + "] sum by ring"));
+    hashes.push_back(hash_of("all_reduce float32[" + std::to_string(n) + "] sum by sharded"));
+  }
+  std::sort(hashes.begin(), hashes.end());
+  CHECK(std::adjacent_find(hashes.begin(), hashes.end()) == hashes.end());
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,325 @@
+"""Ranks that call different things: all of them are told, soon, and what each side called."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks
+
+import shoal
+from shoal.errors import PeerLost, TimedOut, UsageError
+
+ODD = 1  # the rank that calls something else
+# The design says one second; a crowded machine gets another.
+SOON_S = 2.0
+
+Call = Callable[[shoal.Group], Any]
+
+
+def array(n_elems: int, dtype: str = "float32") -> Any:
+    return np.ones(n_elems, dtype)
+
+
+def bfloat16(n_elems: int) -> shoal.Span:
+    bits = array(n_elems, "uint16")
+    return shoal.Span(bits.ctypes.data, n_elems, shoal.DType.BFLOAT16, bits)
+
+
+def reduce_then_broadcast(group: shoal.Group) -> None:
+    group.all_reduce(array(100))
+    group.broadcast(array(100))
+
+
+def broadcast_then_reduce(group: shoal.Group) -> None:
+    group.broadcast(array(100))
+    group.all_reduce(array(100))
+
+
+def scatter_then_gather(group: shoal.Group) -> None:
+    group.reduce_scatter(array(40), array(40 * group.size))
+    group.all_gather(array(40 * group.size), array(40))
+
+
+def gather_then_scatter(group: shoal.Group) -> None:
+    group.all_gather(array(40 * group.size), array(40))
+    group.reduce_scatter(array(40), array(40 * group.size))
+
+
+# By name: what most ranks call, what the odd one calls, and the words that must appear.
+CASES: dict[str, tuple[Call, Call, str, str]] = {
+    "shorter": (
+        lambda group: group.all_reduce(array(2048)),
+        lambda group: group.all_reduce(array(1024)),
+        "all_reduce float32[2048] sum",
+        "all_reduce float32[1024] sum",
+    ),
+    "longer by one": (
+        lambda group: group.all_reduce(array(1024)),
+        lambda group: group.all_reduce(array(1025)),
+        "float32[1024]",
+        "float32[1025]",
+    ),
+    "longer by megabytes": (
+        lambda group: group.all_reduce(array(1 << 20)),
+        lambda group: group.all_reduce(array(4 << 20)),
+        "float32[1048576]",
+        "float32[4194304]",
+    ),
+    "shared and shorter by megabytes": (
+        lambda group: group.all_reduce(shoal.empty(4 << 20)),
+        lambda group: group.all_reduce(shoal.empty(1 << 20)),
+        "float32[4194304]",
+        "float32[1048576]",
+    ),
+    "empty": (
+        lambda group: group.all_reduce(array(10)),
+        lambda group: group.all_reduce(array(0)),
+        "float32[10]",
+        "float32[0]",
+    ),
+    "another algorithm's length": (
+        lambda group: group.all_reduce(array(64)),
+        lambda group: group.all_reduce(array(1 << 20)),
+        "float32[64]",
+        "float32[1048576]",
+    ),
+    "wider type of as many elements": (
+        lambda group: group.all_reduce(array(64)),
+        lambda group: group.all_reduce(array(64, "float64")),
+        "float32[64]",
+        "float64[64]",
+    ),
+    "wider type of as many bytes": (
+        lambda group: group.all_reduce(array(128)),
+        lambda group: group.all_reduce(array(64, "float64")),
+        "float32[128]",
+        "float64[64]",
+    ),
+    "integers of as many bytes": (
+        lambda group: group.all_reduce(array(64)),
+        lambda group: group.all_reduce(array(64, "int32")),
+        "float32[64]",
+        "int32[64]",
+    ),
+    "the other half precision": (
+        lambda group: group.all_reduce(array(64, "float16")),
+        lambda group: group.all_reduce(bfloat16(64)),
+        "float16[64]",
+        "bfloat16[64]",
+    ),
+    "another operation": (
+        lambda group: group.all_reduce(array(64)),
+        lambda group: group.all_reduce(array(64), "max"),
+        "float32[64] sum",
+        "float32[64] max",
+    ),
+    "the average": (
+        lambda group: group.all_reduce(array(300_000)),
+        lambda group: group.all_reduce(array(300_000), "avg"),
+        "float32[300000] sum",
+        "float32[300000] avg",
+    ),
+    "broadcast instead": (
+        lambda group: group.all_reduce(array(100)),
+        lambda group: group.broadcast(array(100)),
+        "all_reduce float32[100]",
+        "broadcast float32[100] from rank 0",
+    ),
+    "broadcast of its own instead": (
+        lambda group: group.all_reduce(array(100)),
+        lambda group: group.broadcast(array(100), ODD),
+        "all_reduce float32[100]",
+        "broadcast float32[100] from rank 1",
+    ),
+    "big broadcast instead": (
+        lambda group: group.all_reduce(array(1 << 20)),
+        lambda group: group.broadcast(array(1 << 20)),
+        "all_reduce",
+        "broadcast",
+    ),
+    "another order": (
+        reduce_then_broadcast,
+        broadcast_then_reduce,
+        "all_reduce float32[100]",
+        "broadcast float32[100]",
+    ),
+    "another order of halves": (
+        scatter_then_gather,
+        gather_then_scatter,
+        "reduce_scatter float32[40]",
+        "all_gather float32[40]",
+    ),
+    "barrier instead": (
+        lambda group: group.all_reduce(array(1, "uint8"), "bor"),
+        lambda group: group.barrier(),
+        "all_reduce uint8[1] bor",
+        "barrier",
+    ),
+    "another root": (
+        lambda group: group.broadcast(array(100), 0),
+        lambda group: group.broadcast(array(100), ODD),
+        "broadcast float32[100] from rank 0",
+        "broadcast float32[100] from rank 1",
+    ),
+    "another root, big": (
+        lambda group: group.broadcast(array(1 << 20), group.size - 1),
+        lambda group: group.broadcast(array(1 << 20), 0),
+        "from rank",
+        "from rank 0",
+    ),
+    "broadcast into less": (
+        lambda group: group.broadcast(array(100)),
+        lambda group: group.broadcast(array(99)),
+        "broadcast float32[100]",
+        "broadcast float32[99]",
+    ),
+    "broadcast into more": (
+        lambda group: group.broadcast(array(100)),
+        lambda group: group.broadcast(array(101)),
+        "broadcast float32[100]",
+        "broadcast float32[101]",
+    ),
+    "gather of more": (
+        lambda group: group.all_gather(array(10 * group.size), array(10)),
+        lambda group: group.all_gather(array(11 * group.size), array(11)),
+        "all_gather float32[10]",
+        "all_gather float32[11]",
+    ),
+    "scatter of the maximum": (
+        lambda group: group.reduce_scatter(array(10), array(10 * group.size)),
+        lambda group: group.reduce_scatter(array(10), array(10 * group.size), "max"),
+        "reduce_scatter float32[10] sum",
+        "reduce_scatter float32[10] max",
+    ),
+    "another length of the same name": (
+        lambda group: group.all_reduce(array(10), name="bucket 7"),
+        lambda group: group.all_reduce(array(20), name="bucket 7"),
+        "float32[10]",
+        "float32[20]",
+    ),
+}
+
+
+def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
+    """Every case in a group of its own; how long its error took, and the error."""
+    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    results: dict[str, tuple[float, Exception | None]] = {}
+    with shoal.init() as world:
+        for name, case in CASES.items():
+            call = case[1 if world.rank == ODD else 0]
+            group = world.subgroup(range(world.size), name)
+            world.barrier()
+            started, found = time.monotonic(), None
+            try:
+                call(group)
+                # What this rank called needed nothing of the others: its next call fails.
+                group.barrier()
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                found = error
+            results[name] = time.monotonic() - started, found
+            world.barrier()
+    return results
+
+
+@pytest.mark.parametrize("ranks_per_host", [4, 2, 1])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_calls_something_else_is_named_with_both_calls_to_everyone(
+    size: int, ranks_per_host: int
+) -> None:
+    if ranks_per_host > size:
+        ranks_per_host = size
+    for rank, results in enumerate(run_ranks(disagree, size, ranks_per_host)):
+        assert results.keys() == CASES.keys()
+        for name, (took_s, error) in results.items():
+            where = f"{name}, rank {rank}: {took_s:.2f} s, {error!r}"
+            assert isinstance(error, UsageError), where
+            text = str(error)
+            assert f"rank {ODD} (" in text, where
+            for words in CASES[name][2:]:
+                assert words in text, where
+            assert text.count(" called ") == 2, where
+            assert "every rank of a group must make the same calls" in text, where
+            assert took_s < SOON_S, where
+
+
+def send_what_is_not_expected(ranks_per_host: int) -> dict[str, Exception | None]:
+    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    cases = {
+        "more": (array(10), array(9)),
+        "less": (array(9), array(10)),
+        "floats": (array(10), array(10, "int32")),
+        "megabytes": (array(1 << 20), array(1 << 19)),
+    }
+    results: dict[str, Exception | None] = {}
+    with shoal.init() as world:
+        for name, (sent, expected) in cases.items():
+            group = world.subgroup(range(2), name)
+            try:
+                if group.rank == 0:
+                    group.send(sent, 1)
+                else:
+                    group.recv(expected, 0)
+                group.barrier()
+                results[name] = None
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                results[name] = error
+            world.barrier()
+    return results
+
+
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+def test_a_message_that_does_not_fit_is_an_error_on_both_sides(ranks_per_host: int) -> None:
+    for results in run_ranks(send_what_is_not_expected, 2, ranks_per_host):
+        for name, error in results.items():
+            assert isinstance(error, UsageError), (name, error)
+            assert str(error).count("from rank 0 to rank 1") >= 2, (name, error)
+
+
+def call_once_more(timeout_s: float) -> tuple[Exception | None, Exception | None]:
+    """Rank 2 makes one call more than the others, who wait for it elsewhere."""
+    with shoal.init() as world:
+        group = world.subgroup(range(world.size), "part")
+        group.all_reduce(array(10))
+        extra = None
+        if group.rank == 2:
+            try:
+                group.all_reduce(array(10), timeout_s=timeout_s)
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                extra = error
+        world.barrier()
+        try:
+            group.barrier()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            return extra, error
+    return extra, None
+
+
+def test_one_call_too_many_times_out_and_names_who_did_not_make_it() -> None:
+    (_, first), (_, second), (extra, third) = run_ranks(call_once_more, 3, 0.2)
+    for error in (first, second, extra, third):
+        assert isinstance(error, TimedOut), error
+        assert "rank 2 (" in str(error)
+        assert "deadline of all_reduce float32[10] sum" in str(error)
+        assert "waiting for rank 0 (" in str(error)
+
+
+def call_once_more_and_wait() -> Exception | None:
+    with shoal.init() as group:
+        group.all_reduce(array(10))
+        if group.rank == 2:
+            try:
+                group.all_reduce(array(10))
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                return error
+    return None
+
+
+def test_one_call_too_many_ends_when_the_others_leave() -> None:
+    first, second, error = run_ranks(call_once_more_and_wait, 3)
+    assert first is second is None
+    assert isinstance(error, PeerLost), error
+    assert error.rank in (0, 1)
+    assert "left the group" in str(error)

@@ -1,0 +1,108 @@
+"""What shoal takes as memory, and what it says about the rest."""
+
+import array
+
+import numpy as np
+import pytest
+import torch
+
+import shoal
+from shoal.buffers import Span, span_of
+from shoal.dtypes import DType
+from shoal.errors import ShoalError, UsageError
+
+
+@pytest.mark.parametrize(
+    "name",
+    [dtype.name.lower() for dtype in DType if dtype is not DType.BFLOAT16],
+)
+def test_a_numpy_array_of_every_type_is_taken_where_it_lies(name: str) -> None:
+    data = np.zeros(3, dtype=name)
+    span = span_of(data)
+    assert (span.address, span.n_elems, str(span.dtype)) == (data.ctypes.data, 3, name)
+    assert span.n_bytes == data.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+def test_a_torch_tensor_is_taken_where_it_lies(dtype: torch.dtype) -> None:
+    data = torch.zeros(2, 3, dtype=dtype)
+    span = span_of(data)
+    assert (span.address, span.n_elems) == (data.data_ptr(), 6)
+    assert f"torch.{span.dtype}" == str(dtype)
+
+
+def test_anything_with_a_buffer_is_taken() -> None:
+    assert span_of(bytearray(5))[1:3] == (5, DType.UINT8)
+    assert span_of(array.array("d", [1.0, 2.0]))[1:3] == (2, DType.FLOAT64)
+    assert span_of(np.zeros((0, 4)))[1:3] == (0, DType.FLOAT64)
+    assert span_of(np.zeros(()))[1:3] == (1, DType.FLOAT64)
+
+
+def test_a_span_is_passed_on_as_it_is() -> None:
+    span = Span(4096, 1, DType.INT8, None)
+    assert span_of(span) is span
+
+
+def test_a_buffer_cannot_shrink_while_its_span_lives() -> None:
+    data = bytearray(5)
+    span = span_of(data)
+    with pytest.raises(BufferError):
+        data.clear()
+    del span
+    data.clear()
+
+
+def test_read_only_memory_is_taken_only_for_reading() -> None:
+    assert span_of(b"abc", writable=False).n_elems == 3
+    with pytest.raises(UsageError, match="read-only, and this call writes"):
+        span_of(b"abc")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (np.zeros((4, 4))[:, 1], r"ndarray of shape \(4,\) is not contiguous"),
+        (torch.zeros(4, 4).t()[1:], "not contiguous"),
+        (np.zeros(3, dtype=">f4"), "foreign byte orders"),
+        (np.zeros(3, dtype="M8[s]"), "does not know"),
+        ([1.0, 2.0], "list has no buffer"),
+    ],
+)
+def test_what_cannot_be_taken_says_why(data: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        span_of(data)
+
+
+def test_empty_gives_zeroed_arrays_and_tensors_of_any_shape() -> None:
+    assert shoal.empty(5).dtype == np.float32
+    assert (shoal.empty((2, 3), "int64") == np.zeros((2, 3))).all()
+    assert shoal.empty((), "float64").shape == ()
+    assert shoal.empty((0, 3), "bool").size == 0
+    tensor = shoal.empty((2, 3), torch.bfloat16)
+    assert tensor.shape == (2, 3)
+    assert tensor.dtype == torch.bfloat16
+    assert not tensor.any()
+
+
+def test_empty_says_what_is_wrong_with_a_request() -> None:
+    with pytest.raises(UsageError, match="negative dimension"):
+        shoal.empty((2, -1))
+    with pytest.raises(UsageError, match=r"torch\.bfloat16"):
+        shoal.empty(2, "bfloat16")
+    with pytest.raises(ShoalError, match=r"reservation of \d+ B of shared memory failed"):
+        shoal.empty(1 << 50)
+
+
+def test_memory_from_empty_goes_with_the_last_view_of_it() -> None:
+    def n_mappings() -> int:
+        with open("/proc/self/maps") as maps:
+            return sum("shoal-buffer" in line for line in maps)
+
+    before = n_mappings()
+    tensor = shoal.empty(1000, torch.float32)
+    view = tensor[10:20]
+    assert n_mappings() == before + 1
+    del tensor
+    assert n_mappings() == before + 1
+    del view
+    assert n_mappings() == before

@@ -1,0 +1,75 @@
+"""Lowering: what a plan says about itself, and the dataflow between steps."""
+
+import pytest
+
+from shoal.dtypes import DType, Op
+from shoal.engine import Seat, Shape, describe, error_from, lower, plan_for
+from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
+from shoal.schedule import ALGORITHMS, Finish, Recv, Send
+
+SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
+
+
+def test_both_ends_of_a_message_describe_it_in_the_same_words() -> None:
+    send = Shape("send_recv", "send", DType.INT8, Op.SUM, 3, rank=1, size=4, root=2)
+    recv = Shape("send_recv", "recv", DType.INT8, Op.SUM, 3, rank=2, size=4, root=1)
+    assert describe(send) == describe(recv) == "send_recv int8[3] from rank 1 to rank 2"
+
+
+def test_a_description_names_everything_ranks_must_agree_on() -> None:
+    assert describe(SHAPE) == "all_reduce float32[1000] sum by ring"
+    words = {
+        describe(SHAPE),
+        describe(SHAPE._replace(n_elems=1001)),
+        describe(SHAPE._replace(dtype=DType.INT32)),
+        describe(SHAPE._replace(op=Op.MAX)),
+        describe(SHAPE._replace(algorithm="sharded")),
+        describe(SHAPE._replace(collective="broadcast", algorithm="direct")),
+        describe(SHAPE._replace(collective="broadcast", algorithm="direct", root=1)),
+    }
+    assert len(words) == 7
+
+
+def test_all_ranks_of_a_call_describe_it_alike() -> None:
+    assert len({describe(SHAPE._replace(rank=rank)) for rank in range(4)}) == 1
+
+
+def test_equal_calls_share_one_plan() -> None:
+    assert plan_for(SHAPE) is plan_for(Shape(*SHAPE))
+
+
+def test_finish_is_kept_only_where_it_divides() -> None:
+    n_steps = len(list(ALGORITHMS["all_reduce"]["ring"].steps(0, 4)))
+    steps = ALGORITHMS["all_reduce"]["ring"].steps
+    assert lower(steps(0, 4), 4).n_steps == n_steps
+    n_finishes = sum(isinstance(step, Finish) for step in steps(0, 4))
+    assert n_finishes == 1
+    assert lower(steps(0, 4), 4, finish=False).n_steps == n_steps - n_finishes
+
+
+def test_a_program_with_a_peer_outside_the_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        lower([Send(7, 0), Recv(7, 0)], 4)
+
+
+SEATS = [Seat("red", "10.0.0.1:1", "a"), Seat("blue", "10.0.0.2:1", "b")]
+
+
+def test_a_lost_peer_is_named_by_its_rank_in_the_group_and_its_host() -> None:
+    error = error_from((1, 1, "was silent for 5.0 s", "all_reduce (call 3)"), [1, 0], SEATS)
+    assert isinstance(error, PeerLost)
+    assert (error.rank, error.host, error.address) == (0, "blue", "10.0.0.2:1")
+    assert "was silent for 5.0 s (all_reduce (call 3))" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(2, TimedOut), (3, UsageError), (4, Closed), (6, InternalError)]
+)
+def test_other_faults_say_during_which_call(fault: int, kind: type[Exception]) -> None:
+    error = error_from((fault, -1, "it broke", "barrier (call 9)"), [0, 1], SEATS)
+    assert type(error) is kind
+    assert str(error) == "barrier (call 9): it broke"
+
+
+def test_no_fault_is_no_error() -> None:
+    assert error_from((0, -1, "", ""), [0, 1], SEATS) is None

@@ -1,0 +1,541 @@
+"""The torch front end against a group that only takes notes: no processes, no native code."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch._jit_internal import _extract_tensors
+
+import shoal.frontend.torch as frontend
+from shoal.dtypes import DType, Op
+from shoal.errors import PeerLost, ShoalError, TimedOut, Unsupported, UsageError
+from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.process_group import (
+    ShoalBackend,
+    ShoalProcessGroup,
+    choose_base,
+    takes_backends,
+)
+from shoal.frontend.torch.spans import DTYPES
+from shoal.frontend.torch.unsupported import MISSING
+from shoal.frontend.torch.work import FinishedWork, PendingWork
+
+LOST = PeerLost(3, "spruce", doing="recv 8 B")
+
+
+class FakeWork:
+    """A call that the test ends by hand."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.failure: ShoalError | None = None
+        self.waits: list[float | None] = []
+        self.callbacks: list[Callable[[Any], None]] = []
+
+    def finish(self, failure: ShoalError | None = None) -> None:
+        self.is_done, self.failure = True, failure
+        for callback in self.callbacks:
+            callback(self)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.waits.append(timeout_s)
+        self.is_done = True  # whoever waits drives it
+        if self.failure is not None:
+            raise self.failure
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def error(self) -> ShoalError | None:
+        return self.failure if self.is_done else None
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks.append(callback)
+
+
+class FakeGroup:
+    """Notes every call. Rank 1 of 2."""
+
+    name, rank, size = "fake", 1, 2
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.works: list[FakeWork] = []
+
+    def __getattr__(self, name: str) -> Callable[..., FakeWork | None]:
+        def call(*arguments: Any, **options: Any) -> FakeWork | None:
+            self.calls.append((name, arguments, options))
+            if not (options.get("async_op") or options.get("work")):
+                return None
+            self.works.append(FakeWork())
+            return self.works[-1]
+
+        return call
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    return FakeGroup()
+
+
+@pytest.fixture
+def operations(group: FakeGroup) -> Operations:
+    return Operations(group, timedelta(seconds=60))  # type: ignore[arg-type]
+
+
+def at_once(kind: type, **fields: Any) -> Any:
+    options = kind()
+    options.asyncOp = False
+    for name, value in fields.items():
+        setattr(options, name, value)
+    return options
+
+
+# ---- what reaches the group ----
+
+
+def test_a_dense_tensor_is_handed_over_without_a_copy(
+    group: FakeGroup, operations: Operations
+) -> None:
+    tensor = torch.ones(3, 4)
+    work = operations.allreduce([tensor], at_once(dist.AllreduceOptions))
+    assert type(work) is FinishedWork
+    [(name, (span, op), options)] = group.calls
+    assert (name, op, options) == ("all_reduce", Op.SUM, {"timeout_s": 60.0})
+    assert (span.address, span.n_elems, span.dtype) == (tensor.data_ptr(), 12, DType.FLOAT32)
+    assert span.owner is tensor
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_has_its_number_and_size(dtype: torch.dtype, operations: Operations) -> None:
+    tensor = torch.empty(5, dtype=dtype)
+    operations.allreduce([tensor], at_once(dist.AllreduceOptions))
+    [(_, (span, _), _)] = operations.group.calls  # type: ignore[attr-defined]
+    assert str(span.dtype) == str(dtype).removeprefix("torch.")
+    assert span.n_bytes == tensor.nbytes
+
+
+@pytest.mark.parametrize("op", list(Op))
+def test_every_fold_is_passed_on(op: Op, group: FakeGroup, operations: Operations) -> None:
+    reduce_op = getattr(dist.ReduceOp, op.name)
+    operations.allreduce([torch.ones(1)], at_once(dist.AllreduceOptions, reduceOp=reduce_op))
+    assert group.calls[0][1][1] is op
+
+
+def premul_sums(factor: float | torch.Tensor) -> Iterator[Any]:
+    yield dist._make_nccl_premul_sum(factor)
+    if hasattr(dist.ReduceOp, "factor"):
+        yield dist.ReduceOp.PREMUL_SUM(factor)
+
+
+def test_premul_sum_scales_a_copy_and_sums(group: FakeGroup, operations: Operations) -> None:
+    for factor in (0.5, torch.tensor(0.5), torch.tensor([0.5])):
+        for reduce_op in premul_sums(factor):
+            tensor = torch.ones(2)
+            operations.allreduce([tensor], dist_options(reduce_op))
+            _, (span, op), _ = group.calls[-1]
+            assert op is Op.SUM
+            assert span.owner.tolist() == [0.5, 0.5]
+            assert tensor.tolist() == [1.0, 1.0]  # until the sum is there
+            group.works[-1].finish()
+            operations.allreduce([tensor], dist_options(reduce_op)).wait()
+            assert tensor.tolist() == [0.5, 0.5]
+
+
+def test_premul_sum_of_integers_is_refused(operations: Operations, group: FakeGroup) -> None:
+    with pytest.raises(Unsupported, match=r"PREMUL_SUM of torch\.int64"):
+        operations.allreduce([torch.ones(2).long()], dist_options(next(premul_sums(0.5))))
+    assert group.calls == []
+
+
+def dist_options(reduce_op: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = reduce_op
+    return options
+
+
+def test_a_type_that_cannot_be_folded_travels_as_bytes(
+    group: FakeGroup, operations: Operations
+) -> None:
+    tensor = torch.zeros(6, dtype=torch.float8_e5m2)
+    operations.broadcast([tensor], at_once(dist.BroadcastOptions, rootRank=1))
+    [(name, (span, root), _)] = group.calls
+    assert (name, root, span.dtype, span.n_elems) == ("broadcast", 1, DType.UINT8, 6)
+    with pytest.raises(Unsupported, match=r"all_reduce in group 'fake' \(rank 1 of 2\): torch.fl"):
+        operations.allreduce([tensor])
+
+
+def test_what_several_calls_need_is_started_before_any_is_waited_for(
+    group: FakeGroup, operations: Operations
+) -> None:
+    tensors = [torch.ones(2), torch.ones(3)]
+    operations.allreduce_coalesced(tensors, at_once(dist.AllreduceCoalescedOptions))
+    assert [options["work"] for _, _, options in group.calls] == [True, True]
+    assert [work.waits for work in group.works] == [[None], [None]]
+
+
+def test_the_own_timeout_of_a_call_wins_over_the_groups(
+    group: FakeGroup, operations: Operations
+) -> None:
+    operations.barrier(timeout=timedelta(seconds=2.5))
+    operations.barrier()
+    operations.set_timeout(timedelta(seconds=7))
+    operations.barrier()
+    operations.send([torch.ones(1)], 0, 0)
+    timeouts = [options["timeout_s"] for _, _, options in group.calls]
+    assert timeouts == [2.5, 60.0, 7.0, 7.0]
+
+
+def test_shutdown_closes_and_abort_aborts(group: FakeGroup, operations: Operations) -> None:
+    operations.abort()
+    operations.shutdown()
+    assert [name for name, _, _ in group.calls] == ["abort", "close"]
+
+
+# ---- works ----
+
+
+def test_a_stand_in_is_copied_back_before_wait_returns(
+    group: FakeGroup, operations: Operations
+) -> None:
+    matrix = torch.zeros(3, 4)
+    work = operations.allreduce([matrix.t()])
+    [(_, (span, _), options)] = group.calls
+    assert options["async_op"] is True
+    assert span.address != matrix.data_ptr()
+    span.owner.fill_(5.0)
+    assert not work.is_completed()
+    assert matrix.sum() == 0
+    work.wait()
+    assert matrix.sum() == 60
+
+
+def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations) -> None:
+    column = torch.zeros(3, 4)[:, 1]
+    work = operations.recv([column], 0, 9)
+    group.calls[0][1][0].owner.fill_(5.0)
+    group.works[0].finish()
+    assert work.is_completed()
+    assert work.is_success()
+    assert column.tolist() == [5.0] * 3
+    assert work._source_rank() == 0
+
+
+def test_the_result_is_copied_back_once_however_many_threads_wait() -> None:
+    copies: list[int] = []
+    started = FakeWork()
+    work = PendingWork([started], [], lambda: copies.append(1))  # type: ignore[list-item]
+    future = work.get_future()
+    threads = [threading.Thread(target=work.wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    started.finish()
+    future.wait()
+    assert copies == [1]
+
+
+def test_the_future_is_done_when_the_last_of_several_calls_is() -> None:
+    started = [FakeWork(), FakeWork()]
+    tensors = [torch.ones(1), torch.ones(2)]
+    seen = []
+    work = PendingWork(started, tensors, lambda: seen.append("copied back"))  # type: ignore[arg-type]
+    future = work.get_future()
+    future.add_done_callback(lambda done: seen.append(done.value()))
+    started[1].finish()
+    assert not future.done()
+    started[0].finish()
+    assert seen[0] == "copied back"
+    assert seen[1][0] is tensors[0]
+    assert seen[1][1] is tensors[1]
+
+
+def test_whoever_waits_for_a_future_drives_the_call() -> None:
+    started = FakeWork()
+    tensor = torch.ones(1)
+    future = PendingWork([started], [tensor]).get_future()  # type: ignore[list-item]
+    assert future.wait()[0] is tensor
+    assert started.waits == [None]
+    started.finish()  # the completion thread comes late
+    assert future.done()
+
+
+def test_a_failed_call_raises_its_own_error_everywhere() -> None:
+    started = FakeWork()
+    work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+    future = work.get_future()
+    started.finish(LOST)
+    assert work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is LOST
+    for wait in (work.wait, work.result, future.wait, future.value):
+        with pytest.raises(PeerLost) as caught:
+            wait()
+        assert caught.value is LOST
+
+
+def test_ddp_finds_the_error_instead_of_no_tensors_in_a_failed_future() -> None:
+    """With Future.set_exception it finds none, uses the first of them and crashes the process."""
+    started = FakeWork()
+    future = PendingWork([started], [torch.ones(1)]).get_future()  # type: ignore[list-item]
+    started.finish(LOST)
+    results = []
+    future._set_unwrap_func(results.append)
+    future.value()
+    with pytest.raises(PeerLost):
+        _extract_tensors(results[0])
+    with pytest.raises(PeerLost):
+        pickle.dumps(results[0])
+
+
+def test_a_copy_back_that_fails_reaches_the_future() -> None:
+    def fail() -> None:
+        raise MemoryError("none left")
+
+    started = FakeWork()
+    future = PendingWork([started], [], fail).get_future()  # type: ignore[list-item]
+    started.finish()
+    with pytest.raises(MemoryError, match="none left"):
+        future.wait()
+
+
+def test_the_timeout_of_a_wait_is_that_waits_own() -> None:
+    started = FakeWork()
+    work = PendingWork([started], [])  # type: ignore[list-item]
+    work.wait()
+    work.wait(timedelta(0))
+    work.wait(timedelta(seconds=3))
+    assert started.waits == [None, None, 3.0]
+    started.failure = TimedOut("too short")
+    with pytest.raises(TimedOut, match="too short"):
+        work.wait(timedelta(seconds=1))
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_every_missing_operation_says_what_where_and_what_to_use(
+    name: str, group: FakeGroup, operations: Operations
+) -> None:
+    with pytest.raises(Unsupported) as caught:
+        getattr(operations, name)([torch.ones(1)], None, anything=1)
+    operation, meanwhile = MISSING[name]
+    place = "in group 'fake' (rank 1 of 2)"
+    assert str(caught.value) == f"{operation} {place} is not there yet; {meanwhile}"
+    assert group.calls == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "what"),
+    [
+        (torch.ones(2).to_sparse(), "torch.sparse_coo is not there yet; pass tensor.to_dense()"),
+        (torch.empty(2, device="meta"), "a tensor on meta is not there yet; pass tensor.cpu()"),
+    ],
+)
+def test_tensors_elsewhere_are_refused_by_name(
+    tensor: torch.Tensor, what: str, operations: Operations
+) -> None:
+    with pytest.raises(Unsupported) as caught:
+        operations.allreduce([tensor])
+    assert what in str(caught.value)
+
+
+def test_an_expanded_tensor_is_refused(operations: Operations, group: FakeGroup) -> None:
+    with pytest.raises(UsageError, match="share memory"):
+        operations.broadcast([torch.ones(1).expand(3)])
+    assert group.calls == []
+
+
+# ---- the two shapes ----
+
+TENSORS, LISTS = [torch.ones(1)], [[torch.ones(1)]]
+# As C++ calls them (PyBackend in torch 2.14 and 2.15): everything by position.
+CALLED_BY_CPP: dict[str, tuple[Any, ...]] = {
+    "broadcast": (TENSORS, None),
+    "allreduce": (TENSORS, None),
+    "allreduce_sparse": (TENSORS, None),
+    "allreduce_coalesced": (TENSORS, None),
+    "reduce": (TENSORS, None),
+    "allgather": (LISTS, TENSORS, None),
+    "all_gather_single": (TENSORS[0], TENSORS[0], None),
+    "allgather_coalesced": (LISTS, TENSORS, None),
+    "all_gather_single_coalesced": (TENSORS, TENSORS, None),
+    "gather": (LISTS, TENSORS, None),
+    "scatter": (TENSORS, LISTS, None),
+    "reduce_scatter": (TENSORS, LISTS, None),
+    "reduce_scatter_single": (TENSORS[0], TENSORS[0], None),
+    "reduce_scatter_single_coalesced": (TENSORS, TENSORS, None),
+    "all_to_all_single": (TENSORS[0], TENSORS[0], [], [], None),
+    "alltoall": (TENSORS, TENSORS, None),
+    "send": (TENSORS, 0, 0),
+    "recv": (TENSORS, 0, 0),
+    "recv_anysource": (TENSORS, 0),
+    "barrier": (None,),
+    "monitored_barrier": (None, False),
+    "start_coalescing": (),
+    "reconfigure": (None,),
+    "get_reconfigure_handle": (),
+    "new_window": (None,),
+    "shrink": ([], 0, None),
+    "split": (None, [], None),
+    "merge": (None, None, 0, 1),
+    "abort": (),
+    "shutdown": (),
+    "set_timeout": (timedelta(1),),
+    "supports_tensor_alloc": (0,),
+    "getBackendName": (),
+    "_set_sequence_number_for_group": (),
+    "_get_sequence_number_for_group": (),
+}
+# The names that torch 2.11 and 2.13 use besides.
+CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
+    "_allgather_base": (TENSORS[0], TENSORS[0], None),
+    "_reduce_scatter_base": (TENSORS[0], TENSORS[0], None),
+    "alltoall_base": (TENSORS[0], TENSORS[0], [], [], None),
+    "allgather_into_tensor_coalesced": (TENSORS, TENSORS, None),
+    "reduce_scatter_tensor_coalesced": (TENSORS, TENSORS, None),
+    "getGroupName": (),
+    "getGroupDesc": (),
+    "setGroupName": ("name",),
+    "setGroupDesc": ("description",),
+    "get_group_store": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "arguments"),
+    [(ShoalBackend, *called) for called in CALLED_BY_CPP.items()]
+    + [(ShoalProcessGroup, *called) for called in (CALLED_BY_CPP | CALLED_BEFORE).items()],
+)
+def test_what_cpp_calls_is_there_and_ours(
+    kind: type, name: str, arguments: tuple[Any, ...]
+) -> None:
+    method = inspect.getattr_static(kind, name)
+    assert inspect.isfunction(method), "written in Python, so that C++ finds an override"
+    inspect.signature(method).bind(None, *arguments)
+
+
+@pytest.mark.parametrize("kind", [ShoalBackend, ShoalProcessGroup])
+def test_what_torch_reads_as_properties_is_false(kind: type) -> None:
+    for ability in (
+        "splitting",
+        "coalescing",
+        "time_estimate",
+        "shrinking",
+        "reconfigure",
+        "window",
+    ):
+        assert inspect.getattr_static(kind, f"supports_{ability}") is False
+
+
+def test_a_group_is_not_asked_to_make_others() -> None:
+    """new_group then goes through the creator, as for every other backend."""
+    assert not hasattr(ShoalProcessGroup, "new_group")
+
+
+def test_options_are_torchs_own(operations: Operations) -> None:
+    options = operations.options
+    assert (options.backend, options._timeout) == ("shoal", timedelta(seconds=60))
+
+
+def test_the_shape_is_found_out_from_torch_itself() -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert takes_backends() == (version >= (2, 14))
+
+
+def test_the_public_base_is_taken_where_torch_has_one() -> None:
+    class BackendBase:
+        pass
+
+    assert choose_base(SimpleNamespace(BackendBase=BackendBase)) is BackendBase
+    assert choose_base(SimpleNamespace()) is dist._Backend
+
+
+# ---- how groups are made ----
+
+
+def options_of_torch(**fields: Any) -> SimpleNamespace:
+    given: dict[str, Any] = {
+        "store": dist.HashStore(),
+        "group_rank": 1,
+        "group_size": 2,
+        "timeout": timedelta(seconds=9),
+        "group_id": "3",
+        "global_ranks_in_group": [],
+    }
+    return SimpleNamespace(**{**given, **fields})
+
+
+@pytest.fixture
+def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What was asked of shoal.group.form."""
+    calls: list[tuple[Any, ...]] = []
+
+    def form(store: Any, rank: int, size: int, **options: Any) -> FakeGroup:
+        calls.append((rank, size, options))
+        store.set("proof", b"1")  # a store as shoal.rendezvous has them
+        assert store.try_get("proof") == b"1"
+        return FakeGroup()
+
+    monkeypatch.setattr("shoal.group.form", form)
+    return calls
+
+
+def test_the_default_group_meets_at_torchs_store(formed: list[tuple[Any, ...]]) -> None:
+    made: Any = frontend.create_process_group(options_of_torch())
+    assert formed == [(1, 2, {"timeout_s": 9.0, "name": "world"})]
+    assert (made.rank(), made.size(), made.name()) == (1, 2, "shoal")
+    assert made._device_types == [torch.device("cpu")]
+
+
+def test_a_new_group_beside_another_backend_meets_too(formed: list[tuple[Any, ...]]) -> None:
+    frontend.create_process_group(options_of_torch(global_ranks_in_group=[4, 7]))
+    assert formed == [(1, 2, {"timeout_s": 9.0, "name": "3"})]
+
+
+def test_a_new_group_inside_shoals_default_group_is_carved_out(
+    formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default: Any = frontend.create_process_group(options_of_torch())
+    default.group.subgroup = lambda ranks, name: calls.append((ranks, name)) or FakeGroup()
+    calls: list[Any] = []
+    formed.clear()
+    inside_torch = SimpleNamespace(_get_backend=lambda device: default)
+    wrapped = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(wrapped_pg=default))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for world in (default, inside_torch, wrapped):
+        monkeypatch.setattr(dist.distributed_c10d.group.__class__, "WORLD", world)
+        frontend.create_process_group(options_of_torch(global_ranks_in_group=[0, 2]))
+    assert calls == [([0, 2], "3")] * 3
+    assert formed == []
+
+
+def test_options_of_another_backend_are_refused(formed: list[tuple[Any, ...]]) -> None:
+    with pytest.raises(UsageError, match="leave out pg_options"):
+        frontend.create_process_group(options_of_torch(), dist.ProcessGroupGloo._Options())
+    own = frontend.create_process_group(options_of_torch()).options  # type: ignore[attr-defined]
+    frontend.create_process_group(options_of_torch(), own)
+    assert len(formed) == 2
+
+
+def test_another_device_has_no_backend(formed: list[tuple[Any, ...]]) -> None:
+    made: Any = frontend.create_process_group(options_of_torch())
+    assert made._get_backend(torch.device("cpu")) is made
+    with pytest.raises(RuntimeError, match="serves the cpu, not cuda"):
+        made._get_backend(torch.device("cuda"))
