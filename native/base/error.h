@@ -8,18 +8,18 @@ namespace shoal {
 
 enum class Fault : int {
   kNone = 0,
-  kPeerLost = 1,   // a peer died, stalled past the deadline, or broke the protocol
-  kTimedOut = 2,   // a deadline passed
-  kMismatch = 3,   // ranks called different things
-  kClosed = 4,     // this group was closed or aborted on purpose
-  kResource = 5,   // the kernel refused memory or descriptors
-  kInternal = 6,   // a promise of our own code was broken
+  kPeerLost = 1,  // a peer died, stalled past the deadline, or broke the protocol
+  kTimedOut = 2,  // a deadline passed
+  kMismatch = 3,  // ranks called different things
+  kClosed = 4,    // this group was closed or aborted on purpose
+  kResource = 5,  // the kernel refused memory or descriptors
+  kInternal = 6,  // a promise of our own code was broken
 };
 
 struct Error {
   Fault fault = Fault::kNone;
-  int peer = -1;     // rank of the mesh to blame, -1 if none
-  std::string text;  // what happened; kPeerLost: a verb phrase about the peer
+  int peer = -1;           // rank of the mesh to blame, -1 if none
+  std::string text;        // what happened; kPeerLost: a verb phrase about the peer
   std::string doing = {};  // the call that was in flight, empty if none
 
   explicit operator bool() const { return fault != Fault::kNone; }

@@ -13,11 +13,18 @@ namespace shoal {
 namespace {
 
 Error refused(const char* doing, size_t n_bytes, int sys) {
-  return {Fault::kResource, -1,
-          std::string(doing) + " of " + std::to_string(n_bytes) +
-              " B of shared memory failed: " + std::strerror(sys) +
-              "; free memory, raise the memory limit of this job or container, or the limit of open "
-              "files (ulimit -n)"};
+  return {
+      Fault::kResource, -1,
+      std::string(doing) + " of " + std::to_string(n_bytes) +
+          " B of shared memory failed: " + std::strerror(sys) +
+          "; free memory, raise the memory limit of this job or container, or the limit of open "
+          "files (ulimit -n)"};
+}
+
+constexpr size_t kPage = 4096;
+
+std::byte* page_of(const std::byte* at) {
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(at) / kPage * kPage);
 }
 
 // What the kernel could give now. A memfd has no limit of its own: asking for more would not fail
@@ -72,7 +79,6 @@ Regions& Regions::of_process() {
 }
 
 Error Regions::allocate(size_t n_bytes, Region& out) {
-  constexpr size_t kPage = 4096;
   const size_t size = (n_bytes + kPage - 1) / kPage * kPage + (n_bytes == 0 ? kPage : 0);
   int fd = -1;
   if (Error error = create_shared_memory("shoal-buffer", size, fd)) return error;
@@ -82,7 +88,7 @@ Error Regions::allocate(size_t n_bytes, Region& out) {
     return error;
   }
   std::lock_guard lock(mutex_);
-  owned.region = {next_id_++, fd, owned.mapping.data(), size};
+  owned.region = {next_id_++, fd, owned.mapping.data(), size, n_bytes};
   out = owned.region;
   by_id_[out.id] = out.data;
   by_address_[out.data] = std::move(owned);
@@ -94,7 +100,7 @@ void Regions::release(const std::byte* data) {
   const auto found = by_address_.find(data);
   if (found == by_address_.end()) return;
   close(found->second.region.fd);
-  by_id_.erase(found->second.region.id);
+  if (found->second.region.id != 0) by_id_.erase(found->second.region.id);
   by_address_.erase(found);
 }
 
@@ -112,6 +118,29 @@ Regions::Region Regions::with_id(uint32_t id) {
   std::lock_guard lock(mutex_);
   const auto found = by_id_.find(id);
   return found == by_id_.end() ? Region{} : by_address_.at(found->second).region;
+}
+
+bool Regions::alone_on_pages(const Region& region, const std::byte* data, size_t n_bytes,
+                             const std::byte* lo, const std::byte* hi) {
+  const std::byte* first = page_of(data);
+  const std::byte* end = page_of(data + n_bytes + kPage - 1);
+  return first >= lo && (end <= hi || hi == region.data + region.used);
+}
+
+void Regions::fence(const std::byte* data, size_t n_bytes) {
+  std::lock_guard lock(mutex_);
+  auto after = by_address_.upper_bound(data);
+  if (after == by_address_.begin()) return;
+  Region& region = std::prev(after)->second.region;
+  if (data >= region.data + region.size) return;
+  by_id_.erase(region.id);
+  region.id = 0;
+  std::byte* first = page_of(data);
+  const size_t n_fenced = static_cast<size_t>(page_of(data + n_bytes + kPage - 1) - first);
+  void* copy = mmap(nullptr, n_fenced, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return;  // out of address space: the group has failed loudly already
+  std::memcpy(copy, first, n_fenced);
+  mremap(copy, n_fenced, n_fenced, MREMAP_MAYMOVE | MREMAP_FIXED, first);
 }
 
 }  // namespace shoal

@@ -51,7 +51,8 @@ class Regions {
     uint32_t id = 0;
     int fd = -1;
     std::byte* data = nullptr;
-    size_t size = 0;
+    size_t size = 0;  // whole pages
+    size_t used = 0;  // what was asked for
   };
 
   static Regions& of_process();
@@ -62,7 +63,16 @@ class Regions {
   // The region that holds all of [data, data + n_bytes), or id 0. The descriptor in it stays open
   // for as long as the region lives.
   Region find(const std::byte* data, size_t n_bytes);
-  Region with_id(uint32_t id);  // id 0 if it was released
+  Region with_id(uint32_t id);  // id 0 if it was released or fenced
+
+  // Whether the pages of [data, data + n_bytes) hold nothing but [lo, hi) of the same region.
+  static bool alone_on_pages(const Region& region, const std::byte* data, size_t n_bytes,
+                             const std::byte* lo, const std::byte* hi);
+
+  // Takes the pages of [data, data + n_bytes) away from whoever maps them: this process gets
+  // private copies at the same addresses. The region is not shared any more. For memory that a
+  // peer, stopped in the middle of writing to it, could still write to after its call has failed.
+  void fence(const std::byte* data, size_t n_bytes);
 
  private:
   struct Owned {

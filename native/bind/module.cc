@@ -44,8 +44,8 @@ int64_t ns_of(double seconds) {
   return static_cast<int64_t>(std::clamp(seconds, 0.0, 3.2e9) * 1e9);
 }
 
-using StepTuple = std::tuple<int, bool, int, int, int, uint32_t, uint32_t, uint32_t,
-                             std::vector<uint32_t>>;
+using StepTuple =
+    std::tuple<int, bool, int, int, int, uint32_t, uint32_t, uint32_t, std::vector<uint32_t>>;
 
 std::shared_ptr<Program> make_program(int group_size, const std::vector<StepTuple>& tuples) {
   auto program = std::make_shared<Program>();
@@ -131,15 +131,17 @@ struct Call {
     }
   }
 
-  ErrorTuple error() const { return done() ? tuple_of(collective->error) : ErrorTuple{0, -1, "", ""}; }
+  ErrorTuple error() const {
+    return done() ? tuple_of(collective->error) : ErrorTuple{0, -1, "", ""};
+  }
 };
 
 struct GroupHandle {
   std::shared_ptr<Mesh> mesh;
   Group* group = nullptr;  // null once dropped
 
-  Call post(std::shared_ptr<Plan> plan, uint64_t key, const std::vector<std::vector<uintptr_t>>& memory,
-            double timeout_s, bool background) {
+  Call post(std::shared_ptr<Plan> plan, uint64_t key,
+            const std::vector<std::vector<uintptr_t>>& memory, double timeout_s, bool background) {
     if (group == nullptr) throw std::runtime_error("this group was closed");
     std::vector<std::vector<std::byte*>> pointers(memory.size());
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
@@ -154,9 +156,9 @@ struct GroupHandle {
                      bool background) {
     if (group == nullptr) throw std::runtime_error("this group was closed");
     nb::gil_scoped_release release;
-    return {mesh, mesh->post(*group, std::move(plan), key,
-                             {{reinterpret_cast<std::byte*>(address)}}, ns_of(timeout_s),
-                             background)};
+    return {mesh,
+            mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
+                       ns_of(timeout_s), background)};
   }
 
   void abort(const std::string& why) {
@@ -186,8 +188,8 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   std::shared_ptr<Mesh> mesh;
   nb::gil_scoped_release release;
-  const Error error = Mesh::create(rank, std::move(names), epoch, std::move(arena), sockets,
-                                   options, mesh);
+  const Error error =
+      Mesh::create(rank, std::move(names), epoch, std::move(arena), sockets, options, mesh);
   if (error) {
     nb::gil_scoped_acquire acquire;
     raise_if(error);

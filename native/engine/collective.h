@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -19,7 +20,7 @@ struct Group;
 // A segment that came before its step could use it.
 struct Arrived {
   uint32_t segment = 0;
-  Block block;           // holds the bytes, unless they landed where they belong
+  Block block;  // holds the bytes, unless they landed where they belong
   bool in_place = false;
   bool eager = false;
 };
@@ -49,7 +50,8 @@ struct StepState {
   std::vector<uint32_t> ahead;  // segments above `done` whose memory is free already
   // Receives: what was allowed and what came.
   uint32_t grant_said = 0;
-  uint32_t reserved = 0;  // segments of staging promised to the sender
+  bool place_granted = false;  // the sender may write to this chunk itself
+  uint32_t reserved = 0;       // segments of staging promised to the sender
   uint32_t taken_said = 0;
   bool wanted = false;
   std::vector<Arrived> arrived;
@@ -87,8 +89,14 @@ struct Collective : std::enable_shared_from_this<Collective> {
 
   std::byte* chunk(int buffer, uint32_t chunk) const {
     const auto& pointers = memory[buffer];
-    return pointers.size() > 1 ? pointers[chunk]
-                               : pointers[0] + plan->layout[buffer].offset[chunk];
+    return pointers.size() > 1 ? pointers[chunk] : pointers[0] + plan->layout[buffer].offset[chunk];
+  }
+  // All memory of the call that is contiguous with a chunk.
+  std::pair<const std::byte*, const std::byte*> extent(int buffer, uint32_t index) const {
+    const auto& layout = plan->layout[buffer];
+    const std::byte* begin = chunk(buffer, index);
+    if (memory[buffer].size() > 1) return {begin, begin + layout.n_bytes[index]};
+    return {memory[buffer][0], memory[buffer][0] + layout.offset.back() + layout.n_bytes.back()};
   }
   size_t segment_bytes(const Step& step, uint32_t segment) const {
     const uint64_t whole = plan->chunk_bytes(step.buffer, step.chunk);

@@ -4,13 +4,15 @@
 #include <cstring>
 #include <utility>
 
+#include "base/shared_memory.h"
+
 namespace shoal {
 namespace {
 
 // Bounds on what peers can make this rank remember.
 constexpr uint32_t kMaxEarlyFrames = 1u << 16;  // per peer; a call costs a peer a handful
 constexpr uint32_t kMaxEagerBytes = 1u << 20;   // per peer, whatever its own ceiling allows it
-constexpr size_t kFinishedKept = 4096;        // calls whose late frames are still compared
+constexpr size_t kFinishedKept = 4096;          // calls whose late frames are still compared
 constexpr uint32_t kMaxText = 4096;
 
 Place place_of(std::span<const std::byte> payload) {
@@ -74,7 +76,8 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   dropped_groups_.erase(id);
   for (const int member : group.members) {
     if (peer_state_[member] == PeerState::kLost || peer_state_[member] == PeerState::kLeft) {
-      abort_group(group, {Fault::kPeerLost, member, "was gone already when the group was made"}, false);
+      abort_group(group, {Fault::kPeerLost, member, "was gone already when the group was made"},
+                  false);
       break;
     }
   }
@@ -101,9 +104,9 @@ std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Pla
   call->deadline_ns = deadline_ns;
   call->posted_ns = now_;
   if (group.poison || group.in_flight.count(key) != 0) {
-    call->error = group.poison ? group.poison
-                               : Error{Fault::kMismatch, -1,
-                                       "a call with this name is in flight already"};
+    call->error = group.poison
+                      ? group.poison
+                      : Error{Fault::kMismatch, -1, "a call with this name is in flight already"};
     call->error.doing = call->doing();
     call->finished = true;
     return call;
@@ -195,6 +198,12 @@ void Engine::finish(Collective& call, const Error& error) {
             link->disown(call.chunk(buffer, chunk), layout.n_bytes[chunk]);
     }
     std::erase_if(outstanding_, [&](const auto& entry) { return entry.second.call == keep; });
+    for (uint32_t at = 0; at < call.state.size(); ++at) {
+      const Step& step = call.plan->program->steps[at];
+      if (call.state[at].place_granted && call.state[at].done < call.state[at].n_segments)
+        Regions::of_process().fence(call.chunk(step.buffer, step.chunk),
+                                    call.plan->chunk_bytes(step.buffer, step.chunk));
+    }
   }
   call.finished.store(true, std::memory_order_release);
   if (on_finished) on_finished(call);
@@ -380,8 +389,8 @@ void Engine::keep_early(Group& group, int peer, const Header& header,
     return protocol_error(peer, "sent " + std::to_string(payload.size()) +
                                     " B for a call that this rank has not posted");
   if (n_early_[peer] == kMaxEarlyFrames)
-    return protocol_error(peer, "is more than " + std::to_string(kMaxEarlyFrames) +
-                                    " frames ahead of this rank");
+    return protocol_error(
+        peer, "is more than " + std::to_string(kMaxEarlyFrames) + " frames ahead of this rank");
   n_early_[peer]++;
   group.early[header.key].push_back({peer, header, {payload.begin(), payload.end()}});
   landings_[peer].block = {};
@@ -422,12 +431,10 @@ void Engine::handle(Collective& call, int peer, const Header& header,
     return discard(peer, header, payload);
   }
   const Program& program = *call.plan->program;
-  const bool about_my_send =
-      header.type == FrameType::kGrant || header.type == FrameType::kTaken;
+  const bool about_my_send = header.type == FrameType::kGrant || header.type == FrameType::kTaken;
   const auto& flows = (about_my_send ? program.sends_to : program.recvs_from)[from];
   if (header.type != FrameType::kOpen &&
-      (header.flow >= flows.size() ||
-       header.segment > call.state[flows[header.flow]].n_segments))
+      (header.flow >= flows.size() || header.segment > call.state[flows[header.flow]].n_segments))
     return protocol_error(peer, "named flow " + std::to_string(header.flow) + ", segment " +
                                     std::to_string(header.segment) + " of " + call.doing() +
                                     ", which it does not have");
@@ -448,8 +455,8 @@ void Engine::handle(Collective& call, int peer, const Header& header,
       call.state[flows[header.flow]].wanted = true;
       return grant(call, flows[header.flow]);
     default:
-      return protocol_error(peer, "sent a frame of unknown type " +
-                                      std::to_string(static_cast<int>(header.type)));
+      return protocol_error(
+          peer, "sent a frame of unknown type " + std::to_string(static_cast<int>(header.type)));
   }
 }
 
@@ -482,9 +489,9 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
   StepState& state = call.state[at];
   Landing& landing = landings_[peer];
   const bool twice = header.segment < state.done ||
-                     std::any_of(state.arrived.begin(), state.arrived.end(), [&](const auto& came) {
-                       return came.segment == header.segment;
-                     });
+                     std::any_of(
+                         state.arrived.begin(), state.arrived.end(),
+                         [&](const auto& came) { return came.segment == header.segment; });
   const bool allowed = (header.flags & kEager) != 0 || header.segment < state.grant_said;
   if (twice || !allowed || header.segment >= state.n_segments ||
       payload.size() != call.segment_bytes(step, header.segment))
@@ -498,8 +505,8 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
             std::min(header.segment + 1,
                      call.state[call.plan->program->sends_to[step.peer][step.gate]].started));
   }
-  const bool landed = landing.in_place && payload.data() == call.segment_at(step.buffer, step.chunk,
-                                                                           header.segment);
+  const bool landed = landing.in_place &&
+                      payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
   if (header.segment == state.done && state.done < call.segments_ready(step)) {
     // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
     // was kept until now lies elsewhere, and the landing may be in use.
@@ -534,12 +541,12 @@ void Engine::on_offer(Collective& call, const Header& header, const Place& place
 // Keeps offers in the order of their segments; one segment comes once.
 void Engine::add_offer(Collective& call, uint32_t at, const Offered& offer) {
   StepState& state = call.state[at];
-  const auto where =
-      std::find_if(state.offered.begin(), state.offered.end(),
-                   [&](const Offered& other) { return other.first > offer.first; });
+  const auto where = std::find_if(state.offered.begin(), state.offered.end(),
+                                  [&](const Offered& other) { return other.first > offer.first; });
   const bool after_all = where == state.offered.end();
-  const uint32_t before =
-      where == state.offered.begin() ? state.done : std::prev(where)->first + std::prev(where)->count;
+  const uint32_t before = where == state.offered.begin()
+                              ? state.done
+                              : std::prev(where)->first + std::prev(where)->count;
   if (offer.first < before || (!after_all && offer.first + offer.count > where->first))
     return protocol_error(call.group->members[call.plan->program->steps[at].peer],
                           "offered a segment of " + call.doing() + " twice");
@@ -554,7 +561,8 @@ void Engine::on_taken(Collective& call, const Header& header, int from) {
 
 void Engine::on_placed(Collective& call, const Header& header, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
-  if (header.count == 0 || header.count > header.segment || header.segment > call.state[at].grant_said)
+  if (header.count == 0 || header.count > header.segment ||
+      header.segment > call.state[at].grant_said)
     return protocol_error(call.group->members[step.peer],
                           "put segments of " + call.doing() + " that were not granted");
   if (step.gate != Place::kNoGate) {

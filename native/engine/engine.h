@@ -35,7 +35,7 @@ struct Group {
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
   bool born = false;         // false: only frames of it have been seen
   uint64_t n_calls = 0;
-  Error poison;    // set once: everything in flight and later fails with it
+  Error poison;          // set once: everything in flight and later fails with it
   int poisoned_by = -1;  // who told of it before the group was born
   Error departed;  // a member has left in good order: calls that need nothing more of it go on
   bool disputed = false;  // ranks called different things; the words for the poison are on the way
@@ -82,7 +82,7 @@ class Engine final : public FrameSink {
   // wake earlier. 1 when other calls might need this process sooner.
   uint32_t frames_awaited(const Collective& call) const;
 
-  void tick(int64_t now);                      // heartbeats, deadlines, peers that went silent
+  void tick(int64_t now);  // heartbeats, deadlines, peers that went silent
   void heard_from(int peer, int64_t when) { heard_ns_[peer] = std::max(heard_ns_[peer], when); }
   void peer_lost(int peer, const std::string& why);
   void abort_group(Group& group, const Error& why, bool tell);

@@ -141,13 +141,13 @@ void Engine::settle_broken() {
 // A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
 // offered in shared memory still lies there.
 void Engine::settle_departed(int peer) {
-  const Error left = {Fault::kPeerLost, peer, "left the group (it closed it, or its program ended)"};
+  const Error left = {Fault::kPeerLost, peer,
+                      "left the group (it closed it, or its program ended)"};
   for (auto& [id, group] : groups_) {
     if (!group->born || group->rank_of[peer] < 0) continue;
     if (!group->departed) group->departed = left;
-    const bool stuck =
-        std::any_of(group->in_flight.begin(), group->in_flight.end(),
-                    [&](const auto& entry) { return needs(*entry.second, peer); });
+    const bool stuck = std::any_of(group->in_flight.begin(), group->in_flight.end(),
+                                   [&](const auto& entry) { return needs(*entry.second, peer); });
     // Told to all: who does not need the departed may wait for us.
     if (stuck) abort_group(*group, left, true);
   }

@@ -75,8 +75,9 @@ void Lane::remove(const Mesh* mesh) {
   bool last = false;
   {
     std::lock_guard lock(mutex_);
-    const auto found = std::find_if(meshes_.begin(), meshes_.end(),
-                                    [&](const auto& entry) { return entry.second.mesh.get() == mesh; });
+    const auto found = std::find_if(meshes_.begin(), meshes_.end(), [&](const auto& entry) {
+      return entry.second.mesh.get() == mesh;
+    });
     if (found == meshes_.end()) return;
     keep = std::move(found->second.mesh);
     // The links closed their descriptors, which left the epoll set by that; the bell's is ours.

@@ -31,9 +31,7 @@ void relax() {
 }  // namespace
 
 Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
-    : rank_(rank),
-      options_(options),
-      engine_(rank, std::move(names), options.engine) {}
+    : rank_(rank), options_(options), engine_(rank, std::move(names), options.engine) {}
 
 Mesh::~Mesh() { close(); }
 
@@ -58,12 +56,13 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
   Error failed;
   for (const PeerSocket& peer : peers) {
     if (peer.memory_fd < 0) {
-      mesh->engine_.set_link(peer.rank,
-                             std::make_unique<TcpLink>(peer.rank, peer.socket_fd, epoch), now);
+      mesh->engine_.set_link(peer.rank, std::make_unique<TcpLink>(peer.rank, peer.socket_fd, epoch),
+                             now);
       continue;
     }
-    auto link = std::make_unique<ShmLink>(peer.rank, *mesh->arena_, position(rank),
-                                          position(peer.rank), peer.socket_fd, peer.event_fd, epoch);
+    auto link =
+        std::make_unique<ShmLink>(peer.rank, *mesh->arena_, position(rank), position(peer.rank),
+                                  peer.socket_fd, peer.event_fd, epoch);
     if (Error error = link->open(peer.memory_fd, n_local); error && !failed) failed = error;
     mesh->shm_links_[peer.rank] = link.get();
     mesh->local_peers_.push_back(peer.rank);
@@ -71,8 +70,8 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
   }
   if (failed) return failed;
   mesh->arena_->close_memory_fd();
-  mesh->engine_.set_slots(Slots(mesh->arena_->slots(), mesh->arena_->n_slots(), Arena::slot_quota(n_local),
-                                static_cast<int>(size)));
+  mesh->engine_.set_slots(Slots(mesh->arena_->slots(), mesh->arena_->n_slots(),
+                                Arena::slot_quota(n_local), static_cast<int>(size)));
   mesh->oversubscribed_ = n_local > usable_cores();
   Mesh* raw = mesh.get();
   mesh->engine_.on_finished = [raw](Collective&) { raw->finished_some_ = true; };

@@ -62,8 +62,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   };
   std::vector<Watched> watched();
   void on_event(int peer);
-  bool turn(int64_t now);      // true if there is more to do at once
-  bool may_sleep();            // arms the bell; false if something came meanwhile
+  bool turn(int64_t now);  // true if there is more to do at once
+  bool may_sleep();        // arms the bell; false if something came meanwhile
   size_t staging_peak();
 
  private:

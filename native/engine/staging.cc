@@ -22,7 +22,8 @@ Block Staging::take(size_t n_bytes) {
 
 void Staging::give_back(std::unique_ptr<std::byte[]> data, size_t size) {
   used_ -= size;
-  if (size > kKept / 2 && size <= kKept && kept_.size() < kMaxKept) kept_.push_back(std::move(data));
+  if (size > kKept / 2 && size <= kKept && kept_.size() < kMaxKept)
+    kept_.push_back(std::move(data));
 }
 
 }  // namespace shoal

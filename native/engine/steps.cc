@@ -105,7 +105,8 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   const size_t n_bytes = call.segment_bytes(step, state.started);
   if (is_eager(call, at)) {
     if (state.started < may) return send_data(call, at, false);
-    if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_) return send_data(call, at, true);
+    if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_)
+      return send_data(call, at, true);
     if (!state.want_said) send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
     state.want_said = true;
     return 0;
@@ -208,7 +209,8 @@ size_t Engine::send_in_slot(Collective& call, uint32_t at) {
   if (slot == Slots::kNone) {
     slot = slots_.take();
     if (slot == Slots::kNone) return 0;  // cannot be: quotas add up to the number of slots
-    std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, state.started), n_bytes);
+    std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, state.started),
+                n_bytes);
     moved = n_bytes;
     std::erase_if(call.staged, [&](const auto& old) {
       return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
@@ -359,9 +361,12 @@ void Engine::grant(Collective& call, uint32_t at) {
     const uint64_t n_bytes = call.plan->chunk_bytes(step.buffer, step.chunk);
     std::byte* into = call.chunk(step.buffer, step.chunk);
     const auto region = Regions::of_process().find(into, n_bytes);
-    if (region.id != 0 && link->share(region.id)) {
+    const auto [lo, hi] = call.extent(step.buffer, step.chunk);
+    if (region.id != 0 && Regions::alone_on_pages(region, into, n_bytes, lo, hi) &&
+        link->share(region.id)) {
       place.region = region.id;
       place.offset = static_cast<uint64_t>(into - region.data);
+      state.place_granted = true;
     }
   }
   if (!link->shares_memory() && upto < state.n_segments) {

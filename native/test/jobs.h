@@ -37,11 +37,10 @@ enum class Kind {
 };
 
 inline const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce by direct",     "all_reduce by sharded",
-                                    "all_reduce by ring",       "broadcast by direct",
-                                    "broadcast by chain",       "all_gather by direct",
-                                    "all_gather by ring",       "reduce_scatter by direct",
-                                    "reduce_scatter by ring"};
+  constexpr const char* kNames[] = {
+      "all_reduce by direct", "all_reduce by sharded",    "all_reduce by ring",
+      "broadcast by direct",  "broadcast by chain",       "all_gather by direct",
+      "all_gather by ring",   "reduce_scatter by direct", "reduce_scatter by ring"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -111,7 +110,8 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   } else if (job.is_reduce_scatter()) {
     plan.layout[kInput] = equal_layout(block, n_ranks);
     plan.layout[kOutput] = equal_layout(block, 1);
-    if (job.kind == Kind::kRingReduceScatter && size > 2) plan.layout[kScratch] = equal_layout(block, 2);
+    if (job.kind == Kind::kRingReduceScatter && size > 2)
+      plan.layout[kScratch] = equal_layout(block, 2);
   } else {
     plan.layout[kData] = balanced_layout(job.n_elems, item, job.n_chunks(size));
     if (job.kind == Kind::kDirectAllReduce) plan.layout[kScratch] = equal_layout(block, 1);

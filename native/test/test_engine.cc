@@ -43,6 +43,7 @@ void try_jobs(int size, const World::Options& options, const std::string& where)
   const Calls calls = post_all(world, random_jobs(random, size, 12, 400));
   CHECK(world.run_all());
   check_results(world, calls, where);
+  CHECK(world.is_untouched());
   CHECK_EQ(world.net.violation(), "");
 }
 
@@ -270,9 +271,9 @@ TEST("two ranks that swap small buffers in place never send what they received")
     const Call* calls[2];
     for (const int rank : {0, 1}) {
       plan.program = swap_with(1 - rank, 2);
-      calls[rank] = &world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job,
-                                     seal(plan, DType::kFloat32, FoldOp::kSum, 1, 64, "swap"),
-                                     mine[rank]);
+      calls[rank] =
+          &world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job,
+                           seal(plan, DType::kFloat32, FoldOp::kSum, 1, 64, "swap"), mine[rank]);
     }
     CHECK(world.run_all());
     CHECK(calls[0]->result == mine[1]);

@@ -367,13 +367,13 @@ TEST("a rank that makes frames up cannot crash anyone") {
     duel.net.set_arena(1, {duel.slots.get(), 4 * Slots::kSlotBytes});
     for (int n = 0; n < 60 && duel.engine.link(1) != nullptr; ++n) {
       // Mostly believable: the few flows and segments there are, in frames of every type.
-      Frame frame = duel.frame(static_cast<FrameType>(1 + random.below(9)),
-                               static_cast<uint32_t>(random.below(2)),
-                               static_cast<uint32_t>(random.below(21)),
-                               static_cast<uint32_t>(random.below(3)));
+      Frame frame = duel.frame(
+          static_cast<FrameType>(1 + random.below(9)), static_cast<uint32_t>(random.below(2)),
+          static_cast<uint32_t>(random.below(21)), static_cast<uint32_t>(random.below(3)));
       const bool has_place = random.chance(0.7);
       const uint32_t region = random.chance(0.5) ? kArenaRegion : 0;
-      const auto gate = random.chance(0.7) ? Place::kNoGate : static_cast<uint32_t>(random.below(3));
+      const auto gate =
+          random.chance(0.7) ? Place::kNoGate : static_cast<uint32_t>(random.below(3));
       if (has_place) frame.carry({region, gate, random.below(20) * 64});
       frame.header.flags = static_cast<uint16_t>(random.chance(0.3) ? random.below(4) : 0);
       Bytes payload(frame.header.type == FrameType::kData ? 64 : 0);

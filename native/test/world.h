@@ -2,7 +2,8 @@
 // hand.
 //
 // A call's memory is freed inside on_finished, as fast as any caller could: whatever touches it
-// afterwards is caught by the address sanitizer.
+// afterwards is caught by the address sanitizer. Shared memory is filled with other bytes instead:
+// who reads them gets a wrong result, who writes there is seen by is_untouched().
 #pragma once
 
 #include <algorithm>
@@ -37,8 +38,9 @@ class World {
     FakeNet::Options net;
     Engine::Options engine;
     uint32_t slot_quota = 3;
-    double shares_buffers = 0.5;  // chance that a call's buffers are regions, where memory is shared
-    double idles = 0.2;           // chance that a link is not looked at in a step
+    double shares_buffers =
+        0.5;             // chance that a call's buffers are regions, where memory is shared
+    double idles = 0.2;  // chance that a link is not looked at in a step
     int64_t step_ns = kMillisecond;
     int64_t tick_ns = 100 * kMillisecond;
   };
@@ -50,7 +52,8 @@ class World {
     for (int rank = 0; rank < size; ++rank) add_rank(rank);
     std::vector<int> everyone(static_cast<size_t>(size));
     std::iota(everyone.begin(), everyone.end(), 0);
-    for (int rank = 0; rank < size; ++rank) groups[index(rank)] = &add_group(rank, kGroup, everyone);
+    for (int rank = 0; rank < size; ++rank)
+      groups[index(rank)] = &add_group(rank, kGroup, everyone);
   }
   ~World() { engines.clear(); }
 
@@ -88,7 +91,6 @@ class World {
       for (size_t chunk = 1; chunk < layout.offset.size(); ++chunk)
         memory[kOutput].push_back(memory[kOutput][0] + layout.offset[chunk]);
     }
-    kept->is_borrowed = true;
     Kept& entry = *calls_.emplace_back(std::move(kept));
     open_[{rank, group.id, job.key}] = &entry;
     entry.call.handle = engine(rank).post(group, std::move(plan), job.key, memory, deadline_ns);
@@ -127,6 +129,12 @@ class World {
   }
   void run_steps(int n_steps) {
     run([] { return false; }, n_steps);
+  }
+  // Whether the memory of calls that are over is as their owners left it: they fill it at once.
+  bool is_untouched() const {
+    return std::all_of(calls_.begin(), calls_.end(), [](const auto& kept) {
+      return !kept->call.finished || kept->is_untouched();
+    });
   }
   size_t n_unfinished() const {
     return static_cast<size_t>(std::count_if(
@@ -173,14 +181,15 @@ class World {
   int64_t now = kSecond;
 
  private:
+  static constexpr std::byte kScribble{0xee};
+
   struct Kept {
     Call call;
-    bool is_borrowed = false;
     int result_buffer = kData;
     size_t result_bytes = 0;
     std::byte* result_at = nullptr;
     std::vector<std::unique_ptr<std::byte[]>> heap;
-    std::vector<std::byte*> regions;
+    std::vector<std::pair<std::byte*, size_t>> regions;
 
     ~Kept() { free(); }
     void take(const Plan& plan, int buffer, bool shared,
@@ -194,7 +203,7 @@ class World {
       Regions::Region region;
       if (shared && !Regions::of_process().allocate(n_bytes, region)) {
         at = region.data;
-        regions.push_back(at);
+        regions.emplace_back(at, n_bytes);
       } else {
         at = heap.emplace_back(new std::byte[n_bytes]).get();
       }
@@ -208,11 +217,19 @@ class World {
       call.error = handle.error;
       call.finished_ns = when;
       if (!call.error && result_bytes > 0) call.result.assign(result_at, result_at + result_bytes);
-      free();
+      for (const auto& [at, n_bytes] : regions) std::fill_n(at, n_bytes, kScribble);
+      heap.clear();
+    }
+    // Whether nobody has written to shared memory after it went back to its owner.
+    bool is_untouched() const {
+      return std::all_of(regions.begin(), regions.end(), [&](const auto& region) {
+        return std::all_of(region.first, region.first + region.second,
+                           [](std::byte byte) { return byte == kScribble; });
+      });
     }
     void free() {
       heap.clear();
-      for (std::byte* region : regions) Regions::of_process().release(region);
+      for (const auto& region : regions) Regions::of_process().release(region.first);
       regions.clear();
     }
   };

@@ -58,7 +58,7 @@ Error Arena::open(int memory_fd, int n_local, Arena& out) {
   out.n_local_ = n_local;
   out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
   const size_t n_bytes = size_for(n_local, out.n_slots_);
-  struct stat stat {};
+  struct stat stat{};
   if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
     return {Fault::kPeerLost, -1, "handed over an arena of the wrong size"};
   if (Error error = Mapping::map(memory_fd, n_bytes, out.mapping_)) return error;

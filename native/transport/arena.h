@@ -25,9 +25,9 @@ struct ArenaHeader {
   uint64_t magic = 0;
   uint32_t n_local = 0;
   uint32_t n_slots = 0;
-  alignas(64) std::atomic<uint32_t> bell{0};      // counts what was brought; the futex word
+  alignas(64) std::atomic<uint32_t> bell{0};  // counts what was brought; the futex word
   std::atomic<uint32_t> sleepers{0};
-  std::atomic<uint32_t> wake_at{0};               // a caller need not wake before this count
+  std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
   alignas(64) std::atomic<int64_t> heartbeat_ns{0};
 };
 

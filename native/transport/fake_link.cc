@@ -203,7 +203,8 @@ size_t FakeLink::next_due() {
   const auto& parcels = in().parcels;
   std::vector<size_t> candidates;
   for (size_t at = 0; at < parcels.size(); ++at)
-    if (parcels[at].due <= net_.now_ && (at == 0 || parcels[at].overtakes)) candidates.push_back(at);
+    if (parcels[at].due <= net_.now_ && (at == 0 || parcels[at].overtakes))
+      candidates.push_back(at);
   return candidates.empty() ? kNone : candidates[net_.random_.below(candidates.size())];
 }
 
@@ -306,9 +307,8 @@ void FakeLink::close() {
   reports_.clear();
   // What this end has not read of its own memory never leaves; nor does anything behind it.
   auto& parcels = out().parcels;
-  const auto unread = std::find_if(parcels.begin(), parcels.end(), [](const Parcel& parcel) {
-    return parcel.borrowed != nullptr;
-  });
+  const auto unread = std::find_if(parcels.begin(), parcels.end(),
+                                   [](const Parcel& parcel) { return parcel.borrowed != nullptr; });
   parcels.erase(unread, parcels.end());
   out().ended = true;
   FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];

@@ -1,4 +1,5 @@
-// An in-process medium between any number of ranks: tests see every fault of a network, from a seed.
+// An in-process medium between any number of ranks: tests see every fault of a network, from a
+// seed.
 #pragma once
 
 #include <deque>
@@ -39,19 +40,19 @@ class FakeNet {
     uint64_t seed = 1;
     uint64_t epoch = 1;
     size_t max_inline = 1024;
-    size_t copied = 256;          // payloads up to this are copied by send(), larger ones borrowed
-    size_t room = 0;              // frames on the wire each way before senders queue; 0: no bound
-    bool shares_memory = false;   // a link within a host: no landing, put, by reference and slots
+    size_t copied = 256;         // payloads up to this are copied by send(), larger ones borrowed
+    size_t room = 0;             // frames on the wire each way before senders queue; 0: no bound
+    bool shares_memory = false;  // a link within a host: no landing, put, by reference and slots
 
-    double delays = 0;            // comes up to longest_delay steps later, and so do those behind
+    double delays = 0;  // comes up to longest_delay steps later, and so do those behind
     uint64_t longest_delay = 8;
-    double reorders = 0;          // overtakes frames sent before it (never a goodbye's place)
-    double splits = 0;            // lands in pieces, over several pumps
-    double reads_late = 0;        // the sender's memory is read only when the frame is delivered
-    double reports_late = 0;      // sent() runs some steps after the memory was read
-    double corrupts = 0;          // one bit flips on the wire
-    double cuts = 0;              // the connection breaks instead
-    double refuses_share = 0;     // share() answers "not now"
+    double reorders = 0;       // overtakes frames sent before it (never a goodbye's place)
+    double splits = 0;         // lands in pieces, over several pumps
+    double reads_late = 0;     // the sender's memory is read only when the frame is delivered
+    double reports_late = 0;   // sent() runs some steps after the memory was read
+    double corrupts = 0;       // one bit flips on the wire
+    double cuts = 0;           // the connection breaks instead
+    double refuses_share = 0;  // share() answers "not now"
   };
 
   FakeNet(int n_ranks, const Options& options);
@@ -60,7 +61,9 @@ class FakeNet {
   // `rank`'s end of the connection with `peer`; at most one at a time.
   std::unique_ptr<Link> link(int rank, int peer);
   // The slots of `rank`, which its peers read by kArenaRegion.
-  void set_arena(int rank, std::span<std::byte> slots) { arenas_[static_cast<size_t>(rank)] = slots; }
+  void set_arena(int rank, std::span<std::byte> slots) {
+    arenas_[static_cast<size_t>(rank)] = slots;
+  }
 
   void step() { ++now_; }
   void cut(int a, int b);  // both ends break at their next pump

@@ -11,21 +11,21 @@
 namespace shoal {
 
 enum class FrameType : uint8_t {
-  kOpen = 1,       // "I have posted this collective": group, key, descriptor
-  kGrant = 2,      // "segments below `segment` of your flow may come"; may name a place to put them
-  kData = 3,       // one segment of a flow, payload in the frame
-  kOffer = 4,      // segments [segment, segment + count) of a flow lie in shared memory
-  kTaken = 5,      // "I have consumed segments below `segment` of your flow"
-  kPlaced = 6,     // "the `count` segments before `segment` of my flow lie where you granted"
-  kWant = 7,       // "my eager allowance is spent; grant this flow"
-  kCredit = 8,     // gives back `place.offset` bytes of eager allowance
-  kDisagree = 9,   // payload: what I called under this key
-  kAbort = 10,     // payload: why this group ends; flow = culprit rank, count = fault
-  kLost = 11,      // payload: why the peer `flow` counts as dead
-  kGoodbye = 12,   // orderly end of the link
+  kOpen = 1,      // "I have posted this collective": group, key, descriptor
+  kGrant = 2,     // "segments below `segment` of your flow may come"; may name a place to put them
+  kData = 3,      // one segment of a flow, payload in the frame
+  kOffer = 4,     // segments [segment, segment + count) of a flow lie in shared memory
+  kTaken = 5,     // "I have consumed segments below `segment` of your flow"
+  kPlaced = 6,    // "the `count` segments before `segment` of my flow lie where you granted"
+  kWant = 7,      // "my eager allowance is spent; grant this flow"
+  kCredit = 8,    // gives back `place.offset` bytes of eager allowance
+  kDisagree = 9,  // payload: what I called under this key
+  kAbort = 10,    // payload: why this group ends; flow = culprit rank, count = fault
+  kLost = 11,     // payload: why the peer `flow` counts as dead
+  kGoodbye = 12,  // orderly end of the link
   kHeartbeat = 13,
-  kRegion = 14,    // a shared region's descriptor rides along (SCM_RIGHTS)
-  kRelease = 15,   // the region is gone: drop the mapping
+  kRegion = 14,   // a shared region's descriptor rides along (SCM_RIGHTS)
+  kRelease = 15,  // the region is gone: drop the mapping
 };
 
 // Place::region of what lies in the sender's slots.
@@ -33,9 +33,9 @@ inline constexpr uint32_t kArenaRegion = 0xffffffff;
 
 // Sixteen more bytes, carried as the payload of kGrant, kOffer, kCredit, kRegion and kRelease.
 struct Place {
-  uint32_t region = 0;       // 0: none; kOffer with kInSlot: the slot's number
-  uint32_t gate = kNoGate;   // kGrant: segment s is granted once you consumed s of my flow `gate`
-  uint64_t offset = 0;       // bytes into the region of the flow's (kOffer: the segment's) first byte
+  uint32_t region = 0;      // 0: none; kOffer with kInSlot: the slot's number
+  uint32_t gate = kNoGate;  // kGrant: segment s is granted once you consumed s of my flow `gate`
+  uint64_t offset = 0;  // bytes into the region of the flow's (kOffer: the segment's) first byte
 
   static constexpr uint32_t kNoGate = 0xffffffff;
 };

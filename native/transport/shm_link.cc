@@ -88,8 +88,7 @@ bool ShmLink::push(const Frame& frame) {
   }
   std::byte* to = data + head % Arena::kRingBytes;
   std::memcpy(to, &frame.header, sizeof(Header));
-  if (frame.header.length > 0)
-    std::memcpy(to + sizeof(Header), frame.bytes(), frame.header.length);
+  if (frame.header.length > 0) std::memcpy(to + sizeof(Header), frame.bytes(), frame.header.length);
   ring.head.store(head + size, std::memory_order_release);
   bell_due_ = true;
   return true;
@@ -137,8 +136,8 @@ bool ShmLink::deliver(FrameSink& sink) {
     std::memcpy(&header, inbound_data_ + at, sizeof(Header));
     const size_t size = sizeof(Header) + padded(header.length);
     const bool padding = static_cast<uint8_t>(header.type) == kPadding;
-    if (header.magic != Header::kMagic || size > upto - tail ||
-        size > Arena::kRingBytes - at || (!padding && header.length > Arena::kMaxInline)) {
+    if (header.magic != Header::kMagic || size > upto - tail || size > Arena::kRingBytes - at ||
+        (!padding && header.length > Arena::kMaxInline)) {
       fail(sink, "wrote a corrupt record into its ring");
       return true;
     }
@@ -195,7 +194,7 @@ void ShmLink::release_regions() {
 }
 
 void ShmLink::take_region(const Place& place, int fd) {
-  struct stat stat {};
+  struct stat stat{};
   Mapping mapping;
   const bool fits = fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset;
   // A region that cannot be mapped here stays unknown; the call that needs it will say so.

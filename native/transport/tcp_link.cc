@@ -73,9 +73,8 @@ bool TcpLink::flush(FrameSink& sink) {
     iovec vectors[kMaxVectors];
     int n_vectors = 0;
     size_t wanted = 0;
-    for (auto queued = queue_.begin(); queued != queue_.end() && n_vectors + 2 <= kMaxVectors &&
-                                       wanted < kPumpBytes;
-         ++queued) {
+    for (auto queued = queue_.begin();
+         queued != queue_.end() && n_vectors + 2 <= kMaxVectors && wanted < kPumpBytes; ++queued) {
       if (queued->n_sent == 0) seal(*queued);
       size_t skip = queued->n_sent;
       if (skip < sizeof(Header))
@@ -223,7 +222,8 @@ void TcpLink::disown(const std::byte* from, size_t n_bytes) {
     } else if (queued->n_sent == 0) {
       queued = queue_.erase(queued);
     } else {
-      queued->owned.assign(queued->frame.payload, queued->frame.payload + queued->frame.header.length);
+      queued->owned.assign(queued->frame.payload,
+                           queued->frame.payload + queued->frame.header.length);
       queued->frame.payload = nullptr;
       queued->frame.token = 0;
       ++queued;

@@ -1,0 +1,60 @@
+"""What a test and its ranks tell each other, through a store that outlives every rank.
+
+    with Stage() as stage, start_ranks(rank, 3, env=stage.env) as ranks:
+        stage.await_cue("rank 1 is about to call")
+        os.kill(ranks.pid(1), signal.SIGKILL)
+
+    def rank() -> None:
+        stage = Stage.from_environment()
+        stage.cue("rank 1 is about to call")
+
+The clock is the machine's: a test and its ranks may subtract each other's times.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+
+_LONG_S = 60.0
+_ADDRESS = "127.0.0.1"
+
+
+class Stage:
+    """The test's end, or, by `from_environment`, a rank's."""
+
+    def __init__(self, port: int | None = None) -> None:
+        self._server = TcpStoreServer(_ADDRESS, 0) if port is None else None
+        self.port = self._server.port if self._server is not None else port
+        assert self.port is not None
+        self.store = TcpStoreClient(_ADDRESS, self.port, timeout_s=_LONG_S)
+
+    @classmethod
+    def from_environment(cls) -> Stage:
+        return cls(int(os.environ["STAGE_PORT"]))
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {"STAGE_PORT": str(self.port)}
+
+    def cue(self, name: str) -> None:
+        """Let everyone who awaits this go on; with the time."""
+        self.store.set(f"cue/{name}", str(time.monotonic()).encode())
+
+    def await_cue(self, name: str, timeout_s: float = _LONG_S) -> float:
+        """Wait until somebody has given this cue, and return when that was."""
+        return float(self.store.get(f"cue/{name}", timeout_s))
+
+    def close(self) -> None:
+        self.store.close()
+        if self._server is not None:
+            self._server.close()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
