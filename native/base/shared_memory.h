@@ -74,6 +74,10 @@ class Regions {
   // peer, stopped in the middle of writing to it, could still write to after its call has failed.
   void fence(const std::byte* data, size_t n_bytes);
 
+  // Around fork(), so that the child does not inherit a lock that nobody will give back.
+  void before_fork() { mutex_.lock(); }
+  void after_fork() { mutex_.unlock(); }
+
  private:
   struct Owned {
     Region region;

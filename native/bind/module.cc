@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 #include "base/clock.h"
@@ -108,23 +109,31 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   return plan;
 }
 
+// Threads that wait without the interpreter. They take it back in a destructor, where a thread must
+// not end: none may be left when the interpreter finalizes, which ends threads that ask for it.
+std::atomic<int> n_waiting{0};
+
 // A call in flight, as Python holds it.
 struct Call {
   std::shared_ptr<Mesh> mesh;
   std::shared_ptr<Collective> collective;
 
-  bool done() const { return collective->finished.load(std::memory_order_acquire); }
+  bool done() const {
+    return collective->finished.load(std::memory_order_acquire) || mesh->forsaken();
+  }
 
-  // True when finished. Lets the interpreter go, and looks at signals every 50 quiet milliseconds.
+  // True when finished. Lets the interpreter go, and looks at signals ten times a second.
   bool wait(double timeout_s) {
     if (done()) return true;
     const int64_t deadline = now_ns() + ns_of(timeout_s);
     for (;;) {
+      n_waiting++;
       bool finished;
       {
         nb::gil_scoped_release release;
-        finished = mesh->wait(*collective, deadline - now_ns());
+        finished = mesh->wait(*collective, std::min(deadline - now_ns(), 100 * kMillisecond));
       }
+      n_waiting--;
       if (finished) return true;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (now_ns() >= deadline) return done();
@@ -132,7 +141,10 @@ struct Call {
   }
 
   ErrorTuple error() const {
-    return done() ? tuple_of(collective->error) : ErrorTuple{0, -1, "", ""};
+    if (collective->finished.load(std::memory_order_acquire)) return tuple_of(collective->error);
+    if (!mesh->forsaken()) return {0, -1, "", ""};
+    return {static_cast<int>(Fault::kClosed), -1, "a forked child has no part in its parent's calls",
+            collective->doing()};
   }
 };
 
@@ -202,6 +214,7 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
 
 NB_MODULE(_native, m) {
   using namespace shoal;
+  nb::set_leak_warnings(false);  // whatever lives at exit lives at exit: threads, globals
   m.doc() = "shoal's native core; import shoal.engine instead";
 
   nb::class_<Program>(m, "Program")
@@ -268,7 +281,18 @@ NB_MODULE(_native, m) {
            fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
   });
   m.def("fold_isa", &fold_isa);
-  m.def("before_fork", [] { Lane::of_process().before_fork(); });
-  m.def("after_fork_in_parent", [] { Lane::of_process().after_fork_in_parent(); });
-  m.def("after_fork_in_child", [] { Lane::of_process().after_fork_in_child(); });
+  m.def("n_waiting", [] { return n_waiting.load(); });
+  m.def("before_fork", [] {
+    Lane::of_process().before_fork();
+    Regions::of_process().before_fork();
+  });
+  m.def("after_fork_in_parent", [] {
+    Regions::of_process().after_fork();
+    Lane::of_process().after_fork_in_parent();
+  });
+  m.def("after_fork_in_child", [] {
+    n_waiting = 0;
+    Regions::of_process().after_fork();
+    Lane::of_process().after_fork_in_child();
+  });
 }

@@ -47,6 +47,7 @@ struct StepState {
   uint32_t unsaid = 0;  // segments put there since the receiver was last told
   bool want_said = false;
   bool waits_for_slot = false;
+  bool by_reference = false;    // the receiver reads this chunk itself
   std::vector<uint32_t> ahead;  // segments above `done` whose memory is free already
   // Receives: what was allowed and what came.
   uint32_t grant_said = 0;

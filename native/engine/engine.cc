@@ -200,7 +200,11 @@ void Engine::finish(Collective& call, const Error& error) {
     std::erase_if(outstanding_, [&](const auto& entry) { return entry.second.call == keep; });
     for (uint32_t at = 0; at < call.state.size(); ++at) {
       const Step& step = call.plan->program->steps[at];
-      if (call.state[at].place_granted && call.state[at].done < call.state[at].n_segments)
+      const StepState& state = call.state[at];
+      // A peer that has yet to hear of the end must neither write here any more, nor read what the
+      // owner does with its memory now and take it for a result.
+      if ((state.place_granted && state.done < state.n_segments) ||
+          (state.by_reference && state.done < state.started))
         Regions::of_process().fence(call.chunk(step.buffer, step.chunk),
                                     call.plan->chunk_bytes(step.buffer, step.chunk));
     }
@@ -501,9 +505,10 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
   const bool eager = (header.flags & kEager) != 0;
   if (step.gate != Place::kNoGate && !eager) {
     // The peer sends this only after consuming our own segment: that send is done.
-    advance(call, call.plan->program->sends_to[step.peer][step.gate],
-            std::min(header.segment + 1,
-                     call.state[call.plan->program->sends_to[step.peer][step.gate]].started));
+    complete_below(
+        call, call.plan->program->sends_to[step.peer][step.gate],
+        std::min(header.segment + 1,
+                 call.state[call.plan->program->sends_to[step.peer][step.gate]].started));
   }
   const bool landed = landing.in_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
@@ -556,7 +561,7 @@ void Engine::add_offer(Collective& call, uint32_t at, const Offered& offer) {
 
 void Engine::on_taken(Collective& call, const Header& header, int from) {
   const uint32_t at = call.plan->program->sends_to[from][header.flow];
-  advance(call, at, std::min(header.segment, call.state[at].started));
+  complete_below(call, at, std::min(header.segment, call.state[at].started));
 }
 
 void Engine::on_placed(Collective& call, const Header& header, uint32_t at) {
@@ -567,7 +572,7 @@ void Engine::on_placed(Collective& call, const Header& header, uint32_t at) {
                           "put segments of " + call.doing() + " that were not granted");
   if (step.gate != Place::kNoGate) {
     const uint32_t before = call.plan->program->sends_to[step.peer][step.gate];
-    advance(call, before, std::min(header.segment, call.state[before].started));
+    complete_below(call, before, std::min(header.segment, call.state[before].started));
   }
   add_offer(call, at, {header.segment - header.count, header.count, 0, 0, Slots::kNone, true});
 }

@@ -130,6 +130,7 @@ class Engine final : public FrameSink {
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
   void complete(Collective& call, uint32_t at, uint32_t segment);
+  void complete_below(Collective& call, uint32_t at, uint32_t done);
   void make_ready(Collective& call, uint32_t at);
   void finish(Collective& call, const Error& error);
 

@@ -120,15 +120,17 @@ void Engine::settle_broken() {
     }
     if (peer_state_[peer] != PeerState::kAlive) continue;
     peer_state_[peer] = PeerState::kLost;
+    Header header;
+    header.type = FrameType::kLost;
+    header.flow = static_cast<uint32_t>(peer);
     if (links_[peer] != nullptr) {
+      if (!given_up_) send_text(peer, header, why);  // it may live: then it must know that it is out
+      links_[peer]->flush(*this);
       links_[peer]->close();
       graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
     }
     std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
     slots_.drop_peer(peer);
-    Header header;
-    header.type = FrameType::kLost;
-    header.flow = static_cast<uint32_t>(peer);
     for (size_t other = 0; other < names_.size() && !given_up_; ++other)
       if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
     for (auto& [id, group] : groups_)

@@ -149,7 +149,7 @@ void Lane::after_fork_in_parent() {
 // Only this thread exists now. Closing without a word: the parent still speaks on these sockets.
 void Lane::after_fork_in_child() {
   for (auto& [id, entry] : meshes_) {
-    for (const auto& [fd, peer] : entry.watched) ::close(fd);
+    entry.mesh->forsake();
     new std::shared_ptr<Mesh>(std::move(entry.mesh));  // leaked: its lock may be held for ever
   }
   meshes_.clear();

@@ -283,7 +283,15 @@ size_t Mesh::staging_peak() {
   return engine_.staging().peak();
 }
 
+void Mesh::forsake() {
+  forsaken_.store(true);
+  ::close(arena_->event_fd());
+  for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer)
+    if (Link* link = engine_.link(peer)) link->forsake();
+}
+
 void Mesh::close() {
+  if (forsaken()) return;
   {
     std::unique_lock lock(mutex_);
     if (closed_) return;

@@ -2,7 +2,7 @@
 // docs/threads.md tells who may hold what when.
 #pragma once
 
-#include <condition_variable>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -55,6 +55,12 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   // Says goodbye, fails what is in flight, ends all links. Idempotent.
   void close();
 
+  // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
+  // them. The lock may be held by a thread that the child does not have, so nothing else but
+  // forsaken() may be asked of it from here on.
+  void forsake();
+  bool forsaken() const { return forsaken_.load(std::memory_order_relaxed); }
+
   // For the lane.
   struct Watched {
     int fd;
@@ -86,6 +92,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   int n_callers_ = 0;
   bool finished_some_ = false;
   bool closed_ = false;
+  std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
 };
 

@@ -141,7 +141,8 @@ size_t Engine::send_put(Collective& call, uint32_t at, std::byte* to) {
   const uint32_t done = ++state.started;
   state.unsaid++;
   if (done == state.n_segments || state.unsaid >= kSegmentsPerNote) say_placed(call, at);
-  advance(call, at, done);
+  complete(call, at, done - 1);
+  if (!call.finished && done < state.n_segments) make_ready(call, at);
   return n_bytes;
 }
 
@@ -191,6 +192,7 @@ size_t Engine::send_by_reference(Collective& call, uint32_t at, uint32_t ready) 
   frame.header.count = ready - state.started;
   frame.carry({region.id, Place::kNoGate, static_cast<uint64_t>(from - region.data)});
   send(peer, frame);
+  state.by_reference = true;
   state.started = ready;
   return 1;  // nothing was copied, but something moved
 }
@@ -226,7 +228,9 @@ size_t Engine::send_in_slot(Collective& call, uint32_t at) {
   frame.header.flags = kInSlot;
   frame.carry({slot, Place::kNoGate, slots_.offset(slot)});
   send(peer, frame);
-  advance(call, at, ++state.started);
+  const uint32_t segment = state.started++;
+  complete(call, at, segment);
+  if (!call.finished && state.started < state.n_segments) make_ready(call, at);
   return moved;
 }
 
@@ -242,21 +246,27 @@ void Engine::sent(int, uint64_t token) {
   complete(*what.call, what.step, what.segment);
 }
 
-// The link is through with a segment. A short last one is copied and done at once, and links may
-// report out of order: `done` must not pass a segment that is still borrowed.
+// A segment's memory is free again. That does not happen in order: a short last segment is copied
+// at once, links report as they like, and a segment may go into a slot while the peer still reads
+// the one before it by reference. `done` must not pass one that is still borrowed.
 void Engine::complete(Collective& call, uint32_t at, uint32_t segment) {
   StepState& state = call.state[at];
   if (segment == state.done && state.ahead.empty()) return advance(call, at, segment + 1);
   state.ahead.push_back(segment);
-  uint32_t done = state.done;
-  for (auto next = state.ahead.begin(); next != state.ahead.end();) {
+  complete_below(call, at, state.done);
+}
+
+// All segments below `done` are free, and perhaps some after them.
+void Engine::complete_below(Collective& call, uint32_t at, uint32_t done) {
+  auto& ahead = call.state[at].ahead;
+  for (auto next = ahead.begin(); next != ahead.end();) {
     if (*next > done) {
       ++next;
       continue;
     }
     done = std::max(done, *next + 1);
-    state.ahead.erase(next);
-    next = state.ahead.begin();
+    ahead.erase(next);
+    next = ahead.begin();
   }
   advance(call, at, done);
 }

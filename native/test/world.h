@@ -146,8 +146,9 @@ class World {
     engines[index(rank)].reset();
     for (auto& [at, kept] : open_) {
       if (std::get<0>(at) != rank || kept->call.finished) continue;
-      kept->call.handle->error = {Fault::kClosed, rank, "this rank was killed"};
-      kept->end(*kept->call.handle, now);
+      kept->call.finished = true;
+      kept->call.error = {Fault::kClosed, rank, "this rank was killed"};
+      kept->is_ownerless = true;
     }
   }
   // Stopped, as by SIGSTOP: nothing is told to anyone.
@@ -185,6 +186,7 @@ class World {
 
   struct Kept {
     Call call;
+    bool is_ownerless = false;  // the process died: its peers hold what is left of its memory
     int result_buffer = kData;
     size_t result_bytes = 0;
     std::byte* result_at = nullptr;
@@ -222,10 +224,10 @@ class World {
     }
     // Whether nobody has written to shared memory after it went back to its owner.
     bool is_untouched() const {
-      return std::all_of(regions.begin(), regions.end(), [&](const auto& region) {
-        return std::all_of(region.first, region.first + region.second,
-                           [](std::byte byte) { return byte == kScribble; });
-      });
+      return is_ownerless || std::all_of(regions.begin(), regions.end(), [&](const auto& region) {
+               return std::all_of(region.first, region.first + region.second,
+                                  [](std::byte byte) { return byte == kScribble; });
+             });
     }
     void free() {
       heap.clear();

@@ -50,6 +50,9 @@ class Link {
   // Drops everything queued; idempotent; nothing is called afterwards.
   virtual void close() = 0;
 
+  // In a forked child: closes the descriptors, which are the parent's, and does nothing else.
+  virtual void forsake() {}
+
   // The largest payload send() takes by copy without `sent`; larger ones are borrowed, or for
   // links that share memory must be offered by place.
   virtual size_t max_inline() const = 0;

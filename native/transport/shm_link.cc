@@ -53,6 +53,12 @@ void ShmLink::close() {
   ::close(event_fd_);
 }
 
+void ShmLink::forsake() {
+  if (closed_) return;
+  ::close(socket_fd_);
+  ::close(event_fd_);
+}
+
 void ShmLink::fail(FrameSink& sink, const std::string& what) {
   if (closed_) return;
   close();

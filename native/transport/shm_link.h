@@ -29,6 +29,7 @@ class ShmLink final : public Link {
   bool has_queued() const override { return !queue_.empty(); }
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
+  void forsake() override;
   size_t max_inline() const override { return Arena::kMaxInline; }
   bool shares_memory() const override { return true; }
   bool share(uint32_t region) override;

@@ -39,6 +39,10 @@ void TcpLink::close() {
   queue_.clear();
 }
 
+void TcpLink::forsake() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
 void TcpLink::fail(FrameSink& sink, const std::string& what) {
   if (fd_ < 0) return;
   close();

@@ -23,6 +23,7 @@ class TcpLink final : public Link {
   bool has_queued() const override { return !queue_.empty(); }
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
+  void forsake() override;
   size_t max_inline() const override { return kEagerBytes; }
 
   int fd() const { return fd_; }

@@ -24,6 +24,7 @@ from shoal._native import (
     before_fork,
     can_fold,
     fold_isa,
+    n_waiting,
     release,
     scale,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "after_fork_in_child",
     "after_fork_in_parent",
     "allocate",
+    "n_waiting",
     "before_fork",
     "can_fold",
     "describe",

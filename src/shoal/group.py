@@ -6,11 +6,14 @@ of it, locally and for free.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import logging
 import os
 import socket
+import threading
+import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -39,6 +42,10 @@ DEFAULT_STAGING_BYTES: Final = 50 << 20
 DEFAULT_SPIN_US: Final = 50.0
 
 
+# How long the program's end waits for threads to notice that their calls have ended.
+_LAST_WAIT_S: Final = 2.0
+
+
 class World:
     """One epoch: the links to all peers, and what its groups share.
 
@@ -54,11 +61,8 @@ class World:
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._n_made: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self._end = weakref.finalize(self, mesh.close)
+        self._end.atexit = False  # `_end_all` has more to do
         _WORLDS.add(self)
-
-    @property
-    def is_open(self) -> bool:
-        return self._end.alive
 
     def enrol(self, group: Group, name: str, members: Sequence[int]) -> engine.NativeGroup:
         """The native group of a new one. All members get the same id for it, and never again."""
@@ -69,7 +73,9 @@ class World:
 
     def close(self) -> None:
         """Say goodbye to all peers and end the links. Idempotent."""
-        self._end()
+        # NOT `self._end()`: finalizers do nothing once the program is ending.
+        self._end.detach()
+        self.mesh.close()
 
     def forsake(self) -> None:
         """After fork, in the child: the links are the parent's, and nothing is said on them."""
@@ -79,6 +85,18 @@ class World:
 
 
 _WORLDS: Final[weakref.WeakSet[World]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all worlds while the interpreter is whole, and let all threads out of native code."""
+    for world in list(_WORLDS):
+        world.close()
+    COMPLETIONS.finish()
+    deadline = time.monotonic() + _LAST_WAIT_S
+    pause = threading.Event()  # waited on only for its timeout, which lets the others run
+    while engine.n_waiting() and time.monotonic() < deadline:
+        pause.wait(0.001)
 
 
 def _after_fork_in_child() -> None:

@@ -74,6 +74,8 @@ class Work:
 
 _LOG: Final = logging.getLogger("shoal")
 
+_Pending = tuple[Work, Callable[[Work], None]]
+
 
 def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
     try:
@@ -87,9 +89,10 @@ class _Completions:
 
     _POLL_S: Final = 0.05  # how late a callback may be when calls end out of order
     _LINGER_S: Final = 1.0  # the thread waits this long for more before it ends
+    _LAST_WAIT_S: Final = 5.0  # the program's end waits this long for callbacks
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, Callable[[Work], None]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -102,6 +105,13 @@ class _Completions:
                 )
                 self._thread.start()
 
+    def finish(self) -> None:
+        """Run the callbacks of all calls that have ended, and end the thread."""
+        thread = self._thread
+        if thread is not None:
+            self._queue.put(None)
+            thread.join(self._LAST_WAIT_S)
+
     def forget_thread(self) -> None:
         """After fork: the child has none, and none of the parent's calls."""
         self._queue = queue.SimpleQueue()
@@ -109,7 +119,7 @@ class _Completions:
         self._thread = None
 
     def _run(self) -> None:
-        pending: list[tuple[Work, Callable[[Work], None]]] = []
+        pending: list[_Pending] = []
         while self._take(pending):
             pending[0][0].drive(self._POLL_S)
             ended = [entry for entry in pending if entry[0].done()]
@@ -117,12 +127,13 @@ class _Completions:
             for work, callback in ended:
                 _run_callback(work, callback)
 
-    def _take(self, pending: list[tuple[Work, Callable[[Work], None]]]) -> bool:
+    def _take(self, pending: list[_Pending]) -> bool:
         """Move what was added to `pending`; False, and the thread is gone, if there is nothing."""
         try:
-            pending.append(self._queue.get(timeout=0 if pending else self._LINGER_S))
-            while True:
-                pending.append(self._queue.get_nowait())
+            added = self._queue.get(timeout=0 if pending else self._LINGER_S)
+            while added is not None:
+                pending.append(added)
+                added = self._queue.get_nowait()
         except queue.Empty:
             pass
         if pending:

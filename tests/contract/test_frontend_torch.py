@@ -627,7 +627,7 @@ def check_a_deadline_that_passes_is_an_error(group: Group) -> None:
 
 
 def check_an_aborted_group_is_closed(group: Group) -> None:
-    doomed = dist.new_group(timeout=timedelta(seconds=20))
+    doomed = dist.new_group(timeout=timedelta(seconds=30))
     barrier(group)
     if group.rank() == 0:
         dist.distributed_c10d._abort_process_group(doomed)
@@ -667,10 +667,10 @@ CHECKS = {
 
 def run_checks() -> dict[str, str]:
     """In a rank: how each check failed, "" if it did not."""
-    dist.init_process_group("shoal", timeout=timedelta(seconds=20))
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
     failures = {}
     for name, check in CHECKS.items():
-        group = dist.new_group(group_desc="a group for checks", timeout=timedelta(seconds=10))
+        group = dist.new_group(group_desc="a group for checks", timeout=timedelta(seconds=30))
         try:
             check(group)
             failures[name] = ""
@@ -682,7 +682,7 @@ def run_checks() -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=SIZES)
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_ranks(run_checks, request.param, deadline_s=100)
+    return run_ranks(run_checks, request.param, deadline_s=110)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -1,15 +1,18 @@
 """Ranks that die, are interrupted, or just end: what the others are told, and how soon."""
 
+import itertools
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from process.ranks import Outcome, start_ranks
+from process.ranks import Outcome, free_port, start_ranks
 from process.stage import Stage
 
 import shoal
@@ -50,11 +53,10 @@ def reduce_until_a_rank_dies(
     group = shoal.init()
     data = shoal.empty(N_ELEMS) if shared else np.empty(N_ELEMS, np.float32)
     data[:] = 1
-    group.all_reduce(data, "max")
-    if group.rank == victim:
-        stage.cue("busy")
     try:
-        while True:
+        for turn in itertools.count():
+            if (turn, group.rank) == (1, victim):
+                stage.cue("busy")
             group.all_reduce(data, "max")
     except PeerLost as error:
         at, lost = time.monotonic(), error
@@ -66,6 +68,7 @@ def reduce_until_a_rank_dies(
         group = shoal.init(stage.store, rank, SIZE - 1)
     else:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(SIZE - 1))
+        del os.environ["LOCAL_RANK"]
         group = shoal.init()
     with group:
         data[:] = 1
@@ -111,5 +114,214 @@ def test_all_survivors_of_a_killed_rank_are_told_soon_and_can_go_on(
             stage.await_cue("busy")
             died_at = time.monotonic()
             os.kill(ranks.pid(victim), signal.SIGKILL)
-            outcomes = ranks.wait()
+            outcomes = ranks.wait(30)
     check_survivors(outcomes, victim, died_at)
+
+
+# Deaths of other kinds.
+
+
+def lose_two(victims: tuple[int, int]) -> tuple[float, Exception, float] | None:
+    stage = Stage.from_environment()
+    group = shoal.init()
+    data = np.ones(N_ELEMS, np.float32)
+    error = None
+    try:
+        for turn in itertools.count():
+            if (turn, group.rank) == (1, victims[0]):
+                stage.cue("busy")
+            group.all_reduce(data, "max")
+    except PeerLost as lost:
+        at, error = time.monotonic(), lost
+    group.close()
+    survivors = [rank for rank in range(group.size) if rank not in victims]
+    with shoal.init(stage.store, survivors.index(group.rank), len(survivors)) as group:
+        data[:] = 1
+        group.all_reduce(data)
+        return at, error, float(data[-1])
+
+
+def test_survivors_of_two_deaths_at_once_are_told_of_one_and_can_go_on() -> None:
+    victims = 1, 2
+    with Stage() as stage, start_ranks(lose_two, SIZE, victims, env=stage.env) as ranks:
+        stage.await_cue("busy")
+        died_at = time.monotonic()
+        for victim in victims:
+            os.kill(ranks.pid(victim), signal.SIGKILL)
+        outcomes = ranks.wait(30)
+    for rank in (0, 3):
+        at, error, total = outcomes[rank].value
+        assert error.rank in victims, error
+        assert at - died_at < SOON_S
+        assert total == 2
+
+
+def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None, Exception | None]:
+    """Nobody calls anything while rank 1 dies, and rank 0 is asleep in a call that waits for it."""
+    pretend_hosts(ranks_per_host)
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        group.barrier()
+        if group.rank == 1:
+            stage.cue("at rest")
+            stage.await_cue("never")
+        if group.rank == 0:
+            error = error_of(group.recv, np.empty(1), 1)
+            at = time.monotonic()
+            stage.cue("rank 0 was told")
+        else:
+            stage.await_cue("rank 0 was told")
+            error = error_of(group.all_reduce, np.ones(10))
+            at = stage.await_cue("rank 0 was told")
+        return at, error, error_of(group.barrier)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
+    ending: signal.Signals, ranks_per_host: int
+) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(rest_until_a_rank_dies, 3, ranks_per_host, env=stage.env) as ranks,
+    ):
+        stage.await_cue("at rest")
+        died_at = time.monotonic()
+        os.kill(ranks.pid(1), ending)
+        first, victim, third = ranks.wait(30)
+    assert victim.died == f"was killed by {ending.name}"
+    for survivor in (first, third):
+        assert survivor.value is not None, survivor
+        at, *errors = survivor.value
+        assert at - died_at < SOON_S
+        for error in errors:
+            assert isinstance(error, PeerLost)
+            assert error.rank == 1
+            assert "its process died" in str(error)
+
+
+def die_outside_the_subgroup() -> tuple[float, Exception | None]:
+    stage = Stage.from_environment()
+    with shoal.init() as world:
+        group = world.subgroup([rank for rank in (0, 1) if rank < 2], "pair") if world.rank < 2 else None
+        world.barrier()
+        if group is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world_error = error_of(world.barrier)
+        data = np.ones(100_000)
+        group.all_reduce(data)
+        return float(data[0]), world_error
+
+
+def test_a_group_without_the_dead_rank_lives_on() -> None:
+    with Stage() as stage, start_ranks(die_outside_the_subgroup, 3, env=stage.env) as ranks:
+        first, second, _ = ranks.wait(30)
+    for survivor in (first, second):
+        assert survivor.value is not None, survivor
+        total, error = survivor.value
+        assert total == 2.0
+        assert isinstance(error, PeerLost)
+        assert error.rank == 2
+
+
+# Interrupts.
+
+
+def wait_for_an_interrupt(busy: bool) -> Exception | None:
+    """Rank 1 is interrupted in a call that nobody answers; rank 0 waits for it in another."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        if busy:
+            threading.Thread(target=reduce_for_ever, args=[group], daemon=True).start()
+        if group.rank == 0:
+            return error_of(group.recv, np.empty(1), 1)
+        # Runs only when the main thread lets the interpreter go: when it waits.
+        threading.Thread(target=stage.cue, args=["waiting"]).start()
+        group.recv(np.empty(1), 0)
+    raise AssertionError("nobody sent that")
+
+
+def reduce_for_ever(group: shoal.Group) -> None:
+    data = np.ones(1_000_000, np.float32)
+    while error_of(group.all_reduce, data, name="background") is None:
+        pass
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_interrupt_ends_a_waiting_rank_cleanly_and_the_others_are_told(busy: bool) -> None:
+    with Stage() as stage, start_ranks(wait_for_an_interrupt, 2, busy, env=stage.env) as ranks:
+        stage.await_cue("waiting")
+        os.kill(ranks.pid(1), signal.SIGINT)
+        other, interrupted = ranks.wait(30)
+    assert isinstance(interrupted.error, KeyboardInterrupt), interrupted
+    assert interrupted.died == ""
+    assert interrupted.output.count("Traceback") == 1, interrupted.output
+    assert isinstance(other.value, PeerLost), other
+    assert other.value.rank == 1
+    assert "left the group" in str(other.value)
+
+
+# Ends without a close, as plain programs.
+
+BEGIN = """
+import os, sys
+import numpy as np
+import shoal
+data = np.ones(1_000_000)
+"""
+ENDINGS = {
+    "a global": "group = shoal.init(); group.all_reduce(data); assert data[0] == 2",
+    "forgotten": "shoal.init().all_reduce(data); assert data[0] == 2",
+    "in a function": "def main():\n    group = shoal.init(); group.all_reduce(data)\nmain()",
+    "a subgroup": "part = shoal.init().subgroup([0, 1], 'part'); part.all_reduce(data)",
+    "calls in flight": """
+group = shoal.init()
+for _ in range(10): group.all_reduce(data, async_op=True); group.all_reduce(shoal.empty(10**6), async_op=True)
+""",
+    "a callback to come": """
+group = shoal.init()
+group.recv(data, 1 - group.rank, async_op=True).on_done(lambda work: None)
+""",
+    "a failing callback": """
+group = shoal.init()
+group.all_reduce(data, async_op=True).on_done(lambda work: 1 / 0)
+group.barrier()
+""",
+    "shared memory": "group = shoal.init(); keep = shoal.empty(10**6); group.all_reduce(keep)",
+    "an exit code": "group = shoal.init(); group.all_reduce(data); sys.exit(0)",
+    "threads that wait": """
+import threading
+group = shoal.init()
+def wait(tag):
+    try: group.recv(np.empty(1), 1 - group.rank, tag)
+    except shoal.ShoalError: pass
+for tag in range(3): threading.Thread(target=wait, args=[tag], daemon=True).start()
+group.barrier()
+""",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_program_that_ends_without_a_close_ends_well_and_in_silence(ending: str) -> None:
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGIN + ENDINGS[ending]],
+            env={**env, "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [program.communicate(timeout=30)[0] for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+    assert [program.returncode for program in programs] == [0, 0], outputs
+    if ending == "a failing callback":
+        assert all(output.count("ZeroDivisionError") == 1 for output in outputs), outputs
+    else:
+        assert outputs == ["", ""]

@@ -19,6 +19,7 @@ def test_every_algorithm_with_a_cost_exists() -> None:
 def test_small_messages_go_directly_and_large_ones_are_sharded_in_one_host() -> None:
     assert choose("all_reduce", 4, ONE_HOST).name == "direct"
     assert choose("all_reduce", 25 << 20, ONE_HOST).name == "sharded"
+    assert choose("all_reduce", 25 << 20, Topology(size=2, n_hosts=1)).name == "sharded"
 
 
 def test_large_messages_between_hosts_take_the_ring() -> None:

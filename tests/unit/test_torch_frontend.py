@@ -253,26 +253,23 @@ def test_the_result_is_copied_back_once_however_many_threads_wait() -> None:
 def test_the_future_is_done_when_the_last_of_several_calls_is() -> None:
     started = [FakeWork(), FakeWork()]
     tensors = [torch.ones(1), torch.ones(2)]
-    seen = []
+    seen: list[str] = []
     work = PendingWork(started, tensors, lambda: seen.append("copied back"))  # type: ignore[arg-type]
     future = work.get_future()
-    future.add_done_callback(lambda done: seen.append(done.value()))
     started[1].finish()
     assert not future.done()
     started[0].finish()
+    assert future.wait()[1] is tensors[1]
     assert seen[0] == "copied back"
-    assert seen[1][0] is tensors[0]
-    assert seen[1][1] is tensors[1]
 
 
-def test_whoever_waits_for_a_future_drives_the_call() -> None:
-    started = FakeWork()
-    tensor = torch.ones(1)
-    future = PendingWork([started], [tensor]).get_future()  # type: ignore[list-item]
-    assert future.wait()[0] is tensor
-    assert started.waits == [None]
-    started.finish()  # the completion thread comes late
-    assert future.done()
+def test_a_callback_of_one_future_may_wait_for_another() -> None:
+    started = [FakeWork(), FakeWork()]
+    first, second = (PendingWork([work], [torch.ones(1)]).get_future() for work in started)  # type: ignore[list-item]
+    chained = first.then(lambda _: second.then(lambda done: done.value()[0] + 1).wait())
+    started[0].finish()
+    started[1].finish()
+    assert chained.wait().item() == 2
 
 
 def test_a_failed_call_raises_its_own_error_everywhere() -> None:
@@ -294,7 +291,9 @@ def test_ddp_finds_the_error_instead_of_no_tensors_in_a_failed_future() -> None:
     started = FakeWork()
     future = PendingWork([started], [torch.ones(1)]).get_future()  # type: ignore[list-item]
     started.finish(LOST)
-    results = []
+    with pytest.raises(PeerLost):
+        future.wait()
+    results: list[Any] = []
     future._set_unwrap_func(results.append)
     future.value()
     with pytest.raises(PeerLost):

@@ -54,7 +54,10 @@ Cost = Callable[[int, int, LinkCost, bool], float]
 
 
 def _direct_all_reduce(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    return link.latency_us + (size - 1) * n_bytes * link.us_per_byte * (_INCAST if remote else 1)
+    # Folding in rank order happens in scratch memory: two more passes, over memory of the host.
+    copies = 2 * n_bytes * _LOCAL.us_per_byte
+    moved = (size - 1) * n_bytes * link.us_per_byte
+    return link.latency_us + copies + moved * (_INCAST if remote else 1)
 
 
 def _sharded_all_reduce(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from shoal.work import Work
 
 NO_TIMEOUT: Final = timedelta(0)
-
-_Future: Final[Any] = torch.futures.Future
 
 
 class FinishedWork(dist.Work):
@@ -68,7 +66,7 @@ class FinishedWork(dist.Work):
 class PendingWork(FinishedWork):
     """A call that is under way, made of one collective or several.
 
-    Threads: any; unless somebody waits for it, the future completes on shoal's completion thread.
+    Threads: any; the future completes, and its callbacks run, on a thread of their own.
 
     Args:
         works: the collectives. They keep the tensors alive while they run.
@@ -88,7 +86,7 @@ class PendingWork(FinishedWork):
         self._works = works
         self._copy_back = copy_back
         self._lock = threading.Lock()
-        self._future: _DrivenFuture | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._n_unfinished = len(works)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
@@ -111,13 +109,13 @@ class PendingWork(FinishedWork):
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = _DrivenFuture(self)
+            self._future = torch.futures.Future()
         # NOT under the lock: a work that is done may call back at once.
         for work in self._works:
             work.on_done(self._one_is_done)
         if not self._works:
-            future.complete()
-        return future
+            self._complete(self._future)
+        return self._future
 
     def is_completed(self) -> bool:
         """Whether the call is over, well or badly."""
@@ -148,58 +146,40 @@ class PendingWork(FinishedWork):
             self._n_unfinished -= 1
             future = None if self._n_unfinished else self._future
         if future is not None:
-            future.complete()
+            _futures_pool(os.getpid()).submit(self._complete, future)
 
-
-class _DrivenFuture(_Future):  # type: ignore[misc]  # torch's is generic, but only for type checkers
-    """A future whose waiter drives the call.
-
-    With torch's own, a callback of one future that waits for another, as DDP's PowerSGD hook does,
-    would block the only thread that completes futures.
-    """
-
-    def __init__(self, work: PendingWork) -> None:
-        super().__init__()
-        self._work: PendingWork | None = work
-        self._lock = threading.Lock()
-
-    def wait(self) -> Any:
-        """Return the tensors once they hold the result.
-
-        Raises:
-            ShoalError: the call failed.
-        """
-        self.complete()
-        return super().wait()
-
-    def complete(self) -> None:
-        """Drive the call to its end and take its outcome. Idempotent."""
-        work = self._work
-        if work is None:
-            return
-        result: list[torch.Tensor] = []
-        error: Exception | None = None
+    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
         try:
-            result = work.result()
-        except Exception as caught:  # noqa: BLE001 - also a failing copy back: waiters must hear it
-            error = caught
-        with self._lock:
-            if self._work is None:
-                return
-            self._work = None  # ends the cycle of references, and with it the tensors' lives
-        if error is None:
-            self.set_result(result)
+            result = self.result()
+        except Exception as error:  # noqa: BLE001 - also a failing copy back: waiters must hear it
+            _fail(future, error)
         else:
-            self._fail(error)
+            future.set_result(result)
 
-    def _fail(self, error: Exception) -> None:
-        # NOT by set_exception: that makes the exception itself the result. DDP looks for tensors in
-        # a result, finds none, takes the first of them all the same and dies of SIGSEGV.
-        def raise_error(_failure: object) -> None:
-            raise error
 
-        self._set_unwrap_func(raise_error)
-        self.set_result(_Failure(error))
+@functools.cache
+def _futures_pool(_process_id: int) -> ThreadPoolExecutor:
+    """The threads on which futures complete and run their callbacks: as many as are blocked.
+
+    NOT one, and not shoal's completion thread: a callback of one future that waits for another, as
+    DDP's PowerSGD hook does, would block the thread that is to complete the other.
+
+    Args:
+        _process_id: threads do not survive a fork, so a child gets a pool of its own.
+    """
+    return ThreadPoolExecutor(max_workers=256, thread_name_prefix="shoal-futures")
+
+
+def _fail(future: torch.futures.Future[list[torch.Tensor]], error: Exception) -> None:
+    """Complete a future with an error, which waiting for it raises."""
+
+    # NOT by set_exception: that makes the exception itself the result. DDP looks for tensors in a
+    # result, finds none, takes the first of them all the same and dies of SIGSEGV.
+    def raise_error(_failure: object) -> None:
+        raise error
+
+    future._set_unwrap_func(raise_error)
+    future.set_result(_Failure(error))  # type: ignore[arg-type]
 
 
 class _Failure:

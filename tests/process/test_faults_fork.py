@@ -1,0 +1,168 @@
+"""Forked children: they have no part in their parent's groups, and do not keep them alive."""
+
+import multiprocessing
+import os
+import signal
+import stat
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage
+
+import shoal
+from shoal.errors import Closed, PeerLost, ShoalError
+
+SOON_S = 2.0
+
+
+def error_of(call: Any, *args: Any, **how: Any) -> Exception | None:
+    try:
+        call(*args, **how)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None
+
+
+def sockets() -> set[str]:
+    """What this process holds open and others could notice: sockets, eventfds, epoll sets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        if stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode) or "anon_inode" in target:
+            found.add(target + name)
+    return found
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads, rightly
+        return os.fork()
+
+
+def pretend_hosts(ranks_per_host: int) -> None:
+    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+
+
+def leave_a_child_behind(ranks_per_host: int) -> float:
+    pretend_hosts(ranks_per_host)
+    stage = Stage.from_environment()
+    group = shoal.init()
+    group.barrier()
+    if group.rank == 1:
+        if fork() == 0:
+            own = Stage.from_environment()
+            own.cue("the child lives")
+            own.await_cue("end")
+            os._exit(0)
+        stage.await_cue("end")
+    lost = error_of(group.all_reduce, np.ones(1000))
+    at = time.monotonic()
+    assert isinstance(lost, PeerLost), lost
+    assert lost.rank == 1
+    stage.cue(f"rank {group.rank} was told")
+    return at
+
+
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+def test_a_dead_rank_is_noticed_though_its_forked_child_lives(ranks_per_host: int) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(leave_a_child_behind, 3, ranks_per_host, env=stage.env) as ranks,
+    ):
+        stage.await_cue("the child lives")
+        died_at = time.monotonic()
+        os.kill(ranks.pid(1), signal.SIGKILL)
+        for rank in (0, 2):
+            assert stage.await_cue(f"rank {rank} was told", 30) - died_at < SOON_S
+        stage.cue("end")
+        first, _, third = ranks.wait(30)
+    assert first.value is not None, first
+    assert third.value is not None, third
+
+
+def use_children(ranks_per_host: int) -> dict[str, Any]:
+    """Fork while calls are in flight, try everything in the child, and go on in the parent."""
+    pretend_hosts(ranks_per_host)
+    outside = sockets()
+    results: dict[str, Any] = {}
+    with shoal.init() as group:
+        part = group.subgroup([0, 1], "part")
+        data = np.ones(500_000, np.float32)
+        pending = group.all_reduce(data, async_op=True)
+        read, write = os.pipe()
+        child = fork()
+        if child == 0:
+            said = [
+                error_of(group.all_reduce, np.ones(3)),
+                error_of(part.barrier),
+                error_of(group.subgroup, [0, 1], "new"),
+                error_of(pending.wait),
+                error_of(group.close),
+            ]
+            names = [type(error).__name__ for error in said]
+            kept = sockets() - outside
+            os.write(write, f"{' '.join(names)}; {len(kept)} descriptors".encode())
+            os._exit(7)
+        pending.wait()
+        os.close(write)
+        results["data"] = float(data[0])
+        _, status = os.waitpid(child, 0)
+        results["child"] = os.read(read, 1000).decode()
+        results["status"] = os.waitstatus_to_exitcode(status)
+        os.close(read)
+
+        context = multiprocessing.get_context("fork")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            worker = context.Process(target=abs, args=[-1])
+            worker.start()
+            worker.join()
+        results["worker"] = worker.exitcode
+        part.all_reduce(data)
+        results["after"] = float(data[-1])
+    return results
+
+
+@pytest.mark.parametrize("ranks_per_host", [2, 1])
+def test_children_may_not_use_the_groups_and_do_not_disturb_them(ranks_per_host: int) -> None:
+    for results in run_ranks(use_children, 2, ranks_per_host):
+        assert results == {
+            "data": 2.0,
+            "child": "Closed Closed Closed Closed NoneType; 0 descriptors",
+            "status": 7,
+            "worker": 0,
+            "after": 4.0,
+        }
+
+
+def form_in_a_child() -> tuple[float, int]:
+    """A child may join a group of its own, such as one of a data loader's."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        group.barrier()
+        child = fork()
+        if child == 0:
+            try:
+                stage = Stage.from_environment()
+                with shoal.init(stage.store, group.rank, group.size) as own:
+                    data = np.ones(100_000)
+                    own.all_reduce(data)
+                    os._exit(int(data[-1]))
+            except ShoalError:
+                os._exit(99)
+        data = np.ones(100_000)
+        group.all_reduce(data)
+        _, status = os.waitpid(child, 0)
+        return float(data[0]), os.waitstatus_to_exitcode(status)
+
+
+def test_a_child_can_form_a_group_of_its_own() -> None:
+    with Stage() as stage:
+        assert run_ranks(form_in_a_child, 3, env=stage.env) == [(3.0, 3)] * 3
