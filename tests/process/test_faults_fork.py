@@ -95,7 +95,8 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
     with shoal.init() as group:
         part = group.subgroup([0, 1], "part")
         data = np.ones(500_000, np.float32)
-        pending = group.all_reduce(data, async_op=True)
+        reducing = group.all_reduce(data, async_op=True)
+        pending = group.recv(np.empty(1), 1 - group.rank, work=True)
         read, write = os.pipe()
         child = fork()
         if child == 0:
@@ -110,7 +111,7 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
             kept = sockets() - outside
             os.write(write, f"{' '.join(names)}; {len(kept)} descriptors".encode())
             os._exit(7)
-        pending.wait()
+        reducing.wait()
         os.close(write)
         results["data"] = float(data[0])
         _, status = os.waitpid(child, 0)
@@ -125,6 +126,8 @@ def use_children(ranks_per_host: int) -> dict[str, Any]:
             worker.start()
             worker.join()
         results["worker"] = worker.exitcode
+        group.send(np.ones(1), 1 - group.rank)
+        pending.wait()
         part.all_reduce(data)
         results["after"] = float(data[-1])
     return results

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
