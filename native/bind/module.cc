@@ -143,8 +143,8 @@ struct Call {
   ErrorTuple error() const {
     if (collective->finished.load(std::memory_order_acquire)) return tuple_of(collective->error);
     if (!mesh->forsaken()) return {0, -1, "", ""};
-    return {static_cast<int>(Fault::kClosed), -1, "a forked child has no part in its parent's calls",
-            collective->doing()};
+    return {static_cast<int>(Fault::kClosed), -1,
+            "a forked child has no part in its parent's calls", collective->doing()};
   }
 };
 

@@ -38,6 +38,7 @@ struct Group {
   Error poison;          // set once: everything in flight and later fails with it
   int poisoned_by = -1;  // who told of it before the group was born
   Error departed;  // a member has left in good order: calls that need nothing more of it go on
+  std::unordered_set<int> disputed_with;  // mesh ranks that were told what we called
   bool disputed = false;  // ranks called different things; the words for the poison are on the way
 
   std::unordered_map<uint64_t, std::shared_ptr<Collective>> in_flight;  // by key

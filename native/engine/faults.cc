@@ -27,7 +27,16 @@ std::string Engine::who(int peer) const { return names_[peer]; }
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
 void Engine::disagree(Collective& call, int peer) {
-  call.group->disputed = true;
+  Group& group = *call.group;
+  group.disputed = true;
+  // One word is enough, and a peer that sends more than it reads must not fill our memory.
+  if (!group.disputed_with.insert(peer).second) return;
+  if (peer_state_[peer] == PeerState::kLeft)
+    return abort_group(group,
+                       {Fault::kMismatch, peer,
+                        who(rank_) + " called " + call.plan->descriptor + ", but " + who(peer) +
+                            " called something else, and has left since"},
+                       true);
   Header header = frame_for(call, FrameType::kDisagree, 0, 0).header;
   send_text(peer, header, call.plan->descriptor);
 }
@@ -124,7 +133,8 @@ void Engine::settle_broken() {
     header.type = FrameType::kLost;
     header.flow = static_cast<uint32_t>(peer);
     if (links_[peer] != nullptr) {
-      if (!given_up_) send_text(peer, header, why);  // it may live: then it must know that it is out
+      if (!given_up_)
+        send_text(peer, header, why);  // it may live: then it must know that it is out
       links_[peer]->flush(*this);
       links_[peer]->close();
       graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
@@ -148,7 +158,9 @@ void Engine::settle_departed(int peer) {
   for (auto& [id, group] : groups_) {
     if (!group->born || group->rank_of[peer] < 0) continue;
     if (!group->departed) group->departed = left;
-    const bool stuck = std::any_of(group->in_flight.begin(), group->in_flight.end(),
+    // A disputed group waits for the other side's words, which may not come any more.
+    const bool stuck = group->disputed ||
+                       std::any_of(group->in_flight.begin(), group->in_flight.end(),
                                    [&](const auto& entry) { return needs(*entry.second, peer); });
     // Told to all: who does not need the departed may wait for us.
     if (stuck) abort_group(*group, left, true);

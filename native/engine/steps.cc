@@ -307,7 +307,12 @@ size_t Engine::attempt_recv(Collective& call, uint32_t at) {
     const std::byte* from =
         link == nullptr ? nullptr : link->peer_address(offer.region, offset, n_bytes);
     if (from == nullptr) {
-      protocol_error(peer, "offered shared memory that this process could not map");
+      abort_group(*call.group,
+                  {Fault::kResource, rank_,
+                   who(rank_) + " could not map shared memory of " + who(peer) +
+                       ": it has no descriptor or mapping left; raise the limit of open files "
+                       "(ulimit -n) or of mappings (vm.max_map_count)"},
+                  true);
       return 0;
     }
     const uint32_t segment = state.done;

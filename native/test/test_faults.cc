@@ -102,6 +102,24 @@ TEST("a call that differs from one that has ended here already is found out") {
   CHECK(world.groups[0]->poison.fault == Fault::kMismatch);
 }
 
+TEST("a call that differs from one whose caller has left already fails, and does not wait for it") {
+  for (const bool posts_first : {true, false}) {
+    World world(3, {});
+    Job job = large(Kind::kDirectBroadcast, 1);
+    world.post(0, job);
+    CHECK(world.run_all(10));
+    job.n_elems = 2;
+    world.net.options.delays = 1;
+    if (posts_first) world.post(1, job);
+    world.leave(0);
+    world.run_steps(20);
+    const Call& late = world.post(posts_first ? 2 : 1, job);
+    CHECK(world.run_all(100));
+    CHECK(late.error.fault == Fault::kMismatch || late.error.fault == Fault::kPeerLost);
+    CHECK_EQ(late.error.peer, 0);
+  }
+}
+
 TEST("a rank that posts after the others disagreed fails at once, with their words") {
   World world(3, {});
   const Call& on_0 = world.post(0, large());

@@ -202,7 +202,9 @@ void ShmLink::release_regions() {
 void ShmLink::take_region(const Place& place, int fd) {
   struct stat stat{};
   Mapping mapping;
-  const bool fits = fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset;
+  // -1: this process had no descriptor left for it.
+  const bool fits =
+      fd >= 0 && fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset;
   // A region that cannot be mapped here stays unknown; the call that needs it will say so.
   if (fits && !Mapping::map(fd, place.offset, mapping)) regions_[place.region] = std::move(mapping);
 }
@@ -230,7 +232,7 @@ ShmLink::Notes ShmLink::take_notes() {
     const bool whole = n == static_cast<ssize_t>(sizeof(note)) &&
                        note.header.magic == Header::kMagic && note.header.epoch == epoch_;
     result = Notes::kTaken;
-    if (whole && note.header.type == FrameType::kRegion && fd >= 0)
+    if (whole && note.header.type == FrameType::kRegion)
       take_region(note.place, fd);
     else if (whole && note.header.type == FrameType::kRelease)
       regions_.erase(note.place.region);

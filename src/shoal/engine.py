@@ -255,5 +255,5 @@ def error_from(
         host, address, _ = names[peer] if 0 <= peer < len(names) else ("", "", "")
         return PeerLost(rank, host, address, doing, what)
     message = f"{doing}: {what}" if doing else what
-    kinds = {2: TimedOut, 3: UsageError, 4: Closed}
+    kinds = {2: TimedOut, 3: UsageError, 4: Closed, 5: ShoalError}
     return kinds.get(fault, InternalError)(message)

@@ -44,6 +44,8 @@ def init(
         return form(store, rank, size, timeout_s=timeout_s)
     if store is not None or rank is not None or size is not None:
         raise UsageError("shoal.init takes store, rank and size together, or none of them")
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
     place = find_place()
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port

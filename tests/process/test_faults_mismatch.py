@@ -229,8 +229,7 @@ def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
 def test_a_rank_that_calls_something_else_is_named_with_both_calls_to_everyone(
     size: int, ranks_per_host: int
 ) -> None:
-    if ranks_per_host > size:
-        ranks_per_host = size
+    ranks_per_host = min(ranks_per_host, size)
     for rank, results in enumerate(run_ranks(disagree, size, ranks_per_host)):
         assert results.keys() == CASES.keys()
         for name, (took_s, error) in results.items():

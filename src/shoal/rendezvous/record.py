@@ -93,7 +93,7 @@ def find_host_id(environ: Mapping[str, str]) -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-    except OSError:
+    except (FileNotFoundError, PermissionError):  # NOT for want of descriptors: that passes
         boot = socket.gethostname()
     try:
         # The thread's own namespace, which setns(2) may have changed for it alone.

@@ -1,0 +1,385 @@
+"""How a group comes to be, and every way in which it cannot: in words that say what to do."""
+
+import contextlib
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks
+from process.stage import Stage
+
+import shoal
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.rendezvous import MemoryStore
+
+LONG_S = 60.0
+
+
+def error_of(call: Any, *args: Any, **how: Any) -> Exception | None:
+    try:
+        call(*args, **how)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None
+
+
+def total(group: shoal.Group) -> float:
+    data = np.ones(1000)
+    group.all_reduce(data)
+    return float(data[0])
+
+
+# Variables.
+
+
+def init_under(environment: dict[str, str]) -> float:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    os.environ.update(environment)
+    with shoal.init(timeout_s=LONG_S) as group:
+        return total(group)
+
+
+def init_under_open_mpi() -> float:
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    return init_under({"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": size})
+
+
+def init_under_slurm() -> float:
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    return init_under({"SLURM_PROCID": rank, "SLURM_NTASKS": size})
+
+
+def test_other_launchers_need_no_other_program() -> None:
+    assert run_ranks(init_under_open_mpi, 2) == [2.0, 2.0]
+    assert run_ranks(init_under_slurm, 2) == [2.0, 2.0]
+
+
+def init_wrongly() -> dict[str, str]:
+    """One rank and one wrong variable at a time."""
+    cases: dict[str, dict[str, str | None]] = {
+        "nothing": dict.fromkeys(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")),
+        "no size": {"WORLD_SIZE": None},
+        "no address": {"MASTER_ADDR": None},
+        "no port": {"MASTER_PORT": None},
+        "rank beyond size": {"RANK": "7"},
+        "rank in words": {"RANK": "first"},
+        "size zero": {"WORLD_SIZE": "0"},
+        "port in words": {"MASTER_PORT": "http"},
+        "port too large": {"MASTER_PORT": "70000"},
+        "unknown host": {"MASTER_ADDR": "no-such-host.invalid"},
+        "another host": {"MASTER_ADDR": "192.0.2.1"},
+        "algorithm": {"SHOAL_ALGO": "fastest"},
+        "staging": {"SHOAL_STAGING_BYTES": "lots"},
+        "little staging": {"SHOAL_STAGING_BYTES": "1000"},
+        "spin": {"SHOAL_SPIN_US": "-1"},
+        "key": {"SHOAL_KEY": "short"},
+        "key file": {"SHOAL_KEY_FILE": "/nonexistent/key"},
+        "ports": {"SHOAL_PORT_RANGE": "1-"},
+    }
+    texts = {}
+    before = dict(os.environ)
+    for name, change in cases.items():
+        os.environ.update({key: value for key, value in change.items() if value is not None})
+        for key in [key for key, value in change.items() if value is None]:
+            del os.environ[key]
+        error = error_of(shoal.init, timeout_s=0.5)
+        texts[name] = f"{type(error).__name__}: {error}"
+        os.environ.clear()
+        os.environ.update(before)
+    texts["half"] = str(error_of(shoal.init, rank=0, size=1))
+    texts["timeout"] = str(error_of(shoal.init, timeout_s=0))
+    with shoal.init() as group:  # and all is well without them
+        texts["right"] = str(total(group))
+    return texts
+
+
+def test_wrong_variables_are_named_with_what_they_should_be() -> None:
+    want = {
+        "nothing": "UsageError: no launcher found",
+        "no size": "UsageError: WORLD_SIZE is not set",
+        "no address": "UsageError: MASTER_ADDR is not set",
+        "no port": "UsageError: MASTER_PORT is not set",
+        "rank beyond size": "UsageError: RANK=7 is out of range",
+        "rank in words": "UsageError: RANK='first' is not an integer",
+        "size zero": "UsageError: WORLD_SIZE=0 is out of range",
+        "port in words": "UsageError: MASTER_PORT='http'",
+        "port too large": "UsageError: MASTER_PORT=70000",
+        "unknown host": "no-such-host.invalid",
+        "another host": "192.0.2.1",
+        "algorithm": "UsageError: SHOAL_ALGO='fastest' is no algorithm; known are",
+        "staging": "UsageError: SHOAL_STAGING_BYTES='lots'",
+        "little staging": "UsageError: SHOAL_STAGING_BYTES='1000'",
+        "spin": "UsageError: SHOAL_SPIN_US='-1'",
+        "key": "UsageError: SHOAL_KEY holds 5 bytes",
+        "key file": "UsageError: SHOAL_KEY_FILE=/nonexistent/key cannot be read",
+        "ports": "UsageError: SHOAL_PORT_RANGE='1-'",
+        "half": "store, rank and size together",
+        "timeout": "timeout_s=0",
+        "right": "1.0",
+    }
+    (texts,) = run_ranks(init_wrongly, 1)
+    assert texts.keys() == want.keys()
+    for name, text in texts.items():
+        assert want[name] in text, (name, text)
+
+
+def init_through_no_interface() -> tuple[Exception | None, Exception | None]:
+    os.environ["SHOAL_HOST_ID"] = os.environ["RANK"]
+    error = error_of(shoal.init, timeout_s=2)
+    return error, error_of(shoal.empty, 3)
+
+
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do() -> None:
+    env = {"SHOAL_SOCKET_IFNAME": "nosuch0"}
+    for error, other in run_ranks(init_through_no_interface, 2, env=env):
+        assert isinstance(error, (UsageError, PeerLost, TimedOut)), error
+        assert other is None
+    first, _ = run_ranks(init_through_no_interface, 2, env=env)[0]
+    assert isinstance(first, UsageError)
+    assert "nosuch0" in str(first)
+    assert "lo" in str(first)
+
+
+def init_on_a_taken_port() -> Exception | None:
+    return error_of(shoal.init, timeout_s=1)
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        first, second = run_ranks(init_on_a_taken_port, 2, env={"MASTER_PORT": port})
+    assert isinstance(first, UsageError)
+    assert port in str(first)
+    assert "MASTER_PORT" in str(first)
+    assert isinstance(second, TimedOut)
+    assert port in str(second)
+
+
+# Ranks that do not come.
+
+
+def wait_for_more(size: int, timeout_s: float) -> tuple[float, Exception | None]:
+    os.environ["WORLD_SIZE"] = str(size)
+    started = time.monotonic()
+    error = error_of(shoal.init, timeout_s=timeout_s)
+    return time.monotonic() - started, error
+
+
+def test_a_world_that_never_fills_names_who_is_missing_at_the_deadline() -> None:
+    for took_s, error in run_ranks(wait_for_more, 2, 4, 1.0):
+        # Rank 0 takes the meeting with it, so the other may hear a little before its own deadline.
+        assert isinstance(error, (TimedOut, PeerLost)), error
+        assert "2" in str(error)
+        assert "never published" in str(error)
+        assert 0.5 < took_s < 5
+
+
+def test_a_missing_rank_0_is_named_at_the_deadline() -> None:
+    (_, error), *_ = run_ranks(wait_for_rank_0, 1)
+    assert isinstance(error, TimedOut)
+    assert "is rank 0 running there" in str(error)
+
+
+def wait_for_rank_0() -> tuple[float, Exception | None]:
+    os.environ["RANK"] = "1"
+    return wait_for_more(2, 0.5)
+
+
+def init_with_a_key(key: str) -> Exception | None:
+    if os.environ["RANK"] == "1":
+        os.environ["SHOAL_KEY"] = key
+    return error_of(lambda: shoal.init(timeout_s=1.5).close())
+
+
+@pytest.mark.parametrize("hosts", ["same", "different"])
+def test_a_rank_with_another_job_key_is_told_so(hosts: str) -> None:
+    key = {"SHOAL_KEY": "the key that all the others hold"}
+    first, second = run_ranks(init_with_a_key, 2, "a key that nobody else holds", env=key)
+    assert isinstance(first, TimedOut)
+    assert isinstance(second, UsageError)
+    assert "holds another" in str(second)
+    assert "SHOAL_KEY" in str(second)
+    assert run_ranks(init_with_a_key, 2, key["SHOAL_KEY"], env=key) == [None, None]
+
+
+# Again and again.
+
+
+def init_three_times() -> list[float]:
+    totals = []
+    for _ in range(3):
+        with shoal.init() as group:
+            totals.append(total(group))
+    return totals
+
+
+def test_a_program_may_form_one_group_after_another_at_the_same_port() -> None:
+    assert run_ranks(init_three_times, 4) == [[4.0, 4.0, 4.0]] * 4
+
+
+def init_again_after_an_error() -> tuple[Exception | None, float]:
+    """Rank 1 is late for the first meeting: the others give up, and all come to the second."""
+    stage = Stage.from_environment()
+    error = None
+    if os.environ["RANK"] != "1":
+        error = error_of(shoal.init, timeout_s=0.5)
+        stage.cue(f"rank {os.environ['RANK']} has given up")
+    for rank in (0, 2):
+        stage.await_cue(f"rank {rank} has given up")
+    with shoal.init(timeout_s=LONG_S) as group:
+        return error, total(group)
+
+
+def test_ranks_that_gave_up_can_meet_again() -> None:
+    with Stage() as stage:
+        results = run_ranks(init_again_after_an_error, 3, env=stage.env)
+    for rank, (error, sum_of_all) in enumerate(results):
+        assert sum_of_all == 3.0
+        assert rank == 1 or isinstance(error, (TimedOut, PeerLost))
+
+
+# Descriptors and memory.
+
+
+@contextlib.contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def n_open() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1  # the listing's own
+
+
+def form_two(timeout_s: float) -> list[shoal.Group | Exception]:
+    """Two ranks as two threads of this process."""
+    store = MemoryStore()
+
+    def one(rank: int) -> shoal.Group | Exception:
+        try:
+            return shoal.init(store, rank, 2, timeout_s=timeout_s)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+def form_with_ever_more_descriptors() -> tuple[list[str], int]:
+    """From none at all to enough; every failure must say what to do, and leave nothing behind."""
+    texts = []
+    for group in form_two(LONG_S):  # loads everything that needs descriptors once
+        assert isinstance(group, shoal.Group), group
+        group.close()
+    at_rest = n_open()
+    for n_free in range(64):
+        with limited(resource.RLIMIT_NOFILE, at_rest + n_free):
+            groups = form_two(0.2)
+        formed = [group for group in groups if isinstance(group, shoal.Group)]
+        texts += [
+            f"{type(each).__name__}: {each}" for each in groups if isinstance(each, Exception)
+        ]
+        for group in formed:
+            group.close()
+        assert n_open() == at_rest, (n_free, os.listdir("/proc/self/fd"))
+        if len(formed) == 2:
+            return texts, n_free
+    raise AssertionError("64 descriptors were not enough")
+
+
+def test_without_descriptors_forming_fails_in_words_and_leaves_nothing_behind() -> None:
+    ((texts, n_needed),) = run_ranks(form_with_ever_more_descriptors, 1)
+    assert 4 < n_needed < 64
+    assert any("ulimit -n" in text for text in texts)
+    for text in texts:
+        in_words = "ulimit -n" in text and text.startswith(("UsageError", "ShoalError"))
+        # Whoever got its descriptors waits in vain for the other.
+        assert in_words or text.startswith(("TimedOut", "PeerLost")), text
+
+
+def use_memory_without_descriptors() -> list[Any]:
+    """The group is there; now the process has no descriptor left."""
+    results: list[Any] = []
+    with shoal.init() as group:
+        mine = shoal.empty(100_000)
+        mine[:] = 1
+        if group.rank == 1:
+            with limited(resource.RLIMIT_NOFILE, 3):
+                results.append(error_of(shoal.empty, 10))
+                data = np.ones(100_000, np.float32)
+                group.all_reduce(data)
+                results.append(float(data[0]))
+        else:
+            results.append(None)
+            data = np.ones(100_000, np.float32)
+            group.all_reduce(data)
+            results.append(float(data[0]))
+        group.all_reduce(mine)
+        results.append(float(mine[-1]))
+    return results
+
+
+def test_a_group_goes_on_while_its_process_has_no_descriptor_left() -> None:
+    (_, *first), (error, *second) = run_ranks(use_memory_without_descriptors, 2)
+    assert first == second == [2.0, 2.0]
+    assert isinstance(error, ShoalError)
+    assert "shoal.empty((10,), float32)" in str(error)
+    assert "ulimit -n" in str(error)
+
+
+def receive_memory_without_descriptors() -> Exception | None:
+    """Rank 0 offers shared memory that rank 1 has no descriptor to map with."""
+    with shoal.init() as group:
+        data = shoal.empty(1_000_000) if group.rank == 0 else np.ones(1_000_000, np.float32)
+        data[:] = 1
+        if group.rank == 0:
+            group.barrier()
+            return error_of(group.all_reduce, data)
+        group.barrier()
+        with limited(resource.RLIMIT_NOFILE, 3):
+            error = error_of(group.all_reduce, data)
+        assert error is not None or data[0] == 2
+        return error
+
+
+def test_memory_that_cannot_be_mapped_for_want_of_descriptors_is_a_clear_error() -> None:
+    for error in run_ranks(receive_memory_without_descriptors, 2):
+        assert isinstance(error, ShoalError)
+        assert "descriptor" in str(error)
+
+
+def ask_for_too_much_memory() -> dict[str, str]:
+    texts = {}
+    for n_elems in (1 << 44, 1 << 58):  # 64 TiB, 1 EiB
+        texts[f"empty {n_elems}"] = str(error_of(shoal.empty, n_elems))
+    with limited(resource.RLIMIT_FSIZE, 1 << 16):
+        texts["limited"] = str(error_of(shoal.empty, 1 << 20))
+        for each in form_two(0.5):
+            texts["arena"] = f"{type(each).__name__}: {each}"
+    with limited(resource.RLIMIT_AS, 1 << 32):
+        texts["addresses"] = str(error_of(shoal.empty, 1 << 31))
+    kept = shoal.empty(10)
+    assert (kept == 0).all()
+    assert n_open() < 64
+    return texts
+
+
+def test_memory_that_the_kernel_does_not_have_is_a_clear_error() -> None:
+    ((texts),) = run_ranks(ask_for_too_much_memory, 1)
+    for name, text in texts.items():
+        assert "shared memory" in text, (name, text)
+        assert "free memory" in text, (name, text)
+    assert texts["arena"].startswith("ShoalError: rank")
