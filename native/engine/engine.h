@@ -90,7 +90,9 @@ class Engine final : public FrameSink {
   void say_goodbye();
   bool has_queued() const;  // in any link
   void pump_all();
-  void close();  // every group and link ends; nothing is told to anyone
+  void end_groups();  // everything in flight fails; nothing is told to anyone
+  bool lingers();     // some peer may not have read the goodbye; everything that comes is dropped
+  void close();       // every link ends
 
   // Runs whenever a call finishes or fails; under the lock, must not call back in.
   std::function<void(Collective&)> on_finished;

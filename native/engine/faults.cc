@@ -206,10 +206,19 @@ void Engine::pump_all() {
   progress();
 }
 
-void Engine::close() {
+void Engine::end_groups() {
   for (auto& [id, group] : groups_)
     abort_group(*group, {Fault::kClosed, -1, "the group was closed with this call in flight"},
                 false);
+}
+
+bool Engine::lingers() {
+  bool any = false;
+  for (const auto& link : links_) any |= link != nullptr && link->lingers();
+  return any;
+}
+
+void Engine::close() {
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (links_[peer] == nullptr) continue;
     links_[peer]->close();

@@ -305,6 +305,13 @@ void Mesh::close() {
       lock.lock();
     }
     closed_ = true;
+    engine_.end_groups();
+    const int64_t lingers_until = now_ns() + kSecond;
+    while (engine_.lingers() && now_ns() < lingers_until) {
+      lock.unlock();
+      usleep(200);
+      lock.lock();
+    }
     engine_.close();
     after_step(lock);
   }

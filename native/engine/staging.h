@@ -51,6 +51,7 @@ class Staging {
   void unreserve(size_t n_bytes) { reserved_ -= n_bytes; }
 
   Block take(size_t n_bytes);
+  size_t reserved() const { return reserved_; }
   size_t used() const { return used_; }
   size_t peak() const { return peak_; }
 

@@ -115,6 +115,7 @@ TEST("a call that differs from one whose caller has left already fails, and does
     world.run_steps(20);
     const Call& late = world.post(posts_first ? 2 : 1, job);
     CHECK(world.run_all(100));
+    CHECK(late.error.fault == Fault::kMismatch || posts_first);
     CHECK(late.error.fault == Fault::kMismatch || late.error.fault == Fault::kPeerLost);
     CHECK_EQ(late.error.peer, 0);
   }
@@ -436,6 +437,23 @@ TEST("a rank that was given up fails its own calls and takes nobody with it") {
   CHECK(has(mine.error.text, "gave this rank up") || has(mine.error.text, "closed the connection"));
   for (size_t at = 0; at < 3; ++at)
     CHECK(calls[at]->result == expected(calls[at]->job, static_cast<int>(at), 3));
+}
+
+TEST("a rank that was given up is not believed about the others") {
+  World world(3, {});
+  world.engine(0).peer_lost(1, "is gone, rank 0 says");
+  world.engine(0).progress();
+  // Rank 1 learns of it before rank 2 does, and rank 2 hears rank 1 first.
+  for (const auto& [rank, peer] : {std::pair{1, 0}, {2, 1}, {2, 0}}) {
+    if (world.engine(rank).link(peer) == nullptr) continue;
+    world.engine(rank).link(peer)->pump(world.engine(rank));
+    world.engine(rank).progress();
+  }
+  world.run_steps(10);
+  CHECK(world.engine(2).state_of(1) == Engine::PeerState::kLost);
+  CHECK(world.engine(2).state_of(0) == Engine::PeerState::kAlive);
+  CHECK(world.engine(0).state_of(2) == Engine::PeerState::kAlive);
+  CHECK(has(world.groups[1]->poison.text, "gave this rank up: is gone, rank 0 says"));
 }
 
 TEST("a rank that was stopped does not blame the others for its own absence") {

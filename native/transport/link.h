@@ -47,6 +47,10 @@ class Link {
   // there are dropped (or copied, where the frame is half sent), a landing there is diverted.
   virtual void disown(const std::byte* from, size_t n_bytes) = 0;
 
+  // After the last frame, before close(): says that nothing more comes, and throws away what does.
+  // True while the peer may not have read everything: closing then could take it back.
+  virtual bool lingers() { return false; }
+
   // Drops everything queued; idempotent; nothing is called afterwards.
   virtual void close() = 0;
 

@@ -43,6 +43,18 @@ void TcpLink::forsake() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+// A socket that is closed while data lies unread in it is reset, and what the peer had not read yet
+// is lost with it: perhaps the word of who died.
+bool TcpLink::lingers() {
+  if (fd_ < 0) return false;
+  shutdown(fd_, SHUT_WR);
+  for (;;) {
+    const ssize_t n = read(fd_, ahead_.data(), ahead_.size());
+    if (n > 0 || (n < 0 && errno == EINTR)) continue;
+    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  }
+}
+
 void TcpLink::fail(FrameSink& sink, const std::string& what) {
   if (fd_ < 0) return;
   close();

@@ -22,6 +22,7 @@ class TcpLink final : public Link {
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
   void disown(const std::byte* from, size_t n_bytes) override;
+  bool lingers() override;
   void close() override;
   void forsake() override;
   size_t max_inline() const override { return kEagerBytes; }

@@ -27,7 +27,7 @@ from shoal.engine import Seat, Shape, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.plan import Topology, choose
 from shoal.plan.choose import forced_algorithm
-from shoal.rendezvous import Store, join
+from shoal.rendezvous import Membership, Store, join
 from shoal.work import COMPLETIONS, Work
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class World:
     """
 
     def __init__(self, mesh: engine.Mesh, rank: int, names: Sequence[Seat]) -> None:
-        self.mesh = mesh
+        self._mesh: engine.Mesh | None = mesh
         self.rank = rank
         self.names = names
         # The engine writes to the buffers of these until they are done, whoever drops them.
@@ -69,13 +69,17 @@ class World:
         who = (name, *map(str, members))
         self._n_made[who] += 1
         self.groups.add(group)
-        return self.mesh.group(_hash(*who, self._n_made[who]), members)
+        if self._mesh is None:
+            raise Closed(f"group {name!r} cannot be made: its world was closed")
+        return self._mesh.group(_hash(*who, self._n_made[who]), members)
 
     def close(self) -> None:
         """Say goodbye to all peers and end the links. Idempotent."""
         # NOT `self._end()`: finalizers do nothing once the program is ending.
         self._end.detach()
-        self.mesh.close()
+        mesh, self._mesh = self._mesh, None
+        if mesh is not None:
+            mesh.close()
 
     def forsake(self) -> None:
         """After fork, in the child: the links are the parent's, and nothing is said on them."""
@@ -139,33 +143,39 @@ def form(
     arenas: list[engine.Arena] = []
 
     def local_fds(n_local: int) -> tuple[int, int]:
-        try:
-            arenas.append(engine.Arena.create(n_local))
-        except MemoryError as error:
-            raise ShoalError(f"rank {rank} cannot join: {error}") from error
+        arenas.append(engine.Arena.create(n_local))
         return arenas[-1].memory_fd, arenas[-1].event_fd
 
-    membership = join(store, rank, size, timeout_s=timeout_s, local_fds=local_fds)
-    if not arenas:
-        local_fds(1)  # alone: nobody to pass them to
-    with membership:
-        seats = {
-            peer.rank: Seat(peer.host_label, peer.address, peer.host_id)
-            for peer in membership.peers
-        }
-        seats[rank] = Seat(socket.gethostname(), "", membership.host_id)
-        names = [seats[other] for other in range(size)]
-        peers = membership.take()
-    mesh = engine.Mesh.create(
-        rank=rank,
-        names=[f"rank {other} ({seat})" for other, seat in enumerate(names)],
-        epoch=membership.epoch,
-        arena=arenas[-1],
-        peers=[(peer.rank, peer.socket_fd, *_two(peer.fds)) for peer in peers],
-        staging_bytes=staging_bytes,
-        spin_us=float(spin_us),
-    )
-    return Group(World(mesh, rank, names), list(range(size)), name, timeout_s, owns_world=True)
+    try:
+        membership = join(store, rank, size, timeout_s=timeout_s, local_fds=local_fds)
+        if not arenas:
+            local_fds(1)  # alone: nobody to pass them to
+        seats = _seats(membership)
+        mesh = engine.Mesh.create(
+            rank=rank,
+            names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
+            epoch=membership.epoch,
+            arena=arenas[-1],
+            peers=[(peer.rank, peer.socket_fd, *_two(peer.fds)) for peer in membership.take()],
+            staging_bytes=staging_bytes,
+            spin_us=float(spin_us),
+        )
+    except ShoalError:
+        raise
+    except (MemoryError, RuntimeError) as error:  # the native core's two at set-up
+        raise ShoalError(f"rank {rank} cannot join: {error}") from error
+    finally:
+        arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
+    return Group(World(mesh, rank, seats), list(range(size)), name, timeout_s, owns_world=True)
+
+
+def _seats(membership: Membership) -> list[Seat]:
+    """Where each rank is."""
+    seats = {
+        peer.rank: Seat(peer.host_label, peer.address, peer.host_id) for peer in membership.peers
+    }
+    seats[membership.rank] = Seat(socket.gethostname(), "", membership.host_id)
+    return [seats[rank] for rank in range(membership.size)]
 
 
 def _two(fds: tuple[int, ...]) -> tuple[int, int]:

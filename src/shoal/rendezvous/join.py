@@ -140,13 +140,15 @@ class _Join:
         self._store = store
         given_key = job_key(options.environ)
         self._ports = port_range(options.environ)
+        host_id = find_host_id(options.environ)
+        # From here on nothing may fail but `run`: nobody would close what is open.
         listener, unix_name = listen_unix()
         self._door = Door(selector, self, options.limits)
         self._door.open(listener)
         own = Record(
             size=size,
             nonce=os.urandom(N_NONCE_BYTES),
-            host_id=find_host_id(options.environ),
+            host_id=host_id,
             host_label=(options.host_label or socket.gethostname())[:255],
             unix_name=unix_name,
             has_own_key=given_key is not None,

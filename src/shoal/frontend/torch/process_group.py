@@ -42,6 +42,17 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout)
+        _OPEN.add(self)
+
+    def shutdown(self) -> None:
+        """Close the group. Idempotent."""
+        _OPEN.discard(self)
+        Operations.shutdown(self)
+
+
+# C++ does not always keep the Python half of a backend alive, and what is left finds no methods:
+# seen in torch 2.15 with TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps the backend.
+_OPEN: Final[set[ShoalBackend]] = set()
 
 
 class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # torch's overloads

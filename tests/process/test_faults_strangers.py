@@ -1,0 +1,175 @@
+"""Whoever connects without the job's key: refused and closed, and the job is none the worse."""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from process.ranks import free_port, run_ranks, start_ranks
+from process.stage import Stage
+
+import shoal
+from shoal.rendezvous import TcpStoreClient
+
+LONG_S = 60.0
+RECORD = "shoal/rank/0"
+
+
+class Held:
+    """A store that tells where rank 0 listens only once the strangers are in."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.host = stage.store.host
+
+    def set(self, key: str, value: bytes) -> None:
+        self._stage.store.set(key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        return self._stage.store.get(key, timeout_s)
+
+    def try_get(self, key: str) -> bytes | None:
+        value = self._stage.store.try_get(key)
+        if key == RECORD and value is not None and json.loads(value)["endpoint"] is not None:
+            self._stage.cue("rank 0 listens")
+            self._stage.await_cue("the strangers are in")
+        return value
+
+
+def own_sockets() -> set[str]:
+    """The inodes of this process's sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        if target.startswith("socket:"):
+            found.add(target[len("socket:[") : -1])
+    return found
+
+
+def listening() -> list[str]:
+    """The lines of the kernel's tables that show a socket of ours accepting connections."""
+    mine, found = own_sockets(), []
+    for name, inode, column, state in (
+        ("tcp", 9, 3, "0A"),
+        ("tcp6", 9, 3, "0A"),
+        ("unix", 6, 3, "00010000"),
+    ):
+        if not os.path.exists(f"/proc/net/{name}"):
+            continue
+        with open(f"/proc/net/{name}", encoding="utf-8") as table:
+            rows = [line.split() for line in table][1:]
+        found += [" ".join(row) for row in rows if row[inode] in mine and row[column] == state]
+    return found
+
+
+def join_among_strangers() -> tuple[float, list[str], int]:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["SHOAL_HOST_ID"] = str(rank // 2)
+    stage = Stage.from_environment()
+    before = len(os.listdir("/proc/self/fd"))
+    store = Held(stage) if rank == size - 1 else stage.store
+    with shoal.init(store, rank, size) as group:
+        found = listening()
+        data = np.ones(100_000)
+        group.all_reduce(data)
+        stage.cue(f"rank {rank} has joined")
+        stage.await_cue("the strangers have looked")
+        group.barrier()
+        total = float(data[0])
+    return total, found, len(os.listdir("/proc/self/fd")) - before
+
+
+def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
+    """Silent ones, ones that say nonsense, ones that begin well, and ones that hang up."""
+    words = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(65536),
+        b"shoal/rv",
+        b"shoal/rv\x01\0\x01\0",
+    ]
+    for turn in range(200):
+        sock = socket.create_connection(address, timeout=LONG_S)
+        try:
+            sock.sendall(words[turn % len(words)])
+        except OSError:  # it was closed meanwhile
+            sock.close()
+            continue
+        if turn % 7 == 0:
+            sock.close()
+        else:
+            yield sock
+
+
+def is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_strangers_at_the_door_are_closed_and_the_job_is_unharmed() -> None:
+    size = 4
+    with (
+        contextlib.ExitStack() as stack,
+        Stage() as stage,
+        start_ranks(join_among_strangers, size, env=stage.env) as ranks,
+    ):
+        stage.await_cue("rank 0 listens")
+        where = json.loads(stage.store.get(RECORD, LONG_S))["endpoint"]
+        address = where["address"], where["port"]
+        held = [stack.enter_context(sock) for sock in strangers(address)]
+        stage.cue("the strangers are in")
+        for rank in range(size):
+            stage.await_cue(f"rank {rank} has joined")
+        assert len(held) > 100
+        assert all(is_closed(sock) for sock in held)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=LONG_S)
+        stage.cue("the strangers have looked")
+        outcomes = ranks.wait(30)
+    for outcome in outcomes:
+        assert outcome.value == (4.0, [], 0), outcome
+
+
+def use_store_among_strangers() -> float:
+    """The meeting's own port: rank 1 comes only when strangers have filled it."""
+    stage = Stage.from_environment()
+    if os.environ["RANK"] == "1":
+        stage.await_cue("the strangers are in")
+    with shoal.init() as group:
+        data = np.ones(3)
+        group.all_reduce(data)
+        return float(data[0])
+
+
+def test_strangers_at_the_meeting_place_do_not_keep_the_ranks_from_meeting() -> None:
+    port = free_port()
+    with contextlib.ExitStack() as stack, Stage() as stage:
+        env = {**stage.env, "MASTER_PORT": str(port)}
+        with start_ranks(use_store_among_strangers, 2, env=env) as ranks:
+            TcpStoreClient("127.0.0.1", port, timeout_s=LONG_S).close()  # rank 0 listens
+            held = [stack.enter_context(sock) for sock in strangers(("127.0.0.1", port))]
+            stage.cue("the strangers are in")
+            outcomes = ranks.wait(30)
+        assert all(is_closed(sock) for sock in held)
+    assert [outcome.value for outcome in outcomes] == [2.0, 2.0], outcomes
+
+
+def look_for_listeners(ranks_per_host: int) -> list[str]:
+    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    with shoal.init() as group:
+        found = listening()
+        group.barrier()
+    return found + listening()
+
+
+@pytest.mark.parametrize("ranks_per_host", [3, 1])
+def test_nothing_listens_once_the_ranks_have_met(ranks_per_host: int) -> None:
+    assert run_ranks(look_for_listeners, 3, ranks_per_host) == [[], [], []]
