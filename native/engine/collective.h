@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/shared_memory.h"
 #include "engine/program.h"
 #include "engine/staging.h"
 #include "transport/frame.h"
@@ -106,6 +107,21 @@ struct Collective : std::enable_shared_from_this<Collective> {
   }
   std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
     return chunk(buffer, chunk_index) + uint64_t{segment} * plan->segment_bytes;
+  }
+  // Up to where the segments of `step` from `from` on lie on pages that hold no memory but this
+  // call's: only such pages can be taken away from a peer. At most `upto`; `from` if not even one.
+  uint32_t fenceable(const Regions::Region& region, const Step& step, uint32_t from,
+                     uint32_t upto) const {
+    const auto [lo, hi] = extent(step.buffer, step.chunk);
+    const std::byte* begin = segment_at(step.buffer, step.chunk, from);
+    const auto alone = [&, lo = lo, hi = hi](uint32_t end) {
+      const std::byte* last = segment_at(step.buffer, step.chunk, end - 1);
+      const size_t n_bytes = static_cast<size_t>(last - begin) + segment_bytes(step, end - 1);
+      return Regions::alone_on_pages(region, begin, n_bytes, lo, hi);
+    };
+    if (from == upto || !alone(from + 1)) return from;
+    while (!alone(upto)) --upto;  // only the last page is in question: a few segments at most
+    return upto;
   }
   // The segments of `step` whose predecessors are done.
   uint32_t segments_ready(const Step& step) const {

@@ -198,19 +198,30 @@ void Engine::finish(Collective& call, const Error& error) {
             link->disown(call.chunk(buffer, chunk), layout.n_bytes[chunk]);
     }
     std::erase_if(outstanding_, [&](const auto& entry) { return entry.second.call == keep; });
-    for (uint32_t at = 0; at < call.state.size(); ++at) {
-      const Step& step = call.plan->program->steps[at];
-      const StepState& state = call.state[at];
-      // A peer that has yet to hear of the end must neither write here any more, nor read what the
-      // owner does with its memory now and take it for a result.
-      if ((state.place_granted && state.done < state.n_segments) ||
-          (state.by_reference && state.done < state.started))
-        Regions::of_process().fence(call.chunk(step.buffer, step.chunk),
-                                    call.plan->chunk_bytes(step.buffer, step.chunk));
-    }
+    for (uint32_t at = 0; at < call.state.size(); ++at) fence(call, at);
   }
   call.finished.store(true, std::memory_order_release);
   if (on_finished) on_finished(call);
+}
+
+// A peer that has yet to hear of the end must neither write to the call's memory any more, nor read
+// what the owner does with it now and take that for a result.
+void Engine::fence(const Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  const StepState& state = call.state[at];
+  if (state.place_granted && state.done < state.n_segments)
+    Regions::of_process().fence(call.chunk(step.buffer, step.chunk),
+                                call.plan->chunk_bytes(step.buffer, step.chunk));
+  if (!state.by_reference || state.done == state.started) return;
+  uint32_t first = state.done;
+  const auto region = Regions::of_process().find(call.chunk(step.buffer, step.chunk), 1);
+  while (first < state.started && call.fenceable(region, step, first, first + 1) == first) ++first;
+  const uint32_t upto = call.fenceable(region, step, first, state.started);
+  if (first == upto) return;
+  const std::byte* begin = call.segment_at(step.buffer, step.chunk, first);
+  const std::byte* last = call.segment_at(step.buffer, step.chunk, upto - 1);
+  Regions::of_process().fence(
+      begin, static_cast<size_t>(last - begin) + call.segment_bytes(step, upto - 1));
 }
 
 uint32_t Engine::frames_awaited(const Collective& call) const {

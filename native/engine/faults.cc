@@ -271,10 +271,12 @@ void Engine::greet_late(Collective& call) {
     send(call.group->members[peer], frame_for(call, FrameType::kOpen, 0, 0));
 }
 
-// The ranks that owe `call` something it could use now.
+// The ranks that owe `call` something it could use now, or if there are none, those that do not
+// take what it has for them: they may be waiting for the same culprit themselves.
 std::string Engine::awaited(const Collective& call) const {
   constexpr size_t kNamed = 8;  // more would bury the rest of the message
   std::vector<bool> owes(call.group->members.size(), false);
+  std::vector<bool> takes_not = owes;
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     const Step& step = call.plan->program->steps[at];
     const StepState& state = call.state[at];
@@ -284,8 +286,9 @@ std::string Engine::awaited(const Collective& call) const {
         (std::any_of(state.arrived.begin(), state.arrived.end(),
                      [&](const Arrived& came) { return came.segment == state.done; }) ||
          (!state.offered.empty() && state.offered.front().first <= state.done));
-    if (!is_here) owes[step.peer] = true;
+    if (!is_here) (step.kind == StepKind::kRecv ? owes : takes_not)[step.peer] = true;
   }
+  if (std::find(owes.begin(), owes.end(), true) == owes.end()) owes = takes_not;
   const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
   std::string text;
   size_t n_named = 0;

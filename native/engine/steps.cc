@@ -182,18 +182,18 @@ size_t Engine::send_by_reference(Collective& call, uint32_t at, uint32_t ready) 
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const std::byte* from = call.segment_at(step.buffer, step.chunk, state.started);
-  const uint64_t begin = uint64_t{state.started} * call.plan->segment_bytes;
-  const uint64_t end = std::min<uint64_t>(uint64_t{ready} * call.plan->segment_bytes,
-                                          call.plan->chunk_bytes(step.buffer, step.chunk));
-  const auto region = Regions::of_process().find(from, end - begin);
+  const auto region = Regions::of_process().find(from, call.segment_bytes(step, state.started));
   const int peer = call.group->members[step.peer];
-  if (region.id == 0 || !links_[peer]->share(region.id)) return 0;
+  if (region.id == 0) return 0;
+  const uint32_t upto = call.fenceable(region, step, state.started, ready);
+  if (upto == state.started || !links_[peer]->share(region.id)) return 0;
   Frame frame = frame_for(call, FrameType::kOffer, step.flow, state.started);
-  frame.header.count = ready - state.started;
+  frame.header.count = upto - state.started;
   frame.carry({region.id, Place::kNoGate, static_cast<uint64_t>(from - region.data)});
   send(peer, frame);
   state.by_reference = true;
-  state.started = ready;
+  state.started = upto;
+  if (upto < ready) make_ready(call, at);
   return 1;  // nothing was copied, but something moved
 }
 

@@ -80,6 +80,8 @@ class World {
                   const Bytes& input, int64_t deadline_ns = kNever) {
     auto kept = std::make_unique<Kept>();
     kept->call.job = job;
+    // Half of the shared buffers lie in the middle of a larger region.
+    if (random_.chance(0.5)) kept->pad = 16 * (1 + random_.below(200));
     const bool shared = options_.net.shares_memory && random_.chance(options_.shares_buffers);
     std::vector<std::vector<std::byte*>> memory(kBuffers);
     for (int buffer = 0; buffer < kScratch; ++buffer) kept->take(*plan, buffer, shared, memory);
@@ -184,14 +186,23 @@ class World {
  private:
   static constexpr std::byte kScribble{0xee};
 
+  static constexpr std::byte kForeign{0x11};
+
+  struct Shared {
+    std::byte* region;
+    std::byte* at;  // after `pad` bytes that belong to somebody else, and as many follow
+    size_t n_bytes, pad;
+  };
+
   struct Kept {
     Call call;
+    size_t pad = 0;
     bool is_ownerless = false;  // the process died: its peers hold what is left of its memory
     int result_buffer = kData;
     size_t result_bytes = 0;
     std::byte* result_at = nullptr;
     std::vector<std::unique_ptr<std::byte[]>> heap;
-    std::vector<std::pair<std::byte*, size_t>> regions;
+    std::vector<Shared> shared_memory;
 
     ~Kept() { free(); }
     void take(const Plan& plan, int buffer, bool shared,
@@ -203,9 +214,10 @@ class World {
         n_bytes = std::max<size_t>(n_bytes, layout.offset[chunk] + layout.n_bytes[chunk]);
       std::byte* at = nullptr;
       Regions::Region region;
-      if (shared && !Regions::of_process().allocate(n_bytes, region)) {
-        at = region.data;
-        regions.emplace_back(at, n_bytes);
+      if (shared && !Regions::of_process().allocate(n_bytes + 2 * pad, region)) {
+        std::fill_n(region.data, n_bytes + 2 * pad, kForeign);
+        at = region.data + pad;
+        shared_memory.push_back({region.data, at, n_bytes, pad});
       } else {
         at = heap.emplace_back(new std::byte[n_bytes]).get();
       }
@@ -219,20 +231,24 @@ class World {
       call.error = handle.error;
       call.finished_ns = when;
       if (!call.error && result_bytes > 0) call.result.assign(result_at, result_at + result_bytes);
-      for (const auto& [at, n_bytes] : regions) std::fill_n(at, n_bytes, kScribble);
+      for (const Shared& one : shared_memory) std::fill_n(one.at, one.n_bytes, kScribble);
       heap.clear();
     }
     // Whether nobody has written to shared memory after it went back to its owner.
     bool is_untouched() const {
-      return is_ownerless || std::all_of(regions.begin(), regions.end(), [&](const auto& region) {
-               return std::all_of(region.first, region.first + region.second,
-                                  [](std::byte byte) { return byte == kScribble; });
+      const auto all = [](const std::byte* from, size_t n_bytes, std::byte value) {
+        return std::all_of(from, from + n_bytes, [&](std::byte byte) { return byte == value; });
+      };
+      return is_ownerless ||
+             std::all_of(shared_memory.begin(), shared_memory.end(), [&](const Shared& one) {
+               return all(one.region, one.pad, kForeign) && all(one.at, one.n_bytes, kScribble) &&
+                      all(one.at + one.n_bytes, one.pad, kForeign);
              });
     }
     void free() {
       heap.clear();
-      for (const auto& region : regions) Regions::of_process().release(region.first);
-      regions.clear();
+      for (const Shared& one : shared_memory) Regions::of_process().release(one.region);
+      shared_memory.clear();
     }
   };
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
 
@@ -58,3 +59,17 @@ class Stage:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def pretend_hosts(ranks_per_host: int) -> None:
+    """In a rank, before it joins: this many ranks count as one host, and the others as others."""
+    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+
+
+def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | None:
+    """What the call raises; None if it returns."""
+    try:
+        call(*args, **how)
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return error
+    return None

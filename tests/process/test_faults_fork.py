@@ -11,20 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks, start_ranks
-from process.stage import Stage
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost
 
 SOON_S = 2.0
-
-
-def error_of(call: Any, *args: Any, **how: Any) -> Exception | None:
-    try:
-        call(*args, **how)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return error
-    return None
 
 
 def sockets() -> set[str]:
@@ -44,10 +36,6 @@ def fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python 3.12 warns of threads, rightly
         return os.fork()
-
-
-def pretend_hosts(ranks_per_host: int) -> None:
-    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
 
 
 def leave_a_child_behind(ranks_per_host: int) -> float:

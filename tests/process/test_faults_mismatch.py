@@ -1,6 +1,5 @@
 """Ranks that call different things: all of them are told, soon, and what each side called."""
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks
+from process.stage import error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, TimedOut, UsageError
@@ -205,21 +205,17 @@ CASES: dict[str, tuple[Call, Call, str, str]] = {
 
 def disagree(ranks_per_host: int) -> dict[str, tuple[float, Exception | None]]:
     """Every case in a group of its own; how long its error took, and the error."""
-    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    pretend_hosts(ranks_per_host)
     results: dict[str, tuple[float, Exception | None]] = {}
     with shoal.init() as world:
         for name, case in CASES.items():
             call = case[1 if world.rank == ODD else 0]
             group = world.subgroup(range(world.size), name)
             world.barrier()
-            started, found = time.monotonic(), None
-            try:
-                call(group)
-                # What this rank called needed nothing of the others: its next call fails.
-                group.barrier()
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                found = error
-            results[name] = time.monotonic() - started, found
+            started = time.monotonic()
+            # What one rank calls may need nothing of the others: then its next call fails.
+            error = error_of(call, group) or error_of(group.barrier)
+            results[name] = time.monotonic() - started, error
             world.barrier()
     return results
 
@@ -245,7 +241,7 @@ def test_a_rank_that_calls_something_else_is_named_with_both_calls_to_everyone(
 
 
 def send_what_is_not_expected(ranks_per_host: int) -> dict[str, Exception | None]:
-    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    pretend_hosts(ranks_per_host)
     cases = {
         "more": (array(10), array(9)),
         "less": (array(9), array(10)),
@@ -256,15 +252,9 @@ def send_what_is_not_expected(ranks_per_host: int) -> dict[str, Exception | None
     with shoal.init() as world:
         for name, (sent, expected) in cases.items():
             group = world.subgroup(range(2), name)
-            try:
-                if group.rank == 0:
-                    group.send(sent, 1)
-                else:
-                    group.recv(expected, 0)
-                group.barrier()
-                results[name] = None
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                results[name] = error
+            sending = error_of(group.send, sent, 1) if group.rank == 0 else None
+            receiving = error_of(group.recv, expected, 0) if group.rank == 1 else None
+            results[name] = sending or receiving or error_of(group.barrier)
             world.barrier()
     return results
 
@@ -284,16 +274,9 @@ def call_once_more(timeout_s: float) -> tuple[Exception | None, Exception | None
         group.all_reduce(array(10))
         extra = None
         if group.rank == 2:
-            try:
-                group.all_reduce(array(10), timeout_s=timeout_s)
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                extra = error
+            extra = error_of(group.all_reduce, array(10), timeout_s=timeout_s)
         world.barrier()
-        try:
-            group.barrier()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            return extra, error
-    return extra, None
+        return extra, error_of(group.barrier)
 
 
 def test_one_call_too_many_times_out_and_names_who_did_not_make_it() -> None:
@@ -308,12 +291,7 @@ def test_one_call_too_many_times_out_and_names_who_did_not_make_it() -> None:
 def call_once_more_and_wait() -> Exception | None:
     with shoal.init() as group:
         group.all_reduce(array(10))
-        if group.rank == 2:
-            try:
-                group.all_reduce(array(10))
-            except Exception as error:  # noqa: BLE001 - the test looks at it
-                return error
-    return None
+        return error_of(group.all_reduce, array(10)) if group.rank == 2 else None
 
 
 def test_one_call_too_many_ends_when_the_others_leave() -> None:

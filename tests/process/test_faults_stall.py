@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 from process.ranks import start_ranks
-from process.stage import Stage
+from process.stage import Stage, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError
@@ -18,7 +18,7 @@ N_ELEMS = 1 << 20
 
 def reduce_through_stalls(ranks_per_host: int) -> tuple[float, Exception | None, int]:
     """All-reduce until told to stop or until it fails; when, how, and after how many calls."""
-    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    pretend_hosts(ranks_per_host)
     stage = Stage.from_environment()
     n_calls = 0
     with shoal.init() as group:

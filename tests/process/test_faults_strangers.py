@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from process.ranks import free_port, run_ranks, start_ranks
-from process.stage import Stage
+from process.stage import Stage, pretend_hosts
 
 import shoal
 from shoal.rendezvous import TcpStoreClient
@@ -70,7 +70,7 @@ def listening() -> list[str]:
 
 def join_among_strangers() -> tuple[float, list[str], int]:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    os.environ["SHOAL_HOST_ID"] = str(rank // 2)
+    pretend_hosts(2)
     stage = Stage.from_environment()
     before = len(os.listdir("/proc/self/fd"))
     store = Held(stage) if rank == size - 1 else stage.store
@@ -163,7 +163,7 @@ def test_strangers_at_the_meeting_place_do_not_keep_the_ranks_from_meeting() -> 
 
 
 def look_for_listeners(ranks_per_host: int) -> list[str]:
-    os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+    pretend_hosts(ranks_per_host)
     with shoal.init() as group:
         found = listening()
         group.barrier()

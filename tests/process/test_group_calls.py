@@ -2,7 +2,6 @@
 
 import array
 import gc
-import os
 import random
 import threading
 import weakref
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks
+from process.stage import error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -20,14 +20,6 @@ LONG_S = 60.0
 
 def ones(n_elems: int, value: float = 1.0) -> Any:
     return np.full(n_elems, value, np.float32)
-
-
-def error_of(call: Any, *args: Any, **how: Any) -> Exception | None:
-    try:
-        call(*args, **how)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return error
-    return None
 
 
 # Order.
@@ -137,58 +129,56 @@ def test_calls_of_one_name_match_in_their_order_while_all_are_in_flight() -> Non
 # Point to point.
 
 
-def pass_messages() -> list[str]:
-    wrong: list[str] = []
-
-    def expect(found: Any, want: float, what: str) -> None:
-        if (found != want).any():
-            wrong.append(f"{what}: {found[:3]} is not {want}")
-
+def pass_messages() -> float:
     with shoal.init() as group:
-        rank, size = group.rank, group.size
-        right, left = (rank + 1) % size, (rank - 1) % size
-        for length in (0, 1, 1009, 40_001, 2_000_003):
-            into = ones(length, -1.0)
-            sending = group.send(ones(length, rank), right, work=True)
-            group.recv(into, left)
-            sending.wait()
-            expect(into, left, f"round the ring, {length}")
-        if rank == 0:  # the tags are received in another order than they are sent
-            for tag in (5, 7, 5):
-                group.send(ones(3, tag), 1, tag)
-            group.send(b"read-only", 1, 9)
-        if rank == 1:
-            got = {tag: ones(3) for tag in (7, 5)}
-            for tag in got:
-                group.recv(got[tag], 0, tag)
-                expect(got[tag], tag, f"tag {tag}")
-            group.recv(got[5], 0, 5)
-            expect(got[5], 5, "tag 5 again")
-            text = bytearray(9)
-            group.recv(text, 0, 9)
-            if text != b"read-only":
-                wrong.append(str(text))
+        pass_round_the_ring(group)
+        receive_by_tag(group)
+        group.barrier()
         for call in (group.send, group.recv):
-            error = error_of(call, ones(1), rank)
-            if not isinstance(error, UsageError) or "itself" not in str(error):
-                wrong.append(repr(error))
-        if "rank 9" not in str(error_of(group.send, ones(1), 9)):
-            wrong.append("rank 9 was taken")
-    return wrong
+            assert "itself" in str(error_of(call, ones(1), group.rank))
+            assert "rank 9" in str(error_of(call, ones(1), 9))
+        return group.size
+
+
+def pass_round_the_ring(group: shoal.Group) -> None:
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    for length in (0, 1, 1009, 40_001, 2_000_003):
+        into = ones(length, -1.0)
+        sending = group.send(ones(length, group.rank), right, work=True)
+        group.recv(into, left)
+        assert sending is not None
+        sending.wait()
+        assert (into == left).all(), length
+
+
+def receive_by_tag(group: shoal.Group) -> None:
+    """In another order than they are sent."""
+    if group.rank == 0:
+        for number, tag in enumerate((5, 7, 5)):
+            group.send(ones(3, number), 1, tag)
+        group.send(b"read-only", 1, 9)
+    if group.rank == 1:
+        for tag, number in ((7, 1), (5, 0), (5, 2)):
+            into = ones(3, -1.0)
+            group.recv(into, 0, tag)
+            assert (into == number).all(), tag
+        text = bytearray(9)
+        group.recv(text, 0, 9)
+        assert text == b"read-only"
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_messages_arrive_by_source_and_tag(size: int) -> None:
-    assert run_ranks(pass_messages, size) == [[]] * size
+    assert run_ranks(pass_messages, size) == [size] * size
 
 
-def pass_messages_between_hosts() -> list[str]:
-    os.environ["SHOAL_HOST_ID"] = os.environ["RANK"]
+def pass_messages_between_hosts() -> float:
+    pretend_hosts(1)
     return pass_messages()
 
 
 def test_messages_arrive_between_hosts() -> None:
-    assert run_ranks(pass_messages_between_hosts, 3) == [[]] * 3
+    assert run_ranks(pass_messages_between_hosts, 3) == [3] * 3
 
 
 # Subgroups.
@@ -350,8 +340,7 @@ def leave_early() -> tuple[Exception | None, Exception | None]:
                 group.recv(bytearray(1), other)
             return None, None
         group.send(b"!", 1)
-        errors = error_of(group.all_reduce, ones(100_000)), error_of(group.barrier)
-    return errors
+        return error_of(group.all_reduce, ones(100_000)), error_of(group.barrier)
 
 
 def test_a_rank_that_closed_its_group_is_named_to_those_who_still_need_it() -> None:

@@ -12,21 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks
-from process.stage import Stage
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous import MemoryStore
 
 LONG_S = 60.0
-
-
-def error_of(call: Any, *args: Any, **how: Any) -> Exception | None:
-    try:
-        call(*args, **how)
-    except Exception as error:  # noqa: BLE001 - the test looks at it
-        return error
-    return None
 
 
 def total(group: shoal.Group) -> float:
@@ -131,7 +123,7 @@ def test_wrong_variables_are_named_with_what_they_should_be() -> None:
 
 
 def init_through_no_interface() -> tuple[Exception | None, Exception | None]:
-    os.environ["SHOAL_HOST_ID"] = os.environ["RANK"]
+    pretend_hosts(1)
     error = error_of(shoal.init, timeout_s=2)
     return error, error_of(shoal.empty, 3)
 
@@ -196,7 +188,7 @@ def wait_for_rank_0() -> tuple[float, Exception | None]:
 
 def init_with_a_key(key: str, ranks_per_host: int, own_store: bool) -> Exception | None:
     rank = int(os.environ["RANK"])
-    os.environ["SHOAL_HOST_ID"] = str(rank // ranks_per_host)
+    pretend_hosts(ranks_per_host)
     if rank == 1:
         os.environ["SHOAL_KEY"] = key
     where = [] if own_store else [Stage.from_environment().store, rank, 2]

@@ -89,6 +89,7 @@ class PendingWork(FinishedWork):
         self._works = works
         self._copy_back = copy_back
         self._lock = threading.Lock()
+        self._over: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         self._n_unfinished = len(works)
 
@@ -108,16 +109,23 @@ class PendingWork(FinishedWork):
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """The future of the list of tensors, the same one every time."""
+        """The future of the list of tensors, the same one every time.
+
+        If the call fails, waiting for it raises torch's RuntimeError, which quotes the ShoalError.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
+            # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for the
+            # tensors in it, finds none, uses the first all the same and dies of SIGSEGV. What a
+            # callback raises becomes an error that C++ knows.
+            over: torch.futures.Future[None] = torch.futures.Future()
+            self._over, self._future = over, over.then(lambda _: self.result())
         # NOT under the lock: a work that is done may call back at once.
         for work in self._works:
             work.on_done(self._one_is_done)
         if not self._works:
-            self._complete(self._future)
+            over.set_result(None)
         return self._future
 
     def is_completed(self) -> bool:
@@ -147,17 +155,9 @@ class PendingWork(FinishedWork):
     def _one_is_done(self, _work: Work) -> None:
         with self._lock:
             self._n_unfinished -= 1
-            future = None if self._n_unfinished else self._future
-        if future is not None:
-            _futures_pool(os.getpid()).submit(self._complete, future)
-
-    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
-        try:
-            result = self.result()
-        except Exception as error:  # noqa: BLE001 - also a failing copy back: waiters must hear it
-            _fail(future, error)
-        else:
-            future.set_result(result)
+            over = None if self._n_unfinished else self._over
+        if over is not None:
+            _futures_pool(os.getpid()).submit(over.set_result, None)
 
 
 @functools.cache
@@ -171,26 +171,3 @@ def _futures_pool(_process_id: int) -> ThreadPoolExecutor:
         _process_id: threads do not survive a fork, so a child gets a pool of its own.
     """
     return ThreadPoolExecutor(max_workers=256, thread_name_prefix="shoal-futures")
-
-
-def _fail(future: torch.futures.Future[list[torch.Tensor]], error: Exception) -> None:
-    """Complete a future with an error, which waiting for it raises."""
-
-    # NOT by set_exception: that makes the exception itself the result. DDP looks for tensors in a
-    # result, finds none, takes the first of them all the same and dies of SIGSEGV.
-    def raise_error(_failure: object) -> None:
-        raise error
-
-    future._set_unwrap_func(raise_error)
-    future.set_result(_Failure(error))  # type: ignore[arg-type]
-
-
-class _Failure:
-    """The result of a call that has none. Looking for tensors in it raises the error."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # torch looks by pickling (torch._jit_internal._extract_tensors).
-        raise self._error

@@ -1,0 +1,172 @@
+"""One epoch of a process: the links to all peers, made once and shared by all groups."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from shoal import engine
+from shoal.engine import Seat
+from shoal.errors import Closed, ShoalError, UsageError
+from shoal.rendezvous import Membership, Store, join
+from shoal.work import COMPLETIONS
+
+if TYPE_CHECKING:
+    from shoal.work import Work
+
+DEFAULT_STAGING_BYTES: Final = 50 << 20
+# How long a waiting caller polls before it sleeps. Longer burns CPU that the other ranks of a busy
+# host could use, shorter adds a wake-up to small messages.
+DEFAULT_SPIN_US: Final = 50.0
+
+# How long the program's end waits for threads to notice that their calls have ended.
+_LAST_WAIT_S: Final = 2.0
+
+
+class Member(Protocol):
+    """A group, as its world needs it."""
+
+    def forsake(self, why: str) -> None:
+        """Refuse every call from now on."""
+
+
+class World:
+    """One epoch: the links to all peers, and what its groups share.
+
+    Ends once: when it is closed, when nobody holds a group of it any more, or with the program.
+    """
+
+    def __init__(self, mesh: engine.Mesh, rank: int, names: Sequence[Seat]) -> None:
+        self._mesh: engine.Mesh | None = mesh
+        self.rank = rank
+        self.names = names
+        # The engine writes to the buffers of these until they are done, whoever drops them.
+        self.live: deque[Work] = deque()
+        self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._n_made: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self._end = weakref.finalize(self, mesh.close)
+        self._end.atexit = False  # `_end_all` has more to do
+        _WORLDS.add(self)
+
+    def enrol(self, group: Member, name: str, members: Sequence[int]) -> engine.NativeGroup:
+        """The native group of a new one. All members get the same id for it, and never again."""
+        who = (name, *map(str, members))
+        self._n_made[who] += 1
+        self.groups.add(group)
+        if self._mesh is None:
+            raise Closed(f"group {name!r} cannot be made: its world was closed")
+        return self._mesh.group(hash_of(*who, self._n_made[who]), members)
+
+    def close(self) -> None:
+        """Say goodbye to all peers and end the links. Idempotent."""
+        # NOT `self._end()`: finalizers do nothing once the program is ending.
+        self._end.detach()
+        mesh, self._mesh = self._mesh, None
+        if mesh is not None:
+            mesh.close()
+
+    def forsake(self) -> None:
+        """After fork, in the child: the links are the parent's, and nothing is said on them."""
+        self._end.detach()
+        for group in list(self.groups):
+            group.forsake("a forked child has no part in its parent's groups")
+
+
+_WORLDS: Final[weakref.WeakSet[World]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all worlds while the interpreter is whole, and let all threads out of native code."""
+    for world in list(_WORLDS):
+        world.close()
+    COMPLETIONS.finish()
+    deadline = time.monotonic() + _LAST_WAIT_S
+    pause = threading.Event()  # waited on only for its timeout, which lets the others run
+    while engine.n_waiting() and time.monotonic() < deadline:
+        pause.wait(0.001)
+
+
+def _after_fork_in_child() -> None:
+    engine.after_fork_in_child()
+    COMPLETIONS.forget_thread()
+    for world in list(_WORLDS):
+        world.forsake()
+    _WORLDS.clear()
+
+
+os.register_at_fork(
+    before=engine.before_fork,
+    after_in_parent=engine.after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
+
+
+def meet(store: Store, rank: int, size: int, timeout_s: float) -> World:
+    """Meet all ranks through `store` and link up with them; `group.form` says what it raises."""
+    staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
+    spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
+    arenas: list[engine.Arena] = []
+
+    def local_fds(n_local: int) -> tuple[int, int]:
+        arenas.append(engine.Arena.create(n_local))
+        return arenas[-1].memory_fd, arenas[-1].event_fd
+
+    try:
+        membership = join(store, rank, size, timeout_s=timeout_s, local_fds=local_fds)
+        if not arenas:
+            local_fds(1)  # alone: nobody to pass them to
+        seats = _seats(membership)
+        mesh = engine.Mesh.create(
+            rank=rank,
+            names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
+            epoch=membership.epoch,
+            arena=arenas[-1],
+            peers=[(peer.rank, peer.socket_fd, *_two(peer.fds)) for peer in membership.take()],
+            staging_bytes=staging_bytes,
+            spin_us=float(spin_us),
+        )
+    except ShoalError:
+        raise
+    except (MemoryError, RuntimeError) as error:  # the native core's two at set-up
+        raise ShoalError(f"rank {rank} cannot join: {error}") from error
+    finally:
+        arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
+    return World(mesh, rank, seats)
+
+
+def _seats(membership: Membership) -> list[Seat]:
+    """Where each rank is."""
+    seats = {
+        peer.rank: Seat(peer.host_label, peer.address, peer.host_id) for peer in membership.peers
+    }
+    seats[membership.rank] = Seat(socket.gethostname(), "", membership.host_id)
+    return [seats[rank] for rank in range(membership.size)]
+
+
+def _two(fds: tuple[int, ...]) -> tuple[int, int]:
+    """A host-mate's arena and eventfd; -1 for ranks of other hosts."""
+    return (fds[0], fds[1]) if fds else (-1, -1)
+
+
+def _integer(name: str, default: int, least: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise UsageError(f"{name}={text!r} is no integer of at least {least}; default {default}")
+    return int(text)
+
+
+def hash_of(*parts: object) -> int:
+    """64 bits that are the same in every process."""
+    text = "\0".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
