@@ -404,7 +404,7 @@ def check_async_works(group: Group) -> None:
             assert work.is_completed()
             assert work.is_success()
             assert work.exception() is None
-    for work, tensor in zip(works, tensors, strict=True):
+    for tensor in tensors:
         check_equal(tensor, torch.full_like(tensor, float(size)))
 
 

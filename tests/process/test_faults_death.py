@@ -189,7 +189,6 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
 
 
 def die_outside_the_subgroup() -> tuple[float, Exception | None]:
-    stage = Stage.from_environment()
     with shoal.init() as world:
         group = (
             world.subgroup([rank for rank in (0, 1) if rank < 2], "pair")
