@@ -48,7 +48,7 @@ _REMOTE: Final = LinkCost(latency_us=40.0, us_per_byte=1 / 1.2e3)
 
 # Many senders to one cable fill its queue and lose packets; a ring has one sender per cable.
 # Measured for sharded over four hosts at 1 Gbit/s (bench/LOG.md).
-_INCAST: Final = 1.1
+_INCAST: Final = 1.2
 
 Cost = Callable[[int, int, LinkCost, bool], float]
 
