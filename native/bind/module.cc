@@ -109,9 +109,19 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   return plan;
 }
 
-// Threads that wait without the interpreter. They take it back in a destructor, where a thread must
-// not end: none may be left when the interpreter finalizes, which ends threads that ask for it.
+// Threads in native code without the interpreter. They take it back in a destructor, where a thread
+// must not end: none may be left when the interpreter finalizes, which ends threads that ask for it.
 std::atomic<int> n_waiting{0};
+
+// Lets the interpreter go for as long as it lives.
+class Released {
+  struct Counted {
+    Counted() { n_waiting++; }
+    ~Counted() { n_waiting--; }
+  };
+  Counted counted_;  // declared first: until the interpreter is taken back
+  nb::gil_scoped_release release_;
+};
 
 // A call in flight, as Python holds it.
 struct Call {
@@ -127,13 +137,11 @@ struct Call {
     if (done()) return true;
     const int64_t deadline = now_ns() + ns_of(timeout_s);
     for (;;) {
-      n_waiting++;
       bool finished;
       {
-        nb::gil_scoped_release release;
+        Released released;
         finished = mesh->wait(*collective, std::min(deadline - now_ns(), 100 * kMillisecond));
       }
-      n_waiting--;
       if (finished) return true;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (now_ns() >= deadline) return done();
@@ -159,7 +167,7 @@ struct GroupHandle {
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
       for (const uintptr_t address : memory[buffer])
         pointers[buffer].push_back(reinterpret_cast<std::byte*>(address));
-    nb::gil_scoped_release release;
+    Released released;
     return {mesh, mesh->post(*group, std::move(plan), key, pointers, ns_of(timeout_s), background)};
   }
 
@@ -167,18 +175,18 @@ struct GroupHandle {
   Call post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address, double timeout_s,
                      bool background) {
     if (group == nullptr) throw std::runtime_error("this group was closed");
-    nb::gil_scoped_release release;
+    Released released;
     return {mesh,
             mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
                        ns_of(timeout_s), background)};
   }
 
   void abort(const std::string& why) {
-    nb::gil_scoped_release release;
+    Released released;
     if (group != nullptr) mesh->abort_group(*group, why);
   }
   void drop() {
-    nb::gil_scoped_release release;
+    Released released;
     if (group != nullptr) mesh->drop_group(*group);
     group = nullptr;
   }
@@ -199,7 +207,7 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   options.engine.staging_bytes = staging_bytes;
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   std::shared_ptr<Mesh> mesh;
-  nb::gil_scoped_release release;
+  Released released;
   const Error error =
       Mesh::create(rank, std::move(names), epoch, std::move(arena), sockets, options, mesh);
   if (error) {
@@ -254,7 +262,7 @@ NB_MODULE(_native, m) {
              Group* group = &mesh->add_group(id, std::move(members));
              return GroupHandle{std::move(mesh), group};
            })
-      .def("close", &Mesh::close, nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Mesh::close, nb::call_guard<Released>())
       .def("staging_peak", &Mesh::staging_peak);
 
   m.def("address_of", [](nb::handle view) {

@@ -77,7 +77,7 @@ class Engine final : public FrameSink {
 
   // Runs what can run, at most about `budget` bytes of it. True if anything moved.
   bool progress(size_t budget = 1u << 20);
-  bool has_work() const { return !runnable_.empty(); }
+  bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
   // wake earlier. 1 when other calls might need this process sooner.
@@ -204,6 +204,13 @@ class Engine final : public FrameSink {
   std::vector<std::pair<int, std::string>> breaking_;
   std::vector<std::unique_ptr<Link>> graveyard_;
   void settle_broken();
+  struct Ending {
+    uint64_t group;
+    Error why;
+    bool ripe;  // a turn has passed since it was said
+  };
+  std::vector<Ending> endings_;
+  void settle_endings();
   void settle_departed(int peer);
   void greet_late(Collective& call);
   std::string awaited(const Collective& call) const;

@@ -104,8 +104,24 @@ void Engine::on_end_of_group(int peer, const Header& header, std::span<std::byte
                          : Fault::kClosed;
   // Of a group that this process has yet to make: its calls shall fail too, not wait.
   if (!group.born && !group.poison) group.poisoned_by = peer;
-  // Passed on: nobody shall hear of our leaving before the reason for it.
-  abort_group(group, {fault, culprit, text}, true);
+  endings_.push_back({group.id, {fault, culprit, text}, false});
+}
+
+// Ends the groups that others said have ended, one turn after they said so: what came before their
+// word, on other links too, is used first, and a call that it completes ends well.
+void Engine::settle_endings() {
+  std::vector<Ending> endings = std::exchange(endings_, {});
+  for (Ending& ending : endings) {
+    const auto group = groups_.find(ending.group);
+    if (group == groups_.end()) continue;
+    if (!ending.ripe || !runnable_.empty()) {
+      ending.ripe = true;
+      endings_.push_back(ending);
+      continue;
+    }
+    // Passed on: nobody shall hear of our leaving before the reason for it.
+    abort_group(*group->second, ending.why, true);
+  }
 }
 
 void Engine::peer_lost(int peer, const std::string& why) {

@@ -52,7 +52,8 @@ bool Engine::progress(size_t budget) {
   }
   flush();
   settle_broken();
-  return moved > 0;
+  if (!endings_.empty()) settle_endings();
+  return moved > 0 || !endings_.empty();
 }
 
 void Engine::make_ready(Collective& call, uint32_t at) {

@@ -183,6 +183,33 @@ TEST("when a rank dies, every survivor's calls fail and name it") {
   }
 }
 
+TEST("no survivor takes for a result what another wrote to its memory after its call had failed") {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.shares_memory = true;
+    options.net.delays = options.idles = 0.4;
+    options.net.longest_delay = 40;  // bad news travels slowly
+    options.shares_buffers = 0.9;
+    const int size = 3 + static_cast<int>(seed % 3);
+    World world(size, options);
+    FakeRandom random(seed);
+    std::vector<Call*> calls;
+    for (uint64_t key = 0; key < 5; ++key) {
+      Job job = random_job(random, key, size, 1000);
+      job.n_elems = 1000 + random.below(5000);
+      job.segment_bytes = 1024;
+      for (int rank = 0; rank < size; ++rank) calls.push_back(&world.post(rank, job));
+    }
+    world.run_steps(20 + static_cast<int>(random.below(150)));
+    world.engine(0).abort_group(*world.groups[0], {Fault::kClosed, 0, "enough"}, true);
+    CHECK(world.run_all(500));
+    world.run_steps(50);
+    check_no_wrong_result(calls, world, seed);
+    CHECK(world.is_untouched());
+  }
+}
+
 TEST("a new group with a rank that is gone fails at once, one without it works") {
   World world(3, {});
   world.kill(1);

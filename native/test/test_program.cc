@@ -177,6 +177,35 @@ TEST("chunks are found by an offset from one pointer, or by pointers of their ow
   CHECK(call.chunk(kOutput, 2) == memory);
 }
 
+TEST("only segments whose pages are all the call's own are named by reference") {
+  constexpr size_t kPage = 4096;
+  const auto memory = std::make_unique<std::byte[]>(8 * kPage);
+  const auto odd = reinterpret_cast<uintptr_t>(memory.get()) % kPage;
+  Regions::Region region;
+  region.data = memory.get() + (kPage - odd) % kPage;
+  region.size = region.used = 7 * kPage;
+  Plan plan;
+  plan.layout[kData] = equal_layout(4 * kPage, 1);
+  plan.program = point_to_point(0, 2, 0, 1);
+  Collective call;
+  call.plan = seal(plan, DType::kUint8, FoldOp::kSum, 1, 1024, "test");
+  const Step& step = call.plan->program->steps[0];
+  const auto upto = [&](size_t offset, uint32_t from) {
+    call.memory[kData] = {region.data + offset};
+    return call.fenceable(region, step, from, 16);
+  };
+  CHECK_EQ(upto(0, 0), 16u);
+  CHECK_EQ(upto(kPage, 3), 16u);
+  CHECK_EQ(upto(16, 0), 0u);        // shares its first page
+  CHECK_EQ(upto(16, 3), 3u);        // this segment begins on the first page
+  CHECK_EQ(upto(16, 4), 15u);       // the last segment ends on a page of others
+  CHECK_EQ(upto(kPage - 1, 0), 0u);
+  CHECK_EQ(upto(kPage - 1, 1), 12u);
+  CHECK_EQ(upto(3 * kPage, 5), 16u);
+  region.used = 4 * kPage + 100;  // nothing of anybody lies behind the buffer
+  CHECK_EQ(upto(100, 4), 16u);
+}
+
 // The numbers are from the definition, computed by other means: FNV-1a 64 with offset basis
 // 0xcbf29ce484222325 and prime 0x100000001b3 (draft-eastlake-fnv), then the mix in program.cc.
 TEST("the hash of a descriptor is the same in every build") {

@@ -49,6 +49,11 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         _OPEN.discard(self)
         Operations.shutdown(self)
 
+    def abort(self) -> None:
+        """End everything in flight on every rank with an error, now."""
+        _OPEN.discard(self)
+        Operations.abort(self)
+
 
 # C++ does not always keep the Python half of a backend alive, and what is left finds no methods:
 # seen in torch 2.15 with TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps the backend.
@@ -76,7 +81,7 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         self._set_default_backend(custom)
         self._register_backend(torch.device("cpu"), custom, None)
 
-    # Before torch 2.13 C++ looked for these names, later versions still do.
+    # torch 2.11 looks for these names, later versions only if the new ones are not there.
     _allgather_base = Operations.all_gather_single
     _reduce_scatter_base = Operations.reduce_scatter_single
     allgather_into_tensor_coalesced = Operations.all_gather_single_coalesced
