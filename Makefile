@@ -24,11 +24,11 @@ CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv test test-native test-native-sanitized test-asan test-tsan
+.PHONY: help venv test test-soak test-native test-native-sanitized test-asan test-tsan
 .PHONY: lint format bench demo clean
 
 help:
-	@echo "make venv, test, test-native, test-native-sanitized, lint, format, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-native-sanitized, lint, format, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -53,6 +53,11 @@ $(INSTALLED): $(TOOLS) $(SOURCES)
 
 test: test-native $(INSTALLED)
 	$(PY) -m pytest
+
+# Ten thousand groups, one after another: minutes.
+test-soak: export SHOAL_SOAK = 1
+test-soak: $(INSTALLED)
+	$(PY) -m pytest tests/process/test_group_cycles.py
 
 test-native: $(TOOLS)
 	$(CMAKE) -B build/native

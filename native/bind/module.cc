@@ -224,6 +224,8 @@ NB_MODULE(_native, m) {
   using namespace shoal;
   nb::set_leak_warnings(false);  // whatever lives at exit lives at exit: threads, globals
   m.doc() = "shoal's native core; import shoal.engine instead";
+  // torch keeps futures and process groups until the very end; what they hold is not ours to report.
+  nb::set_leak_warnings(false);
 
   nb::class_<Program>(m, "Program")
       .def_static("make", &make_program, nb::arg("group_size"), nb::arg("steps"))
