@@ -149,7 +149,6 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
   n_callers_++;
   arena_->header().sleepers.fetch_and(~kLaneSleeps);
   int64_t spin_until = now_ns() + options_.spin_ns;
-  int n_yields = 0;
   bool quiet = false;
   while (!call.finished && !quiet) {
     if (step()) {
@@ -158,16 +157,14 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
       lock.unlock();
       lock.lock();
       spin_until = now_ns() + options_.spin_ns;
-      n_yields = 0;
       continue;
     }
     const int64_t now = now_ns();
     if (now >= deadline) break;
-    if (oversubscribed_ ? n_yields < 1 : now < spin_until) {
+    if (now < spin_until) {
       lock.unlock();
       if (oversubscribed_) {
-        sched_yield();
-        ++n_yields;
+        sched_yield();  // whoever is to bring the next frame may need this core
       } else {
         for (int i = 0; i < 16; ++i) relax();
       }
@@ -175,7 +172,6 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
       continue;
     }
     quiet = !sleep_until_rung(lock, call, deadline);
-    n_yields = 0;
     spin_until = now_ns() + options_.spin_ns;
   }
   n_callers_--;

@@ -196,9 +196,9 @@ TEST("only segments whose pages are all the call's own are named by reference") 
   };
   CHECK_EQ(upto(0, 0), 16u);
   CHECK_EQ(upto(kPage, 3), 16u);
-  CHECK_EQ(upto(16, 0), 0u);        // shares its first page
-  CHECK_EQ(upto(16, 3), 3u);        // this segment begins on the first page
-  CHECK_EQ(upto(16, 4), 15u);       // the last segment ends on a page of others
+  CHECK_EQ(upto(16, 0), 0u);   // shares its first page
+  CHECK_EQ(upto(16, 3), 3u);   // this segment begins on the first page
+  CHECK_EQ(upto(16, 4), 15u);  // the last segment ends on a page of others
   CHECK_EQ(upto(kPage - 1, 0), 0u);
   CHECK_EQ(upto(kPage - 1, 1), 12u);
   CHECK_EQ(upto(3 * kPage, 5), 16u);

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from shoal.work import Work
 
 DEFAULT_STAGING_BYTES: Final = 50 << 20
-# How long a waiting caller polls before it sleeps. Longer burns CPU that the other ranks of a busy
-# host could use, shorter adds a wake-up to small messages.
-DEFAULT_SPIN_US: Final = 50.0
+# How long a waiting caller polls before it sleeps; where ranks outnumber cores it yields meanwhile.
+# Longer burns CPU in long waits. It must outlast a wake-up (60 us on a virtual machine): else two
+# ranks that once fell asleep wake each other for ever, 65 instead of 3 us a message (bench/LOG.md).
+DEFAULT_SPIN_US: Final = 200.0
 
 # How long the program's end waits for threads to notice that their calls have ended.
 _LAST_WAIT_S: Final = 2.0
