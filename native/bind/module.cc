@@ -110,7 +110,8 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
 }
 
 // Threads in native code without the interpreter. They take it back in a destructor, where a thread
-// must not end: none may be left when the interpreter finalizes, which ends threads that ask for it.
+// must not end: none may be left when the interpreter finalizes, which ends threads that ask for
+// it.
 std::atomic<int> n_waiting{0};
 
 // Lets the interpreter go for as long as it lives.
@@ -224,7 +225,8 @@ NB_MODULE(_native, m) {
   using namespace shoal;
   nb::set_leak_warnings(false);  // whatever lives at exit lives at exit: threads, globals
   m.doc() = "shoal's native core; import shoal.engine instead";
-  // torch keeps futures and process groups until the very end; what they hold is not ours to report.
+  // torch keeps futures and process groups until the very end; what they hold is not ours to
+  // report.
   nb::set_leak_warnings(false);
 
   nb::class_<Program>(m, "Program")
