@@ -81,6 +81,7 @@ bool ShmLink::push(const Frame& frame) {
   const size_t size = sizeof(Header) + padded(frame.header.length);
   uint64_t head = ring.head.load(std::memory_order_relaxed);
   const uint64_t tail = ring.tail.load(std::memory_order_acquire);
+  if ((head | tail) % kLine != 0) return false;  // the peer broke its ring; reading it tells
   const size_t at = head % Arena::kRingBytes;
   const size_t to_end = Arena::kRingBytes - at;
   const size_t needed = size <= to_end ? size : to_end + size;  // records never wrap round the end
@@ -132,8 +133,8 @@ bool ShmLink::deliver(FrameSink& sink) {
   bool moved = false;
   const uint64_t upto = inbound_->head.load(std::memory_order_acquire);
   uint64_t tail = inbound_->tail.load(std::memory_order_relaxed);
-  if (upto - tail > Arena::kRingBytes) {
-    fail(sink, "wrote past the end of its ring");
+  if (upto - tail > Arena::kRingBytes || (upto | tail) % kLine != 0) {
+    fail(sink, "wrote past the end of its ring, or between its lines");
     return true;
   }
   while (!closed_ && tail != upto) {
