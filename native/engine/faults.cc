@@ -136,6 +136,8 @@ void Engine::protocol_error(int peer, const std::string& what) {
 }
 
 void Engine::settle_broken() {
+  // Who ends a group and then leaves has said why: that comes first.
+  if (!endings_.empty()) return;
   while (!breaking_.empty()) {
     const auto [peer, why] = std::move(breaking_.front());
     breaking_.erase(breaking_.begin());

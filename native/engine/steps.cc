@@ -51,8 +51,8 @@ bool Engine::progress(size_t budget) {
     moved += attempt(*call, at);
   }
   flush();
-  settle_broken();
   if (!endings_.empty()) settle_endings();
+  settle_broken();
   return moved > 0 || !endings_.empty();
 }
 

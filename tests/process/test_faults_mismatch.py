@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks
-from process.stage import error_of, pretend_hosts
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, TimedOut, UsageError
@@ -289,13 +289,18 @@ def test_one_call_too_many_times_out_and_names_who_did_not_make_it() -> None:
 
 
 def call_once_more_and_wait() -> Exception | None:
+    stage = Stage.from_environment()
     with shoal.init() as group:
         group.all_reduce(array(10))
+        stage.cue(f"rank {group.rank} has reduced")
+        for rank in range(group.size):
+            stage.await_cue(f"rank {rank} has reduced")
         return error_of(group.all_reduce, array(10)) if group.rank == 2 else None
 
 
 def test_one_call_too_many_ends_when_the_others_leave() -> None:
-    first, second, error = run_ranks(call_once_more_and_wait, 3)
+    with Stage() as stage:
+        first, second, error = run_ranks(call_once_more_and_wait, 3, env=stage.env)
     assert first is second is None
     assert isinstance(error, PeerLost), error
     assert error.rank in (0, 1)
