@@ -163,11 +163,11 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
     if (now >= deadline) break;
     if (now < spin_until) {
       lock.unlock();
-      if (oversubscribed_) {
-        sched_yield();  // whoever is to bring the next frame may need this core
-      } else {
+      if (!oversubscribed_)
         for (int i = 0; i < 16; ++i) relax();
-      }
+      // Whoever is to bring the next frame may wait for this very core, also where there are enough
+      // of them: the kernel likes to put a woken rank beside the one that woke it.
+      sched_yield();
       lock.lock();
       continue;
     }
