@@ -103,10 +103,12 @@ std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Pla
   call->serial = ++group.n_calls;
   call->deadline_ns = deadline_ns;
   call->posted_ns = now_;
-  if (group.poison || group.in_flight.count(key) != 0) {
-    call->error = group.poison
-                      ? group.poison
-                      : Error{Fault::kMismatch, -1, "a call with this name is in flight already"};
+  Error ended = group.poison;
+  for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
+    if (!ended && ending.group == group.id) ended = ending.why;
+  if (ended || group.in_flight.count(key) != 0) {
+    call->error =
+        ended ? ended : Error{Fault::kMismatch, -1, "a call with this name is in flight already"};
     call->error.doing = call->doing();
     call->finished = true;
     return call;
