@@ -33,7 +33,7 @@ from shoal._native import (
 )
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.schedule import ALGORITHMS, Buffer, Copy, Finish, Recv, Send, Step
+from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step, find
 
 __all__ = [
     "Arena",
@@ -131,6 +131,7 @@ class Shape(NamedTuple):
         collective: a key of `ALGORITHMS`; `algorithm` one of its names.
         n_elems: of the in-place buffer, or of one rank's block (all_gather, reduce_scatter).
         root: a broadcast's source, or the peer of a send or recv; else 0.
+        hosts: the host of every rank, numbered in the order in which they first come up.
         title: what users call it, for messages ("barrier"); empty: the collective's name.
     """
 
@@ -143,6 +144,7 @@ class Shape(NamedTuple):
     size: int
     root: int = 0
     title: str = ""
+    hosts: tuple[int, ...] = ()
 
 
 # Plans are small; a model has a few dozen kinds of calls. A shape that changes every step (variable
@@ -150,10 +152,9 @@ class Shape(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def plan_for(shape: Shape) -> Plan:
     """The native plan of a kind of call: its program, chunk layout and descriptor."""
-    algorithm = ALGORITHMS[shape.collective][shape.algorithm]
     average = shape.op is Op.AVG
-    program = _program_for(*shape[:2], shape.rank, shape.size, shape.root, average)
-    layouts = _layouts(shape, algorithm.n_chunks(shape.size), algorithm.n_scratch(shape.size))
+    program = _program_for(shape._replace(n_elems=0, dtype=DType.UINT8, title=""))
+    layouts = _layouts(shape)
     return Plan.make(
         program=program,
         layouts=layouts,
@@ -166,11 +167,11 @@ def plan_for(shape: Shape) -> Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def _program_for(
-    collective: str, name: str, rank: int, size: int, root: int, average: bool
-) -> Program:
-    algorithm = ALGORITHMS[collective][name]
-    return lower(algorithm.steps(rank, size, root), size, finish=average)
+def _program_for(kind: Shape) -> Program:
+    """The program of all calls that differ in size and type only."""
+    algorithm = find(kind.collective, kind.algorithm)
+    steps = algorithm.steps(kind.rank, kind.size, kind.root, kind.hosts)
+    return lower(steps, kind.size, finish=kind.op is Op.AVG)
 
 
 _REDUCING: Final = frozenset({"all_reduce", "reduce_scatter"})
@@ -192,8 +193,10 @@ def describe(shape: Shape) -> str:
     return f"{what} by {shape.algorithm}"
 
 
-def _layouts(shape: Shape, n_chunks: int, n_scratch: int) -> list[tuple[list[int], list[int]]]:
+def _layouts(shape: Shape) -> list[tuple[list[int], list[int]]]:
     """Offset and bytes of every chunk, by buffer."""
+    algorithm = find(shape.collective, shape.algorithm)
+    like = algorithm.scratch(shape.rank, shape.size, shape.hosts)
     item = item_size(shape.dtype)
     block = shape.n_elems * item
     empty: tuple[list[int], list[int]] = ([], [])
@@ -201,17 +204,20 @@ def _layouts(shape: Shape, n_chunks: int, n_scratch: int) -> list[tuple[list[int
     blocks = ([rank * block for rank in range(shape.size)], [block] * shape.size)
     match shape.collective:
         case "all_gather":
-            return [empty, whole, blocks, empty]
+            return [empty, whole, blocks, _scratch(blocks[1], like)]
         case "reduce_scatter":
-            return [empty, blocks, whole, _even(block, n_scratch)]
+            return [empty, blocks, whole, _scratch(blocks[1], like)]
         case _:
+            n_chunks = algorithm.n_chunks(shape.size, shape.hosts)
             data = _balanced(shape.n_elems, item, n_chunks)
-            return [data, empty, empty, _even(data[1][0], n_scratch)]
+            return [data, empty, empty, _scratch(data[1], like)]
 
 
-def _even(n_bytes: int, n_chunks: int) -> tuple[list[int], list[int]]:
-    stride = -(-n_bytes // _LINE_BYTES) * _LINE_BYTES
-    return [chunk * stride for chunk in range(n_chunks)], [n_bytes] * n_chunks
+def _scratch(lengths: Sequence[int], like: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Scratch chunks as long as the chunks they are `like`, each on cache lines of its own."""
+    n_bytes = [lengths[chunk] for chunk in like]
+    strides = [-(-n // _LINE_BYTES) * _LINE_BYTES for n in n_bytes]
+    return list(itertools.accumulate(strides, initial=0))[:-1], n_bytes
 
 
 def _balanced(n_elems: int, item: int, n_chunks: int) -> tuple[list[int], list[int]]:

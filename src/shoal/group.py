@@ -126,7 +126,10 @@ class Group:
         self.rank = members.index(world.rank)
         self.size = len(members)
         self.timeout_s = timeout_s
-        self.topology = Topology(self.size, len({world.names[rank].host_id for rank in members}))
+        numbers: dict[str, int] = {}
+        self.topology = Topology(
+            tuple(numbers.setdefault(world.names[m].host_id, len(numbers)) for m in members)
+        )
         self._owns_world = owns_world
         self._forced = forced_algorithm()
         self._native: engine.NativeGroup | _NoGroup = world.enrol(self, name, members)
@@ -283,6 +286,7 @@ class Group:
             Shape(
                 *(collective, choice.name, span.dtype, op, span.n_elems),
                 *(self.rank, self.size, root),
+                hosts=self.topology.hosts,
             )
         )
         if len(self._plans) >= 1024:  # sizes that never come back

@@ -44,7 +44,12 @@ def prove_changed(
     schedule = [list(algorithm.steps(r, size)) for r in range(size)]
     schedule[rank][at : at + n_left_out] = to
     promises = [promise(collective, r, size, algorithm.n_chunks(size)) for r in range(size)]
-    prove_steps(schedule, promises, n_scratch=algorithm.n_scratch(size), window=0)
+    prove_steps(
+        schedule,
+        promises,
+        n_scratch=[len(algorithm.scratch(rank, size)) for rank in range(size)],
+        window=0,
+    )
 
 
 @pytest.mark.parametrize(("collective", "name"), WHOLE_GROUP)
@@ -213,7 +218,9 @@ def through_scratch(rank: int, size: int, first_source: int) -> Iterator[Step]:
 
 def scratch_algorithm(first_source: int) -> Algorithm:
     return Algorithm(
-        lambda rank, size: through_scratch(rank, size, first_source), one_per_rank, lambda size: 2
+        lambda rank, size: through_scratch(rank, size, first_source),
+        one_per_rank,
+        lambda rank, size: (0, 0),
     )
 
 
@@ -239,7 +246,7 @@ def one_scratch_ring(rank: int, size: int) -> Iterator[Step]:
 
 
 def test_the_ring_reduce_scatter_needs_its_second_scratch_chunk() -> None:
-    algorithm = Algorithm(one_scratch_ring, one_per_rank, lambda size: 1)
+    algorithm = Algorithm(one_scratch_ring, one_per_rank, lambda rank, size: (0,))
     prove("reduce_scatter", algorithm, 4, window=1)
     with pytest.raises(ProofError, match=r"^deadlock: .*SCRATCH\[0\]"):
         prove("reduce_scatter", algorithm, 4, window=0)
@@ -254,7 +261,7 @@ def swap(rank: int, size: int) -> Iterator[Step]:
     yield Copy(0, 1 - rank, SCRATCH, OUTPUT)
 
 
-SWAP = Algorithm(swap, one_per_rank, lambda size: 1)
+SWAP = Algorithm(swap, one_per_rank, lambda rank, size: (0,))
 
 
 def test_a_store_waits_for_the_posted_send_of_the_same_chunk() -> None:

@@ -23,7 +23,6 @@ from shoal.lens._execute import Execution
 from shoal.lens._symbols import Expression, Symbols
 from shoal.lens.dataflow import Dataflow
 from shoal.schedule import (
-    ALGORITHMS,
     Algorithm,
     Buffer,
     Place,
@@ -31,6 +30,7 @@ from shoal.schedule import (
     Send,
     Step,
     Value,
+    find,
     promise,
 )
 
@@ -57,6 +57,7 @@ def prove(
     size: int,
     *,
     root: int = 0,
+    hosts: Sequence[int] = (),
     n_segments: int = 2,
     window: int = 1,
 ) -> Proof:
@@ -77,12 +78,12 @@ def prove(
     if size < 1 or not 0 <= root < size:
         raise UsageError(f"cannot prove a group of {size} ranks with root {root}")
     if isinstance(algorithm, str):
-        algorithm = _look_up(collective, algorithm)
-    n_chunks = algorithm.n_chunks(size)
+        algorithm = find(collective, algorithm)
+    n_chunks = algorithm.n_chunks(size, hosts)
     return prove_steps(
-        [list(algorithm.steps(rank, size, root)) for rank in range(size)],
+        [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
         [promise(collective, rank, size, n_chunks, root) for rank in range(size)],
-        n_scratch=algorithm.n_scratch(size),
+        n_scratch=[len(algorithm.scratch(rank, size, hosts)) for rank in range(size)],
         n_segments=n_segments,
         window=window,
     )
@@ -92,11 +93,15 @@ def prove_steps(
     schedule: Sequence[Sequence[Step]],
     promises: Sequence[Promise],
     *,
-    n_scratch: int = 0,
+    n_scratch: Sequence[int] = (),
     n_segments: int = 2,
     window: int = 1,
 ) -> Proof:
-    """Prove a schedule that is given rank by rank. Otherwise the same as `prove`."""
+    """Prove a schedule that is given rank by rank. Otherwise the same as `prove`.
+
+    Args:
+        n_scratch: how many scratch chunks each rank has; empty: none has any.
+    """
     if len(schedule) != len(promises) or n_segments < 1 or window < 0:
         raise UsageError(
             f"cannot prove {len(schedule)} ranks with {len(promises)} promises, "
@@ -128,16 +133,12 @@ def prove_steps(
     )
 
 
-def _look_up(collective: str, name: str) -> Algorithm:
-    known = ALGORITHMS.get(collective, {})
-    if name not in known:
-        raise UsageError(f"no algorithm {name!r} for {collective}: there are {', '.join(known)}")
-    return known[name]
-
-
-def _check_places(flow: Dataflow, promises: Sequence[Promise], n_scratch: int) -> None:
+def _check_places(flow: Dataflow, promises: Sequence[Promise], n_scratch: Sequence[int]) -> None:
     """Raise ProofError if a step names a chunk that is not there, or writes INPUT."""
-    n_chunks = [{**promised.n_chunks, Buffer.SCRATCH: n_scratch} for promised in promises]
+    n_chunks = [
+        {**promised.n_chunks, Buffer.SCRATCH: n}
+        for promised, n in zip(promises, n_scratch or [0] * len(promises), strict=True)
+    ]
     good: set[int] = set()
     for step, (reads, writes) in enumerate(zip(flow.reads, flow.writes, strict=True)):
         if writes >= 0 and flow.place(writes).buffer is Buffer.INPUT:

@@ -17,10 +17,23 @@ from shoal.errors import UsageError
 
 @dataclass(frozen=True)
 class Topology:
-    """What the planner knows of a group: how many ranks on how many hosts."""
+    """What the planner knows of a group: which host each rank is on.
 
-    size: int
-    n_hosts: int
+    Args:
+        hosts: the host of every rank, numbered from 0 in the order in which they first come up.
+    """
+
+    hosts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.hosts)
+
+    @property
+    def n_hosts(self) -> int:
+        """How many hosts they are on."""
+        return max(self.hosts) + 1
 
 
 @dataclass(frozen=True)

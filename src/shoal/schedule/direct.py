@@ -33,9 +33,9 @@ def direct_all_reduce(rank: int, size: int) -> Iterator[Step]:
     yield Copy(0, into=0, buffer=Buffer.SCRATCH, into_buffer=Buffer.DATA)
 
 
-def direct_scratch(size: int) -> int:
+def direct_scratch(rank: int, size: int) -> tuple[int, ...]:
     """Scratch chunks of `direct_all_reduce`: none where a rank is alone."""
-    return 1 if size > 1 else 0
+    return (0,) if size > 1 else ()
 
 
 def direct_broadcast(rank: int, size: int, root: int) -> Iterator[Step]:

@@ -65,6 +65,6 @@ def ring_reduce_scatter(rank: int, size: int) -> Iterator[Step]:
     yield Finish(0, Buffer.OUTPUT)
 
 
-def ring_scratch(size: int) -> int:
+def ring_scratch(rank: int, size: int) -> tuple[int, ...]:
     """Scratch chunks of `ring_reduce_scatter`: it passes on the partial sums of n-2 blocks."""
-    return min(2, max(0, size - 2))
+    return (0, 0)[: max(0, size - 2)]

@@ -1,0 +1,70 @@
+"""What a cluster costs: its hosts and what a message takes inside and between them.
+
+One description, read by the planner's formulas and by the simulator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What one message between two ranks takes.
+
+    A message of b bytes is there `latency_us + b * us_per_byte` after it started, if its link is
+    free. It keeps a core of each end busy for `message_us`, and the link for `b * us_per_byte`.
+    """
+
+    latency_us: float
+    us_per_byte: float
+    message_us: float
+
+    def __post_init__(self) -> None:
+        if min(self.latency_us, self.us_per_byte, self.message_us) < 0:
+            raise UsageError(f"{self}: nothing takes less than no time")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts, the ranks on them, and the costs of their links.
+
+    Args:
+        hosts: the host of every rank, numbered from 0 in the order in which they first come up.
+        local: between two ranks of one host: shared memory, of which each rank has its own path.
+        wire: between two hosts. A host has one cable, full duplex, that its ranks share: its
+            `us_per_byte` is that of the whole cable.
+        memory_us_per_byte: of a fold or a copy by one core.
+        n_cores: of each host, which its ranks share.
+    """
+
+    hosts: tuple[int, ...]
+    local: LinkCost
+    wire: LinkCost
+    memory_us_per_byte: float
+    n_cores: int
+
+    def __post_init__(self) -> None:
+        first_seen = list(dict.fromkeys(self.hosts))
+        if not self.hosts or first_seen != list(range(len(first_seen))):
+            raise UsageError(
+                f"hosts {self.hosts[:8]}... must be numbered from 0 in the order in which they "
+                "first come up"
+            )
+        if self.memory_us_per_byte < 0 or self.n_cores < 1:
+            raise UsageError(
+                f"{self.memory_us_per_byte} us per byte of memory and {self.n_cores} cores "
+                "make no sense"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.hosts)
+
+    @property
+    def n_hosts(self) -> int:
+        """How many hosts they are on."""
+        return max(self.hosts) + 1
