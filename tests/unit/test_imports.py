@@ -21,7 +21,7 @@ LOWER = {
     "dtypes": {"errors"},
     "buffers": {"engine"},
     "schedule": {"errors"},
-    "lens": {"schedule"},
+    "lens": {"schedule", "plan"},
     "plan": {"schedule"},
     "engine": {"schedule", "_native"},
     "rendezvous": set[str](),

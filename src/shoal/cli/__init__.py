@@ -1,0 +1,50 @@
+"""The command `shoal`: parse, call, print. One module for each subcommand.
+
+A subcommand is a module with `add_to(subparsers)`, which adds its parser and sets its default
+`run`: a function of the parsed arguments that does the work and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import shoal
+from shoal.cli.options import Parser, Subparsers
+from shoal.errors import ShoalError
+
+__all__ = ["main"]
+
+COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = ()
+"""Each adds one subcommand. A line here is the whole registration."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `shoal` with these arguments, or with those of the process.
+
+    Returns: the exit code. 0: done. 1: the reader of the output went away. 2: a ShoalError, also
+        for wrong arguments; one line on stderr says which.
+    """
+    try:
+        args = _parser().parse_args(argv)
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except ShoalError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Such as `shoal trace ring | head`. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="shoal", description=shoal.__doc__.partition("\n")[0])
+    parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for add_to in COMMANDS:
+        add_to(subparsers)
+    return parser

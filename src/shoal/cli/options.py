@@ -1,0 +1,64 @@
+"""What several subcommands need to read their arguments and to write their output."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from shoal.errors import UsageError
+
+__all__ = ["Parser", "Subparsers", "hosts_of", "write"]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a wrong argument is a UsageError like every other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[Parser]
+else:
+    Subparsers = argparse._SubParsersAction
+
+
+def hosts_of(text: str) -> tuple[int, ...]:
+    """The host of every rank, from "2x4" (2 hosts of 4 ranks) or "4,4,2" (ranks of each host).
+
+    Raises:
+        UsageError: it is neither, or a host has no rank.
+    """
+    try:
+        if "x" in text:
+            n_hosts, n_ranks = map(int, text.split("x"))
+            ranks_per_host = [n_ranks] * n_hosts
+        else:
+            ranks_per_host = [int(n_ranks) for n_ranks in text.split(",")]
+    except ValueError:
+        ranks_per_host = []
+    # A bare number could be a number of hosts or of ranks.
+    if not text.strip("0123456789") or min(ranks_per_host, default=0) < 1:
+        raise UsageError(
+            f"cannot read the hosts {text!r}: write 2x4 for 2 hosts of 4 ranks each, "
+            "or 4,4,2 for the ranks of each host"
+        )
+    return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
+
+
+def write(text: str, out: Path | None) -> None:
+    """Write a result to a file, or to the standard output if there is none.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None

@@ -1,0 +1,56 @@
+"""The command `shoal`: its frame, and what every subcommand shares."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal import UsageError
+from shoal.cli import main
+from shoal.cli.options import hosts_of, write
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"shoal {shoal.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["swim"], ["--colour"]])
+def test_a_wrong_argument_is_one_line_and_code_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("shoal: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_the_module_runs_the_command() -> None:
+    argv = [sys.executable, "-m", "shoal", "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == f"shoal {shoal.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [("2x3", (0, 0, 0, 1, 1, 1)), ("2,1", (0, 0, 1)), ("1x1", (0,))],
+)
+def test_hosts_are_read(text: str, hosts: tuple[int, ...]) -> None:
+    assert hosts_of(text) == hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "two", "2x", "0x4", "2x0", "-2x4", "2x2x2", "4,0", "4,,4"]
+)
+def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="2 hosts of 4 ranks"):
+        hosts_of(text)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot write .*nowhere.*: No such file or directory"):
+        write("text", tmp_path / "nowhere" / "file")
