@@ -196,7 +196,7 @@ def describe(shape: Shape) -> str:
 def _layouts(shape: Shape) -> list[tuple[list[int], list[int]]]:
     """Offset and bytes of every chunk, by buffer."""
     algorithm = find(shape.collective, shape.algorithm)
-    like = algorithm.scratch(shape.rank, shape.size, shape.hosts)
+    like = algorithm.scratch(shape.rank, shape.size, shape.hosts, shape.root)
     item = item_size(shape.dtype)
     block = shape.n_elems * item
     empty: tuple[list[int], list[int]] = ([], [])

@@ -21,9 +21,11 @@ from shoal.schedule import (
     Send,
     Step,
     Value,
+    promise,
 )
 
 WHOLE_GROUP = [(c, name) for c in ALGORITHMS if c != "send_recv" for name in ALGORITHMS[c]]
+ROOTED = [(c, name) for c, name in WHOLE_GROUP if ALGORITHMS[c][name].rooted]
 BATCHES = [range(1, 17), range(17, 33), range(33, 49), range(49, 65)]
 SMALL = [1, 2, 3, 4, 5, 7, 8, 13, 16]
 
@@ -46,11 +48,15 @@ def test_keeps_its_promise_with_segments_staged_early(collective: str, name: str
         prove(collective, name, size, n_segments=3, window=2)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS["broadcast"])
-def test_broadcast_keeps_its_promise_from_every_root(name: str) -> None:
+@pytest.mark.parametrize(("collective", "name"), ROOTED)
+def test_keeps_its_promise_for_every_root(collective: str, name: str) -> None:
     for size in range(1, 17):
         for root in range(size):
-            prove("broadcast", name, size, root=root, window=0)
+            prove(collective, name, size, root=root, n_segments=1, window=0)
+
+
+def ceil_log2(size: int) -> int:
+    return next(k for k in range(size) if 2**k >= size)
 
 
 # The papers' figures, as functions of the size n: transfers one after another, and the share of
@@ -65,6 +71,11 @@ ROUNDS: Mapping[tuple[str, str], Callable[[int], int]] = {
     ("all_gather", "ring"): lambda n: n - 1,
     ("reduce_scatter", "direct"): lambda n: 1,
     ("reduce_scatter", "ring"): lambda n: n - 1,
+    ("reduce", "direct"): lambda n: 1,
+    ("gather", "direct"): lambda n: 1,
+    ("scatter", "direct"): lambda n: 1,
+    ("all_to_all", "pairwise"): lambda n: 1,
+    ("barrier", "dissemination"): ceil_log2,
 }
 SENT_BY_EACH: Mapping[tuple[str, str], Callable[[int], Fraction]] = {
     ("all_reduce", "direct"): lambda n: Fraction(n - 1),
@@ -74,6 +85,8 @@ SENT_BY_EACH: Mapping[tuple[str, str], Callable[[int], Fraction]] = {
     ("all_gather", "ring"): lambda n: Fraction(n - 1, n),
     ("reduce_scatter", "direct"): lambda n: Fraction(n - 1, n),
     ("reduce_scatter", "ring"): lambda n: Fraction(n - 1, n),
+    ("all_to_all", "pairwise"): lambda n: Fraction(n - 1, n),
+    ("barrier", "dissemination"): lambda n: Fraction(ceil_log2(n)),
 }
 
 
@@ -94,9 +107,9 @@ def test_each_rank_sends_as_much_as_its_paper_says(collective: str, name: str) -
 
 
 @pytest.mark.parametrize(
-    ("collective", "name"), [key for key in SENT_BY_EACH if key[1] in ("direct", "sharded")]
+    ("collective", "name"), [k for k in SENT_BY_EACH if k[1] in ("direct", "sharded", "pairwise")]
 )
-def test_direct_and_sharded_load_all_links_alike(collective: str, name: str) -> None:
+def test_direct_sharded_and_pairwise_load_all_links_alike(collective: str, name: str) -> None:
     for size in SMALL:
         sent = shares_sent(collective, name, size)
         everyone = {(a, b) for a in range(size) for b in range(size) if a != b}
@@ -119,6 +132,23 @@ def test_broadcast_sends_the_buffer_once_to_everyone_but_the_root() -> None:
         )
         assert direct.n_sent == {(size - 1, rank): 1 for rank in range(size - 1)}
         assert chain.n_sent == {((rank - 1) % size, rank): 1 for rank in range(size - 1)}
+
+
+@pytest.mark.parametrize(
+    ("collective", "outward"), [("reduce", False), ("gather", False), ("scatter", True)]
+)
+def test_direct_sends_each_block_once_between_the_root_and_each_other_rank(
+    collective: str, outward: bool
+) -> None:
+    for size in SMALL:
+        sent = prove(collective, "direct", size, root=size - 1).n_sent
+        others = range(size - 1)
+        assert sent == {(size - 1, r) if outward else (r, size - 1): 1 for r in others}
+
+
+def test_direct_reduce_folds_from_the_root_upwards() -> None:
+    proof = prove("reduce", "direct", 4, root=2)
+    assert proof.expressions[2, Place(Buffer.DATA, 0)] == (((2, 3), 0), 1)
 
 
 def test_direct_all_reduce_folds_in_rank_order() -> None:
@@ -153,23 +183,36 @@ def test_refuses_a_rank_that_is_not_in_the_group(collective: str, name: str) -> 
 def test_numbers_come_out_as_numpy_computes_them(collective: str, name: str, size: int) -> None:
     algorithm, root, length = ALGORITHMS[collective][name], size // 2, 3
     own = np.random.default_rng(size).integers(-100, 100, (size, size, length))
-    held: list[dict[tuple[int, int], np.ndarray]] = [{} for _ in range(size)]
-    n_chunks = 1 if collective == "all_gather" else algorithm.n_chunks(size)
-    start = Buffer.DATA if collective in ("all_reduce", "broadcast") else Buffer.INPUT
+    held: list[dict[tuple[int, int], np.ndarray]] = []
     for rank in range(size):
-        held[rank] = {(start, chunk): own[rank, chunk] for chunk in range(n_chunks)}
+        starts = promise(collective, rank, size, algorithm.n_chunks(size), root).starts
+        held.append({place: own[rank, place.chunk] for place in starts})
     go_through([deque(algorithm.steps(rank, size, root)) for rank in range(size)], held)
     for rank in range(size):
-        if collective == "all_reduce":
-            want = {(Buffer.DATA, c): own[:, c].sum(axis=0) / size for c in range(n_chunks)}
-        elif collective == "broadcast":
-            want = {(Buffer.DATA, c): own[root, c] for c in range(n_chunks)}
-        elif collective == "all_gather":
-            want = {(Buffer.OUTPUT, r): own[r, 0] for r in range(size)}
-        else:
-            want = {(Buffer.OUTPUT, 0): own[:, rank].sum(axis=0) / size}
-        for place, numbers in want.items():
+        for place, numbers in wanted(collective, own, rank, root, algorithm.n_chunks(size)):
             np.testing.assert_array_equal(held[rank][place], numbers)
+
+
+def wanted(
+    collective: str, own: np.ndarray, rank: int, root: int, n_chunks: int
+) -> list[tuple[tuple[int, int], np.ndarray]]:
+    """What `rank` ends with, where own[r, c] is chunk c of what rank r brings."""
+    mean, is_root = own.sum(axis=0) / len(own), rank == root
+    data = {
+        "all_reduce": mean[:n_chunks],
+        "broadcast": own[root, :n_chunks],
+        "reduce": (mean if is_root else own[rank])[:n_chunks],
+        "barrier": [],  # It leaves nothing that numbers could show.
+    }
+    output = {
+        "all_gather": own[:, 0],
+        "reduce_scatter": mean[[rank]],
+        "gather": own[:, 0] if is_root else [],
+        "scatter": own[root, [rank]],
+        "all_to_all": own[:, rank],
+    }
+    buffer = Buffer.DATA if collective in data else Buffer.OUTPUT
+    return [((buffer, c), chunk) for c, chunk in enumerate({**data, **output}[collective])]
 
 
 def go_through(schedule: list[deque[Step]], held: list[dict[tuple[int, int], np.ndarray]]) -> None:

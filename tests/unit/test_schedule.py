@@ -91,7 +91,49 @@ def test_reduce_scatter_promises_the_ranks_own_block_folded_over_all_ranks() -> 
     assert promised.ends == {Place(Buffer.OUTPUT, 0): Value(range(2), 1, True)}
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_reduce_promises_the_fold_to_the_root_and_leaves_the_others_what_they_had() -> None:
+    data, own = Place(Buffer.DATA, 0), Value(range(1, 2), 0)
+    assert promise("reduce", 1, 3, 1, root=1).ends == {data: Value(range(3), 0, True)}
+    assert promise("reduce", 1, 3, 1, root=2).starts == {data: own}
+    assert promise("reduce", 1, 3, 1, root=2).ends == {data: own}
+
+
+def test_gather_promises_the_root_every_block_and_the_others_nothing() -> None:
+    at_root, elsewhere = (promise("gather", 1, 2, 2, root=root) for root in (1, 0))
+    assert at_root.starts == elsewhere.starts == {Place(Buffer.INPUT, 0): Value(range(1, 2), 0)}
+    assert at_root.n_chunks == {Buffer.INPUT: 1, Buffer.OUTPUT: 2}
+    assert elsewhere.n_chunks == {Buffer.INPUT: 1, Buffer.OUTPUT: 0}
+    assert at_root.ends == {Place(Buffer.OUTPUT, r): Value(range(r, r + 1), 0) for r in range(2)}
+    assert elsewhere.ends == {}
+
+
+def test_scatter_promises_each_rank_its_block_of_the_root() -> None:
+    at_root, elsewhere = (promise("scatter", 1, 2, 2, root=root) for root in (1, 0))
+    assert at_root.n_chunks == {Buffer.INPUT: 2, Buffer.OUTPUT: 1}
+    assert elsewhere.n_chunks == {Buffer.INPUT: 0, Buffer.OUTPUT: 1}
+    assert at_root.starts == {Place(Buffer.INPUT, r): Value(range(1, 2), r) for r in range(2)}
+    assert elsewhere.starts == {}
+    assert at_root.ends == {Place(Buffer.OUTPUT, 0): Value(range(1, 2), 1)}
+    assert elsewhere.ends == {Place(Buffer.OUTPUT, 0): Value(range(1), 1)}
+
+
+def test_all_to_all_promises_the_block_that_each_rank_has_for_this_one() -> None:
+    promised = promise("all_to_all", 1, 2, 2)
+    assert promised.n_chunks == {Buffer.INPUT: 2, Buffer.OUTPUT: 2}
+    assert promised.starts == {Place(Buffer.INPUT, c): Value(range(1, 2), c) for c in range(2)}
+    assert promised.ends == {Place(Buffer.OUTPUT, r): Value(range(r, r + 1), 1) for r in range(2)}
+
+
+def test_barrier_promises_word_of_every_rank_by_a_fold_that_may_repeat() -> None:
+    promised = promise("barrier", 1, 3, 1)
+    assert promised.starts == {Place(Buffer.DATA, 0): Value(range(1, 2), 0)}
+    assert promised.ends == {Place(Buffer.DATA, 0): Value(range(3), 0)}
+    assert promised.idempotent
+
+
+@pytest.mark.parametrize(
+    "collective", ["all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"]
+)
 def test_blocks_cannot_be_cut_into_another_number_of_chunks(collective: str) -> None:
     with pytest.raises(UsageError, match=f"{collective} over 3 ranks has 3 chunks, not 4"):
         promise(collective, 0, 3, n_chunks=4)

@@ -15,9 +15,13 @@ class Symbols:
 
     A value holds contributions to one chunk: a bit per rank. What is known is never built again,
     so a fold costs one look-up.
+
+    Args:
+        idempotent: a contribution may be folded in again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idempotent: bool = False) -> None:
+        self._idempotent = idempotent
         self.chunk: list[int] = []
         self.ranks: list[int] = []
         self.finished: list[bool] = []
@@ -62,7 +66,7 @@ class Symbols:
             why = "they are different chunks"
         elif self.finished[held] or self.finished[folded]:
             why = "nothing may be folded after Finish"
-        elif twice:
+        elif twice and not self._idempotent:
             why = f"rank {_listed(twice)} twice"
         else:
             return

@@ -5,7 +5,7 @@ place of numbers. What passes is right for every tensor of every length:
 
 - every promised place ends with exactly what was promised, each contribution folded in once, and
   finished once. Where several ranks are promised the same value, all of them fold it in the same
-  order, so they end with the same bits;
+  order, so they end with the same bits. Neither holds where the fold is idempotent, as a barrier's;
 - INPUT is never written, and no chunk is named that does not exist;
 - every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
   schedule that is proved with window 0, where nothing is staged at all, cannot hang with more:
@@ -83,7 +83,7 @@ def prove(
     return prove_steps(
         [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
         [promise(collective, rank, size, n_chunks, root) for rank in range(size)],
-        n_scratch=[len(algorithm.scratch(rank, size, hosts)) for rank in range(size)],
+        n_scratch=[len(algorithm.scratch(rank, size, hosts, root)) for rank in range(size)],
         n_segments=n_segments,
         window=window,
     )
@@ -107,7 +107,8 @@ def prove_steps(
             f"cannot prove {len(schedule)} ranks with {len(promises)} promises, "
             f"{n_segments} segments and window {window}"
         )
-    flow, symbols = Dataflow(schedule), Symbols()
+    idempotent = any(promised.idempotent for promised in promises)
+    flow, symbols = Dataflow(schedule), Symbols(idempotent)
     _check_places(flow, promises, n_scratch)
     starts = {
         flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
@@ -163,7 +164,7 @@ def _check_ends(
                 raise ProofError(f"{where}: nothing was ever written there")
             _check_value(where, symbols, got, want)
             first_rank, first_got = first.setdefault(want, (rank, got))
-            if got != first_got:
+            if got != first_got and not promised.idempotent:
                 raise ProofError(f"{where}: folded in another order than on rank {first_rank}")
 
 

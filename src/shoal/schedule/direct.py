@@ -1,7 +1,8 @@
 """Direct algorithms: one message per pair of ranks, no rank passes anything on.
 
 Sends go to rank+1 first, then to rank+2 and so on, receives come from rank-1 first: at any time
-each rank sends to another one, so no link into a rank is shared (no incast).
+each rank sends to another one, so no link into a rank is shared (no incast). The root of a reduce
+or gather takes its peers in that order too, though they may all send at once.
 """
 
 from __future__ import annotations
@@ -84,3 +85,53 @@ def direct_reduce_scatter(rank: int, size: int) -> Iterator[Step]:
     for k in range(1, size):
         yield Recv((rank - k) % size, chunk=0, fold=True, buffer=Buffer.OUTPUT)
     yield Finish(0, Buffer.OUTPUT)
+
+
+def direct_reduce(rank: int, size: int, root: int) -> Iterator[Step]:
+    """Everyone sends the whole buffer to the root, which folds them.
+
+    Cost:   1 round; the root receives n-1 whole buffers, the others send one each.
+    Needs:  1 chunk.
+    Leaves: the root's buffer folded over all ranks, from root+1 on upwards; the others' untouched.
+    Source: the definition.
+    """
+    if rank != root:
+        yield Send(root, chunk=0)
+        return
+    for k in range(1, size):
+        yield Recv((root + k) % size, chunk=0, fold=True)
+    yield Finish(0)
+
+
+def direct_gather(rank: int, size: int, root: int) -> Iterator[Step]:
+    """Everyone sends its block to the root.
+
+    Cost:   1 round; the root receives n-1 blocks, the others send one each.
+    Needs:  an output of n chunks on the root, and none elsewhere.
+    Leaves: chunk r of the root's output is the input of rank r.
+    Source: the definition.
+    """
+    if rank != root:
+        yield Send(root, chunk=0, buffer=Buffer.INPUT)
+        return
+    yield Copy(0, into=root, buffer=Buffer.INPUT, into_buffer=Buffer.OUTPUT)
+    for k in range(1, size):
+        peer = (root + k) % size
+        yield Recv(peer, chunk=peer, buffer=Buffer.OUTPUT)
+
+
+def direct_scatter(rank: int, size: int, root: int) -> Iterator[Step]:
+    """The root sends everyone its block.
+
+    Cost:   1 round; the root sends n-1 blocks, the others nothing.
+    Needs:  an input of n chunks on the root, and none elsewhere.
+    Leaves: the output is block `rank` of the root's input.
+    Source: the definition.
+    """
+    if rank != root:
+        yield Recv(root, chunk=0, buffer=Buffer.OUTPUT)
+        return
+    yield Copy(root, into=0, buffer=Buffer.INPUT, into_buffer=Buffer.OUTPUT)
+    for k in range(1, size):
+        peer = (root + k) % size
+        yield Send(peer, chunk=peer, buffer=Buffer.INPUT)

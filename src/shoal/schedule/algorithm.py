@@ -1,0 +1,85 @@
+"""What an algorithm is: steps, chunks and scratch by rank and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.schedule.steps import Step
+
+
+def one(size: int) -> int:
+    """Chunk rule: the buffer in one piece."""
+    return 1
+
+
+def one_per_rank(size: int) -> int:
+    """Chunk rule: a piece for each rank."""
+    return size
+
+
+def _nothing(*_: object) -> tuple[int, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One way to do a collective: what each rank does, and the chunks it needs.
+
+    Args:
+        function: `f(rank, size)`, `f(rank, size, root)` where `rooted`, or `f(rank, hosts)` where
+            `by_host`: yields one rank's steps.
+        chunk_rule: by size (by `hosts` where `by_host`): how many chunks the collective's longest
+            buffer is cut into.
+        scratch_rule: called as `function` is: for each scratch chunk of that rank, the chunk of
+            the longest buffer whose length it has.
+    """
+
+    function: Callable[..., Iterator[Step]]
+    chunk_rule: Callable[..., int] = one
+    scratch_rule: Callable[..., tuple[int, ...]] = _nothing
+    rooted: bool = False
+    by_host: bool = False
+
+    def steps(
+        self, rank: int, size: int, root: int = 0, hosts: Sequence[int] = ()
+    ) -> Iterator[Step]:
+        """The steps of `rank`.
+
+        Args:
+            root: the one rank that gives or gets all; the peer of a send or recv.
+            hosts: the host of every rank, numbered from 0 in the order in which they first come
+                up; empty: all ranks are on one.
+
+        Cost: proportional to these steps, whatever the others do.
+        """
+        if not (0 <= rank < size and 0 <= root < size):
+            raise UsageError(f"rank {rank} and root {root} must be in [0, {size})")
+        if self.by_host:
+            return self.function(rank, _hosts(size, hosts))
+        return self.function(rank, size, *((root,) if self.rooted else ()))
+
+    def n_chunks(self, size: int, hosts: Sequence[int] = ()) -> int:
+        """How many chunks the collective's longest buffer is cut into."""
+        return self.chunk_rule(_hosts(size, hosts) if self.by_host else size)
+
+    def scratch(
+        self, rank: int, size: int, hosts: Sequence[int] = (), root: int = 0
+    ) -> tuple[int, ...]:
+        """For each scratch chunk of `rank`, the chunk of the longest buffer that is as long.
+
+        An algorithm without any also works where the blocks of the ranks differ in length.
+        """
+        if self.by_host:
+            return self.scratch_rule(rank, _hosts(size, hosts))
+        return self.scratch_rule(rank, size, *((root,) if self.rooted else ()))
+
+
+def _hosts(size: int, hosts: Sequence[int]) -> tuple[int, ...]:
+    if hosts and len(hosts) != size:
+        raise UsageError(f"{len(hosts)} hosts are named for {size} ranks")
+    return tuple(hosts) or (0,) * size

@@ -1,0 +1,29 @@
+"""Dissemination: what a rank has heard doubles in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.schedule.steps import Buffer, Copy, Recv, Send, Step
+
+
+def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
+    """Tell rank+1, then rank+2, +4 and so on all that was heard so far.
+
+    Cost:   ceil(log2 n) rounds; each rank sends one buffer in each of them.
+    Needs:  one scratch chunk, since what is being sent cannot be folded into. The fold has to be
+            idempotent (max, or): unless n is a power of two, some ranks are heard of twice.
+    Leaves: every rank's contribution in every rank's buffer, in whichever order.
+    Source: Hensgen, Finkel & Manber, IJPP 1988.
+    """
+    distance = 1
+    while distance < size:
+        yield Send((rank + distance) % size, chunk=0)
+        yield Recv((rank - distance) % size, chunk=0, buffer=Buffer.SCRATCH)
+        yield Copy(0, into=0, buffer=Buffer.SCRATCH, into_buffer=Buffer.DATA, fold=True)
+        distance *= 2
+
+
+def dissemination_scratch(rank: int, size: int) -> tuple[int, ...]:
+    """Scratch chunks of `dissemination_barrier`: none where a rank is alone."""
+    return (0,) if size > 1 else ()
