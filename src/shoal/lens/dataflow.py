@@ -60,6 +60,21 @@ class Dataflow:
         rank = self.rank_of[step]
         return f"rank {rank} step {step - self.first_of[rank]} ({self.steps[step]})"
 
+    def rounds(self, order: Sequence[int]) -> list[int]:
+        """Of each step: the transfers in the longest chain that leads to it, its own included.
+
+        Args:
+            order: every step, after those it waits for and after the Send that it receives.
+        """
+        over = [0] * len(self.steps)
+        for step in order:
+            over[step] = max((over[earlier] for earlier in self.waits_for[step]), default=0)
+            if isinstance(self.steps[step], Send):
+                over[step] += 1
+            elif self.partner_of[step] >= 0:
+                over[step] = max(over[step], over[self.partner_of[step]])
+        return over
+
     def _add_rank(self, rank: int, steps: Sequence[Step]) -> None:
         self.first_of.append(len(self.steps))
         writer: dict[int, int] = {}

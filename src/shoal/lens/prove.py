@@ -124,7 +124,7 @@ def prove_steps(
         raise ProofError("the result depends on which of the ready steps is taken first")
     return Proof(
         n_sent=_count_sent(flow),
-        rounds=_count_rounds(flow, oldest.order),
+        rounds=max(flow.rounds(oldest.order), default=0),
         max_staged=max(oldest.max_staged, newest.max_staged),
         expressions={
             (rank, place): symbols.expression[oldest.held[0][flow.number(rank, place)]]
@@ -182,15 +182,3 @@ def _check_value(where: str, symbols: Symbols, got: int, want: Value) -> None:
 def _count_sent(flow: Dataflow) -> Mapping[tuple[int, int], int]:
     ends = zip(flow.rank_of, flow.steps, strict=True)
     return Counter((rank, step.peer) for rank, step in ends if isinstance(step, Send))
-
-
-def _count_rounds(flow: Dataflow, order: Sequence[int]) -> int:
-    """The longest chain of transfers; `order` has every step after those it waits for."""
-    over = [0] * len(flow.steps)
-    for step in order:
-        over[step] = max((over[earlier] for earlier in flow.waits_for[step]), default=0)
-        if isinstance(flow.steps[step], Send):
-            over[step] += 1
-        elif flow.partner_of[step] >= 0:
-            over[step] = max(over[step], over[flow.partner_of[step]])
-    return max(over, default=0)
