@@ -1,0 +1,80 @@
+"""Quantities as people write them: 100MiB, 25Gb, 20us. One parser for every subcommand.
+
+`b` is a bit and `B` a byte; k, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from shoal.errors import UsageError
+
+__all__ = ["bytes_of", "bytes_per_us", "microseconds", "show_bytes", "show_us"]
+
+_SCALES: Final = {
+    "": 1.0,
+    **{prefix: 1000.0**power for power, prefix in enumerate("kMGT", 1)},
+    **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
+    "K": 1000.0,  # nobody who writes KB or Kb means kelvin
+}
+_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_NUMBER: Final = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
+
+
+def bytes_of(text: str) -> int:
+    """How many bytes "100MiB", "100MB", "4B" or "4" are.
+
+    Raises:
+        UsageError: it is no number of bytes: negative, in bits, or in units nobody knows.
+    """
+    found = re.fullmatch(_NUMBER + r"(?:(Ki|Mi|Gi|Ti|[kKMGT]?)B)?\s*", text)
+    if not found:
+        raise UsageError(f"cannot read the bytes {text!r}: write 4B, 100MB (1000s) or 100MiB")
+    return round(float(found[1]) * _SCALES[found[2] or ""])
+
+
+def bytes_per_us(text: str) -> float:
+    """The rate of a link: "25Gb" and "25Gbit/s" are bits per second, "3GB/s" bytes.
+
+    Raises:
+        UsageError: it is no rate above 0, or neither in bits nor in bytes.
+    """
+    found = re.fullmatch(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?)(b|bit|B)(?:/s|ps)?\s*", text)
+    rate = float(found[1]) * _SCALES[found[2]] if found else 0.0
+    if not found or rate == 0:
+        raise UsageError(
+            f"cannot read the rate {text!r}: write 25Gb (bits) or 3GB (bytes)"
+        )
+    return rate / (1 if found[3] == "B" else 8) / 1e6
+
+
+def microseconds(text: str) -> float:
+    """How many microseconds "20us", "1.5ms", "500ns" or "2s" are.
+
+    Raises:
+        UsageError: it is no time, or has no unit.
+    """
+    found = re.fullmatch(_NUMBER + r"(ns|us|ms|s)\s*", text)
+    if not found:
+        raise UsageError(f"cannot read the time {text!r}: write 20us, 1.5ms, 500ns or 2s")
+    return float(found[1]) * _SECONDS[found[2]] * 1e6
+
+
+def show_bytes(n_bytes: float) -> str:
+    """Bytes with three digits, in powers of 1024."""
+    power = min(4, int(math.log2(n_bytes) / 10)) if n_bytes >= 1024 else 0
+    return f"{_three_digits(n_bytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def show_us(us: float) -> str:
+    """A time with three digits, in the unit that suits it."""
+    unit = next((u for u in ("us", "ms") if us < 999.5 * _SECONDS[u] * 1e6), "s")
+    return f"{_three_digits(us / (_SECONDS[unit] * 1e6))} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    if value == int(value) and value < 1000:
+        return f"{value:.0f}"
+    return f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 else f"{value:.2f}"
