@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shoal import engine
@@ -79,6 +82,88 @@ def span_of(data: Any, *, writable: bool = True) -> Span:
     if view.readonly and writable:
         raise UsageError(f"{_name(data)} is read-only, and this call writes to it")
     return Span(engine.address_of(view), view.nbytes // item_size(dtype), dtype, view)
+
+
+class Blocks(NamedTuple):
+    """One block of memory for every rank, in rank order.
+
+    Args:
+        spans: one over all blocks, which are then of equal length, or one for each rank.
+        lengths: elements of each block.
+    """
+
+    spans: Sequence[Span]
+    lengths: tuple[int, ...]
+
+    @property
+    def even(self) -> bool:
+        """Whether all blocks are of one length."""
+        return self.lengths.count(self.lengths[0]) == len(self.lengths)
+
+    def block(self, rank: int) -> Span:
+        """The memory of one block."""
+        if len(self.spans) == len(self.lengths):
+            return self.spans[rank]
+        whole, n_elems = self.spans[0], self.lengths[rank]
+        offset = rank * n_elems * item_size(whole.dtype)
+        return Span(whole.address + offset, n_elems, whole.dtype, whole.owner)
+
+    def ranges(self) -> list[_Range]:
+        """Where each block begins and ends."""
+        if len(self.spans) == len(self.lengths):
+            return [(span.address, span.address + span.n_bytes) for span in self.spans]
+        whole, size = self.spans[0], len(self.lengths)
+        step = whole.n_bytes // size
+        ends = [whole.address + step * rank for rank in range(size + 1)]
+        return list(itertools.pairwise(ends))
+
+
+_Range = tuple[int, int]
+
+
+def blocks_of(given: Any, size: int, *, writable: bool) -> Blocks:
+    """The blocks of `size` ranks: cut from one buffer, or a sequence of one buffer for each.
+
+    Raises:
+        UsageError: as `span_of` does; or the buffer cannot be cut evenly, there is not one buffer
+            for each rank, or their types differ.
+    """
+    if not isinstance(given, Sequence) or isinstance(given, (Span, bytes, bytearray)):
+        whole = span_of(given, writable=writable)
+        if whole.n_elems % size != 0:
+            raise UsageError(
+                f"{whole.dtype}[{whole.n_elems}] cannot be cut into one block for each of {size} "
+                "ranks; pass a list of buffers where their lengths differ"
+            )
+        return Blocks((whole,), (whole.n_elems // size,) * size)
+    spans = [span_of(each, writable=writable) for each in given]
+    if len(spans) != size:
+        raise UsageError(f"{len(spans)} buffers; one for each rank, {size}, needed")
+    for rank, span in enumerate(spans):
+        if span.dtype is not spans[0].dtype:
+            raise UsageError(
+                f"{span.dtype}[{span.n_elems}] for rank {rank} among buffers of {spans[0].dtype}"
+            )
+    return Blocks(spans, tuple(span.n_elems for span in spans))
+
+
+def clash(written: Sequence[_Range], read: Sequence[_Range]) -> tuple[int, int, bool] | None:
+    """The first two ranges that overlap, of which at least one is written; None if there are none.
+
+    Returns:
+        The index of the written one, the index of the other, and whether that is written too.
+    """
+    order = sorted((begin, end, at) for at, (begin, end) in enumerate(written) if begin < end)
+    for (_, end, one), (begin, _, other) in itertools.pairwise(order):
+        if begin < end:
+            return one, other, True
+    for at, (begin, end) in enumerate(read):
+        # The last written range that begins before this one ends: no other could reach into it
+        # without overlapping that.
+        before = bisect.bisect_left(order, (end,)) - 1
+        if begin < end and before >= 0 and order[before][1] > begin:
+            return order[before][2], at, False
+    return None
 
 
 def _name(data: object) -> str:

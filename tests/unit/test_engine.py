@@ -3,9 +3,10 @@
 import pytest
 
 from shoal.dtypes import DType, Op
-from shoal.engine import Seat, Shape, describe, error_from, lower, plan_for
+from shoal.engine import Seat, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Finish, Recv, Send
+from shoal.shapes import Shape, describe
 
 SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.schedule import find
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,10 @@ def _chain_broadcast(n_bytes: int, size: int, link: LinkCost, remote: bool) -> f
     return hops + n_bytes * link.us_per_byte
 
 
+def _dissemination(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
+    return (size - 1).bit_length() * (link.latency_us + n_bytes * link.us_per_byte)
+
+
 COSTS: Final[Mapping[str, Mapping[str, Cost]]] = MappingProxyType(
     {
         "all_reduce": {
@@ -112,22 +117,33 @@ COSTS: Final[Mapping[str, Mapping[str, Cost]]] = MappingProxyType(
         "all_gather": {"direct": _direct_blocks, "ring": _ring_blocks},
         "reduce_scatter": {"direct": _direct_blocks, "ring": _ring_blocks},
         "broadcast": {"direct": _direct_broadcast, "chain": _chain_broadcast},
+        "reduce": {"direct": _direct_broadcast},
+        "gather": {"direct": _direct_blocks},
+        "scatter": {"direct": _direct_blocks},
+        "all_to_all": {"pairwise": _direct_blocks},
+        "barrier": {"dissemination": _dissemination},
     }
 )
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(collective: str, n_bytes: int, topology: Topology, forced: str = "") -> Choice:
+def choose(
+    collective: str, n_bytes: int, topology: Topology, forced: str = "", uneven: bool = False
+) -> Choice:
     """The cheapest algorithm for one call.
 
     Args:
-        n_bytes: of the in-place buffer, or of one rank's block (all_gather, reduce_scatter).
+        n_bytes: of the in-place buffer (all_reduce, broadcast, reduce, barrier), or of one rank's
+            block (all_gather, reduce_scatter, gather, scatter, all_to_all).
         forced: an algorithm's name, or empty; where this collective lacks it, the model chooses.
+        uneven: the blocks differ in length by rank: only algorithms that can do with that. What
+            `n_bytes` says must then be the same on every rank: of the longest block, or 0.
     """
     link = _LOCAL if topology.n_hosts == 1 else _REMOTE
     costs = {
         name: cost(n_bytes, topology.size, link, topology.n_hosts > 1)
         for name, cost in COSTS[collective].items()
+        if not uneven or find(collective, name).takes_uneven
     }
     if forced in costs:
         return Choice(forced, costs[forced], why=f"SHOAL_ALGO={forced}")

@@ -67,13 +67,15 @@ class Algorithm:
         """How many chunks the collective's longest buffer is cut into."""
         return self.chunk_rule(_hosts(size, hosts) if self.by_host else size)
 
+    @property
+    def takes_uneven(self) -> bool:
+        """Whether it also works where the blocks of the ranks differ in length: without scratch."""
+        return self.scratch_rule is _nothing
+
     def scratch(
         self, rank: int, size: int, hosts: Sequence[int] = (), root: int = 0
     ) -> tuple[int, ...]:
-        """For each scratch chunk of `rank`, the chunk of the longest buffer that is as long.
-
-        An algorithm without any also works where the blocks of the ranks differ in length.
-        """
+        """For each scratch chunk of `rank`, the chunk of the longest buffer that is as long."""
         if self.by_host:
             return self.scratch_rule(rank, _hosts(size, hosts))
         return self.scratch_rule(rank, size, *((root,) if self.rooted else ()))

@@ -1,0 +1,281 @@
+"""How calls start: arguments are checked, a plan is found, and the engine gets the memory."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
+
+from shoal import engine
+from shoal.buffers import Blocks, Span, blocks_of, clash, span_of
+from shoal.dtypes import DType, Op, item_size
+from shoal.engine import make_plan, plan_for
+from shoal.errors import Closed, ShoalError, UsageError
+from shoal.plan import Topology, choose
+from shoal.plan.choose import forced_algorithm
+from shoal.shapes import REDUCING, Shape
+from shoal.work import Work
+from shoal.world import hash_of
+
+if TYPE_CHECKING:
+    from shoal.world import World
+
+_LOG: Final = logging.getLogger("shoal")
+
+# Three kinds of calls share the 64-bit key space of a group.
+_NAMED: Final = 1 << 62
+_POINT: Final = 1 << 63
+
+
+class NoGroup:
+    """In the place of a native group that is gone: refuses every call."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def post(self, *_call: object) -> NoReturn:
+        """Refuse."""
+        raise Closed(self.why)
+
+    post_in_place = post
+
+    def abort(self, _why: str) -> None:
+        """Nothing is left to end."""
+
+    def drop(self) -> None:
+        """It is gone already."""
+
+
+class How(TypedDict, total=False):
+    """The keywords that every call takes; `Group` says what they mean."""
+
+    name: str | None
+    timeout_s: float | None
+    async_op: bool
+    work: bool
+
+
+class Calls:
+    """The calls of one rank in one group; `Group` puts names on them."""
+
+    def __init__(self, world: World, members: Sequence[int], name: str, timeout_s: float) -> None:
+        self._world = world
+        self._members = members
+        self.name = name
+        self.rank = members.index(world.rank)
+        self.size = len(members)
+        self.timeout_s = timeout_s
+        numbers: dict[str, int] = {}
+        self.topology = Topology(
+            tuple(numbers.setdefault(world.names[m].host_id, len(numbers)) for m in members)
+        )
+        self._forced = forced_algorithm()
+        self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members)
+        self._next_key = itertools.count(1)
+        self._n_named: defaultdict[str, int] = defaultdict(int)
+        self._n_sent: defaultdict[tuple[int, int, int], int] = defaultdict(int)
+        self._plans: dict[tuple[object, ...], engine.Plan] = {}
+
+    def __str__(self) -> str:
+        return f"group {self.name!r}, rank {self.rank} of {self.size}"
+
+    def forsake(self, why: str) -> None:
+        """Refuse all later calls, and say nothing to anyone."""
+        self._native = NoGroup(f"{self}: {why}")
+
+    def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
+        """The exception that a native error of this group stands for."""
+        return engine.error_from(native, self._members, self._world.names)
+
+    # Plans.
+
+    def _plan(
+        self, key: tuple[Any, ...], dtype: DType, n_elems: int, op: Op = Op.SUM, root: int = 0
+    ) -> engine.Plan:
+        """The plan of a call that is like others, kept under `key`, which begins with its name."""
+        shape = self._shape(key[0], dtype, n_elems, op, root)
+        if len(self._plans) >= 1024:  # sizes that never come back
+            self._plans.clear()
+        plan = self._plans[key] = plan_for(shape)
+        return plan
+
+    def _uneven_plan(
+        self,
+        collective: str,
+        dtype: DType,
+        op: Op = Op.SUM,
+        *,
+        blocks: tuple[int, ...] = (),
+        sent: tuple[int, ...] = (),
+        taken: tuple[int, ...] = (),
+    ) -> engine.Plan:
+        """The plan of a call whose lengths hardly come again; `Shape` says which they are."""
+        # The choice must not depend on what only this rank knows.
+        shape = self._shape(collective, dtype, max(blocks, default=0), op, uneven=True)
+        return make_plan(shape._replace(n_elems=0, blocks=blocks, sent=sent, taken=taken))
+
+    def _shape(
+        self,
+        collective: str,
+        dtype: DType,
+        n_elems: int,
+        op: Op = Op.SUM,
+        root: int = 0,
+        *,
+        uneven: bool = False,
+    ) -> Shape:
+        if collective in REDUCING and not engine.can_fold(dtype, op):
+            raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
+        n_bytes = n_elems * item_size(dtype)
+        choice = choose(collective, n_bytes, self.topology, self._forced, uneven)
+        _LOG.log(
+            logging.DEBUG if uneven else logging.INFO,
+            *("%s: %s %s: %s", self, collective, choice.name, choice.why),
+        )
+        return Shape(
+            *(collective, choice.name, dtype, op, n_elems),
+            *(self.rank, self.size, root),
+            hosts=self.topology.hosts,
+        )
+
+    # Arguments.
+
+    def _blocks(self, what: str, given: Any, *, writable: bool) -> Blocks:
+        try:
+            return blocks_of(given, self.size, writable=writable)
+        except UsageError as error:
+            raise UsageError(f"{self}: {what}: {error}") from None
+
+    def _check_own(self, what: str, blocks: Blocks, whose: str, own: Span) -> None:
+        """`blocks` has a block for this rank that is just like `own`."""
+        dtype, n_elems = blocks.spans[0].dtype, blocks.lengths[self.rank]
+        if (dtype, n_elems) != (own.dtype, own.n_elems):
+            raise UsageError(
+                f"{self}: {what} hold {dtype}[{n_elems}] for this rank, "
+                f"but its {whose} is {own.dtype}[{own.n_elems}]"
+            )
+
+    def _at_root(self, what: str, given: Any, whose: str, own: Span, root: int) -> Sequence[Span]:
+        """The blocks of all ranks at the root, all as long as `own`; none elsewhere."""
+        self._check_rank(root, "root")
+        if self.rank != root:
+            if given is not None:
+                raise UsageError(f"{self}: only the root, rank {root}, has {what}; pass None")
+            return ()
+        if given is None:
+            raise UsageError(f"{self}: this rank is the root and needs {what}")
+        blocks = self._blocks(what, given, writable=what == "outputs")
+        self._check_own(what, blocks, whose, own)
+        if not blocks.even:
+            raise UsageError(
+                f"{self}: {what} hold {list(blocks.lengths)} elements; all blocks need "
+                f"{own.n_elems}, as many as {whose}"
+            )
+        one = Blocks((own,), (own.n_elems,))
+        if what == "outputs":
+            self._check_apart(what, blocks, whose, one)
+        else:
+            self._check_apart(whose, one, what, blocks)
+        return blocks.spans
+
+    def _check_apart(self, out: str, written: Blocks, source: str, read: Blocks) -> None:
+        """Nothing is written where the call writes or reads something else.
+
+        The one exception: this rank's own block may be the same memory in both.
+        """
+        if len(written.spans) == len(read.spans) == 1:  # the usual case, without loops
+            one, other = written.spans[0], read.spans[0]
+            if (
+                one.address + one.n_bytes <= other.address
+                or other.address + other.n_bytes <= one.address
+            ):
+                return
+        outputs, inputs = written.ranges(), read.ranges()
+        own = self.rank if len(inputs) > 1 else 0
+        if inputs[own] == outputs[self.rank if len(outputs) > 1 else 0]:
+            inputs[own] = (0, 0)
+        found = clash(outputs, inputs)
+        if found is None:
+            return
+        first, second, both_written = found
+        here = f"{out}[{first}]" if len(outputs) > 1 else out
+        there = out if both_written else source
+        there += f"[{second}]" if len(outputs if both_written else inputs) > 1 else ""
+        raise UsageError(
+            f"{self}: {here} and {there} overlap in memory; only this rank's own block, "
+            f"{self.rank}, may be the same in both"
+        )
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise UsageError(f"{self}: {what} names rank {rank}; ranks are 0 to {self.size - 1}")
+
+    # Starting.
+
+    def _start_in_place(self, plan: engine.Plan, span: Span, how: How) -> Work | None:
+        background = how.get("async_op", False)
+        call = self._native.post_in_place(
+            plan, self._key(how), span.address, self._timeout(how), background
+        )
+        return self._finish(Work(self, call, span), background or how.get("work", False))
+
+    def _start_between(
+        self, plan: engine.Plan, read: Sequence[Span], written: Sequence[Span], how: How
+    ) -> Work | None:
+        memory = [[], [span.address for span in read], [span.address for span in written]]
+        return self._start(plan, memory, (read, written), self._key(how), how)
+
+    def _start(
+        self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: How
+    ) -> Work | None:
+        background = how.get("async_op", False)
+        call = self._native.post(plan, key, memory, self._timeout(how), background)
+        return self._finish(Work(self, call, owners), background or how.get("work", False))
+
+    def _point(self, kind: str, data: Any, peer: int, tag: int, how: How) -> Work | None:
+        self._check_rank(peer, "to" if kind == "send" else "source")
+        if peer == self.rank:
+            raise UsageError(f"{self}: a rank cannot {kind} to or from itself")
+        span = span_of(data, writable=kind == "recv")
+        plan = plan_for(
+            Shape(
+                *("send_recv", kind, span.dtype, Op.SUM, span.n_elems),
+                *(self.rank, self.size, peer),
+            )
+        )
+        ends = (self.rank, peer, tag) if kind == "send" else (peer, self.rank, tag)
+        self._n_sent[ends] += 1
+        key = _POINT | hash_of(*ends, self._n_sent[ends]) >> 1
+        return self._start(plan, [[span.address]], span, key, how)
+
+    def _key(self, how: How) -> int:
+        name = how.get("name")
+        if name is None:
+            return next(self._next_key)
+        self._n_named[name] += 1
+        return _NAMED | hash_of(name, self._n_named[name]) >> 2
+
+    def _timeout(self, how: How) -> float:
+        if not how.keys() <= How.__annotations__.keys():
+            unknown = ", ".join(how.keys() - How.__annotations__.keys())
+            raise TypeError(
+                f"unknown keywords {unknown}; known are {', '.join(How.__annotations__)}"
+            )
+        timeout_s = how.get("timeout_s")
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _finish(self, work: Work, unfinished: bool) -> Work | None:
+        if unfinished:
+            live = self._world.live
+            while live and live[0].done():
+                live.popleft()
+            live.append(work)
+            return work
+        try:
+            work.wait()
+        finally:
+            if not work.done():  # interrupted
+                self._world.live.append(work)
+        return None

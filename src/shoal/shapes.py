@@ -1,0 +1,133 @@
+"""Kinds of calls: what ranks must agree on, in words, and where the chunks of their buffers lie."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from shoal.dtypes import DType, Op, item_size
+from shoal.schedule import Algorithm, find
+
+# Chunks begin on cache lines, so that no two ranks write to the same one.
+_LINE_BYTES: Final = 64
+
+REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+_FROM_ROOT: Final = frozenset({"broadcast", "scatter"})
+_TO_ROOT: Final = frozenset({"reduce", "gather"})
+
+Layout = tuple[list[int], list[int]]
+"""Of one buffer: the offset of every chunk, and its length; bytes."""
+
+_EMPTY: Final[Layout] = ([], [])
+
+
+class Shape(NamedTuple):
+    """Everything that makes two calls the same kind: they share one plan.
+
+    Args:
+        collective: a key of `ALGORITHMS`; `algorithm` one of its names.
+        n_elems: of the in-place buffer, or of one rank's block (all_gather, reduce_scatter,
+            gather, scatter, all_to_all).
+        root: the one rank that gives or gets all, or the peer of a send or recv; else 0.
+        hosts: the host of every rank, numbered in the order in which they first come up.
+        blocks: elements of every rank's block where these differ (all_gather, reduce_scatter);
+            `n_elems` is 0 then.
+        sent, taken: elements of the blocks that this rank sends to every rank, and takes from it,
+            where these differ (all_to_all); `n_elems` is 0 then.
+    """
+
+    collective: str
+    algorithm: str
+    dtype: DType
+    op: Op
+    n_elems: int
+    rank: int
+    size: int
+    root: int = 0
+    hosts: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    sent: tuple[int, ...] = ()
+    taken: tuple[int, ...] = ()
+
+    @property
+    def found(self) -> Algorithm:
+        """The algorithm in the table."""
+        return find(self.collective, self.algorithm)
+
+    @property
+    def agrees_by_pair(self) -> bool:
+        """Whether only two ranks know how long the block between them is, and tell each other."""
+        return self.collective == "all_to_all" and self.found.takes_uneven
+
+
+def describe(shape: Shape) -> str:
+    """What a call does, in the words that every rank must agree on.
+
+    A send and its receive say the same; so do all ranks of a broadcast.
+    """
+    length = f"[{','.join(map(str, shape.blocks)) or shape.n_elems}]"
+    what = shape.collective
+    if what != "barrier":
+        what += f" {shape.dtype}{'' if shape.agrees_by_pair else length}"
+    if shape.collective in REDUCING:
+        what += f" {shape.op}"
+    if shape.collective in _FROM_ROOT:
+        what += f" from rank {shape.root}"
+    if shape.collective in _TO_ROOT:
+        what += f" to rank {shape.root}"
+    if shape.collective == "send_recv":
+        ends = (shape.rank, shape.root) if shape.algorithm == "send" else (shape.root, shape.rank)
+        return f"{what} from rank {ends[0]} to rank {ends[1]}"
+    return f"{what} by {shape.algorithm}"
+
+
+def layouts_of(shape: Shape) -> list[Layout]:
+    """Where every chunk lies in DATA, INPUT, OUTPUT and SCRATCH."""
+    item, size, algorithm = item_size(shape.dtype), shape.size, shape.found
+    lengths = [n * item for n in shape.blocks or (shape.n_elems,) * size]
+    own, blocks = ([0], [lengths[shape.rank]]), _consecutive(lengths)
+    data, taken, given = _EMPTY, _EMPTY, _EMPTY
+    match shape.collective:
+        case "all_gather":
+            taken, given = own, blocks
+        case "gather":
+            taken, given = own, blocks if shape.rank == shape.root else _EMPTY
+        case "reduce_scatter":
+            taken, given = blocks, own
+        case "scatter":
+            taken, given = blocks if shape.rank == shape.root else _EMPTY, own
+        case "all_to_all" if shape.sent or shape.taken:
+            taken = _consecutive([n * item for n in shape.sent])
+            given = _consecutive([n * item for n in shape.taken])
+        case "all_to_all":
+            taken = given = blocks
+        case _:
+            data = _balanced(shape.n_elems, item, algorithm.n_chunks(size, shape.hosts))
+            lengths = data[1]
+    like = algorithm.scratch(shape.rank, size, shape.hosts, shape.root)
+    return [data, taken, given, _scratch(lengths, like)]
+
+
+def _consecutive(lengths: list[int]) -> Layout:
+    """Chunks one after the other."""
+    return list(itertools.accumulate(lengths, initial=0))[:-1], lengths
+
+
+def _scratch(lengths: Sequence[int], like: Sequence[int]) -> Layout:
+    """Scratch chunks as long as the chunks they are `like`, each on cache lines of its own."""
+    n_bytes = [lengths[chunk] for chunk in like]
+    strides = [-(-n // _LINE_BYTES) * _LINE_BYTES for n in n_bytes]
+    return list(itertools.accumulate(strides, initial=0))[:-1], n_bytes
+
+
+def _balanced(n_elems: int, item: int, n_chunks: int) -> Layout:
+    """Chunks of equal length but for the last ones, which may be shorter or empty."""
+    if n_chunks == 1:
+        return [0], [n_elems * item]
+    line = max(1, _LINE_BYTES // item)
+    stride = -(-n_elems // n_chunks)
+    stride = -(-stride // line) * line
+    begins = [min(chunk * stride, n_elems) for chunk in range(n_chunks + 1)]
+    lengths = [(end - begin) * item for begin, end in itertools.pairwise(begins)]
+    return [begin * item for begin in begins[:-1]], lengths
