@@ -13,7 +13,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # What the installed package is made of: the stamp below is renewed when one of them is newer.
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CXX_FILES)) \
-  $(shell find src -name '*.py' -o -name py.typed)
+  $(shell find src -name '*.py' -o -name py.typed -o -path '*/lens/page/*')
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from shoal.errors import UsageError
 
-__all__ = ["Parser", "Subparsers", "hosts_of", "write"]
+__all__ = ["Parser", "Subparsers", "Team", "add_team", "hosts_of", "team_of", "write"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,6 +48,47 @@ def hosts_of(text: str) -> tuple[int, ...]:
             "or 4,4,2 for the ranks of each host"
         )
     return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The ranks that run a schedule."""
+
+    size: int
+    hosts: tuple[int, ...]
+    """The host of every rank; empty: they share one."""
+    root: int
+
+
+def add_team(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `team_of` reads."""
+    add = parser.add_argument
+    add("--ranks", type=int, metavar="N", help="how many ranks there are; default 4")
+    add("--hosts", metavar="2x4", help="2 hosts of 4 ranks each; or 4,4,2: the ranks of each host")
+    add(
+        "--root",
+        type=int,
+        default=0,
+        metavar="R",
+        help="the rank that gives or gets all; default 0",
+    )
+
+
+def team_of(args: argparse.Namespace) -> Team:
+    """The ranks that the options describe.
+
+    Raises:
+        UsageError: they contradict each other, or make no sense.
+    """
+    hosts = hosts_of(args.hosts) if args.hosts else ()
+    size = len(hosts) or 4 if args.ranks is None else args.ranks
+    if size < 1:
+        raise UsageError(f"--ranks {size}: there must be at least one rank")
+    if hosts and size != len(hosts):
+        raise UsageError(f"--hosts {args.hosts} has {len(hosts)} ranks, but --ranks says {size}")
+    if not 0 <= args.root < size:
+        raise UsageError(f"--root {args.root} must be a rank: 0 to {size - 1}")
+    return Team(size, hosts, args.root)
 
 
 def write(text: str, out: Path | None) -> None:

@@ -1,0 +1,48 @@
+"""What an algorithm's docstring says of it, in parts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from shoal.schedule import Algorithm
+
+__all__ = ["FIELDS", "Description", "describe"]
+
+FIELDS: Final = ("Cost", "Needs", "Leaves", "Source")
+"""What every algorithm's docstring states, in this order."""
+
+_FIELD: Final = re.compile(rf"^({'|'.join(FIELDS)}):\s+", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A docstring, each part of it on one line."""
+
+    summary: str
+    remarks: str
+    """Everything between the summary and the first field; may be empty."""
+    fields: Mapping[str, str]
+    """By the names of FIELDS; those that the docstring does not state are not named."""
+
+
+def describe(algorithm: Algorithm) -> Description:
+    """Read the docstring of the algorithm's function."""
+    text = inspect.getdoc(algorithm.function) or ""
+    words, *fields = _FIELD.split(text)
+    summary, _, remarks = words.partition("\n\n")
+    return Description(
+        summary=_one_line(summary),
+        remarks=_one_line(remarks),
+        fields={
+            name: _one_line(said) for name, said in zip(fields[::2], fields[1::2], strict=True)
+        },
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,211 @@
+"""`shoal trace`: states, messages and text."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.errors import UsageError
+from shoal.lens.prove import Expression, prove
+from shoal.lens.trace import Held, letter, trace
+from shoal.lens.trace_text import text_of
+from shoal.schedule import ALGORITHMS, Buffer, Place
+
+# What Marek Kolodziej's tutorial on all-reduce (2019) prints for 4 devices: first the data, then
+# the state after each step of reduce-scatter and of all-gather.
+TUTORIAL = """
+a0        b0        c0        d0
+a1        b1        c1        d1
+a2        b2        c2        d2
+a3        b3        c3        d3
+
+a0        b0        c0        d0d3
+a1a0      b1        c1        d1
+a2        b2b1      c2        d2
+a3        b3        c3c2      d3
+
+a0        b0        c0c3c2    d0d3
+a1a0      b1        c1        d1d0d3
+a2a1a0    b2b1      c2        d2
+a3        b3b2b1    c3c2      d3
+
+a0        b0b3b2b1  c0c3c2    d0d3
+a1a0      b1        c1c0c3c2  d1d0d3
+a2a1a0    b2b1      c2        d2d1d0d3
+a3a2a1a0  b3b2b1    c3c2      d3
+
+a3a2a1a0  b0b3b2b1  c0c3c2    d0d3
+a1a0      b0b3b2b1  c1c0c3c2  d1d0d3
+a2a1a0    b2b1      c1c0c3c2  d2d1d0d3
+a3a2a1a0  b3b2b1    c3c2      d2d1d0d3
+
+a3a2a1a0  b0b3b2b1  c0c3c2    d2d1d0d3
+a3a2a1a0  b0b3b2b1  c1c0c3c2  d1d0d3
+a2a1a0    b0b3b2b1  c1c0c3c2  d2d1d0d3
+a3a2a1a0  b3b2b1    c1c0c3c2  d2d1d0d3
+
+a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
+a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
+a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
+a3a2a1a0  b0b3b2b1  c1c0c3c2  d2d1d0d3
+"""
+
+# The chunk that devices 0 to 3 send in each of its steps.
+TUTORIAL_SENDS = [
+    [0, 1, 2, 3],
+    [3, 0, 1, 2],
+    [2, 3, 0, 1],
+    [1, 2, 3, 0],
+    [0, 1, 2, 3],
+    [3, 0, 1, 2],
+]
+
+ALL = [
+    (collective, name)
+    for collective, algorithms in ALGORITHMS.items()
+    for name in algorithms
+    if collective != "send_recv"
+]
+
+
+def order_of(expression: Expression) -> tuple[int, ...]:
+    if isinstance(expression, int):
+        return (expression,)
+    return order_of(expression[0]) + order_of(expression[1])
+
+
+def test_the_ring_of_four_is_the_tutorials_state_by_state(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["trace", "ring", "--ranks", "4", "--width", "80"]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split()[2:] for line in printed.splitlines() if re.match(r"rank \d", line)]
+    assert rows == [line.split() for line in TUTORIAL.splitlines() if line]
+    sends = re.findall(r"(\d)->(\d) chunk (\d)", printed)
+    assert [(int(a), int(b), int(chunk)) for a, b, chunk in sends] == [
+        (rank, (rank + 1) % 4, chunk)
+        for chunks in TUTORIAL_SENDS
+        for rank, chunk in enumerate(chunks)
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_a_trace_agrees_with_the_proof(collective: str, name: str, size: int) -> None:
+    hosts = tuple(rank // 3 for rank in range(size))
+    root = size // 2
+    traced = trace(collective, name, size, root=root, hosts=hosts)
+    proof = prove(collective, name, size, root=root, hosts=hosts)
+    assert len(traced.rounds) - 1 == proof.rounds
+    sent = [(m.sender, m.receiver) for one in traced.rounds for m in one.messages]
+    assert {pair: sent.count(pair) for pair in sent} == proof.n_sent
+    *_, last = traced.states()
+    assert {where: last[where].ranks for where in proof.expressions} == {
+        where: order_of(expression) for where, expression in proof.expressions.items()
+    }
+
+
+def test_every_message_carries_what_its_sender_held_and_leaves_it_with_its_receiver() -> None:
+    traced = trace("all_reduce", "ring", 5)
+    before: dict[tuple[int, Place], Held] = {}
+    for one, held in zip(traced.rounds, traced.states(), strict=True):
+        for message in one.messages:
+            assert message.value == before[message.sender, message.source]
+            left = held[message.receiver, message.target].ranks
+            kept = before[message.receiver, message.target].ranks if message.fold else ()
+            assert left == kept + message.value.ranks
+        before = dict(held)
+
+
+def test_hosts_and_scratch_are_part_of_a_trace() -> None:
+    traced = trace("reduce_scatter", "ring", 4, hosts=(0, 0, 1, 1))
+    assert traced.hosts == (0, 0, 1, 1)
+    buffers = [place.buffer for place in traced.places[0]]
+    assert buffers == [Buffer.INPUT] * 4 + [Buffer.OUTPUT] + [Buffer.SCRATCH] * 2
+
+
+def test_chunks_are_lettered_like_columns_of_a_sheet() -> None:
+    assert [letter(chunk) for chunk in (0, 25, 26, 27, 51, 52, 701, 702)] == [
+        *("a", "z", "aa", "ab", "az", "ba", "zz", "aaa")
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 300])
+def test_no_line_is_longer_than_the_width(width: int) -> None:
+    lines = list(text_of(trace("all_reduce", "ring", 16), width))
+    assert max(map(len, lines)) <= width
+
+
+def test_what_is_cut_is_counted() -> None:
+    text = " ".join(text_of(trace("all_reduce", "ring", 16), 60))
+    shown = (60 - len("rank 15")) // (len("chunk 15") + 2)
+    assert f"Cut to 60 columns ({16 - shown} places of each rank not shown, longer" in text
+
+
+def test_nothing_is_said_to_be_cut_where_all_is_shown() -> None:
+    text = " ".join(text_of(trace("all_reduce", "ring", 4), 80))
+    assert "Cut" not in text
+    assert "…" not in text
+
+
+def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "ring", "--collective", "all_gather", "--ranks", "3", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [data["collective"], data["algorithm"], data["ranks"]] == ["all_gather", "ring", 3]
+    assert data["places"][2] == [["input", 0], ["output", 0], ["output", 1], ["output", 2]]
+    held = {}
+    for one in data["rounds"]:
+        held.update({(rank, place): value for rank, place, value in one["writes"]})
+    assert [data["values"][held[2, place]] for place in (1, 2, 3)] == [
+        [0, [rank], False] for rank in range(3)
+    ]
+    assert data["promised"][2] == [[1 + rank, 0, rank, rank, False] for rank in range(3)]
+
+
+def test_a_page_holds_no_way_out_of_its_data(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert main(["trace", "sharded", "--hosts", "2x2", "--html", str(out)]) == 0
+    page = out.read_text()
+    data = page.split('id="trace">')[1].split("</script>")[0]
+    assert "<" not in data
+    assert json.loads(data)["hosts"] == [0, 0, 1, 1]
+    assert not re.search(r"\b(src|href)\s*=|@import|url\(", page)
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["ring", "--ranks", "0"], "--ranks 0: there must be at least one rank"),
+        (["ring", "--ranks", "-3"], "--ranks -3"),
+        (["ring", "--ranks", "four"], "invalid int value: 'four'"),
+        (["rung"], "no algorithm 'rung' for all_reduce: there are "),
+        (["ring", "--collective", "all_refuse"], "no collective 'all_refuse': there are "),
+        (["send", "--collective", "send_recv"], "send_recv"),
+        (["ring", "--hosts", "2x4", "--ranks", "9"], "--hosts 2x4 has 8 ranks, but --ranks says 9"),
+        (["ring", "--hosts", "4+4"], "cannot read the hosts '4+4'"),
+        (["ring", "--root", "4"], "--root 4 must be a rank: 0 to 3"),
+        (["ring", "--root", "-1"], "--root -1 must be a rank"),
+        (["ring", "--width", "10"], "--width 10: at least 40"),
+        (["ring", "--ranks", "100000"], "100000 ranks are too many to trace"),
+        (["ring", "--html", "/nowhere/page.html"], "cannot write /nowhere/page.html"),
+        (["ring", "--html", "/"], "cannot write /: Is a directory"),
+        (["chain", "--collective", "broadcast", "--ranks", "129", "--html", "x"], "at most 128"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_that_says_what(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.startswith("shoal: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_trace_of_no_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match="0 ranks"):
+        trace("all_reduce", "ring", 0)
