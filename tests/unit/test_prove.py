@@ -47,7 +47,7 @@ def prove_changed(
     prove_steps(
         schedule,
         promises,
-        n_scratch=[len(algorithm.scratch(rank, size)) for rank in range(size)],
+        scratch=[algorithm.scratch(rank, size) for rank in range(size)],
         window=0,
     )
 
@@ -298,7 +298,9 @@ def test_no_send_stages_more_segments_than_its_window(n_segments: int, window: i
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no algorithm 'tree' for broadcast: there are direct, ch"):
+    with pytest.raises(
+        UsageError, match="no algorithm 'tree' for broadcast: there are direct, bin"
+    ):
         prove("broadcast", "tree", 2)
 
 

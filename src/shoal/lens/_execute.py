@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shoal.errors import ProofError
-from shoal.schedule import Buffer, Copy, Finish, Recv, Send
+from shoal.lens._symbols import mask_of
+from shoal.schedule import Copy, Finish, Recv, Send
 
 if TYPE_CHECKING:
     from shoal.lens._symbols import Symbols
     from shoal.lens.dataflow import Dataflow
+    from shoal.schedule import Value
 
 
 class Execution:
@@ -19,6 +22,10 @@ class Execution:
 
     A segment moves when its Send and its Recv are both ready, or into the receiver's staging
     memory when only its Send is and fewer than `window` segments of that Send are staged.
+
+    Args:
+        starts: by place, the value that it holds before the first step.
+        fits: by place, what may be put there; places that are not named take anything.
     """
 
     def __init__(
@@ -28,6 +35,7 @@ class Execution:
         starts: Mapping[int, int],
         n_segments: int,
         window: int,
+        fits: Mapping[int, Value] = MappingProxyType({}),
     ) -> None:
         self.held = [dict(starts) for _ in range(n_segments)]
         """Of each segment: what each place holds."""
@@ -36,6 +44,7 @@ class Execution:
         self.max_staged = 0
         """The most segments that one rank had in its staging memory at any time."""
         self._flow, self._symbols = flow, symbols
+        self._fits = {place: (value.chunk, ~mask_of(value.ranks)) for place, value in fits.items()}
         self._n_segments, self._window = n_segments, window
         # The rest is by node: one segment of one step, step * n_segments + segment.
         self._n_waits = [len(waits) for waits in flow.waits_for for _ in range(n_segments)]
@@ -134,10 +143,12 @@ class Execution:
                 value = self._symbols.fold(self._held(held, place), value)
         except ProofError as why:
             raise ProofError(f"{self._flow.name(step)}: {why}") from None
-        where = self._flow.place(place)
-        if where.buffer is Buffer.DATA and self._symbols.chunk[value] != where.chunk:
-            # Chunks of DATA differ in length by up to one element.
-            raise ProofError(f"{self._flow.name(step)}: {self._symbols.name(value)} may not fit")
+        if place in self._fits:
+            chunk, others = self._fits[place]
+            if self._symbols.chunk[value] != chunk or self._symbols.ranks[value] & others:
+                raise ProofError(
+                    f"{self._flow.name(step)}: {self._symbols.name(value)} may not fit"
+                )
         held[place] = value
 
     def _held(self, held: dict[int, int], place: int) -> int:

@@ -80,5 +80,10 @@ class Symbols:
         return len(self.chunk) - 1
 
 
+def mask_of(ranks: range) -> int:
+    """A bit for each of some ranks that follow one another."""
+    return ((1 << len(ranks)) - 1) << ranks.start
+
+
 def _listed(mask: int) -> str:
     return ", ".join(str(rank) for rank in range(mask.bit_length()) if mask >> rank & 1)

@@ -6,7 +6,8 @@ place of numbers. What passes is right for every tensor of every length:
 - every promised place ends with exactly what was promised, each contribution folded in once, and
   finished once. Where several ranks are promised the same value, all of them fold it in the same
   order, so they end with the same bits. Neither holds where the fold is idempotent, as a barrier's;
-- INPUT is never written, and no chunk is named that does not exist;
+- INPUT is never written, and no chunk is named that does not exist, nor given what may not be as
+  long as it is. Where an algorithm has no scratch, that holds for blocks of any lengths;
 - every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
   schedule that is proved with window 0, where nothing is staged at all, cannot hang with more:
   staging only ever lets a Send end earlier.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from shoal.errors import ProofError, UsageError
 from shoal.lens._execute import Execution
-from shoal.lens._symbols import Expression, Symbols
+from shoal.lens._symbols import Expression, Symbols, mask_of
 from shoal.lens.dataflow import Dataflow
 from shoal.schedule import (
     Algorithm,
@@ -83,7 +84,7 @@ def prove(
     return prove_steps(
         [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
         [promise(collective, rank, size, n_chunks, root) for rank in range(size)],
-        n_scratch=[len(algorithm.scratch(rank, size, hosts, root)) for rank in range(size)],
+        scratch=[algorithm.scratch(rank, size, hosts, root) for rank in range(size)],
         n_segments=n_segments,
         window=window,
     )
@@ -93,14 +94,14 @@ def prove_steps(
     schedule: Sequence[Sequence[Step]],
     promises: Sequence[Promise],
     *,
-    n_scratch: Sequence[int] = (),
+    scratch: Sequence[Sequence[int]] = (),
     n_segments: int = 2,
     window: int = 1,
 ) -> Proof:
     """Prove a schedule that is given rank by rank. Otherwise the same as `prove`.
 
     Args:
-        n_scratch: how many scratch chunks each rank has; empty: none has any.
+        scratch: each rank's scratch chunks, as `Algorithm.scratch` names them; empty: none has any.
     """
     if len(schedule) != len(promises) or n_segments < 1 or window < 0:
         raise UsageError(
@@ -109,13 +110,15 @@ def prove_steps(
         )
     idempotent = any(promised.idempotent for promised in promises)
     flow, symbols = Dataflow(schedule), Symbols(idempotent)
-    _check_places(flow, promises, n_scratch)
+    scratch = scratch or [()] * len(promises)
+    _check_places(flow, promises, scratch)
     starts = {
         flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
         for rank, promised in enumerate(promises)
         for place, value in promised.starts.items()
     }
-    oldest, newest = (Execution(flow, symbols, starts, n_segments, window) for _ in range(2))
+    fits = _fits(flow, promises, scratch)
+    oldest, newest = (Execution(flow, symbols, starts, n_segments, window, fits) for _ in range(2))
     oldest.run(newest_first=False)
     newest.run(newest_first=True)
     for held in oldest.held:
@@ -134,11 +137,13 @@ def prove_steps(
     )
 
 
-def _check_places(flow: Dataflow, promises: Sequence[Promise], n_scratch: Sequence[int]) -> None:
+def _check_places(
+    flow: Dataflow, promises: Sequence[Promise], scratch: Sequence[Sequence[int]]
+) -> None:
     """Raise ProofError if a step names a chunk that is not there, or writes INPUT."""
     n_chunks = [
-        {**promised.n_chunks, Buffer.SCRATCH: n}
-        for promised, n in zip(promises, n_scratch or [0] * len(promises), strict=True)
+        {**promised.n_chunks, Buffer.SCRATCH: len(like)}
+        for promised, like in zip(promises, scratch, strict=True)
     ]
     good: set[int] = set()
     for step, (reads, writes) in enumerate(zip(flow.reads, flow.writes, strict=True)):
@@ -149,6 +154,28 @@ def _check_places(flow: Dataflow, promises: Sequence[Promise], n_scratch: Sequen
             if place.chunk >= n_chunks[flow.rank_of[step]].get(place.buffer, 0):
                 raise ProofError(f"{flow.name(step)}: there is no such chunk")
             good.add(number)
+
+
+def _fits(
+    flow: Dataflow, promises: Sequence[Promise], scratch: Sequence[Sequence[int]]
+) -> Mapping[int, Value]:
+    """By place, what is as long as it is: the promised block, or a chunk of whichever ranks.
+
+    Scratch chunks for blocks are not named: an algorithm that has them needs equal blocks.
+    """
+    fits = {}
+    everyone = range(len(promises))
+    for rank, (promised, like) in enumerate(zip(promises, scratch, strict=True)):
+        n_data = promised.n_chunks.get(Buffer.DATA, 0)
+        places = {Place(Buffer.DATA, chunk): chunk for chunk in range(n_data)}
+        if places:
+            places |= {Place(Buffer.SCRATCH, place): chunk for place, chunk in enumerate(like)}
+        for place, chunk in places.items():
+            fits[flow.number(rank, place)] = Value(everyone, chunk)
+        for place, value in promised.ends.items():
+            if place.buffer is Buffer.OUTPUT:
+                fits[flow.number(rank, place)] = value
+    return fits
 
 
 def _check_ends(
@@ -169,8 +196,7 @@ def _check_ends(
 
 
 def _check_value(where: str, symbols: Symbols, got: int, want: Value) -> None:
-    wanted = ((1 << len(want.ranks)) - 1) << want.ranks.start
-    if symbols.ranks[got] != wanted or symbols.chunk[got] != want.chunk:
+    if symbols.ranks[got] != mask_of(want.ranks) or symbols.chunk[got] != want.chunk:
         ranks = ", ".join(map(str, want.ranks))
         raise ProofError(
             f"{where}: holds {symbols.name(got)}, not chunk {want.chunk} of rank {ranks}"

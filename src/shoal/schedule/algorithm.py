@@ -37,6 +37,9 @@ class Algorithm:
             buffer is cut into.
         scratch_rule: called as `function` is: for each scratch chunk of that rank, the chunk of
             the longest buffer whose length it has.
+        owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce; None
+            where several do, or where there is scratch. What has one can be cut in two at its
+            Finish, so `hierarchical` can use it inside a host.
     """
 
     function: Callable[..., Iterator[Step]]
@@ -44,6 +47,7 @@ class Algorithm:
     scratch_rule: Callable[..., tuple[int, ...]] = _nothing
     rooted: bool = False
     by_host: bool = False
+    owner_rule: Callable[[int, int], int] | None = None
 
     def steps(
         self, rank: int, size: int, root: int = 0, hosts: Sequence[int] = ()

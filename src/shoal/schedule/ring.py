@@ -25,6 +25,11 @@ def ring_all_reduce(rank: int, size: int) -> Iterator[Step]:
         yield Recv(left, chunk=(rank - k) % size)
 
 
+def ring_owner(chunk: int, size: int) -> int:
+    """The rank that finishes a chunk of `ring_all_reduce`."""
+    return (chunk - 1) % size
+
+
 def ring_all_gather(rank: int, size: int) -> Iterator[Step]:
     """Pass every rank's block once round the ring.
 

@@ -2,87 +2,142 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.schedule import binomial, bruck, chain, direct, hypercube, point, ring, tree
+from shoal.schedule import scatter_gather as sg
 from shoal.schedule.algorithm import Algorithm, one, one_per_rank
-from shoal.schedule.chain import chain_broadcast
-from shoal.schedule.direct import (
-    direct_all_gather,
-    direct_all_reduce,
-    direct_broadcast,
-    direct_gather,
-    direct_reduce,
-    direct_reduce_scatter,
-    direct_scatter,
-    direct_scratch,
-)
 from shoal.schedule.dissemination import dissemination_barrier, dissemination_scratch
+from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.pairwise import pairwise_all_to_all
-from shoal.schedule.point import recv, send
-from shoal.schedule.ring import (
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-    ring_scratch,
-)
-from shoal.schedule.sharded import sharded_all_reduce
+from shoal.schedule.sharded import shard_owner, sharded, sharded_all_reduce
+
+_RING: Final = Algorithm(ring.ring_all_reduce, one_per_rank, owner_rule=ring.ring_owner)
+_SHARDED: Final = Algorithm(sharded_all_reduce, one_per_rank, owner_rule=shard_owner)
 
 ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     {
         "all_reduce": {
-            "direct": Algorithm(direct_all_reduce, one, direct_scratch),
-            "sharded": Algorithm(sharded_all_reduce, one_per_rank),
-            "ring": Algorithm(ring_all_reduce, one_per_rank),
+            "direct": Algorithm(direct.direct_all_reduce, one, direct.direct_scratch),
+            "sharded": _SHARDED,
+            "ring": _RING,
+            "tree": Algorithm(tree.tree_all_reduce, tree.tree_chunks, owner_rule=tree.tree_owner),
+            "doubling": Algorithm(hypercube.doubling_all_reduce, one, hypercube.doubling_scratch),
+            "halving": Algorithm(
+                hypercube.halving_all_reduce,
+                hypercube.halving_chunks,
+                owner_rule=hypercube.halving_owner,
+            ),
+            "ring_2d": hierarchical(_RING, _RING),
+            "fairring": hierarchical(_SHARDED, _SHARDED),
         },
         "broadcast": {
-            "direct": Algorithm(direct_broadcast, rooted=True),
-            "chain": Algorithm(chain_broadcast, rooted=True),
+            "direct": Algorithm(direct.direct_broadcast, rooted=True),
+            "binomial": Algorithm(binomial.binomial_broadcast, rooted=True),
+            "chain": Algorithm(chain.chain_broadcast, rooted=True),
+            "scatter_gather": Algorithm(sg.scatter_gather_broadcast, one_per_rank, rooted=True),
         },
         "reduce": {
-            "direct": Algorithm(direct_reduce, rooted=True),
+            "direct": Algorithm(direct.direct_reduce, rooted=True),
+            "binomial": Algorithm(
+                binomial.binomial_reduce, one, binomial.binomial_reduce_scratch, rooted=True
+            ),
+            "chain": Algorithm(chain.chain_reduce, one, chain.chain_scratch, rooted=True),
+            "scatter_gather": Algorithm(
+                sg.scatter_gather_reduce, one_per_rank, sg.scatter_gather_scratch, rooted=True
+            ),
         },
         "all_gather": {
-            "direct": Algorithm(direct_all_gather, one_per_rank),
-            "ring": Algorithm(ring_all_gather, one_per_rank),
+            "direct": Algorithm(direct.direct_all_gather, one_per_rank),
+            "ring": Algorithm(ring.ring_all_gather, one_per_rank),
+            "bruck": Algorithm(bruck.bruck_all_gather, one_per_rank),
         },
         "reduce_scatter": {
-            "direct": Algorithm(direct_reduce_scatter, one_per_rank),
-            "ring": Algorithm(ring_reduce_scatter, one_per_rank, ring_scratch),
+            "direct": Algorithm(direct.direct_reduce_scatter, one_per_rank),
+            "ring": Algorithm(ring.ring_reduce_scatter, one_per_rank, ring.ring_scratch),
         },
         "gather": {
-            "direct": Algorithm(direct_gather, one_per_rank, rooted=True),
+            "direct": Algorithm(direct.direct_gather, one_per_rank, rooted=True),
+            "binomial": Algorithm(
+                binomial.binomial_gather,
+                one_per_rank,
+                binomial.binomial_blocks_scratch,
+                rooted=True,
+            ),
         },
         "scatter": {
-            "direct": Algorithm(direct_scatter, one_per_rank, rooted=True),
+            "direct": Algorithm(direct.direct_scatter, one_per_rank, rooted=True),
+            "binomial": Algorithm(
+                binomial.binomial_scatter,
+                one_per_rank,
+                binomial.binomial_blocks_scratch,
+                rooted=True,
+            ),
         },
         "all_to_all": {
             "pairwise": Algorithm(pairwise_all_to_all, one_per_rank),
+            "bruck": Algorithm(
+                bruck.bruck_all_to_all, one_per_rank, bruck.bruck_all_to_all_scratch
+            ),
         },
         "barrier": {
             "dissemination": Algorithm(dissemination_barrier, one, dissemination_scratch),
         },
         "send_recv": {
-            "send": Algorithm(send, rooted=True),
-            "recv": Algorithm(recv, rooted=True),
+            "send": Algorithm(point.send, rooted=True),
+            "recv": Algorithm(point.recv, rooted=True),
         },
     }
 )
 """By collective and name. Read by engine, plan, lens, docs and tests; a line here is the whole
-registration."""
+registration. `find` knows more all-reduces than can be listed: `sharded(k)` and `local/across`."""
+
+_SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 
 
+@functools.lru_cache(maxsize=1024)
 def find(collective: str, name: str) -> Algorithm:
     """The algorithm of that name.
+
+    For all_reduce, besides those in `ALGORITHMS`: "sharded(k)" with k reducers, and "local/across"
+    of two others, such as "sharded/ring" or "ring/tree", which is `hierarchical`.
 
     Raises:
         UsageError: there is no such collective or algorithm; the message lists those there are.
     """
     if collective not in ALGORITHMS:
         raise UsageError(f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}")
-    known = ALGORITHMS[collective]
-    if name not in known:
-        raise UsageError(f"no algorithm {name!r} for {collective}: there are {', '.join(known)}")
-    return known[name]
+    if name in ALGORITHMS[collective]:
+        return ALGORITHMS[collective][name]
+    local, slash, across = name.partition("/")
+    if collective == "all_reduce" and slash:
+        return hierarchical(_part(name, local, local=True), _part(name, across, local=False))
+    if collective == "all_reduce" and (match := _SHARDED_NAME.fullmatch(name)):
+        return sharded(int(match[1]))
+    there_are = ", ".join(ALGORITHMS[collective])
+    if collective == "all_reduce":
+        there_are += ", sharded(k) with k reducers, and local/across such as sharded/ring"
+    raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}")
+
+
+def _part(whole: str, name: str, *, local: bool) -> Algorithm:
+    """One level of a hierarchical all-reduce."""
+    if match := _SHARDED_NAME.fullmatch(name):
+        return sharded(int(match[1]))
+    good = [
+        known
+        for known, algorithm in ALGORITHMS["all_reduce"].items()
+        if not algorithm.by_host and (algorithm.owner_rule or not local)
+    ]
+    if name in good:
+        return ALGORITHMS["all_reduce"][name]
+    where = "inside a host" if local else "between hosts"
+    raise UsageError(
+        f"no algorithm {whole!r} for all_reduce: {name!r} cannot run {where}; "
+        f"{', '.join(good)} and sharded(k) can"
+    )

@@ -1,0 +1,134 @@
+"""Hypercubes: ranks exchange with the one 1 away, then 2, 4 and so on, so that log2 n rounds do.
+
+The corners are the largest power of two that fits. Of the first ranks, as many as are left over are
+paired up: the second of a pair gives the first its buffer beforehand, and gets the result from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
+
+
+class Cube(NamedTuple):
+    """How the ranks of a group are placed on a hypercube."""
+
+    n_corners: int
+    """The largest power of two that is not above the size."""
+    n_pairs: int
+    """How many corners have an extra rank: rank 2i is at corner i, and 2i+1 is its extra."""
+
+    @classmethod
+    def of(cls, size: int) -> Cube:
+        """The cube for a group of that size."""
+        n_corners = 1 << (size.bit_length() - 1)
+        return cls(n_corners, size - n_corners)
+
+    def corner(self, rank: int) -> int:
+        """The corner that `rank` is at, or is the extra of."""
+        return rank // 2 if self.has_pair(rank) else rank - self.n_pairs
+
+    def rank(self, corner: int) -> int:
+        """The rank at a corner."""
+        return 2 * corner if corner < self.n_pairs else corner + self.n_pairs
+
+    def has_pair(self, rank: int) -> bool:
+        """Whether `rank` is one of two at its corner."""
+        return rank < 2 * self.n_pairs
+
+    def distances(self) -> list[int]:
+        """1, 2, 4 and so on: the edges of the cube."""
+        return [1 << bit for bit in range(self.n_corners.bit_length() - 1)]
+
+
+def doubling_all_reduce(rank: int, size: int) -> Iterator[Step]:
+    """Exchange the whole buffer along each edge, fold, and so double what it holds.
+
+    The lower corner is the left operand on both sides: all ranks compute the same expression.
+
+    Cost:   ceil(log2 n) rounds, one more if n is no power of two; each rank sends log2 n whole
+            buffers, or one more: for short buffers.
+    Needs:  one scratch chunk at every corner. A fold into the buffer that is being sent would wait
+            for the peer, which would do the same: a deadlock.
+    Leaves: the buffer folded over all ranks, on every rank.
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 2005: recursive doubling.
+    """
+    cube = Cube.of(size)
+    if cube.has_pair(rank) and rank % 2:
+        yield Send(rank - 1, chunk=0)
+        yield Recv(rank - 1, chunk=0)
+        return
+    if cube.has_pair(rank):
+        yield Recv(rank + 1, chunk=0, fold=True)
+    corner, held, other = cube.corner(rank), Buffer.DATA, Buffer.SCRATCH
+    for distance in cube.distances():
+        peer = cube.rank(corner ^ distance)
+        yield Send(peer, chunk=0, buffer=held)
+        yield Recv(peer, chunk=0, buffer=other)
+        if corner & distance:
+            held, other = other, held
+        yield Copy(0, into=0, buffer=other, into_buffer=held, fold=True)
+    yield Finish(0, held)
+    if cube.has_pair(rank):
+        yield Send(rank + 1, chunk=0, buffer=held)
+    if held is Buffer.SCRATCH:
+        yield Copy(0, into=0, buffer=held, into_buffer=Buffer.DATA)
+
+
+def doubling_scratch(rank: int, size: int) -> tuple[int, ...]:
+    """Scratch chunks of `doubling_all_reduce`: none for an extra rank or one that is alone."""
+    cube = Cube.of(size)
+    is_extra = cube.has_pair(rank) and rank % 2 == 1
+    return () if is_extra or size == 1 else (0,)
+
+
+def halving_all_reduce(rank: int, size: int) -> Iterator[Step]:
+    """Exchange halves of what is left along each edge, then put the buffer together again.
+
+    The first exchange is with the neighbour and the longest, so most bytes stay near.
+
+    Cost:   2 log2 n rounds; each rank sends 2(n-1)/n of the buffer. If n is no power of two: p
+            corners, 2 log2 p + 2 rounds, one buffer more for the ranks of a pair.
+    Needs:  p chunks (empty ones are legal). Halves travel as their chunks, p-1 messages each way,
+            so this is for buffers whose chunks are not tiny.
+    Leaves: every chunk folded over all ranks, on every rank.
+    Source: Rabenseifner, ICCS 2004: recursive vector halving and distance doubling.
+    """
+    cube = Cube.of(size)
+    p, corner = cube.n_corners, cube.corner(rank)
+    if cube.has_pair(rank) and rank % 2:
+        yield from (Send(rank - 1, chunk) for chunk in range(p))
+        yield from (Recv(rank - 1, chunk) for chunk in range(p))
+        return
+    if cube.has_pair(rank):
+        yield from (Recv(rank + 1, chunk, fold=True) for chunk in range(p))
+    for distance in cube.distances():
+        peer, kept, given = _halves(cube, corner, distance)
+        yield from (Send(peer, chunk) for chunk in given)
+        yield from (Recv(peer, chunk, fold=True) for chunk in kept)
+    yield Finish(corner)
+    for distance in reversed(cube.distances()):
+        peer, kept, given = _halves(cube, corner, distance)
+        yield from (Send(peer, chunk) for chunk in kept)
+        yield from (Recv(peer, chunk) for chunk in given)
+    if cube.has_pair(rank):
+        yield from (Send(rank + 1, chunk) for chunk in range(p))
+
+
+def _halves(cube: Cube, corner: int, distance: int) -> tuple[int, range, range]:
+    """The peer at that distance, the chunks that stay here, and those that go there."""
+    there, stride = corner ^ distance, 2 * distance
+    kept, given = (range(c % stride, cube.n_corners, stride) for c in (corner, there))
+    return cube.rank(there), kept, given
+
+
+def halving_chunks(size: int) -> int:
+    """Chunks of `halving_all_reduce`: one for each corner."""
+    return Cube.of(size).n_corners
+
+
+def halving_owner(chunk: int, size: int) -> int:
+    """The rank that finishes a chunk of `halving_all_reduce`."""
+    return Cube.of(size).rank(chunk)
