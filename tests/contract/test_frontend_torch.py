@@ -546,34 +546,6 @@ def check_a_group_can_be_destroyed_and_another_made(group: Group) -> None:
 # ---- what cannot be done ----
 
 
-def check_operations_that_are_not_there_yet_say_so(group: Group) -> None:
-    size, one = group.size(), torch.ones(1)
-    parts = [torch.ones(1) for _ in range(size)]
-    calls: dict[str, Callable[[], Any]] = {
-        "gather": lambda: dist.gather(
-            one, parts if group.rank() == 0 else None, group_dst=0, group=group
-        ),
-        "scatter": lambda: dist.scatter(
-            one, parts if group.rank() == 0 else None, group_src=0, group=group
-        ),
-        "reduce": lambda: dist.reduce(one, group_dst=0, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(
-            torch.ones(size), torch.ones(size), group=group
-        ),
-        "recv from any source": lambda: dist.recv(one, group=group),
-        "all_reduce": lambda: dist.all_reduce(torch.ones(2).to_sparse(), group=group),
-    }
-    for operation, call in calls.items():
-        error = raised(call)
-        assert type(error).__name__ == "Unsupported", f"{operation}: {error!r}"
-        assert isinstance(error, NotImplementedError)
-        assert str(error).startswith(f"{operation} in group '"), str(error)
-        assert "is not there yet; " in str(error)
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor, group=group)  # nothing has moved, the group is as good as before
-    assert tensor.item() == size
-
-
 def check_folds_without_a_meaning_are_refused(group: Group) -> None:
     for dtype, fold in ((torch.float32, "BAND"), (torch.complex64, "MAX"), (torch.bool, "AVG")):
         error = raised(

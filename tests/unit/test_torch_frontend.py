@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -230,7 +231,7 @@ def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations)
     assert work.is_completed()
     assert work.is_success()
     assert column.tolist() == [5.0] * 3
-    assert work._source_rank() == 0
+    assert (work.source_rank(), work._source_rank()) == (0, 0)
 
 
 def test_the_result_is_copied_back_once_however_many_threads_wait() -> None:
@@ -325,10 +326,16 @@ def test_every_missing_operation_says_what_where_and_what_to_use(
     assert group.calls == []
 
 
+def csr() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls it a beta
+        return torch.eye(2).to_sparse_csr()
+
+
 @pytest.mark.parametrize(
     ("tensor", "what"),
     [
-        (torch.ones(2).to_sparse(), "torch.sparse_coo is not there yet; pass tensor.to_dense()"),
+        (csr(), "torch.sparse_csr is not there yet; pass tensor.to_dense()"),
         (torch.empty(2, device="meta"), "a tensor on meta is not there yet; pass tensor.cpu()"),
     ],
 )
@@ -373,11 +380,11 @@ CALLED_BY_CPP: dict[str, tuple[Any, ...]] = {
     "barrier": (None,),
     "monitored_barrier": (None, False),
     "start_coalescing": (),
+    "end_coalescing": (),
     "reconfigure": (None,),
     "get_reconfigure_handle": (),
     "new_window": (None,),
     "shrink": ([], 0, None),
-    "split": (None, [], None),
     "merge": (None, None, 0, 1),
     "abort": (),
     "shutdown": (),
@@ -387,11 +394,18 @@ CALLED_BY_CPP: dict[str, tuple[Any, ...]] = {
     "_set_sequence_number_for_group": (),
     "_get_sequence_number_for_group": (),
 }
+CALLED_AFTER: dict[str, tuple[Any, ...]] = {"split": (None, [], None)}
 # The names that torch 2.11 and 2.13 use besides.
 CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
     "_allgather_base": (TENSORS[0], TENSORS[0], None),
     "_reduce_scatter_base": (TENSORS[0], TENSORS[0], None),
     "alltoall_base": (TENSORS[0], TENSORS[0], [], [], None),
+    "_start_coalescing": (torch.device("cpu"),),
+    "_end_coalescing": (torch.device("cpu"),),
+    "split_group": ([0], timedelta(1), None, "name", "description", None),
+    "splitGroup": ([0], timedelta(1), None, "name", "description", None),
+    "merge_remote_group": (None, 1),
+    "gather_single": (TENSORS[0], TENSORS[0], None),
     "allgather_into_tensor_coalesced": (TENSORS, TENSORS, None),
     "reduce_scatter_tensor_coalesced": (TENSORS, TENSORS, None),
     "getGroupName": (),
@@ -404,7 +418,7 @@ CALLED_BEFORE: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize(
     ("kind", "name", "arguments"),
-    [(ShoalBackend, *called) for called in CALLED_BY_CPP.items()]
+    [(ShoalBackend, *called) for called in (CALLED_BY_CPP | CALLED_AFTER).items()]
     + [(ShoalProcessGroup, *called) for called in (CALLED_BY_CPP | CALLED_BEFORE).items()],
 )
 def test_what_cpp_calls_is_there_and_ours(

@@ -44,6 +44,19 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         Operations.__init__(self, group, timeout)
         _OPEN.add(self)
 
+    def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend | None:
+        """The backend of some of this group's ranks, as C++ asks for it; None if this is not one.
+
+        Args:
+            store: torch's, unused here.
+            ranks: of this group; every one of them asks for the same.
+            opts: their name and timeout.
+        """
+        if self.rank() not in ranks:
+            return None
+        group = self._group.subgroup(ranks, name=opts.group_name)
+        return ShoalBackend(group, store, opts._timeout)
+
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
         _OPEN.discard(self)
@@ -84,12 +97,40 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
     # torch 2.11 looks for these names, later versions only if the new ones are not there.
     _allgather_base = Operations.all_gather_single
     _reduce_scatter_base = Operations.reduce_scatter_single
+    alltoall_base = Operations.all_to_all_single
     allgather_into_tensor_coalesced = Operations.all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single_coalesced
 
     def get_group_store(self) -> Store:
         """The store that torch formed the group with."""
         return self._store
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> ShoalProcessGroup | None:
+        """The group of some of this group's ranks; None if this is not one of them.
+
+        Args:
+            ranks: of this group; every one of them asks for the same.
+            opts: unused: there are none.
+            device_types: unused: shoal serves the CPU.
+        """
+        if self.rank() not in ranks:
+            return None
+        name = group_name or "split"
+        timeout = timeout or timedelta(seconds=self._timeout_s)
+        made = ShoalProcessGroup(self._group.subgroup(ranks, name=name), self._store, timeout)
+        made.setGroupName(name)
+        made.setGroupDesc(group_desc or f"{self._description}:split")
+        return made
+
+    splitGroup = split_group  # noqa: N815 - C++ looks for this name
 
     # torch keeps a group's name in its backends, and has none of them here.
 

@@ -18,31 +18,11 @@ class Missing(NamedTuple):
     meanwhile: str
 
 
-_GLOO: Final = "or a Gloo group beside this one, dist.new_group(backend='gloo')"
-_GATHER: Final = Missing("gather", f"use all_gather (or all_gather_object), {_GLOO}")
-_ALL_TO_ALL: Final = Missing("all_to_all", f"use all_gather, or isend and irecv, {_GLOO}")
-_COALESCING: Final = Missing("coalescing of mixed operations", "start them with async_op=True")
-_SPLIT: Final = Missing("split_group", "use dist.new_group")
 _MERGE: Final = Missing("merge_group", "start a new default group")
 _RECONFIGURE: Final = Missing("reconfigure", "destroy the group and make a new one")
 
 # Under the names by which torch's own code looks for them, of all versions.
 MISSING: Final[Mapping[str, Missing]] = {
-    "reduce": Missing("reduce", f"use all_reduce, {_GLOO}"),
-    "gather": _GATHER,
-    "gather_single": _GATHER,
-    "scatter": Missing("scatter", f"use broadcast (or broadcast_object_list), {_GLOO}"),
-    "alltoall": _ALL_TO_ALL,
-    "all_to_all_single": _ALL_TO_ALL,
-    "alltoall_base": _ALL_TO_ALL,
-    "allreduce_sparse": Missing("all_reduce of sparse tensors", "pass tensor.to_dense()"),
-    "recv_anysource": Missing("recv from any source", "name the source"),
-    "monitored_barrier": Missing("monitored_barrier", "use barrier with a timeout"),
-    "_start_coalescing": _COALESCING,
-    "start_coalescing": _COALESCING,
-    "split_group": _SPLIT,
-    "splitGroup": _SPLIT,
-    "split": _SPLIT,
     "merge_remote_group": _MERGE,
     "mergeRemoteGroup": _MERGE,
     "merge": _MERGE,

@@ -6,27 +6,41 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout  # TimeoutError itself from 3.11 on
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from shoal.errors import ShoalError
-    from shoal.work import Work
+from shoal.errors import ShoalError, TimedOut
 
 NO_TIMEOUT: Final = timedelta(0)
+
+
+class Started(Protocol):
+    """A call under way: a shoal.Work, or what `aside` returns. `shoal.Work` says what each does."""
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when it is done."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def error(self) -> ShoalError | None:
+        """Why it failed."""
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        """Call back when it has ended."""
 
 
 class FinishedWork(dist.Work):
     """A call that was over when it returned."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], source: int = -1) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         dist.Work.__init__(self)
-        self._tensors = tensors
-        self._source = source
+        self.tensors = tensors
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return at once."""
@@ -35,7 +49,7 @@ class FinishedWork(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        future.set_result(list(self._tensors))
+        future.set_result(list(self.tensors))
         return future
 
     def is_completed(self) -> bool:
@@ -53,7 +67,7 @@ class FinishedWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors that the call wrote, once it is over."""
         self.wait()
-        return list(self._tensors)
+        return list(self.tensors)
 
     def synchronize(self) -> None:
         """Wait: tensors in CPU memory have no stream to order after the call."""
@@ -61,9 +75,10 @@ class FinishedWork(dist.Work):
 
     def source_rank(self) -> int:
         """The group's rank that sent what was received; -1 for everything but a receive."""
-        return self._source
+        return -1
 
-    _source_rank = source_rank  # what torch.distributed.recv calls
+    def _source_rank(self) -> int:
+        return self.source_rank()  # what torch.distributed.recv calls
 
 
 class PendingWork(FinishedWork):
@@ -76,17 +91,19 @@ class PendingWork(FinishedWork):
         tensors: the result, as the future gives it.
         copy_back: brings the results from stand-ins into the tensors; None if there are none. It
             runs once, before a wait returns and before the future is done.
+        source: the rank that a receive names; -1 for everything else.
     """
 
     def __init__(
         self,
-        works: Sequence[Work],
+        works: Sequence[Started],
         tensors: Sequence[torch.Tensor],
         copy_back: Callable[[], None] | None = None,
-        source: int = -1,
+        source: int | None = -1,
     ) -> None:
-        FinishedWork.__init__(self, tensors, source)
-        self._works = works
+        FinishedWork.__init__(self, tensors)
+        self.works = works
+        self._source = source
         self._copy_back = copy_back
         self._lock = threading.Lock()
         self._over: torch.futures.Future[None] | None = None
@@ -103,9 +120,9 @@ class PendingWork(FinishedWork):
             ShoalError: the call failed; its tensors are partly folded, unless it is a UsageError.
         """
         timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
-        for work in self._works:
+        for work in self.works:
             work.wait(timeout_s)
-        self._land()
+        self.land()
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -122,18 +139,18 @@ class PendingWork(FinishedWork):
             over: torch.futures.Future[None] = torch.futures.Future()
             self._over, self._future = over, over.then(lambda _: self.result())
         # NOT under the lock: a work that is done may call back at once.
-        for work in self._works:
+        for work in self.works:
             work.on_done(self._one_is_done)
-        if not self._works:
+        if not self.works:
             over.set_result(None)
         return self._future
 
     def is_completed(self) -> bool:
         """Whether the call is over, well or badly."""
-        if not all(work.done() for work in self._works):
+        if not all(work.done() for work in self.works):
             return False
         if self.exception() is None:
-            self._land()
+            self.land()
         return True
 
     def is_success(self) -> bool:
@@ -142,9 +159,20 @@ class PendingWork(FinishedWork):
 
     def exception(self) -> ShoalError | None:
         """Why the call failed; None if it did not, or is not over yet."""
-        return next(filter(None, (work.error() for work in self._works)), None)
+        return next(filter(None, (work.error() for work in self.works)), None)
 
-    def _land(self) -> None:
+    def source_rank(self) -> int:
+        """The group's rank that sent what was received; -1 for everything but a receive.
+
+        A receive from any source knows it once it is done.
+        """
+        if self._source is None:
+            source: int | None = cast("Any", self.works[0]).source
+            return -1 if source is None else source
+        return self._source
+
+    def land(self) -> None:
+        """Bring the results into place, once the collectives are done. Idempotent."""
         if self._copy_back is None:
             return
         with self._lock:  # a second thread waits here until the results are in place
@@ -152,7 +180,7 @@ class PendingWork(FinishedWork):
                 self._copy_back()
                 self._copy_back = None
 
-    def _one_is_done(self, _work: Work) -> None:
+    def _one_is_done(self, _work: object) -> None:
         with self._lock:
             self._n_unfinished -= 1
             over = None if self._n_unfinished else self._over
@@ -171,3 +199,33 @@ def _futures_pool(_process_id: int) -> ThreadPoolExecutor:
         _process_id: threads do not survive a fork, so a child gets a pool of its own.
     """
     return ThreadPoolExecutor(max_workers=256, thread_name_prefix="shoal-futures")
+
+
+class _Aside:
+    """Several calls, one after the other, on a thread of their own: looks like one call."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        try:
+            self._future.result(timeout_s)
+        except FutureTimeout as error:
+            if self._future.done():
+                raise  # the calls' own
+            raise TimedOut(f"waited {timeout_s} s for calls on another thread") from error
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def error(self) -> ShoalError | None:
+        # Whatever it is: torch only asks for an exception.
+        return cast("ShoalError", self._future.exception()) if self._future.done() else None
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        self._future.add_done_callback(lambda _: callback(self))
+
+
+def aside(go: Callable[[], None]) -> Started:
+    """Run `go`, whose calls are named, on a thread of its own, and return at once."""
+    return _Aside(_futures_pool(os.getpid()).submit(go))

@@ -1,0 +1,129 @@
+"""What this rank alone can see to be wrong: said before any byte moves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from shoal.errors import UsageError
+from shoal.frontend.torch.operations.calls import Calls, Tensors
+
+if TYPE_CHECKING:
+    from shoal.buffers import Span
+
+
+class Checks(Calls):
+    """The checks that several operations share; all of them raise `UsageError`."""
+
+    def _only(self, tensors: Tensors, operation: str) -> torch.Tensor:
+        if len(tensors) != 1:
+            why = f"takes one tensor per process, not {len(tensors)}"
+            raise self._usage_error(operation, why)
+        return tensors[0]
+
+    def _own_list(self, lists: list[Tensors] | Tensors, operation: str) -> Tensors:
+        """The list for this process: torch wraps it in another, its overloads do not."""
+        if not lists or isinstance(lists[0], torch.Tensor):
+            return cast("Tensors", lists)
+        if len(lists) != 1:
+            why = f"takes one list of tensors per process, not {len(lists)}"
+            raise self._usage_error(operation, why)
+        return lists[0]
+
+    def _roots_list(
+        self, lists: list[Tensors] | Tensors, root: int, operation: str, side: str
+    ) -> Tensors | None:
+        """The list that the root alone gives; None on every other rank."""
+        self._check_rank(root, operation, "root")
+        blocks = self._own_list(lists, operation)
+        if self._group.rank == root:
+            return blocks
+        if blocks:
+            why = f"takes {side} on rank {root}, the root, and none here"
+            raise self._usage_error(operation, why)
+        return None
+
+    def _pairs(
+        self, operation: str, outputs: Tensors, inputs: Tensors
+    ) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+        if len(outputs) != len(inputs):
+            why = f"takes as many outputs as inputs, not {len(outputs)} and {len(inputs)}"
+            raise self._usage_error(operation, why)
+        return list(zip(outputs, inputs, strict=True))
+
+    def _check_rank(self, rank: int, operation: str, what: str) -> None:
+        if not 0 <= rank < self._group.size:
+            why = f"has {what} {rank}; ranks of this group are 0 to {self._group.size - 1}"
+            raise self._usage_error(operation, why)
+
+    def _check_count(self, operation: str, side: str, blocks: Sequence[object]) -> None:
+        if len(blocks) != self._group.size:
+            why = f"takes {self._group.size} {side}, one for each rank, not {len(blocks)}"
+            raise self._usage_error(operation, why)
+
+    def _check_blocks(self, operation: str, side: str, blocks: Tensors, like: torch.Tensor) -> None:
+        """The list has a tensor for each rank, all like the one on the other side."""
+        self._check_count(operation, side, blocks)
+        for rank, block in enumerate(blocks):
+            if block.dtype != like.dtype or block.numel() != like.numel():
+                raise self._usage_error(
+                    operation,
+                    f"{side}[{rank}] has {_extent(block)} but must have {_extent(like)}, as the "
+                    "other side has",
+                )
+
+    def _check_same_dtype(self, operation: str, tensors: Tensors) -> None:
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) > 1:
+            names = ", ".join(sorted(map(str, dtypes)))
+            raise self._usage_error(operation, f"takes tensors of one dtype, not of {names}")
+
+    def _check_whole(
+        self, operation: str, side: str, whole: torch.Tensor, block: torch.Tensor
+    ) -> None:
+        """One tensor has the elements of all ranks, the other those of one."""
+        size = self._group.size
+        if whole.dtype != block.dtype or whole.numel() != block.numel() * size:
+            raise self._usage_error(
+                operation,
+                f"the {side} has {_extent(whole)} but must have {size} times {_extent(block)}",
+            )
+
+    def _check_splits(
+        self, operation: str, side: str, tensor: torch.Tensor, splits: Sequence[int]
+    ) -> None:
+        """The splits share out the tensor's first dimension; none at all share it out evenly."""
+        size, n_rows = self._group.size, tensor.shape[0] if tensor.dim() else None
+        if n_rows is None:
+            why = f"cannot share out the {side}: it has no dimensions"
+        elif not splits:
+            why = f"cannot share out the {side}'s {n_rows} rows evenly among {size} ranks"
+            if n_rows % size == 0:
+                return
+        else:
+            self._check_count(operation, f"{side} splits", splits)
+            why = f"cannot share out the {side}'s {n_rows} rows as {list(splits)}"
+            if min(splits) >= 0 and sum(splits) == n_rows:
+                return
+            why += f", which are {sum(splits)}" if min(splits) >= 0 else ": a count is negative"
+        raise self._usage_error(operation, why)
+
+    def _check_apart(self, operation: str, side: str, spans: Sequence[Span]) -> None:
+        """No two of what is written share memory."""
+        numbered = sorted((span.address, span.n_bytes, i) for i, span in enumerate(spans))
+        numbered = [entry for entry in numbered if entry[1]]
+        for (begin, n_bytes, i), (after, _, j) in itertools.pairwise(numbered):
+            if begin + n_bytes > after:
+                first, second = sorted((i, j))
+                why = f"would write {side}[{first}] and {side}[{second}] into the same memory"
+                raise self._usage_error(operation, why)
+
+    def _usage_error(self, operation: str, why: str) -> UsageError:
+        return UsageError(f"{self.describe(operation)} {why}")
+
+
+def _extent(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} elements of {tensor.dtype}"

@@ -1,0 +1,117 @@
+"""Barriers: the plain one, and the one that says who did not come."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from torch._C._distributed_c10d import BarrierOptions
+
+from shoal.errors import Closed, ShoalError, TimedOut
+from shoal.frontend.torch.operations.calls import NO_TENSORS, Calls, options_of
+from shoal.frontend.torch.work import NO_TIMEOUT
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from shoal.group import Group
+    from shoal.work import Work
+
+
+class Meeting(Calls):
+    """Collectives without data."""
+
+    _roll: Group | None = None  # see _roll_group
+    _n_rolls = 0
+
+    def barrier(
+        self,
+        opts: Any = None,
+        *,
+        timeout: timedelta | None = None,
+    ) -> dist.Work:
+        """Wait until every rank has come here."""
+        if not isinstance(opts, BarrierOptions):
+            opts = options_of(BarrierOptions, timeout if opts is None else opts)
+        return self._run(self._group.barrier, [()], opts, NO_TENSORS, None)
+
+    # ---- who did not come? ----
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until every rank has come here, and say on every rank which ones did not.
+
+        Nothing else of the group comes to harm: afterwards it can be used, and this called again.
+
+        Args:
+            timeout: for how long each rank waits; None takes the group's.
+            wait_all_ranks: makes no difference: all ranks that did not come are named anyway.
+
+        Raises:
+            TimedOut: names the ranks that had not come when the first deadline passed.
+            PeerLost: a rank is gone: said at once.
+        """
+        given = timeout is not None and timeout > NO_TIMEOUT
+        timeout_s = cast("timedelta", timeout).total_seconds() if given else self._timeout_s
+        if self._group.size == 1:
+            return
+        deadline = time.monotonic() + timeout_s
+        try:
+            if self._group.rank == 0:
+                self._call_the_roll(self._roll_group(), timeout_s, deadline)
+            else:
+                self._answer(self._roll_group(), timeout_s)
+        except ShoalError:
+            self._roll, self._n_rolls = None, self._n_rolls + 1
+            raise
+
+    def _roll_group(self) -> Group:
+        """A group for this alone, so that its failing ends no other; made anew after it failed."""
+        if self._roll is None:
+            everyone = list(range(self._group.size))
+            self._roll = self._group.subgroup(everyone, f"monitored_barrier/{self._n_rolls}")
+        return self._roll
+
+    def _call_the_roll(self, roll: Group, timeout_s: float, deadline: float) -> None:
+        """Rank 0 hears from all, then lets all go."""
+        doing = self.describe("monitored_barrier")
+        # NOT with this call's deadline: it would end the roll before the others are told why.
+        longer = timeout_s + _GRACE_S
+        words = {
+            rank: cast("Work", roll.recv(bytearray(1), rank, timeout_s=longer, async_op=True))
+            for rank in range(1, roll.size)
+        }
+        try:
+            for word in words.values():
+                word.wait(max(deadline - time.monotonic(), 0.0))
+        except (TimedOut, Closed) as error:  # Closed: a rank gave up before
+            missing = [rank for rank, word in words.items() if not word.done() or word.error()]
+            late = ", ".join(map(str, missing))
+            why = f"{doing}: after {timeout_s:g} s these ranks had not come: {late}"
+            if isinstance(error, Closed):
+                why = f"{why}, and another gave up: {error}"
+            roll.abort(why)
+            raise TimedOut(f"{why}; look at what they are doing") from error
+        for rank in words:
+            roll.send(bytearray(1), rank, timeout_s=longer)
+
+    def _answer(self, roll: Group, timeout_s: float) -> None:
+        """Every other rank tells rank 0 that it is here, and waits to be let go."""
+        doing = self.describe("monitored_barrier")
+        longer = timeout_s + _GRACE_S
+        try:
+            roll.send(bytearray(1), 0, timeout_s=longer)
+            word = cast("Work", roll.recv(bytearray(1), 0, timeout_s=longer, async_op=True))
+            word.wait(timeout_s)
+        except Closed as error:  # rank 0 says who has not come
+            raise TimedOut(f"{doing} failed: {error}") from error
+        except TimedOut as error:
+            why = f"{doing}: heard nothing from rank 0 for {timeout_s:g} s"
+            roll.abort(why)
+            raise TimedOut(f"{why}; rank 0 or another rank has not come") from error
+
+
+# By how much the messages' own deadlines are longer than the barrier's.
+_GRACE_S: Final = 5.0

@@ -1,0 +1,329 @@
+"""What the torch front end refuses, and what it hands to a group that only takes notes."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+from shoal.dtypes import DType, Op
+from shoal.errors import ShoalError, UsageError
+from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.work import PendingWork, aside
+
+SIZE, RANK = 3, 1
+
+
+class DoneWork:
+    """A call that ended before anybody asked."""
+
+    source: int | None = 2
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        pass
+
+    def done(self) -> bool:
+        return True
+
+    def error(self) -> ShoalError | None:
+        return None
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        callback(self)
+
+
+class NotingGroup:
+    """Rank 1 of 3."""
+
+    name, rank, size = "fake", RANK, SIZE
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., DoneWork | None]:
+        def call(*arguments: Any, **options: Any) -> DoneWork | None:
+            self.calls.append((name, arguments))
+            return DoneWork() if options.get("async_op") or options.get("work") else None
+
+        call.__name__ = name
+        return call
+
+
+@pytest.fixture
+def group() -> NotingGroup:
+    return NotingGroup()
+
+
+@pytest.fixture
+def operations(group: NotingGroup) -> Operations:
+    return Operations(group, timedelta(seconds=60))  # type: ignore[arg-type]
+
+
+def ones(*lengths: int) -> list[torch.Tensor]:
+    return [torch.ones(n) for n in lengths]
+
+
+def rooted(kind: Any, root: int) -> Any:
+    options = kind()
+    options.rootRank, options.asyncOp = root, False
+    return options
+
+
+# ---- refused before anything moves ----
+
+ONE, THREE = torch.ones(2), ones(2, 2, 2)
+WHOLE = torch.ones(6)
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a root that is no rank": (
+        lambda to: to.reduce([ONE], rooted(dist.ReduceOptions, 3)),
+        "reduce in group 'fake' \\(rank 1 of 3\\) has root 3; ranks of this group are 0 to 2",
+    ),
+    "a negative root": (lambda to: to.gather([], [ONE], root=-1), "has root -1; ranks"),
+    "a root that is no rank of a scatter": (
+        lambda to: to.scatter([ONE], [], rooted(dist.ScatterOptions, 7)),
+        "has root 7; ranks",
+    ),
+    "outputs where there is no root": (
+        lambda to: to.gather([THREE], [ONE], rooted(dist.GatherOptions, 0)),
+        "takes outputs on rank 0, the root, and none here",
+    ),
+    "too few outputs": (
+        lambda to: to.gather([THREE[:2]], [ONE], rooted(dist.GatherOptions, RANK)),
+        "takes 3 outputs, one for each rank, not 2",
+    ),
+    "no output at the root": (
+        lambda to: to.gather_single(None, ONE, rooted(dist.GatherOptions, RANK)),
+        "takes an output here: this rank is the root",
+    ),
+    "an output too short for all": (
+        lambda to: to.gather_single(torch.ones(5), ONE, rooted(dist.GatherOptions, RANK)),
+        "the output has 5 elements of torch.float32 but must have 3 times 2 elements",
+    ),
+    "inputs of a scatter that differ": (
+        lambda to: to.scatter([ONE], [ones(2, 3, 2)], rooted(dist.ScatterOptions, RANK)),
+        "inputs\\[1\\] has 3 elements of torch.float32 but must have 2",
+    ),
+    "inputs of another dtype": (
+        lambda to: to.scatter(
+            [ONE], [[each.double() for each in THREE]], rooted(dist.ScatterOptions, RANK)
+        ),
+        "inputs\\[0\\] has 2 elements of torch.float64 but must have 2 elements of torch.float32",
+    ),
+    "too few inputs": (lambda to: to.alltoall(THREE, THREE[:2]), "takes 3 inputs"),
+    "mixed dtypes": (
+        lambda to: to.alltoall(THREE, [ONE, ONE.int(), ONE]),
+        "takes tensors of one dtype, not of torch.float32, torch.int32",
+    ),
+    "other mixed dtypes": (
+        lambda to: to.all_to_all_single(WHOLE, WHOLE.int(), [], []),
+        "takes tensors of one dtype",
+    ),
+    "an own part that does not fit": (
+        lambda to: to.alltoall(ones(2, 2, 2), ones(2, 3, 2)),
+        "gives itself 3 elements and has room for 2",
+    ),
+    "an own row that does not fit": (
+        lambda to: to.all_to_all_single(torch.ones(6), torch.ones(6), [2, 2, 2], [3, 1, 2]),
+        "gives itself 1 elements and has room for 2",
+    ),
+    "rows that cannot be shared evenly": (
+        lambda to: to.all_to_all_single(torch.ones(7), WHOLE, [], []),
+        "cannot share out the output's 7 rows evenly among 3 ranks",
+    ),
+    "splits that do not add up": (
+        lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [2, 2, 2], [2, 2, 3]),
+        "cannot share out the input's 6 rows as \\[2, 2, 3\\], which are 7",
+    ),
+    "a negative split": (
+        lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [4, -1, 3], []),
+        "as \\[4, -1, 3\\]: a count is negative",
+    ),
+    "too few splits": (
+        lambda to: to.all_to_all_single(WHOLE, torch.ones(6), [6], []),
+        "takes 3 output splits, one for each rank, not 1",
+    ),
+    "nothing to share out": (
+        lambda to: to.all_to_all_single(torch.ones(()), torch.ones(()), [], []),
+        "cannot share out the output: it has no dimensions",
+    ),
+    "outputs on top of each other": (
+        lambda to: to.allgather([[WHOLE[0:2], WHOLE[4:6], WHOLE[1:3]]], [ONE]),
+        "would write outputs\\[0\\] and outputs\\[2\\] into the same memory",
+    ),
+    "the same output twice": (
+        lambda to: to.alltoall([ONE, ONE, THREE[0]], THREE),
+        "would write outputs\\[0\\] and outputs\\[1\\] into the same memory",
+    ),
+    "gathered on top of each other": (
+        lambda to: to.gather([[ONE, ONE, ONE]], [ONE], rooted(dist.GatherOptions, RANK)),
+        "would write outputs",
+    ),
+    "a sparse maximum": (
+        lambda to: to.allreduce([ONE.to_sparse()], op=dist.ReduceOp.MAX),
+        "of sparse tensors takes ReduceOp.SUM only",
+    ),
+    "two tensors": (lambda to: to.reduce([ONE, ONE]), "takes one tensor per process, not 2"),
+    "a tensor without memory": (
+        lambda to: to.alltoall([torch.empty(2, device="meta")] * 3, THREE),
+        "a tensor on meta is not there yet; pass tensor.cpu",
+    ),
+    "a half-precision CSR tensor": (
+        lambda to: to.send([ONE.to_sparse()], 0),
+        "torch.sparse_coo is not there yet; pass tensor.to_dense",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_calls_are_refused_before_anything_moves(
+    what: str, operations: Operations, group: NotingGroup
+) -> None:
+    call, message = WRONG[what]
+    with pytest.raises(UsageError, match=message):
+        call(operations)
+    assert group.calls == []
+
+
+# ---- handed over ----
+
+
+def lengths(spans: Any) -> list[int]:
+    return [span.n_elems for span in spans]
+
+
+def test_a_reduce_copies_nothing_anywhere(operations: Operations, group: NotingGroup) -> None:
+    for root in (0, RANK):
+        tensor = torch.ones(4)
+        operations.reduce([tensor], root, dist.ReduceOp.MAX)
+        name, (span, at, op) = group.calls[-1]
+        assert (name, span.address, at, op) == ("reduce", tensor.data_ptr(), root, Op.MAX)
+
+
+def test_a_strided_tensor_comes_back_from_a_reduce_only_at_the_root(
+    operations: Operations, group: NotingGroup
+) -> None:
+    for root, expected in ((0, 0.0), (RANK, 3.0)):
+        matrix = torch.zeros(2, 3)
+        work = operations.reduce([matrix.t()], root)
+        group.calls[-1][1][0].owner.fill_(0.5)
+        work.wait()
+        assert matrix.sum().item() == expected
+
+
+def test_rows_are_handed_over_where_they_lie(operations: Operations, group: NotingGroup) -> None:
+    output, given = torch.zeros(4, 5), torch.ones(6, 5)
+    operations.all_to_all_single(output, given, [1, 2, 1], [4, 2, 0])
+    [(name, (places, sources))] = group.calls
+    assert name == "all_to_all"
+    assert (lengths(places), lengths(sources)) == ([5, 10, 5], [20, 10, 0])
+    assert [place.address - output.data_ptr() for place in places] == [0, 20, 60]
+    assert [source.address - given.data_ptr() for source in sources] == [0, 80, 120]
+
+
+def test_rows_of_a_type_that_shoal_does_not_know_travel_as_bytes(
+    operations: Operations, group: NotingGroup
+) -> None:
+    eighths = torch.zeros(6, dtype=torch.float8_e5m2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this type experimental
+        pairs = torch.zeros(3, dtype=torch.complex32)
+    for tensor, item in ((eighths, 1), (pairs, 4)):
+        n = tensor.numel()
+        operations.all_to_all_single(tensor.clone(), tensor, [n - 1, 1, 0], [n - 1, 1, 0])
+        places, sources = group.calls[-1][1]
+        assert lengths(places) == lengths(sources) == [(n - 1) * item, item, 0]
+        assert places[0].dtype is DType.UINT8
+        assert places[1].address - places[0].address == (n - 1) * item
+
+
+def test_an_exchange_in_place_reads_a_copy(operations: Operations, group: NotingGroup) -> None:
+    tensor = torch.arange(6.0)
+    operations.all_to_all_single(tensor, tensor)
+    place, source = group.calls[0][1]
+    assert place.address == tensor.data_ptr()
+    assert source.address != tensor.data_ptr()
+    assert source.owner.tolist() == tensor.tolist()
+
+
+def test_only_the_root_of_a_gather_or_scatter_hands_over_lists(
+    operations: Operations, group: NotingGroup
+) -> None:
+    operations.gather([], [ONE], rooted(dist.GatherOptions, 0))
+    operations.gather_single(None, ONE, rooted(dist.GatherOptions, 0))
+    operations.scatter([ONE], [], rooted(dist.ScatterOptions, 0))
+    operations.gather([THREE], [ONE], rooted(dist.GatherOptions, RANK))
+    operations.scatter([ONE], [THREE], rooted(dist.ScatterOptions, RANK))
+    given = [(name, type(arguments[name == "scatter"])) for name, arguments in group.calls]
+    assert given == [
+        ("gather", type(None)),
+        ("gather", type(None)),
+        ("scatter", type(None)),
+        ("gather", list),
+        ("scatter", list),
+    ]
+
+
+def test_what_comes_from_any_source_tells_its_source_when_it_is_there(
+    operations: Operations, group: NotingGroup
+) -> None:
+    work = operations.recv_anysource([ONE], 4)
+    [(name, (_, source, tag))] = group.calls
+    assert (name, source, tag) == ("recv", None, 4)
+    assert work._source_rank() == 2  # type: ignore[attr-defined]
+
+
+def test_coalescing_makes_one_work_of_all_calls_in_between(
+    operations: Operations, group: NotingGroup
+) -> None:
+    columns = torch.zeros(4, 3)
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    operations.start_coalescing()
+    operations.allreduce([columns[:, 0]], options)
+    operations.send([ONE], 0)
+    operations.recv([columns[:, 1]], 0)
+    group.calls[0][1][0].owner.fill_(1.0)
+    group.calls[2][1][0].owner.fill_(2.0)
+    work = operations.end_coalescing()
+    assert columns.sum() == 0
+    assert [tensor.numel() for tensor in work.get_future().wait()] == [4, 2, 4]
+    assert columns.tolist() == [[1.0, 2.0, 0.0]] * 4
+    assert type(operations.allreduce([ONE], options)) is not PendingWork
+
+
+def test_a_profiler_sees_a_range_for_each_call(operations: Operations) -> None:
+    with torch.autograd.profiler.profile() as profile:
+        operations.allreduce([ONE])
+        operations.barrier()
+        operations.send([ONE], 0)
+        operations.recv_anysource([ONE])
+    names = {event.key for event in profile.key_averages()}
+    assert {"shoal:all_reduce", "shoal:barrier", "shoal:send", "shoal:recv"} <= names
+
+
+def test_calls_on_another_thread_look_like_one() -> None:
+    tensors = [torch.ones(2)]
+    work = PendingWork([aside(lambda: None)], tensors)
+    assert work.wait()
+    assert work.get_future().wait()[0] is tensors[0]
+
+    def fail() -> None:
+        raise UsageError("not these")
+
+    failing = PendingWork([aside(fail)], tensors)
+    with pytest.raises(UsageError, match="not these"):
+        failing.wait(timedelta(seconds=5))
+    assert failing.is_completed()
+    assert not failing.is_success()
+    with pytest.raises(RuntimeError, match="UsageError: not these"):
+        failing.get_future().wait()
