@@ -1,166 +1,165 @@
-"""The cheapest algorithm for a call, by a cost model with few numbers.
+"""The cheapest algorithm for a call, and the sentence that says why.
 
-Pure: every rank that knows the same topology chooses the same.
+Pure: every rank that knows the same cluster chooses the same.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
-from shoal.schedule import find
+from shoal.plan.cluster import Cluster
+from shoal.plan.formulas import formula_of
+from shoal.plan.site import Load, Site, site_of
+from shoal.schedule import ALGORITHMS, find
+
+# Below this, what a message costs outweighs its bytes, and a shard that is halved is not sent any
+# sooner (docs/decisions/0007). Smaller lets large groups drown in messages; larger gives up
+# reducers.
+SHARD_FLOOR_BYTES: Final = 16 << 10
+# Inside a host a message is a line in a ring of shared memory.
+LOCAL_SHARD_FLOOR_BYTES: Final = 1 << 10
+
+# Where a schedule cuts the buffer as it likes. Elsewhere the blocks are the caller's.
+_CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})
+
+# Candidates by hosts: local/across. Others can be forced.
+_BY_HOSTS: Final = ("sharded/ring", "sharded/sharded", "sharded/tree", "sharded/doubling")
 
 
-@dataclass(frozen=True)
-class Topology:
-    """What the planner knows of a group: which host each rank is on.
-
-    Args:
-        hosts: the host of every rank, numbered from 0 in the order in which they first come up.
-    """
-
-    hosts: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self.hosts)
-
-    @property
-    def n_hosts(self) -> int:
-        """How many hosts they are on."""
-        return max(self.hosts) + 1
-
-
-@dataclass(frozen=True)
-class Choice:
-    """An algorithm's name, what the model says it costs, and the sentence that justifies it."""
+class Choice(NamedTuple):
+    """An algorithm's name, what the model says it takes, and the sentence that justifies it."""
 
     name: str
     cost_us: float
     why: str
 
 
-@dataclass(frozen=True)
-class LinkCost:
-    """One message between two ranks costs `latency_us` plus `us_per_byte` times its bytes."""
-
-    latency_us: float
-    us_per_byte: float
+def size_class(n_bytes: int) -> int:
+    """The size that a choice is made for: the next power of two, so that few are made."""
+    return 1 << max(0, n_bytes - 1).bit_length() if n_bytes else 0
 
 
-# Inside a host a message is a write to shared memory and perhaps a wake-up; a byte is copied or
-# folded once. Between hosts: a system call, a wire and a wake-up; a byte at 10 Gbit/s. Only the
-# ratios decide, and they hold from 1 to 100 Gbit/s.
-_LOCAL: Final = LinkCost(latency_us=3.0, us_per_byte=1 / 15e3)
-_REMOTE: Final = LinkCost(latency_us=40.0, us_per_byte=1 / 1.2e3)
+def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = False) -> bool:
+    """Whether that algorithm can do that collective there.
 
-# Many senders to one cable fill its queue and lose packets; a ring has one sender per cable.
-# Measured for sharded over four hosts at 1 Gbit/s (bench/LOG.md).
-_INCAST: Final = 1.2
-
-Cost = Callable[[int, int, LinkCost, bool], float]
-
-
-def _direct_all_reduce(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    # Folding in rank order happens in scratch memory: two more passes, over memory of the host.
-    copies = 2 * n_bytes * _LOCAL.us_per_byte
-    moved = (size - 1) * n_bytes * link.us_per_byte
-    return link.latency_us + copies + moved * (_INCAST if remote else 1)
+    Args:
+        uneven: the blocks of the ranks differ in length; scratch chunks are cut for equal ones.
+    """
+    try:
+        algorithm = find(collective, name)
+        return not (uneven and algorithm.scratch(0, cluster.size, cluster.hosts))
+    except UsageError:
+        return False
 
 
-def _sharded_all_reduce(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    moved = 2 * (size - 1) / size * n_bytes * link.us_per_byte
-    return 2 * link.latency_us + moved * (_INCAST if remote else 1)
+def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Load:
+    """What an algorithm takes of a cluster, by its formula.
+
+    Raises:
+        UsageError: it has no formula.
+    """
+    formula = formula_of(collective, name)
+    if formula is None:
+        raise UsageError(f"the planner has no formula for {collective} by {name}")
+    return formula(n_bytes, site_of(cluster))
 
 
-def _ring_all_reduce(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    return 2 * (size - 1) * (link.latency_us + n_bytes / size * link.us_per_byte)
+def candidates(collective: str, n_bytes: int, cluster: Cluster) -> list[str]:
+    """The algorithms to compare for a call whose blocks are equally long.
+
+    Every one of the table; where ranks share hosts, those by hosts that have won somewhere; and
+    as many reducers as the floor for shards allows.
+    """
+    site = site_of(cluster)
+    names = [name for name in ALGORITHMS[collective] if formula_of(collective, name)]
+    if collective == "all_reduce":
+        if site.n_hosts > 1 and site.here > 1:
+            names += [name for name in _BY_HOSTS if can_serve(collective, name, cluster)]
+        n_reducers = n_bytes // floor_of(site)
+        fewer = f"sharded({n_reducers})"
+        if 1 < n_reducers < site.size and can_serve(collective, fewer, cluster):
+            names.append(fewer)
+    return names
 
 
-def _direct_blocks(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    moved = (size - 1) * n_bytes * link.us_per_byte
-    return link.latency_us + moved * (_INCAST if remote else 1)
-
-
-def _ring_blocks(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    return (size - 1) * (link.latency_us + n_bytes * link.us_per_byte)
-
-
-def _direct_broadcast(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    return link.latency_us + (size - 1) * n_bytes * link.us_per_byte
-
-
-def _chain_broadcast(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    # Every hop forwards segment by segment; the last one is size - 2 hops behind.
-    segment = min(n_bytes, 128 << 10)
-    hops = (size - 1) * (link.latency_us + segment * link.us_per_byte)
-    return hops + n_bytes * link.us_per_byte
-
-
-def _dissemination(n_bytes: int, size: int, link: LinkCost, remote: bool) -> float:
-    return (size - 1).bit_length() * (link.latency_us + n_bytes * link.us_per_byte)
-
-
-COSTS: Final[Mapping[str, Mapping[str, Cost]]] = MappingProxyType(
-    {
-        "all_reduce": {
-            "direct": _direct_all_reduce,
-            "sharded": _sharded_all_reduce,
-            "ring": _ring_all_reduce,
-        },
-        "all_gather": {"direct": _direct_blocks, "ring": _ring_blocks},
-        "reduce_scatter": {"direct": _direct_blocks, "ring": _ring_blocks},
-        "broadcast": {"direct": _direct_broadcast, "chain": _chain_broadcast},
-        "reduce": {"direct": _direct_broadcast},
-        "gather": {"direct": _direct_blocks},
-        "scatter": {"direct": _direct_blocks},
-        "all_to_all": {"pairwise": _direct_blocks},
-        "barrier": {"dissemination": _dissemination},
-    }
-)
+def floor_of(site: Site) -> int:
+    """How short a shard may be there, in bytes."""
+    return LOCAL_SHARD_FLOOR_BYTES if site.n_hosts == 1 else SHARD_FLOOR_BYTES
 
 
 @functools.lru_cache(maxsize=4096)
 def choose(
-    collective: str, n_bytes: int, topology: Topology, forced: str = "", uneven: bool = False
+    collective: str, n_bytes: int, cluster: Cluster, forced: str = "", uneven: bool = False
 ) -> Choice:
     """The cheapest algorithm for one call.
 
     Args:
         n_bytes: of the in-place buffer (all_reduce, broadcast, reduce, barrier), or of one rank's
             block (all_gather, reduce_scatter, gather, scatter, all_to_all).
-        forced: an algorithm's name, or empty; where this collective lacks it, the model chooses.
+        forced: an algorithm's name, or empty; where it cannot serve the call, the model chooses.
         uneven: the blocks differ in length by rank: only algorithms that can do with that. What
             `n_bytes` says must then be the same on every rank: of the longest block, or 0.
     """
-    link = _LOCAL if topology.n_hosts == 1 else _REMOTE
-    costs = {
-        name: cost(n_bytes, topology.size, link, topology.n_hosts > 1)
-        for name, cost in COSTS[collective].items()
-        if not uneven or find(collective, name).takes_uneven
-    }
-    if forced in costs:
-        return Choice(forced, costs[forced], why=f"SHOAL_ALGO={forced}")
-    best = min(costs, key=costs.__getitem__)
-    each = ", ".join(f"{name} {us:.0f} us" for name, us in sorted(costs.items()))
-    where = "in one host" if topology.n_hosts == 1 else f"on {topology.n_hosts} hosts"
-    return Choice(best, costs[best], f"{n_bytes} B over {topology.size} ranks {where}: {each}")
+    if forced and can_serve(collective, forced, cluster, uneven=uneven):
+        formula = formula_of(collective, forced)
+        cost_us = formula(n_bytes, site_of(cluster)).cost_us if formula else 0.0
+        return Choice(forced, cost_us, "SHOAL_ALGO says so")
+    site = site_of(cluster)
+    loads: dict[str, Load] = {}
+    too_fine: list[str] = []
+    for name in candidates(collective, n_bytes, cluster):
+        if uneven and not can_serve(collective, name, cluster, uneven=True):
+            continue
+        if _is_too_fine(collective, name, n_bytes, site):
+            too_fine.append(name)
+        else:
+            loads[name] = cost_of(collective, name, n_bytes, cluster)
+    return _cheapest(loads, too_fine, n_bytes, site)
 
 
-def forced_algorithm(environ: Mapping[str, str] = os.environ) -> str:
-    """`SHOAL_ALGO`: an algorithm's name to use wherever a collective has it; empty if unset.
+def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
+    """Whether it would cut a buffer into shards below the floor. Blocks are not its to cut."""
+    if collective not in _CUT:
+        return False
+    n_chunks = find(collective, name).n_chunks(site.size, site.cluster.hosts)
+    return n_chunks > 1 and n_bytes < n_chunks * floor_of(site)
 
-    Raises:
-        UsageError: no collective has it; the message lists those that exist.
-    """
-    name = environ.get("SHOAL_ALGO", "")
-    known = sorted({name for costs in COSTS.values() for name in costs})
-    if name and name not in known:
-        raise UsageError(f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}")
-    return name
+
+def _cheapest(loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site) -> Choice:
+    ranked = sorted(loads, key=lambda name: loads[name].cost_us)
+    best = loads[ranked[0]]
+    why = f"{size_text(n_bytes)} {_where(site)}: {ranked[0]} takes {time_text(best.cost_us)}"
+    why += f", held up by {best.limit}"
+    others = [_compared(name, loads[name].cost_us / best.cost_us) for name in ranked[1:]]
+    if others:
+        why += "; " + ", ".join(others)
+    if too_fine:
+        why += f"; shards below {size_text(floor_of(site))} in {', '.join(too_fine)}"
+    return Choice(ranked[0], best.cost_us, why)
+
+
+def _compared(name: str, ratio: float) -> str:
+    return f"{name} {ratio:.2f} times that" if ratio < 10 else f"{name} {ratio:.0f} times that"
+
+
+def _where(site: Site) -> str:
+    where = "in one host" if site.n_hosts == 1 else f"on {site.n_hosts} hosts"
+    return f"over {site.size} ranks {where}"
+
+
+def size_text(n_bytes: int) -> str:
+    """Bytes as people write them: 25 MiB, 1.5 KiB, 4 B."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.4g} {name}"
+    return f"{n_bytes} B"
+
+
+def time_text(us: float) -> str:
+    """Microseconds as people write them: 1.2 s, 310 us."""
+    for unit, name in ((1e6, "s"), (1e3, "ms")):
+        if us >= unit:
+            return f"{us / unit:.3g} {name}"
+    return f"{us:.3g} us"

@@ -1,0 +1,83 @@
+"""What a group chooses by: its cluster, what users force, and what was measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from shoal.plan.choose import Choice, can_serve, choose, size_class
+from shoal.plan.cluster import Cluster
+from shoal.plan.defaults import default_cluster
+from shoal.plan.settings import Forced
+from shoal.plan.tuning import Tuning
+from shoal.text import show_bytes
+
+_LOG: Final = logging.getLogger("shoal")
+
+
+class Planner:
+    """Chooses the algorithms of one group; the same on each of its ranks, by construction.
+
+    It reads nothing but its arguments, and all ranks have the same.
+
+    Args:
+        cluster: of the group's ranks.
+        forced: what `SHOAL_ALGO` says.
+        tuning: what was measured on this very cluster, if anything.
+        title: of the group and rank, for the log.
+        level: that of the lines that say what was chosen.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        forced: Forced | None = None,
+        tuning: Tuning | None = None,
+        *,
+        title: str = "",
+        level: int = logging.DEBUG,
+    ) -> None:
+        self.cluster = cluster
+        self.forced = forced or Forced()
+        self.tuning = tuning if tuning is not None and tuning.hosts == cluster.hosts else None
+        self._title = title
+        self._level = level
+        self._choices: dict[tuple[str, int, bool], Choice] = {}
+
+    def choose(self, collective: str, n_bytes: int, uneven: bool = False) -> Choice:
+        """The algorithm for one call; made and logged once per power of two.
+
+        Args: as those of `choose.choose`.
+        """
+        key = (collective, size_class(n_bytes), uneven)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = self._choose(*key)
+            _LOG.log(
+                self._level,
+                *("%s: %s up to %s: %s", self._title, collective, show_bytes(key[1])),
+                f"{choice.name} ({choice.why})",
+            )
+        return choice
+
+    def of(self, ranks: Sequence[int], title: str = "") -> Planner:
+        """That of the subgroup of some ranks: the same costs, nothing is measured."""
+        numbers: dict[int, int] = {}
+        hosts = tuple(numbers.setdefault(self.cluster.hosts[r], len(numbers)) for r in ranks)
+        cluster = default_cluster(hosts, n_cores=self.cluster.n_cores, wire=self.cluster.wire)
+        return Planner(cluster, self.forced, self.tuning, title=title, level=self._level)
+
+    def _choose(self, collective: str, n_bytes: int, uneven: bool) -> Choice:
+        forced = self.forced.of(collective)
+        if forced and can_serve(collective, forced, self.cluster, uneven=uneven):
+            return choose(collective, n_bytes, self.cluster, forced, uneven)
+        if self.forced.is_for(collective):
+            _LOG.warning(
+                "%s: SHOAL_ALGO asks for %s by %s, which cannot serve %s; the planner chooses",
+                *(self._title, collective, forced, "uneven blocks" if uneven else "this group"),
+            )
+        measured = self.tuning and self.tuning.choose(collective, n_bytes)
+        if measured and can_serve(collective, measured.name, self.cluster, uneven=uneven):
+            return measured
+        return choose(collective, n_bytes, self.cluster, "", uneven)

@@ -1,0 +1,83 @@
+"""What users tell the planner by environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.errors import UsageError
+from shoal.schedule import ALGORITHMS, find
+
+_ONE_WAY: Final = frozenset({"send_recv"})
+
+
+@dataclass(frozen=True)
+class Forced:
+    """`SHOAL_ALGO`: the algorithm to use wherever it exists, and those for some collectives.
+
+    Args:
+        text: as it was written: names, or collective:name, with commas between them.
+        everywhere: an algorithm's name, or empty.
+        by_collective: collective and name.
+    """
+
+    text: str = ""
+    everywhere: str = ""
+    by_collective: tuple[tuple[str, str], ...] = ()
+
+    def of(self, collective: str) -> str:
+        """The name that is forced for that collective; empty: the model chooses."""
+        return dict(self.by_collective).get(collective, self.everywhere)
+
+    def is_for(self, collective: str) -> bool:
+        """Whether users named that collective, so that they should hear if it cannot be done."""
+        return collective in dict(self.by_collective)
+
+
+def forced_from(environ: Mapping[str, str] = os.environ) -> Forced:
+    """Read `SHOAL_ALGO`, such as `ring` or `all_reduce:ring,broadcast:chain`.
+
+    Raises:
+        UsageError: no collective has it, or the one named lacks it; the message lists those there
+            are.
+    """
+    text = environ.get("SHOAL_ALGO", "").strip()
+    everywhere, by_collective = "", []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        collective, colon, name = (word.strip() for word in part.partition(":"))
+        if colon:
+            _check_one(part, collective, name)
+            by_collective.append((collective, name))
+        elif everywhere:
+            raise UsageError(
+                f"SHOAL_ALGO={text!r} names both {everywhere} and {part} for all collectives; "
+                "write collective:name for some"
+            )
+        else:
+            _check_any(part)
+            everywhere = part
+    return Forced(text, everywhere, tuple(by_collective))
+
+
+def _check_one(part: str, collective: str, name: str) -> None:
+    try:
+        find(collective, name)
+    except UsageError as error:
+        raise UsageError(f"SHOAL_ALGO={part!r}: {error}") from None
+
+
+def _check_any(name: str) -> None:
+    if any(_has(collective, name) for collective in ALGORITHMS if collective not in _ONE_WAY):
+        return
+    known = sorted({name for c, names in ALGORITHMS.items() if c not in _ONE_WAY for name in names})
+    raise UsageError(f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}")
+
+
+def _has(collective: str, name: str) -> bool:
+    try:
+        find(collective, name)
+    except UsageError:
+        return False
+    return True
