@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
@@ -13,16 +12,13 @@ from shoal.buffers import Blocks, Span, blocks_of, clash, span_of
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.plan import Topology, choose
-from shoal.plan.choose import forced_algorithm
 from shoal.shapes import REDUCING, Shape
 from shoal.work import Work
 from shoal.world import hash_of
 
 if TYPE_CHECKING:
+    from shoal.plan import Planner
     from shoal.world import World
-
-_LOG: Final = logging.getLogger("shoal")
 
 # Three kinds of calls share the 64-bit key space of a group.
 _NAMED: Final = 1 << 62
@@ -60,18 +56,16 @@ class How(TypedDict, total=False):
 class Calls:
     """The calls of one rank in one group; `Group` puts names on them."""
 
-    def __init__(self, world: World, members: Sequence[int], name: str, timeout_s: float) -> None:
+    def __init__(
+        self, world: World, members: Sequence[int], name: str, timeout_s: float, planner: Planner
+    ) -> None:
         self._world = world
         self._members = members
         self.name = name
         self.rank = members.index(world.rank)
         self.size = len(members)
         self.timeout_s = timeout_s
-        numbers: dict[str, int] = {}
-        self.topology = Topology(
-            tuple(numbers.setdefault(world.names[m].host_id, len(numbers)) for m in members)
-        )
-        self._forced = forced_algorithm()
+        self.planner = planner
         self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members)
         self._next_key = itertools.count(1)
         self._n_named: defaultdict[str, int] = defaultdict(int)
@@ -84,6 +78,11 @@ class Calls:
     def forsake(self, why: str) -> None:
         """Refuse all later calls, and say nothing to anyone."""
         self._native = NoGroup(f"{self}: {why}")
+
+    def plan_by(self, planner: Planner) -> None:
+        """Choose by another planner from now on; every rank must do so before the same call."""
+        self.planner = planner
+        self._plans.clear()
 
     def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
         """The exception that a native error of this group stands for."""
@@ -129,15 +128,11 @@ class Calls:
         if collective in REDUCING and not engine.can_fold(dtype, op):
             raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
         n_bytes = n_elems * item_size(dtype)
-        choice = choose(collective, n_bytes, self.topology, self._forced, uneven)
-        _LOG.log(
-            logging.DEBUG if uneven else logging.INFO,
-            *("%s: %s %s: %s", self, collective, choice.name, choice.why),
-        )
+        choice = self.planner.choose(collective, n_bytes, uneven)
         return Shape(
             *(collective, choice.name, dtype, op, n_elems),
             *(self.rank, self.size, root),
-            hosts=self.topology.hosts,
+            hosts=self.planner.cluster.hosts,
         )
 
     # Arguments.

@@ -14,7 +14,7 @@ from shoal.buffers import Blocks, span_of
 from shoal.calls import Calls, How, NoGroup
 from shoal.dtypes import Op, parse_op
 from shoal.errors import Closed, UsageError
-from shoal.plan.choose import forced_algorithm
+from shoal.plan import Planner, Settings, agreed_planner, default_cluster, numbered
 from shoal.world import World, meet
 
 if TYPE_CHECKING:
@@ -45,9 +45,17 @@ def form(
         TimedOut: names the ranks that did not come.
         ShoalError: no shared memory is left.
     """
-    forced_algorithm()  # a wrong name is refused before anyone is kept waiting
+    settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
     world = meet(store, rank, size, timeout_s)
-    return Group(world, list(range(size)), name, timeout_s, owns_world=True)
+    host_ids = [seat.host_id for seat in world.names]
+    first = Planner(default_cluster(numbered(host_ids)))
+    group = Group(world, list(range(size)), name, timeout_s, first, owns_world=True)
+    try:
+        group.plan_by(agreed_planner(group, settings, host_ids))
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 class Group(Calls):
@@ -79,10 +87,11 @@ class Group(Calls):
         members: Sequence[int],
         name: str,
         timeout_s: float,
+        planner: Planner,
         *,
         owns_world: bool = False,
     ) -> None:
-        super().__init__(world, members, name, timeout_s)
+        super().__init__(world, members, name, timeout_s, planner)
         self._owns_world = owns_world
 
     def __enter__(self) -> Group:
@@ -273,7 +282,10 @@ class Group(Calls):
         if len(set(ranks)) != len(ranks) or self.rank not in ranks:
             raise UsageError(f"{self}: ranks {list(ranks)} repeat a rank or lack this one")
         members = [self._members[rank] for rank in ranks]
-        return Group(self._world, members, f"{self.name}/{name}", self.timeout_s)
+        name = f"{self.name}/{name}"
+        return Group(
+            self._world, members, name, self.timeout_s, self.planner.of(ranks, f"group {name!r}")
+        )
 
     def abort(self, reason: str = "no reason was given") -> None:
         """End the group on every rank: what is in flight and all later calls raise `Closed`."""

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.plan.text import show_bytes, show_us
 
 __all__ = ["bytes_of", "bytes_per_us", "microseconds", "show_bytes", "show_us"]
 
@@ -58,21 +58,3 @@ def microseconds(text: str) -> float:
     if not found:
         raise UsageError(f"cannot read the time {text!r}: write 20us, 1.5ms, 500ns or 2s")
     return float(found[1]) * _SECONDS[found[2]] * 1e6
-
-
-def show_bytes(n_bytes: float) -> str:
-    """Bytes with three digits, in powers of 1024."""
-    power = min(4, int(math.log2(n_bytes) / 10)) if n_bytes >= 1024 else 0
-    return f"{_three_digits(n_bytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-def show_us(us: float) -> str:
-    """A time with three digits, in the unit that suits it."""
-    unit = next((u for u in ("us", "ms") if us < 999.5 * _SECONDS[u] * 1e6), "s")
-    return f"{_three_digits(us / (_SECONDS[unit] * 1e6))} {unit}"
-
-
-def _three_digits(value: float) -> str:
-    if value == int(value) and value < 1000:
-        return f"{value:.0f}"
-    return f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 else f"{value:.2f}"

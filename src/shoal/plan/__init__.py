@@ -1,5 +1,20 @@
 """Which algorithm a call takes, and why."""
 
-from shoal.plan.choose import Choice, Topology, choose
+from shoal.plan.agree import agreed_planner
+from shoal.plan.choose import Choice, choose
+from shoal.plan.cluster import Cluster, LinkCost, numbered
+from shoal.plan.defaults import default_cluster
+from shoal.plan.planner import Planner
+from shoal.plan.settings import Settings
 
-__all__ = ["Choice", "Topology", "choose"]
+__all__ = [
+    "Choice",
+    "Cluster",
+    "LinkCost",
+    "Planner",
+    "Settings",
+    "agreed_planner",
+    "choose",
+    "default_cluster",
+    "numbered",
+]

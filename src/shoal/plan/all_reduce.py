@@ -166,7 +166,6 @@ def halving(n_bytes: float, site: Site) -> Load:
     n = site.size
     rounds, near_rounds = n.bit_length() - 1, min(site.near_rounds, n.bit_length() - 1)
     power, extra = 1 << rounds, 2 * (n & (n - 1) > 0)
-    far_rounds = rounds - near_rounds
     extra_far = extra if site.n_hosts > 1 else 0
     chunk = n_bytes / power
     near_chunks = (1 << near_rounds) - 1

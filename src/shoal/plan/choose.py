@@ -6,18 +6,21 @@ Pure: every rank that knows the same cluster chooses the same.
 from __future__ import annotations
 
 import functools
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
-from shoal.plan.cluster import Cluster
 from shoal.plan.formulas import formula_of
 from shoal.plan.site import Load, Site, site_of
+from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import ALGORITHMS, find
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster
 
 # Below this, what a message costs outweighs its bytes, and a shard that is halved is not sent any
 # sooner (docs/decisions/0007). Smaller lets large groups drown in messages; larger gives up
 # reducers.
-SHARD_FLOOR_BYTES: Final = 16 << 10
+SHARD_FLOOR_BYTES: Final = 4 << 10
 # Inside a host a message is a line in a ring of shared memory.
 LOCAL_SHARD_FLOOR_BYTES: Final = 1 << 10
 
@@ -106,6 +109,8 @@ def choose(
         formula = formula_of(collective, forced)
         cost_us = formula(n_bytes, site_of(cluster)).cost_us if formula else 0.0
         return Choice(forced, cost_us, "SHOAL_ALGO says so")
+    if cluster.size == 1:
+        return Choice(next(iter(ALGORITHMS[collective])), 0.0, "a rank alone has nobody to send to")
     site = site_of(cluster)
     loads: dict[str, Load] = {}
     too_fine: list[str] = []
@@ -130,13 +135,13 @@ def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
 def _cheapest(loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site) -> Choice:
     ranked = sorted(loads, key=lambda name: loads[name].cost_us)
     best = loads[ranked[0]]
-    why = f"{size_text(n_bytes)} {_where(site)}: {ranked[0]} takes {time_text(best.cost_us)}"
+    why = f"{show_bytes(n_bytes)} {_where(site)}: {ranked[0]} takes {show_us(best.cost_us)}"
     why += f", held up by {best.limit}"
     others = [_compared(name, loads[name].cost_us / best.cost_us) for name in ranked[1:]]
     if others:
         why += "; " + ", ".join(others)
     if too_fine:
-        why += f"; shards below {size_text(floor_of(site))} in {', '.join(too_fine)}"
+        why += f"; shards below {show_bytes(floor_of(site))} in {', '.join(too_fine)}"
     return Choice(ranked[0], best.cost_us, why)
 
 
@@ -147,19 +152,3 @@ def _compared(name: str, ratio: float) -> str:
 def _where(site: Site) -> str:
     where = "in one host" if site.n_hosts == 1 else f"on {site.n_hosts} hosts"
     return f"over {site.size} ranks {where}"
-
-
-def size_text(n_bytes: int) -> str:
-    """Bytes as people write them: 25 MiB, 1.5 KiB, 4 B."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if n_bytes >= unit:
-            return f"{n_bytes / unit:.4g} {name}"
-    return f"{n_bytes} B"
-
-
-def time_text(us: float) -> str:
-    """Microseconds as people write them: 1.2 s, 310 us."""
-    for unit, name in ((1e6, "s"), (1e3, "ms")):
-        if us >= unit:
-            return f"{us / unit:.3g} {name}"
-    return f"{us:.3g} us"

@@ -5,6 +5,7 @@ One description, read by the planner's formulas and by the simulator.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from shoal.errors import UsageError
@@ -68,3 +69,9 @@ class Cluster:
     def n_hosts(self) -> int:
         """How many hosts they are on."""
         return max(self.hosts) + 1
+
+
+def numbered(names: Iterable[Hashable]) -> tuple[int, ...]:
+    """Hosts numbered from 0 in the order in which their names first come up."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(name, len(numbers)) for name in names)

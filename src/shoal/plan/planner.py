@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.plan.choose import Choice, can_serve, choose, size_class
-from shoal.plan.cluster import Cluster
+from shoal.plan.cluster import Cluster, numbered
 from shoal.plan.defaults import default_cluster
 from shoal.plan.settings import Forced
-from shoal.plan.tuning import Tuning
-from shoal.text import show_bytes
+from shoal.plan.text import show_bytes
+
+if TYPE_CHECKING:
+    from shoal.plan.tuning import Tuning
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -56,15 +58,14 @@ class Planner:
             choice = self._choices[key] = self._choose(*key)
             _LOG.log(
                 self._level,
-                *("%s: %s up to %s: %s", self._title, collective, show_bytes(key[1])),
-                f"{choice.name} ({choice.why})",
+                *("%s: %s of up to %s: %s, since %s", self._title, collective),
+                *(show_bytes(key[1]), choice.name, choice.why),
             )
         return choice
 
     def of(self, ranks: Sequence[int], title: str = "") -> Planner:
         """That of the subgroup of some ranks: the same costs, nothing is measured."""
-        numbers: dict[int, int] = {}
-        hosts = tuple(numbers.setdefault(self.cluster.hosts[r], len(numbers)) for r in ranks)
+        hosts = numbered(self.cluster.hosts[rank] for rank in ranks)
         cluster = default_cluster(hosts, n_cores=self.cluster.n_cores, wire=self.cluster.wire)
         return Planner(cluster, self.forced, self.tuning, title=title, level=self._level)
 

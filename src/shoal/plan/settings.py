@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.plan.tuning import Tuning, read_tuning
 from shoal.schedule import ALGORITHMS, find
 
 _ONE_WAY: Final = frozenset({"send_recv"})
@@ -81,3 +85,61 @@ def _has(collective: str, name: str) -> bool:
     except UsageError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of it; ranks must have the same.
+
+    Args:
+        forced: `SHOAL_ALGO`.
+        probe: `SHOAL_PROBE`: whether to measure the links between hosts when a group forms.
+        tuning: what the file `SHOAL_TUNING` says.
+        refuse: `SHOAL_TUNING_MISMATCH`: whether a tuning file of another cluster is an error.
+    """
+
+    forced: Forced = Forced()
+    probe: bool = True
+    tuning: Tuning | None = None
+    refuse: bool = True
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Read the environment, and the tuning file that it names.
+
+        Raises:
+            UsageError: a variable or the file is wrong.
+        """
+        _log_if_asked(environ)
+        path = environ.get("SHOAL_TUNING", "")
+        return cls(
+            forced=forced_from(environ),
+            probe=_one_of(environ, "SHOAL_PROBE", ("1", "0")) == "1",
+            tuning=read_tuning(Path(path)) if path else None,
+            refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
+        )
+
+
+def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
+    value = environ.get(name, known[0])
+    if value not in known:
+        raise UsageError(f"{name}={value!r} is none of {', '.join(known)}")
+    return value
+
+
+_LEVELS: Final = ("", "INFO", "DEBUG")
+
+
+def _log_if_asked(environ: Mapping[str, str]) -> None:
+    """`SHOAL_DEBUG`: lines of that level and above go to stderr, once, whoever else logs."""
+    level = _one_of(environ, "SHOAL_DEBUG", _LEVELS)
+    log = logging.getLogger("shoal")
+    if level and not any(isinstance(handler, _Stderr) for handler in log.handlers):
+        handler = _Stderr(sys.stderr)
+        handler.setFormatter(logging.Formatter("shoal %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(level)
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Ours, so that it is added once."""

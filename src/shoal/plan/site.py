@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.plan.cluster import Cluster
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster
 
 # What the engine cuts chunks into: each segment is a message of its own.
 SEGMENT_BYTES: Final = 128 << 10
@@ -52,7 +53,8 @@ class Load(NamedTuple):
     @property
     def limit(self) -> str:
         """What it is that takes so long."""
-        if self.path >= self.fill + max(self.wire, self.rank, self.host):
+        busy = max(self.wire, self.rank, self.host)
+        if max(self.fill, self.path - self.fill) >= busy:
             return "latency"
         if self.wire >= max(self.rank, self.host):
             return "the cable"
@@ -120,7 +122,9 @@ class Site:
         Args:
             far: to another host; left out: if there is one.
         """
-        link = self.cluster.wire if (self.n_hosts > 1 if far is None else far) else self.cluster.local
+        link = (
+            self.cluster.wire if (self.n_hosts > 1 if far is None else far) else self.cluster.local
+        )
         first = min(n_bytes, SEGMENT_BYTES)
         ends = 2 * link.message_us + 2 * self.copy(n_bytes)
         return ends + link.latency_us + first * link.us_per_byte

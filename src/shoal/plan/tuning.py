@@ -1,7 +1,7 @@
 """What `shoal tune` measured, and the file that keeps it.
 
-A file is lines of JSON: the first says on which cluster, each other one what one collective took
-at one size, in microseconds by algorithm:
+A file is lines of JSON. The first says on which cluster, each other one what a collective took at
+one size, in microseconds by algorithm:
 
     {"shoal_tuning": 1, "hosts": [0, 0, 1, 1], "n_cores": 2}
     {"collective": "all_reduce", "n_bytes": 1024, "us": {"direct": 12.5, "ring": 31.0}}
@@ -9,23 +9,25 @@ at one size, in microseconds by algorithm:
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from shoal.errors import UsageError
 from shoal.plan.choose import Choice
+from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import find
-from shoal.text import show_bytes, show_us
 
+_T = TypeVar("_T")
 _VERSION: Final = 1
 # Between two measured sizes the nearer one counts; further away than this the model chooses.
 _REACH: Final = 4
+
+Times = Mapping[str, Mapping[int, Mapping[str, float]]]
+"""By collective, size in bytes and algorithm: microseconds."""
 
 
 @dataclass(frozen=True)
@@ -35,27 +37,116 @@ class Tuning:
     Args:
         hosts: the host of every rank, numbered in the order in which they first come up.
         n_cores: of each host.
-        us: by collective, size in bytes and algorithm: microseconds.
         path: where it was read; for messages.
-        digest: of the file's content: ranks compare it; 0 if it is not from a file.
+        digest: of the file's content, for ranks to compare.
     """
 
     hosts: tuple[int, ...]
     n_cores: int
-    us: Mapping[str, Mapping[int, Mapping[str, float]]]
+    times: Times
     path: str = ""
     digest: int = 0
-    _nearest: Callable[[str, int], int | None] = field(init=False, repr=False, compare=False)
 
     def choose(self, collective: str, n_bytes: int) -> Choice | None:
         """The fastest of the measured ones; None if nothing was measured near that size."""
-        sizes = self.us.get(collective, {})
-        near = [n for n in sizes if n <= n_bytes * _REACH and n_bytes <= n * _REACH]
+        sizes = self.times.get(collective, {})
+        near = [n for n in sizes if n <= max(1, n_bytes) * _REACH and n_bytes <= n * _REACH]
         if not near:
             return None
-        nearest = min(near, key=lambda n: (max(n / n_bytes, n_bytes / n), n))
+        nearest = min(near, key=lambda n: (max(n, n_bytes) / max(1, min(n, n_bytes)), n))
         times = sizes[nearest]
         ranked = sorted(times, key=lambda name: (times[name], name))
         each = ", ".join(f"{name} {show_us(times[name])}" for name in ranked)
         why = f"measured at {show_bytes(nearest)} over {len(self.hosts)} ranks: {each}"
         return Choice(ranked[0], times[ranked[0]], why)
+
+    def differs_from(self, hosts: Sequence[int], n_cores: int) -> str:
+        """In what the cluster that it was measured on is another one; empty: in nothing."""
+        if self.hosts != tuple(hosts):
+            return f"it is of {_hosts_text(self.hosts)}, this group is {_hosts_text(hosts)}"
+        if self.n_cores != n_cores:
+            return f"it is of hosts with {self.n_cores} cores, here they have {n_cores}"
+        return ""
+
+    def write(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        head = {"shoal_tuning": _VERSION, "hosts": self.hosts, "n_cores": self.n_cores}
+        lines = [json.dumps(head)]
+        for collective, sizes in self.times.items():
+            for n_bytes, times in sizes.items():
+                us = {name: round(time, 2) for name, time in times.items()}
+                line = {"collective": collective, "n_bytes": n_bytes, "us": us}
+                lines.append(json.dumps(line))
+        try:
+            path.write_text("\n".join(lines) + "\n", encoding="ascii")
+        except OSError as error:
+            raise UsageError(f"cannot write the tuning file {path}: {error.strerror}") from None
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Read what `Tuning.write` wrote.
+
+    Raises:
+        UsageError: names the file and the line that is wrong.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the tuning file {path}: {error.strerror}") from None
+    lines = content.splitlines() or [b""]
+    hosts, n_cores = _parsed(path, 1, lines[0], _head)
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    for number, line in enumerate(lines[1:], 2):
+        collective, n_bytes, us = _parsed(path, number, line, _measured)
+        times.setdefault(collective, {})[n_bytes] = us
+    digest = int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "little")
+    return Tuning(hosts, n_cores, times, str(path), digest)
+
+
+def _parsed(path: Path, number: int, line: bytes, parse: Callable[[Any], _T]) -> _T:
+    try:
+        return parse(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise UsageError(
+            f"the tuning file {path} is wrong in line {number}: {what}; "
+            "write it anew with `shoal tune`"
+        ) from None
+
+
+def _head(fields: Any) -> tuple[tuple[int, ...], int]:
+    if fields["shoal_tuning"] != _VERSION:
+        raise ValueError(f"version {fields['shoal_tuning']!r}, this shoal reads {_VERSION}")
+    hosts, n_cores = fields["hosts"], fields["n_cores"]
+    if not hosts or not all(isinstance(host, int) and host >= 0 for host in hosts):
+        raise ValueError(f"hosts {hosts!r} are no numbers of hosts")
+    if not isinstance(n_cores, int) or n_cores < 1:
+        raise ValueError(f"n_cores {n_cores!r} is no number of cores")
+    return tuple(hosts), n_cores
+
+
+def _measured(fields: Any) -> tuple[str, int, dict[str, float]]:
+    collective, n_bytes, us = fields["collective"], fields["n_bytes"], fields["us"]
+    if not isinstance(n_bytes, int) or n_bytes < 0:
+        raise ValueError(f"n_bytes {n_bytes!r} is no number of bytes")
+    if not us:
+        raise ValueError("no algorithm was measured")
+    for name, time in us.items():
+        find(collective, name)
+        if not isinstance(time, (int, float)) or not 0 < time < float("inf"):
+            raise ValueError(f"{time!r} is no number of microseconds")
+    return collective, n_bytes, {name: float(time) for name, time in us.items()}
+
+
+def _hosts_text(hosts: Sequence[int]) -> str:
+    n_hosts = len(set(hosts))
+    ranks = f"{len(hosts)} rank{'s' * (len(hosts) > 1)}"
+    if n_hosts == 1:
+        return f"{ranks} in one host"
+    counts = [list(hosts).count(host) for host in range(min(n_hosts, 8))]
+    each = ", ".join(map(str, counts)) + ", ..." * (n_hosts > 8)
+    return f"{ranks} on {n_hosts} hosts ({each})"

@@ -1,0 +1,149 @@
+"""How the ranks of a new group agree on what they choose by.
+
+One small all-gather compares their settings, and where there are several hosts, one rank of each
+measures the links between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from shoal.errors import UsageError
+from shoal.plan.defaults import default_cluster
+from shoal.plan.planner import Planner
+from shoal.plan.probe import Measured, measure
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster
+    from shoal.plan.settings import Settings
+    from shoal.plan.tuning import Tuning
+
+_LOG: Final = logging.getLogger("shoal")
+
+
+class Group(Protocol):
+    """A group of ranks, as far as the planner uses it."""
+
+    rank: int
+    size: int
+    name: str
+    planner: Planner
+
+    def all_gather(self, outputs: Any, data: Any) -> object:
+        """Collect every rank's `data`."""
+
+    def all_reduce(self, data: Any, op: Any) -> object:
+        """Fold `data` over all ranks."""
+
+    def send(self, data: Any, to: int) -> object:
+        """Send `data` to one rank."""
+
+    def recv(self, data: Any, source: int, *, work: bool = False) -> Any:
+        """Receive from one rank."""
+
+
+class _Card(NamedTuple):
+    """What each rank lays on the table: what must be alike, and its number of cores."""
+
+    algorithms: int
+    tuning: int
+    probe: int
+    refuse: int
+    links: int
+    n_cores: int
+
+    def pack(self) -> bytes:
+        return struct.pack("<6q", *self)
+
+
+_VARIABLES: Final = {
+    "algorithms": "SHOAL_ALGO",
+    "tuning": "the content of SHOAL_TUNING",
+    "probe": "SHOAL_PROBE",
+    "refuse": "SHOAL_TUNING_MISMATCH",
+}
+
+# What was measured between hosts, by topology: a process that forms a group again need not measure
+# again.
+_MEASURED: Final[dict[tuple[str, ...], Measured]] = {}
+
+
+def agreed_planner(group: Group, settings: Settings, host_ids: Sequence[str]) -> Planner:
+    """The planner of a new group, the same on every rank.
+
+    Args:
+        host_ids: by rank, what tells its host from others.
+
+    Raises:
+        UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
+            of another cluster.
+        PeerLost, TimedOut: as from any call of the group.
+    """
+    hosts, topology = group.planner.cluster.hosts, tuple(host_ids)
+    known = _MEASURED.get(topology)
+    card = _Card(
+        algorithms=_digest(settings.forced.text),
+        tuning=settings.tuning.digest if settings.tuning else 0,
+        probe=settings.probe,
+        refuse=settings.refuse,
+        links=known.code if known else 0,
+        n_cores=len(os.sched_getaffinity(0)),
+    )
+    cards = _all_cards(group, card)
+    _compare(cards)
+    n_cores = min(card.n_cores for card in cards)
+    cluster = default_cluster(hosts, n_cores=n_cores)
+    if settings.probe and cluster.n_hosts > 1:
+        if known is None or any(each.links != card.links for each in cards):
+            known = _MEASURED[topology] = measure(group, hosts)
+        cluster = replace(cluster, wire=known.link(cluster.wire))
+    tuning = _fitting(settings, cluster) if settings.tuning else None
+    title, level = f"group {group.name!r}", logging.DEBUG if group.rank else logging.INFO
+    return Planner(cluster, settings.forced, tuning, title=title, level=level)
+
+
+def _all_cards(group: Group, own: _Card) -> list[_Card]:
+    n_bytes = len(own.pack())
+    cards = bytearray(group.size * n_bytes)
+    group.all_gather(cards, own.pack())
+    return [_Card(*fields) for fields in struct.iter_unpack("<6q", cards)]
+
+
+def _compare(cards: Sequence[_Card]) -> None:
+    for field, variable in _VARIABLES.items():
+        values = [getattr(card, field) for card in cards]
+        # The rest is wrong, whatever rank 0 has: somebody set the variable for some ranks only.
+        others = [rank for rank, value in enumerate(values) if value != values[0]]
+        if others:
+            named = ", ".join(map(str, others[:8])) + ", ..." * (len(others) > 8)
+            raise UsageError(
+                f"{variable} is not the same on all ranks: rank{'s' * (len(others) > 1)} {named} "
+                f"differ{'s' * (len(others) == 1)} from rank 0; set it alike on all"
+            )
+
+
+def _fitting(settings: Settings, cluster: Cluster) -> Tuning | None:
+    """The tuning file, if it is of this cluster."""
+    tuning = settings.tuning
+    assert tuning is not None
+    difference = tuning.differs_from(cluster.hosts, cluster.n_cores)
+    if not difference:
+        return tuning
+    what = f"the tuning file {tuning.path} is of another cluster: {difference}"
+    if settings.refuse:
+        raise UsageError(
+            f"{what}; measure this one with `shoal tune`, or set SHOAL_TUNING_MISMATCH=ignore "
+            "to choose by the model"
+        )
+    _LOG.warning("%s; it is ignored", what)
+    return None
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

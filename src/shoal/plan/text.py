@@ -1,0 +1,26 @@
+"""Bytes and times in words, for reasons that people read."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_US: Final = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+def show_bytes(n_bytes: float) -> str:
+    """Bytes with three digits, in powers of 1024."""
+    power = min(4, int(math.log2(n_bytes) / 10)) if n_bytes >= 1024 else 0
+    return f"{_three_digits(n_bytes / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def show_us(us: float) -> str:
+    """A time with three digits, in the unit that suits it."""
+    unit = next((unit for unit in ("us", "ms") if us < 999.5 * _US[unit]), "s")
+    return f"{_three_digits(us / _US[unit])} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    if value == int(value) and value < 1000:
+        return f"{value:.0f}"
+    return f"{value:.{max(0, 2 - int(math.log10(value)))}f}" if value >= 1 else f"{value:.2f}"
