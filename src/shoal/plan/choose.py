@@ -28,7 +28,7 @@ LOCAL_SHARD_FLOOR_BYTES: Final = 1 << 10
 _CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})
 
 # Candidates by hosts: local/across. Others can be forced.
-_BY_HOSTS: Final = ("sharded/ring", "sharded/sharded", "sharded/tree", "sharded/doubling")
+_BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
 
 class Choice(NamedTuple):
@@ -76,14 +76,16 @@ def candidates(collective: str, n_bytes: int, cluster: Cluster) -> list[str]:
     as many reducers as the floor for shards allows.
     """
     site = site_of(cluster)
-    names = [name for name in ALGORITHMS[collective] if formula_of(collective, name)]
+    by_host = site.n_hosts > 1 and site.here > 1
+    names = [
+        name
+        for name, algorithm in ALGORITHMS[collective].items()
+        if (by_host or not algorithm.by_host) and formula_of(collective, name)
+    ]
     if collective == "all_reduce":
-        if site.n_hosts > 1 and site.here > 1:
-            names += [name for name in _BY_HOSTS if can_serve(collective, name, cluster)]
+        names += _BY_HOSTS if by_host else ()
         n_reducers = n_bytes // floor_of(site)
-        fewer = f"sharded({n_reducers})"
-        if 1 < n_reducers < site.size and can_serve(collective, fewer, cluster):
-            names.append(fewer)
+        names += [f"sharded({n_reducers})"] if 1 < n_reducers < site.size else []
     return names
 
 
