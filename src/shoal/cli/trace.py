@@ -10,7 +10,7 @@ from typing import Final
 from shoal.cli.options import Subparsers, add_team, team_of, write
 from shoal.errors import UsageError
 from shoal.lens.trace import trace
-from shoal.lens.trace_page import json_of, page_of
+from shoal.lens.trace_page import json_of, page_of, require_playable
 from shoal.lens.trace_text import text_of
 
 _WIDTH: Final = 120
@@ -38,6 +38,8 @@ def _run(args: argparse.Namespace) -> int:
     width = args.width or shutil.get_terminal_size((_WIDTH, 0)).columns
     if width < _NARROWEST:
         raise UsageError(f"--width {width}: at least {_NARROWEST} columns are needed")
+    if args.html:
+        require_playable(team.size)
     traced = trace(args.collective, args.algorithm, team.size, root=team.root, hosts=team.hosts)
     if args.html:
         write(page_of(traced), args.html)

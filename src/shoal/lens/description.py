@@ -16,6 +16,8 @@ __all__ = ["FIELDS", "Description", "describe"]
 FIELDS: Final = ("Cost", "Needs", "Leaves", "Source")
 """What every algorithm's docstring states, in this order."""
 
+_SECTION: Final = re.compile(r"^(Args|Raises):\n(\n|    .*\n?)+", re.MULTILINE)
+"""What concerns only callers of the function."""
 _FIELD: Final = re.compile(rf"^({'|'.join(FIELDS)}):\s+", re.MULTILINE)
 
 
@@ -31,8 +33,9 @@ class Description:
 
 
 def describe(algorithm: Algorithm) -> Description:
-    """Read the docstring of the algorithm's function."""
-    text = inspect.getdoc(algorithm.function) or ""
+    """Read the docstring that explains an algorithm."""
+    text = inspect.getdoc(algorithm.explained_by or algorithm.function) or ""
+    text = _SECTION.sub("", text)
     words, *fields = _FIELD.split(text)
     summary, _, remarks = words.partition("\n\n")
     return Description(

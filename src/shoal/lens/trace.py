@@ -64,9 +64,8 @@ class Trace:
     """One schedule, run on symbols round by round. It has been proved."""
 
     collective: str
-    algorithm: Algorithm
     name: str
-    """The algorithm's: as `find` knows it, or that of its function."""
+    algorithm: Algorithm
     size: int
     root: int
     hosts: tuple[int, ...]
@@ -87,7 +86,7 @@ class Trace:
 
 def trace(
     collective: str,
-    algorithm: str | Algorithm,
+    name: str,
     size: int,
     *,
     root: int = 0,
@@ -100,9 +99,7 @@ def trace(
 
     Cost: about 50 us for each step of each rank.
     """
-    name = algorithm if isinstance(algorithm, str) else algorithm.function.__name__
-    if isinstance(algorithm, str):
-        algorithm = find(collective, algorithm)
+    algorithm = find(collective, name)
     if size > 0:
         _check_length(algorithm, size, root, hosts)
     prove(collective, algorithm, size, root=root, hosts=hosts)
@@ -112,8 +109,8 @@ def trace(
     schedule = [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)]
     return Trace(
         collective,
-        algorithm,
         name,
+        algorithm,
         size,
         root,
         tuple(hosts) or (0,) * size,

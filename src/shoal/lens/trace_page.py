@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.lens.trace import Held, Message, RankPlace, Round, Trace
     from shoal.schedule import Place, Promise
 
-__all__ = ["json_of", "page_of"]
+__all__ = ["json_of", "page_of", "require_playable"]
 
 _SCRIPTS: Final = ("held.js", "layout.js", "draw.js", "words.js", "play.js")
 _MAX_RANKS: Final = 128
@@ -59,10 +59,9 @@ def page_of(trace: Trace) -> str:
     """One HTML page that plays the trace and loads nothing else.
 
     Raises:
-        UsageError: there are too many ranks to see anything.
+        UsageError: as `require_playable`.
     """
-    if trace.size > _MAX_RANKS:
-        raise UsageError(f"a page shows at most {_MAX_RANKS} ranks, not {trace.size}")
+    require_playable(trace.size)
     # "</script>" would end the data; within JSON, "<" can only be inside of a string.
     parts = {
         "STYLE": _file("style.css"),
@@ -70,6 +69,12 @@ def page_of(trace: Trace) -> str:
         "TRACE": json_of(trace).replace("<", "\\u003c"),
     }
     return _MARK.sub(lambda mark: parts[mark[1]], _file("page.html"))
+
+
+def require_playable(size: int) -> None:
+    """Raise UsageError if there are too many ranks to see anything. To be asked before tracing."""
+    if size > _MAX_RANKS:
+        raise UsageError(f"a page shows at most {_MAX_RANKS} ranks, not {size}")
 
 
 def _file(name: str) -> str:

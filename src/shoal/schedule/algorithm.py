@@ -40,6 +40,7 @@ class Algorithm:
         owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce; None
             where several do, or where there is scratch. What has one can be cut in two at its
             Finish, so `hierarchical` can use it inside a host.
+        explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
     function: Callable[..., Iterator[Step]]
@@ -48,6 +49,7 @@ class Algorithm:
     rooted: bool = False
     by_host: bool = False
     owner_rule: Callable[[int, int], int] | None = None
+    explained_by: Callable[..., object] | None = None
 
     def steps(
         self, rank: int, size: int, root: int = 0, hosts: Sequence[int] = ()

@@ -46,6 +46,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
         functools.partial(_chunks, local, across),
         functools.partial(_scratch, local, across),
         by_host=True,
+        explained_by=hierarchical,
     )
 
 

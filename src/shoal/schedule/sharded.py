@@ -71,4 +71,4 @@ def sharded(n_reducers: int) -> Algorithm:
         return sharded_all_reduce(rank, size, chunks(size))
 
     owner = functools.partial(shard_owner, n_reducers=n_reducers)
-    return Algorithm(steps, chunks, owner_rule=owner)
+    return Algorithm(steps, chunks, owner_rule=owner, explained_by=sharded_all_reduce)
