@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.contest import Row, Section, run_section, summary_of
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.sections import SECTIONS
@@ -45,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     names = [section.name for section in SECTIONS]
     add("--only", action="append", choices=names, metavar="NAME", help=", ".join(names))
     add("--ranks", type=int, action="append", metavar="N", help="only rows of N ranks")
+    add("--hosts", type=int, action="append", metavar="N", help="only rows of N hosts; 0: no lab")
+    add("--collective", action="append", choices=list(COLLECTIVES), metavar="NAME", help="only its")
     add("--without", action="append", default=[], metavar="COLUMN", help="such as openmpi")
     add("--quick", action="store_true", help="few rounds: for a first look, not for a claim")
     add("--rounds", type=int, metavar="N", help="rounds per row; default 5, with --quick 2")
@@ -55,15 +58,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _reduced(section: Section, args: argparse.Namespace) -> Section:
-    """What is left of a table by --ranks and --without."""
-    cases = tuple(one for one in section.cases if not args.ranks or one.n_ranks in args.ranks)
+    """What is left of a table by the options."""
+    cases = tuple(
+        one
+        for one in section.cases
+        if (not args.ranks or one.n_ranks in args.ranks)
+        and (not args.hosts or one.n_hosts in args.hosts)
+        and (not args.collective or one.collective in args.collective)
+        and (not args.quick or section.in_quick(one))
+    )
     contestants = tuple(one for one in section.contestants if one.label not in args.without)
     return replace(section, cases=cases, contestants=contestants)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
     n_rounds = args.rounds or (2 if args.quick else 5)
-    return Settings(n_rounds, args.openmpi.absolute(), 0.4 if args.quick else 1.0)
+    return Settings(
+        n_rounds, args.openmpi.absolute(), *((0.4, 0.004) if args.quick else (1.0, 0.01))
+    )
 
 
 def _emit(text: str) -> str:
@@ -86,6 +98,7 @@ def _as_data(run: dict[str, str], tables: Sequence[tuple[Section, list[Row]]]) -
         "tables": {
             section.name: [
                 {
+                    "collective": row.case.collective,
                     "n_ranks": row.case.n_ranks,
                     "n_bytes": row.case.n_bytes,
                     "n_hosts": row.case.n_hosts,

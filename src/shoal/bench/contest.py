@@ -19,12 +19,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One row: how many ranks reduce how much, how often it is timed, and what is hoped for.
+    """One row: how many ranks move how much, how often it is timed, and what is hoped for.
 
     Args:
-        n_calls: calls in a row that make one sample.
+        n_calls: calls in a row that make one sample; 0: as many as fill a few milliseconds.
         n_samples: samples of one round.
         n_hosts: hosts of a lab cluster; 0 is this machine without one.
+        collective: one of `COLLECTIVES`.
     """
 
     n_ranks: int
@@ -33,6 +34,7 @@ class Case:
     n_calls: int = 1
     n_samples: int = 5
     n_hosts: int = 0
+    collective: str = "all_reduce"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Section:
         notes: what is measured and how, for the reader of the table.
         show: a value as text, with its unit.
         in_rounds: False for what does not drift, such as memory: measured once.
+        in_quick: whether a case is worth its time in a quick run.
+        is_open: whether a row needs more rounds than the others; it gets up to three times as many.
+        layout: the lines of the table, if it is not one line per case.
+        verdicts: goals of the table as a whole.
     """
 
     name: str
@@ -60,6 +66,10 @@ class Section:
     cases: tuple[Case, ...]
     show: Callable[[float], str]
     in_rounds: bool = True
+    in_quick: Callable[[Case], bool] = lambda _case: True
+    is_open: Callable[[Row], bool] = lambda _row: False
+    layout: Callable[[Sequence[Row]], list[str]] | None = None
+    verdicts: Callable[[Sequence[Row]], list[Verdict]] = lambda _rows: []
 
 
 @dataclass
@@ -78,6 +88,13 @@ class Row:
             if values and label not in self.failures
         }
 
+    def ratios(self, over: str, under: str) -> list[float]:
+        """What one contestant takes as a multiple of another, round by round."""
+        if over in self.failures or under in self.failures:
+            return []
+        pairs = zip(self.values.get(over, []), self.values.get(under, []), strict=True)
+        return [a / b for a, b in pairs]
+
     def verdicts(self, section: Section) -> list[Verdict]:
         """How the goals of the case came out."""
         medians = self.medians()
@@ -86,9 +103,11 @@ class Row:
 
 def run_section(section: Section, teams: Teams, progress: Progress) -> list[Row]:
     """Measure a table, case by case."""
-    rows = []
+    rows: list[Row] = []
     for number, case in enumerate(section.cases, 1):
         progress(f"{section.name} {number}/{len(section.cases)}")
+        if rows and rows[-1].case.n_bytes != case.n_bytes:
+            teams.forget()  # the tensors of all sizes together do not fit in memory
         rows.append(_run_case(section, case, teams))
     teams.forget()
     return rows
@@ -96,7 +115,10 @@ def run_section(section: Section, teams: Teams, progress: Progress) -> list[Row]
 
 def _run_case(section: Section, case: Case, teams: Teams) -> Row:
     row = Row(case)
-    for _ in range(teams.settings.n_rounds if section.in_rounds else 1):
+    n_rounds = teams.settings.n_rounds if section.in_rounds else 1
+    for number in range(3 * n_rounds):
+        if number >= n_rounds and not section.is_open(row):
+            break
         for contestant in section.contestants:
             _take_turn(contestant, row, teams)
     return row
@@ -115,6 +137,7 @@ def _take_turn(contestant: Contestant, row: Row, teams: Teams) -> None:
 
 def summary_of(tables: Sequence[tuple[Section, list[Row]]]) -> str:
     """How many goals are met."""
-    verdicts = [v for section, rows in tables for row in rows for v in row.verdicts(section)]
+    verdicts = [v for section, rows in tables for v in section.verdicts(rows)]
+    verdicts += [v for section, rows in tables for row in rows for v in row.verdicts(section)]
     n_met, n_missed = (sum(v.is_met is state for v in verdicts) for state in (True, False))
     return f"goals: {n_met} met, {n_missed} missed, {len(verdicts) - n_met - n_missed} not measured"

@@ -9,19 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
-
-
-class Buffer(NamedTuple):
-    """A float32 tensor as the library takes it, and its values as NumPy sees them."""
-
-    data: Any
-    values: Floats
+from shoal.bench.collectives import COLLECTIVES, Call, On
+from shoal.bench.values import Buffer
 
 
 @dataclass(frozen=True)
@@ -32,17 +26,18 @@ class Endpoint:
         allocate: a tensor of so many elements in "private" memory, as people get it from torch or
             NumPy, or in "shared" memory, which is shoal.empty.
         barrier: waits for all ranks.
-        all_reduce: sums in place over all ranks.
+        bind: the call of a collective, by its name, on two tensors; by the named algorithm, which
+            is empty for the library's own choice.
         close: leaves the group.
-        folded: the ranks whose tensors all_reduce sums: all of them.
+        ranks: those that take part: whose tensors all_reduce sums.
     """
 
     rank: int
     allocate: Callable[[int, str], Buffer]
     barrier: Callable[[], object]
-    all_reduce: Callable[[Any], object]
+    bind: Callable[[str, str, Any, Any], Call]
     close: Callable[[], object]
-    folded: Sequence[int]
+    ranks: Sequence[int]
 
 
 def join_torch(backend: str) -> Endpoint:
@@ -61,13 +56,25 @@ def join_torch(backend: str) -> Endpoint:
 
     torch.set_num_threads(1)
     dist.init_process_group(backend)
+    size = dist.get_world_size()
+    groups = {"": dist.group.WORLD}
+
+    def bind(collective: str, algorithm: str, data: Any, other: Any) -> Call:
+        if algorithm not in groups:
+            # A group takes the variable as it is when the group is made.
+            os.environ["SHOAL_ALGO"] = algorithm
+            groups[algorithm] = dist.new_group()
+            del os.environ["SHOAL_ALGO"]
+        on = On(dist, groups[algorithm], dist.get_rank(), size)
+        return COLLECTIVES[collective].bind(on, data, other)
+
     return Endpoint(
         rank=dist.get_rank(),
         allocate=allocate,
         barrier=dist.barrier,
-        all_reduce=dist.all_reduce,
+        bind=bind,
         close=dist.destroy_process_group,
-        folded=range(dist.get_world_size()),
+        ranks=range(size),
     )
 
 
@@ -85,9 +92,9 @@ def join_group() -> Endpoint:
         rank=group.rank,
         allocate=allocate,
         barrier=group.barrier,
-        all_reduce=group.all_reduce,
+        bind=_only_all_reduce(group.all_reduce),
         close=group.close,
-        folded=range(group.size),
+        ranks=range(group.size),
     )
 
 
@@ -108,9 +115,9 @@ def join_mpi() -> Endpoint:
         rank=world.rank,
         allocate=allocate,
         barrier=world.Barrier,
-        all_reduce=lambda array: world.Allreduce(in_place, array),
+        bind=_only_all_reduce(partial(world.Allreduce, in_place)),
         close=MPI.Finalize,
-        folded=range(world.size),
+        ranks=range(world.size),
     )
 
 
@@ -128,10 +135,19 @@ def join_nobody() -> Endpoint:
         rank=rank,
         allocate=allocate,
         barrier=lambda: None,  # all get the command at once, and copy a thousand times as long
-        all_reduce=lambda data: np.copyto(*data),
+        bind=_only_all_reduce(lambda data: np.copyto(*data)),
         close=lambda: None,
-        folded=(rank,),
+        ranks=(rank,),
     )
+
+
+def _only_all_reduce(function: Callable[[Any], object]) -> Callable[[str, str, Any, Any], Call]:
+    def bind(collective: str, algorithm: str, data: Any, _other: Any) -> Call:
+        if collective != "all_reduce" or algorithm:
+            raise NotImplementedError(f"{collective} {algorithm}".strip())
+        return partial(function, data)
+
+    return bind
 
 
 JOIN: Final[Mapping[str, Callable[[], Endpoint]]] = {

@@ -9,6 +9,7 @@ from typing import Final
 
 from shoal.bench.contest import Case, Contestant, Section
 from shoal.bench.goals import Below, Faster, Goal, Within
+from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
 from shoal.bench.measures import cpu_of, line_time, memory_floor, peak_of, ring_time, time_of
 from shoal.bench.table import show_cpu, show_memory, show_time
 
@@ -157,5 +158,23 @@ SECTIONS: Final = (
         ),
         show_memory,
         in_rounds=False,
+    ),
+    Section(
+        "collectives",
+        "every collective of torch.distributed, float32, private memory",
+        (
+            "a cell is shoal's time and how many times as long Gloo takes; LOSS where that is less",
+            "than 1, ? where the middle half of the rounds disagrees on who is faster",
+            "size: of the larger tensor where one rank's differ (all_gather: the output)",
+            "calls in a row after a barrier, about 10 ms of them, slowest rank, time per call;",
+            "send_recv: ranks in pairs, there and back; hosts: 1 Gbit/s, up to 64 MiB",
+        ),
+        (_GLOO, _SHOAL),
+        grid_cases(),
+        show_time,
+        in_quick=in_quick_grid,
+        is_open=is_close,
+        layout=grid_lines,
+        verdicts=grid_verdicts,
     ),
 )

@@ -39,11 +39,15 @@ def show_size(n_bytes: int) -> str:
 def render(section: Section, rows: Sequence[Row]) -> str:
     """The table with its title, its notes, and why numbers are missing."""
     head = [f"# {section.name}: {section.title}", *(f"# {note}" for note in section.notes)]
-    body = align([_heading(section), *(_cells(section, row) for row in rows)])
+    if section.layout is None:
+        body = align([_heading(section), *(_cells(section, row) for row in rows)])
+    else:
+        body = section.layout(rows)
+    goals = [f"# {verdict}" for verdict in section.verdicts(rows)]
     missing = dict.fromkeys(
         f"# no {label}: {reason}" for row in rows for label, reason in row.failures.items()
     )
-    return "\n".join([*head, *body, *missing]) + "\n"
+    return "\n".join([*head, *body, *goals, *missing]) + "\n"
 
 
 def align(lines: Sequence[Sequence[str]]) -> list[str]:

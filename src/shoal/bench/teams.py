@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.bench.failure import Failure
 from shoal.bench.launch import Crew, Surroundings
@@ -18,6 +19,8 @@ from shoal.lab import Cluster
 if TYPE_CHECKING:
     from shoal.bench.contest import Case
 
+_MAX_CALLS: Final = 200
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -26,6 +29,7 @@ class Settings:
     n_rounds: int
     openmpi: Path
     share_of_samples: float = 1.0
+    block_s: float = 0.01
 
 
 class Sample(NamedTuple):
@@ -45,7 +49,8 @@ class Teams:
         self._teams: dict[Crew, Team] = {}
         self._clusters: dict[int, Cluster] = {}
         self._unstartable: dict[Crew, str] = {}
-        self._checked: set[tuple[Team, int, str]] = set()
+        self._n_calls: dict[_Kind, int] = {}
+        self._unable: dict[tuple[Crew, str, str], str] = {}
 
     def __enter__(self) -> Teams:
         return self
@@ -53,26 +58,27 @@ class Teams:
     def __exit__(self, *_error: object) -> None:
         self._stack.close()
 
-    def sample(self, library: str, case: Case, memory: str = "private") -> Sample:
+    def sample(
+        self, library: str, case: Case, memory: str = "private", algorithm: str = ""
+    ) -> Sample:
         """Time one round of a case.
 
         Raises:
-            Failure: the library cannot be started, has failed, or its sum is wrong.
+            Failure: the library cannot be started, has failed, or its result is wrong.
         """
         crew = Crew(library, case.n_ranks, case.n_hosts)
+        what = (crew, case.collective, algorithm)
+        if what in self._unable:
+            raise Failure(self._unable[what])
         team = self._team(crew)
         try:
-            self._check(team, case.n_bytes, memory)
-            n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
-            counts = {"n_calls": case.n_calls, "n_samples": n_samples}
-            ranks = team.ask("measure", n_bytes=case.n_bytes, memory=memory, **counts)
-        except Failure:
+            return self._sample(team, case, memory, algorithm)
+        except Failure as failure:
+            self._unable[what] = str(failure)
             del self._teams[crew]
+            self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.crew != crew}
             team.close()
             raise
-        slowest_s = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
-        cpu_s = sum(statistics.fmean(rank["cpu_s"]) for rank in ranks)
-        return Sample(statistics.median(slowest_s), cpu_s)
 
     def fresh(self, library: str, case: Case) -> Team:
         """A team that has done nothing yet; the caller stops it."""
@@ -93,6 +99,7 @@ class Teams:
         for team in self._teams.values():
             with contextlib.suppress(Failure):
                 team.ask("forget")
+        self._n_calls.clear()
 
     def _team(self, crew: Crew) -> Team:
         if crew in self._unstartable:
@@ -110,12 +117,41 @@ class Teams:
         cluster = self.cluster(crew.n_hosts) if crew.n_hosts else None
         return Surroundings(self.settings.openmpi, cluster)
 
-    def _check(self, team: Team, n_bytes: int, memory: str) -> None:
-        """Once per tensor: its sum is right. A wrong result's time is of no interest."""
-        key = (team, n_bytes, memory)
-        if key in self._checked:
-            return
-        n_wrong = sum(rank["n_wrong"] for rank in team.ask("check", n_bytes=n_bytes, memory=memory))
+    def _sample(self, team: Team, case: Case, memory: str, algorithm: str) -> Sample:
+        n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
+        kind = _Kind(team.crew, case.collective, algorithm, case.n_bytes, memory)
+        if kind not in self._n_calls:
+            self._check(team, kind)
+            once_s = _ask(team, kind, 1, 2).time_s if case.n_calls == 0 else 1.0
+            fitting = case.n_calls or math.ceil(self.settings.block_s / once_s)
+            self._n_calls[kind] = min(fitting, _MAX_CALLS)
+        return _ask(team, kind, self._n_calls[kind], n_samples)
+
+    def _check(self, team: Team, kind: _Kind) -> None:
+        """Once per tensor: the result is right. A wrong result's time is of no interest."""
+        n_wrong = sum(rank["n_wrong"] for rank in team.ask("check", **kind.arguments()))
         if n_wrong:
-            raise Failure(f"WRONG RESULT: {n_wrong} elements of {team.crew} at {n_bytes} B")
-        self._checked.add(key)
+            raise Failure(f"WRONG RESULT: {n_wrong} elements of {kind}")
+
+
+class _Kind(NamedTuple):
+    """What is called: the same tensors, and the same plan."""
+
+    crew: Crew
+    collective: str
+    algorithm: str
+    n_bytes: int
+    memory: str
+
+    def arguments(self) -> dict[str, Any]:
+        """As a rank is told."""
+        arguments = self._asdict()
+        del arguments["crew"]
+        return arguments
+
+
+def _ask(team: Team, kind: _Kind, n_calls: int, n_samples: int) -> Sample:
+    ranks = team.ask("measure", **kind.arguments(), n_calls=n_calls, n_samples=n_samples)
+    slowest_s = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
+    cpu_s = sum(statistics.fmean(rank["cpu_s"]) for rank in ranks)
+    return Sample(statistics.median(slowest_s), cpu_s)

@@ -16,20 +16,13 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
-import numpy as np
-
-from shoal.bench.endpoints import JOIN, Buffer, Endpoint, Floats
-
-# Filling and checking go piece by piece: temporaries as large as the tensor would be seen in the
-# peak memory of the rank.
-_PIECE_ELEMS: Final = 1 << 16
-# Added to every piece of a tensor, so that one that lands elsewhere is wrong. A prime: no number of
-# pieces in a chunk divides it.
-_PERIOD: Final = 61
+from shoal.bench.collectives import COLLECTIVES, Call
+from shoal.bench.endpoints import JOIN, Endpoint
+from shoal.bench.values import Buffer, count_wrong, fill
 
 
 class Rank:
@@ -37,37 +30,51 @@ class Rank:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._buffers: dict[tuple[int, str], Buffer] = {}
+        self._buffers: dict[tuple[int, str, str], Buffer] = {}
 
-    def check(self, n_bytes: int, memory: str) -> dict[str, Any]:
-        """All-reduce known values once; `n_wrong` elements differ from their exact sum."""
-        buffer = self._buffer(n_bytes, memory)
-        fill(buffer.values, self._endpoint.rank)
+    def check(
+        self, n_bytes: int, memory: str, collective: str = "all_reduce", algorithm: str = ""
+    ) -> dict[str, Any]:
+        """Call once on known values; `n_wrong` elements of the result are not what they must be."""
+        call, data, result = self._bind(n_bytes, memory, collective, algorithm)
+        ranks = self._endpoint.ranks
+        fill(data.values, self._endpoint.rank)
         self._endpoint.barrier()
-        self._endpoint.all_reduce(buffer.data)
-        n_wrong = count_wrong(buffer.values, self._endpoint.folded)
-        buffer.values.fill(0)  # repeated sums must not grow to infinity
+        call()
+        block = len(data.values) // len(ranks) if COLLECTIVES[collective].cut else len(data.values)
+        sources = COLLECTIVES[collective].want(self._endpoint.rank, ranks, block)
+        parts = [result.values[block * i : block * (i + 1)] for i in range(len(sources))]
+        n_wrong = sum(count_wrong(*each) for each in zip(parts, sources, strict=True))
+        data.values.fill(0)  # repeated sums must not grow to infinity
         return {"n_wrong": n_wrong}
 
-    def measure(self, n_bytes: int, memory: str, n_calls: int, n_samples: int) -> dict[str, Any]:
+    def measure(
+        self,
+        n_bytes: int,
+        memory: str,
+        n_calls: int,
+        n_samples: int,
+        collective: str = "all_reduce",
+        algorithm: str = "",
+    ) -> dict[str, Any]:
         """Per sample: barrier, then `n_calls` calls in a row; seconds and CPU seconds per call."""
-        data = self._buffer(n_bytes, memory).data
-        barrier, all_reduce = self._endpoint.barrier, self._endpoint.all_reduce
+        call, _, _ = self._bind(n_bytes, memory, collective, algorithm)
+        barrier = self._endpoint.barrier
         barrier()
-        all_reduce(data)  # caches and branch predictors have seen other processes since last time
+        call()  # caches and branch predictors have seen other processes since last time
         times_s, cpu_s = [], []
         for _ in range(n_samples):
             barrier()
             start_cpu_s, start_s = time.process_time(), time.perf_counter()
             for _ in range(n_calls):
-                all_reduce(data)
+                call()
             times_s.append((time.perf_counter() - start_s) / n_calls)
             cpu_s.append((time.process_time() - start_cpu_s) / n_calls)
         return {"times_s": times_s, "cpu_s": cpu_s}
 
     def peak(self) -> dict[str, Any]:
         """The peak resident memory, and how much of it are the buffers."""
-        tensors = sum(n_bytes for n_bytes, _ in self._buffers)
+        tensors = sum(n_bytes for n_bytes, *_ in self._buffers)
         return {"pid": os.getpid(), "peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
 
     def forget(self) -> dict[str, Any]:
@@ -80,8 +87,18 @@ class Rank:
         self._endpoint.close()
         return {}
 
-    def _buffer(self, n_bytes: int, memory: str) -> Buffer:
-        key = (n_bytes, memory)
+    def _bind(
+        self, n_bytes: int, memory: str, collective: str, algorithm: str
+    ) -> tuple[Call, Buffer, Buffer]:
+        """The call, and the tensors of its input and its result."""
+        data = self._buffer(n_bytes, memory, "data")
+        in_place = COLLECTIVES[collective].in_place
+        other = data if in_place else self._buffer(n_bytes, memory, "other")
+        call = self._endpoint.bind(collective, algorithm, data.data, other.data)
+        return call, data, other
+
+    def _buffer(self, n_bytes: int, memory: str, role: str) -> Buffer:
+        key = (n_bytes, memory, role)
         if key not in self._buffers:
             self._buffers[key] = self._endpoint.allocate(n_bytes // 4, memory)
         return self._buffers[key]
@@ -92,33 +109,6 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
-
-
-def fill(values: Floats, rank: int) -> None:
-    """Write the known values of a rank: integers, whose sums are exact in whatever order."""
-    base = _base_of(rank)
-    for number, piece in enumerate(_pieces(values)):
-        piece[:] = base[: len(piece)] + number % _PERIOD
-
-
-def count_wrong(values: Floats, folded: Sequence[int]) -> int:
-    """How many elements are not the sum of what these ranks were filled with."""
-    base = np.sum([_base_of(rank) for rank in folded], axis=0)
-    n_wrong = 0
-    for number, piece in enumerate(_pieces(values)):
-        want = base[: len(piece)] + len(folded) * (number % _PERIOD)
-        n_wrong += int(np.count_nonzero(piece != want))
-    return n_wrong
-
-
-def _base_of(rank: int) -> Floats:
-    random = np.random.default_rng(rank)
-    return random.integers(1, 1000, _PIECE_ELEMS).astype(np.float32)
-
-
-def _pieces(values: Floats) -> Iterator[Floats]:
-    for start in range(0, len(values), _PIECE_ELEMS):
-        yield values[start : start + _PIECE_ELEMS]
 
 
 def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> None:

@@ -1,0 +1,131 @@
+"""Every collective of torch.distributed as a call to be timed, and what it must leave.
+
+A call works on two float32 tensors of one size, `data` and `other`. Where a collective cuts a
+tensor in one block per rank, that is the larger of the two it takes, and the smaller one is the
+first part of the other tensor. The root is rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from shoal.bench.values import Source
+
+Call = Callable[[], object]
+Want = Callable[[int, Sequence[int], int], list[Source]]
+
+
+class On(NamedTuple):
+    """Where a call is made: torch.distributed itself, a group of it, and who calls."""
+
+    dist: Any
+    group: Any
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective.
+
+    Args:
+        bind: the call on (where, data, other).
+        want: the blocks of the result, by (rank, ranks, elements of a block); empty where nothing
+            is promised.
+        cut: in blocks of one rank each; a block must have an element.
+        in_place: the result is in `data`; otherwise it is in `other`.
+    """
+
+    bind: Callable[[On, Any, Any], Call]
+    want: Want
+    cut: bool = False
+    in_place: bool = False
+
+
+def _all_gather(on: On, data: Any, other: Any) -> Call:
+    block = data[: len(data) // on.size]
+    return partial(on.dist.all_gather_into_tensor, other, block, group=on.group)
+
+
+def _reduce_scatter(on: On, data: Any, other: Any) -> Call:
+    block = other[: len(data) // on.size]
+    return partial(on.dist.reduce_scatter_tensor, block, data, group=on.group)
+
+
+def _gather(on: On, data: Any, other: Any) -> Call:
+    block = data[: len(data) // on.size]
+    blocks = list(other.chunk(on.size)) if on.rank == 0 else None
+    return partial(on.dist.gather, block, blocks, dst=0, group=on.group)
+
+
+def _scatter(on: On, data: Any, other: Any) -> Call:
+    block = other[: len(data) // on.size]
+    blocks = list(data.chunk(on.size)) if on.rank == 0 else None
+    return partial(on.dist.scatter, block, blocks, src=0, group=on.group)
+
+
+def _ping_pong(on: On, data: Any, other: Any) -> Call:
+    """Ranks 0 and 1, 2 and 3, and so on: there and back."""
+    send = partial(on.dist.send, data, on.rank ^ 1, group=on.group)
+    recv = partial(on.dist.recv, other, on.rank ^ 1, group=on.group)
+    first, second = (send, recv) if on.rank % 2 == 0 else (recv, send)
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+def _sum(_rank: int, ranks: Sequence[int], _n: int) -> list[Source]:
+    return [Source(ranks)]
+
+
+def _each(_rank: int, ranks: Sequence[int], _n: int) -> list[Source]:
+    return [Source([peer]) for peer in ranks]
+
+
+def _at_root(want: Want) -> Want:
+    return lambda rank, ranks, n: want(rank, ranks, n) if rank == 0 else []
+
+
+COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
+    {
+        "all_reduce": Collective(
+            lambda on, data, _other: partial(on.dist.all_reduce, data, group=on.group),
+            _sum,
+            in_place=True,
+        ),
+        "broadcast": Collective(
+            lambda on, data, _other: partial(on.dist.broadcast, data, src=0, group=on.group),
+            lambda _rank, _ranks, _n: [Source([0])],
+            in_place=True,
+        ),
+        "reduce": Collective(
+            lambda on, data, _other: partial(on.dist.reduce, data, dst=0, group=on.group),
+            _at_root(_sum),
+            in_place=True,
+        ),
+        "all_gather": Collective(_all_gather, _each, cut=True),
+        "reduce_scatter": Collective(
+            _reduce_scatter, lambda rank, ranks, n: [Source(ranks, rank * n)], cut=True
+        ),
+        "gather": Collective(_gather, _at_root(_each), cut=True),
+        "scatter": Collective(_scatter, lambda rank, _ranks, n: [Source([0], rank * n)], cut=True),
+        "all_to_all": Collective(
+            lambda on, data, other: partial(on.dist.all_to_all_single, other, data, group=on.group),
+            lambda rank, ranks, n: [Source([peer], rank * n) for peer in ranks],
+            cut=True,
+        ),
+        "send_recv": Collective(_ping_pong, lambda rank, _ranks, _n: [Source([rank ^ 1])]),
+        "barrier": Collective(
+            lambda on, _data, _other: partial(on.dist.barrier, group=on.group),
+            lambda _rank, _ranks, _n: [],
+            in_place=True,
+        ),
+    }
+)
