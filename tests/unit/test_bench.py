@@ -1,12 +1,15 @@
 """The arithmetic and the text of the tables, without measuring anything."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.contest import Case, Contestant, Row, Section, run_section, summary_of
 from shoal.bench.failure import Failure
 from shoal.bench.goals import Below, Faster, Within
+from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
 from shoal.bench.sections import SECTIONS
 from shoal.bench.table import align, render, show_memory, show_size, show_time
 from shoal.bench.teams import Settings, Teams
@@ -192,3 +195,98 @@ def test_every_goal_speaks_of_columns_of_its_own_table() -> None:
 def test_sections_have_names_of_their_own() -> None:
     names = [section.name for section in SECTIONS]
     assert len(set(names)) == len(names)
+
+
+def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Row:
+    return Row(replace(case, collective=collective), {"gloo": gloo, "shoal": shoal})
+
+
+HERE, LAB = Case(2, 1024), Case(4, 1024, n_hosts=4)
+
+
+def test_the_grid_has_every_collective_at_every_size_on_every_set_of_ranks() -> None:
+    sizes = {4**power for power in range(1, 15)}
+    cases = grid_cases()
+    for name in set(COLLECTIVES) - {"barrier"}:
+        for place in [(2, 0), (4, 0), (8, 0), (4, 4), (8, 8)]:
+            found = {
+                case.n_bytes
+                for case in cases
+                if (case.n_ranks, case.n_hosts, case.collective) == (*place, name)
+            }
+            missing = sizes - found
+            # Blocks of less than one float32, and what takes too long between hosts.
+            assert {size for size in missing if 4 * place[0] <= size and not place[1]} == set()
+            assert missing <= {4, 16} | ({4**14} if place[1] else set())
+    assert len([case for case in cases if case.collective == "barrier"]) == 5
+    assert {case.collective for case in cases if in_quick_grid(case)} == set(COLLECTIVES)
+
+
+def test_sizes_follow_one_another_so_that_one_size_of_tensors_is_held_at_a_time() -> None:
+    for n_ranks, n_hosts in [(2, 0), (8, 8)]:
+        here = [c.n_bytes for c in grid_cases() if (c.n_ranks, c.n_hosts) == (n_ranks, n_hosts)]
+        assert here == sorted(here)
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_rounds_not_the_ratio_of_medians() -> None:
+    # The machine was ten times slower in the second round; medians of times would say 11 to 10.
+    row = row_of("broadcast", HERE, [20.0, 110.0, 11.0], [10.0, 100.0, 1.0])
+    assert row.ratios("gloo", "shoal") == [2.0, 1.1, 11.0]
+    assert "   broadcast  1 KiB  10000 ms x2.00" in grid_lines([row])
+
+
+def test_a_library_that_failed_has_no_ratio() -> None:
+    row = Row(HERE, {"gloo": [1.0], "shoal": []}, {"shoal": "it died"})
+    assert row.ratios("gloo", "shoal") == []
+    assert grid_lines([row])[1].split() == ["all_reduce", "1", "KiB", "-"]
+
+
+def test_the_grid_marks_losses_and_what_is_uncertain() -> None:
+    rows = [
+        row_of("all_reduce", HERE, [8.0, 8.0], [2.0, 2.0]),
+        row_of("all_reduce", LAB, [1.0, 1.0], [2.0, 2.0]),
+        row_of("broadcast", HERE, [0.5, 2.0, 0.9], [1.0, 1.0, 1.0]),
+        row_of("broadcast", LAB, [0.5, 2.0, 1.1], [1.0, 1.0, 1.0]),
+    ]
+    assert [is_close(row) for row in rows] == [False, False, True, True]
+    assert grid_lines(rows) == [
+        "  collective   size              2 ranks             4 hosts",
+        "  all_reduce  1 KiB        2000 ms x4.00  LOSS 2000 ms x0.50",
+        "   broadcast  1 KiB  LOSS? 1000 ms x0.90     ? 1000 ms x1.10",
+    ]
+
+
+def test_the_grid_counts_losses_and_takes_geometric_means_by_place() -> None:
+    rows = [
+        row_of("all_reduce", HERE, [2.0], [1.0]),
+        row_of("broadcast", HERE, [8.0], [1.0]),
+        row_of("all_reduce", LAB, [0.9, 0.9], [1.0, 1.0]),
+        row_of("broadcast", LAB, [1.6], [1.0]),
+        row_of("broadcast", replace(LAB, n_bytes=4 << 20), [100.0], [1.0]),  # beyond 1 MiB
+    ]
+    assert [str(verdict) for verdict in grid_verdicts(rows)] == [
+        "losses 1 (0 of them uncertain) of 5 <= 0 MISSED",
+        "geometric mean of gloo/shoal in one host 4.00 >= 4 met",
+        "geometric mean of gloo/shoal between hosts up to 1 MiB 1.20 >= 1.3 MISSED",
+    ]
+    assert [verdict.is_met for verdict in grid_verdicts([])] == [None, None, None]
+
+
+def test_a_row_that_is_undecided_gets_up_to_three_times_the_rounds(teams: Teams) -> None:
+    fickle = drifting("gloo", [2.0, 0.5, 0.9])
+    contestants = (fickle, drifting("shoal", [1.0]))
+    section = Section("toy", "", (), contestants, (Case(2, 4),), seconds, is_open=is_close)
+    assert len(run_section(section, teams, lambda _text: None)[0].values["gloo"]) == 9
+    sure = replace(section, contestants=(drifting("gloo", [2.0]), drifting("shoal", [1.0])))
+    assert len(run_section(sure, teams, lambda _text: None)[0].values["gloo"]) == 3
+
+
+def test_goals_of_a_whole_table_stand_below_it_and_are_counted(teams: Teams) -> None:
+    section = replace(
+        section_of(drifting("gloo", [4.0]), drifting("shoal", [1.0])),
+        layout=grid_lines,
+        verdicts=grid_verdicts,
+    )
+    rows = run_section(section, teams, lambda _text: None)
+    assert "# geometric mean of gloo/shoal in one host 4.00 >= 4 met" in render(section, rows)
+    assert summary_of([(section, rows)]) == "goals: 2 met, 0 missed, 1 not measured"

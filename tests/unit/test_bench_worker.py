@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from shoal.bench.endpoints import Floats
-from shoal.bench.worker import count_wrong, fill, peak_resident_bytes
+from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.values import Floats, Source, count_wrong, fill
+from shoal.bench.worker import peak_resident_bytes
 
 LENGTHS = [0, 1, 1021, 65536, 65537, 300_000]
 
@@ -22,29 +23,68 @@ def filled(rank: int, n_elems: int) -> Floats:
 @pytest.mark.parametrize("n_elems", LENGTHS)
 def test_the_sum_over_all_ranks_is_right(n_elems: int) -> None:
     total = sum(filled(rank, n_elems) for rank in range(8))
-    assert count_wrong(np.asarray(total, np.float32), range(8)) == 0
+    assert count_wrong(np.asarray(total, np.float32), Source(range(8))) == 0
 
 
 def test_every_element_of_an_unreduced_tensor_is_wrong() -> None:
-    assert count_wrong(filled(0, 300_000), range(2)) == 300_000
+    assert count_wrong(filled(0, 300_000), Source(range(2))) == 300_000
 
 
 def test_one_wrong_element_is_counted() -> None:
     total = filled(0, 300_000) + filled(1, 300_000)
     total[-1] += 1
-    assert count_wrong(total, range(2)) == 1
+    assert count_wrong(total, Source(range(2))) == 1
 
 
 def test_a_rank_folded_twice_instead_of_another_is_seen() -> None:
     # 0 + 0 + 3 + 3 would look right if the tensors were multiples of one another.
     total = 2 * filled(0, 1000) + 2 * filled(3, 1000)
-    assert count_wrong(total, range(4)) > 900
+    assert count_wrong(total, Source(range(4))) > 900
 
 
 @pytest.mark.parametrize("shift", [1, 65536, 75_000])
 def test_values_that_landed_elsewhere_are_seen(shift: int) -> None:
     total = np.roll(filled(0, 300_000), shift)
-    assert count_wrong(total, [0]) > 290_000
+    assert count_wrong(total, Source([0])) > 290_000
+
+
+def by_numpy(collective: str, rank: int, tensors: list[Floats]) -> list[Floats]:
+    """The blocks of a rank's result, from the definition of the collective; [] if it has none."""
+    size = len(tensors)
+    cut = [np.split(tensor, size) for tensor in tensors]
+    results: dict[str, list[Floats]] = {
+        "all_reduce": [np.sum(tensors, axis=0)],
+        "broadcast": [tensors[0]],
+        "reduce": [np.sum(tensors, axis=0)] if rank == 0 else [],
+        "all_gather": [blocks[0] for blocks in cut],
+        "reduce_scatter": [np.sum([blocks[rank] for blocks in cut], axis=0)],
+        "gather": [blocks[0] for blocks in cut] if rank == 0 else [],
+        "scatter": [cut[0][rank]],
+        "all_to_all": [blocks[rank] for blocks in cut],
+        "send_recv": [tensors[rank + 1 if rank % 2 == 0 else rank - 1]],
+        "barrier": [],
+    }
+    return results[collective]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("n_elems", [8, 300_000])
+def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int) -> None:
+    tensors = [filled(rank, n_elems) for rank in range(4)]
+    n_block = n_elems // 4 if COLLECTIVES[collective].cut else n_elems
+    for rank in range(4):
+        blocks = by_numpy(collective, rank, tensors)
+        sources = COLLECTIVES[collective].want(rank, range(4), n_block)
+        assert [count_wrong(*each) for each in zip(blocks, sources, strict=True)] == [0] * len(
+            blocks
+        )
+
+
+@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"barrier"}))
+def test_a_result_that_was_never_written_is_wrong(collective: str) -> None:
+    untouched = np.zeros(1000, np.float32)
+    for source in COLLECTIVES[collective].want(0, range(4), 1000):
+        assert count_wrong(untouched, source) == 1000
 
 
 def test_the_peak_of_memory_is_at_least_what_was_touched() -> None:

@@ -47,7 +47,7 @@ def count_wrong(values: Floats, source: Source) -> int:
 
 def _known(n_elems: int, source: Source) -> Iterator[tuple[slice, Floats]]:
     """The values of a block, in pieces that do not cross the borders of the source's pieces."""
-    base = np.sum([_base_of(rank) for rank in source.ranks], axis=0, dtype=np.float32)
+    base: Floats = np.sum([_base_of(rank) for rank in source.ranks], axis=0, dtype=np.float32)
     done = 0
     while done < n_elems:
         number, offset = divmod(source.start + done, _PIECE_ELEMS)
