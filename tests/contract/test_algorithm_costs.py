@@ -1,0 +1,242 @@
+"""Every algorithm takes as many rounds, and sends as much, as its paper says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import pytest
+
+from shoal.lens.prove import Proof, prove
+from shoal.schedule import ALGORITHMS, Buffer, Place, find
+
+WHOLE_GROUP = [(c, name) for c in ALGORITHMS if c != "send_recv" for name in ALGORITHMS[c]]
+SMALL = [1, 2, 3, 4, 5, 7, 8, 13, 16]
+
+every_algorithm = pytest.mark.parametrize(("collective", "name"), WHOLE_GROUP)
+
+
+def ceil_log2(size: int) -> int:
+    return next(k for k in range(size) if 2**k >= size)
+
+
+def deepest(size: int) -> int:
+    """The depth of a binomial tree. Where one rank's messages follow one another, and do not wait
+    for one another, that is all that counts of the paper's ceil(log2 n) rounds."""
+    return max(place.bit_count() for place in range(size))
+
+
+def unless_power_of_two(size: int, n: int) -> int:
+    return 0 if 2 ** ceil_log2(size) == size else n
+
+
+# The papers' figures, as functions of the size n: transfers one after another, and the share of
+# the whole buffer (all blocks together) that each rank sends.
+ROUNDS: Mapping[tuple[str, str], Callable[[int], int]] = {
+    ("all_reduce", "direct"): lambda n: 1,
+    ("all_reduce", "sharded"): lambda n: 2,
+    ("all_reduce", "ring"): lambda n: 2 * (n - 1),
+    ("all_reduce", "tree"): lambda n: 2 * ceil_log2(n),
+    ("all_reduce", "doubling"): lambda n: ceil_log2(n) + unless_power_of_two(n, 1),
+    ("all_reduce", "halving"): lambda n: 2 * ceil_log2(n),
+    ("all_reduce", "ring_2d"): lambda n: 2 * (n - 1),
+    ("all_reduce", "fairring"): lambda n: 2,
+    ("broadcast", "direct"): lambda n: 1,
+    ("broadcast", "binomial"): deepest,
+    ("broadcast", "scatter_gather"): lambda n: n - 1,
+    ("reduce", "binomial"): deepest,
+    ("reduce", "chain"): lambda n: n - 1,
+    ("reduce", "scatter_gather"): lambda n: 2,
+    ("gather", "binomial"): deepest,
+    ("scatter", "binomial"): deepest,
+    ("all_gather", "bruck"): deepest,
+    ("all_to_all", "bruck"): deepest,
+    ("broadcast", "chain"): lambda n: n - 1,
+    ("all_gather", "direct"): lambda n: 1,
+    ("all_gather", "ring"): lambda n: n - 1,
+    ("reduce_scatter", "direct"): lambda n: 1,
+    ("reduce_scatter", "ring"): lambda n: n - 1,
+    ("reduce", "direct"): lambda n: 1,
+    ("gather", "direct"): lambda n: 1,
+    ("scatter", "direct"): lambda n: 1,
+    ("all_to_all", "pairwise"): lambda n: 1,
+    ("barrier", "dissemination"): ceil_log2,
+}
+SENT_BY_EACH: Mapping[tuple[str, str], Callable[[int], Fraction]] = {
+    ("all_reduce", "direct"): lambda n: Fraction(n - 1),
+    ("all_reduce", "sharded"): lambda n: Fraction(2 * (n - 1), n),
+    ("all_reduce", "ring"): lambda n: Fraction(2 * (n - 1), n),
+    ("all_reduce", "ring_2d"): lambda n: Fraction(2 * (n - 1), n),
+    ("all_reduce", "fairring"): lambda n: Fraction(2 * (n - 1), n),
+    ("all_gather", "direct"): lambda n: Fraction(n - 1, n),
+    ("all_gather", "bruck"): lambda n: Fraction(n - 1, n),
+    ("all_gather", "ring"): lambda n: Fraction(n - 1, n),
+    ("reduce_scatter", "direct"): lambda n: Fraction(n - 1, n),
+    ("reduce_scatter", "ring"): lambda n: Fraction(n - 1, n),
+    ("all_to_all", "pairwise"): lambda n: Fraction(n - 1, n),
+    ("all_to_all", "bruck"): lambda n: Fraction(sum(j.bit_count() for j in range(n)), n),
+    ("barrier", "dissemination"): lambda n: Fraction(ceil_log2(n)),
+}
+
+
+@every_algorithm
+def test_takes_as_many_rounds_as_its_paper_says(collective: str, name: str) -> None:
+    assert prove(collective, name, 1).rounds == 0
+    for size in (2, 3, 4, 5, 8, 13):
+        assert prove(collective, name, size).rounds == ROUNDS[collective, name](size)
+
+
+@pytest.mark.parametrize(("collective", "name"), SENT_BY_EACH)
+def test_each_rank_sends_as_much_as_its_paper_says(collective: str, name: str) -> None:
+    for size in SMALL:
+        sent = shares_sent(collective, name, size)
+        for rank in range(size):
+            by_rank = sum(share for (source, _), share in sent.items() if source == rank)
+            assert by_rank == SENT_BY_EACH[collective, name](size)
+
+
+@pytest.mark.parametrize(
+    ("collective", "name"), [k for k in SENT_BY_EACH if k[1] in ("direct", "sharded", "pairwise")]
+)
+def test_direct_sharded_and_pairwise_load_all_links_alike(collective: str, name: str) -> None:
+    for size in SMALL:
+        sent = shares_sent(collective, name, size)
+        everyone = {(a, b) for a in range(size) for b in range(size) if a != b}
+        assert set(sent) == everyone
+        assert len(set(sent.values())) <= 1
+
+
+@pytest.mark.parametrize(("collective", "name"), [k for k in SENT_BY_EACH if k[1] == "ring"])
+def test_rings_send_only_to_the_right(collective: str, name: str) -> None:
+    for size in SMALL[1:]:
+        assert set(shares_sent(collective, name, size)) == {
+            (rank, (rank + 1) % size) for rank in range(size)
+        }
+
+
+def test_broadcast_sends_the_buffer_once_to_everyone_but_the_root() -> None:
+    for size in SMALL:
+        direct, chain = (
+            prove("broadcast", name, size, root=size - 1) for name in ("direct", "chain")
+        )
+        assert direct.n_sent == {(size - 1, rank): 1 for rank in range(size - 1)}
+        assert chain.n_sent == {((rank - 1) % size, rank): 1 for rank in range(size - 1)}
+
+
+@pytest.mark.parametrize("name", ["binomial", "chain", "direct"])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_whole_buffers_pass_once_by_every_rank_but_the_root(collective: str, name: str) -> None:
+    for size in SMALL:
+        sent = prove(collective, name, size, root=size // 2).n_sent
+        # The rank that gets the buffer in a broadcast, or gives it in a reduce.
+        others = [to if collective == "broadcast" else source for source, to in sent]
+        assert sorted(others) == [rank for rank in range(size) if rank != size // 2]
+        assert set(sent.values()) <= {1}
+
+
+@pytest.mark.parametrize("collective", ["gather", "scatter"])
+def test_binomial_trees_spare_the_root_links_but_no_blocks(collective: str) -> None:
+    for size in SMALL:
+        sent = prove(collective, "binomial", size).n_sent
+        at_root = {ends: n for ends, n in sent.items() if 0 in ends}
+        assert len(at_root) == ceil_log2(size)
+        assert sum(at_root.values()) == size - 1
+
+
+def test_scatter_gather_broadcast_takes_less_than_two_buffers_of_any_rank() -> None:
+    for size in SMALL:
+        by_rank = sent_by_rank("broadcast", "scatter_gather", size)
+        assert all(share < (2 if rank == 0 else 1.5) for rank, share in by_rank.items())
+
+
+def test_scatter_gather_reduce_takes_one_buffer_of_each_rank() -> None:
+    for size in SMALL[1:]:
+        root, *others = range(size)
+        by_rank = sent_by_rank("reduce", "scatter_gather", size)
+        assert by_rank == {root: Fraction(size - 1, size), **dict.fromkeys(others, 1)}
+
+
+def test_doubling_and_halving_send_what_their_papers_say_for_powers_of_two() -> None:
+    for n_rounds, size in enumerate((2, 4, 8, 16, 32), 1):
+        doubling, halving = (sent_by_rank("all_reduce", n, size) for n in ("doubling", "halving"))
+        assert doubling == dict.fromkeys(range(size), n_rounds)
+        assert halving == dict.fromkeys(range(size), Fraction(2 * (size - 1), size))
+
+
+def test_doubling_and_halving_take_the_extra_ranks_in_and_tell_them_at_last() -> None:
+    for size, corners, pairs in ((3, 2, 1), (5, 4, 1), (6, 4, 2), (13, 8, 5)):
+        doubling, halving = (sent_by_rank("all_reduce", n, size) for n in ("doubling", "halving"))
+        for rank in range(size):
+            is_extra, has_extra = (rank < 2 * pairs and rank % 2 == odd for odd in (1, 0))
+            assert doubling[rank] == (1 if is_extra else ceil_log2(corners) + has_extra)
+            assert halving[rank] == (
+                1 if is_extra else Fraction(2 * (corners - 1), corners) + has_extra
+            )
+
+
+def test_most_bytes_of_halving_stay_between_neighbours() -> None:
+    sent = shares_sent("all_reduce", "halving", 8)
+    assert [sent[0, to] for to in (1, 2, 4)] == [1, Fraction(1, 2), Fraction(1, 4)]
+
+
+def test_a_tree_sends_half_of_the_data_twice_up_and_twice_down() -> None:
+    for size in (*SMALL, 128, 129):
+        sent = shares_sent("all_reduce", "tree", size)
+        for rank in range(size):
+            out = sum(share for (source, _), share in sent.items() if source == rank)
+            into = sum(share for (_, to), share in sent.items() if to == rank)
+            assert out <= 2
+            assert into <= 2
+
+
+def test_all_reduce_by_doubling_folds_in_rank_order_on_all_ranks() -> None:
+    proof = prove("all_reduce", "doubling", 6, window=0)
+    for rank in range(6):
+        assert proof.expressions[rank, Place(Buffer.DATA, 0)] == (((0, 1), (2, 3)), (4, 5))
+
+
+@pytest.mark.parametrize(
+    ("collective", "outward"), [("reduce", False), ("gather", False), ("scatter", True)]
+)
+def test_direct_sends_each_block_once_between_the_root_and_each_other_rank(
+    collective: str, outward: bool
+) -> None:
+    for size in SMALL:
+        sent = prove(collective, "direct", size, root=size - 1).n_sent
+        others = range(size - 1)
+        assert sent == {(size - 1, r) if outward else (r, size - 1): 1 for r in others}
+
+
+def test_direct_reduce_folds_from_the_root_upwards() -> None:
+    proof = prove("reduce", "direct", 4, root=2)
+    assert proof.expressions[2, Place(Buffer.DATA, 0)] == (((2, 3), 0), 1)
+
+
+def test_direct_all_reduce_folds_in_rank_order() -> None:
+    proof = prove("all_reduce", "direct", 4)
+    for rank in range(4):
+        assert proof.expressions[rank, Place(Buffer.DATA, 0)] == (((0, 1), 2), 3)
+
+
+def test_reducers_are_spread_evenly_over_the_ranks() -> None:
+    for n_reducers, size, reducers in ((2, 8, {0, 4}), (3, 8, {0, 2, 5}), (4, 16, {0, 4, 8, 12})):
+        sent = prove("all_reduce", find("all_reduce", f"sharded({n_reducers})"), size).n_sent
+        assert {b for a, b in sent if a == 1} == reducers - {1}
+        # A worker sends each of them its shard and nothing else.
+        assert sum(n for (a, _), n in sent.items() if a == 1) == n_reducers
+
+
+def sent_by_rank(collective: str, name: str, size: int) -> dict[int, Fraction]:
+    """How many whole buffers each rank sends."""
+    sent = shares_sent(collective, name, size)
+    return {
+        rank: sum((share for (a, _), share in sent.items() if a == rank), Fraction(0))
+        for rank in range(size)
+    }
+
+
+def shares_sent(collective: str, name: str, size: int) -> dict[tuple[int, int], Fraction]:
+    """By link: the part of the whole buffer that it carries."""
+    proof: Proof = prove(collective, name, size)
+    n_chunks = ALGORITHMS[collective][name].n_chunks(size)
+    return {link: Fraction(n, n_chunks) for link, n in proof.n_sent.items()}

@@ -1,0 +1,91 @@
+"""The double binary tree has the shape that NCCL 2.4 gives it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.schedule.tree import Branch, binary_tree, double_binary_tree, tree_owner
+
+# The parent of every rank, by hand from the pattern of the paper's figure 1.
+FIRST = {
+    1: [None],
+    2: [None, 0],
+    3: [None, 2, 0],
+    4: [None, 2, 0, 2],
+    5: [None, 2, 4, 2, 0],
+    6: [None, 2, 4, 2, 0, 4],
+    7: [None, 2, 4, 2, 0, 6, 4],
+    8: [None, 2, 4, 2, 0, 6, 4, 6],
+    9: [None, 2, 4, 2, 8, 6, 4, 6, 0],
+    10: [None, 2, 4, 2, 8, 6, 4, 6, 0, 8],
+    12: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 8, 10],
+    13: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8],
+    14: [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8, 12],
+}
+# Figure 2 and the two pictures of the second tree in NCCL's own documentation of its trees: 12
+# ranks mirrored, 13 shifted. Smaller ones by hand.
+SECOND = {
+    1: [None],
+    2: [1, None],
+    3: [1, None, 0],
+    4: [1, 3, 1, None],
+    5: [1, None, 3, 0, 3],
+    6: [1, 5, 3, 1, 3, None],
+    12: [1, 3, 1, 11, 5, 7, 5, 3, 9, 7, 9, None],
+    13: [9, None, 3, 5, 3, 9, 7, 5, 7, 1, 11, 0, 11],
+}
+SIZES = [*range(1, 70), 100, 127, 128, 129, 1000, 24576]
+
+
+@pytest.mark.parametrize("size", FIRST)
+def test_first_tree_follows_the_bits_of_the_ranks(size: int) -> None:
+    assert [binary_tree(rank, size).parent for rank in range(size)] == FIRST[size]
+
+
+@pytest.mark.parametrize("size", SECOND)
+def test_second_tree_is_the_first_one_mirrored_or_shifted(size: int) -> None:
+    first, second = zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True)
+    assert [branch.parent for branch in first] == FIRST[size]
+    assert [branch.parent for branch in second] == SECOND[size]
+
+
+def test_rank_12_of_14_has_the_children_of_figure_1() -> None:
+    assert binary_tree(12, 14) == Branch(8, (10, 13))
+    assert binary_tree(0, 14) == Branch(None, (8,))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parents_and_children_agree_in_both_trees(size: int) -> None:
+    for tree in zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True):
+        down = sorted((rank, child) for rank in range(size) for child in tree[rank].children)
+        up = sorted((b.parent, rank) for rank, b in enumerate(tree) if b.parent is not None)
+        assert down == up
+        assert len(up) == size - 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_trees_are_as_deep_as_the_logarithm_of_their_size(size: int) -> None:
+    for tree in zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True):
+        for rank in range(size):
+            depth, above = 0, tree[rank].parent
+            while above is not None:
+                depth, above = depth + 1, tree[above].parent
+            assert 2**depth < 2 * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_rank_has_more_than_two_children_over_both_trees(size: int) -> None:
+    for rank in range(size):
+        first, second = double_binary_tree(rank, size)
+        assert len(first.children) + len(second.children) <= 2
+        if rank > 0 or size % 2 == 0:
+            assert not first.children or not second.children
+        else:
+            # Of an odd number, rank 0 is the first root and the second tree's last place.
+            assert len(first.children) <= 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_owners_of_the_halves_are_the_roots(size: int) -> None:
+    for chunk in range(2):
+        assert double_binary_tree(tree_owner(chunk, size), size)[chunk].parent is None
