@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -130,6 +131,54 @@ def test_a_chunk_stored_where_it_may_not_fit_is_refused() -> None:
         prove_changed(
             "all_reduce", "ring", 2, at=0, to=[Copy(1, 0, into_buffer=Buffer.DATA)], n_left_out=0
         )
+
+
+def test_a_scratch_chunk_of_another_length_is_refused() -> None:
+    def doubling(rank: int, size: int) -> Iterator[Step]:
+        """Of two chunks: the second is folded where there is room for the first."""
+        for chunk in range(2):
+            yield Send(1 - rank, chunk)
+            yield Recv(1 - rank, chunk, buffer=SCRATCH)
+            yield Copy(chunk, chunk, SCRATCH, Buffer.DATA, fold=True)
+            yield Finish(chunk)
+
+    def with_scratch(*like: int) -> Algorithm:
+        return Algorithm(doubling, lambda size: 2, lambda rank, size: like)
+
+    with pytest.raises(ProofError, match=r"^rank . step 5 .*: chunk 1 of rank . may not fit$"):
+        prove("all_reduce", with_scratch(0, 0), 2)
+    with pytest.raises(ProofError, match=r"DATA\[0\]: folded in another order"):
+        prove("all_reduce", with_scratch(0, 1), 2)
+
+
+def test_a_block_on_its_way_through_another_ones_place_is_refused() -> None:
+    detour: list[Step] = [
+        Recv(2, 1, buffer=OUTPUT),
+        Copy(1, 2, OUTPUT, OUTPUT),
+        Recv(1, 1, buffer=OUTPUT),
+    ]
+    with pytest.raises(ProofError, match=r"^rank 0 step 3 .*: chunk 0 of rank 2 may not fit$"):
+        prove_changed("all_gather", "direct", 3, at=3, to=detour, n_left_out=2)
+
+
+def test_only_an_idempotent_fold_may_take_a_contribution_twice() -> None:
+    rounds = [list(ALGORITHMS["barrier"]["dissemination"].steps(rank, 3)) for rank in range(3)]
+    promises = [promise("barrier", rank, 3, 1) for rank in range(3)]
+    prove_steps(rounds, promises, scratch=[(0,)] * 3, window=0)
+    strict = [replace(promised, idempotent=False) for promised in promises]
+    with pytest.raises(ProofError, match=r"^rank . step 5 .*: rank . twice$"):
+        prove_steps(rounds, strict, scratch=[(0,)] * 3, window=0)
+
+
+def test_a_barrier_that_does_not_hear_of_everyone_is_refused() -> None:
+    with pytest.raises(ProofError, match=r"DATA\[0\]: holds .* not chunk 0 of rank 0, 1, 2$"):
+        prove_changed("barrier", "dissemination", 3, at=5, to=[])
+
+
+def test_a_reduce_that_leaves_a_partial_sum_behind_is_refused() -> None:
+    in_place: list[Step] = [Recv(2, 0, fold=True), Send(0, 0)]
+    with pytest.raises(ProofError, match=r"^rank 1 DATA\[0\]: holds chunk 0 of rank 1, 2, not"):
+        prove_changed("reduce", "chain", 3, rank=1, at=0, to=in_place, n_left_out=3)
 
 
 # Which places a step may touch.

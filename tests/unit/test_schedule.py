@@ -17,6 +17,7 @@ from shoal.schedule import (
     Send,
     Step,
     Value,
+    find,
     promise,
 )
 
@@ -158,3 +159,58 @@ def test_a_rank_of_a_large_group_takes_only_as_many_steps_as_it_has_peers(
 
 def test_an_algorithm_yields_its_first_step_before_the_others_exist() -> None:
     assert next(ALGORITHMS["all_reduce"]["ring"].steps(0, 10**9)) == Send(1, 0)
+
+
+# Finding algorithms.
+
+
+def test_hierarchical_algorithms_are_found_by_their_two_names() -> None:
+    assert find("all_reduce", "ring/tree").by_host
+    hosts = (0, 0, 1, 1, 2)
+    for title, pair in (("ring_2d", "ring/ring"), ("fairring", "sharded/sharded")):
+        for rank in range(5):
+            named = find("all_reduce", title).steps(rank, 5, 0, hosts)
+            assert list(named) == list(find("all_reduce", pair).steps(rank, 5, 0, hosts))
+
+
+def test_an_algorithm_is_made_once() -> None:
+    for name in ("ring", "sharded(4)", "sharded(4)/tree"):
+        assert find("all_reduce", name) is find("all_reduce", name)
+
+
+@pytest.mark.parametrize("name", ["", "rings", "sharded()", "sharded(-1)", "sharded(4", "ring(2)"])
+def test_a_wrong_name_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find("all_reduce", name)
+    assert str(caught.value) == (
+        f"no algorithm {name!r} for all_reduce: there are direct, sharded, ring, tree, doubling, "
+        "halving, ring_2d, fairring, sharded(k) with k reducers, and local/across such as "
+        "sharded/ring"
+    )
+
+
+@pytest.mark.parametrize("name", ["sharded(0)", "sharded(0)/ring", "ring/sharded(0)"])
+def test_no_reducer_at_all_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"sharded\(0\): at least one rank has to be a reducer"):
+        find("all_reduce", name)
+
+
+@pytest.mark.parametrize("name", ["ring/ring", "sharded(2)"])
+def test_only_all_reduce_takes_compound_names(name: str) -> None:
+    with pytest.raises(UsageError, match=r"for broadcast: there are direct, .* scatter_gather$"):
+        find("broadcast", name)
+
+
+def test_hosts_that_do_not_match_the_size_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 hosts are named for 4 ranks"):
+        find("all_reduce", "ring_2d").steps(0, 4, 0, (0, 0, 1))
+
+
+@pytest.mark.parametrize("hosts", [(0, 2, 2), (1, 0, 0), (0, 0, -1), (1, 1, 1)])
+def test_hosts_that_are_not_numbered_as_they_come_up_are_refused(hosts: tuple[int, ...]) -> None:
+    for ask in (
+        lambda: find("all_reduce", "ring_2d").steps(0, 3, 0, hosts),
+        lambda: find("all_reduce", "ring_2d").n_chunks(3, hosts),
+    ):
+        with pytest.raises(UsageError, match="numbered from 0 in the order in which they first"):
+            ask()

@@ -88,6 +88,14 @@ class Algorithm:
 
 
 def _hosts(size: int, hosts: Sequence[int]) -> tuple[int, ...]:
-    if hosts and len(hosts) != size:
+    if not hosts:
+        return (0,) * size
+    if len(hosts) != size:
         raise UsageError(f"{len(hosts)} hosts are named for {size} ranks")
-    return tuple(hosts) or (0,) * size
+    for expected, host in enumerate(dict.fromkeys(hosts)):
+        if host != expected:
+            raise UsageError(
+                f"rank {list(hosts).index(host)} is on host {host}, but hosts must be numbered "
+                f"from 0 in the order in which they first come up, and {expected} comes next"
+            )
+    return tuple(hosts)
