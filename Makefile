@@ -25,10 +25,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-native test-native-sanitized test-asan test-tsan
-.PHONY: lint format bench demo clean
+.PHONY: lint format docs bench demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-native-sanitized, lint, format, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-native-sanitized, lint, format, docs, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -93,6 +93,10 @@ format: $(INSTALLED)
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 # ---- to look at ----
+
+# What is written from the code itself; committed, and a test compares.
+docs: $(INSTALLED)
+	$(PY) -m shoal.lens.document docs
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.
