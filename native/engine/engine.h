@@ -20,6 +20,10 @@
 
 namespace shoal {
 
+// Bounds on what peers can make this rank remember.
+inline constexpr uint32_t kMaxEagerBytes = 1u << 20;  // per peer, whatever its ceiling allows it
+inline constexpr uint32_t kMaxText = 4096;
+
 // A frame of a call that this rank has not posted yet.
 struct Early {
   int peer;
@@ -138,7 +142,7 @@ class Engine final : public FrameSink {
   void finish(Collective& call, const Error& error);
   void fence(const Collective& call, uint32_t at);
 
-  // Frames (engine.cc)
+  // Frames in (frames.cc)
   void handle(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
   void on_open(Collective& call, int from);
   void on_grant(Collective& call, int from, const Header& header, const Place& place);
