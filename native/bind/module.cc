@@ -80,7 +80,8 @@ using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, uint32_t segment_bytes,
-                                const std::string& descriptor) {
+                                const std::string& descriptor, const std::string& agreement,
+                                bool by_pair) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || divisor == 0)
     throw std::invalid_argument("a plan needs four layouts, a dtype, an operation and a divisor");
@@ -105,7 +106,13 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->divisor = divisor;
   plan->segment_bytes = segment_bytes;
   plan->descriptor = descriptor;
-  plan->descriptor_hash = hash_of(descriptor);
+  plan->descriptor_hash = hash_of(agreement);
+  plan->by_pair = by_pair;
+  const auto& to = plan->program->sends_to;
+  const auto& from = plan->program->recvs_from;
+  for (size_t peer = 0; by_pair && peer < to.size(); ++peer)
+    if (to[peer].size() > 1 || from[peer].size() > 1)
+      throw std::invalid_argument("lengths by pair of ranks need one flow at most between two");
   return plan;
 }
 
@@ -149,6 +156,9 @@ struct Call {
     }
   }
 
+  // Of a message that is there: the group rank it came from; else -1.
+  int source() const { return done() ? collective->source : -1; }
+
   ErrorTuple error() const {
     if (collective->finished.load(std::memory_order_acquire)) return tuple_of(collective->error);
     if (!mesh->forsaken()) return {0, -1, "", ""};
@@ -180,6 +190,19 @@ struct GroupHandle {
     return {mesh,
             mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
                        ns_of(timeout_s), background)};
+  }
+
+  // A send to `peer`, or a receive from it; -1: from whoever sends first.
+  Call post_message(std::shared_ptr<Plan> plan, bool sends, int peer, int64_t tag,
+                    uintptr_t address, double timeout_s, bool background) {
+    if (group == nullptr) throw std::runtime_error("this group was closed");
+    const auto size = static_cast<int>(group->members.size());
+    if (peer < (sends ? 0 : -1) || peer >= size)
+      throw std::invalid_argument("a message's peer is out of range");
+    Released released;
+    return {mesh, mesh->post_message(*group, std::move(plan), sends, peer, tag,
+                                     reinterpret_cast<std::byte*>(address), ns_of(timeout_s),
+                                     background)};
   }
 
   void abort(const std::string& why) {
@@ -235,7 +258,7 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("segment_bytes"),
-                  nb::arg("descriptor"))
+                  nb::arg("descriptor"), nb::arg("agreement"), nb::arg("by_pair"))
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
 
   nb::class_<Arena>(m, "Arena")
@@ -251,10 +274,12 @@ NB_MODULE(_native, m) {
   nb::class_<Call>(m, "Call")
       .def("wait", &Call::wait, nb::arg("timeout_s"))
       .def("done", &Call::done)
+      .def("source", &Call::source)
       .def("error", &Call::error);
   nb::class_<GroupHandle>(m, "Group")
       .def("post", &GroupHandle::post)
       .def("post_in_place", &GroupHandle::post_in_place)
+      .def("post_message", &GroupHandle::post_message)
       .def("abort", &GroupHandle::abort)
       .def("drop", &GroupHandle::drop)
       .def("error", &GroupHandle::error);

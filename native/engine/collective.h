@@ -69,6 +69,8 @@ struct Collective : std::enable_shared_from_this<Collective> {
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;     // by the last tick's clock
   bool greeted_all = false;  // every peer was told that this call is posted
+  bool unmatched = false;    // a receive that waits for its message, see messages.cc
+  int source = -1;           // of a message, once it is known: group rank
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
@@ -129,6 +131,15 @@ struct Collective : std::enable_shared_from_this<Collective> {
     for (const uint32_t before : step.waits_for)
       ready_upto = std::min(ready_upto, state[before].done);
     return ready_upto;
+  }
+  // Bytes between this rank and a peer, in plans `by_pair`.
+  Lengths lengths_with(int peer) const {
+    const auto bytes = [&](const std::vector<uint32_t>& flows) {
+      if (flows.empty()) return uint64_t{0};
+      const Step& step = plan->program->steps[flows[0]];
+      return plan->chunk_bytes(step.buffer, step.chunk);
+    };
+    return {bytes(plan->program->sends_to[peer]), bytes(plan->program->recvs_from[peer])};
   }
   std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
 };

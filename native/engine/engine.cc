@@ -9,7 +9,9 @@
 namespace shoal {
 namespace {
 
-constexpr size_t kFinishedKept = 4096;  // calls whose late frames are still compared
+// Calls whose late frames are still compared, and what may be kept of them: 16 MiB of layouts.
+constexpr size_t kFinishedKept = 4096;
+constexpr size_t kFinishedChunksKept = 1 << 20;
 
 }  // namespace
 
@@ -86,68 +88,97 @@ std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Pla
                                          uint64_t key,
                                          const std::vector<std::vector<std::byte*>>& memory,
                                          int64_t deadline_ns) {
+  auto call = prepare(group, std::move(plan), memory, deadline_ns);
+  if (!call->finished) launch(*call, key);
+  return call;
+}
+
+// A call that is not in flight yet; it has failed already if its group has ended.
+std::shared_ptr<Collective> Engine::prepare(Group& group, std::shared_ptr<const Plan> plan,
+                                            const std::vector<std::vector<std::byte*>>& memory,
+                                            int64_t deadline_ns) {
   auto call = std::make_shared<Collective>();
   call->group = &group;
   call->plan = std::move(plan);
-  call->key = key;
   call->serial = ++group.n_calls;
   call->deadline_ns = deadline_ns;
-  call->posted_ns = now_;
+  for (size_t buffer = 0; buffer < memory.size(); ++buffer) call->memory[buffer] = memory[buffer];
   Error ended = group.poison;
   for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
     if (!ended && ending.group == group.id) ended = ending.why;
-  if (ended || group.in_flight.count(key) != 0) {
-    call->error =
-        ended ? ended : Error{Fault::kMismatch, -1, "a call with this name is in flight already"};
+  if (ended) {
+    call->error = ended;
     call->error.doing = call->doing();
     call->finished = true;
-    return call;
   }
-  const Program& program = *call->plan->program;
-  for (size_t buffer = 0; buffer < memory.size(); ++buffer) call->memory[buffer] = memory[buffer];
-  if (call->plan->scratch_bytes > 0) {
-    call->scratch.reset(new std::byte[call->plan->scratch_bytes]);
-    call->memory[kScratch] = {call->scratch.get()};
+  return call;
+}
+
+void Engine::launch(Collective& call, uint64_t key) {
+  Group& group = *call.group;
+  if (group.in_flight.count(key) != 0) {
+    call.error = {Fault::kMismatch, -1, "a call with this name is in flight already"};
+    call.error.doing = call.doing();
+    call.finished = true;
+    return;
   }
-  call->peer_open.assign(group.members.size(), false);
-  call->state.resize(program.steps.size());
+  const Program& program = *call.plan->program;
+  call.key = key;
+  call.posted_ns = now_;
+  if (call.plan->scratch_bytes > 0) {
+    call.scratch.reset(new std::byte[call.plan->scratch_bytes]);
+    call.memory[kScratch] = {call.scratch.get()};
+  }
+  call.peer_open.assign(group.members.size(), false);
+  call.state.resize(program.steps.size());
   for (size_t at = 0; at < program.steps.size(); ++at) {
-    call->state[at].n_segments = call->plan->n_segments(program.steps[at]);
-    if (call->state[at].n_segments > 0) call->steps_left++;
+    call.state[at].n_segments = call.plan->n_segments(program.steps[at]);
+    if (call.state[at].n_segments > 0) call.steps_left++;
   }
-  group.in_flight[key] = call;
+  group.in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
 
-  std::vector<bool> greeted(group.members.size(), false);
   for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
     const Step& step = program.steps[at];
-    if (call->state[at].n_segments == 0) continue;
-    if (step.waits_for.empty()) make_ready(*call, at);
-    if (step.kind == StepKind::kRecv && step.gate != Place::kNoGate) grant(*call, at);
-    // A small message is its own announcement.
-    const bool small = step.peer >= 0 && is_eager(*call, at);
-    if (small) greeted[step.peer] = true;
+    if (call.state[at].n_segments == 0) continue;
+    if (step.waits_for.empty()) make_ready(call, at);
+    if (step.kind == StepKind::kRecv && step.gate != Place::kNoGate) grant(call, at);
   }
   for (const int peer : program.peers)
-    if (!greeted[peer]) send(group.members[peer], frame_for(*call, FrameType::kOpen, 0, 0));
+    if (!announces_itself(call, peer)) send_open(call, peer);
 
   if (const auto early = group.early.find(key); early != group.early.end()) {
     std::vector<Early> frames = std::move(early->second);
     group.early.erase(early);
     for (Early& frame : frames) {
-      if (call->finished) break;
-      handle(*call, frame.peer, frame.header, frame.payload);
+      if (call.finished) break;
+      handle(call, frame.peer, frame.header, frame.payload);
       n_early_[std::exchange(frame.peer, rank_)]--;
     }
     discard_early(std::move(frames));
   }
-  if (group.departed && !call->finished) {
+  if (group.departed && !call.finished) {
     for (const int peer : program.peers)
-      if (peer_state_[group.members[peer]] == PeerState::kLeft && needs(*call, group.members[peer]))
+      if (peer_state_[group.members[peer]] == PeerState::kLeft && needs(call, group.members[peer]))
         abort_group(group, group.departed, true);
   }
-  if (call->steps_left == 0 && !call->finished) finish(*call, {});
-  return call;
+  if (call.steps_left == 0 && !call.finished) finish(call, {});
+}
+
+// Whether the peer will hear of this call without an open frame: a small message is its own
+// announcement, in either direction.
+bool Engine::announces_itself(const Collective& call, int peer) const {
+  const Program& program = *call.plan->program;
+  const auto small = [&](uint32_t at) {
+    return call.state[at].n_segments > 0 && is_eager(call, at);
+  };
+  const auto& sends = program.sends_to[peer];
+  const auto& recvs = program.recvs_from[peer];
+  if (!call.plan->by_pair)
+    return std::any_of(sends.begin(), sends.end(), small) ||
+           std::any_of(recvs.begin(), recvs.end(), small);
+  // Data says how long it is, and a rank that waits for some compares. All else has to be said.
+  return !sends.empty() && small(sends[0]) && !recvs.empty() && small(recvs[0]);
 }
 
 void Engine::finish(Collective& call, const Error& error) {
@@ -172,13 +203,7 @@ void Engine::finish(Collective& call, const Error& error) {
   }
   group.in_flight.erase(call.key);
   --n_in_flight_;
-  group.finished[call.key] = call.plan;
-  group.finished_order.push_back(call.key);
-  if (group.finished_order.size() >= 2 * kFinishedKept) {
-    for (size_t i = 0; i < kFinishedKept; ++i) group.finished.erase(group.finished_order[i]);
-    group.finished_order.erase(group.finished_order.begin(),
-                               group.finished_order.begin() + kFinishedKept);
-  }
+  remember(group, call);
   if (error) {
     // The caller may free its memory now: no link may touch it any more.
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
@@ -194,6 +219,24 @@ void Engine::finish(Collective& call, const Error& error) {
   }
   call.finished.store(true, std::memory_order_release);
   if (on_finished) on_finished(call);
+}
+
+// What a call was, so that a late frame of another call under the same key is noticed.
+void Engine::remember(Group& group, const Collective& call) {
+  auto& kept = group.finished[call.key];
+  if (kept == nullptr)
+    group.finished_order.push_back(call.key);
+  else
+    group.finished_chunks -= kept->n_chunks();
+  kept = call.plan;
+  group.finished_chunks += kept->n_chunks();
+  while (group.finished_order.size() > kFinishedKept ||
+         group.finished_chunks > kFinishedChunksKept) {
+    const auto oldest = group.finished.find(group.finished_order.front());
+    group.finished_order.pop_front();
+    group.finished_chunks -= oldest->second->n_chunks();
+    group.finished.erase(oldest);
+  }
 }
 
 // A peer that has yet to hear of the end must neither write to the call's memory any more, nor read
@@ -236,6 +279,12 @@ uint32_t Engine::frames_awaited(const Collective& call) const {
 }
 
 // ---- frames out
+
+void Engine::send_open(const Collective& call, int peer) {
+  Frame frame = frame_for(call, FrameType::kOpen, 0, 0);
+  if (call.plan->by_pair) frame.carry(call.lengths_with(peer));
+  send(call.group->members[peer], frame);
+}
 
 Frame Engine::frame_for(const Collective& call, FrameType type, uint32_t flow,
                         uint32_t segment) const {

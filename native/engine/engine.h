@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -29,6 +31,14 @@ struct Early {
   int peer;
   Header header;
   std::vector<std::byte> payload;
+  uint64_t arrival = 0;  // counts the group's early frames
+};
+
+// A receive that waits for its message, in the order of the calls (messages.cc).
+struct Receiving {
+  std::shared_ptr<Collective> call;
+  std::shared_ptr<const Plan> plan;  // its own, for some source
+  int source = -1;                   // group rank; -1: whoever sends first
 };
 
 // A subset of the mesh's ranks with a name. Costs no thread, no link and no memory until used.
@@ -47,9 +57,13 @@ struct Group {
 
   std::unordered_map<uint64_t, std::shared_ptr<Collective>> in_flight;  // by key
   std::unordered_map<uint64_t, std::vector<Early>> early;
-  // What the last calls were, so that a late frame of another call under the same key is noticed.
-  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> finished;
-  std::vector<uint64_t> finished_order;
+  uint64_t n_early = 0;                               // ever
+  std::unordered_map<uint64_t, uint64_t> n_messages;  // so far, by channel
+  // By tag: a receive from any source that waits, and all receives after it.
+  std::map<int64_t, std::deque<Receiving>> receiving;
+  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> finished;  // the last calls, by key
+  std::deque<uint64_t> finished_order;
+  size_t finished_chunks = 0;
 };
 
 // Threads: one at a time, under the mesh's lock.
@@ -78,6 +92,13 @@ class Engine final : public FrameSink {
   std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
                                    const std::vector<std::vector<std::byte*>>& memory,
                                    int64_t deadline_ns);
+
+  // A send to `peer`, or a receive from it (-1: from whoever sends first). Messages of one tag from
+  // one rank to another meet in the order of the calls.
+  std::shared_ptr<Collective> post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,
+                                        int64_t tag, std::byte* data, int64_t deadline_ns);
+  std::shared_ptr<Collective> post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
+                                        int64_t tag, std::byte* data, int64_t deadline_ns);
 
   // Runs what can run, at most about `budget` bytes of it. True if anything moved.
   bool progress(size_t budget = 1u << 20);
@@ -118,6 +139,22 @@ class Engine final : public FrameSink {
     uint32_t segment = 0;
   };
 
+  // Calls (engine.cc)
+  std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
+                                      const std::vector<std::vector<std::byte*>>& memory,
+                                      int64_t deadline_ns);
+  void launch(Collective& call, uint64_t key);
+  void remember(Group& group, const Collective& call);
+  bool announces_itself(const Collective& call, int peer) const;
+
+  // Messages (messages.cc)
+  uint64_t next_message(const Group& group, int from, int to, int64_t tag) const;
+  uint64_t take_message(Group& group, int from, int to, int64_t tag);
+  int first_to_send(const Group& group, int64_t tag) const;
+  void match(Group& group, int64_t tag);
+  void match_early(Group& group, int from, uint64_t key);
+  bool nobody_sends(const Group& group) const;
+
   // Running steps (steps.cc)
   size_t attempt(Collective& call, uint32_t at);
   size_t attempt_send(Collective& call, uint32_t at);
@@ -144,7 +181,9 @@ class Engine final : public FrameSink {
 
   // Frames in (frames.cc)
   void handle(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
-  void on_open(Collective& call, int from);
+  void on_open(Collective& call, int from, std::span<const std::byte> payload);
+  void opened(Collective& call, int from);
+  bool same_lengths(Collective& call, int from, std::span<const std::byte> payload);
   void on_grant(Collective& call, int from, const Header& header, const Place& place);
   void on_data(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
   void on_offer(Collective& call, const Header& header, const Place& place, uint32_t at);
@@ -154,6 +193,7 @@ class Engine final : public FrameSink {
   void on_end_of_group(int peer, const Header& header, std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
   void disagree(Collective& call, int peer);
+  void lengths_differ(Collective& call, int from, int to, uint64_t sent, uint64_t taken);
   void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
                    std::span<std::byte> payload);
   void owe_credit(int peer, uint32_t n_bytes);
@@ -162,6 +202,7 @@ class Engine final : public FrameSink {
   void give_back(int peer, uint32_t slot);
 
   Frame frame_for(const Collective& call, FrameType type, uint32_t flow, uint32_t segment) const;
+  void send_open(const Collective& call, int peer);
   bool send(int peer, const Frame& frame);
   void send_text(int peer, Header header, const std::string& text);
   void protocol_error(int peer, const std::string& what);

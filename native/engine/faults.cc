@@ -54,6 +54,21 @@ void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int pee
               true);
 }
 
+// Two ranks disagree on the block that one sends to the other. Whoever finds out tells everyone;
+// both would use the same words.
+void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, uint64_t taken) {
+  const auto name = [&](int rank) { return who(call.group->members[rank]); };
+  const size_t item = size_of(call.plan->dtype);
+  const int other = from == call.group->rank ? to : from;
+  abort_group(
+      *call.group,
+      {Fault::kMismatch, call.group->members[other],
+       "in " + call.plan->descriptor + " " + name(from) + " sends " + std::to_string(sent / item) +
+           " elements to " + name(to) + ", which takes " + std::to_string(taken / item) +
+           " from it; what one rank sends another must be as long on both"},
+      true);
+}
+
 void Engine::abort_group(Group& group, const Error& why, bool tell) {
   if (group.poison) return;
   group.poison = why;
@@ -66,6 +81,7 @@ void Engine::abort_group(Group& group, const Error& why, bool tell) {
     for (const int member : group.members)
       if (member != rank_) send_text(member, header, why.text);
   }
+  group.receiving.clear();  // these calls are in flight too
   const auto in_flight = group.in_flight;
   for (const auto& [key, call] : in_flight) {
     Error error = why;
@@ -187,6 +203,7 @@ void Engine::settle_departed(int peer) {
 
 // Whether a call still waits for something that `peer` has not said or done yet.
 bool Engine::needs(const Collective& call, int peer) const {
+  if (call.unmatched) return nobody_sends(*call.group);
   const int from = call.group->rank_of[peer];
   const Program& program = *call.plan->program;
   for (const uint32_t at : program.recvs_from[from]) {
@@ -292,6 +309,7 @@ void Engine::greet_late(Collective& call) {
 // The ranks that owe `call` something it could use now, or if there are none, those that do not
 // take what it has for them: they may be waiting for the same culprit themselves.
 std::string Engine::awaited(const Collective& call) const {
+  if (call.unmatched) return "a message to it";
   constexpr size_t kNamed = 8;  // more would bury the rest of the message
   std::vector<bool> owes(call.group->members.size(), false);
   std::vector<bool> takes_not = owes;

@@ -115,13 +115,14 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
   if (const auto done = group.finished.find(header.key); done != group.finished.end()) {
     if (header.type == FrameType::kDisagree)
       return on_disagree(group, *done->second, header.key, peer, payload);
-    if (header.descriptor != done->second->descriptor_hash && !group.poison) {
-      Collective past;
-      past.group = &group;
-      past.plan = done->second;
-      past.key = header.key;
+    Collective past;
+    past.group = &group;
+    past.plan = done->second;
+    past.key = header.key;
+    if (header.descriptor != past.plan->descriptor_hash && !group.poison)
       disagree(past, peer);
-    }
+    else if (header.type == FrameType::kOpen)
+      same_lengths(past, group.rank_of[peer], payload);
     return discard(peer, header, payload);
   }
   keep_early(group, peer, header, payload);
@@ -139,8 +140,10 @@ void Engine::keep_early(Group& group, int peer, const Header& header,
     return protocol_error(
         peer, "is more than " + std::to_string(kMaxEarlyFrames) + " frames ahead of this rank");
   n_early_[peer]++;
-  group.early[header.key].push_back({peer, header, {payload.begin(), payload.end()}});
+  group.early[header.key].push_back(
+      {peer, header, {payload.begin(), payload.end()}, ++group.n_early});
   landings_[peer].block = {};
+  if (!group.receiving.empty()) match_early(group, group.rank_of[peer], header.key);
 }
 
 void Engine::discard_early(std::vector<Early> frames) {
@@ -180,14 +183,18 @@ void Engine::handle(Collective& call, int peer, const Header& header,
   const Program& program = *call.plan->program;
   const bool about_my_send = header.type == FrameType::kGrant || header.type == FrameType::kTaken;
   const auto& flows = (about_my_send ? program.sends_to : program.recvs_from)[from];
-  if (header.type != FrameType::kOpen &&
-      (header.flow >= flows.size() || header.segment > call.state[flows[header.flow]].n_segments))
+  const bool fits =
+      header.type == FrameType::kOpen ||
+      (header.flow < flows.size() && header.segment <= call.state[flows[header.flow]].n_segments);
+  // Blocks of different length: the open frame, which is on the way, says so.
+  if (!fits && call.plan->by_pair) return discard(peer, header, payload);
+  if (!fits)
     return protocol_error(peer, "named flow " + std::to_string(header.flow) + ", segment " +
                                     std::to_string(header.segment) + " of " + call.doing() +
                                     ", which it does not have");
   switch (header.type) {
     case FrameType::kOpen:
-      return on_open(call, from);
+      return on_open(call, from, payload);
     case FrameType::kGrant:
       return on_grant(call, from, header, place_of(payload));
     case FrameType::kData:
@@ -207,7 +214,29 @@ void Engine::handle(Collective& call, int peer, const Header& header,
   }
 }
 
-void Engine::on_open(Collective& call, int from) {
+void Engine::on_open(Collective& call, int from, std::span<const std::byte> payload) {
+  if (same_lengths(call, from, payload)) opened(call, from);
+}
+
+// Whether the blocks between this rank and a peer are as long for both; ends the group if not.
+bool Engine::same_lengths(Collective& call, int from, std::span<const std::byte> payload) {
+  if (!call.plan->by_pair) return true;
+  if (payload.size() != sizeof(Lengths)) {
+    protocol_error(call.group->members[from], "did not say how long its blocks are");
+    return false;
+  }
+  Lengths theirs;
+  std::memcpy(&theirs, payload.data(), sizeof(Lengths));
+  const Lengths ours = call.lengths_with(from);
+  const int own = call.group->rank;
+  if (theirs.sent != ours.taken)
+    lengths_differ(call, from, own, theirs.sent, ours.taken);
+  else if (theirs.taken != ours.sent)
+    lengths_differ(call, own, from, ours.sent, theirs.taken);
+  return theirs.sent == ours.taken && theirs.taken == ours.sent;
+}
+
+void Engine::opened(Collective& call, int from) {
   if (call.peer_open[from]) return;
   call.peer_open[from] = true;
   for (const uint32_t at : call.plan->program->sends_to[from]) make_ready(call, at);
@@ -225,7 +254,7 @@ void Engine::on_grant(Collective& call, int from, const Header& header, const Pl
     state.region = place.region;
     state.offset = place.offset;
   }
-  on_open(call, from);
+  if (!call.plan->by_pair) opened(call, from);  // else only its word on lengths opens it
   make_ready(call, at);
 }
 
@@ -234,6 +263,13 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
   const uint32_t at = call.plan->program->recvs_from[call.group->rank_of[peer]][header.flow];
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
+  if (call.plan->by_pair && payload.size() != call.segment_bytes(step, header.segment)) {
+    discard(peer, header, payload);
+    // A larger block was announced by an open frame, which may be late.
+    if ((header.flags & kEager) == 0) return;
+    return lengths_differ(call, call.group->rank_of[peer], call.group->rank, payload.size(),
+                          call.plan->chunk_bytes(step.buffer, step.chunk));
+  }
   Landing& landing = landings_[peer];
   const bool twice = header.segment < state.done ||
                      std::any_of(

@@ -110,7 +110,22 @@ std::shared_ptr<Collective> Mesh::post(Group& group, std::shared_ptr<const Plan>
                                        const std::vector<std::vector<std::byte*>>& memory,
                                        int64_t timeout_ns, bool background) {
   std::unique_lock lock(mutex_);
-  auto call = engine_.post(group, std::move(plan), key, memory, now_ns() + timeout_ns);
+  return start(lock, engine_.post(group, std::move(plan), key, memory, now_ns() + timeout_ns),
+               background);
+}
+
+std::shared_ptr<Collective> Mesh::post_message(Group& group, std::shared_ptr<const Plan> plan,
+                                               bool sends, int peer, int64_t tag, std::byte* data,
+                                               int64_t timeout_ns, bool background) {
+  std::unique_lock lock(mutex_);
+  const int64_t deadline = now_ns() + timeout_ns;
+  auto call = sends ? engine_.post_send(group, std::move(plan), peer, tag, data, deadline)
+                    : engine_.post_recv(group, std::move(plan), peer, tag, data, deadline);
+  return start(lock, std::move(call), background);
+}
+
+std::shared_ptr<Collective> Mesh::start(std::unique_lock<std::mutex>& lock,
+                                        std::shared_ptr<Collective> call, bool background) {
   // Small messages leave at once; the rest is for whoever drives.
   engine_.progress(1);
   const bool rouse = background && !call->finished && n_callers_ == 0;

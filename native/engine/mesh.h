@@ -49,6 +49,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
                                    const std::vector<std::vector<std::byte*>>& memory,
                                    int64_t timeout_ns, bool background);
+  std::shared_ptr<Collective> post_message(Group& group, std::shared_ptr<const Plan> plan,
+                                           bool sends, int peer, int64_t tag, std::byte* data,
+                                           int64_t timeout_ns, bool background);
   // Drives until `call` is finished (true), `timeout_ns` passed, or nothing came for 50 ms, so that
   // the caller can look at signals.
   bool wait(Collective& call, int64_t timeout_ns);
@@ -74,6 +77,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
 
  private:
   Mesh(int rank, std::vector<std::string> names, const Options& options);
+  std::shared_ptr<Collective> start(std::unique_lock<std::mutex>& lock,
+                                    std::shared_ptr<Collective> call, bool background);
   bool step();
   bool pump_rings();
   void after_step(std::unique_lock<std::mutex>& lock);

@@ -30,6 +30,22 @@ void Program::index(int group_size) {
   }
 }
 
+std::shared_ptr<Program> idle(int group_size) {
+  auto program = std::make_shared<Program>();
+  program->index(group_size);
+  return program;
+}
+
+std::shared_ptr<Program> receive_from(int source, int group_size) {
+  auto program = std::make_shared<Program>();
+  Step step;
+  step.kind = StepKind::kRecv;
+  step.peer = source;
+  program->steps.push_back(std::move(step));
+  program->index(group_size);
+  return program;
+}
+
 uint64_t hash_of(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, then a mix so that all 64 bits depend on the end
   for (const char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;

@@ -48,8 +48,9 @@ struct ChunkLayout {
   std::vector<uint64_t> n_bytes;  // by chunk
 };
 
-// A program for one size, type and operation. `descriptor` says in words what the call does; its
-// hash travels in every frame, so that ranks that call different things find out.
+// A program for one size, type and operation. `descriptor` says in words what the call does. The
+// hash of what all ranks must agree on travels in every frame, so that those that call different
+// things find out.
 struct Plan {
   std::shared_ptr<const Program> program;
   ChunkLayout layout[kBuffers];
@@ -60,7 +61,15 @@ struct Plan {
   uint64_t scratch_bytes = 0;
   std::string descriptor;
   uint64_t descriptor_hash = 0;
+  // Only two ranks know how long the block between them is: they compare what each says of it. Such
+  // a program has one flow at most from one rank to another.
+  bool by_pair = false;
 
+  size_t n_chunks() const {
+    size_t n = 0;
+    for (const ChunkLayout& one : layout) n += one.n_bytes.size();
+    return n;
+  }
   uint64_t chunk_bytes(int buffer, uint32_t chunk) const { return layout[buffer].n_bytes[chunk]; }
   uint32_t n_segments(const Step& step) const {
     return static_cast<uint32_t>((chunk_bytes(step.buffer, step.chunk) + segment_bytes - 1) /
@@ -69,5 +78,9 @@ struct Plan {
 };
 
 uint64_t hash_of(const std::string& text);
+
+// The program of a rank that does nothing, or nothing but receive one chunk from `source`.
+std::shared_ptr<Program> idle(int group_size);
+std::shared_ptr<Program> receive_from(int source, int group_size);
 
 }  // namespace shoal

@@ -108,13 +108,19 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     if (state.started < may) return send_data(call, at, false);
     if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_)
       return send_data(call, at, true);
-    if (!state.want_said) send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
+    if (!state.want_said) {
+      if (call.plan->by_pair) send_open(call, step.peer);  // it may not want anything of us
+      send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
+    }
     state.want_said = true;
     return 0;
   }
   if (!link->shares_memory()) return state.started < may ? send_data(call, at, false) : 0;
 
-  if (state.region != 0 && state.started < may) {
+  // Where the peer's own word on lengths may be late, it is not written to: its block may be
+  // shorter.
+  const bool compared = !call.plan->by_pair || call.peer_open[step.peer];
+  if (state.region != 0 && state.started < may && compared) {
     const uint64_t offset = state.offset + uint64_t{state.started} * call.plan->segment_bytes;
     if (std::byte* to = link->peer_address(state.region, offset, n_bytes))
       return send_put(call, at, to);

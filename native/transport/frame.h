@@ -11,7 +11,7 @@
 namespace shoal {
 
 enum class FrameType : uint8_t {
-  kOpen = 1,      // "I have posted this collective": group, key, descriptor
+  kOpen = 1,      // "I have posted this collective": group, key, descriptor; perhaps Lengths
   kGrant = 2,     // "segments below `segment` of your flow may come"; may name a place to put them
   kData = 3,      // one segment of a flow, payload in the frame
   kOffer = 4,     // segments [segment, segment + count) of a flow lie in shared memory
@@ -40,6 +40,14 @@ struct Place {
   static constexpr uint32_t kNoGate = 0xffffffff;
 };
 static_assert(sizeof(Place) == 16);
+
+// The payload of kOpen where only the two ranks know how long the blocks between them are, in
+// bytes.
+struct Lengths {
+  uint64_t sent = 0;   // by the one who says so
+  uint64_t taken = 0;  // by it
+};
+static_assert(sizeof(Lengths) == sizeof(Place));
 
 struct Header {
   static constexpr uint32_t kMagic = 0x6c616f68;  // "hoal", little endian
@@ -80,9 +88,11 @@ struct Frame {
   uint64_t token = 0;                  // given back by FrameSink::sent; 0: nobody asks
   std::array<std::byte, sizeof(Place)> small{};
 
-  void carry(const Place& place) {
-    header.length = sizeof(Place);
-    std::memcpy(small.data(), &place, sizeof(Place));
+  template <class Small = Place>
+  void carry(const Small& what) {
+    static_assert(sizeof(Small) == sizeof(small));
+    header.length = sizeof(Small);
+    std::memcpy(small.data(), &what, sizeof(Small));
   }
   const std::byte* bytes() const { return payload != nullptr ? payload : small.data(); }
 };

@@ -26,8 +26,14 @@ class Plan:
         divisor: int,
         segment_bytes: int,
         descriptor: str,
+        agreement: str,
+        by_pair: bool,
     ) -> Plan:
-        """Layouts: (offsets, lengths) in bytes of each buffer's chunks."""
+        """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
+
+        `agreement` is what must be equal on all ranks; `by_pair`: lengths are not in it, and each
+        two ranks compare theirs.
+        """
 
     @property
     def descriptor(self) -> str: ...
@@ -47,6 +53,9 @@ class Call:
 
     def wait(self, timeout_s: float) -> bool: ...
     def done(self) -> bool: ...
+    def source(self) -> int:
+        """Of a message that is there: the group rank it came from; else -1."""
+
     def error(self) -> tuple[int, int, str, str]:
         """Fault (0: none), mesh rank to blame (-1: none), what happened, during which call."""
 
@@ -65,6 +74,19 @@ class Group:
     def post_in_place(
         self, plan: Plan, key: int, address: int, timeout_s: float, background: bool, /
     ) -> Call: ...
+    def post_message(
+        self,
+        plan: Plan,
+        sends: bool,
+        peer: int,
+        tag: int,
+        address: int,
+        timeout_s: float,
+        background: bool,
+        /,
+    ) -> Call:
+        """A send to `peer` or a receive from it; -1: from whoever sends first."""
+
     def abort(self, why: str, /) -> None: ...
     def drop(self) -> None: ...
     def error(self) -> tuple[int, int, str, str]: ...

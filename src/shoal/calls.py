@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from shoal.plan import Planner
     from shoal.world import World
 
-# Three kinds of calls share the 64-bit key space of a group.
+# Calls by number, by name and messages share the 64-bit key space of a group; those of messages are
+# the engine's and have the highest bit set.
 _NAMED: Final = 1 << 62
-_POINT: Final = 1 << 63
 
 
 class NoGroup:
@@ -35,7 +35,7 @@ class NoGroup:
         """Refuse."""
         raise Closed(self.why)
 
-    post_in_place = post
+    post_in_place = post_message = post
 
     def abort(self, _why: str) -> None:
         """Nothing is left to end."""
@@ -69,7 +69,6 @@ class Calls:
         self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members)
         self._next_key = itertools.count(1)
         self._n_named: defaultdict[str, int] = defaultdict(int)
-        self._n_sent: defaultdict[tuple[int, int, int], int] = defaultdict(int)
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
 
     def __str__(self) -> str:
@@ -229,21 +228,23 @@ class Calls:
         call = self._native.post(plan, key, memory, self._timeout(how), background)
         return self._finish(Work(self, call, owners), background or how.get("work", False))
 
-    def _point(self, kind: str, data: Any, peer: int, tag: int, how: How) -> Work | None:
-        self._check_rank(peer, "to" if kind == "send" else "source")
-        if peer == self.rank:
+    def _message(self, kind: str, data: Any, peer: int | None, tag: int, how: How) -> Work | None:
+        if peer is not None:
+            self._check_rank(peer, "to" if kind == "send" else "source")
+        if peer == self.rank or self.size == 1:
             raise UsageError(f"{self}: a rank cannot {kind} to or from itself")
+        if not -(1 << 63) <= tag < 1 << 63:
+            raise UsageError(f"{self}: tag {tag} does not fit in 64 bits")
+        if how.get("name") is not None:
+            raise UsageError(f"{self}: a message has a tag, not a name")
         span = span_of(data, writable=kind == "recv")
-        plan = plan_for(
-            Shape(
-                *("send_recv", kind, span.dtype, Op.SUM, span.n_elems),
-                *(self.rank, self.size, peer),
-            )
+        at = -1 if peer is None else peer
+        shape = Shape("send_recv", kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
+        timeout_s, background = self._timeout(how), how.get("async_op", False)
+        call = self._native.post_message(
+            *(plan_for(shape), kind == "send", at, tag, span.address, timeout_s, background)
         )
-        ends = (self.rank, peer, tag) if kind == "send" else (peer, self.rank, tag)
-        self._n_sent[ends] += 1
-        key = _POINT | hash_of(*ends, self._n_sent[ends]) >> 1
-        return self._start(plan, [[span.address]], span, key, how)
+        return self._finish(Work(self, call, span), background or how.get("work", False))
 
     def _key(self, how: How) -> int:
         name = how.get("name")

@@ -33,7 +33,7 @@ from shoal._native import (
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.shapes import Shape, describe, layouts_of
+from shoal.shapes import Shape, agreement, describe, layouts_of
 
 __all__ = [
     "Arena",
@@ -140,13 +140,16 @@ def make_plan(shape: Shape) -> Plan:
         divisor=shape.size if average else 1,
         segment_bytes=SEGMENT_BYTES,
         descriptor=describe(shape),
+        agreement=agreement(shape),
+        by_pair=shape.agrees_by_pair,
     )
 
 
 @functools.lru_cache(maxsize=256)
 def _program_for(kind: Shape) -> Program:
     """The program of all calls that differ in size and type only."""
-    steps = kind.found.steps(kind.rank, kind.size, kind.root, kind.hosts)
+    # A receive from any source is lowered as one from rank 0: the engine puts in who it was.
+    steps = kind.found.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
     return lower(steps, kind.size, finish=kind.op is Op.AVG)
 
 

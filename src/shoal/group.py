@@ -260,12 +260,25 @@ class Group(Calls):
         return self._start_in_place(plan, token, how)
 
     def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[How]) -> Work | None:
-        """Send `data` to rank `to`; small messages return before they are received."""
-        return self._point("send", data, to, tag, how)
+        """Send `data` to rank `to`; small messages return before they are received.
 
-    def recv(self, data: Any, source: int, tag: int = 0, **how: Unpack[How]) -> Work | None:
-        """Overwrite `data` with the next unreceived send of this tag from rank `source`."""
-        return self._point("recv", data, source, tag, how)
+        Args:
+            tag: any 64-bit integer; messages of one tag between two ranks meet in their order.
+        """
+        return self._message("send", data, to, tag, how)
+
+    def recv(
+        self, data: Any, source: int | None = None, tag: int = 0, **how: Unpack[How]
+    ) -> Work | None:
+        """Overwrite `data` with the next unreceived send of this tag.
+
+        Receives of one tag take messages in the order in which they are called.
+
+        Args:
+            source: a rank; None takes the message that comes first from any, and `Work.source`
+                tells whose it was.
+        """
+        return self._message("recv", data, source, tag, how)
 
     # Membership.
 

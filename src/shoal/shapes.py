@@ -29,7 +29,7 @@ class Shape(NamedTuple):
         collective: a key of `ALGORITHMS`; `algorithm` one of its names.
         n_elems: of the in-place buffer, or of one rank's block (all_gather, reduce_scatter,
             gather, scatter, all_to_all).
-        root: the one rank that gives or gets all, or the peer of a send or recv; else 0.
+        root: the one rank that gives or gets all, or the peer of a send or recv (-1: any); else 0.
         hosts: the host of every rank, numbered in the order in which they first come up.
         blocks: elements of every rank's block where these differ (all_gather, reduce_scatter);
             `n_elems` is 0 then.
@@ -61,11 +61,18 @@ class Shape(NamedTuple):
         return self.collective == "all_to_all" and self.found.takes_uneven
 
 
-def describe(shape: Shape) -> str:
-    """What a call does, in the words that every rank must agree on.
+def agreement(shape: Shape) -> str:
+    """What a call does, as far as every rank must agree on it: a send and its receive say the same.
 
-    A send and its receive say the same; so do all ranks of a broadcast.
+    Who meets whom follows from the key of a message.
     """
+    if shape.collective == "send_recv":
+        return f"message {shape.dtype}[{shape.n_elems}]"
+    return describe(shape)
+
+
+def describe(shape: Shape) -> str:
+    """What a call does, in words for people."""
     length = f"[{','.join(map(str, shape.blocks)) or shape.n_elems}]"
     what = shape.collective
     if what != "barrier":
@@ -77,8 +84,9 @@ def describe(shape: Shape) -> str:
     if shape.collective in _TO_ROOT:
         what += f" to rank {shape.root}"
     if shape.collective == "send_recv":
-        ends = (shape.rank, shape.root) if shape.algorithm == "send" else (shape.root, shape.rank)
-        return f"{what} from rank {ends[0]} to rank {ends[1]}"
+        peer = f"rank {shape.root}" if shape.root >= 0 else "any rank"
+        way = "to" if shape.algorithm == "send" else "from"
+        return f"{shape.algorithm} {shape.dtype}{length} {way} {peer}"
     return f"{what} by {shape.algorithm}"
 
 

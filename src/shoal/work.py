@@ -56,6 +56,12 @@ class Work:
         """Whether the call has ended, well or not."""
         return self._call.done()
 
+    @property
+    def source(self) -> int | None:
+        """Of a receive that is done: the rank of the group that the message came from."""
+        source = self._call.source()
+        return source if source >= 0 else None
+
     def drive(self, timeout_s: float) -> bool:
         """Help for a while; whether the call has ended. Raises nothing of the call's own."""
         return self._call.wait(timeout_s)

@@ -6,15 +6,18 @@ from shoal.dtypes import DType, Op
 from shoal.engine import Seat, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Finish, Recv, Send
-from shoal.shapes import Shape, describe
+from shoal.shapes import Shape, agreement, describe
 
 SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
 
 
-def test_both_ends_of_a_message_describe_it_in_the_same_words() -> None:
+def test_both_ends_of_a_message_agree_and_say_what_each_called() -> None:
     send = Shape("send_recv", "send", DType.INT8, Op.SUM, 3, rank=1, size=4, root=2)
     recv = Shape("send_recv", "recv", DType.INT8, Op.SUM, 3, rank=2, size=4, root=1)
-    assert describe(send) == describe(recv) == "send_recv int8[3] from rank 1 to rank 2"
+    assert agreement(send) == agreement(recv)
+    assert describe(send) == "send int8[3] to rank 2"
+    assert describe(recv) == "recv int8[3] from rank 1"
+    assert describe(recv._replace(root=-1)) == "recv int8[3] from any rank"
 
 
 def test_a_description_names_everything_ranks_must_agree_on() -> None:
