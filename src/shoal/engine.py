@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from shoal._native import (
     Arena,
@@ -33,7 +33,7 @@ from shoal._native import (
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.shapes import Shape, agreement, describe, layouts_of
+from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
 
 __all__ = [
     "Arena",
@@ -59,10 +59,6 @@ __all__ = [
 ]
 
 _SEND, _RECV, _COPY, _FINISH = range(4)
-
-# The unit of pipelining. Two segments and what they are folded into fit in a core's L2; smaller
-# ones cost more messages. At most a slot of the arena (native/engine/slots.h).
-SEGMENT_BYTES: Final = 128 << 10
 
 _Place = tuple[Buffer, int]
 _Row = tuple[int, bool, int, int, int, int, int, int, list[int]]

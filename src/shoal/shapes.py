@@ -9,6 +9,10 @@ from typing import Final, NamedTuple
 from shoal.dtypes import DType, Op, item_size
 from shoal.schedule import Algorithm, find
 
+# The unit of pipelining. Two segments and what they are folded into fit in a core's L2; smaller
+# ones cost more messages. At most a slot of the arena (native/engine/slots.h).
+SEGMENT_BYTES: Final = 128 << 10
+
 # Chunks begin on cache lines, so that no two ranks write to the same one.
 _LINE_BYTES: Final = 64
 
@@ -111,7 +115,7 @@ def layouts_of(shape: Shape) -> list[Layout]:
         case "all_to_all":
             taken = given = blocks
         case _:
-            data = _balanced(shape.n_elems, item, algorithm.n_chunks(size, shape.hosts))
+            data = balanced(shape.n_elems, item, algorithm.n_chunks(size, shape.hosts))
             lengths = data[1]
     like = algorithm.scratch(shape.rank, size, shape.hosts, shape.root)
     return [data, taken, given, _scratch(lengths, like)]
@@ -129,7 +133,7 @@ def _scratch(lengths: Sequence[int], like: Sequence[int]) -> Layout:
     return list(itertools.accumulate(strides, initial=0))[:-1], n_bytes
 
 
-def _balanced(n_elems: int, item: int, n_chunks: int) -> Layout:
+def balanced(n_elems: int, item: int, n_chunks: int) -> Layout:
     """Chunks of equal length but for the last ones, which may be shorter or empty."""
     if n_chunks == 1:
         return [0], [n_elems * item]

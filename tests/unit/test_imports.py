@@ -21,7 +21,7 @@ LOWER = {
     "dtypes": {"errors"},
     "buffers": {"engine"},
     "schedule": {"errors"},
-    "lens": {"schedule", "plan"},
+    "lens": {"schedule", "plan", "shapes"},
     "plan": {"schedule"},
     "shapes": {"schedule"},
     "engine": {"schedule", "shapes", "_native"},

@@ -12,13 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import shoal
-from shoal.cli import draw, trace
+from shoal.cli import draw, simulate, trace
 from shoal.cli.options import Parser, Subparsers
 from shoal.errors import ShoalError
 
 __all__ = ["main"]
 
-COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (trace.add_to, draw.add_to)
+COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
+    trace.add_to,
+    draw.add_to,
+    simulate.add_to,
+)
 """Each adds one subcommand. A line here is the whole registration."""
 
 

@@ -39,6 +39,8 @@ class Cluster:
             `us_per_byte` is that of the whole cable.
         memory_us_per_byte: of a fold or a copy by one core.
         n_cores: of each host, which its ranks share.
+        burst_bytes: what a cable that has rested lets pass at once, each way: the bucket of a
+            shaped link, as clouds and `tc tbf` have them.
     """
 
     hosts: tuple[int, ...]
@@ -46,6 +48,7 @@ class Cluster:
     wire: LinkCost
     memory_us_per_byte: float
     n_cores: int
+    burst_bytes: int = 0
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))
@@ -54,10 +57,10 @@ class Cluster:
                 f"hosts {self.hosts[:8]}... must be numbered from 0 in the order in which they "
                 "first come up"
             )
-        if self.memory_us_per_byte < 0 or self.n_cores < 1:
+        if min(self.memory_us_per_byte, self.burst_bytes) < 0 or self.n_cores < 1:
             raise UsageError(
-                f"{self.memory_us_per_byte} us per byte of memory and {self.n_cores} cores "
-                "make no sense"
+                f"{self.memory_us_per_byte} us per byte of memory, {self.n_cores} cores and a "
+                f"burst of {self.burst_bytes} B make no sense"
             )
 
     @property

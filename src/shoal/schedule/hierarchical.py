@@ -144,7 +144,9 @@ def _both(
                 for far in across.steps(host, len(teams)):
                     yield _moved(far, owners, first)
             else:
-                for chunk in range(rail * n_across, (rail + 1) * n_across):
+                for k in range(n_across):
+                    # Hosts begin with different chunks, so that they do not all send to one.
+                    chunk = rail * n_across + (host + k) % n_across
                     yield _moved(step, team.ranks, {Buffer.DATA: chunk - step.chunk})
 
 

@@ -117,10 +117,15 @@ def halving_all_reduce(rank: int, size: int) -> Iterator[Step]:
         yield from (Send(rank + 1, chunk) for chunk in range(p))
 
 
-def _halves(cube: Cube, corner: int, distance: int) -> tuple[int, range, range]:
-    """The peer at that distance, the chunks that stay here, and those that go there."""
+def _halves(cube: Cube, corner: int, distance: int) -> tuple[int, list[int], list[int]]:
+    """The peer at that distance, the chunks that stay here, and those that go there.
+
+    Each corner's own chunk comes first, so that no chunk is everywhere the first or the last.
+    """
     there, stride = corner ^ distance, 2 * distance
-    kept, given = (range(c % stride, cube.n_corners, stride) for c in (corner, there))
+    kept, given = (
+        [owner ^ offset for offset in range(0, cube.n_corners, stride)] for owner in (corner, there)
+    )
     return cube.rank(there), kept, given
 
 

@@ -1,0 +1,61 @@
+"""A cluster described by options: --hosts 8 --ranks-per-host 4 --link 25Gb --latency 20us."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+from shoal.cli.options import hosts_of
+from shoal.cli.quantities import bytes_of, bytes_per_us, microseconds
+from shoal.errors import UsageError
+from shoal.plan.cluster import Cluster, LinkCost
+
+__all__ = ["add_cluster", "cluster_of"]
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `cluster_of` reads."""
+    add = parser.add_argument_group("the cluster").add_argument
+    add("--hosts", default="1", metavar="N", help="how many; or 2x4, or 4,4,2: ranks of each host")
+    add("--ranks-per-host", type=int, metavar="N", help="where --hosts is a number; default 1")
+    add("--cores", type=int, metavar="N", help="of each host; default: one for each of its ranks")
+    add("--link", default="10Gb", metavar="RATE", help="of a host's cable, each way; default 10Gb")
+    add("--latency", default="30us", metavar="TIME", help="between two hosts; default 30us")
+    add("--message", default="5us", metavar="TIME", help="a core's, for each message; default 5us")
+    add("--burst", default="0", metavar="BYTES", help="that a rested cable passes at once")
+    add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
+    add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
+    add("--memory", default="12GB", metavar="RATE", help="a core folds or copies; default 12GB")
+
+
+def cluster_of(args: argparse.Namespace) -> Cluster:
+    """The cluster that the options describe.
+
+    Raises:
+        UsageError: they contradict each other, or make no sense.
+    """
+    hosts = _hosts_of(args.hosts, args.ranks_per_host)
+    n_cores = max(Counter(hosts).values()) if args.cores is None else args.cores
+    if n_cores < 1:
+        raise UsageError(f"--cores {n_cores}: a host has at least one core")
+    return Cluster(
+        hosts=hosts,
+        local=LinkCost(microseconds(args.local_latency), 0.0, microseconds(args.local_message)),
+        wire=LinkCost(
+            microseconds(args.latency), 1 / bytes_per_us(args.link), microseconds(args.message)
+        ),
+        memory_us_per_byte=1 / bytes_per_us(args.memory),
+        n_cores=n_cores,
+        burst_bytes=bytes_of(args.burst),
+    )
+
+
+def _hosts_of(text: str, ranks_per_host: int | None) -> tuple[int, ...]:
+    if not text.isdecimal():
+        if ranks_per_host is not None:
+            raise UsageError(f"--hosts {text} says how many ranks; leave out --ranks-per-host")
+        return hosts_of(text)
+    n_ranks = 1 if ranks_per_host is None else ranks_per_host
+    if int(text) < 1 or n_ranks < 1:
+        raise UsageError(f"{text} hosts of {n_ranks} ranks: there must be at least one of each")
+    return tuple(rank // n_ranks for rank in range(int(text) * n_ranks))

@@ -1,0 +1,120 @@
+"""`shoal simulate`: how long a schedule takes on a cluster that is only described."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from shoal.cli.described import add_cluster, cluster_of
+from shoal.cli.quantities import bytes_of, show_bytes, show_us
+from shoal.errors import UsageError
+from shoal.lens.simulate import Simulation, simulate
+from shoal.schedule import ALGORITHMS
+
+if TYPE_CHECKING:
+    from shoal.cli.options import Subparsers
+    from shoal.plan.cluster import Cluster
+
+_MOST_RANKS = 32_768  # a ring of so many takes half a minute and two gigabytes
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add `shoal simulate`."""
+    what = "how long a schedule takes on a cluster that is only described"
+    parser = subparsers.add_parser("simulate", help=what, description=f"Tell {what}.")
+    add = parser.add_argument
+    add("algorithm", nargs="?", help="such as ring, tree or sharded/ring")
+    add("--all", action="store_true", help="compare all algorithms of the collective")
+    add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
+    add(
+        "--bytes",
+        default="100MiB",
+        metavar="N",
+        help="of the tensor, or of one rank's block; default 100MiB",
+    )
+    add("--root", type=int, default=0, metavar="R", help="the rank that gives or gets all")
+    add_cluster(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    cluster, n_bytes = cluster_of(args), bytes_of(args.bytes)
+    if cluster.size > _MOST_RANKS:
+        raise UsageError(f"{cluster.size} ranks: at most {_MOST_RANKS} are simulated")
+    if args.all == bool(args.algorithm):
+        raise UsageError("name one algorithm, or ask for --all; see shoal simulate --help")
+    if not args.all:
+        played = simulate(args.collective, args.algorithm, cluster, n_bytes, root=args.root)
+        _print_one(args.collective, args.algorithm, cluster, n_bytes, played)
+        return 0
+    if args.collective not in ALGORITHMS or args.collective == "send_recv":
+        known = ", ".join(name for name in ALGORITHMS if name != "send_recv")
+        raise UsageError(f"no collective {args.collective!r} to compare: there are {known}")
+    _print_all(
+        cluster,
+        n_bytes,
+        {
+            name: simulate(args.collective, name, cluster, n_bytes, root=args.root)
+            for name in ALGORITHMS[args.collective]
+        },
+    )
+    return 0
+
+
+def _print_one(
+    collective: str, algorithm: str, cluster: Cluster, n_bytes: int, played: Simulation
+) -> None:
+    where = f"{cluster.size} ranks on {cluster.n_hosts} host{'s' * (cluster.n_hosts > 1)}"
+    print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {where}")
+    print(f"  time                 {_time_of(played)}")
+    print(f"  algorithm bandwidth  {_rate(played.n_bytes, played.time_us)}")
+    print(f"  rounds               {played.rounds}")
+    share = played.busy_us / played.time_us if played.time_us else 0.0
+    print(f"  busiest              {played.busiest}, {share:.0%} of the time")
+    print("  bytes                of each link, and how many links carry as much")
+    for n_sent, n_links in sorted(_by_bytes(played).items(), reverse=True)[:8]:
+        example = next(link for link in played.links if link.n_bytes == n_sent)
+        print(
+            f"    {show_bytes(n_sent):>10}  {n_links} links, such as rank {example.source} "
+            f"to rank {example.peer}"
+        )
+    print("".join(f"  note: {note}\n" for note in _notes(cluster, n_bytes, played)), end="")
+
+
+def _by_bytes(played: Simulation) -> Counter[int]:
+    n_links: Counter[int] = Counter()
+    for link in played.links:
+        n_links[link.n_bytes] += link.n_alike
+    return n_links
+
+
+def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
+    notes = []
+    if played.extrapolated_from:
+        less, more = played.extrapolated_from
+        notes.append(f"time and rounds on a line with those of {less} and {more} ranks")
+        notes.append("links are those of the ranks of one host")
+    elif played.n_simulated < cluster.size:
+        notes.append(f"{played.n_simulated} of {cluster.size} ranks stand for all: they are alike")
+    if played.n_bytes not in (n_bytes, n_bytes * cluster.size):
+        notes.append(f"counted as {show_bytes(played.n_bytes)}: chunks of one length")
+    return notes
+
+
+def _print_all(cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> None:
+    print(f"{show_bytes(n_bytes)}, {cluster.size} ranks on {cluster.n_hosts} hosts")
+    print(f"{'algorithm':>16}  {'time':>10}  {'bandwidth':>11}  {'rounds':>6}  busiest")
+    for name, one in sorted(played.items(), key=lambda item: item[1].time_us):
+        share = one.busy_us / one.time_us if one.time_us else 0.0
+        rate = _rate(one.n_bytes, one.time_us)
+        row = f"{name:>16}  {_time_of(one):>10}  {rate:>11}  {one.rounds:>6}"
+        print(f"{row}  {one.busiest}, {share:.0%}")
+
+
+def _time_of(played: Simulation) -> str:
+    return "about " * bool(played.extrapolated_from) + show_us(played.time_us)
+
+
+def _rate(n_bytes: int, time_us: float) -> str:
+    return f"{show_bytes(n_bytes / time_us * 1e6)}/s" if time_us else "-"
