@@ -287,6 +287,41 @@ def check_coalesced_all_gathers(group: Group) -> None:
             check_equal(singles[i].view(size, k)[other], torch.full((k,), float(other)))
 
 
+def check_reduce(group: Group) -> None:
+    rank, size = group.rank(), group.size()
+    for seed, (dtype, fold) in enumerate(FOLDS):
+        tensors = all_given(dtype, group, 11, seed)
+        actual = tensors[rank].clone()
+        opts = dist.ReduceOptions()
+        opts.rootRank, opts.reduceOp, opts.asyncOp = seed % size, op_of(fold), bool(seed % 3)
+        group.reduce([actual], opts).wait()
+        if rank == opts.rootRank:
+            check_close(actual, folded(fold, tensors))
+        else:
+            check_equal(actual, tensors[rank])
+
+
+def check_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
+    rank, size = group.rank(), group.size()
+    for number, dtype in enumerate([*DTYPES, torch.float8_e4m3fn]):
+        root, known = number % size, torch.uint8 if dtype is torch.float8_e4m3fn else dtype
+        tables = [given(known, other, 3 * size, number).view(dtype) for other in range(size)]
+        mine = list(tables[rank].clone().split(3))
+        gathered = [torch.empty(3, dtype=dtype) for _ in range(size)] if rank == root else []
+        group.gather([gathered] if gathered else [], [mine[0]], root).wait()
+        scattered, swapped = torch.empty(3, dtype=dtype), torch.empty(3 * size, dtype=dtype)
+        group.scatter([scattered], [mine] if rank == root else [], root).wait()
+        group.alltoall(list(swapped.split(3)), mine).wait()
+        single = torch.empty_like(swapped)
+        group.alltoall_base(single, tables[rank].clone(), [], []).wait()
+        for other, block in enumerate(gathered):
+            check_equal(block.view(known), tables[other][:3].view(known))
+        check_equal(scattered.view(known), tables[root][3 * rank :][:3].view(known))
+        expected = torch.cat([table[3 * rank :][:3].view(known) for table in tables])
+        check_equal(swapped.view(known), expected)
+        check_equal(single.view(known), expected)
+
+
 def check_send_and_recv(group: Group) -> None:
     rank, size = group.rank(), group.size()
     if size == 1:
