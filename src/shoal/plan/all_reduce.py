@@ -1,7 +1,7 @@
 """What each all-reduce costs.
 
 M: bytes of the buffer. n, r, h: ranks, ranks on a host, hosts. near = r-1 and far = n-r: a rank's
-peers on its host and elsewhere. How bytes of memory are counted: see `blocks`.
+peers on its host and elsewhere. How memory is counted: see `blocks`.
 """
 
 from __future__ import annotations
@@ -9,178 +9,152 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from shoal.plan.blocks import ring_host
+from shoal.plan.blocks import ring_load
 from shoal.plan.site import INCAST, Load, Site
 
 Formula = Callable[[float, Site], Load]
 
 
 def direct(n_bytes: float, site: Site) -> Load:
-    """1 round: M to n-1 peers.
+    """1 round: M to n-1 peers. Cable: r ranks send M to `far` peers.
 
-    Memory: (n-1)M folded, M into scratch and M back, one copy to send, and one for each far peer.
-    Cable: r ranks send M to `far` peers.
+    Memory: (n-1)M folded, the own M into scratch, and the result back.
     """
     n, near, far = site.size, site.near, site.far
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=hop + 2 * site.copy(n_bytes),
-        fill=hop,
+        path=(hop + 2 * site.copy(n_bytes), hop),
         ends=(2 * near, 2 * far),
-        memory=(n + 1 + (near > 0) + far) * n_bytes,
-        cable=site.here * far * n_bytes * INCAST,
+        sent=near > 0,
+        passed=n + 1 + far,
+        cable=site.here * far * INCAST,
     )
 
 
 def sharded(n_bytes: float, site: Site) -> Load:
     """2 rounds: M/n to each of n-1 reducers, and M/n of result to each of n-1 workers.
 
-    Memory: n-1 shards copied to send, n-1 folded, n-1 results stored; of the own result one copy
-    to send, and one for each far worker.
-    Cable: r ranks send 2M/n to `far` peers.
+    Cable: r ranks send two shards to `far` peers.
+    Memory: n-1 shards sent, n-1 folded; one result sent, n-1 stored.
     """
     n, near, far, shard = site.size, site.near, site.far, n_bytes / site.size
     hop = site.hop(shard)
     return site.load(
         shard,
-        path=2 * hop,
-        fill=hop,
+        path=(2 * hop, hop),
         ends=(4 * near, 4 * far),
-        memory=(3 * (n - 1) + (near > 0) + far) * shard,
-        cable=2 * site.here * far * shard * INCAST,
+        sent=near + (near > 0),
+        passed=2 * (n - 1) + 2 * far,
+        cable=2 * site.here * far * INCAST,
     )
 
 
 def sharded_among(n_reducers: int) -> Formula:
-    """`sharded` with k reducers, spread over the hosts: shards of M/k."""
+    """`sharded` with k reducers, spread evenly over the ranks: shards of M/k."""
 
     def formula(n_bytes: float, site: Site) -> Load:
         """2 rounds: M/k to each of k reducers, and M/k of result to each of n-1 workers.
 
-        Memory of a reducer: what it sends to the others and gets from them, k-1 shards each way;
-        n-1 shards folded; its result sent as in `sharded`.
-        Cable: of a host with k/h reducers, r workers: each of those serves `far` workers, each of
-        these the other hosts' reducers.
+        Of a host with q = ceil(k/h) reducers. Cable: r ranks send to the k-q reducers elsewhere, q
+        reducers to the `far` workers.
         """
-        n, far, k = site.size, site.far, n_reducers
-        shard, k_here = n_bytes / k, math.ceil(k / site.n_hosts)
-        is_near = site.near / max(1, n - 1)
+        n, near, far, k, here = site.size, site.near, site.far, n_reducers, site.here
+        shard, q = n_bytes / k, min(site.here, math.ceil(k / site.n_hosts))
         hop = site.hop(shard)
-        worker_ends, reducer_ends = 2 * (k - 1), 2 * (n - 1)
-        ends = worker_ends + reducer_ends
-        reducer = (n - 1 + (site.near > 0) + far) * shard
-        worker = 2 * (k - 1) * shard
-        host_ends = site.here * 2 * k + k_here * reducer_ends
+        worker = (2 * (q - 1), 2 * (k - q), q - 1, k - 1 + k - q)
+        reducer = (2 * near, 2 * far, near > 0, n - 1 + far)
+        busiest = [a + b for a, b in zip(worker, reducer, strict=True)]
+        others = (2 * q, 2 * (k - q), q, k + k - q)
+        host = [q * a + (here - q) * b for a, b in zip(busiest, others, strict=True)]
         return site.load(
             shard,
-            path=2 * hop,
-            fill=hop,
-            ends=(ends * is_near, ends * (1 - is_near)),
-            memory=worker + reducer,
-            cable=(k_here * far + site.here * (k - k_here)) * shard * INCAST * (site.n_hosts > 1),
-            host=(
-                host_ends * is_near,
-                host_ends * (1 - is_near),
-                site.here * 2 * k * shard + k_here * reducer,
-            ),
+            path=(2 * hop, hop),
+            ends=(busiest[0], busiest[1]),
+            sent=busiest[2],
+            passed=busiest[3],
+            cable=(q * far + here * (k - q)) * INCAST,
+            host=(host[0], host[1], host[2], host[3]),
         )
 
     return formula
 
 
 def ring(n_bytes: float, site: Site) -> Load:
-    """2(n-1) rounds of M/n to the right.
-
-    Memory: 2(n-1) chunks copied to send, as many folded or stored.
-    Cable: the edges that leave a host carry 2(n-1) chunks each.
-    """
-    n, chunk = site.size, n_bytes / site.size
-    rounds = 2 * (n - 1)
-    far_hops = site.crossings * rounds / n
-    far_ends = 2 * rounds if site.exits else 0
-    return site.load(
-        chunk,
-        path=site.hops(rounds - far_hops, far_hops, chunk),
-        fill=site.hop(chunk),
-        ends=(2 * rounds - far_ends, far_ends),
-        memory=2 * rounds * chunk,
-        cable=site.exits * rounds * chunk,
-        host=ring_host(site, rounds, chunk),
-    )
+    """2(n-1) rounds of M/n to the right. Cable: the edges that leave a host."""
+    return ring_load(n_bytes / site.size, site, 2 * (site.size - 1))
 
 
 def tree(n_bytes: float, site: Site) -> Load:
     """Two binary trees, half of M in each: up ceil(log2 n) rounds, and as many down.
 
-    A rank has two children in one tree and none in the other.
-    Memory, of halves: 2 copied to send up and 2 folded, 2 stored and 1 copied to send down to both.
-    Cable: a host's ranks have together no more edges to others than one rank has, and as many
-    again where the tree's order does not match the hosts.
+    A rank has two children in one tree and none in the other: 4 halves up and 4 down.
+    Cable: a host with several ranks has about 3 edges to others in each tree.
     """
-    depth, near_rounds, half = (site.size - 1).bit_length(), site.near_rounds, n_bytes / 2
-    far_rounds = depth - near_rounds
-    hop = site.hop(half)
-    near, far = (0, 8) if far_rounds else (8, 0)
-    edges = 4 if site.here == 1 else 6
+    depth, near, half = (site.size - 1).bit_length(), site.near_rounds, n_bytes / 2
+    far, here = depth - near, site.here
+    path = 2 * site.hops(near, far, half)
+    fill = path - 2 * site.hop(half)
+    if far and near:
+        edges, of_rank = 6, 4 if site.n_hosts == 2 else 6
+        inside = 8 * here - 2 * edges
+        return site.load(
+            half,
+            path=(path, fill),
+            ends=(8 - of_rank, of_rank),
+            sent=1,
+            passed=7,
+            cable=edges,
+            host=(inside, 2 * edges, inside * 3 / 8, 4 * here + edges),
+        )
+    ends = 8 if site.size > 2 else 4
     return site.load(
         half,
-        path=2 * site.hops(near_rounds, far_rounds, half),
-        fill=2 * site.hops(near_rounds, far_rounds, half) - 2 * hop,
-        ends=(near, far),
-        memory=7 * half,
-        cable=edges * half if far_rounds else 0.0,
+        path=(path, fill),
+        ends=(0, ends) if far else (ends, 0),
+        sent=0 if far else ends * 3 / 8,
+        passed=ends if far else ends / 2,
+        cable=ends / 2 if far else 0.0,
     )
 
 
 def doubling(n_bytes: float, site: Site) -> Load:
-    """log2 n rounds: M exchanged with the rank 1, 2, 4, ... away.
+    """log2 n rounds: M exchanged with the rank 1, 2, 4, ... away, and a fold.
 
-    Where n is no power of two, the ranks beyond it hand in before and are told after: 2 more.
-    Memory: per round M copied to send and M folded.
+    Where n is no power of two, some ranks hand in before and are told after: 2 more.
     Cable: r ranks send M in every round that leaves the host.
     """
-    n = site.size
-    rounds, near_rounds = n.bit_length() - 1, min(site.near_rounds, n.bit_length() - 1)
-    extra = 2 * (n & (n - 1) > 0)
-    far_rounds = rounds - near_rounds
-    far_extra = extra if site.n_hosts > 1 else 0
-    near, far = near_rounds + extra - far_extra, far_rounds + far_extra
+    near, far, extra = site.corners()
+    rounds, paired_far = near + far, extra if site.size == site.n_hosts else 0
+    path = site.hops(near + 2 * (extra - paired_far), far + 2 * paired_far, n_bytes)
     return site.load(
         n_bytes,
-        path=site.hops(near, far, n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(2 * near_rounds + extra - far_extra, 2 * far_rounds + far_extra),
-        memory=(2 * rounds + extra) * n_bytes,
-        cable=site.here * (far_rounds + far_extra / 2) * n_bytes,
+        path=(path + (rounds + 1 + extra) * site.copy(n_bytes), site.hop(n_bytes)),
+        ends=(2 * (near + extra - paired_far), 2 * (far + paired_far)),
+        sent=near + extra - paired_far,
+        passed=2 * rounds + far + 0.5 + extra + paired_far,
+        cable=site.here * (far + paired_far),
     )
 
 
 def halving(n_bytes: float, site: Site) -> Load:
     """2 log2 n rounds: M/2, M/4, ... exchanged and folded, then the results the same way back.
 
-    Where n is no power of two, the ranks beyond it hand in M before and are told after.
-    Memory: 2(1 - 1/p)M sent and as much received, p being the power of two.
-    Cable: the rounds whose peers are not on the host, all r ranks in each.
+    The largest with the nearest. Each of p chunks is a message of its own, p being the power of
+    two; where n is none, some ranks hand in M before and are told after: 2 rounds more.
+    Cable: r ranks send p/r - 1 chunks in each direction.
     """
-    n = site.size
-    rounds, near_rounds = n.bit_length() - 1, min(site.near_rounds, n.bit_length() - 1)
-    power, extra = 1 << rounds, 2 * (n & (n - 1) > 0)
-    extra_far = extra if site.n_hosts > 1 else 0
-    chunk = n_bytes / power
-    near_chunks = (1 << near_rounds) - 1
-    far_chunks = power - 1 - near_chunks
-    path = sum(
-        2 * site.hop(chunk * 2**k, far=k >= near_rounds and site.n_hosts > 1) for k in range(rounds)
-    )
+    near_rounds, far_rounds, extra = site.corners()
+    p = 1 << near_rounds + far_rounds
+    chunk, far = n_bytes / p, (1 << far_rounds) - 1
+    near, paired = p - 1 - far, extra * p
+    paired_far = paired if site.size == site.n_hosts else 0
+    path = site.hops(2 * near_rounds, 2 * far_rounds, chunk) + 2 * extra * site.hop(chunk)
     return site.load(
         chunk,
-        path=path + extra * site.hop(n_bytes),
-        fill=site.hop(chunk),
-        ends=(
-            4 * near_chunks + (extra - extra_far) * power,
-            4 * far_chunks + extra_far * power,
-        ),
-        memory=4 * (power - 1) * chunk + extra * n_bytes,
-        cable=site.here * (2 * far_chunks * chunk + extra_far / 2 * n_bytes),
+        path=(path, site.hop(chunk)),
+        ends=(4 * near + 2 * (paired - paired_far), 4 * far + 2 * paired_far),
+        sent=2 * near + paired - paired_far,
+        passed=2 * (p - 1) + 2 * far + paired + paired_far,
+        cable=site.here * 2 * far + paired_far,
     )

@@ -1,9 +1,10 @@
 """What all-gather, reduce-scatter, all-to-all and barrier cost.
 
 b: bytes of one rank's block. n, r, h: ranks, ranks on a host, hosts. near = r-1 and far = n-r: a
-rank's peers on its host and elsewhere. A byte that is sent inside a host is copied once by its
-sender, however many peers are sent the same, and once more, or folded, by each receiver; between
-hosts it is copied once at each end.
+rank's peers on its host and elsewhere. All counts are of blocks.
+
+Memory: a block that is sent inside a host is copied once by its sender, however many peers read it;
+each receiver stores or folds it. Between hosts it is copied once at each end, by the kernel.
 """
 
 from __future__ import annotations
@@ -12,179 +13,137 @@ from shoal.plan.site import INCAST, Load, Site
 
 
 def direct_all_gather(n_bytes: float, site: Site) -> Load:
-    """1 round: b to n-1 peers.
-
-    Memory: n-1 blocks and the own one stored; one copy to send, and one for each far peer.
-    Cable: r ranks send b to `far` peers.
-    """
+    """1 round: b to n-1 peers. Cable: r ranks send b to `far` peers. Memory: the own block too."""
     n, near, far = site.size, site.near, site.far
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=hop,
-        fill=hop,
+        path=(hop, hop),
         ends=(2 * near, 2 * far),
-        memory=(n + (near > 0) + far) * n_bytes,
-        cable=site.here * far * n_bytes * INCAST,
+        sent=near > 0,
+        passed=n + far,
+        cable=site.here * far * INCAST,
     )
 
 
 def ring_all_gather(n_bytes: float, site: Site) -> Load:
-    """n-1 rounds of b to the right; a block crosses each edge of the ring but one.
+    """n-1 rounds of b to the right. Cable: the edges that leave a host, n-1 blocks each."""
+    return ring_load(n_bytes, site, site.size - 1, copied=1)
 
-    Memory: n-1 blocks and the own one stored, n-1 copied to send.
-    Cable: the edges that leave a host carry n-1 blocks each.
+
+def ring_load(n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0) -> Load:
+    """Rounds in which every rank sends one block to the right and gets one from the left.
+
+    Args:
+        copied: blocks that each rank copies besides.
     """
-    n = site.size
-    far_hops = site.crossings * (n - 1) / n
-    far_ends = 2 * (n - 1) if site.exits else 0
-    near_ends = 2 * (n - 1) - far_ends
+    far = site.crossings * rounds / site.size
+    far_sent = rounds if site.exits else 0
+    near_sent = 0 if site.exits == site.here else rounds
+    host_far = site.exits * rounds
+    host_near = site.here * rounds - host_far
     return site.load(
         n_bytes,
-        path=site.hops(n - 1 - far_hops, far_hops, n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(near_ends, far_ends),
-        memory=(2 * n - 1) * n_bytes,
-        cable=site.exits * (n - 1) * n_bytes,
-        host=ring_host(site, n - 1, n_bytes),
+        path=(site.hops(rounds - far, far, n_bytes), site.hop(n_bytes)),
+        ends=(2 * rounds - far_sent, far_sent) if near_sent else (0, 2 * rounds),
+        sent=near_sent,
+        passed=rounds + copied + (0 if near_sent else rounds),
+        cable=host_far,
+        host=(
+            *(2 * host_near, 2 * host_far, host_near),
+            site.here * (rounds + copied) + host_far,
+        ),
     )
-
-
-def ring_host(site: Site, rounds: float, n_bytes: float) -> tuple[float, float, float]:
-    """Ends and memory of a host's ranks in a ring, of which `exits` edges lead out and in."""
-    far_ends = 2 * site.exits * rounds
-    near_ends = 2 * site.here * rounds - far_ends
-    return near_ends, far_ends, 2 * site.here * rounds * n_bytes
 
 
 def bruck_all_gather(n_bytes: float, site: Site) -> Load:
     """ceil(log2 n) rounds: in round k the 2^k blocks that one holds, to the rank 2^k before.
 
     Each block is a message of its own: n-1 in all, as in `direct`, but one after another.
-    Memory: n-1 blocks and the own one stored; n-1 copied to send.
-    Cable: of the 2^k ranks nearest to a host's edge in the near rounds, of all r in the far ones.
+    Cable: of the 2^k ranks at a host's edge in the near rounds, of all r in the far ones.
     """
     n, near_rounds = site.size, site.near_rounds
     rounds = (n - 1).bit_length()
-    near_blocks = min((1 << near_rounds) - 1, n - 1)
-    far_blocks = n - 1 - near_blocks
+    near = min((1 << near_rounds) - 1, n - 1)
+    far = n - 1 - near
     crossing = sum(4**k for k in range(near_rounds)) if site.n_hosts > 1 else 0
     return site.load(
         n_bytes,
-        path=site.hops(near_rounds, rounds - near_rounds, n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(2 * near_blocks, 2 * far_blocks),
-        memory=(2 * n - 1) * n_bytes,
-        cable=(site.here * far_blocks + crossing) * n_bytes,
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        ends=site.at_edge(near, far),
+        sent=near,
+        passed=n + far,
+        cable=site.here * far + crossing,
     )
 
 
 def direct_reduce_scatter(n_bytes: float, site: Site) -> Load:
-    """1 round: n-1 peers get their blocks.
-
-    Memory: the own block copied, n-1 folded, n-1 copied to send.
-    Cable: r ranks send b to `far` peers.
-    """
-    n = site.size
+    """1 round: n-1 peers get their blocks. Cable: r ranks send b to `far` peers."""
+    n, near, far = site.size, site.near, site.far
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=hop,
-        fill=hop,
-        ends=(2 * site.near, 2 * site.far),
-        memory=(2 * n - 1) * n_bytes,
-        cable=site.here * site.far * n_bytes * INCAST,
+        path=(site.copy(n_bytes) + hop, hop),
+        ends=(2 * near, 2 * far),
+        sent=near,
+        passed=n + far,
+        cable=site.here * far * INCAST,
     )
 
 
 def ring_reduce_scatter(n_bytes: float, site: Site) -> Load:
-    """n-1 rounds of b to the right: partial sums, as in the first half of the ring all-reduce.
-
-    Memory: n-1 blocks copied to scratch, folded, and copied to send.
-    Cable: the edges that leave a host carry n-1 blocks each.
-    """
-    n = site.size
-    far_hops = site.crossings * (n - 1) / n
-    far_ends = 2 * (n - 1) if site.exits else 0
-    near, far, memory = ring_host(site, n - 1, n_bytes)
-    copied = (n - 1) * n_bytes
-    return site.load(
-        n_bytes,
-        path=site.hops(n - 1 - far_hops, far_hops, n_bytes) + (n - 1) * site.copy(n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(2 * (n - 1) - far_ends, far_ends),
-        memory=3 * copied,
-        cable=site.exits * (n - 1) * n_bytes,
-        host=(near, far, memory + site.here * copied),
-    )
-
-
-def halving_reduce_scatter(n_bytes: float, site: Site) -> Load:
-    """log2 n rounds: half of what is left, to the rank half as far away each time.
-
-    n-1 blocks in all. Where n is no power of two, as many rounds as for the next one.
-    Memory: the input's copy, n-1 blocks folded, n-1 copied to send.
-    """
-    n, near_rounds = site.size, site.near_rounds
-    rounds = (n - 1).bit_length()
-    near_blocks = min((1 << near_rounds) - 1, n - 1)
-    far_blocks = n - 1 - near_blocks
-    return site.load(
-        n_bytes,
-        path=site.hops(near_rounds, rounds - near_rounds, n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(2 * near_blocks, 2 * far_blocks),
-        memory=(3 * n - 2) * n_bytes,
-        cable=site.here * far_blocks * n_bytes,
-    )
+    """n-1 rounds of b to the right, each copied to scratch before something is folded into it."""
+    rounds = site.size - 1
+    load = ring_load(n_bytes, site, rounds, copied=rounds)
+    return load._replace(path=load.path + site.copy(n_bytes))
 
 
 def pairwise_all_to_all(n_bytes: float, site: Site) -> Load:
-    """n-1 exchanges of b, none of which waits for another.
+    """n-1 exchanges of b, none of which waits for another, no two ranks sending to one at a time.
 
-    Memory: the own block copied, n-1 copied to send, n-1 stored.
-    Cable: r ranks send b to `far` peers, no two to one at a time.
+    Cable: r ranks send b to `far` peers.
     """
-    n = site.size
+    n, near, far = site.size, site.near, site.far
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=hop,
-        fill=hop,
-        ends=(2 * site.near, 2 * site.far),
-        memory=(2 * n - 1) * n_bytes,
-        cable=site.here * site.far * n_bytes,
+        path=(hop, hop),
+        ends=(2 * near, 2 * far),
+        sent=near,
+        passed=n + far,
+        cable=site.here * far,
     )
 
 
 def bruck_all_to_all(n_bytes: float, site: Site) -> Load:
-    """ceil(log2 n) rounds of about n/2 blocks to the rank 2^k away, each a message.
+    """ceil(log2 n) rounds of about n/2 blocks to the rank 2^k away, each a message of its own.
 
-    Memory: a block is sent and stored once for each bit of its distance, and copied at both ends.
+    A block is sent once for each bit of its distance.
     """
     n, near_rounds = site.size, site.near_rounds
     rounds = (n - 1).bit_length()
-    sent = sum(k.bit_count() for k in range(1, n))
-    near = sent * near_rounds / max(1, rounds)
+    in_round = [sum(1 for j in range(1, n) if j >> k & 1) for k in range(rounds)]
+    near, far = sum(in_round[:near_rounds]), sum(in_round[near_rounds:])
+    crossing = sum(m << k for k, m in enumerate(in_round[:near_rounds]))
     return site.load(
         n_bytes,
-        path=site.hops(near_rounds, rounds - near_rounds, n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(2 * near, 2 * (sent - near)),
-        memory=(2 * sent + 2 * n) * n_bytes,
-        cable=site.here * (sent - near) * n_bytes,
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        ends=site.at_edge(near, far),
+        sent=near,
+        passed=1 + near + 2 * far,
+        cable=site.here * far + (crossing if site.n_hosts > 1 else 0),
     )
 
 
 def dissemination(n_bytes: float, site: Site) -> Load:
-    """ceil(log2 n) rounds of one message to the rank 2^k away."""
-    rounds, near_rounds = (site.size - 1).bit_length(), site.near_rounds
-    far_rounds = rounds - near_rounds
+    """ceil(log2 n) rounds of one message to the rank 2^k away, and a fold."""
+    rounds, near = (site.size - 1).bit_length(), site.near_rounds
+    far = rounds - near
     return site.load(
         n_bytes,
-        path=site.hops(near_rounds, far_rounds, n_bytes),
-        fill=site.hop(n_bytes),
-        ends=(2 * near_rounds, 2 * far_rounds),
-        memory=3 * rounds * n_bytes,
-        cable=site.here * far_rounds * n_bytes,
+        path=(site.hops(near, far, n_bytes) + rounds * site.copy(n_bytes), site.hop(n_bytes)),
+        ends=site.at_edge(near, far),
+        sent=near,
+        passed=2 * rounds + far,
+        cable=site.here * far + ((1 << near) - 1 if site.n_hosts > 1 else 0),
     )

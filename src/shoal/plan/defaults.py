@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from shoal.plan.cluster import Cluster, LinkCost
 
 # Measured on 2 cores of an AMD EPYC by `shoal tune` (bench/LOG.md). Inside a host only ratios
 # decide: a message against the bytes that could be folded meanwhile.
-LOCAL: Final = LinkCost(latency_us=1.0, us_per_byte=0.0, message_us=0.6)
+LOCAL: Final = LinkCost(latency_us=1.0, us_per_byte=1 / 12e3, message_us=0.6)
 MEMORY_US_PER_BYTE: Final = 1 / 12e3
 
 # 10 Gbit/s Ethernet and TCP: a system call and a wake-up at each end.
@@ -24,16 +22,5 @@ DEFAULT_N_CORES: Final = 2
 def default_cluster(
     hosts: Sequence[int], *, n_cores: int = DEFAULT_N_CORES, wire: LinkCost = WIRE
 ) -> Cluster:
-    """These hosts, with the costs that are assumed of shared memory.
-
-    Where ranks outnumber cores they take turns, so a message waits for its receiver's turn.
-    """
-    busiest = max(Counter(hosts).values())
-    turns = max(1.0, busiest / n_cores)
-    return Cluster(
-        hosts=tuple(hosts),
-        local=replace(LOCAL, latency_us=LOCAL.latency_us * turns),
-        wire=wire,
-        memory_us_per_byte=MEMORY_US_PER_BYTE,
-        n_cores=n_cores,
-    )
+    """These hosts, with the costs that are assumed of shared memory."""
+    return Cluster(tuple(hosts), LOCAL, wire, MEMORY_US_PER_BYTE, n_cores)

@@ -44,7 +44,6 @@ FORMULAS: Final[Mapping[str, Mapping[str, Formula]]] = MappingProxyType(
         "reduce_scatter": {
             "direct": blocks.direct_reduce_scatter,
             "ring": blocks.ring_reduce_scatter,
-            "halving": blocks.halving_reduce_scatter,
         },
         "gather": {"direct": rooted.direct_gather, "binomial": rooted.binomial_gather},
         "scatter": {"direct": rooted.direct_scatter, "binomial": rooted.binomial_scatter},

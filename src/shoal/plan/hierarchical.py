@@ -8,6 +8,7 @@ from typing import Final
 
 from shoal.plan import all_reduce
 from shoal.plan.site import Load, Site
+from shoal.schedule import ALGORITHMS
 
 Formula = Callable[[float, Site], Load]
 
@@ -32,9 +33,14 @@ def hierarchical(local: str, across: str) -> Formula:
     The first and the last phase together are the local all-reduce; the rails share the cables.
     """
     inside, outside = LOCAL[local], ACROSS[across]
+    n_chunks = ALGORITHMS["all_reduce"][across].n_chunks
 
     def formula(n_bytes: float, site: Site) -> Load:
-        """The sum of the phases, each on its own part of the cluster."""
-        return inside(n_bytes, site.inside).then(outside(n_bytes / site.here, site.across))
+        """The sum of the phases, each on its own part of the cluster.
+
+        What travels inside a host is cut as the rails need it.
+        """
+        here = site.inside(n_chunks(site.n_hosts))
+        return inside(n_bytes, here).then(outside(n_bytes / site.here, site.across))
 
     return formula

@@ -1,13 +1,13 @@
 """What broadcast, reduce, gather and scatter cost.
 
 M: bytes of the buffer; b: of one rank's block. n, r, h: ranks, ranks on a host, hosts. near = r-1
-and far = n-r: the root's peers on its host and elsewhere. How bytes of memory are counted: see
-`blocks`. The root is taken to be on the fullest host.
+and far = n-r: the root's peers on its host and elsewhere. The root is taken to be on the fullest
+host, and the first of it. How memory is counted: see `blocks`.
 """
 
 from __future__ import annotations
 
-from shoal.plan.blocks import ring_all_gather
+from shoal.plan.blocks import ring_load
 from shoal.plan.site import INCAST, Load, Site
 
 
@@ -15,61 +15,64 @@ def direct_broadcast(n_bytes: float, site: Site) -> Load:
     """1 round: the root sends M to n-1 ranks: one copy for its host and one for each far rank."""
     near, far = site.near, site.far
     hop = site.hop(n_bytes)
-    sent = (near > 0) + far
     return site.load(
         n_bytes,
-        path=hop,
-        fill=hop,
+        path=(hop, hop),
         ends=(near, far),
-        memory=sent * n_bytes,
-        cable=far * n_bytes,
-        host=(2 * near, far, (sent + near) * n_bytes),
+        sent=near > 0,
+        passed=far,
+        cable=far,
+        host=(2 * near, far, near > 0, far + near),
     )
 
 
 def binomial_broadcast(n_bytes: float, site: Site) -> Load:
-    """ceil(log2 n) rounds: who has M sends it on; the root sends it in every round.
+    """ceil(log2 n) rounds: who has M sends it on, the root in every round.
 
-    Cable: the root's host sends M once for each round that leaves it.
+    Cable: the root's host sends M in each round that leaves it.
     """
-    rounds, near_rounds = (site.size - 1).bit_length(), site.near_rounds
-    far_rounds = rounds - near_rounds
-    hop = site.hop(n_bytes)
-    sent = (near_rounds > 0) + far_rounds
+    near, rounds = site.near_rounds, (site.size - 1).bit_length()
+    far, path = rounds - near, site.hops(near, rounds - near, n_bytes)
+    inner = (site.here + 1) // 2  # of a tree on a host, those who send
     return site.load(
         n_bytes,
-        path=site.hops(near_rounds, far_rounds, n_bytes),
-        fill=site.hops(near_rounds, far_rounds, n_bytes) - hop * (rounds > 0),
-        ends=(near_rounds, far_rounds),
-        memory=sent * n_bytes,
-        cable=far_rounds * n_bytes * (1 if site.in_blocks else site.here),
-        host=(2 * site.near, far_rounds, (sent + 2 * site.near) * n_bytes),
+        path=(path, path - site.hop(n_bytes)),
+        ends=(near, far),
+        sent=near > 0,
+        passed=max(far, near > 1),
+        cable=far * (1 if site.in_blocks else site.here),
+        host=(2 * site.near, far, inner * (near > 0), far + site.near),
     )
 
 
 def chain_broadcast(n_bytes: float, site: Site) -> Load:
-    """n-1 rounds of M, each rank passes it on: M once in and once out of every rank.
-
-    Cable: the edges of the ring that leave a host carry M each.
-    """
-    n = site.size
+    """n-1 rounds of M: once into and once out of every rank. Cable: the edges that leave a host."""
+    n, here, exits = site.size, site.here, site.exits
     far = site.crossings * (n - 1) / n
     path = site.hops(n - 1 - far, far, n_bytes)
+    all_far, ends = exits == here, min(2, n - 1)
     return site.load(
         n_bytes,
-        path=path,
-        fill=path - site.hop(n_bytes),
-        ends=(2 * (site.exits == 0), 2 * (site.exits > 0)),
-        memory=2 * n_bytes,
-        cable=site.exits * n_bytes,
-        host=(2 * site.near, 2 * site.exits, 2 * site.here * n_bytes),
+        path=(path, path - site.hop(n_bytes)),
+        ends=(0, ends) if all_far else (ends, 0) if not exits else (1, 1),
+        sent=not all_far,
+        passed=ends if all_far else ends - 1,
+        cable=exits,
+        host=(
+            2 * (here - max(1, exits)),
+            2 * exits,
+            here - max(1, exits),
+            here - (not exits) + exits,
+        ),
     )
 
 
 def scatter_gather_broadcast(n_bytes: float, site: Site) -> Load:
-    """The root deals out shards of M/n, and a ring all-gathers them."""
+    """A binomial scatter of shards of M/n, and a ring that all-gathers them."""
     shard = n_bytes / site.size
-    return direct_scatter(shard, site).then(ring_all_gather(shard, site))
+    scattered, passed_on = binomial_scatter(shard, site), ring_load(shard, site, site.size - 1)
+    # What a rank gets in the scatter it does not get again in the ring.
+    return passed_on.then(scattered._replace(rank=0.0, host=0.0))
 
 
 def direct_reduce(n_bytes: float, site: Site) -> Load:
@@ -78,83 +81,129 @@ def direct_reduce(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=hop,
-        fill=hop,
+        path=(hop, hop),
         ends=(near, far),
-        memory=(n - 1) * n_bytes,
-        cable=far * n_bytes * INCAST,
-        host=(2 * near, far, (n - 1 + near) * n_bytes),
+        passed=n - 1,
+        cable=far * INCAST,
+        host=(2 * near, far, near, n - 1),
     )
 
 
 def binomial_reduce(n_bytes: float, site: Site) -> Load:
-    """ceil(log2 n) rounds: the broadcast backwards; inner ranks fold into a copy of theirs."""
-    rounds = (site.size - 1).bit_length()
-    copied = Load(rounds * site.copy(n_bytes), 0.0, 0.0, *_copies(site, n_bytes))
-    return binomial_broadcast(n_bytes, site).then(copied)
+    """ceil(log2 n) rounds: the broadcast backwards; inner ranks fold into a copy of theirs.
+
+    The root folds M in every round.
+    """
+    near, rounds = site.near_rounds, (site.size - 1).bit_length()
+    far, path = rounds - near, site.hops(near, rounds - near, n_bytes)
+    inner = site.here // 2 - (site.n_hosts == 1)
+    return site.load(
+        n_bytes,
+        path=(path + site.copy(n_bytes), path - site.hop(n_bytes)),
+        ends=(near, far),
+        passed=rounds + (rounds > 1),
+        cable=far * (1 if site.in_blocks else site.here) * INCAST ** (far > 1),
+        host=(2 * site.near, far, site.near, rounds + site.near + max(0, inner)),
+    )
 
 
 def chain_reduce(n_bytes: float, site: Site) -> Load:
-    """n-1 rounds of M towards the root; every rank folds into a copy of its own."""
-    copied = Load(site.size * site.copy(n_bytes), 0.0, 0.0, *_copies(site, n_bytes))
-    return chain_broadcast(n_bytes, site).then(copied)
-
-
-def _copies(site: Site, n_bytes: float) -> tuple[float, float]:
-    """What it takes of a rank, and of a host, that every rank copies its buffer."""
-    load = site.load(n_bytes, path=0.0, fill=0.0, ends=(0, 0), memory=n_bytes)
-    return load.rank, load.host
+    """n-1 rounds of M towards the root; every rank but the ends folds into a copy of its own."""
+    load = chain_broadcast(n_bytes, site)
+    inner = max(0, site.here - 2 // site.n_hosts)
+    copied = site.load(
+        n_bytes,
+        path=(site.copy(n_bytes), 0.0),
+        ends=(0, 0),
+        passed=min(1, inner),
+        host=(0, 0, 0, inner),
+    )
+    return load.then(copied)
 
 
 def scatter_gather_reduce(n_bytes: float, site: Site) -> Load:
-    """The scatter + all-gather broadcast backwards: a reduce-scatter, and a gather by the root."""
-    return scatter_gather_broadcast(n_bytes, site).then(
-        Load(site.size * site.copy(n_bytes / site.size), 0.0, 0.0, *_copies(site, n_bytes))
+    """2 rounds: M/n to each of n-1 reducers, and M/n of result from each to the root.
+
+    Cable: the shards that r ranks send to `far` peers, and at the root's host as many again.
+    """
+    n, near, far, here = site.size, site.near, site.far, site.here
+    shard = n_bytes / n
+    hop = site.hop(shard)
+    return site.load(
+        shard,
+        path=(site.copy(shard) + 2 * hop, hop),
+        ends=(3 * near, 3 * far),
+        sent=near,
+        passed=2 * (n - 1) + far + (n == 2),
+        cable=(here + 1) * far * INCAST,
+        host=(
+            2 * here * near + 2 * near,
+            2 * here * far + far,
+            here * near + near,
+            here * (n - 1 + far) + near + n - 1,
+        ),
     )
 
 
 def direct_scatter(n_bytes: float, site: Site) -> Load:
     """1 round: the root sends each of n-1 ranks its b, and copies its own."""
-    n, near, far = site.size, site.near, site.far
+    near, far = site.near, site.far
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=hop,
-        fill=hop,
+        path=(hop, hop),
         ends=(near, far),
-        memory=n * n_bytes,
-        cable=far * n_bytes,
-        host=(2 * near, far, (n + near) * n_bytes),
+        sent=near,
+        passed=1 + far,
+        cable=far,
+        host=(2 * near, far, near, 1 + far + near),
     )
 
 
 def direct_gather(n_bytes: float, site: Site) -> Load:
     """1 round: n-1 ranks send the root their b; it copies its own."""
-    scattered = direct_scatter(n_bytes, site)
-    return scattered._replace(wire=scattered.wire * INCAST)
+    n, near, far = site.size, site.near, site.far
+    hop = site.hop(n_bytes)
+    return site.load(
+        n_bytes,
+        path=(hop, hop),
+        ends=(near, far),
+        passed=n,
+        cable=far * INCAST,
+        host=(2 * near, far, near, n),
+    )
 
 
 def binomial_scatter(n_bytes: float, site: Site) -> Load:
     """ceil(log2 n) rounds: half of the blocks that one holds go to whoever deals them out further.
 
     Each block is a message of its own: the root sends n-1 of them all the same, and others pass
-    them on.
-    Memory of the root: n blocks sent or copied; of the host, each block once per round.
+    them on, on its host r/2 in each near round.
     """
-    n, near, far = site.size, site.near, site.far
-    rounds, near_rounds = (n - 1).bit_length(), site.near_rounds
-    passed = site.here * near_rounds / 2
+    near, far = site.near, site.far
+    rounds, near_rounds = (site.size - 1).bit_length(), site.near_rounds
+    passed_on = site.here / 2 * near_rounds
     return site.load(
         n_bytes,
-        path=site.hops(near_rounds, rounds - near_rounds, n_bytes),
-        fill=site.hop(n_bytes),
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
         ends=(near, far),
-        memory=n * n_bytes,
-        cable=far * n_bytes,
-        host=(2 * passed, far, (n + 2 * passed) * n_bytes),
+        sent=near,
+        passed=1 + far,
+        cable=far,
+        host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
 
 
 def binomial_gather(n_bytes: float, site: Site) -> Load:
-    """The binomial scatter backwards."""
-    return binomial_scatter(n_bytes, site)
+    """The scatter backwards: r/2 blocks in each near round on the root's host, n-1 to the root."""
+    n, near, far = site.size, site.near, site.far
+    rounds, near_rounds = (n - 1).bit_length(), site.near_rounds
+    passed_on = site.here / 2 * near_rounds
+    return site.load(
+        n_bytes,
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        ends=(near, far),
+        passed=n,
+        cable=far * INCAST,
+        host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
+    )

@@ -74,6 +74,7 @@ class Site:
         exits: how many of them at most leave one host.
         in_blocks: whether the ranks of every host follow one another.
         share: how many such calls run at once on the same hosts: the rails of a hierarchy.
+        pieces: how many messages a chunk is sent as, since something else cuts it further.
     """
 
     cluster: Cluster
@@ -85,6 +86,7 @@ class Site:
     exits: int
     in_blocks: bool
     share: int = 1
+    pieces: int = 1
 
     @property
     def near(self) -> int:
@@ -96,10 +98,11 @@ class Site:
         """How many are not."""
         return self.size - self.here
 
-    @property
-    def inside(self) -> Site:
-        """One host alone."""
-        return replace(self, size=self.here, n_hosts=1, crossings=0, exits=0, in_blocks=True)
+    def inside(self, pieces: int) -> Site:
+        """One host alone, with chunks in so many pieces."""
+        return replace(
+            *(self,), size=self.here, n_hosts=1, crossings=0, exits=0, in_blocks=True, pieces=pieces
+        )
 
     @property
     def across(self) -> Site:
@@ -116,67 +119,95 @@ class Site:
             return (self.size - 1).bit_length()
         return (self.here - 1).bit_length() if self.in_blocks else 0
 
+    def at_edge(self, near: float, far: float) -> tuple[float, float]:
+        """The ends of the first rank of a host, where a rank sends so many down and gets as many.
+
+        It is there that even the near rounds leave the host.
+        """
+        return (2 * near, 2 * far) if self.n_hosts == 1 else (near, near + 2 * far)
+
+    def corners(self) -> tuple[int, int, int]:
+        """Of a hypercube on these ranks: near rounds, far rounds, and 1 if some ranks are extra.
+
+        Extra ranks share corners with others, so fewer corners are near each other.
+        """
+        rounds = self.size.bit_length() - 1
+        extra = int(self.size & (self.size - 1) > 0)
+        near = min(self.near_rounds, rounds)
+        near -= near if self.n_hosts > 1 and not near else extra if self.n_hosts > 1 else 0
+        return near, rounds - near, extra
+
+    @property
+    def turns(self) -> float:
+        """How often longer a core's work takes where ranks take turns on too few of them."""
+        return max(1.0, self.here * self.share / self.cluster.n_cores)
+
     def hop(self, n_bytes: float, *, far: bool | None = None) -> float:
         """One message from memory to memory: its first segment, all ends included.
 
         Args:
             far: to another host; left out: if there is one.
         """
-        link = (
-            self.cluster.wire if (self.n_hosts > 1 if far is None else far) else self.cluster.local
+        cluster, first = self.cluster, self._first(n_bytes)
+        if self.n_hosts > 1 if far is None else far:
+            ends = 2 * cluster.wire.message_us + 2 * first * cluster.memory_us_per_byte
+            return self.turns * ends + cluster.wire.latency_us + first * cluster.wire.us_per_byte
+        passes = cluster.local.us_per_byte + cluster.memory_us_per_byte
+        return (
+            self.turns * (2 * cluster.local.message_us + first * passes) + cluster.local.latency_us
         )
-        first = min(n_bytes, SEGMENT_BYTES)
-        ends = 2 * link.message_us + 2 * self.copy(n_bytes)
-        return ends + link.latency_us + first * link.us_per_byte
 
     def hops(self, near: float, far: float, n_bytes: float) -> float:
         """So many messages one after another."""
         far_us = far * self.hop(n_bytes, far=True) if far else 0.0
-        return near * self.hop(n_bytes, far=False) + far_us
+        return (near * self.hop(n_bytes, far=False) if near else 0.0) + far_us
 
     def copy(self, n_bytes: float) -> float:
         """The copy or fold of one segment."""
-        return min(n_bytes, SEGMENT_BYTES) * self.cluster.memory_us_per_byte
+        return self.turns * self._first(n_bytes) * self.cluster.memory_us_per_byte
 
     def load(
         self,
         n_bytes: float,
         *,
-        path: float,
-        fill: float,
+        path: tuple[float, float],
         ends: tuple[float, float],
-        memory: float,
+        sent: float = 0.0,
+        passed: float = 0.0,
         cable: float = 0.0,
-        host: tuple[float, float, float] | None = None,
+        host: tuple[float, float, float, float] | None = None,
     ) -> Load:
-        """Counts, priced.
+        """Counts, priced. All bytes are multiples of `n_bytes`, which is that of a message.
 
         Args:
-            n_bytes: of a message.
-            path: see `Load`.
-            fill: see `Load`.
+            path: and `fill`; see `Load`. In microseconds.
             ends: messages that the busiest rank sends and receives: on its host, and beyond.
-            memory: bytes that it copies or folds.
-            cable: bytes through the busiest cable in its busier direction.
-            host: `ends` and `memory` of all ranks of the busiest host; left out: all are alike.
+            sent: how many of them it copies for peers on its host; those that many read count once.
+            passed: how many it copies or folds otherwise: every receive, every send to a far rank.
+            cable: how many go through the busiest cable in its busier direction.
+            host: `ends`, `sent` and `passed` of all ranks of the busiest host; left out: all are
+                alike.
         """
-        rank_us = self._work(n_bytes, *ends, memory)
+        rank_us = self._work(n_bytes, *ends, sent, passed)
         host_us = self.here * rank_us if host is None else self._work(n_bytes, *host)
-        on_host = self.here * self.share
-        cores = min(self.cluster.n_cores, on_host)
+        cores = min(self.cluster.n_cores, self.here * self.share)
         return Load(
-            path=path,
-            fill=fill,
-            wire=self.share * cable * self.cluster.wire.us_per_byte,
+            path=path[0],
+            fill=path[1],
+            wire=self.share * cable * n_bytes * self.cluster.wire.us_per_byte,
             rank=rank_us,
             host=self.share * host_us / cores,
         )
 
-    def _work(self, n_bytes: float, near: float, far: float, memory: float) -> float:
-        n_segments = max(1, -(-n_bytes // SEGMENT_BYTES))
+    def _work(self, n_bytes: float, near: float, far: float, sent: float, passed: float) -> float:
         cluster = self.cluster
+        n_messages = self.pieces * max(1, -(-n_bytes // (self.pieces * SEGMENT_BYTES)))
         ends_us = near * cluster.local.message_us + far * cluster.wire.message_us
-        return n_segments * ends_us + memory * cluster.memory_us_per_byte
+        bytes_us = sent * cluster.local.us_per_byte + passed * cluster.memory_us_per_byte
+        return n_messages * ends_us + n_bytes * bytes_us
+
+    def _first(self, n_bytes: float) -> float:
+        return min(n_bytes / self.pieces, SEGMENT_BYTES)
 
 
 @functools.lru_cache(maxsize=256)

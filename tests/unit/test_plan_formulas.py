@@ -1,0 +1,149 @@
+"""The formulas of the planner count what the schedules do: messages, passes over memory, cables.
+
+The expected counts come from the steps themselves. A cluster on which only one thing costs anything
+makes a formula say how often it counted that.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+
+from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.formulas import formula_of
+from shoal.plan.site import INCAST, site_of
+from shoal.schedule import ALGORITHMS, Buffer, Copy, Finish, Recv, Send, find
+
+# A multiple of every number of chunks that comes up, and less than a segment each.
+N_BYTES = 2520 * 16
+
+
+class Census(NamedTuple):
+    """Of the rank with most messages to other hosts; of the busiest rank, host and cable."""
+
+    near: float
+    far: float
+    passed: float
+    host_passed: float
+    cable: float
+
+
+def blocks(n_hosts: int, here: int) -> tuple[int, ...]:
+    return tuple(rank // here for rank in range(n_hosts * here))
+
+
+def counted(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
+    """Count the steps of every rank."""
+    size, algorithm = len(hosts), find(collective, name)
+    n_chunks = algorithm.n_chunks(size, hosts)
+    in_place = collective in ("all_reduce", "broadcast", "reduce", "barrier")
+    chunk = N_BYTES / n_chunks if in_place else N_BYTES
+    near, far, passed = Counter[int](), Counter[int](), Counter[int]()
+    out, into = Counter[int](), Counter[int]()
+    for rank in range(size):
+        written: Counter[tuple[Buffer, int]] = Counter()
+        read = set()
+        for step in algorithm.steps(rank, size, 0, hosts):
+            match step:
+                case Copy():
+                    passed[rank] += 1
+                    written[step.into_buffer, step.into] += 1
+                case Recv():
+                    is_far = hosts[rank] != hosts[step.peer]
+                    (far if is_far else near)[rank] += 1
+                    passed[rank] += 1
+                    into[hosts[rank]] += is_far
+                    written[step.buffer, step.chunk] += 1
+                case Send():
+                    is_far = hosts[rank] != hosts[step.peer]
+                    (far if is_far else near)[rank] += 1
+                    out[hosts[rank]] += is_far
+                    place = step.buffer, step.chunk
+                    value = (*place, written[place])
+                    # Peers on the host read one copy of a value; the kernel copies for each.
+                    passed[rank] += is_far or value not in read
+                    read |= set() if is_far else {value}
+                case Finish():
+                    pass
+    busiest = max(range(size), key=lambda rank: (far[rank], near[rank]))
+    by_host: Counter[int] = Counter()
+    for rank, n in passed.items():
+        by_host[hosts[rank]] += n
+    return Census(
+        near=near[busiest],
+        far=far[busiest],
+        passed=max(passed.values()) * chunk,
+        host_passed=max(by_host.values()) * chunk,
+        cable=max([*out.values(), *into.values(), 0]) * chunk,
+    )
+
+
+def claimed(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
+    """What the formula counts, one thing at a time."""
+
+    def load(local: float = 0, wire: float = 0, memory: float = 0, cable: float = 0):  # type: ignore[no-untyped-def]
+        cluster = Cluster(
+            hosts=hosts,
+            local=LinkCost(0.0, memory, local),
+            wire=LinkCost(0.0, cable, wire),
+            memory_us_per_byte=memory,
+            n_cores=1,
+        )
+        formula = formula_of(collective, name)
+        assert formula is not None
+        return formula(N_BYTES, site_of(cluster))
+
+    return Census(
+        near=load(local=1).rank,
+        far=load(wire=1).rank,
+        passed=load(memory=1).rank,
+        host_passed=load(memory=1).host,
+        cable=load(cable=1).wire,
+    )
+
+
+ALL = [
+    (collective, name)
+    for collective, names in ALGORITHMS.items()
+    for name, algorithm in names.items()
+    if collective != "send_recv" and not algorithm.by_host
+]
+HOSTS = [(0,) * 2, (0,) * 4, (0,) * 8, blocks(4, 1), blocks(8, 1), blocks(2, 4), blocks(4, 4)]
+
+
+def assert_near(claim: Sequence[float], count: Sequence[float], within: float) -> None:
+    for field, said, is_so in zip(Census._fields, claim, count, strict=True):
+        upper = INCAST if field == "cable" else 1.0
+        assert is_so / within <= said <= is_so * within * upper + 1e-9, (
+            f"{field}: {said} claimed, {is_so} counted"
+        )
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_a_formula_counts_what_the_steps_do(
+    collective: str, name: str, hosts: tuple[int, ...]
+) -> None:
+    assert_near(claimed(collective, name, hosts), counted(collective, name, hosts), 1.45)
+
+
+@pytest.mark.parametrize("hosts", [(0,) * 3, (0,) * 7, blocks(5, 1), blocks(3, 4)], ids=str)
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_other_sizes_than_powers_of_two_are_counted_within_a_factor(
+    collective: str, name: str, hosts: tuple[int, ...]
+) -> None:
+    assert_near(claimed(collective, name, hosts), counted(collective, name, hosts), 2.1)
+
+
+@pytest.mark.parametrize("name", ["ring_2d", "fairring", "sharded/ring", "sharded/halving"])
+@pytest.mark.parametrize("hosts", [blocks(2, 2), blocks(4, 4), blocks(8, 2), blocks(3, 3)], ids=str)
+def test_hierarchies_count_both_levels(name: str, hosts: tuple[int, ...]) -> None:
+    assert_near(claimed("all_reduce", name, hosts), counted("all_reduce", name, hosts), 1.45)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("hosts", [(0,) * 8, blocks(8, 1), blocks(4, 4)], ids=str)
+def test_fewer_reducers_are_counted(k: int, hosts: tuple[int, ...]) -> None:
+    name = f"sharded({k})"
+    assert_near(claimed("all_reduce", name, hosts), counted("all_reduce", name, hosts), 1.45)
