@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import shoal
-from shoal.cli import draw, simulate, trace
+from shoal.cli import draw, plan, simulate, trace, tune
 from shoal.cli.options import Parser, Subparsers
 from shoal.errors import ShoalError
 
@@ -22,6 +22,8 @@ COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
     trace.add_to,
     draw.add_to,
     simulate.add_to,
+    plan.add_to,
+    tune.add_to,
 )
 """Each adds one subcommand. A line here is the whole registration."""
 

@@ -23,9 +23,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--latency", default="30us", metavar="TIME", help="between two hosts; default 30us")
     add("--message", default="5us", metavar="TIME", help="a core's, for each message; default 5us")
     add("--burst", default="0", metavar="BYTES", help="that a rested cable passes at once")
-    add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
-    add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
-    add("--memory", default="12GB", metavar="RATE", help="a core folds or copies; default 12GB")
+    add("--local-latency", default="1.5us", metavar="TIME", help="inside a host; default 1.5us")
+    add("--local-message", default="0.35us", metavar="TIME", help="inside a host; default 0.35us")
+    add("--memory", default="18GB", metavar="RATE", help="a core folds or copies; default 18GB")
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
@@ -38,13 +38,15 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     n_cores = max(Counter(hosts).values()) if args.cores is None else args.cores
     if n_cores < 1:
         raise UsageError(f"--cores {n_cores}: a host has at least one core")
+    memory = 1 / bytes_per_us(args.memory)
+    local_us = microseconds(args.local_latency), microseconds(args.local_message)
     return Cluster(
         hosts=hosts,
-        local=LinkCost(microseconds(args.local_latency), 0.0, microseconds(args.local_message)),
+        local=LinkCost(local_us[0], memory, local_us[1]),
         wire=LinkCost(
             microseconds(args.latency), 1 / bytes_per_us(args.link), microseconds(args.message)
         ),
-        memory_us_per_byte=1 / bytes_per_us(args.memory),
+        memory_us_per_byte=memory,
         n_cores=n_cores,
         burst_bytes=bytes_of(args.burst),
     )

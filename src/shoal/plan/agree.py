@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.plan.defaults import default_cluster
@@ -21,31 +21,11 @@ from shoal.plan.probe import Measured, measure
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
+    from shoal.plan.ranks import Group
     from shoal.plan.settings import Settings
     from shoal.plan.tuning import Tuning
 
 _LOG: Final = logging.getLogger("shoal")
-
-
-class Group(Protocol):
-    """A group of ranks, as far as the planner uses it."""
-
-    rank: int
-    size: int
-    name: str
-    planner: Planner
-
-    def all_gather(self, outputs: Any, data: Any) -> object:
-        """Collect every rank's `data`."""
-
-    def all_reduce(self, data: Any, op: Any) -> object:
-        """Fold `data` over all ranks."""
-
-    def send(self, data: Any, to: int) -> object:
-        """Send `data` to one rank."""
-
-    def recv(self, data: Any, source: int, *, work: bool = False) -> Any:
-        """Receive from one rank."""
 
 
 class _Card(NamedTuple):

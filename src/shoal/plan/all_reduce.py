@@ -24,7 +24,7 @@ def direct(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop + 2 * site.copy(n_bytes), hop),
+        path=(hop + 2 * site.copy(n_bytes), site.wait),
         ends=(2 * near, 2 * far),
         sent=near > 0,
         passed=n + 1 + far,
@@ -42,7 +42,7 @@ def sharded(n_bytes: float, site: Site) -> Load:
     hop = site.hop(shard)
     return site.load(
         shard,
-        path=(2 * hop, hop),
+        path=(2 * hop, site.wait),
         ends=(4 * near, 4 * far),
         sent=near + (near > 0),
         passed=2 * (n - 1) + 2 * far,
@@ -69,7 +69,7 @@ def sharded_among(n_reducers: int) -> Formula:
         host = [q * a + (here - q) * b for a, b in zip(busiest, others, strict=True)]
         return site.load(
             shard,
-            path=(2 * hop, hop),
+            path=(2 * hop, site.wait),
             ends=(busiest[0], busiest[1]),
             sent=busiest[2],
             passed=busiest[3],
@@ -129,7 +129,7 @@ def doubling(n_bytes: float, site: Site) -> Load:
     path = site.hops(near + 2 * (extra - paired_far), far + 2 * paired_far, n_bytes)
     return site.load(
         n_bytes,
-        path=(path + (rounds + 1 + extra) * site.copy(n_bytes), site.hop(n_bytes)),
+        path=(path + (rounds + 1 + extra) * site.copy(n_bytes), site.wait),
         ends=(2 * (near + extra - paired_far), 2 * (far + paired_far)),
         sent=near + extra - paired_far,
         passed=2 * rounds + far + 0.5 + extra + paired_far,
@@ -152,7 +152,7 @@ def halving(n_bytes: float, site: Site) -> Load:
     path = site.hops(2 * near_rounds, 2 * far_rounds, chunk) + 2 * extra * site.hop(chunk)
     return site.load(
         chunk,
-        path=(path, site.hop(chunk)),
+        path=(path, site.wait),
         ends=(4 * near + 2 * (paired - paired_far), 4 * far + 2 * paired_far),
         sent=2 * near + paired - paired_far,
         passed=2 * (p - 1) + 2 * far + paired + paired_far,

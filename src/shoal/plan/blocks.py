@@ -18,7 +18,7 @@ def direct_all_gather(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, hop),
+        path=(hop, site.wait),
         ends=(2 * near, 2 * far),
         sent=near > 0,
         passed=n + far,
@@ -44,7 +44,7 @@ def ring_load(n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0) -
     host_near = site.here * rounds - host_far
     return site.load(
         n_bytes,
-        path=(site.hops(rounds - far, far, n_bytes), site.hop(n_bytes)),
+        path=(site.hops(rounds - far, far, n_bytes), site.wait),
         ends=(2 * rounds - far_sent, far_sent) if near_sent else (0, 2 * rounds),
         sent=near_sent,
         passed=rounds + copied + (0 if near_sent else rounds),
@@ -69,7 +69,7 @@ def bruck_all_gather(n_bytes: float, site: Site) -> Load:
     crossing = sum(4**k for k in range(near_rounds)) if site.n_hosts > 1 else 0
     return site.load(
         n_bytes,
-        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
         sent=near,
         passed=n + far,
@@ -83,7 +83,7 @@ def direct_reduce_scatter(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(site.copy(n_bytes) + hop, hop),
+        path=(site.copy(n_bytes) + hop, site.wait),
         ends=(2 * near, 2 * far),
         sent=near,
         passed=n + far,
@@ -107,7 +107,7 @@ def pairwise_all_to_all(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, hop),
+        path=(hop, site.wait),
         ends=(2 * near, 2 * far),
         sent=near,
         passed=n + far,
@@ -127,7 +127,7 @@ def bruck_all_to_all(n_bytes: float, site: Site) -> Load:
     crossing = sum(m << k for k, m in enumerate(in_round[:near_rounds]))
     return site.load(
         n_bytes,
-        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
         sent=near,
         passed=1 + near + 2 * far,
@@ -141,7 +141,7 @@ def dissemination(n_bytes: float, site: Site) -> Load:
     far = rounds - near
     return site.load(
         n_bytes,
-        path=(site.hops(near, far, n_bytes) + rounds * site.copy(n_bytes), site.hop(n_bytes)),
+        path=(site.hops(near, far, n_bytes) + rounds * site.copy(n_bytes), site.wait),
         ends=site.at_edge(near, far),
         sent=near,
         passed=2 * rounds + far,

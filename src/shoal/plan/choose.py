@@ -31,6 +31,12 @@ _CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
 
+# Costs that differ by less are taken as equal.
+_EQUAL: Final = 1.02
+# How many of those that lost a reason names.
+_N_NAMED: Final = 3
+
+
 class Choice(NamedTuple):
     """An algorithm's name, what the model says it takes, and the sentence that justifies it."""
 
@@ -136,12 +142,19 @@ def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
 
 def _cheapest(loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site) -> Choice:
     ranked = sorted(loads, key=lambda name: loads[name].cost_us)
-    best = loads[ranked[0]]
+    # Of those that are as good as equal the first of the table, which is simpler: the model is not
+    # that exact, and a choice that flips from size to size is hard to follow.
+    least_us = loads[ranked[0]].cost_us
+    first = next(name for name, load in loads.items() if load.cost_us <= _EQUAL * least_us)
+    ranked.remove(first)
+    ranked.insert(0, first)
+    best = loads[first]
     why = f"{show_bytes(n_bytes)} {_where(site)}: {ranked[0]} takes {show_us(best.cost_us)}"
     why += f", held up by {best.limit}"
     others = [_compared(name, loads[name].cost_us / best.cost_us) for name in ranked[1:]]
     if others:
-        why += "; " + ", ".join(others)
+        why += "; " + ", ".join(others[:_N_NAMED])
+        why += f" and {len(others) - _N_NAMED} more" * (len(others) > _N_NAMED)
     if too_fine:
         why += f"; shards below {show_bytes(floor_of(site))} in {', '.join(too_fine)}"
     return Choice(ranked[0], best.cost_us, why)

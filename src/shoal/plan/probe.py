@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from shoal.plan.agree import Group
     from shoal.plan.cluster import LinkCost
+    from shoal.plan.ranks import Group
 
 # So many messages of a few bytes; the fastest counts, since noise only adds.
 _N_SMALL: Final = 10

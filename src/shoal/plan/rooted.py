@@ -17,7 +17,7 @@ def direct_broadcast(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, hop),
+        path=(hop, site.wait),
         ends=(near, far),
         sent=near > 0,
         passed=far,
@@ -81,7 +81,7 @@ def direct_reduce(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, hop),
+        path=(hop, site.wait),
         ends=(near, far),
         passed=n - 1,
         cable=far * INCAST,
@@ -96,14 +96,14 @@ def binomial_reduce(n_bytes: float, site: Site) -> Load:
     """
     near, rounds = site.near_rounds, (site.size - 1).bit_length()
     far, path = rounds - near, site.hops(near, rounds - near, n_bytes)
-    inner = site.here // 2 - (site.n_hosts == 1)
+    inner = max(site.here // 2 - (site.n_hosts == 1), site.here == 1 and rounds > 1)
     return site.load(
         n_bytes,
         path=(path + site.copy(n_bytes), path - site.hop(n_bytes)),
         ends=(near, far),
         passed=rounds + (rounds > 1),
         cable=far * (1 if site.in_blocks else site.here) * INCAST ** (far > 1),
-        host=(2 * site.near, far, site.near, rounds + site.near + max(0, inner)),
+        host=(2 * site.near, far, site.near, far + site.near + inner),
     )
 
 
@@ -131,7 +131,7 @@ def scatter_gather_reduce(n_bytes: float, site: Site) -> Load:
     hop = site.hop(shard)
     return site.load(
         shard,
-        path=(site.copy(shard) + 2 * hop, hop),
+        path=(site.copy(shard) + 2 * hop, site.wait),
         ends=(3 * near, 3 * far),
         sent=near,
         passed=2 * (n - 1) + far + (n == 2),
@@ -151,7 +151,7 @@ def direct_scatter(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, hop),
+        path=(hop, site.wait),
         ends=(near, far),
         sent=near,
         passed=1 + far,
@@ -166,7 +166,7 @@ def direct_gather(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, hop),
+        path=(hop, site.wait),
         ends=(near, far),
         passed=n,
         cable=far * INCAST,
@@ -185,7 +185,7 @@ def binomial_scatter(n_bytes: float, site: Site) -> Load:
     passed_on = site.here / 2 * near_rounds
     return site.load(
         n_bytes,
-        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=(near, far),
         sent=near,
         passed=1 + far,
@@ -201,7 +201,7 @@ def binomial_gather(n_bytes: float, site: Site) -> Load:
     passed_on = site.here / 2 * near_rounds
     return site.load(
         n_bytes,
-        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.hop(n_bytes)),
+        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=(near, far),
         passed=n,
         cable=far * INCAST,

@@ -157,6 +157,12 @@ class Site:
             self.turns * (2 * cluster.local.message_us + first * passes) + cluster.local.latency_us
         )
 
+    @property
+    def wait(self) -> float:
+        """How long nothing happens after a message has left."""
+        cluster = self.cluster
+        return (cluster.wire if self.n_hosts > 1 else cluster.local).latency_us
+
     def hops(self, near: float, far: float, n_bytes: float) -> float:
         """So many messages one after another."""
         far_us = far * self.hop(n_bytes, far=True) if far else 0.0

@@ -1,0 +1,63 @@
+"""`shoal plan`: which algorithms a cluster would use, by size, and why."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.cli.described import add_cluster, cluster_of
+from shoal.cli.quantities import show_bytes, show_us
+from shoal.errors import UsageError
+from shoal.plan.formulas import FORMULAS
+from shoal.plan.planner import Planner
+from shoal.plan.settings import forced_from
+from shoal.plan.tuning import read_tuning
+
+if TYPE_CHECKING:
+    from shoal.cli.options import Subparsers
+
+_SIZES: Final = tuple(1 << power for power in range(2, 29))
+_MOST_RANKS: Final = 1 << 16
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add `shoal plan`."""
+    what = "which algorithm each collective takes on a described cluster, by size, and why"
+    parser = subparsers.add_parser("plan", help=what, description=f"Show {what}.")
+    add = parser.add_argument
+    add("--collective", action="append", choices=sorted(FORMULAS), metavar="NAME", help="only this")
+    add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
+    add_cluster(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    cluster = cluster_of(args)
+    if cluster.size > _MOST_RANKS:
+        raise UsageError(f"{cluster.size} ranks are more than {_MOST_RANKS}")
+    tuning = read_tuning(args.tuning) if args.tuning else None
+    if tuning and (difference := tuning.differs_from(cluster.hosts, cluster.n_cores)):
+        raise UsageError(f"the tuning file {args.tuning} is of another cluster: {difference}")
+    planner = Planner(cluster, forced_from(), tuning)
+    for collective in args.collective or FORMULAS:
+        print("\n".join(_table(collective, planner)))
+    return 0
+
+
+def _table(collective: str, planner: Planner) -> Iterator[str]:
+    """One line per range of sizes with the same algorithm, and the reason at its upper end."""
+    yield collective
+    choices = [(n_bytes, planner.choose(collective, n_bytes)) for n_bytes in _sizes(collective)]
+    for place, (n_bytes, choice) in enumerate(choices):
+        is_last = place + 1 == len(choices)
+        if is_last or choices[place + 1][1].name != choice.name:
+            upto = "and more" if is_last and len(choices) > 1 else f"to {show_bytes(n_bytes)}"
+            yield f"  {upto:<12} {choice.name:<18} {show_us(choice.cost_us):>8}"
+            yield textwrap.indent(textwrap.fill(choice.why, 92, break_long_words=False), " " * 6)
+
+
+def _sizes(collective: str) -> Sequence[int]:
+    return _SIZES[:1] if collective == "barrier" else _SIZES

@@ -1,0 +1,153 @@
+"""`shoal tune`: measure the algorithms on this very cluster, for SHOAL_TUNING to load."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.cli.quantities import bytes_of, show_bytes, show_us
+from shoal.errors import ShoalError, UsageError
+from shoal.plan.choose import choose
+from shoal.plan.measure import COLLECTIVES, measure_group
+
+if TYPE_CHECKING:
+    from shoal.cli.options import Subparsers
+    from shoal.plan.cluster import Cluster
+    from shoal.plan.tuning import Tuning
+
+_DESCRIPTION: Final = """
+Measure what every sensible algorithm takes on the ranks of this job, by collective and size, and
+write a file that SHOAL_TUNING=FILE makes every later job choose by.
+
+Run it as the job will run: under torchrun, mpirun or srun, once per rank; or with --ranks N, which
+starts N ranks on this machine.
+"""
+
+# With default sizes, minutes; whoever hangs longer is ended with all others.
+_DEADLINE_S: Final = 3600.0
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        *("tune",), help="measure the algorithms on this cluster", description=_DESCRIPTION
+    )
+    parser.add_argument("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
+    parser.add_argument("--ranks", type=int, help="start so many ranks here")
+    parser.add_argument(
+        "--collective", action="append", choices=COLLECTIVES, help="only this one; may be repeated"
+    )
+    parser.add_argument("--from", dest="least", default="4B", help="smallest size (4B)")
+    parser.add_argument("--to", dest="most", default="64MiB", help="largest size (64MiB)")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each (5)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, as one rank or as whoever starts them."""
+    sizes = sizes_between(bytes_of(args.least), bytes_of(args.most))
+    if args.rounds < 1:
+        raise UsageError(f"--rounds {args.rounds}: at least one is needed")
+    if args.ranks is not None:
+        if args.ranks < 2:
+            raise UsageError(f"--ranks {args.ranks}: at least two have something to say")
+        return _start(args.ranks, _words(args))
+    _run_rank(args, sizes)
+    return 0
+
+
+def sizes_between(least: int, most: int) -> list[int]:
+    """Four bytes and its multiples by powers of 4 between two sizes.
+
+    Raises:
+        UsageError: there is none.
+    """
+    sizes = [4 << 2 * power for power in range(16) if least <= 4 << 2 * power <= most]
+    if not sizes:
+        raise UsageError(
+            f"--from {show_bytes(least)} --to {show_bytes(most)}: no 4 B, 16 B, 64 B ... 4 GiB "
+            "is between them"
+        )
+    return sizes
+
+
+def table(tuning: Tuning, cluster: Cluster) -> str:
+    """What was measured, and how the model's choice compares."""
+    lines, ratios = [], []
+    for collective, by_size in tuning.times.items():
+        lines.append(collective)
+        for n_bytes, times in by_size.items():
+            best = min(times, key=times.__getitem__)
+            chosen = choose(collective, n_bytes, cluster).name
+            ratios.append(times[chosen] / times[best])
+            each = ", ".join(
+                f"{name} {show_us(us)}" for name, us in sorted(times.items(), key=lambda t: t[1])
+            )
+            lines.append(f"  {show_bytes(n_bytes):>8}  model {chosen} {ratios[-1]:.2f}  {each}")
+    n_good = sum(ratio <= 1.1 for ratio in ratios)
+    lines.append(f"the model's choice is within 10 % of the fastest at {n_good} of {len(ratios)}")
+    return "\n".join(lines) + "\n"
+
+
+def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
+    import shoal
+
+    for name in ("SHOAL_ALGO", "SHOAL_TUNING"):  # what is to be found out
+        os.environ.pop(name, None)
+    with shoal.init() as group:
+        collectives = args.collective or COLLECTIVES
+        tell = _tell if group.rank == 0 else _keep
+        tuning = measure_group(group, collectives, sizes, args.rounds, tell)
+        if group.rank == 0:
+            tuning.write(args.out)
+            sys.stdout.write(table(tuning, group.planner.cluster))
+            sys.stdout.write(f"wrote {args.out}\n")
+
+
+def _tell(what: str) -> None:
+    print(f"shoal tune: {what}", file=sys.stderr)
+
+
+def _keep(_what: str) -> None:
+    """Only one rank tells."""
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """The command line of one rank."""
+    words = ["tune", "--out", str(args.out), "--from", args.least, "--to", args.most]
+    words += ["--rounds", str(args.rounds)]
+    for collective in args.collective or ():
+        words += ["--collective", collective]
+    return words
+
+
+def _start(n_ranks: int, words: Sequence[str]) -> int:
+    """Run the same command in so many processes of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n_ranks)}
+    command = [sys.executable, "-m", "shoal", *words]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **master, "RANK": str(rank)})
+        for rank in range(n_ranks)
+    ]
+    until = time.monotonic() + _DEADLINE_S
+    try:
+        codes = [rank.wait(max(0.0, until - time.monotonic())) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        raise ShoalError(f"the ranks did not end within {_DEADLINE_S:.0f} s") from None
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(codes):
+        raise ShoalError(f"the ranks ended with {codes}; what they said stands above")
+    return 0

@@ -1,0 +1,114 @@
+"""The real time of every sensible algorithm, measured on the ranks of a group."""
+
+from __future__ import annotations
+
+import array
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from shoal.plan.choose import can_serve, candidates, choose, cost_of
+from shoal.plan.planner import Planner
+from shoal.plan.settings import Forced
+from shoal.plan.tuning import Tuning
+
+if TYPE_CHECKING:
+    from shoal.plan.ranks import Group
+
+COLLECTIVES: Final = (
+    *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
+    *("gather", "scatter", "all_to_all"),
+)
+"""Those that have several algorithms."""
+
+# Algorithms that the model gives so many times the time of the best are not worth measuring.
+_HOPELESS: Final = 8.0
+# A sample is a few calls in a row; as many as move this.
+_SAMPLE_BYTES: Final = 1 << 20
+_MOST_CALLS: Final = 20
+
+Progress = Callable[[str], None]
+
+
+def measure_group(
+    group: Group,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    n_rounds: int,
+    progress: Progress = lambda _: None,
+) -> Tuning:
+    """Measure all sensible algorithms of these collectives at these sizes.
+
+    Every rank of the group must call it with the same arguments, and gets the same result: the
+    slowest rank's time, in the lower quartile of the rounds: others' work only adds to it. In each
+    round all algorithms take their turn, so that a machine that slows down is slow for all.
+
+    Args:
+        sizes: bytes, as `choose` counts them; multiples of 4.
+    """
+    planner = group.planner
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    try:
+        for collective in collectives:
+            times[collective] = {}
+            for n_bytes in sizes:
+                progress(f"{collective} of {n_bytes} B")
+                names = list(sensible(collective, n_bytes, planner))
+                times[collective][n_bytes] = _compare(group, collective, n_bytes, names, n_rounds)
+    finally:
+        group.plan_by(planner)
+    return Tuning(planner.cluster.hosts, planner.cluster.n_cores, times)
+
+
+def sensible(collective: str, n_bytes: int, planner: Planner) -> Iterator[str]:
+    """The candidates that could be the fastest, even if the model is wrong by a good deal."""
+    cluster = planner.cluster
+    best_us = choose(collective, n_bytes, cluster).cost_us
+    for name in candidates(collective, n_bytes, cluster):
+        if not can_serve(collective, name, cluster):
+            continue
+        if cost_of(collective, name, n_bytes, cluster).cost_us <= _HOPELESS * best_us:
+            yield name
+
+
+def _compare(
+    group: Group, collective: str, n_bytes: int, names: Sequence[str], n_rounds: int
+) -> dict[str, float]:
+    call = _call(group, collective, n_bytes)
+    n_calls = max(1, min(_MOST_CALLS, _SAMPLE_BYTES // n_bytes))
+    planners = {
+        name: Planner(group.planner.cluster, Forced(by_collective=((collective, name),)))
+        for name in names
+    }
+    samples = array.array("d")
+    for _ in range(n_rounds):
+        for name in names:
+            group.plan_by(planners[name])
+            call()  # plans are made, and caches have seen these buffers
+            group.barrier()
+            start_s = time.perf_counter()
+            for _ in range(n_calls):
+                call()
+            samples.append((time.perf_counter() - start_s) * 1e6 / n_calls)
+    group.all_reduce(samples, "max")
+    by_name = {name: sorted(samples[place :: len(names)]) for place, name in enumerate(names)}
+    return {name: times[len(times) // 4] for name, times in by_name.items()}
+
+
+def _call(group: Group, collective: str, n_bytes: int) -> Callable[[], object]:
+    """A call of that collective on float32 in private memory; all roots are rank 0."""
+    one = array.array("f", bytes(n_bytes))
+    if collective in ("all_reduce", "broadcast", "reduce"):
+        return lambda: getattr(group, collective)(one)
+    every = array.array("f", bytes(n_bytes * group.size))
+    if collective == "all_to_all":
+        others = array.array("f", every)
+        return lambda: group.all_to_all(others, every)
+    at_root = every if group.rank == 0 else None
+    calls: dict[str, Callable[[], object]] = {
+        "all_gather": lambda: group.all_gather(every, one),
+        "reduce_scatter": lambda: group.reduce_scatter(one, every),
+        "gather": lambda: group.gather(at_root, one),
+        "scatter": lambda: group.scatter(one, at_root),
+    }
+    return calls[collective]
