@@ -1,11 +1,22 @@
 // Draws the ranks, what they hold and the messages on their way.
 
-const canvas = $("canvas"), screen_ = canvas.getContext("2d"), kept = document.createElement("canvas");
-let theme = {}, colours = [], size = { width: 0, height: 0 }, keptRound = null;
+const canvas = $("canvas"), screen_ = canvas.getContext("2d");
+// What holds still is drawn once: the cards, and the arrows of one round.
+const [kept, arrows] = ["canvas", "canvas"].map((name) => document.createElement(name));
+let theme = {}, colours = [], size = { width: 0, height: 0 }, isKeptDrawn = false, arrowsRound = null;
 const bends = new Map();  // by sender and receiver
 
 
+/** The drawing context of a canvas, in pixels of the page. */
+function contextOf(one) {
+  const context = one.getContext("2d"), ratio = one.width / size.width;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}
+
 function restyle() {
+  isKeptDrawn = false;
+  arrowsRound = null;
   const style = getComputedStyle(document.documentElement);
   for (const name of ["card", "well", "line", "ink", "soft", "paper", "accent", "good", "mono"]) {
     theme[name] = style.getPropertyValue(`--${name}`).trim();
@@ -21,11 +32,10 @@ function restyle() {
 function resize() {
   const { width, height } = $("stage").getBoundingClientRect(), ratio = devicePixelRatio || 1;
   size = { width, height };
-  for (const one of [canvas, kept]) [one.width, one.height] = [width * ratio, height * ratio];
+  for (const one of [canvas, kept, arrows]) [one.width, one.height] = [width * ratio, height * ratio];
   [cards, boxes] = nHosts > 1 ? hostLayout(width, height) : ringLayout(trace.ranks, width, height);
   bends.clear();
   restyle();
-  keptRound = null;
 }
 
 function rounded(context, x, y, w, h, radius) {
@@ -34,22 +44,29 @@ function rounded(context, x, y, w, h, radius) {
 }
 
 /** A value as a stack of the ranks that contributed, the first at the bottom. */
-function drawStack(context, value, { x, y, w, h }) {
-  const ranks = contributions[value], slot = h / depth, gap = slot > 5 ? 1 : 0;
+function drawStack(context, value, { x, y, w, h }, most = Infinity) {
+  const ranks = contributions[value], slot = h / depth;
+  if (slot <= 5) return drawThinStack(context, ranks, { x, y, w, h }, most);
   ranks.forEach((rank, i) => {
     const top = y + h - (i + 1) * slot;
     context.fillStyle = colours[rank];
-    if (slot > 5) {
-      rounded(context, x, top + gap, w, slot - gap, 2.5);
-      context.fill();
-    } else {
-      context.fillRect(x, top, w, slot + 0.4);
-    }
+    rounded(context, x, top + 1, w, slot - 1, Math.min(2.5, slot / 5));
+    context.fill();
     if (slot >= 13 && w >= 13) {
       context.fillStyle = "rgb(20 22 26 / 0.78)";
       text(context, rank, x + w / 2, top + slot / 2 + 0.5, Math.min(12, slot * 0.62), "center");
     }
   });
+}
+
+/** Where a piece would be less than a pixel, one stands for its neighbours; `most` of them. */
+function drawThinStack(context, ranks, { x, y, w, h }, most) {
+  const filled = h * ranks.length / depth;
+  const n = Math.max(1, Math.min(ranks.length, Math.ceil(filled), most));
+  for (let i = 0; i < n; i++) {
+    context.fillStyle = colours[ranks[Math.floor((i + 0.5) * ranks.length / n)]];
+    context.fillRect(x, y + h - (i + 1) * filled / n, w, filled / n + 0.3);
+  }
 }
 
 function text(context, words, x, y, pixels, align, weight = 500) {
@@ -69,7 +86,13 @@ function drawCard(context, rank) {
   context.stroke();
   if (label > 2) nameCard(context, rank, label);
   else if (rank % 4 === 0) nameBeside(context, rank);
-  trace.places[rank].forEach(([, chunk], place) => drawPlace(context, rank, place, chunk, card));
+  const { places } = trace, n = places[rank].length;
+  if (n && bar(rank, 0).w <= 4) {
+    const [first, last] = [bar(rank, 0), bar(rank, n - 1)];
+    context.fillStyle = theme.well;
+    context.fillRect(first.x, first.y, last.x + last.w - first.x, first.h);
+  }
+  places[rank].forEach(([, chunk], place) => drawPlace(context, rank, place, chunk, card));
 }
 
 function nameCard(context, rank, label) {
@@ -94,34 +117,50 @@ function nameBeside(context, rank) {
 
 function drawPlace(context, rank, place, chunk, card) {
   const at = bar(rank, place), value = held[rank][place];
-  context.fillStyle = theme.well;
-  if (at.w > 4) { rounded(context, at.x, at.y, at.w, at.h, 2.5); context.fill(); }
-  else context.fillRect(at.x, at.y, at.w, at.h);
-  if (value !== null) drawStack(context, value, at);
-  const done = isKept(rank, place);
-  if (at.w >= 11 && card.h > 70) {
-    const [buffer] = trace.places[rank][place], name = buffer === "data" ? letter(chunk) : `${chunk}`;
-    context.fillStyle = done ? theme.good : theme.soft;
-    const middle = [at.x + at.w / 2, at.y + at.h + 9], weight = done ? 700 : 400;
-    if (at.w > 8 * name.length) text(context, name, ...middle, 11, "center", weight);
+  if (at.w > 4) {
+    context.fillStyle = theme.card;
+    context.fillRect(at.x - 0.5, at.y - 1, at.w + 1, card.y + card.h / 2 - at.y - 1);
+    context.fillStyle = theme.well;
+    rounded(context, at.x, at.y, at.w, at.h, 2.5);
+    context.fill();
   }
+  // Thin bars share pixels: a little wider, they do not pale.
+  if (value !== null) drawStack(context, value, at.w > 4 ? at : { ...at, w: at.w + 0.4 });
+  const done = isKept(rank, place), [buffer] = trace.places[rank][place];
+  const name = buffer === "data" ? letter(chunk) : `${chunk}`;
+  if (at.w < 11 || at.w <= 8 * name.length || card.h <= 70) return;
+  context.fillStyle = done ? theme.good : theme.soft;
+  text(context, name, at.x + at.w / 2, at.y + at.h + 9, 11, "center", done ? 700 : 400);
 }
 
-/** Everything that holds still while messages fly. Drawn once for each round. */
+/** Everything that holds still while messages fly; only what has changed, if it can be. */
 function drawKept() {
-  const context = kept.getContext("2d"), ratio = kept.width / size.width;
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, size.width, size.height);
-  for (const { x, y, w, h, label } of boxes) {
-    context.strokeStyle = theme.line;
-    context.lineWidth = 1;
-    rounded(context, x, y, w, h, 14);
-    context.stroke();
-    context.fillStyle = theme.soft;
-    text(context, label, x + 14, y + 15, 12, "left");
+  const context = contextOf(kept);
+  if (isKeptDrawn) {
+    const changed = [...undrawn].map((key) => key.split(" ").map(Number));
+    // Thin bars share pixels with their neighbours, so all of them are drawn again.
+    const [apart, shared] = [[], new Set()];
+    for (const [rank, place] of changed) {
+      if (bar(rank, place).w > 4) apart.push([rank, place]); else shared.add(rank);
+    }
+    shared.forEach((rank) => drawCard(context, rank));
+    for (const [rank, place] of apart) {
+      drawPlace(context, rank, place, trace.places[rank][place][1], cards[rank]);
+    }
+  } else {
+    context.clearRect(0, 0, size.width, size.height);
+    for (const { x, y, w, h, label } of boxes) {
+      context.strokeStyle = theme.line;
+      context.lineWidth = 1;
+      rounded(context, x, y, w, h, 14);
+      context.stroke();
+      context.fillStyle = theme.soft;
+      text(context, label, x + 14, y + 15, 12, "left");
+    }
+    cards.forEach((_, rank) => drawCard(context, rank));
   }
-  cards.forEach((_, rank) => drawCard(context, rank));
-  keptRound = shownRound;
+  isKeptDrawn = true;
+  undrawn.clear();
 }
 
 /** The way of a message from a to b: a little to the right, so that two ways do not meet. */
@@ -151,47 +190,60 @@ function bendOf(sender, receiver) {
   return bends.get(key);
 }
 
-function drawArrow(sender, receiver, strength) {
-  const a = cards[sender], b = cards[receiver], point = way(a, b, bendOf(sender, receiver)), points = [];
+const MANY = 400;  // messages of one round, from where on they are drawn with less care
+
+function drawArrow(context, sender, receiver) {
+  const a = cards[sender], b = cards[receiver], point = way(a, b, bendOf(sender, receiver));
+  const points = [];
   for (let i = 0; i <= 60; i++) {
     const at = point(i / 60);
     if (!inside(at, a, 3) && !inside(at, b, 4)) points.push(at);
   }
   if (points.length < 2) return;
   const tip = points[points.length - 1], before = points[Math.max(0, points.length - 4)];
-  screen_.globalAlpha = strength;
-  screen_.strokeStyle = screen_.fillStyle = theme.soft;
-  screen_.lineWidth = 1.2;
-  screen_.beginPath();
-  points.forEach(({ x, y }) => screen_.lineTo(x, y));
-  screen_.stroke();
+  context.beginPath();
+  points.forEach(({ x, y }) => context.lineTo(x, y));
+  context.stroke();
   const angle = Math.atan2(tip.y - before.y, tip.x - before.x), long = Math.min(8, 3 + b.h * 0.1);
-  screen_.beginPath();
-  screen_.moveTo(tip.x, tip.y);
+  context.beginPath();
+  context.moveTo(tip.x, tip.y);
   for (const side of [2.72, -2.72]) {
-    screen_.lineTo(tip.x + long * Math.cos(angle + side), tip.y + long * Math.sin(angle + side));
+    context.lineTo(tip.x + long * Math.cos(angle + side), tip.y + long * Math.sin(angle + side));
   }
-  screen_.fill();
-  screen_.globalAlpha = 1;
+  context.fill();
 }
 
-function drawArrows(round, strength) {
-  const messages = trace.rounds[round].messages, drawn = new Set();
-  const one = Math.min(0.75, Math.max(0.12, 24 / messages.length)) * strength;
+/** The ways of a round's messages. Of very many only lines from card to card, in one stroke. */
+function drawArrows(round) {
+  const messages = trace.rounds[round].messages, drawn = new Set(), context = contextOf(arrows);
+  context.clearRect(0, 0, size.width, size.height);
+  context.strokeStyle = context.fillStyle = theme.soft;
+  context.lineWidth = messages.length > MANY ? 0.5 : 1.2;
+  context.globalAlpha = Math.min(0.75, Math.max(0.15, 24 / messages.length));
+  context.beginPath();
   for (const [sender, , receiver] of messages) {
-    const pair = sender * trace.ranks + receiver;
-    if (!drawn.has(pair)) drawArrow(sender, receiver, one);
-    drawn.add(pair);
+    const key = sender * trace.ranks + receiver, a = cards[sender], b = cards[receiver];
+    if (drawn.has(key)) continue;
+    drawn.add(key);
+    if (messages.length > MANY) {
+      context.moveTo(a.x, a.y);
+      context.lineTo(b.x, b.y);
+    } else drawArrow(context, sender, receiver);
   }
+  if (messages.length > MANY) context.stroke();
+  context.globalAlpha = 1;
+  arrowsRound = round;
 }
 
 /** The messages of a round on their way, from 0 to 1. They land on top of each other. */
 function drawMessages(round, flown) {
-  const heights = new Map(), lift = Math.sin(Math.PI * flown);
+  const { messages } = trace.rounds[round], heights = new Map();
+  // A shadow costs more than all the rest of a message.
+  const lift = messages.length > MANY ? 0 : Math.sin(Math.PI * flown);
   screen_.shadowColor = `rgb(0 0 0 / ${0.3 * lift})`;
   screen_.shadowBlur = 9 * lift;
   screen_.shadowOffsetY = 3 * lift;
-  for (const [sender, source, receiver, target, folds, value] of trace.rounds[round].messages) {
+  for (const [sender, source, receiver, target, folds, value] of messages) {
     const from = bar(sender, source), to = bar(receiver, target);
     const key = `${receiver} ${target}`, before = held[receiver][target];
     const under = heights.get(key) ?? (folds && before !== null ? contributions[before].length : 0);
@@ -199,7 +251,8 @@ function drawMessages(round, flown) {
     if (folds) to.y -= Math.min(under, depth - 1) * to.h / depth;
     const at = way(from, to, bendOf(sender, receiver))(flown);
     const mix = (name) => from[name] + (to[name] - from[name]) * flown;
-    drawStack(screen_, value, { x: at.x, y: at.y, w: mix("w"), h: mix("h") });
+    const goal = { x: at.x, y: at.y, w: Math.max(1.5, mix("w")), h: mix("h") };
+    drawStack(screen_, value, goal, messages.length > MANY ? 6 : Infinity);
   }
   screen_.shadowColor = "transparent";
 }
@@ -210,12 +263,14 @@ const ease = (t) => (t < 0.5 ? 4 * t ** 3 : 1 - (2 - 2 * t) ** 3 / 2);
 function draw() {
   const round = Math.min(Math.floor(position), lastRound);
   const flown = Math.min(1, (position - round) / FLIGHT), flying = flown > 0 && flown < 1;
-  const current = flown > 0 ? round + 1 : round, ratio = canvas.width / size.width;
+  const current = flown > 0 ? round + 1 : round;
   goToRound(flown === 1 ? round + 1 : round);
-  if (keptRound !== shownRound) drawKept();
-  screen_.setTransform(ratio, 0, 0, ratio, 0, 0);
-  screen_.clearRect(0, 0, size.width, size.height);
-  drawArrows(current, flying ? 1 : 0.5);
+  if (!isKeptDrawn || undrawn.size) drawKept();
+  if (arrowsRound !== current) drawArrows(current);
+  contextOf(canvas).clearRect(0, 0, size.width, size.height);
+  screen_.globalAlpha = flying ? 1 : 0.5;
+  screen_.drawImage(arrows, 0, 0, size.width, size.height);
+  screen_.globalAlpha = 1;
   screen_.drawImage(kept, 0, 0, size.width, size.height);
   if (flying) drawMessages(current, ease(flown));
   tell(current);

@@ -21,14 +21,23 @@ for (const round of trace.rounds) {
 }
 held.forEach((places) => places.fill(null));
 
+// What has changed since it was drawn and told: "rank place".
+const undrawn = new Set(), untold = new Set();
+
+function hold(rank, place, value) {
+  held[rank][place] = value;
+  undrawn.add(`${rank} ${place}`);
+  untold.add(`${rank} ${place}`);
+}
+
 function goToRound(target) {
   while (shownRound < target) {
     shownRound += 1;
-    for (const [rank, place, value] of trace.rounds[shownRound].writes) held[rank][place] = value;
+    for (const [rank, place, value] of trace.rounds[shownRound].writes) hold(rank, place, value);
   }
   while (shownRound > target) {
     const writes = trace.rounds[shownRound].writes;
-    for (let i = writes.length - 1; i >= 0; i--) held[writes[i][0]][writes[i][1]] = writes[i][3];
+    for (let i = writes.length - 1; i >= 0; i--) hold(writes[i][0], writes[i][1], writes[i][3]);
     shownRound -= 1;
   }
 }
@@ -41,15 +50,17 @@ const promised = trace.promised.map((wanted) => {
   return byPlace;
 });
 
+// Of each value: the ranks that contributed to it, once each, first to last, and their limits.
+const contributions = trace.values.map(([, ranks]) => [...new Set(ranks)]);
+const limits = contributions.map((ranks) => [Math.min(...ranks), Math.max(...ranks)]);
+
 /** Whether a rank's place holds what it must hold at the end. */
 function isKept(rank, place) {
-  const want = promised[rank].get(place);
-  if (!want || held[rank][place] === null) return false;
-  const [chunk, ranks, finished] = trace.values[held[rank][place]];
-  const distinct = new Set(ranks);
-  return chunk === want.chunk && finished === want.finished &&
-    distinct.size === want.last - want.first + 1 &&
-    ranks.every((rank_) => rank_ >= want.first && rank_ <= want.last);
+  const want = promised[rank].get(place), value = held[rank][place];
+  if (!want || value === null) return false;
+  const [chunk, , finished] = trace.values[value], [first, last] = limits[value];
+  return chunk === want.chunk && finished === want.finished && first === want.first &&
+    last === want.last && contributions[value].length === last - first + 1;
 }
 
 function allKept() {

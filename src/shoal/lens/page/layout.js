@@ -1,7 +1,6 @@
 // Where everything stands on the canvas: a ring, or hosts as boxes.
 
 const nHosts = Math.max(...trace.hosts) + 1;
-const contributions = trace.values.map(([, ranks]) => [...new Set(ranks)]);
 const depth = Math.max(1, ...contributions.map((ranks) => ranks.length));
 const columns = trace.places.map((places) => {
   // Gaps between buffers, in columns.

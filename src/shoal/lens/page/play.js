@@ -73,6 +73,6 @@ $("forward").onclick = () => step(1);
 $("scrub").oninput = (event) => { setPlaying(false); show(+event.target.value); };
 addEventListener("keydown", onKey);
 addEventListener("resize", () => { resize(); draw(); });
-matchMedia("(prefers-color-scheme: dark)").onchange = () => { restyle(); keptRound = null; draw(); };
+matchMedia("(prefers-color-scheme: dark)").onchange = () => { restyle(); draw(); };
 canvas.onpointermove = onPoint;
 canvas.onpointerleave = () => { $("hint").hidden = true; };

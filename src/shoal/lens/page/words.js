@@ -43,18 +43,19 @@ function telling(current) {
 
 const cells = new Map();
 
+let fresh = [];
+
 function tellState() {
-  const { writes } = trace.rounds[shownRound];
-  const fresh = new Set(writes.map(([rank, place]) => `${rank} ${place}`));
-  for (const [key, cell] of cells) {
-    const [rank, place] = cell.at, value = held[rank][place];
-    if (cell.value !== value) {
-      cell.value = value;
-      cell.element.textContent = cell.element.title = textOf(value);
-    }
-    cell.element.classList.toggle("fresh", shownRound > 0 && fresh.has(key));
-    cell.element.classList.toggle("kept", isKept(rank, place));
+  fresh.forEach((cell) => cell.classList.remove("fresh"));
+  for (const key of untold) {
+    const [rank, place] = key.split(" ").map(Number), cell = cells.get(key);
+    cell.textContent = textOf(held[rank][place]);
+    cell.classList.toggle("kept", isKept(rank, place));
   }
+  const { writes } = trace.rounds[shownRound];
+  fresh = shownRound ? writes.map(([rank, place]) => cells.get(`${rank} ${place}`)) : [];
+  fresh.forEach((cell) => cell.classList.add("fresh"));
+  untold.clear();
   toldState = shownRound;
 }
 
@@ -79,9 +80,10 @@ function buildWords() {
     const row = $("state").insertRow();
     row.appendChild(document.createElement("th")).textContent = `rank ${rank}`;
     places.forEach((_, place) => {
-      const element = row.insertCell();
-      element.dataset.place = placeName(rank, place);
-      cells.set(`${rank} ${place}`, { at: [rank, place], element, value: undefined });
+      const cell = row.insertCell();
+      cell.title = placeName(rank, place);
+      cell.textContent = textOf(null);
+      cells.set(`${rank} ${place}`, cell);
     });
   });
   $("scrub").max = lastRound;
