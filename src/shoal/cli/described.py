@@ -42,7 +42,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     local_us = microseconds(args.local_latency), microseconds(args.local_message)
     return Cluster(
         hosts=hosts,
-        local=LinkCost(local_us[0], memory, local_us[1]),
+        local=LinkCost(local_us[0], 0.0, local_us[1]),
         wire=LinkCost(
             microseconds(args.latency), 1 / bytes_per_us(args.link), microseconds(args.message)
         ),

@@ -50,6 +50,7 @@ class Clockwork:
             isinstance(step, Send) and hosts[rank] != hosts[step.peer]
             for step, rank in zip(flow.steps, flow.rank_of, strict=True)
         ]
+        self._is_copied = self._find_copied()
         n_steps = len(flow.steps)
         # By step, counted in segments.
         self._begun, self._done, self._arrived = [0] * n_steps, [0] * n_steps, [0] * n_steps
@@ -99,6 +100,17 @@ class Clockwork:
             if done < n_segments[step]:
                 raise ProofError(f"{self._flow.name(step)}: waits for ever")
         return self._now
+
+    def _find_copied(self) -> set[int]:
+        """The Sends inside a host whose value an earlier one has copied into a slot already."""
+        flow, first, copied = self._flow, dict[object, int](), set()
+        for number, (step, rank) in enumerate(zip(flow.steps, flow.rank_of, strict=True)):
+            if isinstance(step, Send) and not self._is_wire[number]:
+                # A value is known by its place and by who wrote it.
+                value = (rank, step.buffer, step.chunk, tuple(flow.waits_for[number]))
+                if first.setdefault(value, number) != number:
+                    copied.add(number)
+        return copied
 
     def _after(self, time: float, what: int, step: int) -> None:
         # Of what happens at one time, the step that was posted first comes first.
@@ -168,7 +180,8 @@ class Clockwork:
         """What a segment costs the core: the message, and a pass over its bytes.
 
         To and from the kernel, into a slot of shared memory and out of it, folded or stored: one
-        pass at each end. A fold of what the kernel just wrote finds it in the cache.
+        pass at each end. A fold of what the kernel just wrote finds it in the cache. Host-mates
+        that are sent the same read one slot.
         """
         cluster, partner = self._cluster, self._flow.partner_of[step]
         n_bytes = self._bytes_of(step, segment)
@@ -177,6 +190,8 @@ class Clockwork:
             return passed
         if self._is_wire[step] or self._is_wire[partner]:
             return cluster.wire.message_us + passed
+        if step in self._is_copied:
+            return cluster.local.message_us
         if type(self._flow.steps[step]) is Send:
             passed += n_bytes * cluster.local.us_per_byte
         return cluster.local.message_us + passed

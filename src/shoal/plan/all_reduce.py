@@ -26,8 +26,7 @@ def direct(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(hop + 2 * site.copy(n_bytes), site.wait),
         ends=(2 * near, 2 * far),
-        sent=near > 0,
-        passed=n + 1 + far,
+        memory=(near > 0, n + 1 + far),
         cable=site.here * far * INCAST,
     )
 
@@ -44,8 +43,7 @@ def sharded(n_bytes: float, site: Site) -> Load:
         shard,
         path=(2 * hop, site.wait),
         ends=(4 * near, 4 * far),
-        sent=near + (near > 0),
-        passed=2 * (n - 1) + 2 * far,
+        memory=(near + (near > 0), 2 * (n - 1) + 2 * far),
         cable=2 * site.here * far * INCAST,
     )
 
@@ -71,8 +69,7 @@ def sharded_among(n_reducers: int) -> Formula:
             shard,
             path=(2 * hop, site.wait),
             ends=(busiest[0], busiest[1]),
-            sent=busiest[2],
-            passed=busiest[3],
+            memory=(busiest[2], busiest[3]),
             cable=(q * far + here * (k - q)) * INCAST,
             host=(host[0], host[1], host[2], host[3]),
         )
@@ -96,14 +93,15 @@ def tree(n_bytes: float, site: Site) -> Load:
     path = 2 * site.hops(near, far, half)
     fill = path - 2 * site.hop(half)
     if far and near:
+        # Neither tree fits the hosts exactly.
+        path = 2 * site.hops(near, far + 1, half)
         edges, of_rank = 6, 4 if site.n_hosts == 2 else 6
         inside = 8 * here - 2 * edges
         return site.load(
             half,
             path=(path, fill),
             ends=(8 - of_rank, of_rank),
-            sent=1,
-            passed=7,
+            memory=(1, 7),
             cable=edges,
             host=(inside, 2 * edges, inside * 3 / 8, 4 * here + edges),
         )
@@ -112,8 +110,7 @@ def tree(n_bytes: float, site: Site) -> Load:
         half,
         path=(path, fill),
         ends=(0, ends) if far else (ends, 0),
-        sent=0 if far else ends * 3 / 8,
-        passed=ends if far else ends / 2,
+        memory=(0 if far else ends * 3 / 8, ends if far else ends / 2),
         cable=ends / 2 if far else 0.0,
     )
 
@@ -131,8 +128,7 @@ def doubling(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(path + (rounds + 1 + extra) * site.copy(n_bytes), site.wait),
         ends=(2 * (near + extra - paired_far), 2 * (far + paired_far)),
-        sent=near + extra - paired_far,
-        passed=2 * rounds + far + 0.5 + extra + paired_far,
+        memory=(near + extra - paired_far, 2 * rounds + far + 0.5 + extra + paired_far),
         cable=site.here * (far + paired_far),
     )
 
@@ -154,7 +150,6 @@ def halving(n_bytes: float, site: Site) -> Load:
         chunk,
         path=(path, site.wait),
         ends=(4 * near + 2 * (paired - paired_far), 4 * far + 2 * paired_far),
-        sent=2 * near + paired - paired_far,
-        passed=2 * (p - 1) + 2 * far + paired + paired_far,
+        memory=(2 * near + paired - paired_far, 2 * (p - 1) + 2 * far + paired + paired_far),
         cable=site.here * 2 * far + paired_far,
     )

@@ -19,9 +19,9 @@ def direct_all_gather(n_bytes: float, site: Site) -> Load:
     return site.load(
         n_bytes,
         path=(hop, site.wait),
+        at_once=True,
         ends=(2 * near, 2 * far),
-        sent=near > 0,
-        passed=n + far,
+        memory=(near > 0, n + far),
         cable=site.here * far * INCAST,
     )
 
@@ -46,8 +46,7 @@ def ring_load(n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0) -
         n_bytes,
         path=(site.hops(rounds - far, far, n_bytes), site.wait),
         ends=(2 * rounds - far_sent, far_sent) if near_sent else (0, 2 * rounds),
-        sent=near_sent,
-        passed=rounds + copied + (0 if near_sent else rounds),
+        memory=(near_sent, rounds + copied + (0 if near_sent else rounds)),
         cable=host_far,
         host=(
             *(2 * host_near, 2 * host_far, host_near),
@@ -71,8 +70,7 @@ def bruck_all_gather(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
-        sent=near,
-        passed=n + far,
+        memory=(near, n + far),
         cable=site.here * far + crossing,
     )
 
@@ -84,9 +82,9 @@ def direct_reduce_scatter(n_bytes: float, site: Site) -> Load:
     return site.load(
         n_bytes,
         path=(site.copy(n_bytes) + hop, site.wait),
+        at_once=True,
         ends=(2 * near, 2 * far),
-        sent=near,
-        passed=n + far,
+        memory=(near, n + far),
         cable=site.here * far * INCAST,
     )
 
@@ -108,9 +106,9 @@ def pairwise_all_to_all(n_bytes: float, site: Site) -> Load:
     return site.load(
         n_bytes,
         path=(hop, site.wait),
+        at_once=True,
         ends=(2 * near, 2 * far),
-        sent=near,
-        passed=n + far,
+        memory=(near, n + far),
         cable=site.here * far,
     )
 
@@ -129,8 +127,7 @@ def bruck_all_to_all(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
-        sent=near,
-        passed=1 + near + 2 * far,
+        memory=(near, 1 + near + 2 * far),
         cable=site.here * far + (crossing if site.n_hosts > 1 else 0),
     )
 
@@ -143,7 +140,6 @@ def dissemination(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(site.hops(near, far, n_bytes) + rounds * site.copy(n_bytes), site.wait),
         ends=site.at_edge(near, far),
-        sent=near,
-        passed=2 * rounds + far,
+        memory=(near, 2 * rounds + far),
         cable=site.here * far + ((1 << near) - 1 if site.n_hosts > 1 else 0),
     )

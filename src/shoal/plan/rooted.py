@@ -17,10 +17,9 @@ def direct_broadcast(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, site.wait),
+        path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
-        sent=near > 0,
-        passed=far,
+        memory=(near > 0, far),
         cable=far,
         host=(2 * near, far, near > 0, far + near),
     )
@@ -38,8 +37,7 @@ def binomial_broadcast(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(path, path - site.hop(n_bytes)),
         ends=(near, far),
-        sent=near > 0,
-        passed=max(far, near > 1),
+        memory=(near > 0, max(far, near > 1)),
         cable=far * (1 if site.in_blocks else site.here),
         host=(2 * site.near, far, inner * (near > 0), far + site.near),
     )
@@ -55,8 +53,7 @@ def chain_broadcast(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(path, path - site.hop(n_bytes)),
         ends=(0, ends) if all_far else (ends, 0) if not exits else (1, 1),
-        sent=not all_far,
-        passed=ends if all_far else ends - 1,
+        memory=(not all_far, ends if all_far else ends - 1),
         cable=exits,
         host=(
             2 * (here - max(1, exits)),
@@ -69,10 +66,13 @@ def chain_broadcast(n_bytes: float, site: Site) -> Load:
 
 def scatter_gather_broadcast(n_bytes: float, site: Site) -> Load:
     """A binomial scatter of shards of M/n, and a ring that all-gathers them."""
-    shard = n_bytes / site.size
-    scattered, passed_on = binomial_scatter(shard, site), ring_load(shard, site, site.size - 1)
-    # What a rank gets in the scatter it does not get again in the ring.
-    return passed_on.then(scattered._replace(rank=0.0, host=0.0))
+    n, shard = site.size, n_bytes / site.size
+    passed_on = ring_load(shard, site, n if n > 2 else 1)
+    # What a rank gets in the scatter it does not get again in the ring, which begins meanwhile.
+    scattered = binomial_scatter(shard, site)
+    return passed_on._replace(
+        path=passed_on.path + _behind(site, shard), wire=passed_on.wire + scattered.wire
+    )
 
 
 def direct_reduce(n_bytes: float, site: Site) -> Load:
@@ -81,9 +81,9 @@ def direct_reduce(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, site.wait),
+        path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
-        passed=n - 1,
+        memory=(0, n - 1),
         cable=far * INCAST,
         host=(2 * near, far, near, n - 1),
     )
@@ -101,8 +101,8 @@ def binomial_reduce(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(path + site.copy(n_bytes), path - site.hop(n_bytes)),
         ends=(near, far),
-        passed=rounds + (rounds > 1),
-        cable=far * (1 if site.in_blocks else site.here) * INCAST ** (far > 1),
+        memory=(0, rounds + (rounds > 1)),
+        cable=far * (1 if site.in_blocks else site.here),
         host=(2 * site.near, far, site.near, far + site.near + inner),
     )
 
@@ -115,7 +115,7 @@ def chain_reduce(n_bytes: float, site: Site) -> Load:
         n_bytes,
         path=(site.copy(n_bytes), 0.0),
         ends=(0, 0),
-        passed=min(1, inner),
+        memory=(0, min(1, inner)),
         host=(0, 0, 0, inner),
     )
     return load.then(copied)
@@ -133,8 +133,7 @@ def scatter_gather_reduce(n_bytes: float, site: Site) -> Load:
         shard,
         path=(site.copy(shard) + 2 * hop, site.wait),
         ends=(3 * near, 3 * far),
-        sent=near,
-        passed=2 * (n - 1) + far + (n == 2),
+        memory=(near, 2 * (n - 1) + far + (n == 2)),
         cable=(here + 1) * far * INCAST,
         host=(
             2 * here * near + 2 * near,
@@ -151,10 +150,9 @@ def direct_scatter(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, site.wait),
+        path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
-        sent=near,
-        passed=1 + far,
+        memory=(near, 1 + far),
         cable=far,
         host=(2 * near, far, near, 1 + far + near),
     )
@@ -166,9 +164,9 @@ def direct_gather(n_bytes: float, site: Site) -> Load:
     hop = site.hop(n_bytes)
     return site.load(
         n_bytes,
-        path=(hop, site.wait),
+        path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
-        passed=n,
+        memory=(0, n),
         cable=far * INCAST,
         host=(2 * near, far, near, n),
     )
@@ -181,14 +179,12 @@ def binomial_scatter(n_bytes: float, site: Site) -> Load:
     them on, on its host r/2 in each near round.
     """
     near, far = site.near, site.far
-    rounds, near_rounds = (site.size - 1).bit_length(), site.near_rounds
-    passed_on = site.here / 2 * near_rounds
+    passed_on = site.here / 2 * site.near_rounds
     return site.load(
         n_bytes,
-        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
+        path=(_in_turn(site, n_bytes), site.wait),
         ends=(near, far),
-        sent=near,
-        passed=1 + far,
+        memory=(near, 1 + far),
         cable=far,
         host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
@@ -197,13 +193,23 @@ def binomial_scatter(n_bytes: float, site: Site) -> Load:
 def binomial_gather(n_bytes: float, site: Site) -> Load:
     """The scatter backwards: r/2 blocks in each near round on the root's host, n-1 to the root."""
     n, near, far = site.size, site.near, site.far
-    rounds, near_rounds = (n - 1).bit_length(), site.near_rounds
-    passed_on = site.here / 2 * near_rounds
+    passed_on = site.here / 2 * site.near_rounds
     return site.load(
         n_bytes,
-        path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
+        path=(_in_turn(site, n_bytes), site.wait),
         ends=(near, far),
-        passed=n,
+        memory=(0, n),
         cable=far * INCAST,
         host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
+
+
+def _in_turn(site: Site, n_bytes: float) -> float:
+    """The way of the last block through all rounds of a tree, behind the others to its subtree."""
+    near, rounds = site.near_rounds, (site.size - 1).bit_length()
+    return site.hops(near, rounds - near, n_bytes) + _behind(site, n_bytes)
+
+
+def _behind(site: Site, n_bytes: float) -> float:
+    """What a block waits for those that a rank sends before it, over all rounds of a tree."""
+    return max(0, site.size - 1 - (site.size - 1).bit_length()) * site.end(n_bytes)

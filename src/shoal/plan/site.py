@@ -142,6 +142,11 @@ class Site:
         """How often longer a core's work takes where ranks take turns on too few of them."""
         return max(1.0, self.here * self.share / self.cluster.n_cores)
 
+    def end(self, n_bytes: float) -> float:
+        """What one end of a message has to do: the message, and a pass over its first segment."""
+        link = self.cluster.wire if self.n_hosts > 1 else self.cluster.local
+        return self.turns * link.message_us + self.copy(n_bytes)
+
     def hop(self, n_bytes: float, *, far: bool | None = None) -> float:
         """One message from memory to memory: its first segment, all ends included.
 
@@ -152,7 +157,7 @@ class Site:
         if self.n_hosts > 1 if far is None else far:
             ends = 2 * cluster.wire.message_us + 2 * first * cluster.memory_us_per_byte
             return self.turns * ends + cluster.wire.latency_us + first * cluster.wire.us_per_byte
-        passes = cluster.local.us_per_byte + cluster.memory_us_per_byte
+        passes = cluster.local.us_per_byte + 2 * cluster.memory_us_per_byte
         return (
             self.turns * (2 * cluster.local.message_us + first * passes) + cluster.local.latency_us
         )
@@ -178,9 +183,9 @@ class Site:
         *,
         path: tuple[float, float],
         ends: tuple[float, float],
-        sent: float = 0.0,
-        passed: float = 0.0,
+        memory: tuple[float, float],
         cable: float = 0.0,
+        at_once: bool = False,
         host: tuple[float, float, float, float] | None = None,
     ) -> Load:
         """Counts, priced. All bytes are multiples of `n_bytes`, which is that of a message.
@@ -188,18 +193,20 @@ class Site:
         Args:
             path: and `fill`; see `Load`. In microseconds.
             ends: messages that the busiest rank sends and receives: on its host, and beyond.
-            sent: how many of them it copies for peers on its host; those that many read count once.
-            passed: how many it copies or folds otherwise: every receive, every send to a far rank.
+            memory: how many bytes it copies for peers on its host, where those that many read count
+                once; and how many otherwise: of every receive, and every send to a far rank.
             cable: how many go through the busiest cable in its busier direction.
-            host: `ends`, `sent` and `passed` of all ranks of the busiest host; left out: all are
+            at_once: whether a rank's sends wait for nothing, so that it is at work while the first
+                is on its way.
+            host: `ends` and `memory` of all ranks of the busiest host; left out: all are
                 alike.
         """
-        rank_us = self._work(n_bytes, *ends, sent, passed)
+        rank_us = self._work(n_bytes, *ends, *memory)
         host_us = self.here * rank_us if host is None else self._work(n_bytes, *host)
         cores = min(self.cluster.n_cores, self.here * self.share)
         return Load(
             path=path[0],
-            fill=path[1],
+            fill=max(0.0, path[1] - rank_us / 2) if at_once else path[1],
             wire=self.share * cable * n_bytes * self.cluster.wire.us_per_byte,
             rank=rank_us,
             host=self.share * host_us / cores,
@@ -209,7 +216,7 @@ class Site:
         cluster = self.cluster
         n_messages = self.pieces * max(1, -(-n_bytes // (self.pieces * SEGMENT_BYTES)))
         ends_us = near * cluster.local.message_us + far * cluster.wire.message_us
-        bytes_us = sent * cluster.local.us_per_byte + passed * cluster.memory_us_per_byte
+        bytes_us = sent * cluster.local.us_per_byte + (sent + passed) * cluster.memory_us_per_byte
         return n_messages * ends_us + n_bytes * bytes_us
 
     def _first(self, n_bytes: float) -> float:

@@ -1,0 +1,41 @@
+"""The formulas of the planner and the simulator are one model in two forms: they agree."""
+
+import pytest
+
+from shoal.lens.simulate import simulate
+from shoal.plan import default_cluster
+from shoal.plan.choose import candidates, choose, cost_of
+from shoal.schedule import ALGORITHMS
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
+# Hosts, ranks on each, cores of each.
+TEAMS = [(1, 4, 4), (1, 8, 8), (4, 1, 2), (8, 1, 2), (4, 4, 4)]
+COLLECTIVES = [name for name in ALGORITHMS if name not in ("send_recv", "barrier")]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_formula_is_within_a_quarter_of_the_simulation(collective: str) -> None:
+    ratios = {}
+    for n_hosts, here, n_cores in TEAMS:
+        hosts = [rank // here for rank in range(n_hosts * here)]
+        cluster = default_cluster(hosts, n_cores=n_cores)
+        for n_bytes in SIZES:
+            for name in candidates(collective, n_bytes, cluster):
+                simulated_us = simulate(collective, name, cluster, n_bytes).time_us
+                said_us = cost_of(collective, name, n_bytes, cluster).cost_us
+                ratios[name, n_hosts, here, n_bytes] = said_us / simulated_us
+    far = {case: ratio for case, ratio in ratios.items() if not 0.8 <= ratio <= 1.25}
+    assert len(far) <= 0.1 * len(ratios), far
+    assert all(0.6 <= ratio <= 1.5 for ratio in ratios.values()), far
+
+
+@pytest.mark.parametrize(("n_hosts", "here"), [(4, 1), (8, 1), (4, 4)])
+def test_what_is_chosen_is_near_the_best_of_all_simulated(n_hosts: int, here: int) -> None:
+    cluster = default_cluster([rank // here for rank in range(n_hosts * here)], n_cores=here)
+    for n_bytes in SIZES:
+        times = {
+            name: simulate("all_reduce", name, cluster, n_bytes).time_us
+            for name in candidates("all_reduce", n_bytes, cluster)
+        }
+        chosen = choose("all_reduce", n_bytes, cluster).name
+        assert times[chosen] <= 1.25 * min(times.values()), times
