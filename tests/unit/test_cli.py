@@ -44,7 +44,8 @@ def test_hosts_are_read(text: str, hosts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "3", "two", "2x", "0x4", "2x0", "-2x4", "2x2x2", "4,0", "4,,4"]
+    "text",
+    ["", "3", "two", "2x", "0x4", "2x0", "-2x4", "2x2x2", "4,0", "4,,4", "4,", "04x2", "٣x٤"],
 )
 def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="2 hosts of 4 ranks"):
@@ -54,3 +55,19 @@ def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*nowhere.*: No such file or directory"):
         write("text", tmp_path / "nowhere" / "file")
+
+
+def test_more_hosts_than_anybody_has_are_refused() -> None:
+    with pytest.raises(UsageError, match="more than 1000000 ranks"):
+        hosts_of("999999x999999")
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    argv = [sys.executable, "-m", "shoal", "trace", "ring", "--ranks", "32"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        assert command.stdout.readline() == b"all_reduce ring: 32 ranks, 62 rounds\n"
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait() == 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from shoal.errors import UsageError
 
@@ -27,26 +28,30 @@ else:
     Subparsers = argparse._SubParsersAction
 
 
+_COUNT: Final = r"[1-9]\d{0,5}"
+_HOSTS_TIMES_RANKS: Final = re.compile(f"({_COUNT})x({_COUNT})")
+_RANKS_OF_EACH: Final = re.compile(f"{_COUNT}(,{_COUNT})+")
+_MOST_RANKS: Final = 1_000_000
+"""Far above what anything here can work on; a slip of the keyboard should not fill the memory."""
+
+
 def hosts_of(text: str) -> tuple[int, ...]:
     """The host of every rank, from "2x4" (2 hosts of 4 ranks) or "4,4,2" (ranks of each host).
 
     Raises:
-        UsageError: it is neither, or a host has no rank.
+        UsageError: it is neither; a bare number could be either. Or there are too many ranks.
     """
-    try:
-        if "x" in text:
-            n_hosts, n_ranks = map(int, text.split("x"))
-            ranks_per_host = [n_ranks] * n_hosts
-        else:
-            ranks_per_host = [int(n_ranks) for n_ranks in text.split(",")]
-    except ValueError:
-        ranks_per_host = []
-    # A bare number could be a number of hosts or of ranks.
-    if not text.strip("0123456789") or min(ranks_per_host, default=0) < 1:
+    if match := _HOSTS_TIMES_RANKS.fullmatch(text):
+        ranks_per_host = [int(match[2])] * int(match[1])
+    elif _RANKS_OF_EACH.fullmatch(text):
+        ranks_per_host = [int(n_ranks) for n_ranks in text.split(",")]
+    else:
         raise UsageError(
             f"cannot read the hosts {text!r}: write 2x4 for 2 hosts of 4 ranks each, "
             "or 4,4,2 for the ranks of each host"
         )
+    if sum(ranks_per_host) > _MOST_RANKS:
+        raise UsageError(f"the hosts {text!r} have more than {_MOST_RANKS} ranks")
     return tuple(host for host, n_ranks in enumerate(ranks_per_host) for _ in range(n_ranks))
 
 

@@ -27,15 +27,17 @@ def add_to(subparsers: Subparsers) -> None:
     add("algorithm", help="such as ring, tree or sharded/ring")
     add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
     add_team(parser)
-    add("--html", type=Path, metavar="FILE", help="write a page to play it, one file for itself")
-    add("--json", action="store_true", help="print everything, for programs")
+    output = parser.add_mutually_exclusive_group().add_argument
+    output("--html", type=Path, metavar="FILE", help="write a page to play it, one file for itself")
+    output("--json", action="store_true", help="print everything, for programs")
     add("--width", type=int, metavar="N", help="columns of the text; default the terminal's")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     team = team_of(args)
-    width = args.width or shutil.get_terminal_size((_WIDTH, 0)).columns
+    terminal = shutil.get_terminal_size((_WIDTH, 0)).columns
+    width = terminal if args.width is None else args.width
     if width < _NARROWEST:
         raise UsageError(f"--width {width}: at least {_NARROWEST} columns are needed")
     if args.html:

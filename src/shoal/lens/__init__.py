@@ -1,1 +1,1 @@
-"""Other readers of a schedule than the engine: prove, and later simulate, trace and draw."""
+"""Other readers of a schedule than the engine: prove, simulate, trace and draw."""

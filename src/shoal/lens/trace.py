@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from string import ascii_lowercase
 from typing import Final, NamedTuple, TypeAlias
 
@@ -127,14 +128,16 @@ def letter(chunk: int) -> str:
 
 
 def _check_length(algorithm: Algorithm, size: int, root: int, hosts: Sequence[int]) -> None:
-    n_steps = 0
-    for rank in range(size):
-        n_steps += sum(1 for _ in algorithm.steps(rank, size, root, hosts))
+    n_steps = size  # every rank of a group does something
+    for rank in range(size if size <= _MAX_STEPS else 0):
+        steps = algorithm.steps(rank, size, root, hosts)
+        n_steps += sum(1 for _ in islice(steps, _MAX_STEPS))
         if n_steps > _MAX_STEPS:
-            raise UsageError(
-                f"{size} ranks are too many to trace: the first {rank + 1} alone do {n_steps} "
-                f"steps, and a trace has at most {_MAX_STEPS}"
-            )
+            break
+    if n_steps > _MAX_STEPS:
+        raise UsageError(
+            f"{size} ranks are too many to trace: they do more than {_MAX_STEPS} steps in all"
+        )
 
 
 def _places(promised: Promise, n_scratch: int) -> list[Place]:
