@@ -139,7 +139,7 @@ class Execution:
         try:
             if type(doing) is Finish:
                 value = self._symbols.finish(self._held(held, place))
-            elif isinstance(doing, Recv | Copy) and doing.fold:
+            elif isinstance(doing, (Recv, Copy)) and doing.fold:
                 value = self._symbols.fold(self._held(held, place), value)
         except ProofError as why:
             raise ProofError(f"{self._flow.name(step)}: {why}") from None

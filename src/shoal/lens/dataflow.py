@@ -68,11 +68,14 @@ class Dataflow:
         """
         over = [0] * len(self.steps)
         for step in order:
-            over[step] = max((over[earlier] for earlier in self.waits_for[step]), default=0)
-            if isinstance(self.steps[step], Send):
-                over[step] += 1
+            longest = 0
+            for earlier in self.waits_for[step]:
+                longest = max(longest, over[earlier])
+            if type(self.steps[step]) is Send:
+                longest += 1
             elif self.partner_of[step] >= 0:
-                over[step] = max(over[step], over[self.partner_of[step]])
+                longest = max(longest, over[self.partner_of[step]])
+            over[step] = longest
         return over
 
     def _add_rank(self, rank: int, steps: Sequence[Step]) -> None:
@@ -83,7 +86,7 @@ class Dataflow:
             self.steps.append(step)
             self.rank_of.append(rank)
             self.partner_of.append(-1)
-            if isinstance(step, Send | Recv):
+            if isinstance(step, (Send, Recv)):
                 self._add_end(rank, number, step)
             reads, writes = self._touched(rank, step)
             self.reads.append(reads)

@@ -149,7 +149,9 @@ def _check_places(
     for step, (reads, writes) in enumerate(zip(flow.reads, flow.writes, strict=True)):
         if writes >= 0 and flow.place(writes).buffer is Buffer.INPUT:
             raise ProofError(f"{flow.name(step)}: writes INPUT")
-        for number in {reads, writes} - good - {-1}:
+        for number in (reads, writes):
+            if number < 0 or number in good:
+                continue
             place = flow.place(number)
             if place.chunk >= n_chunks[flow.rank_of[step]].get(place.buffer, 0):
                 raise ProofError(f"{flow.name(step)}: there is no such chunk")

@@ -33,8 +33,8 @@ class Branch(NamedTuple):
 def binary_tree(rank: int, size: int) -> Branch:
     """The place of `rank` in the tree of `size` ranks that follows their bits.
 
-    Rank 0 is the root, odd ranks are leaves. A rank whose lowest bit is b is b above and below its
-    children's children; where that would be outside the group, the next lower bit takes its place.
+    Rank 0 is the root, odd ranks are leaves. A rank whose lowest bit is b has its children b/2
+    below and b/2 above it; where the latter would be outside the group, half as far, and so on.
 
     Cost:   proportional to log2 n.
     Source: Jeaugey, "Massively Scale Your Deep Learning Training with NCCL 2.4", figure 1.
