@@ -188,7 +188,7 @@ def _draw_round(picture: Picture, one: Round, number: int, down: float) -> None:
     links = Counter(
         (message.sender, message.receiver, message.value.finished) for message in one.messages
     )
-    for (a, b, finished), n in links.items():
+    for (a, b, finished), n in sorted(links.items()):
         picture.drawing.arrow(
             Point(_APART * a, down * (number - 1) + (NODE if number == 1 else 0)),
             Point(_APART * b, down * number),
