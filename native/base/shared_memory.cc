@@ -54,14 +54,18 @@ Error Mapping::map(int fd, size_t n_bytes, Mapping& out) {
   return {};
 }
 
-Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
+Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, int& fd_out) {
   if (n_bytes > available_memory()) return refused("reservation", n_bytes, ENOMEM);
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return refused("creation", n_bytes, errno);
-  const int failed = posix_fallocate(fd, 0, static_cast<off_t>(n_bytes));
-  if (failed != 0) {
+  if (ftruncate(fd, static_cast<off_t>(n_bytes)) != 0) {
+    const int sys = errno;
     close(fd);
-    return refused("reservation", n_bytes, failed);
+    return refused("reservation", n_bytes, sys);
+  }
+  if (Error error = reserve_shared_memory(fd, 0, n_reserved)) {
+    close(fd);
+    return error;
   }
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int sys = errno;
@@ -70,6 +74,11 @@ Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
   }
   fd_out = fd;
   return {};
+}
+
+Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes) {
+  const int failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(n_bytes));
+  return failed == 0 ? Error{} : refused("reservation", n_bytes, failed);
 }
 
 Regions& Regions::of_process() {
@@ -81,7 +90,7 @@ Regions& Regions::of_process() {
 Error Regions::allocate(size_t n_bytes, Region& out) {
   const size_t size = (n_bytes + kPage - 1) / kPage * kPage + (n_bytes == 0 ? kPage : 0);
   int fd = -1;
-  if (Error error = create_shared_memory("shoal-buffer", size, fd)) return error;
+  if (Error error = create_shared_memory("shoal-buffer", size, size, fd)) return error;
   Owned owned;
   if (Error error = Mapping::map(fd, size, owned.mapping)) {
     close(fd);

@@ -37,9 +37,12 @@ class Mapping {
   size_t size_ = 0;
 };
 
-// A new memfd of `n_bytes`, its pages reserved now (so that a full /dev/shm is an error here and
-// not a SIGBUS later) and sealed against resizing. Returns the descriptor in `fd_out`.
-Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out);
+// A new memfd of `n_bytes`, sealed against resizing. The first `n_reserved` bytes are reserved now;
+// the rest must be before it is used. Returns the descriptor in `fd_out`.
+Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, int& fd_out);
+
+// Gives a part of a memfd its pages, zeroed: want of memory is an error here, not a SIGBUS later.
+Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes);
 
 // The process's own shared allocations (`shoal.empty`), found again by address.
 //

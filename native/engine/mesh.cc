@@ -69,9 +69,10 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
     mesh->engine_.set_link(peer.rank, std::move(link), now);
   }
   if (failed) return failed;
-  mesh->arena_->close_memory_fd();
-  mesh->engine_.set_slots(Slots(mesh->arena_->slots(), mesh->arena_->n_slots(),
-                                Arena::slot_quota(n_local), static_cast<int>(size)));
+  mesh->engine_.set_slots(
+      Slots(mesh->arena_->slots(), mesh->arena_->n_slots(), Arena::slot_quota(n_local),
+            static_cast<int>(size),
+            [arena = mesh->arena_](uint32_t slot) { return arena->reserve_slot(slot); }));
   mesh->oversubscribed_ = n_local > usable_cores();
   Mesh* raw = mesh.get();
   mesh->engine_.on_finished = [raw](Collective&) { raw->finished_some_ = true; };
@@ -297,6 +298,7 @@ size_t Mesh::staging_peak() {
 void Mesh::forsake() {
   forsaken_.store(true);
   ::close(arena_->event_fd());
+  arena_->close_memory_fd();
   for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer)
     if (Link* link = engine_.link(peer)) link->forsake();
 }
@@ -324,6 +326,7 @@ void Mesh::close() {
       lock.lock();
     }
     engine_.close();
+    arena_->close_memory_fd();
     after_step(lock);
   }
   Lane::of_process().remove(this);

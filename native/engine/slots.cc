@@ -1,12 +1,15 @@
 #include "engine/slots.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shoal {
 
-Slots::Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers)
+Slots::Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers,
+             std::function<Error(uint32_t slot)> reserve)
     : base_(base),
       quota_(quota),
+      reserve_(std::move(reserve)),
       holders_(n_slots),
       stamps_(n_slots, 0),
       held_by_(static_cast<size_t>(n_peers), 0) {
@@ -14,12 +17,14 @@ Slots::Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers)
   for (uint32_t slot = n_slots; slot-- > 0;) free_.push_back(slot);
 }
 
-uint32_t Slots::take() {
-  if (free_.empty()) return kNone;
+Error Slots::take(uint32_t& slot_out) {
   const uint32_t slot = free_.back();
+  if (stamps_[slot] == 0 && reserve_)
+    if (Error error = reserve_(slot)) return error;
   free_.pop_back();
   stamps_[slot]++;
-  return slot;
+  slot_out = slot;
+  return {};
 }
 
 void Slots::lend(uint32_t slot, int peer) {

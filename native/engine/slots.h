@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
+
+#include "base/error.h"
 
 namespace shoal {
 
@@ -19,10 +22,13 @@ class Slots {
   static constexpr uint32_t kNone = ~0u;
 
   Slots() = default;
-  Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers);
+  // `reserve` gives a slot its memory; it is called before the slot is first taken.
+  Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers,
+        std::function<Error(uint32_t slot)> reserve = {});
 
   uint32_t free_for(int peer) const { return quota_ - held_by_[peer]; }
-  uint32_t take();  // kNone when all are out
+  // A free slot: there is one while any peer may hold one more. Fails for want of memory only.
+  Error take(uint32_t& slot_out);
   void lend(uint32_t slot, int peer);
   // False if `peer` does not hold `slot`: it broke the protocol.
   bool give_back(uint32_t slot, int peer);
@@ -38,6 +44,7 @@ class Slots {
  private:
   std::byte* base_ = nullptr;
   uint32_t quota_ = 0;
+  std::function<Error(uint32_t)> reserve_;
   std::vector<std::vector<int>> holders_;  // by slot
   std::vector<uint64_t> stamps_;           // by slot
   std::vector<uint32_t> held_by_;          // by peer

@@ -216,8 +216,11 @@ size_t Engine::send_in_slot(Collective& call, uint32_t at) {
       slot = staged.slot;
   size_t moved = 1;
   if (slot == Slots::kNone) {
-    slot = slots_.take();
-    if (slot == Slots::kNone) return 0;  // cannot be: quotas add up to the number of slots
+    if (Error error = slots_.take(slot)) {
+      abort_group(*call.group,
+                  {Fault::kResource, rank_, who(rank_) + " could not send: " + error.text}, true);
+      return 0;
+    }
     std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, state.started),
                 n_bytes);
     moved = n_bytes;

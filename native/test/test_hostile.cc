@@ -214,6 +214,19 @@ TEST("offers beyond the end or twice end the link, of memory that is not there t
   }
 }
 
+TEST("a slot that gets no memory ends the group in words") {
+  Duel duel(true);
+  uint32_t n_asked = 0;
+  duel.engine.set_slots(Slots(duel.slots.get(), 4, 2, 3, [&](uint32_t) {
+    return ++n_asked == 2 ? Error{Fault::kResource, -1, "no memory"} : Error{};
+  }));
+  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
+  CHECK(!duel.call->finished);
+  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 2), {}));
+  CHECK(duel.call->error.fault == Fault::kResource);
+  CHECK(has(duel.call->error.text, World::name(0) + " could not send: no memory"));
+}
+
 TEST("giving back slots that are not held ends the link") {
   for (const uint32_t slot : {0u, 1u, 3u, 4u, ~0u}) {
     Duel duel(true);

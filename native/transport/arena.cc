@@ -38,7 +38,9 @@ Error Arena::create(int n_local, Arena& out) {
   out.n_local_ = n_local;
   out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
   const size_t n_bytes = size_for(n_local, out.n_slots_);
-  if (Error error = create_shared_memory("shoal-arena", n_bytes, out.memory_fd_)) return error;
+  if (Error error =
+          create_shared_memory("shoal-arena", n_bytes, ring_offset(n_local), out.memory_fd_))
+    return error;
   if (Error error = Mapping::map(out.memory_fd_, n_bytes, out.mapping_)) return error;
   out.event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (out.event_fd_ < 0)

@@ -2,7 +2,8 @@
 //
 //   [ArenaHeader | ring from local 0 | ring from local 1 | ... | slot 0 | slot 1 | ...]
 //
-// The owner reads its rings and fills its slots; peer i writes ring i and reads slots.
+// The owner reads its rings and fills its slots; peer i writes ring i and reads slots. The memory
+// of the rings is reserved when the arena is made, that of a slot when it is first used.
 #pragma once
 
 #include <algorithm>
@@ -62,6 +63,11 @@ class Arena {
   int memory_fd() const { return memory_fd_; }
   int event_fd() const { return event_fd_; }
   void close_memory_fd();
+  // Gives a slot its memory, which has to come before its first use.
+  Error reserve_slot(uint32_t slot) const {
+    return reserve_shared_memory(memory_fd_, ring_offset(n_local_) + slot * Slots::kSlotBytes,
+                                 Slots::kSlotBytes);
+  }
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(mapping_.data()); }
   RingHeader& ring(int local) const {
