@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,14 +89,18 @@ class Algorithm:
 
 
 def _hosts(size: int, hosts: Sequence[int]) -> tuple[int, ...]:
-    if not hosts:
-        return (0,) * size
-    if len(hosts) != size:
+    if hosts and len(hosts) != size:
         raise UsageError(f"{len(hosts)} hosts are named for {size} ranks")
+    return _checked(tuple(hosts)) if hosts else (0,) * size
+
+
+# One group asks once for each of its ranks where all are proved or simulated.
+@functools.lru_cache(maxsize=8)
+def _checked(hosts: tuple[int, ...]) -> tuple[int, ...]:
     for expected, host in enumerate(dict.fromkeys(hosts)):
         if host != expected:
             raise UsageError(
-                f"rank {list(hosts).index(host)} is on host {host}, but hosts must be numbered "
-                f"from 0 in the order in which they first come up, and {expected} comes next"
+                f"rank {hosts.index(host)} is on host {host}, but hosts must be numbered from 0 "
+                f"in the order in which they first come up, and {expected} comes next"
             )
-    return tuple(hosts)
+    return hosts
