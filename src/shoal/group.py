@@ -41,8 +41,10 @@ def form(
         timeout_s: seconds for the meeting, and for every later call that names none of its own.
 
     Raises (nothing is left open):
-        UsageError: a variable is wrong, keys differ, no descriptors are left.
+        UsageError: a variable or the tuning file is wrong, or not the same on all ranks; keys
+            differ, no descriptors are left.
         TimedOut: names the ranks that did not come.
+        PeerLost: a rank left while the ranks agreed on what to choose by.
         ShoalError: no shared memory is left.
     """
     settings = Settings.read()  # wrong ones are refused before anyone is kept waiting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import array
 import os
 import socket
 import subprocess
@@ -104,11 +105,17 @@ def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     with shoal.init() as group:
         collectives = args.collective or COLLECTIVES
         tell = _tell if group.rank == 0 else _keep
-        tuning = measure_group(group, collectives, sizes, args.rounds, tell)
+        tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, tell)
         if group.rank == 0:
             tuning.write(args.out)
             sys.stdout.write(table(tuning, group.planner.cluster))
             sys.stdout.write(f"wrote {args.out}\n")
+
+
+def _allocate(n_bytes: int) -> object:
+    from shoal.buffers import span_of
+
+    return span_of(array.array("f", bytes(n_bytes)))
 
 
 def _tell(what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.plan.choose import can_serve, candidates, choose, cost_of
 from shoal.plan.planner import Planner
@@ -28,6 +28,7 @@ _SAMPLE_BYTES: Final = 1 << 20
 _MOST_CALLS: Final = 20
 
 Progress = Callable[[str], None]
+Allocate = Callable[[int], Any]
 
 
 def measure_group(
@@ -35,6 +36,7 @@ def measure_group(
     collectives: Sequence[str],
     sizes: Sequence[int],
     n_rounds: int,
+    allocate: Allocate,
     progress: Progress = lambda _: None,
 ) -> Tuning:
     """Measure all sensible algorithms of these collectives at these sizes.
@@ -45,6 +47,7 @@ def measure_group(
 
     Args:
         sizes: bytes, as `choose` counts them; multiples of 4.
+        allocate: makes float32 of so many bytes, in memory as users have it.
     """
     planner = group.planner
     times: dict[str, dict[int, dict[str, float]]] = {}
@@ -54,7 +57,10 @@ def measure_group(
             for n_bytes in sizes:
                 progress(f"{collective} of {n_bytes} B")
                 names = list(sensible(collective, n_bytes, planner))
-                times[collective][n_bytes] = _compare(group, collective, n_bytes, names, n_rounds)
+                call = _call(group, collective, n_bytes, allocate)
+                times[collective][n_bytes] = _compare(
+                    group, call, [(collective, name) for name in names], n_bytes, n_rounds
+                )
     finally:
         group.plan_by(planner)
     return Tuning(planner.cluster.hosts, planner.cluster.n_cores, times)
@@ -72,18 +78,21 @@ def sensible(collective: str, n_bytes: int, planner: Planner) -> Iterator[str]:
 
 
 def _compare(
-    group: Group, collective: str, n_bytes: int, names: Sequence[str], n_rounds: int
+    group: Group,
+    call: Callable[[], object],
+    algorithms: Sequence[tuple[str, str]],
+    n_bytes: int,
+    n_rounds: int,
 ) -> dict[str, float]:
-    call = _call(group, collective, n_bytes)
     n_calls = max(1, min(_MOST_CALLS, _SAMPLE_BYTES // n_bytes))
-    planners = {
-        name: Planner(group.planner.cluster, Forced(by_collective=((collective, name),)))
-        for name in names
-    }
+    planners = [
+        Planner(group.planner.cluster, Forced(by_collective=(algorithm,)))
+        for algorithm in algorithms
+    ]
     samples = array.array("d")
     for _ in range(n_rounds):
-        for name in names:
-            group.plan_by(planners[name])
+        for planner in planners:
+            group.plan_by(planner)
             call()  # plans are made, and caches have seen these buffers
             group.barrier()
             start_s = time.perf_counter()
@@ -91,18 +100,18 @@ def _compare(
                 call()
             samples.append((time.perf_counter() - start_s) * 1e6 / n_calls)
     group.all_reduce(samples, "max")
-    by_name = {name: sorted(samples[place :: len(names)]) for place, name in enumerate(names)}
-    return {name: times[len(times) // 4] for name, times in by_name.items()}
+    by_place = [sorted(samples[place :: len(planners)]) for place in range(len(planners))]
+    return {name: us[len(us) // 4] for (_, name), us in zip(algorithms, by_place, strict=True)}
 
 
-def _call(group: Group, collective: str, n_bytes: int) -> Callable[[], object]:
-    """A call of that collective on float32 in private memory; all roots are rank 0."""
-    one = array.array("f", bytes(n_bytes))
+def _call(group: Group, collective: str, n_bytes: int, allocate: Allocate) -> Callable[[], object]:
+    """A call of that collective; all roots are rank 0."""
+    one = allocate(n_bytes)
     if collective in ("all_reduce", "broadcast", "reduce"):
         return lambda: getattr(group, collective)(one)
-    every = array.array("f", bytes(n_bytes * group.size))
+    every = allocate(n_bytes * group.size)
     if collective == "all_to_all":
-        others = array.array("f", every)
+        others = allocate(n_bytes * group.size)
         return lambda: group.all_to_all(others, every)
     at_root = every if group.rank == 0 else None
     calls: dict[str, Callable[[], object]] = {
