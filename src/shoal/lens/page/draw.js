@@ -54,7 +54,7 @@ function drawStack(context, value, { x, y, w, h }, most = Infinity) {
     context.fill();
     if (slot >= 13 && w >= 13) {
       context.fillStyle = "rgb(20 22 26 / 0.78)";
-      text(context, rank, x + w / 2, top + slot / 2 + 0.5, Math.min(12, slot * 0.62), "center");
+      text(context, rank, x + w / 2, top + slot / 2 + 0.5, Math.min(w > 60 ? 16 : 12, slot * 0.62), "center");
     }
   });
 }
@@ -93,6 +93,7 @@ function drawCard(context, rank) {
     context.fillRect(first.x, first.y, last.x + last.w - first.x, first.h);
   }
   places[rank].forEach(([, chunk], place) => drawPlace(context, rank, place, chunk, card));
+  if (hasGroups && n) nameGroups(context, rank);
 }
 
 function nameCard(context, rank, label) {
@@ -119,18 +120,37 @@ function drawPlace(context, rank, place, chunk, card) {
   const at = bar(rank, place), value = held[rank][place];
   if (at.w > 4) {
     context.fillStyle = theme.card;
-    context.fillRect(at.x - 0.5, at.y - 1, at.w + 1, card.y + card.h / 2 - at.y - 1);
+    context.fillRect(at.x - 0.5, at.y - 1, at.w + 1, at.h + 1 + (card.h > 70 ? 16 : 1));
     context.fillStyle = theme.well;
     rounded(context, at.x, at.y, at.w, at.h, 2.5);
     context.fill();
   }
   // Thin bars share pixels: a little wider, they do not pale.
   if (value !== null) drawStack(context, value, at.w > 4 ? at : { ...at, w: at.w + 0.4 });
-  const done = isKept(rank, place), [buffer] = trace.places[rank][place];
-  const name = buffer === "data" ? letter(chunk) : `${chunk}`;
+  const name = underName(rank, place, chunk, value);
   if (at.w < 11 || at.w <= 8 * name.length || card.h <= 70) return;
+  const done = isKept(rank, place), middle = at.x + at.w / 2;
   context.fillStyle = done ? theme.good : theme.soft;
-  text(context, name, at.x + at.w / 2, at.y + at.h + 9, 11, "center", done ? 700 : 400);
+  text(context, name, middle, at.y + at.h + 9, 11, "center", done ? 700 : 400);
+}
+
+/** What stands under a bar. Scratch has no order: there it is the chunk that is held just now. */
+function underName(rank, place, chunk, value) {
+  const [buffer] = trace.places[rank][place];
+  if (buffer === "data") return letter(chunk);
+  return buffer === "scratch" ? (value === null ? "" : letter(trace.values[value][0])) : `${chunk}`;
+}
+
+/** The names of the buffers, each below the middle of its bars. */
+function nameGroups(context, rank) {
+  const places = trace.places[rank], one = bar(rank, 0);
+  context.fillStyle = theme.soft;
+  for (const buffer of ["input", "output", "scratch"]) {
+    const of = places.flatMap(([name], place) => (name === buffer ? [bar(rank, place)] : []));
+    if (!of.length || one.w < 11 || cards[rank].h <= 70) continue;
+    const last = of[of.length - 1], middle = (of[0].x + last.x + last.w) / 2;
+    text(context, buffer, middle, one.y + one.h + 23, 10.5, "center", 400);
+  }
 }
 
 /** Everything that holds still while messages fly; only what has changed, if it can be. */

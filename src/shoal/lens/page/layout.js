@@ -12,6 +12,8 @@ const columns = trace.places.map((places) => {
 });
 const nColumns = Math.max(...columns.map((xs) => (xs.length ? xs[xs.length - 1] + 1 : 1)));
 const aspect = Math.min(2.1, Math.max(0.95, (nColumns / depth) * 1.25));
+// Whether there are several buffers, to be told apart.
+const hasGroups = trace.places.some((places) => places.some(([buffer]) => buffer !== "data"));
 let cards = [];
 let boxes = [];
 
@@ -47,7 +49,7 @@ function onRing(n, width, height, h) {
 }
 
 function ringLayout(n, width, height) {
-  let small = 4, large = Math.min(height * (n < 3 ? 0.55 : 0.3), width * 0.4 / aspect);
+  let small = 4, large = Math.min(height * (n < 3 ? 0.4 : 0.3), width * (n < 3 ? 0.26 : 0.4) / aspect);
   for (let i = 0; i < 24; i++) {
     const h = (small + large) / 2;
     if (fits(onRing(n, width, height, h), h * 0.22)) small = h; else large = h;
@@ -98,7 +100,7 @@ function bar(rank, place) {
   const card = cards[rank], pad = Math.max(1, card.h * 0.08), label = labelHeight(card);
   const pitch = (card.w - 2 * pad) / nColumns;
   const width = pitch * (pitch > 8 ? 0.84 : pitch > 3 ? 0.9 : 1);
-  const names = pitch >= 13 && card.h > 70 ? 14 : 0;
+  const names = pitch >= 13 && card.h > 70 ? (hasGroups ? 28 : 14) : 0;
   const used = columns[rank].length ? columns[rank][columns[rank].length - 1] + 1 : 1;
   const x = card.x - (used * pitch) / 2 + columns[rank][place] * pitch + (pitch - width) / 2;
   const y = card.y - card.h / 2 + label, h = card.h - label - pad - names;
