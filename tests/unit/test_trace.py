@@ -187,6 +187,7 @@ def test_a_page_holds_no_way_out_of_its_data(tmp_path: Path) -> None:
         (["ring", "--hosts", "2x4", "--ranks", "9"], "--hosts 2x4 has 8 ranks, but --ranks says 9"),
         (["ring", "--hosts", "4+4"], "cannot read the hosts '4+4'"),
         (["ring", "--root", "4"], "--root 4 must be a rank: 0 to 3"),
+        (["ring", "--root", "1"], "--root 1: ring all_reduce has no root"),
         (["ring", "--root", "-1"], "--root -1 must be a rank"),
         (["ring", "--width", "10"], "--width 10: at least 40"),
         (["ring", "--width", "0"], "--width 0: at least 40"),

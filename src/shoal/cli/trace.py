@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from shoal.cli.options import Subparsers, add_team, team_of, write
 from shoal.errors import UsageError
-from shoal.lens.trace import trace
+from shoal.lens.trace import Trace, trace
 from shoal.lens.trace_page import json_of, page_of, require_playable
 from shoal.lens.trace_text import text_of
+from shoal.schedule import find
 
 _WIDTH: Final = 120
 """Columns where the terminal's are not known."""
@@ -23,26 +25,47 @@ def add_to(subparsers: Subparsers) -> None:
     """Add `shoal trace`."""
     what = "what every rank holds, round by round"
     parser = subparsers.add_parser("trace", help=what, description=f"Show {what}.")
-    add = parser.add_argument
-    add("algorithm", help="such as ring, tree or sharded/ring")
-    add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
-    add_team(parser)
+    add_schedule(parser)
     output = parser.add_mutually_exclusive_group().add_argument
     output("--html", type=Path, metavar="FILE", help="write a page to play it, one file for itself")
     output("--json", action="store_true", help="print everything, for programs")
-    add("--width", type=int, metavar="N", help="columns of the text; default the terminal's")
+    width = "columns of the text; default the terminal's"
+    parser.add_argument("--width", type=int, metavar="N", help=width)
     parser.set_defaults(run=_run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def add_schedule(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `trace_of` reads."""
+    parser.add_argument("algorithm", help="such as ring, tree or sharded/ring")
+    parser.add_argument(
+        "--collective", default="all_reduce", metavar="NAME", help="default all_reduce"
+    )
+    add_team(parser)
+
+
+def trace_of(args: argparse.Namespace, require: Callable[[int], None] | None = None) -> Trace:
+    """The trace of the schedule that the arguments describe.
+
+    Args:
+        require: raises UsageError if there are too many ranks for what comes next.
+
+    Raises:
+        UsageError: they contradict each other, or there is no such schedule.
+    """
     team = team_of(args)
+    if require:
+        require(team.size)
+    if args.root and not find(args.collective, args.algorithm).rooted:
+        raise UsageError(f"--root {args.root}: {args.algorithm} {args.collective} has no root")
+    return trace(args.collective, args.algorithm, team.size, root=team.root, hosts=team.hosts)
+
+
+def _run(args: argparse.Namespace) -> int:
     terminal = shutil.get_terminal_size((_WIDTH, 0)).columns
     width = terminal if args.width is None else args.width
     if width < _NARROWEST:
         raise UsageError(f"--width {width}: at least {_NARROWEST} columns are needed")
-    if args.html:
-        require_playable(team.size)
-    traced = trace(args.collective, args.algorithm, team.size, root=team.root, hosts=team.hosts)
+    traced = trace_of(args, require_playable if args.html else None)
     if args.html:
         write(page_of(traced), args.html)
     elif args.json:
