@@ -39,10 +39,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One column: a library used in one way, or something that sets a bound."""
+    """One column: a library used in one way, or something that sets a bound.
+
+    Args:
+        enters: whether it has a place in a row.
+    """
 
     label: str
     measure: Measure
+    enters: Callable[[Case], bool] = lambda _case: True
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Section:
         in_rounds: False for what does not drift, such as memory: measured once.
         in_quick: whether a case is worth its time in a quick run.
         is_open: whether a row needs more rounds than the others; it gets up to three times as many.
+        note: something to know of a row beside its numbers; asked for before it is measured.
         layout: the lines of the table, if it is not one line per case.
         verdicts: goals of the table as a whole.
     """
@@ -68,6 +74,7 @@ class Section:
     in_rounds: bool = True
     in_quick: Callable[[Case], bool] = lambda _case: True
     is_open: Callable[[Row], bool] = lambda _row: False
+    note: Callable[[Teams, Case], str] = lambda _teams, _case: ""
     layout: Callable[[Sequence[Row]], list[str]] | None = None
     verdicts: Callable[[Sequence[Row]], list[Verdict]] = lambda _rows: []
 
@@ -79,6 +86,7 @@ class Row:
     case: Case
     values: dict[str, list[float]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    note: str = ""
 
     def medians(self) -> dict[str, float]:
         """Per contestant the median over the rounds; a contestant that ever failed has none."""
@@ -114,12 +122,12 @@ def run_section(section: Section, teams: Teams, progress: Progress) -> list[Row]
 
 
 def _run_case(section: Section, case: Case, teams: Teams) -> Row:
-    row = Row(case)
+    row = Row(case, note=section.note(teams, case))
     n_rounds = teams.settings.n_rounds if section.in_rounds else 1
     for number in range(3 * n_rounds):
         if number >= n_rounds and not section.is_open(row):
             break
-        for contestant in section.contestants:
+        for contestant in filter(lambda one: one.enters(case), section.contestants):
             _take_turn(contestant, row, teams)
     return row
 

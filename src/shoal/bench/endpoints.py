@@ -10,12 +10,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shoal.bench.collectives import COLLECTIVES, Call, On
 from shoal.bench.values import Buffer
+
+if TYPE_CHECKING:
+    from shoal.bench.collectives import Call
+    from shoal.bench.torch_rank import TorchRank
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Endpoint:
             is empty for the library's own choice.
         close: leaves the group.
         ranks: those that take part: whose tensors all_reduce sums.
+        torch: what else a rank of torch.distributed can do.
     """
 
     rank: int
@@ -38,43 +42,24 @@ class Endpoint:
     bind: Callable[[str, str, Any, Any], Call]
     close: Callable[[], object]
     ranks: Sequence[int]
+    torch: TorchRank | None = None
 
 
 def join_torch(backend: str) -> Endpoint:
     """`torch.distributed`, with Gloo or shoal below it."""
-    import torch
     import torch.distributed as dist
 
-    def allocate(n_elems: int, memory: str) -> Buffer:
-        if memory == "shared":
-            import shoal
+    from shoal.bench.torch_rank import TorchRank
 
-            tensor = shoal.empty(n_elems, torch.float32)
-        else:
-            tensor = torch.empty(n_elems, dtype=torch.float32)
-        return Buffer(tensor, tensor.numpy())
-
-    torch.set_num_threads(1)
-    dist.init_process_group(backend)
-    size = dist.get_world_size()
-    groups = {"": dist.group.WORLD}
-
-    def bind(collective: str, algorithm: str, data: Any, other: Any) -> Call:
-        if algorithm not in groups:
-            # A group takes the variable as it is when the group is made.
-            os.environ["SHOAL_ALGO"] = algorithm
-            groups[algorithm] = dist.new_group()
-            del os.environ["SHOAL_ALGO"]
-        on = On(dist, groups[algorithm], dist.get_rank(), size)
-        return COLLECTIVES[collective].bind(on, data, other)
-
+    torch_rank = TorchRank(backend)
     return Endpoint(
-        rank=dist.get_rank(),
-        allocate=allocate,
+        rank=torch_rank.rank,
+        allocate=torch_rank.allocate,
         barrier=dist.barrier,
-        bind=bind,
+        bind=torch_rank.bind,
         close=dist.destroy_process_group,
-        ranks=range(size),
+        ranks=range(torch_rank.size),
+        torch=torch_rank,
     )
 
 

@@ -7,7 +7,7 @@ times as long Gloo takes.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from shoal.bench.collectives import COLLECTIVES
@@ -55,18 +55,33 @@ def is_close(row: Row) -> bool:
 
 
 def grid_lines(rows: Sequence[Row]) -> list[str]:
+    """The table of all collectives."""
+    return grid_table(rows, _cell)
+
+
+def grid_table(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[str]:
     """One line per collective and size, one column per set of ranks."""
-    places = list(dict.fromkeys(_place(row.case) for row in rows))
-    cells = {(row.case.collective, row.case.n_bytes, _place(row.case)): _cell(row) for row in rows}
+    places = list(dict.fromkeys(place_of(row.case) for row in rows))
+    cells = {(row.case.collective, row.case.n_bytes, place_of(row.case)): cell(row) for row in rows}
     kinds = sorted(
         {(row.case.collective, row.case.n_bytes) for row in rows},
         key=lambda kind: (list(COLLECTIVES).index(kind[0]), kind[1]),
     )
     body = [
-        [name, show_size(n_bytes), *(cells.get((name, n_bytes, place), "") for place in places), ""]
+        [
+            name,
+            show_size(n_bytes) if n_bytes else "-",
+            *(cells.get((name, n_bytes, place), "") for place in places),
+            "",
+        ]
         for name, n_bytes in kinds
     ]
     return align([["collective", "size", *places, ""], *body])
+
+
+def place_of(case: Case) -> str:
+    """A column's heading."""
+    return f"{case.n_hosts} hosts" if case.n_hosts else f"{case.n_ranks} ranks"
 
 
 def grid_verdicts(rows: Sequence[Row]) -> list[Verdict]:
@@ -102,10 +117,6 @@ def _ratio(row: Row) -> float | None:
 def _is_loss(row: Row) -> bool:
     ratio = _ratio(row)
     return ratio is not None and ratio < 1
-
-
-def _place(case: Case) -> str:
-    return f"{case.n_hosts} hosts" if case.n_hosts else f"{case.n_ranks} ranks"
 
 
 def _cell(row: Row) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.bench.contest import Case, Measure
     from shoal.bench.teams import Teams
 
+N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
 # Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle cable passes.
 _STREAM_BYTES: Final = 60_000_000
@@ -23,9 +24,9 @@ print(peak_resident_bytes())
 """
 
 
-def time_of(library: str, memory: str = "private") -> Measure:
+def time_of(library: str, memory: str = "private", algorithm: str = "") -> Measure:
     """Seconds of a call, of the slowest rank; the median over the samples of a round."""
-    return lambda teams, case: teams.sample(library, case, memory).time_s
+    return lambda teams, case: teams.sample(library, case, memory, algorithm).time_s
 
 
 def cpu_of(library: str) -> Measure:
@@ -74,6 +75,32 @@ def peak_of(library: str) -> Measure:
                 rank["peak_bytes"] - rank["tensor_bytes"] for rank in team.ask("peak")
             ]
         return max(peaks) - _torch_alone()
+
+    return measure
+
+
+def start_of(library: str) -> Measure:
+    """Seconds in which new processes form a group, once all of them are ready."""
+
+    def measure(teams: Teams, case: Case) -> float:
+        with teams.fresh(library, case) as team:
+            return team.start_s
+
+    return measure
+
+
+def restart_of(library: str) -> Measure:
+    """Seconds in which processes that left a group form another."""
+    return lambda teams, case: max(rank["time_s"] for rank in teams.ask(library, case, "restart"))
+
+
+def subgroups_of(library: str, *, used: bool) -> Measure:
+    """Seconds of the slowest rank to form `N_SUBGROUPS` in turn, and then to use each if `used`."""
+
+    def measure(teams: Teams, case: Case) -> float:
+        counts = {"n_groups": N_SUBGROUPS, "n_members": case.n_ranks // 2}
+        ranks = teams.ask(library, case, "subgroups", **counts)
+        return max(float(rank["form_s"]) + used * float(rank["use_s"]) for rank in ranks)
 
     return measure
 

@@ -7,11 +7,30 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.bench.choices import (
+    choice_cases,
+    choice_contestants,
+    choice_lines,
+    choice_verdicts,
+    is_choice_open,
+)
 from shoal.bench.contest import Case, Contestant, Section
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
-from shoal.bench.measures import cpu_of, line_time, memory_floor, peak_of, ring_time, time_of
+from shoal.bench.measures import (
+    N_SUBGROUPS,
+    cpu_of,
+    line_time,
+    memory_floor,
+    peak_of,
+    restart_of,
+    ring_time,
+    start_of,
+    subgroups_of,
+    time_of,
+)
 from shoal.bench.table import show_cpu, show_memory, show_time
+from shoal.bench.teams import Teams
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
@@ -40,6 +59,13 @@ def _shared(n_ranks: int, n_bytes: int, n_samples: int) -> Case:
         goals.insert(0, Faster("shoal.empty", "openmpi", 3))
     return Case(n_ranks, n_bytes, tuple(goals), n_samples=n_samples)
 
+
+_STARTS: Final = {
+    "init": (start_of("gloo"), start_of("shoal")),
+    "again": (restart_of("gloo"), restart_of("shoal")),
+    "groups": (subgroups_of("gloo", used=False), subgroups_of("shoal", used=False)),
+    "used": (subgroups_of("gloo", used=True), subgroups_of("shoal", used=True)),
+}
 
 SECTIONS: Final = (
     Section(
@@ -176,5 +202,43 @@ SECTIONS: Final = (
         is_open=is_close,
         layout=grid_lines,
         verdicts=grid_verdicts,
+    ),
+    Section(
+        "planner",
+        "the planner's choice beside every algorithm, tensors as above",
+        (
+            "a cell is the choice and how many times as long it takes as the best of the others;",
+            "WRONG where that is more than 1.1, ? where the middle half of the rounds disagrees;",
+            "one host up to 64 MiB, four hosts at 1 Gbit/s up to 1 MiB",
+        ),
+        choice_contestants(),
+        choice_cases(),
+        show_time,
+        in_quick=in_quick_grid,
+        is_open=is_choice_open,
+        note=Teams.choice,
+        layout=choice_lines,
+        verdicts=choice_verdicts,
+    ),
+    Section(
+        "start",
+        f"one host, forming the group and {N_SUBGROUPS} subgroups",
+        (
+            "init: init_process_group in new processes, from when all are ready; slowest rank",
+            "again: the same in the same processes, after they destroyed the group",
+            f"groups: {N_SUBGROUPS} times new_group, each of half of the ranks; used: the same and",
+            "then a barrier on each of them",
+        ),
+        tuple(
+            Contestant(f"{library} {what}", measure)
+            for what, measures in _STARTS.items()
+            for library, measure in zip(("gloo", "shoal"), measures, strict=True)
+        ),
+        tuple(
+            Case(n_ranks, 0, tuple(Faster(f"shoal {w}", f"gloo {w}", 1) for w in _STARTS))
+            for n_ranks in (4, 8)
+        ),
+        show_time,
+        in_quick=lambda case: case.n_ranks == 8,
     ),
 )

@@ -76,7 +76,7 @@ def _cells(section: Section, row: Row) -> list[str]:
 
 
 def _place(case: Case) -> list[str]:
-    return [str(case.n_ranks), show_size(case.n_bytes)]
+    return [str(case.n_ranks), show_size(case.n_bytes) if case.n_bytes else "-"]
 
 
 def _three_digits(value: float) -> str:

@@ -27,6 +27,8 @@ class Team:
     """A running crew. Every method raises Failure if a rank fails, and the team is then of no use.
 
     Leaving the context stops the processes, by force if they do not stop when told to.
+
+    `start_s` is what the slowest rank took to form the group, once all processes were ready.
     """
 
     def __init__(self, crew: Crew, around: Surroundings) -> None:
@@ -37,6 +39,7 @@ class Team:
         self._errors_path = Path(self._folder.name, "errors")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._has_failed = False
+        self.start_s = 0.0
         try:
             self._start(around)
         except BaseException:
@@ -82,6 +85,7 @@ class Team:
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))
         hellos = self._answers(_START_S)
+        self.start_s = max(hello["start_s"] for hello in hellos)
         # Connected in any order; from here on by rank.
         order = sorted(range(self.crew.n_ranks), key=lambda index: int(hellos[index]["rank"]))
         self._lines = [self._lines[index] for index in order]

@@ -75,9 +75,25 @@ class Teams:
             return self._sample(team, case, memory, algorithm)
         except Failure as failure:
             self._unable[what] = str(failure)
-            del self._teams[crew]
-            self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.crew != crew}
-            team.close()
+            self._drop(crew)
+            raise
+
+    def choice(self, case: Case) -> str:
+        """The algorithm that shoal's planner takes for a case; empty if it cannot be asked."""
+        what = {"collective": case.collective, "n_bytes": case.n_bytes}
+        try:
+            return str(self.ask("shoal", case, "choice", **what)[0]["name"])
+        except Failure:
+            return ""
+
+    def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Give a command to every rank of a team that is kept; the answers by rank."""
+        crew = Crew(library, case.n_ranks, case.n_hosts)
+        team = self._team(crew)
+        try:
+            return team.ask(task, **arguments)
+        except Failure:
+            self._drop(crew)
             raise
 
     def fresh(self, library: str, case: Case) -> Team:
@@ -112,6 +128,10 @@ class Teams:
                 raise
             self._teams[crew] = self._stack.enter_context(team)
         return self._teams[crew]
+
+    def _drop(self, crew: Crew) -> None:
+        self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.crew != crew}
+        self._teams.pop(crew).close()
 
     def _surroundings(self, crew: Crew) -> Surroundings:
         cluster = self.cluster(crew.n_hosts) if crew.n_hosts else None

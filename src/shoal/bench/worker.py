@@ -18,11 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from shoal.bench.collectives import COLLECTIVES, Call
 from shoal.bench.endpoints import JOIN, Endpoint
 from shoal.bench.values import Buffer, count_wrong, fill
+
+if TYPE_CHECKING:
+    from shoal.bench.torch_rank import TorchRank
 
 
 class Rank:
@@ -72,6 +75,19 @@ class Rank:
             cpu_s.append((time.process_time() - start_cpu_s) / n_calls)
         return {"times_s": times_s, "cpu_s": cpu_s}
 
+    def choice(self, collective: str, n_bytes: int) -> dict[str, Any]:
+        """The name of the algorithm that shoal's planner takes."""
+        return {"name": self._torch().choice(collective, n_bytes)}
+
+    def restart(self) -> dict[str, Any]:
+        """Leave the group and form a new one in the same processes."""
+        return {"time_s": self._torch().restart()}
+
+    def subgroups(self, n_groups: int, n_members: int) -> dict[str, Any]:
+        """Form groups of some of the ranks, and then use each."""
+        form_s, use_s = self._torch().subgroups(n_groups, n_members)
+        return {"form_s": form_s, "use_s": use_s}
+
     def peak(self) -> dict[str, Any]:
         """The peak resident memory, and how much of it are the buffers."""
         tensors = sum(n_bytes for n_bytes, *_ in self._buffers)
@@ -86,6 +102,11 @@ class Rank:
         """Leave the group in good order."""
         self._endpoint.close()
         return {}
+
+    def _torch(self) -> TorchRank:
+        if self._endpoint.torch is None:
+            raise NotImplementedError("only torch.distributed can be asked that")
+        return self._endpoint.torch
 
     def _bind(
         self, n_bytes: int, memory: str, collective: str, algorithm: str
@@ -124,7 +145,8 @@ def _serve(library: str, lines: IO[str], answer: Callable[[Mapping[str, Any]], N
     endpoint = JOIN[library]()
     rank = Rank(endpoint)
     gc.disable()  # a collection in one rank is waited for by all
-    answer({"rank": endpoint.rank})
+    start_s = endpoint.torch.start_s if endpoint.torch else 0.0
+    answer({"rank": endpoint.rank, "start_s": start_s})
     task = ""
     while task != "stop":
         command = commands.get()
