@@ -57,8 +57,7 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
         uneven: the blocks of the ranks differ in length; scratch chunks are cut for equal ones.
     """
     try:
-        algorithm = find(collective, name)
-        return not (uneven and algorithm.scratch(0, cluster.size, cluster.hosts))
+        return find(collective, name).takes_uneven or not uneven
     except UsageError:
         return False
 
