@@ -3,92 +3,32 @@
 import functools
 import hashlib
 import os
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
+from process.arrays import (
+    DTYPES,
+    Memory,
+    check,
+    contribution,
+    exists,
+    filled,
+    folded,
+    inside_shared,
+    numpy_type,
+    private,
+    shared,
+    unaligned,
+)
 from process.ranks import run_ranks
 from process.stage import pretend_hosts
 
 import shoal
-from shoal.dtypes import DType, Op
+from shoal.dtypes import Op
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Memory = Callable[[int, Any], Array]
-
-DTYPES = [dtype for dtype in DType if dtype is not DType.BFLOAT16]  # which NumPy lacks
-BITWISE = {Op.BAND: np.bitwise_and, Op.BOR: np.bitwise_or, Op.BXOR: np.bitwise_xor}
-FOLDS = {Op.SUM: np.add, Op.PRODUCT: np.multiply, Op.MIN: np.minimum, Op.MAX: np.maximum, **BITWISE}
 # A segment holds 32768 float32 and a rank lends a peer six at a time: the last length fills the
 # slots of the largest group here several times over.
 LENGTHS = (1, 2, 1009, 40_001, 1_000_003)
-
-
-def numpy_type(dtype: DType) -> np.dtype[Any]:
-    return np.dtype("bool" if dtype is DType.BOOL else str(dtype))
-
-
-def contribution(rank: int, n_elems: int, dtype: Any = np.float32) -> Array:
-    """Small integers, exact in every type, also when they are added up or multiplied."""
-    signed = np.dtype(dtype).kind not in "ub"
-    # As long as a prime, so that no piece of a message looks like another.
-    pattern = ((np.arange(997) * 7 + rank * 3) % 5 - 2 * signed).astype(dtype)
-    if pattern.dtype.kind == "c":
-        pattern *= 1 + 2j
-    return np.resize(pattern, n_elems)
-
-
-def folded(blocks: list[Array], op: Op) -> Array:
-    """NumPy's answer, in the blocks' own type."""
-    dtype = blocks[0].dtype
-    if op is Op.AVG:
-        total = np.add.reduce(blocks, dtype=dtype)
-        if dtype.kind in "iu":
-            return np.trunc(total / len(blocks)).astype(dtype)
-        return total / dtype.type(len(blocks))
-    return FOLDS[op].reduce(blocks, dtype=dtype)
-
-
-def exists(dtype: DType, op: Op) -> bool:
-    kind = numpy_type(dtype).kind
-    if op in BITWISE:
-        return kind in "iub"
-    if op in (Op.MIN, Op.MAX):
-        return kind != "c"
-    return (op, kind) != (Op.AVG, "b")
-
-
-def check(found: Any, want: Any, what: str = "") -> None:
-    if not np.array_equal(found, want):  # assert_array_equal is ten times slower where all is well
-        np.testing.assert_array_equal(found, want, err_msg=what)
-
-
-# Where the ranks' arrays lie.
-
-
-def private(n_elems: int, dtype: Any = np.float32) -> Array:
-    return np.empty(n_elems, dtype)
-
-
-def unaligned(n_elems: int, dtype: Any = np.float32) -> Array:
-    return np.empty(n_elems + 1, dtype)[1:]
-
-
-def shared(n_elems: int, dtype: Any = np.float32) -> Array:
-    array: Array = shoal.empty(n_elems, np.dtype(dtype))
-    return array
-
-
-def inside_shared(n_elems: int, dtype: Any = np.float32) -> Array:
-    array: Array = shoal.empty(n_elems + 20, np.dtype(dtype))[3 : n_elems + 3]
-    return array
-
-
-def filled(memory: Memory, values: Array) -> Array:
-    array = memory(values.size, values.dtype)
-    array[...] = values
-    return array
 
 
 class Checks:
