@@ -1,5 +1,6 @@
 """Ranks that call different things: all of them are told, soon, and what each side called."""
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -194,6 +195,28 @@ CASES: dict[str, tuple[Call, Call, str, str]] = {
         "reduce_scatter float32[10] sum",
         "reduce_scatter float32[10] max",
     ),
+    "reduce to another": (
+        lambda group: group.reduce(array(10)),
+        lambda group: group.reduce(array(10), root=ODD),
+        "reduce float32[10] sum to rank 0",
+        "reduce float32[10] sum to rank 1",
+    ),
+    "gather of less": (
+        lambda group: group.gather(array(10 * group.size) if group.rank == 0 else None, array(10)),
+        lambda group: group.gather(None, array(9)),
+        "gather float32[10] to rank 0",
+        "gather float32[9] to rank 0",
+    ),
+    "another block longer": (
+        lambda group: group.all_gather(
+            [array(3 + r) for r in range(group.size)], array(3 + group.rank)
+        ),
+        lambda group: group.all_gather(
+            [array(4 + r) for r in range(group.size)], array(4 + group.rank)
+        ),
+        "all_gather float32[3,4",
+        "all_gather float32[4,5",
+    ),
     "another length of the same name": (
         lambda group: group.all_reduce(array(10), name="bucket 7"),
         lambda group: group.all_reduce(array(20), name="bucket 7"),
@@ -266,6 +289,65 @@ def test_a_message_that_does_not_fit_is_an_error_on_both_sides(ranks_per_host: i
             assert isinstance(error, UsageError), (name, error)
             for words in ("called send float32[", "to rank 1", "called recv ", "from rank 0"):
                 assert words in str(error), (name, error)
+
+
+# What rank 0 sends rank 1, and what that takes. Above 16384 elements, data waits for a grant.
+PAIRS = [(3, 5), (5, 3), (0, 5), (5, 0), (3, 90_000), (90_000, 3), (0, 90_000), (90_000, 0)]
+PAIRS += [(90_000, 90_001), (90_000, 200_000), (200_000, 90_000)]
+
+
+def exchange_other_lengths(ranks_per_host: int) -> list[tuple[float, Exception | None]]:
+    pretend_hosts(ranks_per_host)
+    results = []
+    with shoal.init() as world:
+        for sent, taken in PAIRS:
+            group = world.subgroup(range(world.size), f"{sent} and {taken}")
+            memory = array if sent % 2 else shoal.empty
+            inputs = [memory(3) for _ in range(world.size)]
+            outputs = [memory(3) for _ in range(world.size)]
+            if world.rank == 0:
+                inputs[1] = memory(sent)
+            if world.rank == 1:
+                outputs[0] = memory(taken)
+            world.barrier()
+            started = time.monotonic()
+            # A rank that has all that it needs of the others hears of it in its next call.
+            error = error_of(group.all_to_all, outputs, inputs) or error_of(group.barrier)
+            results.append((time.monotonic() - started, error))
+            world.barrier()
+    return results
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (3, 3), (2, 1), (3, 1), (3, 2)])
+def test_two_ranks_that_differ_on_what_one_sends_the_other_are_named_to_everyone(
+    size: int, ranks_per_host: int
+) -> None:
+    for rank, results in enumerate(run_ranks(exchange_other_lengths, size, ranks_per_host)):
+        for (sent, taken), (took_s, error) in zip(PAIRS, results, strict=True):
+            where = f"{sent} and {taken}, rank {rank}: {took_s:.2f} s, {error!r}"
+            assert isinstance(error, UsageError), where
+            found = re.search(r"rank 0 \(.*\) sends (\d+) elements to rank 1 \(", str(error))
+            assert found is not None, where
+            assert int(found[1]) == sent, where
+            assert f"which takes {taken} from it" in str(error), where
+            assert "in all_to_all float32 by pairwise" in str(error), where
+            assert took_s < SOON_S, where
+
+
+# The form of the call is part of it.
+
+
+def exchange_in_two_forms() -> Exception | None:
+    with shoal.init() as group:
+        whole = [array(2 * group.size), array(2 * group.size)]
+        parts = [[array(2) for _ in range(group.size)] for _ in range(2)]
+        outputs, inputs = whole if group.rank == ODD else parts
+        return error_of(group.all_to_all, outputs, inputs) or error_of(group.barrier)
+
+
+def test_one_buffer_and_a_list_of_equal_ones_are_the_same_exchange_by_pairwise() -> None:
+    env = {"SHOAL_ALGO": "all_to_all:pairwise"}
+    assert run_ranks(exchange_in_two_forms, 3, env=env) == [None] * 3
 
 
 def call_once_more(timeout_s: float) -> tuple[Exception | None, Exception | None]:

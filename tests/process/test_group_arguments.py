@@ -1,6 +1,7 @@
 """What calls on a group take and what they refuse, in words and before anything moves."""
 
 import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ def refuse_bad_arguments() -> dict[str, str]:
             "keyword": lambda: group.all_reduce(ones(3), timeout=3),
             "shape": lambda: shoal.empty((2, -3)),
             "type": lambda: shoal.empty(3, "quaternion"),
+            **uneven_or_missing(group),
+            **overlapping(group),
         }
         texts = {}
         for name, call in cases.items():
@@ -52,6 +55,43 @@ def refuse_bad_arguments() -> dict[str, str]:
         group.all_reduce(data)
         assert data[0] == group.size
         return texts
+
+
+def uneven_or_missing(group: shoal.Group) -> dict[str, Callable[[], object]]:
+    two, first = [ones(3), ones(3)], group.rank == 0
+    return {
+        "reduce root": lambda: group.reduce(ones(3), root=2),
+        "gather root": lambda: group.gather(two, ones(3), root=-1),
+        "scatter root": lambda: group.scatter(ones(3), two, root=5),
+        "no outputs": lambda: group.gather(None if first else two, ones(3)),
+        "no inputs": lambda: group.scatter(ones(3), None if first else two),
+        "uneven gather": lambda: group.gather([ones(3), ones(4)], ones(3 + group.rank), group.rank),
+        "uneven scatter": lambda: group.scatter(ones(3), [ones(3)] * 2 + [ones(3)], group.rank),
+        "reduce bits": lambda: group.reduce(ones(3), op="bor"),
+        "two types": lambda: group.all_to_all(two, [ones(3), np.zeros(3)]),
+        "types differ": lambda: group.all_to_all(two, [np.zeros(3), np.zeros(3)]),
+        "own block": lambda: group.all_to_all(two, [ones(4), ones(4)]),
+        "odd whole": lambda: group.all_to_all(ones(4), ones(5)),
+        "frozen outputs": lambda: group.all_gather([b"abc", b"abc"], b"abc"),
+    }
+
+
+def overlapping(group: shoal.Group) -> dict[str, Callable[[], object]]:
+    rank, whole = group.rank, ones(8)
+    mine, theirs = whole[rank * 4 :][:4], whole[(1 - rank) * 4 :][:4]
+    own = [mine, ones(4)] if rank == 0 else [ones(4), mine]
+    return {
+        "gather theirs": lambda: group.all_gather(whole, theirs),
+        "gather into one": lambda: group.all_gather([mine, mine], mine),
+        "gather shifted": lambda: group.all_gather(whole, whole[2:6]),
+        "scatter theirs": lambda: group.reduce_scatter(theirs, whole),
+        "scatter shifted": lambda: group.reduce_scatter(whole[3:7], [whole[:4], whole[4:]]),
+        "scatter into all": lambda: group.reduce_scatter(mine, [mine, mine]),
+        "exchange in place": lambda: group.all_to_all(whole, whole),
+        "exchange crossed": lambda: group.all_to_all([whole[:4], whole[4:]], own[::-1]),
+        "root's gather": lambda: group.gather(whole, theirs, root=rank),
+        "root's scatter": lambda: group.scatter(theirs, whole, root=rank),
+    }
 
 
 LITTLE = array.array("h", [1]).tobytes()[0] == 1
@@ -81,11 +121,39 @@ def test_bad_arguments_are_refused_in_words_and_the_group_lives_on() -> None:
         "keyword": "TypeError",
         "shape": "negative dimension",
         "type": "unknown dtype",
+        "reduce root": "root names rank 2",
+        "gather root": "root names rank -1",
+        "scatter root": "root names rank 5",
+        "uneven gather": "outputs hold [3, 4] elements; all blocks need",
+        "uneven scatter": "inputs: 3 buffers; one for each rank, 2, needed",
+        "reduce bits": "reduce has no bor of float32",
+        "two types": "inputs: float64[3] for rank 1 among buffers of float32",
+        "types differ": "outputs hold float32[3] for this rank, but its own input is float64[3]",
+        "own block": "outputs hold float32[3] for this rank, but its own input is float32[4]",
+        "odd whole": "inputs: float32[5] cannot be cut into one block for each of 2 ranks",
+        "frozen outputs": "read-only",
+        "gather theirs": "and data overlap in memory",
+        "gather into one": "outputs[0] and outputs[1] overlap in memory",
+        "gather shifted": "and data overlap in memory",
+        "scatter theirs": "output and inputs[",
+        "scatter shifted": "output and inputs[0] overlap",
+        "scatter into all": "output and inputs[",
+        "exchange in place": "overlap in memory; only this rank's own block",
+        "exchange crossed": "and inputs[",
+        "root's gather": "and data overlap in memory",
+        "root's scatter": "output and inputs[",
     }
-    for texts in run_ranks(refuse_bad_arguments, 2):
-        assert texts.keys() == want.keys()
+    by_rank = (
+        {"no outputs": "this rank is the root and needs outputs", "no inputs": "needs inputs"},
+        {
+            "no outputs": "only the root, rank 0, has outputs; pass None",
+            "no inputs": "only the root, rank 0, has inputs; pass None",
+        },
+    )
+    for own, texts in zip(by_rank, run_ranks(refuse_bad_arguments, 2), strict=True):
+        assert texts.keys() == want.keys() | own.keys()
         for name, text in texts.items():
-            assert want[name] in text, name
+            assert (want | own)[name] in text, (name, text)
             assert text.startswith(("UsageError", "TypeError")), name
 
 
