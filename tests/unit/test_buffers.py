@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import shoal
-from shoal.buffers import Span, span_of
+from shoal.buffers import Span, blocks_of, clash, span_of
 from shoal.dtypes import DType
 from shoal.errors import ShoalError, UsageError
 
@@ -106,3 +106,55 @@ def test_memory_from_empty_goes_with_the_last_view_of_it() -> None:
     assert n_mappings() == before + 1
     del view
     assert n_mappings() == before
+
+
+# Blocks of all ranks.
+
+
+def test_one_buffer_is_cut_into_equal_blocks() -> None:
+    data = np.zeros(6, np.int16)
+    blocks = blocks_of(data, 3, writable=True)
+    assert blocks.lengths == (2, 2, 2)
+    assert blocks.even
+    begin = data.ctypes.data
+    assert blocks.ranges() == [(begin, begin + 4), (begin + 4, begin + 8), (begin + 8, begin + 12)]
+    assert blocks.block(2)[:2] == (begin + 8, 2)
+
+
+def test_a_list_has_a_block_of_its_own_length_for_each_rank() -> None:
+    data = [np.zeros(n, np.int16) for n in (2, 0, 5)]
+    blocks = blocks_of(data, 3, writable=True)
+    assert blocks.lengths == (2, 0, 5)
+    assert not blocks.even
+    assert blocks.block(2)[:2] == (data[2].ctypes.data, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (np.zeros(7), r"float64\[7\] cannot be cut into one block for each of 3 ranks"),
+        ([np.zeros(1)] * 2, "2 buffers; one for each rank, 3, needed"),
+        ([np.zeros(1), np.zeros(1), np.zeros(1, np.int8)], r"int8\[1\] for rank 2 among buffers"),
+    ],
+)
+def test_blocks_that_are_not_one_for_each_rank_are_refused(given: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        blocks_of(given, 3, writable=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "found"),
+    [
+        ([(0, 4), (4, 8)], [(8, 12), (8, 12)], None),  # what is only read may overlap
+        ([(4, 8), (0, 5)], [], (1, 0, True)),
+        ([(0, 4), (8, 12)], [(4, 8), (11, 20)], (1, 1, False)),
+        ([(0, 100)], [(50, 60)], (0, 0, False)),
+        ([(50, 60)], [(0, 100)], (0, 0, False)),
+        ([(0, 4), (2, 2)], [(3, 3), (4, 4)], None),  # empty ones touch nothing
+        ([(0, 1), (2, 3), (4, 5)], [(1, 2), (0, 5)], (2, 1, False)),
+    ],
+)
+def test_what_is_written_overlaps_nothing(
+    written: list[tuple[int, int]], read: list[tuple[int, int]], found: object
+) -> None:
+    assert clash(written, read) == found
