@@ -82,7 +82,7 @@ def agreed_planner(group: Group, settings: Settings, host_ids: Sequence[str]) ->
     if settings.probe and cluster.n_hosts > 1:
         if known is None or any(each.links != card.links for each in cards):
             known = _MEASURED[topology] = measure(group, hosts)
-        cluster = replace(cluster, wire=known.link(cluster.wire))
+        cluster = replace(cluster, wire=known.link())
     tuning = _fitting(settings, cluster) if settings.tuning else None
     title, level = f"group {group.name!r}", logging.DEBUG if group.rank else logging.INFO
     return Planner(cluster, settings.forced, tuning, title=title, level=level)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from shoal.plan.blocks import ring_load
-from shoal.plan.site import INCAST, Load, Site
+from shoal.plan.site import Load, Site
 
 Formula = Callable[[float, Site], Load]
 
@@ -27,7 +27,7 @@ def direct(n_bytes: float, site: Site) -> Load:
         path=(hop + 2 * site.copy(n_bytes), site.wait),
         ends=(2 * near, 2 * far),
         memory=(near > 0, n + 1 + far),
-        cable=site.here * far * INCAST,
+        cable=(site.here * far, site.lost_to_all),
     )
 
 
@@ -44,7 +44,7 @@ def sharded(n_bytes: float, site: Site) -> Load:
         path=(2 * hop, site.wait),
         ends=(4 * near, 4 * far),
         memory=(near + (near > 0), 2 * (n - 1) + 2 * far),
-        cable=2 * site.here * far * INCAST,
+        cable=(2 * site.here * far, site.lost_to_all),
     )
 
 
@@ -60,6 +60,8 @@ def sharded_among(n_reducers: int) -> Formula:
         n, near, far, k, here = site.size, site.near, site.far, n_reducers, site.here
         shard, q = n_bytes / k, min(site.here, math.ceil(k / site.n_hosts))
         hop = site.hop(shard)
+        # A shard of one segment is all there before any of its result leaves.
+        queued = max(0, q * far - 1) * site.passing(shard)
         worker = (2 * (q - 1), 2 * (k - q), q - 1, k - 1 + k - q)
         reducer = (2 * near, 2 * far, near > 0, n - 1 + far)
         busiest = [a + b for a, b in zip(worker, reducer, strict=True)]
@@ -67,10 +69,10 @@ def sharded_among(n_reducers: int) -> Formula:
         host = [q * a + (here - q) * b for a, b in zip(busiest, others, strict=True)]
         return site.load(
             shard,
-            path=(2 * hop, site.wait),
+            path=(2 * hop + 2 * queued, site.wait),
             ends=(busiest[0], busiest[1]),
             memory=(busiest[2], busiest[3]),
-            cable=(q * far + here * (k - q)) * INCAST,
+            cable=(q * far + here * (k - q), site.lost_to_all),
             host=(host[0], host[1], host[2], host[3]),
         )
 
@@ -102,7 +104,7 @@ def tree(n_bytes: float, site: Site) -> Load:
             path=(path, fill),
             ends=(8 - of_rank, of_rank),
             memory=(1, 7),
-            cable=edges,
+            cable=(edges, site.lost_to_trees),
             host=(inside, 2 * edges, inside * 3 / 8, 4 * here + edges),
         )
     ends = 8 if site.size > 2 else 4
@@ -111,7 +113,7 @@ def tree(n_bytes: float, site: Site) -> Load:
         path=(path, fill),
         ends=(0, ends) if far else (ends, 0),
         memory=(0 if far else ends * 3 / 8, ends if far else ends / 2),
-        cable=ends / 2 if far else 0.0,
+        cable=(ends / 2 if far else 0.0, site.lost_to_trees),
     )
 
 
@@ -129,7 +131,7 @@ def doubling(n_bytes: float, site: Site) -> Load:
         path=(path + (rounds + 1 + extra) * site.copy(n_bytes), site.wait),
         ends=(2 * (near + extra - paired_far), 2 * (far + paired_far)),
         memory=(near + extra - paired_far, 2 * rounds + far + 0.5 + extra + paired_far),
-        cable=site.here * (far + paired_far),
+        cable=(site.here * (far + paired_far), site.lost_to_pairs),
     )
 
 
@@ -151,5 +153,5 @@ def halving(n_bytes: float, site: Site) -> Load:
         path=(path, site.wait),
         ends=(4 * near + 2 * (paired - paired_far), 4 * far + 2 * paired_far),
         memory=(2 * near + paired - paired_far, 2 * (p - 1) + 2 * far + paired + paired_far),
-        cable=site.here * 2 * far + paired_far,
+        cable=(site.here * 2 * far + paired_far, site.lost_to_pairs),
     )

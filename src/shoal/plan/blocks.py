@@ -9,7 +9,10 @@ each receiver stores or folds it. Between hosts it is copied once at each end, b
 
 from __future__ import annotations
 
-from shoal.plan.site import INCAST, Load, Site
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.plan.site import Load, Site
 
 
 def direct_all_gather(n_bytes: float, site: Site) -> Load:
@@ -22,7 +25,7 @@ def direct_all_gather(n_bytes: float, site: Site) -> Load:
         at_once=True,
         ends=(2 * near, 2 * far),
         memory=(near > 0, n + far),
-        cable=site.here * far * INCAST,
+        cable=(site.here * far, site.lost_to_all),
     )
 
 
@@ -47,7 +50,7 @@ def ring_load(n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0) -
         path=(site.hops(rounds - far, far, n_bytes), site.wait),
         ends=(2 * rounds - far_sent, far_sent) if near_sent else (0, 2 * rounds),
         memory=(near_sent, rounds + copied + (0 if near_sent else rounds)),
-        cable=host_far,
+        cable=(host_far, 0.0),
         host=(
             *(2 * host_near, 2 * host_far, host_near),
             site.here * (rounds + copied) + host_far,
@@ -71,7 +74,7 @@ def bruck_all_gather(n_bytes: float, site: Site) -> Load:
         path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
         memory=(near, n + far),
-        cable=site.here * far + crossing,
+        cable=(site.here * far + crossing, site.lost_to_pairs),
     )
 
 
@@ -85,7 +88,7 @@ def direct_reduce_scatter(n_bytes: float, site: Site) -> Load:
         at_once=True,
         ends=(2 * near, 2 * far),
         memory=(near, n + far),
-        cable=site.here * far * INCAST,
+        cable=(site.here * far, site.lost_to_all),
     )
 
 
@@ -109,7 +112,7 @@ def pairwise_all_to_all(n_bytes: float, site: Site) -> Load:
         at_once=True,
         ends=(2 * near, 2 * far),
         memory=(near, n + far),
-        cable=site.here * far,
+        cable=(site.here * far, site.lost_to_all),
     )
 
 
@@ -128,7 +131,7 @@ def bruck_all_to_all(n_bytes: float, site: Site) -> Load:
         path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
         memory=(near, 1 + near + 2 * far),
-        cable=site.here * far + (crossing if site.n_hosts > 1 else 0),
+        cable=(site.here * far + (crossing if site.n_hosts > 1 else 0), site.lost_to_pairs),
     )
 
 
@@ -141,5 +144,5 @@ def dissemination(n_bytes: float, site: Site) -> Load:
         path=(site.hops(near, far, n_bytes) + rounds * site.copy(n_bytes), site.wait),
         ends=site.at_edge(near, far),
         memory=(near, 2 * rounds + far),
-        cable=site.here * far + ((1 << near) - 1 if site.n_hosts > 1 else 0),
+        cable=(site.here * far + ((1 << near) - 1 if site.n_hosts > 1 else 0), site.lost_to_pairs),
     )

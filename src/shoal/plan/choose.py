@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # Below this, what a message costs outweighs its bytes, and a shard that is halved is not sent any
 # sooner (docs/decisions/0007). Smaller lets large groups drown in messages; larger gives up
 # reducers.
-SHARD_FLOOR_BYTES: Final = 4 << 10
+SHARD_FLOOR_BYTES: Final = 16 << 10
 # Inside a host a message is a line in a ring of shared memory.
-LOCAL_SHARD_FLOOR_BYTES: Final = 1 << 10
+LOCAL_SHARD_FLOOR_BYTES: Final = 4 << 10
 
 # Where a schedule cuts the buffer as it likes. Elsewhere the blocks are the caller's.
 _CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})

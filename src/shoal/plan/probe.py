@@ -13,15 +13,16 @@ import array
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.plan.cluster import LinkCost
+
 if TYPE_CHECKING:
-    from shoal.plan.cluster import LinkCost
     from shoal.plan.ranks import Group
 
 # So many messages of a few bytes; the fastest counts, since noise only adds.
 _N_SMALL: Final = 10
+_N_SEVERAL: Final = 8
 _N_LARGE: Final = 3
 # What first tells how fast a link is, and what then measures it: as much as takes this long, so
 # that all of it stays below 200 ms from 10 Mbit/s on.
@@ -38,21 +39,27 @@ class Measured(NamedTuple):
 
     Args:
         latency: of a few bytes, in steps above 1 us.
-        per_mib: of a MiB, in steps above 1 us.
+        message: of each further one of several that are sent at a time; the same.
+        per_mib: of a MiB; the same.
     """
 
     latency: int
+    message: int
     per_mib: int
 
     @property
     def code(self) -> int:
-        """Both in one number above 0, to compare with other ranks'."""
-        return self.latency << 16 | self.per_mib | 1 << 62
+        """All in one number above 0, to compare with other ranks'."""
+        return self.latency << 32 | self.message << 16 | self.per_mib | 1 << 62
 
-    def link(self, assumed: LinkCost) -> LinkCost:
-        """The costs of a wire: those measured, and what a message costs as assumed."""
-        latency_us = max(1.0, _of_steps(self.latency) - 2 * assumed.message_us)
-        return replace(assumed, latency_us=latency_us, us_per_byte=_of_steps(self.per_mib) / _MIB)
+    def link(self) -> LinkCost:
+        """The costs of a wire as measured."""
+        message_us = _of_steps(self.message) / 2  # at each end
+        return LinkCost(
+            latency_us=max(1.0, _of_steps(self.latency) - 2 * message_us),
+            us_per_byte=_of_steps(self.per_mib) / _MIB,
+            message_us=message_us,
+        )
 
 
 def measure(group: Group, hosts: Sequence[int]) -> Measured:
@@ -62,29 +69,35 @@ def measure(group: Group, hosts: Sequence[int]) -> Measured:
     """
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
     small_us = _exchange(group, leaders, 8, _N_SMALL)
+    several_us = _exchange(group, leaders, 8, _N_SMALL, _N_SEVERAL)
     first_us = _exchange(group, leaders, _FIRST_BYTES, 2)
-    latency, first = _slowest(group, small_us, first_us - small_us)
+    each_us = (several_us - small_us) / (_N_SEVERAL - 1)
+    latency, message, first = _slowest(group, small_us, each_us, first_us - small_us)
     n_bytes = _FIRST_BYTES
     while n_bytes < _MOST_BYTES and _of_steps(first) * n_bytes / _FIRST_BYTES < _LARGE_US:
         n_bytes *= 2
     large_us = _exchange(group, leaders, n_bytes, _N_LARGE)
-    _, per_mib = _slowest(group, small_us, (large_us - small_us) * _MIB / n_bytes)
-    return Measured(latency, per_mib)
+    (per_mib,) = _slowest(group, (large_us - small_us) * _MIB / n_bytes)
+    return Measured(latency, message, per_mib)
 
 
-def _exchange(group: Group, leaders: Sequence[int], n_bytes: int, n_times: int) -> float:
+def _exchange(
+    group: Group, leaders: Sequence[int], n_bytes: int, n_times: int, n_messages: int = 1
+) -> float:
     """Microseconds of sending to the next host while receiving from the last: the best of some."""
     if group.rank not in leaders:
         return 0.0
     place = leaders.index(group.rank)
     to, source = leaders[(place + 1) % len(leaders)], leaders[place - 1]
-    out, into = bytearray(n_bytes), bytearray(n_bytes)
+    out, into = bytearray(n_bytes), [bytearray(n_bytes) for _ in range(n_messages)]
     best_us = math.inf
     for _ in range(n_times):
         start_s = time.perf_counter()
-        arrival = group.recv(into, source, work=True)
-        group.send(out, to)
-        arrival.wait()
+        arrivals = [group.recv(each, source, work=True) for each in into]
+        for _ in into:
+            group.send(out, to)
+        for arrival in arrivals:
+            arrival.wait()
         best_us = min(best_us, (time.perf_counter() - start_s) * 1e6)
     return best_us
 

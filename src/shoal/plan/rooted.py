@@ -7,8 +7,12 @@ host, and the first of it. How memory is counted: see `blocks`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shoal.plan.blocks import ring_load
-from shoal.plan.site import INCAST, Load, Site
+
+if TYPE_CHECKING:
+    from shoal.plan.site import Load, Site
 
 
 def direct_broadcast(n_bytes: float, site: Site) -> Load:
@@ -20,7 +24,7 @@ def direct_broadcast(n_bytes: float, site: Site) -> Load:
         path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
         memory=(near > 0, far),
-        cable=far,
+        cable=(far, 0.0),
         host=(2 * near, far, near > 0, far + near),
     )
 
@@ -38,7 +42,7 @@ def binomial_broadcast(n_bytes: float, site: Site) -> Load:
         path=(path, path - site.hop(n_bytes)),
         ends=(near, far),
         memory=(near > 0, max(far, near > 1)),
-        cable=far * (1 if site.in_blocks else site.here),
+        cable=(far * (1 if site.in_blocks else site.here), site.lost_to_pairs),
         host=(2 * site.near, far, inner * (near > 0), far + site.near),
     )
 
@@ -54,7 +58,7 @@ def chain_broadcast(n_bytes: float, site: Site) -> Load:
         path=(path, path - site.hop(n_bytes)),
         ends=(0, ends) if all_far else (ends, 0) if not exits else (1, 1),
         memory=(not all_far, ends if all_far else ends - 1),
-        cable=exits,
+        cable=(exits, 0.0),
         host=(
             2 * (here - max(1, exits)),
             2 * exits,
@@ -84,7 +88,7 @@ def direct_reduce(n_bytes: float, site: Site) -> Load:
         path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
         memory=(0, n - 1),
-        cable=far * INCAST,
+        cable=(far, site.lost_to_all),
         host=(2 * near, far, near, n - 1),
     )
 
@@ -102,7 +106,7 @@ def binomial_reduce(n_bytes: float, site: Site) -> Load:
         path=(path + site.copy(n_bytes), path - site.hop(n_bytes)),
         ends=(near, far),
         memory=(0, rounds + (rounds > 1)),
-        cable=far * (1 if site.in_blocks else site.here),
+        cable=(far * (1 if site.in_blocks else site.here), site.lost_to_pairs),
         host=(2 * site.near, far, site.near, far + site.near + inner),
     )
 
@@ -134,7 +138,7 @@ def scatter_gather_reduce(n_bytes: float, site: Site) -> Load:
         path=(site.copy(shard) + 2 * hop, site.wait),
         ends=(3 * near, 3 * far),
         memory=(near, 2 * (n - 1) + far + (n == 2)),
-        cable=(here + 1) * far * INCAST,
+        cable=((here + 1) * far, site.lost_to_all),
         host=(
             2 * here * near + 2 * near,
             2 * here * far + far,
@@ -153,7 +157,7 @@ def direct_scatter(n_bytes: float, site: Site) -> Load:
         path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
         memory=(near, 1 + far),
-        cable=far,
+        cable=(far, site.lost_to_all),
         host=(2 * near, far, near, 1 + far + near),
     )
 
@@ -167,7 +171,7 @@ def direct_gather(n_bytes: float, site: Site) -> Load:
         path=(hop, site.wait + site.end(n_bytes)),
         ends=(near, far),
         memory=(0, n),
-        cable=far * INCAST,
+        cable=(far, site.lost_to_all),
         host=(2 * near, far, near, n),
     )
 
@@ -185,7 +189,7 @@ def binomial_scatter(n_bytes: float, site: Site) -> Load:
         path=(_in_turn(site, n_bytes), site.wait),
         ends=(near, far),
         memory=(near, 1 + far),
-        cable=far,
+        cable=(far, site.lost_to_pairs),
         host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
 
@@ -199,7 +203,7 @@ def binomial_gather(n_bytes: float, site: Site) -> Load:
         path=(_in_turn(site, n_bytes), site.wait),
         ends=(near, far),
         memory=(0, n),
-        cable=far * INCAST,
+        cable=(far, site.lost_to_pairs),
         host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
 

@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 # What the engine cuts chunks into: each segment is a message of its own.
 SEGMENT_BYTES: Final = 128 << 10
 
-# Many senders to one cable fill its queue and lose packets; a ring has one sender per cable.
-# Measured for sharded over four hosts at 1 Gbit/s (bench/LOG.md).
-INCAST: Final = 1.2
+# What a cable loses to streams that come and go, measured on 4 and 8 hosts at 1 Gbit/s against the
+# ring's one steady stream, which loses nothing (docs/decisions/0007): several senders at a time
+# fill its queue, the more the worse; exchanges with one peer after another begin slowly each time.
+_LOST_PER_SENDER: Final = 0.08
+_MOST_LOST: Final = 1.0
+_LOST_TO_EXCHANGES: Final = 0.4
+_LOST_TO_TREES: Final = 0.6
 
 
 class Load(NamedTuple):
     """What one call takes of each thing that can be the narrowest, in microseconds.
 
     Segments follow one another, so what is narrowest is busy all the time but for the beginning
-    and the end: `cost_us` is `max(path, fill + max(wire, rank, host))`.
+    and the end: `cost_us` is `max(path, fill + max(wire + lost, rank, host))`.
 
     Args:
         path: one segment's way through all rounds, were it alone.
@@ -33,6 +37,7 @@ class Load(NamedTuple):
         wire: the busiest cable, in its busier direction.
         rank: the busiest rank, which works with one core at a time.
         host: all ranks of the busiest host, on all its cores.
+        lost: what that cable loses to the streams that share it, besides.
     """
 
     path: float
@@ -40,6 +45,7 @@ class Load(NamedTuple):
     wire: float
     rank: float
     host: float
+    lost: float = 0.0
 
     def then(self, *others: Load) -> Load:
         """The load of phases that each segment goes through one after another."""
@@ -48,15 +54,15 @@ class Load(NamedTuple):
     @property
     def cost_us(self) -> float:
         """How long the call takes."""
-        return max(self.path, self.fill + max(self.wire, self.rank, self.host))
+        return max(self.path, self.fill + max(self.wire + self.lost, self.rank, self.host))
 
     @property
     def limit(self) -> str:
         """What it is that takes so long."""
-        busy = max(self.wire, self.rank, self.host)
-        if max(self.fill, self.path - self.fill) >= busy:
+        wire = self.wire + self.lost
+        if max(self.fill, self.path - self.fill) >= max(wire, self.rank, self.host):
             return "latency"
-        if self.wire >= max(self.rank, self.host):
+        if wire >= max(self.rank, self.host):
             return "the cable"
         return "the cores of a host" if self.host >= self.rank else "one core"
 
@@ -97,6 +103,21 @@ class Site:
     def far(self) -> int:
         """How many are not."""
         return self.size - self.here
+
+    @property
+    def lost_to_all(self) -> float:
+        """What a cable loses where all other hosts send at a time."""
+        return min(_MOST_LOST, _LOST_PER_SENDER * (self.n_hosts - 1) * (self.n_hosts > 2))
+
+    @property
+    def lost_to_pairs(self) -> float:
+        """What it loses where ranks meet one peer after another."""
+        return _LOST_TO_EXCHANGES if self.n_hosts > 2 else 0.0
+
+    @property
+    def lost_to_trees(self) -> float:
+        """What it loses to trees."""
+        return _LOST_TO_TREES if self.n_hosts > 2 else 0.0
 
     def inside(self, pieces: int) -> Site:
         """One host alone, with chunks in so many pieces."""
@@ -173,6 +194,10 @@ class Site:
         far_us = far * self.hop(n_bytes, far=True) if far else 0.0
         return (near * self.hop(n_bytes, far=False) if near else 0.0) + far_us
 
+    def passing(self, n_bytes: float) -> float:
+        """How long the first segment occupies a cable."""
+        return self.share * self._first(n_bytes) * self.cluster.wire.us_per_byte
+
     def copy(self, n_bytes: float) -> float:
         """The copy or fold of one segment."""
         return self.turns * self._first(n_bytes) * self.cluster.memory_us_per_byte
@@ -184,7 +209,7 @@ class Site:
         path: tuple[float, float],
         ends: tuple[float, float],
         memory: tuple[float, float],
-        cable: float = 0.0,
+        cable: tuple[float, float] = (0.0, 0.0),
         at_once: bool = False,
         host: tuple[float, float, float, float] | None = None,
     ) -> Load:
@@ -195,19 +220,22 @@ class Site:
             ends: messages that the busiest rank sends and receives: on its host, and beyond.
             memory: how many bytes it copies for peers on its host, where those that many read count
                 once; and how many otherwise: of every receive, and every send to a far rank.
-            cable: how many go through the busiest cable in its busier direction.
+            cable: how many go through the busiest cable in its busier direction, and which part of
+                their time it loses besides.
             at_once: whether a rank's sends wait for nothing, so that it is at work while the first
                 is on its way.
             host: `ends` and `memory` of all ranks of the busiest host; left out: all are
                 alike.
         """
+        wire_us = self.share * cable[0] * n_bytes * self.cluster.wire.us_per_byte
         rank_us = self._work(n_bytes, *ends, *memory)
         host_us = self.here * rank_us if host is None else self._work(n_bytes, *host)
         cores = min(self.cluster.n_cores, self.here * self.share)
         return Load(
             path=path[0],
             fill=max(0.0, path[1] - rank_us / 2) if at_once else path[1],
-            wire=self.share * cable * n_bytes * self.cluster.wire.us_per_byte,
+            wire=wire_us,
+            lost=wire_us * cable[1],
             rank=rank_us,
             host=self.share * host_us / cores,
         )
