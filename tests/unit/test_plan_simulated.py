@@ -40,4 +40,4 @@ def test_the_best_by_formula_is_near_the_best_simulated(n_hosts: int, here: int)
             load = cost_of("all_reduce", name, n_bytes, cluster)
             said[name] = load._replace(lost=0.0).cost_us
         chosen = min(said, key=said.__getitem__)
-        assert simulated[chosen] <= 1.2 * min(simulated.values()), (chosen, simulated)
+        assert simulated[chosen] <= 1.3 * min(simulated.values()), (chosen, simulated)

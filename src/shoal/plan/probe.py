@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # So many messages of a few bytes; the fastest counts, since noise only adds.
 _N_SMALL: Final = 10
-_N_SEVERAL: Final = 8
+_N_PEERS: Final = 3
 _N_LARGE: Final = 3
 # What first tells how fast a link is, and what then measures it: as much as takes this long, so
 # that all of it stays below 200 ms from 10 Mbit/s on.
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
 
     Args:
         latency: of a few bytes, in steps above 1 us.
-        message: of each further one of several that are sent at a time; the same.
+        message: of each further one of some that go to different hosts at a time; the same.
         per_mib: of a MiB; the same.
     """
 
@@ -69,9 +69,9 @@ def measure(group: Group, hosts: Sequence[int]) -> Measured:
     """
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
     small_us = _exchange(group, leaders, 8, _N_SMALL)
-    several_us = _exchange(group, leaders, 8, _N_SMALL, _N_SEVERAL)
+    several_us = _exchange(group, leaders, 8, _N_SMALL, _N_PEERS)
     first_us = _exchange(group, leaders, _FIRST_BYTES, 2)
-    each_us = (several_us - small_us) / (_N_SEVERAL - 1)
+    each_us = (several_us - small_us) / (_N_PEERS - 1)
     latency, message, first = _slowest(group, small_us, each_us, first_us - small_us)
     n_bytes = _FIRST_BYTES
     while n_bytes < _MOST_BYTES and _of_steps(first) * n_bytes / _FIRST_BYTES < _LARGE_US:
@@ -82,20 +82,24 @@ def measure(group: Group, hosts: Sequence[int]) -> Measured:
 
 
 def _exchange(
-    group: Group, leaders: Sequence[int], n_bytes: int, n_times: int, n_messages: int = 1
+    group: Group, leaders: Sequence[int], n_bytes: int, n_times: int, n_peers: int = 1
 ) -> float:
-    """Microseconds of sending to the next host while receiving from the last: the best of some."""
+    """Microseconds of sending to the next hosts while receiving from the last: the best of some."""
     if group.rank not in leaders:
         return 0.0
-    place = leaders.index(group.rank)
-    to, source = leaders[(place + 1) % len(leaders)], leaders[place - 1]
-    out, into = bytearray(n_bytes), [bytearray(n_bytes) for _ in range(n_messages)]
+    n, place = len(leaders), leaders.index(group.rank)
+    # Of two hosts there is but one other: it gets all of the messages.
+    away = [k % (n - 1) + 1 for k in range(n_peers)]
+    out, into = bytearray(n_bytes), [bytearray(n_bytes) for _ in away]
     best_us = math.inf
     for _ in range(n_times):
         start_s = time.perf_counter()
-        arrivals = [group.recv(each, source, work=True) for each in into]
-        for _ in into:
-            group.send(out, to)
+        arrivals = [
+            group.recv(each, leaders[place - k], work=True)
+            for k, each in zip(away, into, strict=True)
+        ]
+        for k in away:
+            group.send(out, leaders[(place + k) % n])
         for arrival in arrivals:
             arrival.wait()
         best_us = min(best_us, (time.perf_counter() - start_s) * 1e6)
