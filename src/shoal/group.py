@@ -14,7 +14,7 @@ from shoal.buffers import Blocks, span_of
 from shoal.calls import Calls, How, NoGroup
 from shoal.dtypes import Op, parse_op
 from shoal.errors import Closed, UsageError
-from shoal.plan import Planner, Settings, agreed_planner, default_cluster, numbered
+from shoal.plan import Planner, Settings, agreed_planner, card_of, default_cluster, numbered
 from shoal.world import World, meet
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def form(
         ShoalError: no shared memory is left.
     """
     settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
-    world = meet(store, rank, size, timeout_s)
+    world = meet(store, rank, size, timeout_s, card_of(settings))
     host_ids = [seat.host_id for seat in world.names]
     first = Planner(default_cluster(numbered(host_ids)))
     group = Group(world, list(range(size)), name, timeout_s, first, owns_world=True)
     try:
-        group.plan_by(agreed_planner(group, settings, host_ids))
+        group.plan_by(agreed_planner(group, settings, host_ids, world.cards))
     except BaseException:
         group.close()
         raise

@@ -45,10 +45,13 @@ class World:
     Ends once: when it is closed, when nobody holds a group of it any more, or with the program.
     """
 
-    def __init__(self, mesh: engine.Mesh, rank: int, names: Sequence[Seat]) -> None:
+    def __init__(
+        self, mesh: engine.Mesh, rank: int, names: Sequence[Seat], cards: Sequence[bytes]
+    ) -> None:
         self._mesh: engine.Mesh | None = mesh
         self.rank = rank
         self.names = names
+        self.cards = cards
         # The engine writes to the buffers of these until they are done, whoever drops them.
         self.live: deque[Work] = deque()
         self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
@@ -111,8 +114,11 @@ os.register_at_fork(
 )
 
 
-def meet(store: Store, rank: int, size: int, timeout_s: float) -> World:
-    """Meet all ranks through `store` and link up with them; `group.form` says what it raises."""
+def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b"") -> World:
+    """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
+
+    `card` is for all ranks to read: `World.cards` holds them by rank.
+    """
     staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
     spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
     arenas: list[engine.Arena] = []
@@ -122,7 +128,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float) -> World:
         return arenas[-1].memory_fd, arenas[-1].event_fd
 
     try:
-        membership = join(store, rank, size, timeout_s=timeout_s, local_fds=local_fds)
+        membership = join(store, rank, size, timeout_s=timeout_s, local_fds=local_fds, card=card)
         if not arenas:
             local_fds(1)  # alone: nobody to pass them to
         seats = _seats(membership)
@@ -141,7 +147,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float) -> World:
         raise ShoalError(f"rank {rank} cannot join: {error}") from error
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
-    return World(mesh, rank, seats)
+    return World(mesh, rank, seats, membership.cards)
 
 
 def _seats(membership: Membership) -> list[Seat]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -37,6 +37,10 @@ class Held:
             self._stage.cue("rank 0 listens")
             self._stage.await_cue("the strangers are in")
         return value
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        values = [self.try_get(key) for key in keys]
+        return None if None in values else [value for value in values if value is not None]
 
 
 def own_sockets() -> set[str]:

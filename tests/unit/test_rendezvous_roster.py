@@ -128,6 +128,7 @@ def test_a_leftover_of_a_group_of_another_size_is_not_used() -> None:
 def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
     store = MemoryStore()
     publish(store, 0)
+    publish(store, 2)
     roster = Roster(store, 1, record(1, has_own_key=True), b"some key")
     with pytest.raises(UsageError, match=r"rank 1 was given a job key, rank 0 was not\. SHOAL_KEY"):
         roster.refresh(0.0)
@@ -136,8 +137,30 @@ def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
 def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, b'{"version": 2}')
+    publish(store, 2)
     with pytest.raises(UsageError, match=r"rank 0 speaks version 2.* rank 1 version 1"):
         Roster(store, 1, record(1), None).refresh(0.0)
+
+
+def test_what_is_wrong_with_a_record_shows_also_while_others_are_missing() -> None:
+    store = MemoryStore()
+    publish(store, 0, b'{"version": 2}')
+    roster = Roster(store, 1, record(1), None)
+    for _ in range(6):
+        roster.refresh(0.0)
+    with pytest.raises(UsageError, match="rank 0 speaks version 2"):
+        roster.refresh(0.0)
+
+
+def test_all_records_are_read_by_one_call_of_the_store() -> None:
+    store = MemoryStore()
+    for rank in range(3):
+        publish(store, rank, record(rank, card=b"of rank %d" % rank))
+    store.try_get = None  # type: ignore[method-assign, assignment]
+    roster = Roster(store, 1, record(1, card=b"of rank 1"), None)
+    roster.refresh(0.0)
+    assert roster.epoch is not None
+    assert roster.cards() == (b"of rank 0", b"of rank 1", b"of rank 2")
 
 
 def test_a_second_process_of_the_same_rank_is_noticed() -> None:

@@ -28,6 +28,9 @@ class LikeTorch:
     def get(self, key: str) -> bytes:
         return self._inner.get(key, 300)
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
     def check(self, keys: list[str]) -> bool:
         return all(self._inner.try_get(key) is not None for key in keys)
 
@@ -74,6 +77,18 @@ def test_what_one_sets_another_gets(connect: Callable[[], Store]) -> None:
         one.set("a", value)
         assert other.try_get("a") == other.get("a", 0.0) == value
     assert other.try_get("b") is None
+
+
+def test_many_values_are_read_at_once_or_none_of_them(connect: Callable[[], Store]) -> None:
+    store = connect()
+    keys = [f"key {n}" for n in range(40)]
+    for key in keys[:-1]:
+        store.set(key, key.encode() * 100)
+    assert store.try_get_all(keys) is None
+    assert store.try_get_all(keys[3:20]) == [key.encode() * 100 for key in keys[3:20]]
+    store.set(keys[-1], b"")
+    assert store.try_get_all(keys[::-1]) == [b""] + [k.encode() * 100 for k in keys[-2::-1]]
+    assert store.try_get_all([]) == []
 
 
 def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:

@@ -1,7 +1,7 @@
 """How the ranks of a new group agree on what they choose by.
 
-One small all-gather compares their settings, and where there are several hosts, one rank of each
-measures the links between them.
+The cards that they exchange when they meet compare their settings, and where there are several
+hosts, one rank of each measures the links between them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class _Card(NamedTuple):
     tuning: int
     probe: int
     refuse: int
-    links: int
     n_cores: int
 
-    def pack(self) -> bytes:
-        return struct.pack("<6q", *self)
+
+_CARD: Final = struct.Struct("<5q")
 
 
 _VARIABLES: Final = {
@@ -54,11 +53,26 @@ _VARIABLES: Final = {
 _MEASURED: Final[dict[tuple[str, ...], Measured]] = {}
 
 
-def agreed_planner(group: Group, settings: Settings, host_ids: Sequence[str]) -> Planner:
+def card_of(settings: Settings) -> bytes:
+    """What this rank tells all others before the group is there."""
+    card = _Card(
+        algorithms=_digest(settings.forced.text),
+        tuning=settings.tuning.digest if settings.tuning else 0,
+        probe=settings.probe,
+        refuse=settings.refuse,
+        n_cores=len(os.sched_getaffinity(0)),
+    )
+    return _CARD.pack(*card)
+
+
+def agreed_planner(
+    group: Group, settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]
+) -> Planner:
     """The planner of a new group, the same on every rank.
 
     Args:
         host_ids: by rank, what tells its host from others.
+        cards: by rank, its `card_of`.
 
     Raises:
         UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
@@ -66,21 +80,13 @@ def agreed_planner(group: Group, settings: Settings, host_ids: Sequence[str]) ->
         PeerLost, TimedOut: as from any call of the group.
     """
     hosts, topology = group.planner.cluster.hosts, tuple(host_ids)
-    known = _MEASURED.get(topology)
-    card = _Card(
-        algorithms=_digest(settings.forced.text),
-        tuning=settings.tuning.digest if settings.tuning else 0,
-        probe=settings.probe,
-        refuse=settings.refuse,
-        links=known.code if known else 0,
-        n_cores=len(os.sched_getaffinity(0)),
-    )
-    cards = _all_cards(group, card)
-    _compare(cards)
-    n_cores = min(card.n_cores for card in cards)
-    cluster = default_cluster(hosts, n_cores=n_cores)
+    read = [_read(rank, card) for rank, card in enumerate(cards)]
+    _compare(read)
+    cluster = default_cluster(hosts, n_cores=min(card.n_cores for card in read))
     if settings.probe and cluster.n_hosts > 1:
-        if known is None or any(each.links != card.links for each in cards):
+        known = _MEASURED.get(topology)
+        codes = _all_codes(group, known.code if known else 0)
+        if known is None or any(code != known.code for code in codes):
             known = _MEASURED[topology] = measure(group, hosts)
         cluster = replace(cluster, wire=known.link())
     tuning = _fitting(settings, cluster) if settings.tuning else None
@@ -88,11 +94,21 @@ def agreed_planner(group: Group, settings: Settings, host_ids: Sequence[str]) ->
     return Planner(cluster, settings.forced, tuning, title=title, level=level)
 
 
-def _all_cards(group: Group, own: _Card) -> list[_Card]:
-    n_bytes = len(own.pack())
-    cards = bytearray(group.size * n_bytes)
-    group.all_gather(cards, own.pack())
-    return [_Card(*fields) for fields in struct.iter_unpack("<6q", cards)]
+def _read(rank: int, card: bytes) -> _Card:
+    try:
+        return _Card(*_CARD.unpack(card))
+    except struct.error as error:
+        raise UsageError(
+            f"rank {rank} gave a card of {len(card)} bytes, expected {_CARD.size}: install the "
+            "same shoal on all hosts"
+        ) from error
+
+
+def _all_codes(group: Group, own: int) -> list[int]:
+    """What each rank knows of the links from an earlier group, in short."""
+    codes = bytearray(group.size * 8)
+    group.all_gather(codes, struct.pack("<q", own))
+    return [code for (code,) in struct.iter_unpack("<q", codes)]
 
 
 def _compare(cards: Sequence[_Card]) -> None:

@@ -26,7 +26,7 @@ from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
 from shoal.rendezvous.link import MAX_FDS, Dial, Link
 from shoal.rendezvous.listener import listen_tcp, listen_unix, port_range
 from shoal.rendezvous.membership import Membership, PeerInfo
-from shoal.rendezvous.record import Endpoint, Record, epoch_of, find_host_id
+from shoal.rendezvous.record import MAX_CARD_BYTES, Endpoint, Record, epoch_of, find_host_id
 from shoal.rendezvous.roster import Roster
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def join(
     *,
     timeout_s: float,
     local_fds: LocalFds = _no_fds,
+    card: bytes = b"",
     options: JoinOptions | None = None,
 ) -> Membership:
     """Meet all other ranks and return a proven, connected socket to each of them.
@@ -88,6 +89,8 @@ def join(
         local_fds: called with the number of ranks on this host, this one included, once that is
             known (again if the ranks change); gives at most 16 descriptors to pass to every peer
             on this host, borrowed.
+        card: at most 255 bytes for all other ranks, see `Membership.cards`. It passes through the
+            store, but once this returns it is proven to be what that rank gave.
 
     Raises (every socket is closed, the record stays in the store):
         UsageError: a variable is wrong, the keys differ, or the process has no descriptor left.
@@ -97,16 +100,20 @@ def join(
     Returns once every rank has every link, so a rank may close its group at once without harm to
     one that is still on its way out of here.
 
-    Cost: size - 1 store reads and one write (one more between hosts); three round trips a peer.
+    Cost: two store requests that read all records, as a rule, and one that writes one (one more
+    between hosts); three round trips a peer.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not in a group of {size}; expected 0 to {size - 1}")
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
+    if len(card) > MAX_CARD_BYTES:
+        raise UsageError(f"a card of {len(card)} bytes; expected at most {MAX_CARD_BYTES}")
     deadline = time.monotonic() + timeout_s
     try:
         with selectors.DefaultSelector() as selector:
-            attempt = _Join(store, rank, size, local_fds, options or JoinOptions(), selector)
+            chosen = options or JoinOptions()
+            attempt = _Join(store, rank, size, local_fds, card, chosen, selector)
             try:
                 return attempt.run(deadline, timeout_s)
             finally:
@@ -129,6 +136,7 @@ class _Join:
         rank: int,
         size: int,
         local_fds: LocalFds,
+        card: bytes,
         options: JoinOptions,
         selector: selectors.BaseSelector,
     ) -> None:
@@ -153,6 +161,7 @@ class _Join:
             unix_name=unix_name,
             has_own_key=given_key is not None,
             key=random_key() if rank == 0 and given_key is None else None,
+            card=card,
         )
         self._roster = Roster(store, rank, own, given_key)
         self._epoch: int | None = None  # of the links and dials below
@@ -497,7 +506,8 @@ class _Join:
             peers.append(PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds))
         own = self._roster.own
         key = self._roster.job_key
-        return Membership(epoch, self._rank, self._size, own.host_id, tuple(peers), key)
+        cards = self._roster.cards()
+        return Membership(epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key)
 
     def _label(self, rank: int) -> str:
         record = self._roster.record(rank)

@@ -45,6 +45,7 @@ class Membership:
         epoch: 64 random bits, the same on all ranks.
         host_id: of this rank's host.
         peers: all other ranks, ascending.
+        cards: by rank, what it gave `join` as its card.
         job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
     """
 
@@ -53,6 +54,7 @@ class Membership:
     size: int
     host_id: str
     peers: tuple[PeerInfo, ...]
+    cards: tuple[bytes, ...]
     job_key: bytes = field(repr=False)
     _held: list[int] = field(init=False, repr=False, compare=False)
 

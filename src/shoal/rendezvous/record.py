@@ -7,12 +7,13 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
 from shoal.rendezvous.key import N_KEY_BYTES
 
+MAX_CARD_BYTES: Final = 255
 _MAX_TEXT: Final = 255  # characters of a name: HOST_NAME_MAX is 64, a DNS name at most 253
 
 
@@ -35,7 +36,7 @@ class Record:
 
     `has_own_key` says whether the rank was given a job key. `key` is set by rank 0 if it was not:
     a random one for the whole job. The two travel in one record so that nobody can pair the key
-    of an earlier group with the nonce of this one.
+    of an earlier group with the nonce of this one. `card` is the caller's, for all ranks to read.
     """
 
     size: int
@@ -46,13 +47,16 @@ class Record:
     has_own_key: bool
     key: bytes | None = None
     endpoint: Endpoint | None = None
+    card: bytes = b""
     version: int = VERSION
 
     def encode(self) -> bytes:
         """As JSON, so that a person can read it in the store."""
-        fields = asdict(self)
+        fields = dict(vars(self))
         fields["nonce"] = self.nonce.hex()
         fields["key"] = None if self.key is None else self.key.hex()
+        fields["endpoint"] = None if self.endpoint is None else vars(self.endpoint)
+        fields["card"] = self.card.hex()
         return json.dumps(fields).encode("ascii")
 
 
@@ -91,8 +95,9 @@ def find_host_id(environ: Mapping[str, str]) -> str:
     if environ.get("SHOAL_HOST_ID"):
         return "set:" + environ["SHOAL_HOST_ID"][:_MAX_TEXT]
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
+        # As bytes: a text file costs a tenth of a whole join the first time.
+        with open("/proc/sys/kernel/random/boot_id", "rb", buffering=0) as file:
+            boot = file.read(64).decode("ascii", "replace").strip()
     except (FileNotFoundError, PermissionError):  # NOT for want of descriptors: that passes
         boot = socket.gethostname()
     try:
@@ -113,6 +118,7 @@ def _checked(fields: dict[str, Any]) -> Record:
         has_own_key=fields["has_own_key"] is True,
         key=None if fields["key"] is None else _secret(fields["key"], N_KEY_BYTES),
         endpoint=None if fields["endpoint"] is None else _endpoint(fields["endpoint"]),
+        card=bytes.fromhex(_text(fields["card"])),
     )
 
 

@@ -8,7 +8,7 @@ ranks, each rank's own among them; so once every link stands, every record was t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from shoal.errors import PeerLost, UsageError
@@ -40,6 +40,7 @@ class Roster:
         self._records = {rank: own}
         self._doubted = set(range(own.size)) - {rank}
         self._wait_s = _FIRST_WAIT_S / 2  # the first refresh doubles it
+        self._longest_wait_s = max(_LONGEST_WAIT_S, own.size * _LONGEST_WAIT_PER_RANK_S)
 
     def publish(self, own: Record) -> None:
         """Write our record over whatever is there."""
@@ -59,20 +60,36 @@ class Roster:
             UsageError: a rank runs another version, or has a job key where we have none.
         """
         news = False
-        for rank in sorted(self._doubted):
-            record = self._read(rank)
-            if record is None:
-                break  # without it there is no epoch: no use in asking for the others yet
+        for rank, record in self._read_doubted():
             if record != self._records.get(rank):
                 self._records[rank] = record
                 news = True
             if record.endpoint is not None or self.is_local(rank) or rank > self.rank:
                 self._doubted.discard(rank)
-        longest = max(_LONGEST_WAIT_S, self.own.size * _LONGEST_WAIT_PER_RANK_S)
-        self._wait_s = _FIRST_WAIT_S if news else min(2 * self._wait_s, longest)
+        self._wait_s = _FIRST_WAIT_S if news else min(2 * self._wait_s, self._longest_wait_s)
         self.read_at = now + self._wait_s if self._doubted else float("inf")
         if news and len(self._records) == self.own.size:
             self.epoch = epoch_of([self._records[rank].nonce for rank in range(self.own.size)])
+
+    def _read_doubted(self) -> Iterator[tuple[int, Record]]:
+        """All records at once; while some are missing, now and then those up to the first of them.
+
+        Without it there is no epoch, so there is no hurry about the others: only about what is
+        wrong with them.
+        """
+        ranks = sorted(self._doubted)
+        values = self._store.try_get_all([record_key(rank) for rank in ranks])
+        if values is None and self._wait_s < self._longest_wait_s:
+            return
+        for at, rank in enumerate(ranks):
+            record = self._read(rank) if values is None else self._judge(rank, values[at])
+            if record is None:
+                return
+            yield rank, record
+
+    def cards(self) -> tuple[bytes, ...]:
+        """By rank, what each one gave for all to read. Needs all records."""
+        return tuple(self._records[rank].card for rank in range(self.own.size))
 
     def record(self, rank: int) -> Record | None:
         """What is known of a rank."""
@@ -126,8 +143,10 @@ class Roster:
 
     def _read(self, rank: int) -> Record | None:
         value = self._store.try_get(record_key(rank))
-        if value is None:
-            return None
+        return None if value is None else self._judge(rank, value)
+
+    def _judge(self, rank: int, value: bytes) -> Record | None:
+        """A record of use, or None with the reason noted."""
         record = decode(value)
         if record is None:
             self.oddities[rank] = "what it published is no record of shoal's"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -32,6 +33,9 @@ class Store(Protocol):
 
     def try_get(self, key: str) -> bytes | None:
         """The value if there is one by now."""
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """All values if there are all by now: a few requests, however many keys."""
 
 
 class MemoryStore:
@@ -61,9 +65,16 @@ class MemoryStore:
         with self._changed:
             return self._values.get(key)
 
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """All values if there are all by now."""
+        with self._changed:
+            if any(key not in self._values for key in keys):
+                return None
+            return [self._values[key] for key in keys]
+
 
 class TorchStore:
-    """A `torch.distributed.Store`, or anything with its set, get, check and wait.
+    """A `torch.distributed.Store`, or anything with its set, get, multi_get, check and wait.
 
     What torch raises passes through, except that an expired wait becomes `TimedOut`. A call may
     block for as long as the torch store's own timeout says.
@@ -102,3 +113,11 @@ class TorchStore:
     def try_get(self, key: str) -> bytes | None:
         """The value if there is one by now."""
         return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """All values if there are all by now."""
+        keys = list(keys)
+        if not self._store.check(keys):
+            return None
+        # Where torch has no request for several keys, it makes one for each.
+        return [bytes(value) for value in self._store.multi_get(keys)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
@@ -25,6 +26,7 @@ from shoal.rendezvous.store_wire import (
 
 # Rank 0 needs a moment to start, and a refused connect costs microseconds.
 _CONNECT_RETRY_S: Final = 0.02
+_N_AT_ONCE: Final = 16  # requests on the way: their replies, 64 KiB at most, fit into a socket
 _GRACE_S: Final = 5.0  # beyond a get's own timeout, until a silent server counts as lost
 
 
@@ -67,6 +69,17 @@ class TcpStoreClient:
         status, value = self._call(TRY_GET, key, b"", 0.0)
         return value if status == OK else None
 
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """All values if there are all by now."""
+        values: list[bytes] = []
+        for first in range(0, len(keys), _N_AT_ONCE):
+            batch = keys[first : first + _N_AT_ONCE]
+            replies = self._call_all(TRY_GET, batch, b"", 0.0)
+            if any(status != OK for status, _ in replies):
+                return None
+            values += [value for _, value in replies]
+        return values
+
     def close(self) -> None:
         """Close the connection; idempotent. Later calls raise `PeerLost`."""
         self._sock.close()
@@ -76,25 +89,36 @@ class TcpStoreClient:
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     def _call(self, op: int, key: str, value: bytes, wait_s: float) -> tuple[int, bytes]:
-        name = key.encode()
-        if not 1 <= len(name) <= MAX_KEY_BYTES:
-            raise UsageError(f"a key of {len(name)} bytes; expected 1 to {MAX_KEY_BYTES}")
+        return self._call_all(op, (key,), value, wait_s)[0]
+
+    def _call_all(
+        self, op: int, keys: Sequence[str], value: bytes, wait_s: float
+    ) -> list[tuple[int, bytes]]:
+        """Say all requests, then hear all replies."""
         wait_ms = min(int(wait_s * 1000), 2**32 - 1)
-        request = REQUEST.pack(op, len(name), len(value), wait_ms) + name + value
+        requests = b""
+        for key in keys:
+            name = key.encode()
+            if not 1 <= len(name) <= MAX_KEY_BYTES:
+                raise UsageError(f"a key of {len(name)} bytes; expected 1 to {MAX_KEY_BYTES}")
+            requests += REQUEST.pack(op, len(name), len(value), wait_ms) + name + value
         with self._lock:
             try:
                 self._sock.settimeout(wait_s + _GRACE_S if op == GET else self._timeout_s)
-                self._sock.sendall(request)
-                status, n_bytes = REPLY.unpack(_receive(self._sock, REPLY.size))
-                if n_bytes > MAX_VALUE_BYTES:
-                    raise ConnectionError("it sent nonsense")
-                return status, _receive(self._sock, n_bytes)
+                self._sock.sendall(requests)
+                return [self._hear() for _ in keys]
             except OSError as error:
                 # A late reply would be taken for the next one's: the connection is of no use now.
                 self._sock.close()
-                doing = f"store {('set', 'get', 'try_get')[op - 1]} of {key!r}"
+                doing = f"store {('set', 'get', 'try_get')[op - 1]} of {keys[0]!r}"
                 reason = f"no longer serves the store: {error}"
                 raise PeerLost(0, "", self._address, doing, reason) from error
+
+    def _hear(self) -> tuple[int, bytes]:
+        status, n_bytes = REPLY.unpack(_receive(self._sock, REPLY.size))
+        if n_bytes > MAX_VALUE_BYTES:
+            raise ConnectionError("it sent nonsense")
+        return status, _receive(self._sock, n_bytes)
 
     def _connect(self, key: bytes) -> socket.socket:
         deadline = time.monotonic() + self._timeout_s
