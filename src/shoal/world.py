@@ -76,6 +76,7 @@ class World:
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.close()
+            self.live.clear()  # all have ended; they would keep the descriptors of the mesh
 
     def forsake(self) -> None:
         """After fork, in the child: the links are the parent's, and nothing is said on them."""
