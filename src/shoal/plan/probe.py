@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 # So many messages of a few bytes; the fastest counts, since noise only adds.
 _N_SMALL: Final = 10
 _N_PEERS: Final = 3
-_N_LARGE: Final = 3
+_N_LARGE: Final = 2
 # What first tells how fast a link is, and what then measures it: as much as takes this long, so
 # that all of it stays below 200 ms from 10 Mbit/s on.
 _FIRST_BYTES: Final = 32 << 10
-_LARGE_US: Final = 15e3
+_LARGE_US: Final = 8e3
 _MOST_BYTES: Final = 1 << 20
 _MIB: Final = 1 << 20
 

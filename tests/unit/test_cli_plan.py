@@ -1,0 +1,68 @@
+"""`shoal plan` and the arguments of `shoal tune`."""
+
+import pytest
+
+from shoal.cli import main
+from shoal.cli.tune import sizes_between, table
+from shoal.errors import UsageError
+from shoal.plan import choose, default_cluster
+from shoal.plan.tuning import Tuning
+
+
+def test_plan_prints_a_choice_and_a_reason_for_each_range_of_sizes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "plan --hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
+    assert main(words.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "all_reduce"
+    choices = [line for line in lines[1:] if not line.startswith("      ")]
+    assert len(choices) > 1
+    assert choices[-1].startswith("  and more")
+    assert all(line.startswith("  to ") for line in choices[:-1])
+    assert "over 32 ranks on 8 hosts: " in " ".join(lines)
+
+
+def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--ranks-per-host", "4"]) == 0
+    out = capsys.readouterr().out
+    for collective in ("all_reduce", "broadcast", "reduce", "gather", "all_to_all", "barrier"):
+        assert f"\n{collective}\n" in f"\n{out}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("plan --hosts 0", "at least one"),
+        ("plan --hosts 2 --link fast", "cannot read the rate 'fast'"),
+        ("plan --cores 0", "--cores 0"),
+        ("plan --hosts 1000 --ranks-per-host 1000", "are more than 65536"),
+        ("plan --tuning /nowhere", "cannot read the tuning file /nowhere"),
+        ("tune --ranks 1", "at least two"),
+        ("tune --rounds 0", "at least one"),
+        ("tune --from 5MiB --to 6MiB", "is between them"),
+        ("tune --collective ring", "invalid choice"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_sizes_grow_by_factors_of_four() -> None:
+    assert sizes_between(4, 1024) == [4, 16, 64, 256, 1024]
+    assert sizes_between(5, 64) == [16, 64]
+    with pytest.raises(UsageError, match="no 4 B, 16 B"):
+        sizes_between(5, 6)
+
+
+def test_the_table_of_tune_says_how_far_the_model_was_from_the_fastest() -> None:
+    cluster = default_cluster((0, 0, 0, 0))
+    chosen = choose("all_gather", 1 << 20, cluster).name
+    other = next(name for name in ("ring", "direct") if name != chosen)
+    times = {"all_gather": {1 << 20: {chosen: 150.0, other: 100.0}}}
+    text = table(Tuning((0,) * 4, 2, times), cluster)
+    assert f"model {chosen} 1.50  {other} 100 us, {chosen} 150 us" in text
+    assert "within 10 % of the fastest at 0 of 1" in text
