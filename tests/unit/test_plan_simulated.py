@@ -4,7 +4,7 @@ import pytest
 
 from shoal.lens.simulate import simulate
 from shoal.plan import default_cluster
-from shoal.plan.choose import candidates, cost_of
+from shoal.plan.choose import candidates, choose, cost_of
 from shoal.schedule import ALGORITHMS
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -41,3 +41,12 @@ def test_the_best_by_formula_is_near_the_best_simulated(n_hosts: int, here: int)
             said[name] = load._replace(lost=0.0).cost_us
         chosen = min(said, key=said.__getitem__)
         assert simulated[chosen] <= 1.3 * min(simulated.values()), (chosen, simulated)
+
+
+@pytest.mark.parametrize("here", [1, 8])
+def test_what_is_planned_for_256_ranks_beats_a_shard_for_every_rank(here: int) -> None:
+    # Fairring fell behind there with buckets of 25 MiB: a shard for each of 256 GPUs.
+    cluster = default_cluster([rank // here for rank in range(256)], n_cores=16)
+    chosen = choose("all_reduce", 25 << 20, cluster).name
+    planned_us = simulate("all_reduce", chosen, cluster, 25 << 20).time_us
+    assert planned_us < 0.8 * simulate("all_reduce", "sharded", cluster, 25 << 20).time_us
