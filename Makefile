@@ -97,6 +97,7 @@ format: $(INSTALLED)
 # What is written from the code itself; committed, and a test compares.
 docs: $(INSTALLED)
 	$(PY) -m shoal.lens.document docs
+	$(PY) -m shoal.lens.papers_page docs
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

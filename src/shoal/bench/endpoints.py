@@ -66,6 +66,8 @@ def join_torch(backend: str) -> Endpoint:
 def join_group() -> Endpoint:
     """A group of shoal's own on NumPy arrays, without a framework."""
     import shoal
+    from shoal.plan import Planner
+    from shoal.plan.settings import forced_from
 
     def allocate(n_elems: int, memory: str) -> Buffer:
         new = shoal.empty if memory == "shared" else np.empty
@@ -73,11 +75,18 @@ def join_group() -> Endpoint:
         return Buffer(array, array)
 
     group = shoal.init()
+    chosen = group.planner
+
+    def bind(collective: str, algorithm: str, data: Any, _other: Any) -> Call:
+        forced = forced_from({"SHOAL_ALGO": algorithm})
+        group.plan_by(Planner(chosen.cluster, forced) if algorithm else chosen)
+        return _only_all_reduce(group.all_reduce)(collective, "", data, None)
+
     return Endpoint(
         rank=group.rank,
         allocate=allocate,
         barrier=group.barrier,
-        bind=_only_all_reduce(group.all_reduce),
+        bind=bind,
         close=group.close,
         ranks=range(group.size),
     )

@@ -59,14 +59,16 @@ class Rank:
         n_samples: int,
         collective: str = "all_reduce",
         algorithm: str = "",
+        rest_s: float = 0.0,
     ) -> dict[str, Any]:
-        """Per sample: barrier, then `n_calls` calls in a row; seconds and CPU seconds per call."""
+        """Per sample: a rest, a barrier, `n_calls` calls in a row; seconds and CPU seconds."""
         call, _, _ = self._bind(n_bytes, memory, collective, algorithm)
         barrier = self._endpoint.barrier
         barrier()
         call()  # caches and branch predictors have seen other processes since last time
         times_s, cpu_s = [], []
         for _ in range(n_samples):
+            time.sleep(rest_s)
             barrier()
             start_cpu_s, start_s = time.process_time(), time.perf_counter()
             for _ in range(n_calls):

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from shoal.errors import Unsupported, UsageError
 
-__all__ = ["INTERFACE", "Cluster", "Host", "remove_stale"]
+__all__ = ["BURST_BYTES", "INTERFACE", "Cluster", "Host", "remove_stale"]
 
 INTERFACE: Final = "eth0"  # the one cable of every host, under this name in its namespace
 _SUBNET: Final = "10.77.0"  # every cluster's: they cannot see each other
@@ -37,7 +37,7 @@ _MAX_HOSTS: Final = 200
 # is larger than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s (all
 # that TCP can) and four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger burst is
 # only a longer moment above the rate: 128 KiB is 1 ms of it.
-_BURST_BYTES: Final = 128 * 1024
+BURST_BYTES: Final = 128 * 1024
 
 # What waits in front of a cable before packets are lost: 8 ms at 1 Gbit/s, about what a shallow
 # switch gives one port. From 256 KiB to 4 MiB one stream and a ring of four ran equally fast.
@@ -171,7 +171,7 @@ def _remove(namespace: str) -> None:
 
 def _shape(namespace: str, interface: str, rate_mbit: float) -> None:
     rate = ("rate", f"{rate_mbit * 1000:.0f}kbit")
-    sizes = ("burst", f"{_BURST_BYTES}b", "limit", f"{_LIMIT_BYTES}b")
+    sizes = ("burst", f"{BURST_BYTES}b", "limit", f"{_LIMIT_BYTES}b")
     _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate, *sizes)
 
 

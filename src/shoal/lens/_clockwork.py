@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ProofError
 from shoal.schedule import Recv, Send
-from shoal.shapes import SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from shoal.lens.dataflow import Dataflow
@@ -36,16 +35,19 @@ class Clockwork:
     Args:
         flow: the schedule. Its ranks may stand for many that are alike; peers keep their names.
         n_bytes: of each step: the length of its chunk.
+        segment: the bytes of a segment.
 
     Cost: about 10 us for each segment of a message.
     """
 
-    def __init__(self, flow: Dataflow, n_bytes: Sequence[int], cluster: Cluster) -> None:
+    def __init__(
+        self, flow: Dataflow, n_bytes: Sequence[int], cluster: Cluster, segment: int
+    ) -> None:
         self.order: list[int] = []
         """The steps in the order in which their first segment was worked on."""
-        self._flow, self._n_bytes, self._cluster = flow, n_bytes, cluster
+        self._flow, self._n_bytes, self._cluster, self._segment = flow, n_bytes, cluster, segment
         hosts = cluster.hosts
-        self._n_segments = [-(-n // SEGMENT_BYTES) for n in n_bytes]
+        self._n_segments = [-(-n // segment) for n in n_bytes]
         self._is_wire = [
             isinstance(step, Send) and hosts[rank] != hosts[step.peer]
             for step, rank in zip(flow.steps, flow.rank_of, strict=True)
@@ -174,7 +176,7 @@ class Clockwork:
         self._after(self._core_free[rank], _WORKED, step)
 
     def _bytes_of(self, step: int, segment: int) -> int:
-        return min(SEGMENT_BYTES, self._n_bytes[step] - segment * SEGMENT_BYTES)
+        return min(self._segment, self._n_bytes[step] - segment * self._segment)
 
     def _work(self, step: int, segment: int) -> float:
         """What a segment costs the core: the message, and a pass over its bytes.

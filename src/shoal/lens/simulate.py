@@ -100,6 +100,7 @@ def simulate(
     *,
     root: int = 0,
     n_calls: int = 1,
+    segment: int = SEGMENT_BYTES,
 ) -> Simulation:
     """Simulate one collective.
 
@@ -107,6 +108,7 @@ def simulate(
         algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
         n_bytes: of the in-place buffer, or of one rank's block where input and output are apart.
         n_calls: so many calls at a time, each with its own buffer.
+        segment: the bytes of a segment, where they are not the engine's.
 
     Raises:
         UsageError: there is no such algorithm, or the numbers make no sense.
@@ -116,10 +118,10 @@ def simulate(
     """
     if isinstance(algorithm, str):
         algorithm = find(collective, algorithm)
-    if n_bytes < 0 or n_calls < 1 or not 0 <= root < cluster.size:
+    if n_bytes < 0 or min(n_calls, segment) < 1 or not 0 <= root < cluster.size:
         raise UsageError(
-            f"cannot simulate {n_calls} calls of {n_bytes} B with root {root} "
-            f"over {cluster.size} ranks"
+            f"cannot simulate {n_calls} calls of {n_bytes} B in segments of {segment} B with root "
+            f"{root} over {cluster.size} ranks"
         )
     size, hosts = cluster.size, cluster.hosts
 
@@ -131,12 +133,20 @@ def simulate(
     few = sum(len(steps_of(rank)) for rank in (0, size // 2, size - 1)) * size // 3
     if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
         lengths.even_out()
-        played = _play(flow, cluster, lengths, flow.blocks.n_blocks)
+        played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment)
     elif (schedule := _all_steps(steps_of, size)) is not None:
-        played = _play(Dataflow(schedule), cluster, lengths, 1)
+        played = _play(Dataflow(schedule), cluster, lengths, 1, segment)
     else:
         smaller = [
-            simulate(collective, algorithm, _first(cluster, n), n_bytes, root=root, n_calls=n_calls)
+            simulate(
+                collective,
+                algorithm,
+                _first(cluster, n),
+                n_bytes,
+                root=root,
+                n_calls=n_calls,
+                segment=segment,
+            )
             for n in _smaller(size, few, root)
         ]
         ranks = [rank for rank, host in enumerate(hosts) if host == hosts[root]]
@@ -155,7 +165,7 @@ def simulate_steps(
     if len(schedule) != cluster.size:
         raise UsageError(f"{len(schedule)} ranks have steps, {cluster.size} have a host")
     kept = [[step for step in steps if not isinstance(step, Finish)] for steps in schedule]
-    return _play(Dataflow(kept), cluster, length, 1)
+    return _play(Dataflow(kept), cluster, length, 1, SEGMENT_BYTES)
 
 
 class _Lengths:
@@ -209,12 +219,14 @@ def _all_steps(steps_of: StepsOf, size: int) -> list[Sequence[Step]] | None:
     return schedule
 
 
-def _play(flow: Dataflow, cluster: Cluster, length: Length, n_alike: int) -> Simulation:
+def _play(
+    flow: Dataflow, cluster: Cluster, length: Length, n_alike: int, segment: int
+) -> Simulation:
     steps = list(zip(flow.rank_of, flow.steps, strict=True))
     lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
     links, cables = _loads(steps, lengths, cluster, n_alike)
     busiest, busy_us = _busiest(links, cables, cluster)
-    time_us, order = _clock(flow, lengths, cluster, busy_us)
+    time_us, order = _clock(flow, lengths, cluster, busy_us, segment)
     rounds = max(flow.rounds(order), default=0)
     return Simulation(time_us, rounds, 0, flow.size, links, cables, busiest, busy_us)
 
@@ -258,22 +270,22 @@ def _grow(
 
 
 def _clock(
-    flow: Dataflow, lengths: Sequence[int], cluster: Cluster, busy_us: float
+    flow: Dataflow, lengths: Sequence[int], cluster: Cluster, busy_us: float, segment: int
 ) -> tuple[float, Sequence[int]]:
     """When all is done, and in which order. Long chunks are cut short, twice.
 
     Once a pipeline runs, every further segment takes as long as the one before it, and no less
     than it occupies the busiest cable.
     """
-    n_segments = -(-sum(lengths) // SEGMENT_BYTES)
-    longest = -(-max(lengths, default=0) // SEGMENT_BYTES)
+    n_segments = -(-sum(lengths) // segment)
+    longest = -(-max(lengths, default=0) // segment)
     if n_segments <= _MAX_SEGMENTS or longest <= 4:
-        clock = Clockwork(flow, lengths, cluster)
+        clock = Clockwork(flow, lengths, cluster, segment)
         return clock.run(), clock.order
     times, more = [], max(4, longest * _MAX_SEGMENTS // n_segments)
     for most in (more // 2, more):
-        cut = [n - max(0, -(-n // SEGMENT_BYTES) - most) * SEGMENT_BYTES for n in lengths]
-        clock = Clockwork(flow, cut, cluster)
+        cut = [n - max(0, -(-n // segment) - most) * segment for n in lengths]
+        clock = Clockwork(flow, cut, cluster, segment)
         times.append(clock.run())
     each = max((times[1] - times[0]) / (more - more // 2), busy_us / longest)
     return times[1] + each * (longest - more), clock.order

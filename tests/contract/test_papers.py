@@ -1,0 +1,77 @@
+"""What the simulator says of papers' claims, against the papers; and docs/simulation.md."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from shoal.lens import papers
+from shoal.lens.papers_page import document
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def files() -> Mapping[str, str]:
+    return document(DOCS)
+
+
+def test_what_is_committed_is_what_the_code_says_now(files: Mapping[str, str]) -> None:
+    old = [name for name, text in files.items() if (DOCS / name).read_text() != text]
+    assert old == [], "run make docs"
+
+
+def test_every_plot_is_shown_and_no_other_is_kept(files: Mapping[str, str]) -> None:
+    plots = {str(path.relative_to(DOCS)) for path in DOCS.glob("figures/simulation/*.svg")}
+    assert plots == set(files) - {"simulation.md"}
+    assert all(f"]({plot})" in files["simulation.md"] for plot in plots)
+
+
+def test_eight_devices_take_14_steps_on_a_ring_and_6_on_a_tree() -> None:
+    # Kolodziej's tutorial, final thoughts.
+    assert papers.tutorial_steps(8) == (14, 6)
+
+
+@pytest.mark.parametrize("algorithm", ["halving", "ring"])
+def test_100_mb_over_64_nodes_make_each_send_196_8(algorithm: str) -> None:
+    # Herring, section IV-A; chunks that begin on cache lines are up to 64 bytes longer.
+    sent = papers.sent_by_a_node(algorithm)
+    assert sent == pytest.approx(2 * 63 * 100e6 / 64, abs=2 * 63 * 64)
+
+
+def test_with_servers_a_node_sends_its_gradients_once() -> None:
+    assert papers.sent_to_servers() == pytest.approx(100e6, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n_nodes", "traditional"), [(8, 477), (16, 954), (32, 1908), (64, 3816)])
+def test_a_server_of_herring_carries_84_6_mb_at_every_size(n_nodes: int, traditional: int) -> None:
+    # Herring, table III, which cuts to a tenth: 84.65.
+    for load in papers.herring_server(n_nodes):
+        assert int(load / 2**20 * 10) / 10 == 84.6
+    assert papers.traditional_server(n_nodes) == (traditional * 2**20, traditional * 2**20)
+
+
+def test_the_gap_between_ring_and_tree_grows_to_the_order_of_180() -> None:
+    # Jeaugey, figure 3: up to 180 at 24,576 GPUs. Nothing is fitted: within a factor of three.
+    gaps = []
+    for n_gpus in papers.SUMMIT_GPUS[1:]:
+        ring, tree = (papers.summit_latency_us(name, n_gpus) for name in ("ring", "tree"))
+        gaps.append(ring / tree)
+    assert gaps == sorted(gaps)
+    assert 180 / 3 < gaps[-1] < 180 * 3
+
+
+def test_fairring_declines_past_64_gpus_and_larger_buckets_cure_it() -> None:
+    # Fairring's README, "microbenchmarks", its last plot.
+    small = {n: papers.fairring_rate(n, papers.BUCKET) for n in (8, 16, 32)}
+    assert small[32] < 0.6 * small[16] < 0.6 * small[8]
+    assert small[32] < papers.nccl_rate(32, papers.BUCKET)
+    grown = {n: papers.fairring_rate(n, bucket) for n, bucket in papers.scaled_buckets().items()}
+    assert grown[32] > 0.9 * grown[8]
+    assert grown[32] > 1.5 * papers.nccl_rate(32, papers.BUCKET)
+
+
+def test_it_is_the_cost_of_each_shard_that_makes_fairring_decline() -> None:
+    assert papers.fairring_rate(32, papers.BUCKET, 0.0) > 0.9 * papers.fairring_rate(
+        8, papers.BUCKET, 0.0
+    )
