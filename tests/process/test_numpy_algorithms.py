@@ -5,7 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process.arrays import Array, Memory, check, filled, folded, private, shared
+from process.arrays import (
+    Array,
+    Memory,
+    check,
+    filled,
+    folded,
+    inside_shared,
+    private,
+    shared,
+    unaligned,
+)
 from process.ranks import run_ranks
 from process.stage import pretend_hosts
 
@@ -147,12 +157,14 @@ def every_algorithm(ranks_per_host: int) -> list[str]:
     pretend_hosts(ranks_per_host)
     tried = []
     with shoal.init() as group:
-        for collective, name in algorithms():
+        # Ranks may differ in where their arrays lie.
+        mixed = shared if group.rank % 2 else private
+        kinds = (private, shared, mixed, unaligned, inside_shared)
+        for turn, (collective, name) in enumerate(algorithms()):
             group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
             for at, (n_elems, dtype, op) in enumerate(CALLS):
                 assert group.planner.choose(collective, n_elems).name == name
-                # Ranks may differ in where their arrays lie.
-                memory = (private, shared, shared if group.rank % 2 else private)[at % 3]
+                memory = kinds[(at + turn) % len(kinds)]
                 root = (0, group.size - 1, group.size // 2)[at % 3]
                 call: Callable[[], None] = getattr(
                     Exchange(group, n_elems, dtype, op, root, memory), collective
