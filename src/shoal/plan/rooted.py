@@ -8,7 +8,6 @@ host, and the first of it. How memory is counted: see `blocks`.
 from __future__ import annotations
 
 from dataclasses import replace
-
 from typing import TYPE_CHECKING
 
 from shoal.plan.blocks import ring_load
