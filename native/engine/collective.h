@@ -81,6 +81,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Engine::runnable_
   std::vector<bool> peer_open;   // by group rank: it has posted this call
+  uint64_t n_far_bytes = 0;      // that come from other hosts
   struct Staged {
     uint32_t version, segment, slot;
     uint64_t stamp;  // of the slot when it was filled: other calls may have taken it since

@@ -132,8 +132,13 @@ void Engine::launch(Collective& call, uint64_t key) {
   call.peer_open.assign(group.members.size(), false);
   call.state.resize(program.steps.size());
   for (size_t at = 0; at < program.steps.size(); ++at) {
-    call.state[at].n_segments = call.plan->n_segments(program.steps[at]);
+    const Step& step = program.steps[at];
+    call.state[at].n_segments = call.plan->n_segments(step);
     if (call.state[at].n_segments > 0) call.steps_left++;
+    if (step.kind != StepKind::kRecv) continue;
+    const Link* link = links_[group.members[step.peer]].get();
+    if (link != nullptr && !link->shares_memory())
+      call.n_far_bytes += call.plan->chunk_bytes(step.buffer, step.chunk);
   }
   group.in_flight[key] = call.shared_from_this();
   ++n_in_flight_;

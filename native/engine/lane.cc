@@ -101,7 +101,7 @@ void Lane::kick() {
   [[maybe_unused]] const ssize_t n = write(kick_fd_, &one, sizeof(one));
 }
 
-void Lane::dispatch(uint64_t tag) {
+void Lane::dispatch(uint64_t tag, bool ended) {
   const auto id = static_cast<uint32_t>(tag >> 32);
   if (id == kKick) return;
   std::shared_ptr<Mesh> mesh;
@@ -110,7 +110,7 @@ void Lane::dispatch(uint64_t tag) {
     const auto found = meshes_.find(id);
     if (found != meshes_.end()) mesh = found->second.mesh;
   }
-  if (mesh != nullptr) mesh->on_event(static_cast<int>(static_cast<uint32_t>(tag)));
+  if (mesh != nullptr) mesh->on_event(static_cast<int>(static_cast<uint32_t>(tag)), ended);
 }
 
 void Lane::run() {
@@ -129,7 +129,8 @@ void Lane::run() {
     epoll_event events[64];
     const int n = epoll_wait(epoll_fd_, events, 64, more ? 0 : kSleepMs);
     asleep_ = false;
-    for (int i = 0; i < n; ++i) dispatch(events[i].data.u64);
+    for (int i = 0; i < n; ++i)
+      dispatch(events[i].data.u64, (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
     more = false;
     const int64_t now = now_ns();
     for (const auto& mesh : meshes) more |= mesh->turn(now);

@@ -38,7 +38,7 @@ class Lane {
   };
   Error start();
   void run();
-  void dispatch(uint64_t tag);
+  void dispatch(uint64_t tag, bool ended);
 
   std::mutex mutex_;
   std::mutex life_;  // add and remove, one at a time

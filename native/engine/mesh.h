@@ -70,7 +70,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     int peer;  // -1: the bell's eventfd
   };
   std::vector<Watched> watched();
-  void on_event(int peer);
+  void on_event(int peer, bool ended);
   bool turn(int64_t now);  // true if there is more to do at once
   bool may_sleep();        // arms the bell; false if something came meanwhile
   size_t staging_peak();
@@ -81,6 +81,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
                                     std::shared_ptr<Collective> call, bool background);
   bool step();
   bool pump_rings();
+  void pump_tcp(int peer);
   void after_step(std::unique_lock<std::mutex>& lock);
   bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective& call,
                         int64_t deadline);
@@ -92,7 +93,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   Engine engine_;
   std::vector<ShmLink*> shm_links_;  // by mesh rank, null elsewhere; owned by the engine
   std::vector<int> local_peers_;
-  std::vector<int> unread_;  // TCP peers whose last pump stopped before the socket was empty
+  std::vector<int> unread_;  // TCP peers whose last pump may have left something in the socket
   bool oversubscribed_ = false;
   int n_callers_ = 0;
   bool finished_some_ = false;

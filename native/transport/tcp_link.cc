@@ -140,7 +140,8 @@ bool TcpLink::flush(FrameSink& sink) {
 bool TcpLink::pump(FrameSink& sink) {
   bool moved = flush(sink);
   size_t budget = kPumpBytes;
-  while (fd_ >= 0 && budget > 0) {
+  drained_ = false;
+  while (fd_ >= 0 && !drained_ && budget > 0) {
     if (!read_some(sink)) break;
     moved = true;
     budget -= std::min(budget, kReadAhead);
@@ -151,6 +152,7 @@ bool TcpLink::pump(FrameSink& sink) {
 }
 
 // Reads the rest of the payload at hand straight to where it belongs, and what follows into ahead_.
+// Less than asked for means that the socket is empty (epoll(7)); another read would only say so.
 bool TcpLink::read_some(FrameSink& sink) {
   if (ahead_begin_ > 0) {
     std::memmove(ahead_.data(), ahead_.data() + ahead_begin_, ahead_end_ - ahead_begin_);
@@ -162,8 +164,13 @@ bool TcpLink::read_some(FrameSink& sink) {
   const size_t rest = in_payload_ ? landing_.size() - n_landed_ : 0;
   if (rest > 0) vectors[n_vectors++] = {landing_.data() + n_landed_, rest};
   vectors[n_vectors++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
+  const size_t wanted = rest + ahead_.size() - ahead_end_;
   const ssize_t n = readv(fd_, vectors, n_vectors);
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return false;
+  if (n < 0 && errno == EINTR) return false;
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    drained_ = true;
+    return false;
+  }
   if (n <= 0) {
     fail(sink, n == 0 || errno == ECONNRESET
                    ? "closed the connection without a goodbye (its process died, or its host)"
@@ -172,6 +179,7 @@ bool TcpLink::read_some(FrameSink& sink) {
   }
   const size_t landed = std::min(rest, static_cast<size_t>(n));
   n_landed_ += landed;
+  drained_ = static_cast<size_t>(n) < wanted;
   ahead_end_ += static_cast<size_t>(n) - landed;
   return true;
 }

@@ -28,6 +28,8 @@ class TcpLink final : public Link {
   size_t max_inline() const override { return kEagerBytes; }
 
   int fd() const { return fd_; }
+  // Whether the last pump() saw the socket empty, or ended: the kernel will tell when more comes.
+  bool is_drained() const { return drained_ || fd_ < 0; }
 
   // Flows up to this size go without asking. Larger costs the receiver memory when it is late,
   // smaller costs a round trip for what is cheap to keep.
@@ -55,6 +57,7 @@ class TcpLink final : public Link {
   const uint64_t epoch_;
   std::deque<Queued> queue_;
 
+  bool drained_ = false;
   std::vector<std::byte> ahead_;  // bytes read past what was asked for
   size_t ahead_begin_ = 0, ahead_end_ = 0;
   bool in_payload_ = false;
