@@ -302,8 +302,7 @@ void Engine::tick(int64_t now) {
 void Engine::greet_late(Collective& call) {
   if (call.greeted_all || now_ - call.posted_ns < options_.heartbeat_ns) return;
   call.greeted_all = true;
-  for (const int peer : call.plan->program->peers)
-    send(call.group->members[peer], frame_for(call, FrameType::kOpen, 0, 0));
+  for (const int peer : call.plan->program->peers) send_open(call, peer);
 }
 
 // The ranks that owe `call` something it could use now, or if there are none, those that do not

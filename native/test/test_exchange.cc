@@ -128,6 +128,23 @@ TEST("a small exchange without empty blocks is one frame from each rank to each"
   for (int rank = 0; rank < 3; ++rank) CHECK_EQ(world.net.n_delivered_to(rank), 2u);
 }
 
+TEST("an exchange outlasts a rank that is seconds late: being greeted again ends nothing") {
+  for (const uint64_t elems : {3u, 700u}) {  // in the frame, and announced
+    World world(3, {});
+    const Lengths lengths(3, std::vector<uint64_t>(3, elems));
+    std::vector<Call*> calls;
+    for (int rank = 0; rank < 3; ++rank) {
+      calls.push_back(&exchange(world, rank, 1, lengths[0], lengths[0]));
+      if (rank == 1) world.run_steps(3'000);
+    }
+    CHECK(world.run_all(500));
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(calls[static_cast<size_t>(rank)]->ok());
+      CHECK(calls[static_cast<size_t>(rank)]->result == expected_of(lengths, rank));
+    }
+  }
+}
+
 // Each rank calls an exchange and then something that it cannot do without the others.
 void try_difference(uint64_t seed, uint64_t sent, uint64_t taken) {
   const int size = 2 + static_cast<int>(seed % 3);
