@@ -2,7 +2,8 @@
 
 A call works on two float32 tensors of one size, `data` and `other`. Where a collective cuts a
 tensor in one block per rank, that is the larger of the two it takes, and the smaller one is the
-first part of the other tensor. The root is rank 0.
+first part of the other tensor. The root is rank 0. Names that torch 2.13 has renamed are called by
+the new one where there is one.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class Collective:
 
 def _all_gather(on: On, data: Any, other: Any) -> Call:
     block = data[: len(data) // on.size]
-    return partial(on.dist.all_gather_into_tensor, other, block, group=on.group)
+    function = getattr(on.dist, "all_gather_single", None) or on.dist.all_gather_into_tensor
+    return partial(function, other, block, group=on.group)
 
 
 def _reduce_scatter(on: On, data: Any, other: Any) -> Call:
     block = other[: len(data) // on.size]
-    return partial(on.dist.reduce_scatter_tensor, block, data, group=on.group)
+    function = getattr(on.dist, "reduce_scatter_single", None) or on.dist.reduce_scatter_tensor
+    return partial(function, block, data, group=on.group)
 
 
 def _gather(on: On, data: Any, other: Any) -> Call:
