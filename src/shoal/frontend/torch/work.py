@@ -18,6 +18,9 @@ from shoal.errors import ShoalError, TimedOut
 
 NO_TIMEOUT: Final = timedelta(0)
 
+# Whether torch's profiler records this thread: 0.03 us.
+profiling: Final[Callable[[], bool]] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
 
 class Started(Protocol):
     """A call under way: a shoal.Work, or what `aside` returns. `shoal.Work` says what each does."""
@@ -119,10 +122,11 @@ class PendingWork(FinishedWork):
         Raises:
             ShoalError: the call failed; its tensors are partly folded, unless it is a UsageError.
         """
-        timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
-        for work in self.works:
-            work.wait(timeout_s)
-        self.land()
+        if profiling():
+            with torch.profiler.record_function("shoal:wait"):
+                self._wait(timeout)
+        else:
+            self._wait(timeout)
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -170,6 +174,12 @@ class PendingWork(FinishedWork):
             source: int | None = cast("Any", self.works[0]).source
             return -1 if source is None else source
         return self._source
+
+    def _wait(self, timeout: timedelta) -> None:
+        timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        for work in self.works:
+            work.wait(timeout_s)
+        self.land()
 
     def land(self) -> None:
         """Bring the results into place, once the collectives are done. Idempotent."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.frontend.torch.unsupported import NotThereYet
-from shoal.frontend.torch.work import NO_TIMEOUT, FinishedWork, PendingWork
+from shoal.frontend.torch.work import NO_TIMEOUT, FinishedWork, PendingWork, profiling
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.spans import Spans
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 Tensors = list[torch.Tensor]
 
 NO_TENSORS: Final[Tensors] = []
-
-# Whether torch's profiler records this thread: 0.03 us.
-_profiling: Final[Callable[[], bool]] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 class Calls(NotThereYet):
@@ -57,7 +54,7 @@ class Calls(NotThereYet):
             tensors: what the Work reports as its result.
             recorded: torch's profiler knows of it already.
         """
-        if _profiling() and not recorded:
+        if profiling() and not recorded:
             go = functools.partial(self._run, start, calls, opts, tensors, spans, recorded=True)
             return self._recorded(start.__name__, go)
         self._n_calls += len(calls)
@@ -77,15 +74,16 @@ class Calls(NotThereYet):
         return FinishedWork(tensors)
 
     def _recordable(self, name: str, go: Callable[[], dist.Work]) -> dist.Work:
-        return self._recorded(name, go) if _profiling() else go()
+        return self._recorded(name, go) if profiling() else go()
 
     def _recorded(self, name: str, go: Callable[[], dist.Work]) -> dist.Work:
-        """Do it as a range in torch's profiler, which ends when the call is over."""
-        with torch.profiler.record_function(f"shoal:{name}") as record:
-            work = go()
-            if isinstance(work, PendingWork):
-                record._call_end_callbacks_on_future(work.get_future())
-        return work
+        """Do it as a range in torch's profiler; what is left to wait for is another, shoal:wait.
+
+        NOT one range that ends with the call, on whichever thread notices: the profiler may be
+        stopped and gone by then.
+        """
+        with torch.profiler.record_function(f"shoal:{name}"):
+            return go()
 
     # ---- coalescing: the works of what is called in between become one ----
 

@@ -1,0 +1,386 @@
+"""What torch builds on its collectives works over shoal as over Gloo.
+
+Meshes, DTensor, FSDP2, tensor parallelism, checkpoints, sharded optimizers, uneven inputs, hooks.
+Every `case_` runs in every one of four ranks and returns plain numbers and tensors: once in
+processes whose default group is shoal's, once in processes whose default group is Gloo's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+SIZE = 4
+
+
+def given(*shape: int, seed: int = 0) -> torch.Tensor:
+    """The same on every rank."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def own(*shape: int) -> torch.Tensor:
+    """Another on every rank."""
+    return given(*shape, seed=100 + dist.get_rank())
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.detach().clone()
+
+
+def train(wrapped: nn.Module, optimizer: Any = None, n_steps: int = 3) -> list[torch.Tensor]:
+    """The parameters after a few steps."""
+    optimizer = optimizer or torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(n_steps):
+        optimizer.zero_grad()
+        loss = wrapped(own(5, 8) + step).square().mean()
+        loss.backward()
+        optimizer.step()
+    return [whole(parameter) for parameter in wrapped.parameters()]
+
+
+def ddp(module: nn.Module | None = None, **options: Any) -> nn.parallel.DistributedDataParallel:
+    module = net() if module is None else module
+    return nn.parallel.DistributedDataParallel(module, bucket_cap_mb=0.0005, **options)
+
+
+# ---- meshes and DTensor ----
+
+
+def case_meshes() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    tensors = [own(3), own(3), own(3)]
+    dist.all_reduce(tensors[0], group=mesh["outer"].get_group())
+    dist.all_reduce(tensors[1], group=mesh.get_group("inner"))
+    flat = mesh["outer", "inner"]._flatten("both")
+    dist.all_reduce(tensors[2], group=flat.get_group())
+    return [
+        *tensors,
+        mesh.get_coordinate(),
+        mesh["inner"].get_local_rank(),
+        dist.get_process_group_ranks(mesh["outer"].get_group()),
+        flat.size(),
+    ]
+
+
+def case_dtensor() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (SIZE,))
+    table = given(SIZE * 2 + 1, 6)  # does not divide evenly
+    rows = distribute_tensor(table, mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    everywhere = columns.redistribute(mesh, [Replicate()])
+    summed = DTensor.from_local(own(SIZE, 3), mesh, [Partial()])
+    product = distribute_tensor(given(6, 5, seed=1), mesh, [Shard(0)])
+    return [
+        rows.to_local(),
+        columns.to_local(),
+        everywhere.to_local(),
+        rows.full_tensor(),
+        summed.full_tensor(),
+        summed.redistribute(mesh, [Shard(0)]).to_local(),
+        (columns @ product).full_tensor(),
+        rows.sum().full_tensor(),
+        rows.max(dim=1).values.full_tensor(),
+    ]
+
+
+def case_dtensor_on_two_dimensions() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    table = given(6, 8)
+    both = distribute_tensor(table, mesh, [Shard(0), Shard(1)])
+    mixed = both.redistribute(mesh, [Replicate(), Shard(0)])
+    same = distribute_tensor(table, mesh, [Shard(0), Shard(0)])
+    assert Partial().is_partial()
+    return [both.to_local(), mixed.to_local(), same.to_local(), both.full_tensor()]
+
+
+def case_tensor_parallel() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (SIZE,))
+    data = given(5, 8)
+    expected = net()(data)
+    module = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    output = module(data)
+    torch.testing.assert_close(output, expected)
+    output.square().sum().backward()
+    return [output.detach(), *(whole(each.grad) for each in module.parameters())]
+
+
+# ---- data-parallel training ----
+
+
+def case_fsdp2() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    results = []
+    plain = init_device_mesh("cpu", (SIZE,))
+    replicated = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    for mesh in (plain, replicated):
+        module = net()
+        for layer in (module[0], module[2], module):
+            fully_shard(layer, mesh=mesh)
+        results += train(module)
+    return results
+
+
+def case_fsdp2_in_16_bits() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return train(fully_shard(net(), mesh=init_device_mesh("cpu", (SIZE,)), mp_policy=half))
+
+
+def case_fsdp2_beside_tensor_parallelism() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    module = parallelize_module(net(), mesh["tensor"], plan)
+    fully_shard(module, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    data = given(5, 8, seed=mesh["data"].get_local_rank())
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(data).square().mean().backward()
+        optimizer.step()
+    return [whole(parameter) for parameter in module.parameters()]
+
+
+class Branches(nn.Module):
+    """Of two layers the rank's number chooses one; and it has a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(8, 4), nn.Linear(8, 4)])
+        self.register_buffer("seen", torch.tensor([float(dist.get_rank())]))
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return self.layers[dist.get_rank() % 2](data) + self.seen
+
+
+def case_ddp() -> Any:
+    results = [
+        *train(ddp()),
+        *train(ddp(static_graph=True)),
+        *train(ddp(gradient_as_bucket_view=True)),
+        *train(ddp(Branches(), find_unused_parameters=True)),
+        *train(ddp(nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)))),
+    ]
+    module = ddp()
+    with module.no_sync():
+        module(own(5, 8)).sum().backward()
+    alone = [whole(each.grad) for each in module.parameters()]
+    module(own(5, 8)).sum().backward()
+    together = [whole(each.grad) for each in module.parameters()]
+    return [*results, *alone, *together]
+
+
+def case_embeddings_with_sparse_gradients() -> Any:
+    torch.manual_seed(0)
+    module = ddp(nn.EmbeddingBag(20, 3, mode="sum", sparse=True))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        words = torch.tensor([[dist.get_rank(), 7, 7 + step], [1, 2 * dist.get_rank(), 19]])
+        module(words).square().sum().backward()
+        optimizer.step()
+    return [whole(parameter) for parameter in module.parameters()]
+
+
+def case_uneven_inputs() -> Any:
+    from torch.distributed.algorithms.join import Join
+
+    module = ddp()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with Join([module]):
+        for step in range(2 + dist.get_rank()):
+            optimizer.zero_grad()
+            module(own(5, 8) + step).square().mean().backward()
+            optimizer.step()
+    return [whole(parameter) for parameter in module.parameters()]
+
+
+def case_zero_redundancy_optimizer() -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    module = ddp()
+    optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.05)
+    trained = train(module, optimizer)
+    optimizer.consolidate_state_dict(to=1)
+    if dist.get_rank() != 1:
+        return trained
+    state = optimizer.state_dict()["state"]
+    return [*trained, *(entry["exp_avg"] for _, entry in sorted(state.items()))]
+
+
+def case_hooks() -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import (
+        default_hooks,
+        post_localSGD_hook,
+        powerSGD_hook,
+    )
+    from torch.distributed.algorithms.model_averaging import averagers
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    world = dist.group.WORLD
+    module = ddp()
+    module.register_comm_hook(world, default_hooks.allreduce_hook)
+    results = train(module)
+
+    module = nn.parallel.DistributedDataParallel(net())  # one bucket: see test_torch_training.py
+    torch.manual_seed(3)
+    power = powerSGD_hook.PowerSGDState(world, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    module.register_comm_hook(power, powerSGD_hook.powerSGD_hook)
+    results += train(module, n_steps=4)
+
+    halves, _ = dist.new_subgroups(group_size=2)
+    module = ddp()
+    local = post_localSGD_hook.PostLocalSGDState(world, halves, start_localSGD_iter=2)
+    module.register_comm_hook(local, post_localSGD_hook.post_localSGD_hook)
+    optimizer = PostLocalSGDOptimizer(
+        torch.optim.SGD(module.parameters(), lr=0.1),
+        averagers.PeriodicModelAverager(period=2, warmup_steps=2),
+    )
+    return [*results, *train(module, optimizer, n_steps=5)]
+
+
+def case_a_hook_in_16_bits() -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    module = ddp()
+    module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return train(module)
+
+
+# ---- checkpoints ----
+
+
+def case_checkpoints() -> Any:
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+
+    def sharded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = fully_shard(net(seed), mesh=init_device_mesh("cpu", (SIZE,)))
+        return module, torch.optim.Adam(module.parameters(), lr=0.1)
+
+    results = []
+    module, optimizer = sharded(0)
+    expected = train(module, optimizer)
+    state = dict(zip(("model", "optimizer"), get_state_dict(module, optimizer), strict=True))
+    for how in ("at once", "meanwhile"):
+        place = str(Path(str(folder[0])) / how)
+        if how == "at once":
+            checkpoint.save(state, checkpoint_id=place)
+        else:
+            checkpoint.async_save(state, checkpoint_id=place).result()
+        other, its_optimizer = sharded(1)
+        found = dict(zip(("model", "optimizer"), get_state_dict(other, its_optimizer), strict=True))
+        checkpoint.load(found, checkpoint_id=place)
+        set_state_dict(
+            other,
+            its_optimizer,
+            model_state_dict=found["model"],
+            optim_state_dict=found["optimizer"],
+        )
+        results += [whole(parameter) for parameter in other.parameters()]
+    for one, other in zip(results, expected * 2, strict=True):
+        assert torch.equal(one, other)
+    return results
+
+
+# ---- how they are run ----
+
+CASES: dict[str, Callable[[], Any]] = {
+    name.removeprefix("case_"): case
+    for name, case in dict(globals()).items()
+    if name.startswith("case_")
+}
+
+
+def run_cases(backend: str) -> dict[str, Any]:
+    """In a rank: what each case returned, or how it failed, as a text."""
+    warnings.simplefilter("ignore")  # torch's own, about its own
+    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        try:
+            results[name] = case()
+            dist.barrier()  # the next case begins together
+        except Exception:  # noqa: BLE001, PERF203 - the other cases go on
+            results[name] = traceback.format_exc()
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, list[dict[str, Any]]]:
+    return {
+        backend: run_ranks(run_cases, SIZE, backend, deadline_s=100)
+        for backend in ("shoal", "gloo")
+    }
+
+
+@pytest.mark.timeout(220)
+@pytest.mark.parametrize("case", CASES)
+def test_layers_give_over_shoal_what_they_give_over_gloo(
+    results: dict[str, list[dict[str, Any]]], case: str
+) -> None:
+    for rank, (ours, theirs) in enumerate(zip(results["shoal"], results["gloo"], strict=True)):
+        for backend, result in (("shoal", ours[case]), ("gloo", theirs[case])):
+            assert not isinstance(result, str), f"{backend}, rank {rank}: {result}"
+        assert len(ours[case]) == len(theirs[case])
+        for one, other in zip(ours[case], theirs[case], strict=True):
+            if isinstance(one, torch.Tensor):
+                tolerance = 1e-3 if "16_bits" in case else 1e-5
+                torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+            else:
+                assert one == other

@@ -1,0 +1,279 @@
+"""What helps to find mistakes: barriers that name the missing, debug modes, profiles; and what a
+group costs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, error_of
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+N_GROUPS = 64
+
+
+def start(backend: str = "shoal") -> None:
+    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+
+
+# ---- monitored_barrier ----
+
+
+def meet_without_one(absent: int) -> list[Any]:
+    """Rank `absent` stays away at first, and comes when the others have given up."""
+    stage = Stage.from_environment()
+    group, rank = dist.group.WORLD, dist.get_rank()
+    group.monitored_barrier(timedelta(seconds=20))
+    if rank == absent:
+        for other in {0, 1, 2} - {absent}:
+            stage.await_cue(f"rank {other} gave rank {absent} up")
+    begin = time.monotonic()
+    error = error_of(group.monitored_barrier, timedelta(seconds=0.3), wait_all_ranks=True)
+    took_s = time.monotonic() - begin
+    stage.cue(f"rank {rank} gave rank {absent} up")
+    dist.barrier()  # the group itself came to no harm
+    group.monitored_barrier(timedelta(seconds=20))
+    return [type(error).__name__, str(error), took_s]
+
+
+def meet_without_some() -> list[list[Any]]:
+    start()
+    return [meet_without_one(2), meet_without_one(0)]
+
+
+def test_a_monitored_barrier_names_who_did_not_come_and_keeps_its_deadline() -> None:
+    with Stage() as stage:
+        outcomes = run_ranks(meet_without_some, 3, env=stage.env)
+    for rank, (without_2, without_0) in enumerate(outcomes):
+        for kind, message, took_s in (without_2, without_0):
+            assert kind == "TimedOut", message
+            assert took_s < 5
+        if rank != 2:
+            assert "these ranks had not come: 2" in without_2[1]
+        if rank != 0:
+            assert "heard nothing from rank 0 for 0.3 s" in without_0[1]
+
+
+def lose_one_before_the_barrier() -> list[str]:
+    start()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    error = error_of(dist.group.WORLD.monitored_barrier, timedelta(seconds=20))
+    return [type(error).__name__, str(error)]
+
+
+def test_a_monitored_barrier_does_not_wait_for_the_dead() -> None:
+    begin = time.monotonic()
+    with start_ranks(lose_one_before_the_barrier, 3) as ranks:
+        outcomes = ranks.wait(60)
+    assert time.monotonic() - begin < 20
+    for outcome in (outcomes[0], outcomes[2]):
+        kind, message = outcome.value
+        assert kind == "PeerLost", str(outcome)
+        assert "rank 1" in message
+
+
+# ---- debugging ----
+
+
+def make_a_mistake() -> list[str]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    works, other = dist.new_group(), dist.new_group()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, group=works)
+    if rank == 0:
+        error = error_of(dist.broadcast, tensor, group=other, group_src=0)
+    else:
+        error = error_of(dist.all_reduce, tensor, group=other)
+    dist.all_reduce(tensor, group=works)
+    assert tensor.tolist() == [float(size * size)] * 2
+    return [type(error).__name__, str(error)]
+
+
+def check_that_both_calls_are_named(kind: str, message: str) -> None:
+    assert kind in ("UsageError", "RuntimeError"), message  # torch's own, where it has a check
+    assert "broadcast" in message.lower()
+    assert "all_reduce" in message.lower() or "allreduce" in message.lower()
+
+
+def make_a_mistake_in_debug_mode() -> list[str]:
+    start()
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    return make_a_mistake()
+
+
+def test_ranks_that_call_different_things_are_told_so_in_debug_mode_too() -> None:
+    env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for kind, message in run_ranks(make_a_mistake_in_debug_mode, 2, env=env):
+        check_that_both_calls_are_named(kind, message)
+
+
+# ---- profiles ----
+
+
+def profile(backend: str) -> list[str]:
+    group = dist.new_group(backend=backend)
+    rank, size = group.rank(), group.size()
+    parts = [torch.ones(2) for _ in range(size)]
+    entries = torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=False)
+    with torch.autograd.profiler.profile() as profiler:
+        dist.all_reduce(torch.ones(2), group=group)
+        dist.broadcast(torch.ones(2), 0, group=group)
+        dist.all_gather(parts, torch.ones(2), group=group, async_op=True).wait()
+        dist.gather(torch.ones(2), parts if rank == 0 else None, group=group)
+        dist.scatter(torch.ones(2), parts if rank == 0 else None, group=group)
+        dist.reduce(torch.ones(2), 0, group=group)
+        dist.all_to_all_single(torch.ones(size), torch.ones(size), group=group)
+        dist.all_reduce(entries, group=group)
+        dist.barrier(group=group)
+        if rank == 0:
+            dist.send(torch.ones(2), 1, group=group)
+        elif rank == 1:
+            dist.recv(torch.ones(2), 0, group=group)
+    prefix = f"{backend}:"
+    return sorted(
+        event.key.removeprefix(prefix)
+        for event in profiler.key_averages()
+        if event.key.startswith(prefix)
+    )
+
+
+# ---- subgroups ----
+
+
+def proc(what: str) -> int:
+    return len(list(Path(f"/proc/self/{what}").iterdir()))
+
+
+def shared_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssShmem")).split()[1])
+
+
+def mapped_files() -> int:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("memfd" in line for line in lines)
+
+
+def make_many_groups() -> dict[str, Any]:
+    dist.barrier()
+    before = proc("task"), proc("fd"), mapped_files(), shared_kib()
+    groups = [dist.new_group(use_local_synchronization=True) for _ in range(N_GROUPS)]
+    after = proc("task"), proc("fd"), mapped_files(), shared_kib()
+    total = torch.zeros(1)
+    for number, group in enumerate(groups):
+        tensor = torch.tensor([float(number)])
+        dist.all_reduce(tensor, group=group)
+        total += tensor
+    return {"before": before, "after": after, "total": total.item()}
+
+
+def split() -> list[Any]:
+    world = dist.group.WORLD
+    rank = dist.get_rank()
+    half = world.split_group([0, 2], group_name="even", group_desc="the even ones")
+    if rank == 1:
+        return [half]
+    tensor = torch.tensor([float(rank)])
+    half.allreduce([tensor]).wait()
+    return [half.rank(), half.size(), half.group_name, half.group_desc, tensor.item()]
+
+
+# ---- shoal's own hooks ----
+
+
+def train_in_16_bits() -> list[list[torch.Tensor]]:
+    """By hook: the gradients, and what they must be by the hook's own description."""
+    from shoal.frontend.torch.hooks import bf16_hook, fp16_hook
+
+    group = dist.new_group([0, 1])  # of two: one sum, so that there is one right answer to the bit
+    rank, size = dist.get_rank(), 2
+    if rank not in (0, 1):
+        return []
+    results = []
+    for hook, dtype in ((bf16_hook, torch.bfloat16), (fp16_hook, torch.float16)):
+        alone = []
+        for other in range(size):
+            torch.manual_seed(0)
+            module = nn.Linear(40, 30)
+            data = torch.randn(6, 40, generator=torch.Generator().manual_seed(other))
+            module(data).square().mean().backward()
+            alone.append(torch.cat([each.grad.flatten() for each in module.parameters()]))
+        expected = sum((grads / size).to(dtype) for grads in alone).float()
+        torch.manual_seed(0)
+        module = nn.parallel.DistributedDataParallel(
+            nn.Linear(40, 30), bucket_cap_mb=0.001, process_group=group
+        )
+        module.register_comm_hook(group, hook)
+        data = torch.randn(6, 40, generator=torch.Generator().manual_seed(rank))
+        module(data).square().mean().backward()
+        results += [torch.cat([each.grad.flatten() for each in module.parameters()]), expected]
+    return results
+
+
+# ---- how they are run ----
+
+
+def watch() -> dict[str, Any]:
+    start()
+    results = {
+        "subgroups": make_many_groups(),
+        "mistake": make_a_mistake(),
+        "profiles": [profile("shoal"), profile("gloo")],
+        "split": split(),
+        "hooks": train_in_16_bits(),
+    }
+    dist.destroy_process_group()
+    return results
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[dict[str, Any]]:
+    return run_ranks(watch, 3)
+
+
+def test_ranks_that_call_different_things_are_told_so(seen: list[dict[str, Any]]) -> None:
+    for each in seen:
+        check_that_both_calls_are_named(*each["mistake"])
+
+
+def test_a_profile_shows_the_ranges_that_gloos_shows(seen: list[dict[str, Any]]) -> None:
+    for each in seen:
+        ours, theirs = each["profiles"]
+        assert "sparse_all_reduce" in ours
+        assert set(ours) - {"wait"} == set(theirs)
+
+
+def test_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory(
+    seen: list[dict[str, Any]],
+) -> None:
+    for each in seen:
+        groups = each["subgroups"]
+        assert groups["after"] == groups["before"]
+        assert groups["total"] == 3 * sum(range(N_GROUPS))
+
+
+def test_a_group_splits_without_a_store(seen: list[dict[str, Any]]) -> None:
+    even = [2, "even", "the even ones", 2.0]
+    assert [each["split"] for each in seen] == [[0, *even], [None], [1, *even]]
+
+
+def test_hooks_divide_round_sum_and_widen(seen: list[dict[str, Any]]) -> None:
+    for each in seen[:2]:
+        brain, expected_brain, half, expected_half = each["hooks"]
+        assert torch.equal(brain, expected_brain)
+        assert torch.equal(half, expected_half)
+        assert not torch.equal(brain, half)
