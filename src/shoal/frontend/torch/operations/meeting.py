@@ -46,7 +46,8 @@ class Meeting(Calls):
         Nothing else of the group comes to harm: afterwards it can be used, and this called again.
 
         Args:
-            timeout: for how long each rank waits; None takes the group's.
+            timeout: for how long rank 0 waits, and the others a second more: only rank 0 can name
+                those that did not come. None takes the group's.
             wait_all_ranks: makes no difference: all ranks that did not come are named anyway.
 
         Raises:
@@ -75,27 +76,35 @@ class Meeting(Calls):
         return self._roll
 
     def _call_the_roll(self, roll: Group, timeout_s: float, deadline: float) -> None:
-        """Rank 0 hears from all, then lets all go."""
-        doing = self.describe("monitored_barrier")
-        # NOT with this call's deadline: it would end the roll before the others are told why.
-        longer = timeout_s + _GRACE_S
-        words = {
-            rank: cast("Work", roll.recv(bytearray(1), rank, timeout_s=longer, async_op=True))
-            for rank in range(1, roll.size)
-        }
+        """Rank 0 hears from all, lets all go, and hears that they went.
+
+        The last tells a rank that waits from one that came, gave up, and said so meanwhile.
+        """
+        words: dict[int, Work] = {}
         try:
+            for rank in range(1, roll.size):
+                words[rank] = self._hear(roll, rank, timeout_s)
             for word in words.values():
                 word.wait(max(deadline - time.monotonic(), 0.0))
-        except (TimedOut, Closed) as error:  # Closed: a rank gave up before
+            for rank in words:
+                roll.send(bytearray(1), rank, timeout_s=timeout_s + _GRACE_S)
+            for last_word in [self._hear(roll, rank, timeout_s) for rank in words]:
+                last_word.wait(_GRACE_S)
+        except (TimedOut, Closed) as error:
             missing = [rank for rank, word in words.items() if not word.done() or word.error()]
-            late = ", ".join(map(str, missing))
-            why = f"{doing}: after {timeout_s:g} s these ranks had not come: {late}"
+            why = self.describe("monitored_barrier")
+            if missing:
+                late = ", ".join(map(str, missing))
+                why = f"{why}: within {timeout_s:g} s these ranks had not come: {late}"
             if isinstance(error, Closed):
-                why = f"{why}, and another gave up: {error}"
+                why = f"{why}: another rank gave up: {error}"
             roll.abort(why)
             raise TimedOut(f"{why}; look at what they are doing") from error
-        for rank in words:
-            roll.send(bytearray(1), rank, timeout_s=longer)
+
+    def _hear(self, roll: Group, rank: int, timeout_s: float) -> Work:
+        # NOT with this call's deadline: it would end the roll before the others are told why.
+        longer = timeout_s + _GRACE_S
+        return cast("Work", roll.recv(bytearray(1), rank, timeout_s=longer, async_op=True))
 
     def _answer(self, roll: Group, timeout_s: float) -> None:
         """Every other rank tells rank 0 that it is here, and waits to be let go."""
@@ -103,8 +112,8 @@ class Meeting(Calls):
         longer = timeout_s + _GRACE_S
         try:
             roll.send(bytearray(1), 0, timeout_s=longer)
-            word = cast("Work", roll.recv(bytearray(1), 0, timeout_s=longer, async_op=True))
-            word.wait(timeout_s)
+            self._hear(roll, 0, timeout_s).wait(timeout_s + _MARGIN_S)
+            roll.send(bytearray(1), 0, timeout_s=longer)
         except Closed as error:  # rank 0 says who has not come
             raise TimedOut(f"{doing} failed: {error}") from error
         except TimedOut as error:
@@ -112,6 +121,9 @@ class Meeting(Calls):
             roll.abort(why)
             raise TimedOut(f"{why}; rank 0 or another rank has not come") from error
 
+
+# How much longer the others wait than rank 0, who alone can say which ones did not come.
+_MARGIN_S: Final = 1.0
 
 # By how much the messages' own deadlines are longer than the barrier's.
 _GRACE_S: Final = 5.0
