@@ -23,8 +23,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--latency", default="30us", metavar="TIME", help="between two hosts; default 30us")
     add("--message", default="5us", metavar="TIME", help="a core's, for each message; default 5us")
     add("--burst", default="0", metavar="BYTES", help="that a rested cable passes at once")
-    add("--local-latency", default="1.5us", metavar="TIME", help="inside a host; default 1.5us")
-    add("--local-message", default="0.35us", metavar="TIME", help="inside a host; default 0.35us")
+    add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
+    add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
     add("--memory", default="18GB", metavar="RATE", help="a core folds or copies; default 18GB")
 
 

@@ -78,7 +78,7 @@ def candidates(collective: str, n_bytes: int, cluster: Cluster) -> list[str]:
     """The algorithms to compare for a call whose blocks are equally long.
 
     Every one of the table; where ranks share hosts, those by hosts that have won somewhere; and
-    as many reducers as the floor for shards allows.
+    between hosts as many reducers as the floor for shards allows.
     """
     site = site_of(cluster)
     by_host = site.n_hosts > 1 and site.here > 1
@@ -90,7 +90,8 @@ def candidates(collective: str, n_bytes: int, cluster: Cluster) -> list[str]:
     if collective == "all_reduce":
         names += _BY_HOSTS if by_host else ()
         n_reducers = n_bytes // floor_of(site)
-        names += [f"sharded({n_reducers})"] if 1 < n_reducers < site.size else []
+        if site.n_hosts > 1 and 1 < n_reducers < site.size:
+            names.append(f"sharded({n_reducers})")
     return names
 
 

@@ -9,7 +9,7 @@ from shoal.plan.cluster import Cluster, LinkCost
 
 # Measured on 2 cores of an AMD EPYC by `shoal tune` (bench/LOG.md). Inside a host only ratios
 # decide: a message against the bytes that could be folded meanwhile.
-LOCAL: Final = LinkCost(latency_us=1.5, us_per_byte=0.0, message_us=0.35)
+LOCAL: Final = LinkCost(latency_us=1.0, us_per_byte=0.0, message_us=0.6)
 MEMORY_US_PER_BYTE: Final = 1 / 18e3
 
 # 10 Gbit/s Ethernet and TCP: a system call and a wake-up at each end.

@@ -160,13 +160,13 @@ class Site:
 
     @property
     def turns(self) -> float:
-        """How often longer a core's work takes where ranks take turns on too few of them."""
+        """How many ranks take turns on a core: so much longer a message waits to be seen."""
         return max(1.0, self.here * self.share / self.cluster.n_cores)
 
     def end(self, n_bytes: float) -> float:
         """What one end of a message has to do: the message, and a pass over its first segment."""
         link = self.cluster.wire if self.n_hosts > 1 else self.cluster.local
-        return self.turns * link.message_us + self.copy(n_bytes)
+        return link.message_us + self.copy(n_bytes)
 
     def hop(self, n_bytes: float, *, far: bool | None = None) -> float:
         """One message from memory to memory: its first segment, all ends included.
@@ -177,17 +177,18 @@ class Site:
         cluster, first = self.cluster, self._first(n_bytes)
         if self.n_hosts > 1 if far is None else far:
             ends = 2 * cluster.wire.message_us + 2 * first * cluster.memory_us_per_byte
-            return self.turns * ends + cluster.wire.latency_us + first * cluster.wire.us_per_byte
+            return ends + cluster.wire.latency_us + first * cluster.wire.us_per_byte
         passes = cluster.local.us_per_byte + 2 * cluster.memory_us_per_byte
-        return (
-            self.turns * (2 * cluster.local.message_us + first * passes) + cluster.local.latency_us
-        )
+        waited = self.turns * cluster.local.latency_us
+        return 2 * cluster.local.message_us + first * passes + waited
 
     @property
     def wait(self) -> float:
         """How long nothing happens after a message has left."""
         cluster = self.cluster
-        return (cluster.wire if self.n_hosts > 1 else cluster.local).latency_us
+        if self.n_hosts > 1:
+            return cluster.wire.latency_us
+        return self.turns * cluster.local.latency_us
 
     def hops(self, near: float, far: float, n_bytes: float) -> float:
         """So many messages one after another."""
@@ -200,7 +201,7 @@ class Site:
 
     def copy(self, n_bytes: float) -> float:
         """The copy or fold of one segment."""
-        return self.turns * self._first(n_bytes) * self.cluster.memory_us_per_byte
+        return self._first(n_bytes) * self.cluster.memory_us_per_byte
 
     def load(
         self,
