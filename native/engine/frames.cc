@@ -183,18 +183,19 @@ void Engine::handle(Collective& call, int peer, const Header& header,
   const Program& program = *call.plan->program;
   const bool about_my_send = header.type == FrameType::kGrant || header.type == FrameType::kTaken;
   const auto& flows = (about_my_send ? program.sends_to : program.recvs_from)[from];
-  const bool fits =
-      header.type == FrameType::kOpen ||
-      (header.flow < flows.size() && header.segment <= call.state[flows[header.flow]].n_segments);
-  // Blocks of different length: the open frame, which is on the way, says so.
-  if (!fits && call.plan->by_pair) return discard(peer, header, payload);
-  if (!fits)
+  if (header.type == FrameType::kOpen) return on_open(call, from, payload);
+  const bool known = header.flow < flows.size();
+  const uint32_t n_segments = known ? call.state[flows[header.flow]].n_segments : 0;
+  if (known && call.plan->by_pair) {
+    // Blocks of different length: the open frame, which is on the way, will say so.
+    const uint32_t count = header.type == FrameType::kOffer ? header.count : 0;
+    if (uint64_t{header.segment} + count > n_segments) return discard(peer, header, payload);
+  }
+  if (!known || header.segment > n_segments)
     return protocol_error(peer, "named flow " + std::to_string(header.flow) + ", segment " +
                                     std::to_string(header.segment) + " of " + call.doing() +
                                     ", which it does not have");
   switch (header.type) {
-    case FrameType::kOpen:
-      return on_open(call, from, payload);
     case FrameType::kGrant:
       return on_grant(call, from, header, place_of(payload));
     case FrameType::kData:
