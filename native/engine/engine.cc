@@ -151,6 +151,13 @@ void Engine::launch(Collective& call, uint64_t key) {
   }
   for (const int peer : program.peers)
     if (!announces_itself(call, peer)) send_open(call, peer);
+  // Before any data of ours, which may fill the socket: the peer is to send at the same time.
+  for (uint32_t at = 0; at < program.steps.size(); ++at) {
+    const Step& step = program.steps[at];
+    if (step.kind != StepKind::kRecv || !step.waits_for.empty()) continue;
+    const Link* link = links_[group.members[step.peer]].get();
+    if (link != nullptr && !link->shares_memory() && call.state[at].n_segments > 0) grant(call, at);
+  }
 
   if (const auto early = group.early.find(key); early != group.early.end()) {
     std::vector<Early> frames = std::move(early->second);

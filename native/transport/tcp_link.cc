@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 namespace shoal {
 namespace {
@@ -63,9 +64,14 @@ void TcpLink::fail(FrameSink& sink, const std::string& what) {
 
 // ---- out
 
+// A grant overtakes data that has not begun to leave: otherwise two ranks that send to each other
+// would do so one after the other, the second once the first has sent all it was granted.
 bool TcpLink::send(const Frame& frame) {
   if (fd_ < 0) return true;
-  Queued& queued = queue_.emplace_back();
+  auto at = queue_.end();
+  if (frame.header.type == FrameType::kGrant)
+    while (at != queue_.begin() && std::prev(at)->is_data_at_rest()) --at;
+  Queued& queued = *queue_.emplace(at);
   queued.frame = frame;
   if (frame.payload == nullptr) return true;
   if (frame.header.length > kCopied) return false;
@@ -118,14 +124,15 @@ bool TcpLink::flush(FrameSink& sink) {
       break;
     }
     moved = true;
+    // All is counted before anyone is told: the sink may send, and overtake what is at rest.
     size_t left = static_cast<size_t>(n);
-    while (left > 0) {
-      Queued& first = queue_.front();
-      const size_t step = std::min(left, first.size() - first.n_sent);
-      first.n_sent += step;
+    for (auto queued = queue_.begin(); left > 0; ++queued) {
+      const size_t step = std::min(left, queued->size() - queued->n_sent);
+      queued->n_sent += step;
       left -= step;
-      if (first.n_sent < first.size()) break;
-      const uint64_t token = first.frame.token;
+    }
+    while (!queue_.empty() && queue_.front().n_sent == queue_.front().size()) {
+      const uint64_t token = queue_.front().frame.token;
       queue_.pop_front();
       if (token != 0) sink.sent(peer_, token);
       if (fd_ < 0) return true;

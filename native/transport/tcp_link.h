@@ -43,6 +43,7 @@ class TcpLink final : public Link {
 
     const std::byte* payload() const { return owned.empty() ? frame.bytes() : owned.data(); }
     size_t size() const { return sizeof(Header) + frame.header.length; }
+    bool is_data_at_rest() const { return n_sent == 0 && frame.header.type == FrameType::kData; }
   };
 
   void seal(Queued& queued);
