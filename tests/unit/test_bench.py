@@ -5,6 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from shoal.bench.choices import (
+    choice_cases,
+    choice_contestants,
+    choice_lines,
+    choice_verdicts,
+    is_choice_open,
+)
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.contest import Case, Contestant, Row, Section, run_section, summary_of
 from shoal.bench.failure import Failure
@@ -290,3 +297,66 @@ def test_goals_of_a_whole_table_stand_below_it_and_are_counted(teams: Teams) -> 
     rows = run_section(section, teams, lambda _text: None)
     assert "# geometric mean of gloo/shoal in one host 4.00 >= 4 met" in render(section, rows)
     assert summary_of([(section, rows)]) == "goals: 2 met, 0 missed, 1 not measured"
+
+
+def choice_row(case: Case, chosen: str, **values: list[float]) -> Row:
+    return Row(case, values, note=chosen)
+
+
+def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> None:
+    rows = [
+        choice_row(HERE, "ring", planner=[2.0, 2.0], ring=[1.0, 1.0], tree=[1.9, 1.9]),
+        choice_row(LAB, "ring", planner=[2.0, 2.0], ring=[2.0, 2.0], tree=[1.0, 1.0]),
+    ]
+    assert choice_lines(rows) == [
+        "  collective   size     2 ranks           4 hosts",
+        "  all_reduce  1 KiB  ring x1.05  WRONG ring x2.00",
+        "# worst: all_reduce 1 KiB 4 hosts: ring takes 2.00 times as long as tree",
+    ]
+    assert [str(verdict) for verdict in choice_verdicts(rows)] == [
+        "within 10 % of the best at 50.0% of 2 points >= 90% MISSED"
+    ]
+
+
+def test_a_choice_that_may_be_wrong_gets_more_rounds_until_it_is_known() -> None:
+    sure = choice_row(HERE, "ring", planner=[1.0, 1.0, 1.0], tree=[2.0, 1.0, 1.5])
+    unsure = choice_row(HERE, "ring", planner=[1.0, 1.2, 1.3], tree=[1.0, 1.0, 1.0])
+    assert [is_choice_open(row) for row in (sure, unsure)] == [False, True]
+    assert "WRONG? ring x1.20" in choice_lines([unsure])[1]
+
+
+def test_a_choice_without_a_rival_is_no_point() -> None:
+    row = choice_row(HERE, "ring", planner=[1.0])
+    assert choice_lines([row])[1].split()[-1] == "-"
+    assert choice_verdicts([row])[0].is_met is None
+    assert not is_choice_open(row)
+
+
+def test_every_algorithm_enters_where_its_collective_comes_up_and_nowhere_else() -> None:
+    entered = {
+        (case.collective, one.label)
+        for case in choice_cases()
+        for one in choice_contestants()
+        if one.enters(case)
+    }
+    for collective, label in [("all_reduce", "tree"), ("reduce", "chain"), ("all_to_all", "bruck")]:
+        assert (collective, label) in entered
+    for collective, label in [("all_reduce", "chain"), ("all_to_all", "tree")]:
+        assert (collective, label) not in entered
+    # The planner is in every row; what has one algorithm leaves nothing to choose.
+    planned = {collective for collective, label in entered if label == "planner"}
+    assert planned == set(COLLECTIVES) - {"send_recv", "barrier"}
+
+
+def test_a_row_without_a_place_for_a_contestant_does_not_ask_it(teams: Teams) -> None:
+    absent = replace(failing("b"), enters=lambda _case: False)
+    rows = run_section(section_of(drifting("a", [1.0]), absent), teams, lambda _text: None)
+    assert [row.failures for row in rows] == [{}, {}]
+
+
+def test_a_note_is_taken_once_per_row(teams: Teams) -> None:
+    section = replace(
+        section_of(drifting("a", [1.0])), note=lambda _teams, case: f"{case.n_ranks} ranks"
+    )
+    rows = run_section(section, teams, lambda _text: None)
+    assert [row.note for row in rows] == ["2 ranks", "4 ranks"]

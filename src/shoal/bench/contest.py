@@ -98,10 +98,9 @@ class Row:
 
     def ratios(self, over: str, under: str) -> list[float]:
         """What one contestant takes as a multiple of another, round by round."""
-        if over in self.failures or under in self.failures:
+        if any(one in self.failures or one not in self.values for one in (over, under)):
             return []
-        pairs = zip(self.values.get(over, []), self.values.get(under, []), strict=True)
-        return [a / b for a, b in pairs]
+        return [a / b for a, b in zip(self.values[over], self.values[under], strict=True)]
 
     def verdicts(self, section: Section) -> list[Verdict]:
         """How the goals of the case came out."""

@@ -18,8 +18,8 @@ from shoal.bench.table import align, show_size, show_time
 _ITEM: Final = 4  # bytes of a float32
 _SIZES: Final = tuple(4**power for power in range(1, 15))  # 4 B to 256 MiB
 _MIB: Final = 1024 * 1024
-# Between hosts a call of 256 MiB takes up to five seconds, and has to be repeated. From 4 MiB on the
-# wire alone decides.
+# Between hosts a call of 256 MiB takes up to five seconds, and has to be repeated. From 4 MiB on
+# the wire alone decides.
 _MAX_ON_HOSTS: Final = 16 * _MIB
 
 

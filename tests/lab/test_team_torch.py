@@ -1,0 +1,56 @@
+"""Ranks of torch.distributed under the benchmark: every collective is right, groups form again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.failure import Failure
+from shoal.bench.launch import Crew, Surroundings
+from shoal.bench.team import Team
+
+NOWHERE = Surroundings(openmpi=Path("nowhere"))
+
+
+@pytest.fixture(scope="module", params=["gloo", "shoal"])
+def team(request: pytest.FixtureRequest) -> Iterator[Team]:
+    with Team(Crew(request.param, 2), NOWHERE) as team:
+        yield team
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_right_and_is_timed(team: Team, collective: str) -> None:
+    what = {"n_bytes": 4096, "memory": "private", "collective": collective}
+    assert team.ask("check", **what) == [{"n_wrong": 0}, {"n_wrong": 0}]
+    for answer in team.ask("measure", **what, n_calls=2, n_samples=3):
+        assert len(answer["times_s"]) == 3
+        assert min(answer["times_s"]) > 0
+
+
+def test_a_group_forms_again_in_the_same_processes(team: Team) -> None:
+    assert team.start_s > 0
+    for _ in range(2):
+        assert all(answer["time_s"] > 0 for answer in team.ask("restart"))
+    what = {"n_bytes": 64, "memory": "private"}
+    assert team.ask("check", **what) == [{"n_wrong": 0}, {"n_wrong": 0}]
+
+
+def test_subgroups_are_formed_and_used(team: Team) -> None:
+    for answer in team.ask("subgroups", n_groups=3, n_members=1):
+        assert answer["form_s"] > 0
+        assert answer["use_s"] > 0
+
+
+def test_an_algorithm_can_be_asked_for_and_the_planner_names_its_own() -> None:
+    what = {"n_bytes": 4096, "memory": "private", "collective": "broadcast"}
+    with Team(Crew("shoal", 2), NOWHERE) as team:
+        assert team.ask("check", **what, algorithm="chain") == [{"n_wrong": 0}, {"n_wrong": 0}]
+        chosen = {answer["name"] for answer in team.ask("choice", collective="gather", n_bytes=64)}
+        assert len(chosen) == 1
+        assert chosen <= {"direct", "binomial"}
+
+
+def test_only_torch_can_be_asked_to_form_groups() -> None:
+    with Team(Crew("copy", 2), NOWHERE) as team, pytest.raises(Failure, match=r"only torch"):
+        team.ask("restart")
