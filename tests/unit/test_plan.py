@@ -206,6 +206,15 @@ def test_a_forced_algorithm_that_cannot_serve_a_call_is_said_once_and_replaced(
     assert "reduce_scatter by ring, which cannot serve uneven blocks" in warnings[0]
 
 
+def test_reducers_that_are_more_than_the_ranks_of_a_subgroup_are_not_forced_on_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": "all_reduce:sharded(3)"}))
+    assert world.choose("all_reduce", 4096).name == "sharded(3)"
+    assert world.of([0, 1]).choose("all_reduce", 4096).name != "sharded(3)"
+    assert "sharded(3), which cannot serve this group" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -30,7 +30,6 @@ _CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})
 # Candidates by hosts: local/across. Others can be forced.
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
-
 # Costs that differ by less are taken as equal.
 _EQUAL: Final = 1.02
 # How many of those that lost a reason names.
@@ -38,7 +37,11 @@ _N_NAMED: Final = 3
 
 
 class Choice(NamedTuple):
-    """An algorithm's name, what the model says it takes, and the sentence that justifies it."""
+    """An algorithm's name, what it takes, and the sentence that justifies it.
+
+    Args:
+        cost_us: by the model, or as measured; 0 for a forced algorithm that has no formula.
+    """
 
     name: str
     cost_us: float
@@ -57,9 +60,11 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
         uneven: the blocks of the ranks differ in length; scratch chunks are cut for equal ones.
     """
     try:
-        return find(collective, name).takes_uneven or not uneven
+        algorithm = find(collective, name)
+        algorithm.n_chunks(cluster.size, cluster.hosts)  # some need more ranks than there are
     except UsageError:
         return False
+    return algorithm.takes_uneven or not uneven
 
 
 def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Load:

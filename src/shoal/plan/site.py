@@ -75,7 +75,6 @@ class Site:
         size: n, how many ranks take part.
         n_hosts: h, on how many hosts.
         here: r, how many of them are on the fullest host. It is taken as every host's.
-        rails: how many are on the emptiest.
         crossings: how many of the n edges of the ring 0, 1, ... n-1, 0 lead to another host.
         exits: how many of them at most leave one host.
         in_blocks: whether the ranks of every host follow one another.
@@ -87,7 +86,6 @@ class Site:
     size: int
     n_hosts: int
     here: int
-    rails: int
     crossings: int
     exits: int
     in_blocks: bool
@@ -130,7 +128,7 @@ class Site:
         """One rank of each host; as many such calls run at once as a host has ranks."""
         n = self.n_hosts
         return replace(
-            *(self,), size=n, here=1, rails=1, crossings=n, exits=1, in_blocks=True, share=self.here
+            *(self,), size=n, here=1, crossings=n, exits=1, in_blocks=True, share=self.here
         )
 
     @property
@@ -155,7 +153,8 @@ class Site:
         rounds = self.size.bit_length() - 1
         extra = int(self.size & (self.size - 1) > 0)
         near = min(self.near_rounds, rounds)
-        near -= near if self.n_hosts > 1 and not near else extra if self.n_hosts > 1 else 0
+        if near and self.n_hosts > 1:
+            near -= extra
         return near, rounds - near, extra
 
     @property
@@ -265,7 +264,6 @@ def site_of(cluster: Cluster) -> Site:
         size=len(hosts),
         n_hosts=len(ranks),
         here=max(ranks.values()),
-        rails=min(ranks.values()),
         crossings=leaving.total(),
         exits=max(leaving.values(), default=0),
         in_blocks=n_runs == len(ranks),
