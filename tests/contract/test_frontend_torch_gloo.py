@@ -319,14 +319,12 @@ def case_mixed_calls_between_start_and_end(group: Group) -> Any:
     return [folded, moved, got]
 
 
-@pytest.mark.filterwarnings("ignore")
 def case_coalesced_lists(group: Group) -> Any:
     rank = group.rank()
     folded = [given(rank, 2), given(rank, 3)]
-    opts = dist.AllreduceCoalescedOptions()
-    group.allreduce_coalesced(folded, opts).wait()
+    dist.all_reduce_coalesced(folded, group=group)
     outputs = [[torch.empty(2), torch.empty(3)] for _ in range(SIZE)]
-    group.allgather_coalesced(outputs, [given(rank, 2), given(rank, 3)]).wait()
+    dist.all_gather_coalesced(outputs, [given(rank, 2), given(rank, 3)], group=group)
     return [*folded, *(tensor for row in outputs for tensor in row)]
 
 
@@ -521,6 +519,16 @@ def case_groups(group: Group) -> Any:
         dist.reduce(moved, dst=2, group=pair)
         results.append(moved if group.rank() == 2 else None)
     return results
+
+
+def case_questions(group: Group) -> Any:
+    name = dist.get_backend(group)
+    assert dist.is_available()
+    assert dist.is_initialized()
+    assert dist.is_backend_available(name)
+    assert dist.get_pg_count() >= 2
+    assert dist.get_backend_config(group) == f"cpu:{name},cuda:{name}"
+    return [dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)]
 
 
 # ---- how they are run ----

@@ -311,6 +311,15 @@ def test_a_profiler_sees_a_range_for_each_call(operations: Operations) -> None:
     assert {"shoal:all_reduce", "shoal:barrier", "shoal:send", "shoal:recv"} <= names
 
 
+@pytest.mark.skipif(not hasattr(dist, "record_comm"), reason="torch 2.13 and later have it")
+def test_a_range_has_the_name_that_was_given(operations: Operations) -> None:
+    with torch.autograd.profiler.profile() as profile, dist.record_comm("my own"):
+        operations.allreduce([ONE])
+    names = {event.key for event in profile.key_averages()}
+    assert "my own" in names
+    assert "shoal:all_reduce" not in names
+
+
 def test_calls_on_another_thread_look_like_one() -> None:
     tensors = [torch.ones(2)]
     work = PendingWork([aside(lambda: None)], tensors)

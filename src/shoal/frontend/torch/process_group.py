@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Store
 
+from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _BackendBase: Final[Any] = choose_base(dist)
 _ProcessGroup: Final[Any] = dist.ProcessGroup
 
 
+@not_compiled
 class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at run time
     """A shoal group as a torch Backend: cannot be constructed before torch 2.14.
 
@@ -73,6 +75,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
 _OPEN: Final[set[ShoalBackend]] = set()
 
 
+@not_compiled
 class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # torch's overloads
     """A shoal group as a torch ProcessGroup, which acts as its own backend.
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import ShoalError, TimedOut
+from shoal.frontend.torch.compiler import not_compiled
 
 NO_TIMEOUT: Final = timedelta(0)
 
@@ -38,6 +39,7 @@ class Started(Protocol):
         """Call back when it has ended."""
 
 
+@not_compiled
 class FinishedWork(dist.Work):
     """A call that was over when it returned."""
 
@@ -84,6 +86,7 @@ class FinishedWork(dist.Work):
         return self.source_rank()  # what torch.distributed.recv calls
 
 
+@not_compiled
 class PendingWork(FinishedWork):
     """A call that is under way, made of one collective or several.
 

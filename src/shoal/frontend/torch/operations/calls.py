@@ -21,6 +21,11 @@ Tensors = list[torch.Tensor]
 
 NO_TENSORS: Final[Tensors] = []
 
+# What dist.record_comm (torch >= 2.13) wants calls to be named; empty if nothing.
+_given_name: Final[Callable[[], str]] = getattr(
+    torch._C._distributed_c10d, "_get_comm_profiling_name", lambda: ""
+)
+
 
 class Calls(NotThereYet):
     """The way into one group.
@@ -82,7 +87,7 @@ class Calls(NotThereYet):
         NOT one range that ends with the call, on whichever thread notices: the profiler may be
         stopped and gone by then.
         """
-        with torch.profiler.record_function(f"shoal:{name}"):
+        with torch.profiler.record_function(_given_name() or f"shoal:{name}"):
             return go()
 
     # ---- coalescing: the works of what is called in between become one ----

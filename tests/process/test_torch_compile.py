@@ -1,0 +1,59 @@
+"""Compiled programs call the same collectives. Slow: a compiler runs; so the model is small."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import warnings
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+if shutil.which("g++") is None:
+    pytest.skip("torch.compile needs g++", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+
+
+def combine(tensor: torch.Tensor) -> torch.Tensor:
+    world = dist.group.WORLD
+    total = functional.all_reduce(tensor * 2, "sum", world)
+    gathered = functional.all_gather_tensor(total + 1, 0, world)
+    return functional.reduce_scatter_tensor(gathered, "avg", 0, world).cos()
+
+
+def train(wrapped: nn.Module) -> list[torch.Tensor]:
+    data = torch.randn(4, 6, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for _ in range(2):
+        wrapped(data).square().mean().backward()
+    return [parameter.grad.clone() for parameter in wrapped.parameters()]
+
+
+def compile_both() -> list[Any]:
+    warnings.simplefilter("ignore")  # the compiler's own
+    dist.init_process_group("shoal")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    plain = train(nn.parallel.DistributedDataParallel(net))
+    net.zero_grad()
+    module = nn.parallel.DistributedDataParallel(net)
+    compiled = train(torch.compile(module))
+    tensor = torch.arange(6.0) + dist.get_rank()
+    result = [plain, compiled, combine(tensor), torch.compile(combine, fullgraph=True)(tensor)]
+    dist.destroy_process_group()
+    return result
+
+
+def test_compiled_models_and_collectives_give_what_the_plain_ones_give() -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        env = {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        for plain, compiled, eager, fused in run_ranks(compile_both, 2, env=env, deadline_s=110):
+            torch.testing.assert_close(compiled, plain)
+            torch.testing.assert_close(fused, eager)

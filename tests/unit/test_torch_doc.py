@@ -1,0 +1,62 @@
+"""docs/torch.md says what works: of every function that torch.distributed has, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch.distributed as dist
+
+from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.process_group import ShoalProcessGroup
+
+ROOT = Path(__file__).parents[2]
+TESTS = "\n".join(
+    path.read_text() for path in (ROOT / "tests").rglob("test_*torch*.py") if path != Path(__file__)
+)
+ROW = re.compile(r"^\| `(\w+)` \| ([\w' ]+) \| (.*)\|$", re.MULTILINE)
+
+
+def functions() -> dict[str, tuple[str, str]]:
+    """By name: the status and the remark of the first table."""
+    text = (ROOT / "docs" / "torch.md").read_text()
+    table = text[text.index("## Functions") : text.index("## Layers")]
+    rows = ROW.findall(table)
+    assert len({name for name, _, _ in rows}) == len(rows), "a function has two rows"
+    return {name: (status, remark.strip()) for name, status, remark in rows}
+
+
+def test_every_function_of_torch_has_a_row_and_every_row_a_function() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # merely looking at some warns
+        there = {
+            name
+            for name in dir(dist)
+            if not name.startswith("_") and inspect.isfunction(getattr(dist, name))
+        }
+    assert there == set(functions())
+
+
+@pytest.mark.parametrize("name", functions())
+def test_what_works_is_called_in_a_test_and_what_does_not_has_a_reason(name: str) -> None:
+    status, remark = functions()[name]
+    if status == "works":
+        assert re.search(rf"\b(dist\.{name}\b|import .*\b{name}\b)", TESTS)
+    else:
+        assert status in ("refused", "refused by torch", "torch's own")
+        assert remark or status == "torch's own"
+
+
+@pytest.mark.parametrize("name", ["monitored_barrier", "split_group"])
+def test_what_torch_refuses_the_group_itself_has(name: str) -> None:
+    assert callable(getattr(ShoalProcessGroup, name))
+    assert hasattr(Operations, "monitored_barrier")
+    assert f"group.{name}(" in functions()[name][1]
