@@ -199,8 +199,9 @@ def test_a_forced_algorithm_that_cannot_serve_a_call_is_said_once_and_replaced(
 ) -> None:
     planner = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": "reduce_scatter:ring"}))
     assert planner.choose("reduce_scatter", 4096).name == "ring"
-    for _ in range(3):
-        assert planner.choose("reduce_scatter", 4096, uneven=True).name == "direct"
+    for n_bytes in (4096, 4096, 65536):
+        assert planner.choose("reduce_scatter", n_bytes, uneven=True).name == "direct"
+    assert planner.of([0, 1]).choose("reduce_scatter", 4096, uneven=True).name == "direct"
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "reduce_scatter by ring, which cannot serve uneven blocks" in warnings[0]

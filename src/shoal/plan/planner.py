@@ -46,6 +46,7 @@ class Planner:
         self._title = title
         self._level = level
         self._choices: dict[tuple[str, int, bool], Choice] = {}
+        self._warned: set[tuple[str, bool]] = set()  # shared with those of subgroups
 
     def choose(self, collective: str, n_bytes: int, uneven: bool = False) -> Choice:
         """The algorithm for one call; made and logged once per power of two.
@@ -67,13 +68,16 @@ class Planner:
         """That of the subgroup of some ranks: the same costs, nothing is measured."""
         hosts = numbered(self.cluster.hosts[rank] for rank in ranks)
         cluster = default_cluster(hosts, n_cores=self.cluster.n_cores, wire=self.cluster.wire)
-        return Planner(cluster, self.forced, self.tuning, title=title, level=self._level)
+        part = Planner(cluster, self.forced, self.tuning, title=title, level=self._level)
+        part._warned = self._warned
+        return part
 
     def _choose(self, collective: str, n_bytes: int, uneven: bool) -> Choice:
         forced = self.forced.of(collective)
         if forced and can_serve(collective, forced, self.cluster, uneven=uneven):
             return choose(collective, n_bytes, self.cluster, forced, uneven)
-        if self.forced.is_for(collective):
+        if self.forced.is_for(collective) and (collective, uneven) not in self._warned:
+            self._warned.add((collective, uneven))
             _LOG.warning(
                 "%s: SHOAL_ALGO asks for %s by %s, which cannot serve %s; the planner chooses",
                 *(self._title, collective, forced, "uneven blocks" if uneven else "this group"),
