@@ -96,7 +96,7 @@ def strangers(address: tuple[str, int]) -> Iterator[socket.socket]:
         b"GET / HTTP/1.1\r\n\r\n",
         os.urandom(65536),
         b"shoal/rv",
-        b"shoal/rv\x01\0\x01\0",
+        b"shoal/rv\x02\0\x01\0",
     ]
     for turn in range(200):
         sock = socket.create_connection(address, timeout=LONG_S)

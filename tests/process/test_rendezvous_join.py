@@ -25,6 +25,7 @@ from shoal.rendezvous import (
     join,
 )
 from shoal.rendezvous.door import Limits
+from shoal.rendezvous.link import Link
 from shoal.rendezvous.listener import listen_tcp, listen_unix, unix_address
 
 LONG_S = 60.0  # a join that should succeed
@@ -98,7 +99,7 @@ def _no_descriptor_is_left() -> Iterator[None]:
     assert n_open() == before
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 20])
 def test_ranks_of_one_host_are_linked_pairwise_without_tcp(size: int) -> None:
     store = MemoryStore()
     with joined(store, size * [ONE_HOST]) as members:
@@ -273,7 +274,7 @@ def test_garbage_is_closed_without_a_reply_and_the_join_goes_on() -> None:
     store = Noticing()
     with waiting_rank_0(store) as (result, address), callers(address, 3) as rude:
         for sock, garbage in zip(
-            rude, (b"GET /\r\n\r\n", bytes(9000), b"shoal/rv\x02\x00"), strict=True
+            rude, (b"GET /\r\n\r\n", bytes(9000), b"shoal/rv\x03\x00"), strict=True
         ):
             sock.sendall(garbage)
             assert is_closed(sock)
@@ -377,6 +378,19 @@ def test_a_rank_that_published_but_never_connected_is_named() -> None:
         TimedOut, match=r"rank 1 on .* it never connected to 127\.0\.0\.1:\d+ \(lo\)"
     ):
         join(store, 0, 2, timeout_s=SHORT_S, options=options(hosts("a", "b")[0]))
+
+
+def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
+    store = MemoryStore()
+    with joined(store, 3 * [ONE_HOST]):
+        pass
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(join, store, 0, 3, timeout_s=3 * SHORT_S)
+        second = str(pool.submit(join, store, 1, 3, timeout_s=SHORT_S).exception())
+    assert "rank 2 on" in str(first.exception())
+    assert "rank 2 on" in second
+    assert "it never connected to rank 0, which introduces the ranks of this host" in second
+    assert "rank 0 on" not in second
 
 
 def test_two_processes_of_one_rank_do_not_both_wait() -> None:
@@ -483,6 +497,37 @@ def test_a_rank_that_dies_while_joining_can_be_started_again() -> None:
             first, dead, successor = ranks.wait()
     assert dead.died == "was killed by SIGKILL"
     assert first.value == successor.value is not None, (first, successor)
+
+
+def offer_then_die_once() -> int:
+    """Rank 1 dies when rank 0 could already introduce it; its successor is rank 3 of the test."""
+    place = find_place()
+    store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
+    if place.rank == 1:
+        real_offer = Link.offer
+
+        def last_offer(self: Link, fds: Sequence[int]) -> None:
+            real_offer(self, fds)
+            store.set("died", b"")
+            os.kill(os.getpid(), 9)
+
+        Link.offer = last_offer  # type: ignore[method-assign]
+    if place.rank == 3:
+        store.get("died", LONG_S)
+    rank = 1 if place.rank == 3 else place.rank
+    with join(store, rank, 3, timeout_s=LONG_S) as member:
+        say_who_you_are(member)
+        check_who_is_there(member)
+        return member.epoch
+
+
+def test_a_rank_that_dies_while_it_is_introduced_can_be_started_again() -> None:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
+        port = {"STORE_PORT": str(server.port)}
+        with start_ranks(offer_then_die_once, 4, env=port) as ranks:
+            first, dead, third, successor = ranks.wait()
+    assert dead.died == "was killed by SIGKILL"
+    assert first.value == third.value == successor.value is not None, (first, third, successor)
 
 
 def join_without_descriptors() -> tuple[bool, bool]:

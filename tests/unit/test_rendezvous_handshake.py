@@ -39,7 +39,7 @@ def test_two_holders_of_the_key_both_finish() -> None:
 
 def test_the_bytes_on_the_wire_are_these() -> None:
     one, other = client(), server()
-    head = b"shoal/rv\x01\x00"
+    head = b"shoal/rv\x02\x00"
     body = bytes.fromhex("8877665544332211 03000000 01000000")
     assert one.hello == head + b"\x01\x00" + body + CLIENT_NONCE
     challenge = other.feed(one.hello)
@@ -90,9 +90,9 @@ def test_a_hello_for_somebody_else_gets_no_reply() -> None:
     [
         b"GET / HTTP/1.1\r\n",
         b"\x00",
-        b"shoal/rv\x02",  # a later version
-        b"shoal/rv\x01\x00\x03\x00" + bytes(32),  # a proof before any hello
-        b"shoal/rv\x01\x00\x01\x00" + bytes(33),  # more than a hello
+        b"shoal/rv\x03",  # a later version
+        b"shoal/rv\x02\x00\x03\x00" + bytes(32),  # a proof before any hello
+        b"shoal/rv\x02\x00\x01\x00" + bytes(33),  # more than a hello
     ],
 )
 def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: bytes) -> None:
@@ -104,9 +104,9 @@ def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: byt
 def test_a_server_without_the_key_does_not_convince_the_client() -> None:
     one, other = client(), server(OTHER_KEY)
     one.feed(other.feed(one.hello))
-    said = one.hello + b"shoal/rv\x01\x00\x02\x00" + SERVER_NONCE
+    said = one.hello + b"shoal/rv\x02\x00\x02\x00" + SERVER_NONCE
     forged = hmac.new(OTHER_KEY, b"server" + said, hashlib.sha256).digest()
-    one.feed(b"shoal/rv\x01\x00\x04\x00" + forged)
+    one.feed(b"shoal/rv\x02\x00\x04\x00" + forged)
     assert one.progress is Progress.REFUSED
 
 

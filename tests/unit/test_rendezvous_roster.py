@@ -136,19 +136,19 @@ def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
 
 def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
-    publish(store, 0, b'{"version": 2}')
+    publish(store, 0, b'{"version": 1}')
     publish(store, 2)
-    with pytest.raises(UsageError, match=r"rank 0 speaks version 2.* rank 1 version 1"):
+    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 2"):
         Roster(store, 1, record(1), None).refresh(0.0)
 
 
 def test_what_is_wrong_with_a_record_shows_also_while_others_are_missing() -> None:
     store = MemoryStore()
-    publish(store, 0, b'{"version": 2}')
+    publish(store, 0, b'{"version": 1}')
     roster = Roster(store, 1, record(1), None)
     for _ in range(6):
         roster.refresh(0.0)
-    with pytest.raises(UsageError, match="rank 0 speaks version 2"):
+    with pytest.raises(UsageError, match="rank 0 speaks version 1"):
         roster.refresh(0.0)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAGIC: Final = b"shoal/rv"
-VERSION: Final = 1
+VERSION: Final = 2
 N_NONCE_BYTES: Final = 16
 
 _HELLO, _CHALLENGE, _PROOF, _WELCOME, _STALE, _KEY_DIFFERS = range(1, 7)

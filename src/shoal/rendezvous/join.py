@@ -1,12 +1,15 @@
 """Turns a store into a group: proven sockets to every peer, and one epoch for all.
 
 Every rank publishes a record, reads all others, and derives the epoch from all nonces: nobody
-leads. Rank i connects to every lower rank and accepts from every higher one, over an abstract
-Unix socket inside a host and over TCP between hosts. A group on one host never listens on TCP.
+leads. Between hosts rank i connects to every lower rank and accepts from every higher one, over
+TCP. Inside a host every rank connects to the lowest one, over an abstract Unix socket, and is
+introduced to the others by it. A group on one host never listens on TCP.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import logging
 import os
@@ -22,6 +25,7 @@ from shoal.rendezvous.door import Door, Limits, is_out_of_descriptors, run_ready
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.handshake import N_NONCE_BYTES, ClientHandshake, Hello, Progress
 from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.introduce import Introduction
 from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
 from shoal.rendezvous.link import MAX_FDS, Dial, Link
 from shoal.rendezvous.listener import listen_tcp, listen_unix, port_range
@@ -101,7 +105,7 @@ def join(
     one that is still on its way out of here.
 
     Cost: two store requests that read all records, as a rule, and one that writes one (one more
-    between hosts); three round trips a peer.
+    between hosts); three round trips to each peer on another host, and to the lowest of our own.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not in a group of {size}; expected 0 to {size - 1}")
@@ -165,7 +169,12 @@ class _Join:
         )
         self._roster = Roster(store, rank, own, given_key)
         self._epoch: int | None = None  # of the links and dials below
+        self._locals = [rank]  # of our host; the first introduces the others
+        # With whom we prove ourselves to each other, rather than being introduced.
+        self._direct = [other for other in range(size) if other != rank]
         self._links: dict[int, Link] = {}
+        self._introduction: Introduction | None = None  # ours, of the others
+        self._lacked: int | None = None  # by the rank that introduces us, before we lost it
         self._dials: dict[int, Dial] = {}
         self._dial_until: dict[int, float] = {}
         self._dial_at: dict[int, float] = {}
@@ -210,15 +219,25 @@ class _Join:
         self._expire_dials(now)
         self._refresh_if_due(now)
         self._dial_missing(now)
+        self._introduce()
         self._say_ready()
         run_ready(self._selector, max(0.0, self._wake_at(deadline) - time.monotonic()))
 
     def _explain(self, after_s: float) -> str:
-        return explain(self._roster, set(self._links), self._trouble, after_s)
+        met, trouble = self._met(), dict(self._trouble)
+        guide = self._locals[0]
+        lacked = self._links[guide].waits_for if guide in self._links else self._lacked
+        if lacked is not None and lacked not in met:
+            # The guide lacks that rank to introduce us to the others, so they are not to blame.
+            met |= set(self._locals[1:]) - {lacked}
+            why = f"it never connected to rank {guide}, which introduces the ranks of this host"
+            trouble.setdefault(lacked, why)
+        return explain(self._roster, met, trouble, after_s)
 
     def close(self) -> None:
         """Close everything that `run` has not handed out."""
         self._door.close()
+        self._end_introduction()
         for dial in self._dials.values():
             dial.close()
         for link in self._links.values():
@@ -244,7 +263,8 @@ class _Join:
     def welcome(self, sock: socket.socket, hello: Hello) -> None:
         """A higher rank has proved itself. One that connects again has lost its first link."""
         is_local = sock.family == socket.AF_UNIX
-        if hello.epoch != self._epoch or is_local is not self._roster.is_local(hello.rank):
+        is_ours = self._roster.is_local(hello.rank)
+        if hello.epoch != self._epoch or is_local is not is_ours or hello.rank not in self._direct:
             sock.close()
             return
         if not is_local:
@@ -266,6 +286,7 @@ class _Join:
             self._plan_reread(now)
             self._roster.check_own()
             self._roster.doubt(self._unlinked())
+            self._say_whom_we_lack()
         if now >= self._roster.read_at:
             self._refresh(now)
 
@@ -279,7 +300,7 @@ class _Join:
 
     def _needs_store(self) -> bool:
         """Not once every link stands: then rank 0 may have returned and ended its store."""
-        return len(self._links) < self._size - 1
+        return not self._is_open()
 
     def _plan_reread(self, now: float) -> None:
         self._reread_at = now + self._reread_s + self._size * _REREAD_PER_RANK_S
@@ -295,6 +316,9 @@ class _Join:
         self._retry_s.clear()
         self._epoch = epoch
         remote = self._roster.remote_ranks()
+        self._locals = sorted(set(range(self._size)) - set(remote))
+        guide = self._locals[0]
+        self._direct = sorted(remote + (self._locals[1:] if guide == self._rank else [guide]))
         self._local_fds = tuple(self._make_fds(self._size - len(remote)))
         if len(self._local_fds) > MAX_FDS:
             raise UsageError(f"{len(self._local_fds)} local_fds; expected at most {MAX_FDS}")
@@ -331,8 +355,10 @@ class _Join:
     # Connecting.
 
     def _dial_missing(self, now: float) -> None:
-        for rank in range(self._rank):
-            if rank in self._links or rank in self._dials or now < self._dial_at.get(rank, 0.0):
+        for rank in self._direct:
+            if rank > self._rank or rank in self._links or rank in self._dials:
+                continue
+            if now < self._dial_at.get(rank, 0.0):
                 continue
             target = self._roster.target(rank)
             if target is not None:
@@ -407,12 +433,14 @@ class _Join:
 
     def _link(self, rank: int, sock: socket.socket) -> None:
         """Keep a proven socket, which is registered already."""
-        link = Link(rank, sock)
+        guides = rank == self._locals[0]
+        link = Link(rank, sock, len(self._locals) - 1 if guides else 0)
         self._links[rank] = link
         on_ready = functools.partial(self._on_link, link)
         self._selector.modify(sock, selectors.EVENT_READ, on_ready)
         try:
-            link.offer(self._local_fds)
+            if guides:
+                link.offer(self._local_fds)
         except OSError as error:
             self._lose(link, error)
 
@@ -437,6 +465,9 @@ class _Join:
             if not link.is_settled:
                 self._selector.unregister(link.sock)
             link.close()
+            if link.is_local:
+                self._lacked = link.waits_for
+                self._end_introduction()
 
     def _drop_dial(self, rank: int) -> None:
         dial = self._dials.pop(rank, None)
@@ -445,7 +476,45 @@ class _Join:
             dial.close()
 
     def _unlinked(self) -> list[int]:
-        return [rank for rank in range(self._size) if rank not in self._links]
+        return sorted(set(range(self._size)) - self._met())
+
+    def _met(self) -> set[int]:
+        """The ranks that we are linked to, or were introduced to."""
+        return set(self._links).union(*(link.introduced for link in self._links.values()))
+
+    # Introducing the other ranks of this host, if we are its lowest.
+
+    def _members(self) -> list[Link]:
+        if self._locals[0] != self._rank:
+            return []
+        return [self._links[rank] for rank in self._locals[1:] if rank in self._links]
+
+    def _introduce(self) -> None:
+        """Begin once all are here; then go on as far as the sockets take it."""
+        members = self._members()
+        if self._introduction is None:
+            is_time = members and len(members) == len(self._locals) - 1
+            if not is_time or not all(link.is_open for link in members):
+                return
+            self._introduction = Introduction(self._rank, self._local_fds, members)
+        broken = self._introduction.step()
+        if broken is not None:
+            self._lose(broken, ConnectionResetError(errno.ECONNRESET, "it closed the connection"))
+
+    def _end_introduction(self) -> None:
+        """One who took part is gone: the others connect anew, so that all begin together."""
+        introduction, self._introduction = self._introduction, None
+        if introduction is not None:
+            introduction.close()
+            for link in self._members():
+                self._drop_link(link.rank)
+
+    def _say_whom_we_lack(self) -> None:
+        members = self._members()
+        lacking = set(self._locals[1:]) - {link.rank for link in members}
+        for link in members if lacking else ():
+            with contextlib.suppress(OSError):  # it serves the text of an error, nothing else
+                link.say_waiting(min(lacking))
 
     # The end of it.
 
@@ -455,10 +524,13 @@ class _Join:
         So no rank returns, and perhaps closes its group again, while another still needs it: the
         first to return has heard from all ranks that they lack nothing but such words.
         """
-        links = list(self._links.values())
-        if len(links) == self._size - 1 and all(link.is_open for link in links):
-            for link in links:
-                self._say_ready_on(link)
+        if self._is_open():
+            members = self._members()
+            # For its members the guide's word stands for all of the host.
+            are_ready = all(link.is_settled for link in members)
+            for link in list(self._links.values()):
+                if are_ready or link not in members:
+                    self._say_ready_on(link)
 
     def _say_ready_on(self, link: Link) -> None:
         try:
@@ -468,9 +540,17 @@ class _Join:
             if not link.is_settled:
                 self._lose(link, error)
 
+    def _is_open(self) -> bool:
+        """Whether we have all our links."""
+        if len(self._links) < len(self._direct) or not all(
+            link.is_open for link in self._links.values()
+        ):
+            return False
+        introduces = self._locals[0] == self._rank and len(self._locals) > 1
+        return not introduces or (self._introduction is not None and self._introduction.is_done)
+
     def _is_complete(self) -> bool:
-        links = self._links
-        return len(links) == self._size - 1 and all(link.is_settled for link in links.values())
+        return self._is_open() and all(link.is_settled for link in self._links.values())
 
     def _wake_at(self, deadline: float) -> float:
         times = [deadline, *self._dial_until_pending()]
@@ -479,6 +559,8 @@ class _Join:
         expiry = self._door.next_deadline()
         if expiry is not None:
             times.append(expiry)
+        if self._introduction is not None and not self._introduction.is_done:
+            times.append(time.monotonic() + _FIRST_RETRY_S)
         return min(times)
 
     def _dial_until_pending(self) -> list[float]:
@@ -490,6 +572,8 @@ class _Join:
     def _is_idle(self, rank: int) -> bool:
         if rank > self._rank or rank in self._links or rank in self._dials:
             return False
+        if rank not in self._direct:
+            return False
         return self._roster.target(rank) is not None
 
     def _membership(self) -> Membership:
@@ -497,13 +581,13 @@ class _Join:
         if epoch is None:  # alone: nobody was waited for, nothing was read
             epoch = epoch_of([self._roster.own.nonce])
         peers = []
-        for rank in sorted(self._links):
-            link = self._links.pop(rank)
+        while self._links:
+            _, link = self._links.popitem()
             address = _address(link.sock)
-            socket_fd, fds = link.detach()
-            host_id = self._roster.host_id(rank)
-            label = self._label(rank)
-            peers.append(PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds))
+            for rank, (socket_fd, fds) in link.detach().items():
+                host_id, label = self._roster.host_id(rank), self._label(rank)
+                peers.append(PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds))
+        peers.sort(key=lambda peer: peer.rank)
         own = self._roster.own
         key = self._roster.job_key
         cards = self._roster.cards()

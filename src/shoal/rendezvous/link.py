@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
@@ -22,10 +22,12 @@ from shoal.rendezvous.listener import unix_address
 if TYPE_CHECKING:
     from shoal.rendezvous.record import Endpoint
 
-MAX_FDS: Final = 16  # a link needs a memory and an eventfd; far below the kernel's 253 (unix(7))
-_FDS, _READY = 7, 8  # the message kinds after those of the handshake
-_FDS_FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind, how many
-_READY_MESSAGE: Final = struct.pack("<8sHH", MAGIC, VERSION, _READY)
+MAX_FDS: Final = 16  # of one rank: a link needs a memory and an eventfd
+MAX_FDS_AT_ONCE: Final = 253  # of one message: the kernel's SCM_MAX_FD, unix(7)
+_FDS, _READY, _INTRODUCTION, _WAITING = range(7, 11)  # after the kinds of the handshake
+_FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind; how many, or which rank
+_PEER_FORM: Final = struct.Struct("<II")  # rank, how many descriptors lead to it
+_ROOM: Final = socket.CMSG_SPACE(MAX_FDS_AT_ONCE * array.array("i").itemsize)
 
 
 class Dial:
@@ -91,84 +93,149 @@ class Dial:
 class Link:
     """A proven connection, until both ends know that the whole group stands.
 
-    Inside a host the ends first pass each other their descriptors. Each says READY once all its
-    links are open, and settles when it hears the same. Nothing beyond READY is read.
+    Inside a host the lowest rank introduces the others: each passes it its descriptors, and it
+    passes everyone those of all, with a socket to each (introduce.py). Each end says READY once all
+    its links are open, and settles when it hears the same. Nothing beyond READY is read.
+
+    Args:
+        n_to_come: how many ranks the peer is to introduce to us, itself included.
     """
 
-    def __init__(self, rank: int, sock: socket.socket) -> None:
+    def __init__(self, rank: int, sock: socket.socket, n_to_come: int = 0) -> None:
         self.rank = rank
         self.sock = sock
         self.is_local = sock.family == socket.AF_UNIX
         self.is_settled = False
-        self._fds: tuple[int, ...] | None = None if self.is_local else ()
+        self.waits_for: int | None = None  # whom the peer lacks to introduce us
+        self._n_to_come = n_to_come
+        # By rank, what leads to it: descriptors, and for all but the peer itself a socket first.
+        self._fds: dict[int, tuple[int, ...]] = {} if self.is_local else {rank: ()}
         self._inbox = b""
         self._has_said_ready = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of use: proven, and the peer's descriptors are here."""
-        return self._fds is not None
+        """Whether it is of use: proven, and all descriptors that are to come over it are here."""
+        return len(self._fds) >= max(1, self._n_to_come)
+
+    @property
+    def introduced(self) -> Set[int]:
+        """Whom the peer has introduced so far."""
+        return self._fds.keys()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The peer's descriptors, borrowed."""
+        return self._fds[self.rank]
 
     def offer(self, fds: Sequence[int]) -> None:
-        """Pass our descriptors, if the peer is on this host."""
-        if not self.is_local:
-            return
-        message = _FDS_FORM.pack(MAGIC, VERSION, _FDS, len(fds))
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        if self.sock.sendmsg([message], rights) != len(message):
-            raise ConnectionError(errno.ENOBUFS, "the socket does not take 16 bytes")
+        """Pass our descriptors to who introduces us."""
+        self._say(_FDS, len(fds), b"", fds)
+
+    def introduce(self, peers: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Tell the peer of these ranks and pass it the descriptors that lead to each."""
+        body = b"".join(_PEER_FORM.pack(rank, len(fds)) for rank, fds in peers)
+        self._say(_INTRODUCTION, len(peers), body, [fd for _, fds in peers for fd in fds])
+
+    def say_waiting(self, rank: int) -> None:
+        """Tell the peer whom we lack to introduce it to the others."""
+        self._say(_WAITING, rank)
 
     def say_ready(self) -> None:
         """Tell the peer, once, that all our links are open."""
         if not self._has_said_ready:
             self._has_said_ready = True
-            if self.sock.send(_READY_MESSAGE) != len(_READY_MESSAGE):
-                raise ConnectionError(errno.ENOBUFS, "the socket does not take 12 bytes")
+            self._say(_READY)
 
     def step(self) -> None:
         """Go as far as possible without waiting."""
         try:
-            if not self.is_open:
-                self._fds = self._receive()
             while not self.is_settled:
-                data = self.sock.recv(len(_READY_MESSAGE) - len(self._inbox))
-                self._inbox += data
-                if not data or not _READY_MESSAGE.startswith(self._inbox):
-                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-                self.is_settled = self._inbox == _READY_MESSAGE
+                self._take_message()
         except BlockingIOError:
             return
 
-    def detach(self) -> tuple[int, tuple[int, ...]]:
-        """The socket's descriptor and the peer's, which are the caller's from here on."""
-        fds, self._fds = self._fds or (), None
-        return self.sock.detach(), fds
+    def detach(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """By rank, the sockets and descriptors, which are the caller's from here on."""
+        held, self._fds = self._fds, {}
+        own = held.pop(self.rank)
+        peers = {rank: (fds[0], fds[1:]) for rank, fds in held.items()}
+        return {self.rank: (self.sock.detach(), own), **peers}
 
     def close(self) -> None:
         """Close the connection and what came over it."""
         self.sock.close()
-        fds, self._fds = self._fds or (), None
-        for fd in fds:
-            os.close(fd)
+        held, self._fds = self._fds, {}
+        _close_all(fd for fds in held.values() for fd in fds)
 
-    def _receive(self) -> tuple[int, ...]:
+    def _say(self, kind: int, value: int = 0, body: bytes = b"", fds: Sequence[int] = ()) -> None:
+        message = _FORM.pack(MAGIC, VERSION, kind, value) + body
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        if self.sock.sendmsg([message], rights) != len(message):
+            raise ConnectionError(errno.ENOBUFS, f"the socket does not take {len(message)} bytes")
+
+    def _take_message(self) -> None:
+        data, fds = self._receive(_FORM.size - len(self._inbox))
+        self._inbox += data
+        try:
+            if len(self._inbox) < _FORM.size and not fds:
+                return
+            magic, version, kind, value = _FORM.unpack(self._inbox)
+            self._inbox = b""
+            if (magic, version) != (MAGIC, VERSION):
+                raise ConnectionError("not a message that is due")
+            self._take(kind, value, fds)
+        except (struct.error, OSError) as error:
+            _close_all(fds)
+            raise ConnectionResetError(errno.ECONNRESET, "it spoke out of turn") from error
+
+    def _take(self, kind: int, value: int, fds: Sequence[int]) -> None:
+        """Act on one message; raises if it is not its turn."""
+        if kind == _READY and self.is_open and not fds:
+            self.is_settled = True
+        elif kind == _FDS and not self._n_to_come and not self._fds and value == len(fds):
+            self._fds[self.rank] = tuple(fds)
+        elif kind == _INTRODUCTION and len(self._fds) + value <= self._n_to_come:
+            self._take_introduction(value, fds)
+        elif kind == _WAITING and self._n_to_come and not fds:
+            self.waits_for = value
+        else:
+            raise ConnectionError("not a message that is due")
+
+    def _take_introduction(self, n_peers: int, fds: Sequence[int]) -> None:
+        body = self.sock.recv(n_peers * _PEER_FORM.size)  # it is here: it came in one piece
+        peers = list(_PEER_FORM.iter_unpack(body))
+        found: dict[int, tuple[int, ...]] = {}
+        at = 0
+        for rank, n_fds in peers:
+            found[rank] = tuple(fds[at : at + n_fds])
+            at += n_fds
+        has_sockets = all(fds or rank == self.rank for rank, fds in found.items())
+        if len(found) != n_peers or at != len(fds) or not has_sockets or found.keys() & self._fds:
+            raise ConnectionError("not a message that is due")
+        self._fds.update(found)
+
+    def _receive(self, n_bytes: int) -> tuple[bytes, Sequence[int]]:
         # socket.recv_fds ignores its flags in the Pythons we support, and without MSG_CMSG_CLOEXEC
         # a child process that is started now would inherit what arrives.
-        room = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
-        data, controls, flags, _ = self.sock.recvmsg(_FDS_FORM.size, room, socket.MSG_CMSG_CLOEXEC)
+        data, controls, flags, _ = self.sock.recvmsg(n_bytes, _ROOM, socket.MSG_CMSG_CLOEXEC)
         fds = array.array("i")
         for level, kind, payload in controls:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-        if data == _FDS_FORM.pack(MAGIC, VERSION, _FDS, len(fds)):
-            return tuple(fds)
-        for fd in fds:
-            os.close(fd)
         if flags & socket.MSG_CTRUNC:
+            _close_all(fds)
             raise UsageError(
                 f"no file descriptor left for what rank {self.rank} passes us: raise `ulimit -n`"
             )
-        raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+        return data, fds
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _family(target: Endpoint | str) -> socket.AddressFamily:
