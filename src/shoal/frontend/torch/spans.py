@@ -36,6 +36,8 @@ DTYPES: Final[Mapping[torch.dtype, DType]] = {
     torch.uint64: DType.UINT64,
 }
 
+_STRIDED: Final = torch.strided  # looked up once: this is on the way of every call
+
 
 class Spans:
     """The memory of one collective's tensors.
@@ -109,7 +111,7 @@ class Spans:
 
     def _own_memory(self, tensor: torch.Tensor) -> Span | None:
         """The tensor itself, or None where the group needs a stand-in."""
-        if not tensor.is_cpu or tensor.layout is not torch.strided:
+        if not tensor.is_cpu or tensor.layout is not _STRIDED:
             raise self._unsupported_place(tensor)
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None

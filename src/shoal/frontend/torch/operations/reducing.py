@@ -37,7 +37,8 @@ class Reducing(Checks):
         """Fold one tensor over all ranks, in place."""
         if not isinstance(opts, AllreduceOptions):
             opts = options_of(AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
-        tensors = listed(tensors)
+        if isinstance(tensors, torch.Tensor):
+            tensors = [tensors]
         tensor = self._only(tensors, "all_reduce")
         if tensor.is_sparse:
             return self.allreduce_sparse(tensors, opts)
