@@ -122,13 +122,13 @@ _Range = tuple[int, int]
 
 
 def blocks_of(given: Any, size: int, *, writable: bool) -> Blocks:
-    """The blocks of `size` ranks: cut from one buffer, or a sequence of one buffer for each.
+    """The blocks of `size` ranks: cut from one buffer, or a list or tuple of one for each.
 
     Raises:
         UsageError: as `span_of` does; or the buffer cannot be cut evenly, there is not one buffer
             for each rank, or their types differ.
     """
-    if not isinstance(given, Sequence) or isinstance(given, (Span, bytes, bytearray)):
+    if isinstance(given, Span) or not isinstance(given, list | tuple):
         whole = span_of(given, writable=writable)
         if whole.n_elems % size != 0:
             raise UsageError(

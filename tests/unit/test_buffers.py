@@ -158,3 +158,12 @@ def test_what_is_written_overlaps_nothing(
     written: list[tuple[int, int]], read: list[tuple[int, int]], found: object
 ) -> None:
     assert clash(written, read) == found
+
+
+def test_a_sequence_that_is_a_buffer_is_cut_into_blocks() -> None:
+    whole = array.array("f", range(6))
+    blocks = blocks_of(whole, 3, writable=True)
+    assert blocks.lengths == (2, 2, 2)
+    assert [blocks.block(rank).address for rank in range(3)] == [
+        whole.buffer_info()[0] + 8 * rank for rank in range(3)
+    ]

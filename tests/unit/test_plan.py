@@ -1,7 +1,7 @@
 """The planner: a cheapest algorithm, the same for everyone, with a reason."""
 
 import logging
-import time
+import sys
 
 import pytest
 
@@ -121,20 +121,26 @@ def test_no_shard_that_crosses_a_wire_is_below_the_floor(
     assert n_chunks == 1 or n_bytes / n_chunks >= floor_of(site_of(cluster))
 
 
-# Speed.
+# Work.
 
 
-@pytest.mark.parametrize(("size", "limit_us"), [(64, 200), (2048, 1000)])
-def test_the_candidates_of_a_call_are_compared_in_microseconds(size: int, limit_us: int) -> None:
+@pytest.mark.parametrize(("size", "most"), [(64, 2_000), (2048, 12_000)])
+def test_a_choice_takes_few_function_calls(size: int, most: int) -> None:
+    """A microsecond is about ten of them; a clock would measure the machine."""
     cluster = default_cluster(blocks_of(size // 4, 4))
     choose("all_reduce", 1, cluster)  # what is worked out once per cluster
-    times_us = []
-    for n_bytes in range(1 << 20, (1 << 20) + 20):
-        start = time.perf_counter()
-        choose("all_reduce", n_bytes, cluster)
-        times_us.append((time.perf_counter() - start) * 1e6)
-    # The best: the test's machine may be busy, but it can be as fast as this.
-    assert min(times_us) < limit_us
+    n_calls = 0
+
+    def count(_frame: object, event: str, _what: object) -> None:
+        nonlocal n_calls
+        n_calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        choose("all_reduce", 1 << 20 | 1, cluster)
+    finally:
+        sys.setprofile(None)
+    assert 100 < n_calls < most
 
 
 # Planners.
