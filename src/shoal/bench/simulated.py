@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -120,7 +121,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rate", type=float, action="append", metavar="MBIT", help="200 and 1000")
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     args = parser.parse_args(argv)
-    print(render_run(describe_run(argv)), end="")
+    command = shlex.join(["python", "-m", "shoal.bench.simulated", *argv])
+    print(render_run(describe_run(argv) | {"command": command}), end="")
     print("hosts  Mbit/s  algorithm       MiB  measured  min to max of rounds  simulated  ratio")
     points = []
     for n_hosts in args.hosts or (4, 8):

@@ -50,7 +50,7 @@ class Plot:
             f"<style>{_STYLE}</style>",
             _words(_LEFT, _TITLE, self.title),
             _words(_LEFT + _WIDTH / 2, below + 46, self.x_name, "middle", soft=True),
-            _words(_LEFT - 8, _TOP - 6, self.y_name, "end", soft=True),
+            _words(_LEFT - 8, _TOP - 14, self.y_name, "end", soft=True),
         ]
         for tick in self._ticks():
             y = self._y(tick)
@@ -59,18 +59,27 @@ class Plot:
         xs = sorted({x for points in self.lines.values() for x, _ in points})
         parts += [_words(self._x(x), below + 20, f"{x:,g}", "middle", soft=True) for x in xs]
         for colour, (name, points) in zip(COLOURS, self.lines.items(), strict=False):
-            parts += self._line(colour, name, points)
+            parts += self._line(colour, points)
+            parts.append(_words(_LEFT + _WIDTH + 4, self._label_y(name), name, colour=colour))
         return "\n".join([*parts, "</svg>"]) + "\n"
 
-    def _line(self, colour: str, name: str, points: Sequence[tuple[float, float]]) -> list[str]:
+    def _line(self, colour: str, points: Sequence[tuple[float, float]]) -> list[str]:
         places = [(self._x(x), self._y(y)) for x, y in points]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        end_x, end_y = places[-1]
         return [
             f'<path class="line" style="stroke:{colour}" d="M{path}"/>',
             *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in places),
-            _words(end_x + 10, end_y + 4, name),
         ]
+
+    def _label_y(self, name: str) -> float:
+        """Beside the line's end, but below the names of those that end higher up."""
+        ends = sorted((self._y(points[-1][1]), other) for other, points in self.lines.items())
+        y = 0.0
+        for end_y, other in ends:
+            y = max(end_y + 4, y + 16)
+            if other == name:
+                break
+        return y
 
     def _ticks(self) -> list[float]:
         low, high = self._range()
@@ -98,6 +107,9 @@ class Plot:
         return _TOP + _HEIGHT * (1 - (y - low) / (high - low))
 
 
-def _words(x: float, y: float, text: str, anchor: str = "start", soft: bool = False) -> str:
+def _words(
+    x: float, y: float, text: str, anchor: str = "start", *, soft: bool = False, colour: str = ""
+) -> str:
     kind = ' class="soft"' if soft else ""
+    kind += f' style="fill:{colour}"' if colour else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'

@@ -144,7 +144,7 @@ BUCKET: Final = 25 << 20
 _FABRIC: Final = LinkCost(latency_us=9.6, us_per_byte=1 / 50e3, message_us=0.0)
 _NVLINK: Final = LinkCost(latency_us=3.4, us_per_byte=1 / 150e3, message_us=0.0)
 _MEMORY_US_PER_BYTE: Final = 1 / 900e3
-FAIRRING_MESSAGE_US: Final = 20.0
+FAIRRING_MESSAGE_US: Final = 25.0
 """What a message costs a rank at each end. No source tells: see docs/simulation.md."""
 
 
