@@ -87,6 +87,7 @@ void TcpLink::seal(Queued& queued) {
   header.epoch = epoch_;
   header.payload_crc = header.length == 0 ? 0 : crc32c(0, queued.payload(), header.length);
   header.header_crc = header.own_crc();
+  queued.sealed = true;
 }
 
 bool TcpLink::flush(FrameSink& sink) {
@@ -97,7 +98,7 @@ bool TcpLink::flush(FrameSink& sink) {
     size_t wanted = 0;
     for (auto queued = queue_.begin();
          queued != queue_.end() && n_vectors + 2 <= kMaxVectors && wanted < kPumpBytes; ++queued) {
-      if (queued->n_sent == 0) seal(*queued);
+      if (!queued->sealed) seal(*queued);
       size_t skip = queued->n_sent;
       if (skip < sizeof(Header))
         vectors[n_vectors++] = {reinterpret_cast<std::byte*>(&queued->frame.header) + skip,

@@ -40,6 +40,7 @@ class TcpLink final : public Link {
     Frame frame;
     std::vector<std::byte> owned;  // payload copied because it was small or disowned
     size_t n_sent = 0;             // of header and payload together
+    bool sealed = false;           // its checksums are taken; a full socket may try it many times
 
     const std::byte* payload() const { return owned.empty() ? frame.bytes() : owned.data(); }
     size_t size() const { return sizeof(Header) + frame.header.length; }
