@@ -360,3 +360,12 @@ def test_a_note_is_taken_once_per_row(teams: Teams) -> None:
     )
     rows = run_section(section, teams, lambda _text: None)
     assert [row.note for row in rows] == ["2 ranks", "4 ranks"]
+
+
+def test_an_algorithm_that_is_the_same_schedule_as_the_choice_is_no_rival() -> None:
+    # Two ranks can be sent a tensor in one way; four of them in a star or one after another.
+    for case, expected in [(HERE, "-"), (replace(HERE, n_ranks=4), "x3.00")]:
+        row = choice_row(
+            replace(case, collective="broadcast"), "direct", planner=[3.0, 3.0], chain=[1.0, 1.0]
+        )
+        assert choice_lines([row])[1].split()[-1] == expected

@@ -102,6 +102,7 @@ def _as_data(run: dict[str, str], tables: Sequence[tuple[Section, list[Row]]]) -
                     "n_ranks": row.case.n_ranks,
                     "n_bytes": row.case.n_bytes,
                     "n_hosts": row.case.n_hosts,
+                    "note": row.note,
                     "rounds": row.values,
                     "failures": row.failures,
                     "goals": [asdict(verdict) for verdict in row.verdicts(section)],

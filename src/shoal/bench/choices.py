@@ -6,6 +6,7 @@ how many times as long it takes as the best of the others.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -16,7 +17,7 @@ from shoal.bench.goals import Verdict
 from shoal.bench.grid import grid_cases, grid_table, place_of
 from shoal.bench.measures import time_of
 from shoal.bench.table import show_size
-from shoal.schedule import ALGORITHMS
+from shoal.schedule import ALGORITHMS, find
 
 _PLANNER: Final = "planner"
 _NEAR: Final = 1.1  # times the best; what takes more is a wrong choice
@@ -73,9 +74,23 @@ def _outcome(row: Row) -> _Outcome | None:
     outcomes = [
         _Outcome(name, ratios)
         for name in _names(row.case.collective)
-        if name != row.note and (ratios := row.ratios(_PLANNER, name))
+        if not _is_same(row.case, name, row.note) and (ratios := row.ratios(_PLANNER, name))
     ]
     return max(outcomes, key=lambda outcome: outcome.ratio, default=None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_same(case: Case, name: str, chosen: str) -> bool:
+    """Whether two names stand for one schedule, as all trees of two ranks do: not a rival."""
+    if not chosen or name == chosen:
+        return name == chosen
+    hosts = tuple(rank if case.n_hosts else 0 for rank in range(case.n_ranks))
+    one, other = find(case.collective, name), find(case.collective, chosen)
+    return one.n_chunks(case.n_ranks, hosts) == other.n_chunks(case.n_ranks, hosts) and all(
+        list(one.steps(rank, case.n_ranks, 0, hosts))
+        == list(other.steps(rank, case.n_ranks, 0, hosts))
+        for rank in range(case.n_ranks)
+    )
 
 
 def is_choice_open(row: Row) -> bool:
