@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -77,7 +78,12 @@ Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, 
 }
 
 Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes) {
+  // A signal makes many kernels undo what they have reserved so far and say EINTR.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   const int failed = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(n_bytes));
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return failed == 0 ? Error{} : refused("reservation", n_bytes, failed);
 }
 

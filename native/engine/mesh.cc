@@ -252,7 +252,8 @@ void Mesh::pump_tcp(int peer) {
   if (!link->is_drained() && !listed) unread_.push_back(peer);
 }
 
-// `ended`: the peer will send no more. What it sent before may hide that from a pump.
+// `ended`: the peer will send no more. What it sent before may hide that from many a pump, and the
+// kernel does not tell again.
 void Mesh::on_event(int peer, bool ended) {
   std::unique_lock lock(mutex_);
   if (closed_ || peer < 0) return;
@@ -261,8 +262,8 @@ void Mesh::on_event(int peer, bool ended) {
   if (link == shm_links_[peer]) {
     shm_links_[peer]->pump_socket(engine_);
   } else {
+    if (ended) static_cast<TcpLink*>(link)->expect_end();
     pump_tcp(peer);
-    if (ended) unread_.push_back(peer);
   }
   engine_.progress(kTurnBytes);
   after_step(lock);

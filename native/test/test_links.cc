@@ -791,6 +791,26 @@ TEST("over TCP a grant overtakes data that has not begun to leave, and nothing e
   CHECK(last_grant < kFrames / 2);
 }
 
+TEST("over TCP an end that was announced is read behind what came before it, however much") {
+  for (const bool announced : {false, true}) {
+    const auto [near, far] = unix_sockets();
+    TcpLink link(1, near, kEpoch);
+    Recorder sink;
+    sink.expected_peer = 1;
+    {
+      TcpLink peer(0, far, kEpoch);
+      Recorder peers_sink;
+      peer.send(Frame{});
+      peer.flush(peers_sink);
+    }
+    if (announced) link.expect_end();
+    do link.pump(sink);
+    while (!link.is_drained());
+    CHECK_EQ(sink.came.size(), size_t{1});
+    CHECK_EQ(sink.is_over, announced);  // else the next pump would find it
+  }
+}
+
 TEST("garbage in a ring breaks the link, whatever its counters say") {
   FakeRandom random(10);
   for (int n = 0; n < 100; ++n) {

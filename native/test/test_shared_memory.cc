@@ -1,3 +1,6 @@
+#include <sys/time.h>
+
+#include <csignal>
 #include <cstring>
 
 #include "base/shared_memory.h"
@@ -79,4 +82,19 @@ TEST("a request beyond all memory is refused and says how much was asked for") {
   const Error error = Regions::of_process().allocate(size_t{1} << 50, region);
   CHECK(error.fault == Fault::kResource);
   CHECK(error.text.find("1125899906842624 B") != std::string::npos);
+}
+
+TEST("memory is reserved also while signals come") {
+  struct sigaction action{}, before{};
+  action.sa_handler = [](int) {};
+  sigaction(SIGALRM, &action, &before);
+  const itimerval often = {{0, 500}, {0, 500}};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  Regions::Region region;
+  const Error error = Regions::of_process().allocate(256u << 20, region);
+  const itimerval never = {};
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &before, nullptr);
+  CHECK_EQ(error.text, "");
+  if (!error) Regions::of_process().release(region.data);
 }

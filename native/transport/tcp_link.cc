@@ -160,7 +160,8 @@ bool TcpLink::pump(FrameSink& sink) {
 }
 
 // Reads the rest of the payload at hand straight to where it belongs, and what follows into ahead_.
-// Less than asked for means that the socket is empty (epoll(7)); another read would only say so.
+// Less than asked for means that the socket is empty (epoll(7)); another read would only say so, or
+// that it has ended.
 bool TcpLink::read_some(FrameSink& sink) {
   if (ahead_begin_ > 0) {
     std::memmove(ahead_.data(), ahead_.data() + ahead_begin_, ahead_end_ - ahead_begin_);
@@ -187,7 +188,7 @@ bool TcpLink::read_some(FrameSink& sink) {
   }
   const size_t landed = std::min(rest, static_cast<size_t>(n));
   n_landed_ += landed;
-  drained_ = static_cast<size_t>(n) < wanted;
+  drained_ = static_cast<size_t>(n) < wanted && !ending_;
   ahead_end_ += static_cast<size_t>(n) - landed;
   return true;
 }

@@ -30,6 +30,8 @@ class TcpLink final : public Link {
   int fd() const { return fd_; }
   // Whether the last pump() saw the socket empty, or ended: the kernel will tell when more comes.
   bool is_drained() const { return drained_ || fd_ < 0; }
+  // The peer will send no more: from here on, drained means that its end was read.
+  void expect_end() { ending_ = true; }
 
   // Flows up to this size go without asking. Larger costs the receiver memory when it is late,
   // smaller costs a round trip for what is cheap to keep.
@@ -60,6 +62,7 @@ class TcpLink final : public Link {
   std::deque<Queued> queue_;
 
   bool drained_ = false;
+  bool ending_ = false;
   std::vector<std::byte> ahead_;  // bytes read past what was asked for
   size_t ahead_begin_ = 0, ahead_end_ = 0;
   bool in_payload_ = false;

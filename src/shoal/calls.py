@@ -264,14 +264,11 @@ class Calls:
 
     def _finish(self, work: Work, unfinished: bool) -> Work | None:
         if unfinished:
-            live = self._world.live
-            while live and live[0].done():
-                live.popleft()
-            live.append(work)
+            self._world.keep(work)
             return work
         try:
             work.wait()
         finally:
             if not work.done():  # interrupted
-                self._world.live.append(work)
+                self._world.keep(work)
         return None

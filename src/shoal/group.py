@@ -237,6 +237,8 @@ class Group(Calls):
                 also from rank to rank; written. Block s is as long as rank s's input for this
                 rank: if it is not, the group ends on every rank with an error that names both.
             inputs: likewise; never written. This rank's own block may be that of `outputs`.
+
+        Where `SHOAL_ALGO` or a tuning file says bruck, all ranks must give lists, or none.
         """
         written = self._blocks("outputs", outputs, writable=True)
         read = self._blocks("inputs", inputs, writable=False)

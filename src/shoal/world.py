@@ -52,8 +52,7 @@ class World:
         self.rank = rank
         self.names = names
         self.cards = cards
-        # The engine writes to the buffers of these until they are done, whoever drops them.
-        self.live: deque[Work] = deque()
+        self._live: deque[Work] = deque()
         self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
         self._n_made: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self._end = weakref.finalize(self, mesh.close)
@@ -69,6 +68,21 @@ class World:
             raise Closed(f"group {name!r} cannot be made: its world was closed")
         return self._mesh.group(hash_of(*who, self._n_made[who]), members)
 
+    def keep(self, work: Work) -> None:
+        """Keep the buffers of a call until it is done, whoever drops them: the engine uses them."""
+        live, n_running = self._live, 0
+        # Two that run go to the back, so that those behind a call that takes long are looked at
+        # too. What is looked at is out of the queue: another thread may do the same at a time.
+        while live and n_running < 2:
+            try:
+                oldest = live.popleft()
+            except IndexError:
+                break
+            if not oldest.done():
+                live.append(oldest)
+                n_running += 1
+        live.append(work)
+
     def close(self) -> None:
         """Say goodbye to all peers and end the links. Idempotent."""
         # NOT `self._end()`: finalizers do nothing once the program is ending.
@@ -76,7 +90,7 @@ class World:
         mesh, self._mesh = self._mesh, None
         if mesh is not None:
             mesh.close()
-            self.live.clear()  # all have ended; they would keep the descriptors of the mesh
+            self._live.clear()  # all have ended; they would keep the descriptors of the mesh
 
     def forsake(self) -> None:
         """After fork, in the child: the links are the parent's, and nothing is said on them."""

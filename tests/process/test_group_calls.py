@@ -88,6 +88,30 @@ def test_buffers_live_exactly_until_their_call_is_done_though_the_caller_forgets
     assert run_ranks(drop_what_is_in_flight, 2) == [2.0, 2.0]
 
 
+def call_while_another_waits() -> bool:
+    with shoal.init() as group:
+        waiting = None if group.rank else group.recv(ones(1), tag=7, async_op=True)
+        forgotten = []
+        for _ in range(20):
+            data = ones(10)
+            forgotten.append(weakref.ref(data))
+            work = group.all_reduce(data, async_op=True)
+            assert work is not None
+            work.wait()
+            del data, work
+        gc.collect()
+        n_kept = sum(data() is not None for data in forgotten)
+        if waiting is None:
+            group.send(ones(1), 0, tag=7)
+        else:
+            waiting.wait()
+        return n_kept <= 2
+
+
+def test_a_call_that_waits_for_long_does_not_hold_the_buffers_of_later_ones() -> None:
+    assert run_ranks(call_while_another_waits, 2) == [True, True]
+
+
 def call_from_threads() -> bool:
     with shoal.init() as group:
         wrong: list[object] = []
