@@ -25,6 +25,7 @@ from shoal.rendezvous import (
     join,
 )
 from shoal.rendezvous.door import Limits
+from shoal.rendezvous.join import _Join
 from shoal.rendezvous.link import Link
 from shoal.rendezvous.listener import listen_tcp, listen_unix, unix_address
 
@@ -551,6 +552,41 @@ def join_without_descriptors() -> tuple[bool, bool]:
             turned_away = is_closed(silent[-1])
         with join(store, 1, 2, timeout_s=LONG_S), result():
             return turned_away, len(silent) > n_free
+
+
+class _DiedError(Exception):
+    """In the place of a death: everything of the rank is closed."""
+
+
+def test_a_rank_that_dies_once_it_is_ready_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 has heard all that it wants from ranks 1 and 3, and sees only rank 2 begin anew."""
+    died = threading.Event()
+    say_ready = _Join._say_ready
+
+    def say_ready_and_die(self: _Join) -> None:
+        if self._rank == 2 and not died.is_set():
+            return
+        say_ready(self)
+        if self._rank == 1 and self._is_open() and not died.is_set():
+            died.wait(0.1)  # until the others have heard
+            died.set()
+            raise _DiedError
+
+    monkeypatch.setattr(_Join, "_say_ready", say_ready_and_die)
+    store, environs = MemoryStore(), hosts("a", "b", "b", "b")
+
+    def one(rank: int) -> Membership:
+        while True:
+            with contextlib.suppress(_DiedError):
+                return join(store, rank, 4, timeout_s=10.0, options=options(environs[rank]))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(4)))
+    assert len({member.epoch for member in found}) == 1
+    for member in found:
+        member.close()
 
 
 def test_running_out_of_descriptors_turns_callers_away_and_harms_nobody() -> None:

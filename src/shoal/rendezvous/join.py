@@ -250,11 +250,12 @@ class _Join:
         if hello.to_rank != self._rank or not self._rank < hello.rank < self._size:
             return Progress.REFUSED
         if hello.epoch != self._epoch:
-            # Often it has simply seen the last record before we did.
+            # Often it has simply seen the last record before we did. Or a rank has been started
+            # again that we think we are linked to: who has said READY may die unseen.
             now = time.monotonic()
             is_due = now - self._read_last >= _QUICKEST_REREAD_S or self._epoch is None
             if is_due and self._needs_store():
-                self._roster.doubt(self._unlinked())
+                self._roster.doubt(range(self._size))
                 self._refresh(now)
         if self._epoch is None or hello.epoch != self._epoch:
             return Progress.STALE
@@ -417,7 +418,7 @@ class _Join:
         # The records are read again right before they are used again, not now.
         if why is Progress.STALE:
             self._trouble[rank] = "it is in another epoch, perhaps still in an earlier group"
-            self._roster.doubt(self._unlinked(), retry_at)
+            self._roster.doubt(range(self._size), retry_at)
         elif isinstance(why, Progress):
             self._trouble[rank] = "what answered there did not prove to be that rank"
             self._roster.doubt((rank,), retry_at)
