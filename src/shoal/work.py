@@ -48,13 +48,17 @@ class Work:
         """
         if not self._call.wait(_FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
+        self._owners = None
         error = self.error()
         if error is not None:
             raise error
 
     def done(self) -> bool:
         """Whether the call has ended, well or not."""
-        return self._call.done()
+        ended = self._call.done()
+        if ended:
+            self._owners = None  # whoever keeps this object need not keep the buffers
+        return ended
 
     @property
     def source(self) -> int | None:

@@ -7,7 +7,6 @@ host, and the first of it. How memory is counted: see `blocks`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.plan.blocks import ring_load
@@ -72,7 +71,7 @@ def chain_broadcast(n_bytes: float, site: Site) -> Load:
 def scatter_gather_broadcast(n_bytes: float, site: Site) -> Load:
     """A binomial scatter of shards of M/n, and a ring that all-gathers them."""
     if site.size == 2:
-        return direct_broadcast(n_bytes, replace(site, pieces=2))
+        return direct_broadcast(n_bytes, site._replace(pieces=2))
     shard = n_bytes / site.size
     passed_on = ring_load(shard, site, site.size)
     # What a rank gets in the scatter it does not get again in the ring, which begins meanwhile.

@@ -6,9 +6,8 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.plan.tuning import Tuning, read_tuning
@@ -17,8 +16,7 @@ from shoal.schedule import ALGORITHMS, find
 _ONE_WAY: Final = frozenset({"send_recv"})
 
 
-@dataclass(frozen=True)
-class Forced:
+class Forced(NamedTuple):
     """`SHOAL_ALGO`: the algorithm to use wherever it exists, and those for some collectives.
 
     Args:
@@ -87,8 +85,7 @@ def _has(collective: str, name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """All of it; ranks must have the same.
 
     Args:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ class Load(NamedTuple):
         return "the cores of a host" if self.host >= self.rank else "one core"
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """A cluster as the formulas see it; n, r and h in their comments are `size`, `here`, `n_hosts`.
 
     Args:
@@ -119,17 +117,15 @@ class Site:
 
     def inside(self, pieces: int) -> Site:
         """One host alone, with chunks in so many pieces."""
-        return replace(
-            *(self,), size=self.here, n_hosts=1, crossings=0, exits=0, in_blocks=True, pieces=pieces
+        return self._replace(
+            size=self.here, n_hosts=1, crossings=0, exits=0, in_blocks=True, pieces=pieces
         )
 
     @property
     def across(self) -> Site:
         """One rank of each host; as many such calls run at once as a host has ranks."""
         n = self.n_hosts
-        return replace(
-            *(self,), size=n, here=1, crossings=n, exits=1, in_blocks=True, share=self.here
-        )
+        return self._replace(size=n, here=1, crossings=n, exits=1, in_blocks=True, share=self.here)
 
     @property
     def near_rounds(self) -> int:

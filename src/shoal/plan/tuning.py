@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from shoal.errors import UsageError
 from shoal.plan.choose import Choice
@@ -30,8 +29,7 @@ Times = Mapping[str, Mapping[int, Mapping[str, float]]]
 """By collective, size in bytes and algorithm: microseconds."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """Measured times of a cluster.
 
     Args:

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from shoal.rendezvous.handshake import Hello, Progress, ServerHandshake
 
@@ -25,8 +25,7 @@ _N_ACCEPTS: Final = 64  # per wake-up, so that a flood of strangers cannot starv
 _PAUSE_S: Final = 0.05  # without even a spare descriptor: how long until accepting is tried again
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What strangers may cost.
 
     Args:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 
@@ -19,8 +18,7 @@ from shoal.errors import UsageError
 DEFAULT_MASTER_PORT: Final = 29500
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """One process's place in a job.
 
     `local_rank` is None where the launcher does not say it.
@@ -33,8 +31,7 @@ class Place:
     master_port: int
 
 
-@dataclass(frozen=True)
-class _Launcher:
+class _Launcher(NamedTuple):
     """The names one launcher uses; of several names for one thing the first that is set counts."""
 
     name: str

@@ -19,8 +19,7 @@ import hmac
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 MAGIC: Final = b"shoal/rv"
 VERSION: Final = 2
@@ -43,8 +42,7 @@ class Progress(enum.Enum):
     REFUSED = "refused"  # not our protocol, or not who it should be: close without a word
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(NamedTuple):
     """What a client says it is, before it has proved anything."""
 
     epoch: int

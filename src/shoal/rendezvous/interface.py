@@ -15,8 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shoal.errors import UsageError
 
@@ -28,8 +27,7 @@ _LOOPBACK_NAMES: Final = ("localhost", "ip6-localhost")
 _SOMEWHERE: Final = ("192.0.2.1", "2001:db8::1")
 
 
-@dataclass(frozen=True)
-class Interface:
+class Interface(NamedTuple):
     """A network interface of this host: its IPv4 address, then its IPv6 ones."""
 
     name: str
@@ -38,8 +36,7 @@ class Interface:
     is_loopback: bool = False
 
 
-@dataclass(frozen=True)
-class Advertised:
+class Advertised(NamedTuple):
     """The address to bind and to publish, and why this one."""
 
     address: str

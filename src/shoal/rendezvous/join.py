@@ -17,7 +17,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import PeerLost, TimedOut, UsageError
@@ -351,7 +351,7 @@ class _Join:
         self._door.open(listener)
         self._has_tcp = True
         endpoint = Endpoint(chosen.address, listener.getsockname()[1], chosen.interface)
-        self._roster.publish(replace(self._roster.own, endpoint=endpoint))
+        self._roster.publish(self._roster.own._replace(endpoint=endpoint))
 
     # Connecting.
 

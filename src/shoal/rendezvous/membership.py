@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 from shoal.errors import Closed
 
 
-@dataclass(frozen=True)
-class PeerInfo:
+class PeerInfo(NamedTuple):
     """One peer and the descriptors that lead to it.
 
     Args:

@@ -7,8 +7,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
 from shoal.rendezvous.key import N_KEY_BYTES
@@ -17,8 +16,7 @@ MAX_CARD_BYTES: Final = 255
 _MAX_TEXT: Final = 255  # characters of a name: HOST_NAME_MAX is 64, a DNS name at most 253
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Where a rank listens for other hosts; `interface` only serves messages."""
 
     address: str
@@ -30,8 +28,7 @@ class Endpoint:
         return f"{host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One rank's record.
 
     `has_own_key` says whether the rank was given a job key. `key` is set by rank 0 if it was not:
@@ -52,10 +49,10 @@ class Record:
 
     def encode(self) -> bytes:
         """As JSON, so that a person can read it in the store."""
-        fields = dict(vars(self))
+        fields = self._asdict()
         fields["nonce"] = self.nonce.hex()
         fields["key"] = None if self.key is None else self.key.hex()
-        fields["endpoint"] = None if self.endpoint is None else vars(self.endpoint)
+        fields["endpoint"] = None if self.endpoint is None else self.endpoint._asdict()
         fields["card"] = self.card.hex()
         return json.dumps(fields).encode("ascii")
 

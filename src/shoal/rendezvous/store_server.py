@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shoal.errors import UsageError
 from shoal.rendezvous.door import Door, Limits, run_ready
@@ -30,8 +30,7 @@ from shoal.rendezvous.store_wire import (
 )
 
 
-@dataclass(frozen=True)
-class StoreLimits:
+class StoreLimits(NamedTuple):
     """What a store may cost its server.
 
     Args:
@@ -44,7 +43,7 @@ class StoreLimits:
     n_clients: int = 4096
     n_values: int = 16384
     request_s: float = 2.0
-    strangers: Limits = field(default_factory=Limits)
+    strangers: Limits = Limits()
 
 
 class TcpStoreServer:
