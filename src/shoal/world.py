@@ -168,7 +168,8 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
 def _seats(membership: Membership) -> list[Seat]:
     """Where each rank is."""
     seats = {
-        peer.rank: Seat(peer.host_label, peer.address, peer.host_id) for peer in membership.peers
+        peer.rank: Seat(peer.host_label, "" if peer.is_local else peer.address, peer.host_id)
+        for peer in membership.peers
     }
     seats[membership.rank] = Seat(socket.gethostname(), "", membership.host_id)
     return [seats[rank] for rank in range(membership.size)]

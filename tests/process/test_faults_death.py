@@ -184,6 +184,7 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
         assert at - died_at < SOON_S
         for error in errors:
             assert isinstance(error, PeerLost)
+            assert bool(error.address) == (ranks_per_host == 1)  # none inside a host
             assert error.rank == 1
             assert "its process died" in str(error)
 

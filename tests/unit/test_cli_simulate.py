@@ -31,6 +31,12 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert lines[-1].split()[0] == "direct"
 
 
+def test_one_rank_is_not_called_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    for algorithm in ("ring", "--all"):
+        assert main(["simulate", algorithm, "--hosts", "1", "--bytes", "1MiB"]) == 0
+        assert capsys.readouterr().out.splitlines()[0].endswith("1 MiB, 1 rank on 1 host")
+
+
 def test_a_large_group_says_who_stands_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "1MB"]
     assert main(argv) == 0
@@ -46,6 +52,7 @@ def test_a_large_group_says_who_stands_for_whom(capsys: pytest.CaptureFixture[st
         ("ring --hosts 4,4,2 --ranks-per-host 4", "leave out --ranks-per-host"),
         ("ring --hosts 2x0", "cannot read the hosts"),
         ("ring --hosts 100000", "at most"),
+        ("ring --hosts 1000000000000", "more than 1000000"),
         ("ring --hosts 4 --link=-25Gb", "rate"),
         ("ring --hosts 4 --link 0Gb", "cannot read the rate"),
         ("ring --hosts 4 --link 25Gx", "cannot read the rate"),

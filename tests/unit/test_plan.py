@@ -261,6 +261,11 @@ def test_a_wrong_variable_is_named(variables: dict[str, str]) -> None:
         Settings.read(variables)
 
 
+def test_a_wrong_level_is_told_which_there_are() -> None:
+    with pytest.raises(UsageError, match="is none of INFO, DEBUG"):
+        Settings.read({"SHOAL_DEBUG": "LOUD"})
+
+
 def test_shoal_debug_writes_to_stderr_once_however_many_groups_form(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

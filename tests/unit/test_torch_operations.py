@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "an output too short for all": (
         lambda to: to.gather_single(torch.ones(5), ONE, rooted(dist.GatherOptions, RANK)),
-        "the output has 5 elements of torch.float32 but must have 3 times 2 elements",
+        "cannot run: the output has 5 elements of torch.float32 but must have 3 times 2 elements",
     ),
     "inputs of a scatter that differ": (
         lambda to: to.scatter([ONE], [ones(2, 3, 2)], rooted(dist.ScatterOptions, RANK)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from shoal.cli.options import hosts_of
+from shoal.cli.options import MOST_RANKS, hosts_of
 from shoal.cli.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
@@ -60,4 +60,6 @@ def _hosts_of(text: str, ranks_per_host: int | None) -> tuple[int, ...]:
     n_ranks = 1 if ranks_per_host is None else ranks_per_host
     if int(text) < 1 or n_ranks < 1:
         raise UsageError(f"{text} hosts of {n_ranks} ranks: there must be at least one of each")
+    if int(text) * n_ranks > MOST_RANKS:
+        raise UsageError(f"{text} hosts of {n_ranks} ranks have more than {MOST_RANKS} ranks")
     return tuple(rank // n_ranks for rank in range(int(text) * n_ranks))

@@ -65,8 +65,7 @@ def _run(args: argparse.Namespace) -> int:
 def _print_one(
     collective: str, algorithm: str, cluster: Cluster, n_bytes: int, played: Simulation
 ) -> None:
-    where = f"{cluster.size} ranks on {cluster.n_hosts} host{'s' * (cluster.n_hosts > 1)}"
-    print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {where}")
+    print(f"{collective} by {algorithm}, {show_bytes(n_bytes)}, {_size_of(cluster)}")
     print(f"  time                 {_time_of(played)}")
     print(f"  algorithm bandwidth  {_rate(played.n_bytes, played.time_us)}")
     print(f"  rounds               {played.rounds}")
@@ -103,13 +102,18 @@ def _notes(cluster: Cluster, n_bytes: int, played: Simulation) -> list[str]:
 
 
 def _print_all(cluster: Cluster, n_bytes: int, played: dict[str, Simulation]) -> None:
-    print(f"{show_bytes(n_bytes)}, {cluster.size} ranks on {cluster.n_hosts} hosts")
+    print(f"{show_bytes(n_bytes)}, {_size_of(cluster)}")
     print(f"{'algorithm':>16}  {'time':>10}  {'bandwidth':>11}  {'rounds':>6}  busiest")
     for name, one in sorted(played.items(), key=lambda item: item[1].time_us):
         share = one.busy_us / one.time_us if one.time_us else 0.0
         rate = _rate(one.n_bytes, one.time_us)
         row = f"{name:>16}  {_time_of(one):>10}  {rate:>11}  {one.rounds:>6}"
         print(f"{row}  {one.busiest}, {share:.0%}")
+
+
+def _size_of(cluster: Cluster) -> str:
+    ranks = f"{cluster.size} rank{'s' * (cluster.size > 1)}"
+    return f"{ranks} on {cluster.n_hosts} host{'s' * (cluster.n_hosts > 1)}"
 
 
 def _time_of(played: Simulation) -> str:

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ranks is not None:
         if args.ranks < 2:
             raise UsageError(f"--ranks {args.ranks}: at least two have something to say")
+        _check_writable(args.out)
         return _start(args.ranks, _words(args))
     _run_rank(args, sizes)
     return 0
@@ -103,6 +104,8 @@ def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     for name in ("SHOAL_ALGO", "SHOAL_TUNING"):  # what is to be found out
         os.environ.pop(name, None)
     with shoal.init() as group:
+        if group.rank == 0:
+            _check_writable(args.out)
         collectives = args.collective or COLLECTIVES
         tell = _tell if group.rank == 0 else _keep
         tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, tell)
@@ -110,6 +113,14 @@ def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
             tuning.write(args.out)
             sys.stdout.write(table(tuning, group.planner.cluster))
             sys.stdout.write(f"wrote {args.out}\n")
+
+
+def _check_writable(out: Path) -> None:
+    """Now, and NOT after minutes of measuring."""
+    try:
+        out.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot write the tuning file {out}: {error.strerror}") from None
 
 
 def _allocate(n_bytes: int) -> object:

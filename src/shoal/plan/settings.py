@@ -120,7 +120,7 @@ class Settings(NamedTuple):
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     value = environ.get(name, known[0])
     if value not in known:
-        raise UsageError(f"{name}={value!r} is none of {', '.join(known)}")
+        raise UsageError(f"{name}={value!r} is none of {', '.join(filter(None, known))}")
     return value
 
 

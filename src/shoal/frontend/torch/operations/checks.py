@@ -71,8 +71,8 @@ class Checks(Calls):
             if block.dtype != like.dtype or block.numel() != like.numel():
                 raise self._usage_error(
                     operation,
-                    f"{side}[{rank}] has {_extent(block)} but must have {_extent(like)}, as the "
-                    "other side has",
+                    f"cannot run: {side}[{rank}] has {_extent(block)} but must have "
+                    f"{_extent(like)}, as the other side has",
                 )
 
     def _check_same_dtype(self, operation: str, tensors: Tensors) -> None:
@@ -89,7 +89,8 @@ class Checks(Calls):
         if whole.dtype != block.dtype or whole.numel() != block.numel() * size:
             raise self._usage_error(
                 operation,
-                f"the {side} has {_extent(whole)} but must have {size} times {_extent(block)}",
+                f"cannot run: the {side} has {_extent(whole)} but must have {size} times "
+                f"{_extent(block)}",
             )
 
     def _check_splits(
