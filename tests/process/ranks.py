@@ -253,4 +253,6 @@ def _dumped(error: BaseException) -> bytes:
 
 
 if __name__ == "__main__":
+    # A shell's background jobs start with it ignored, and so do their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _run_one(int(sys.argv[1]))
