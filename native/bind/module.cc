@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <stdexcept>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/crc32c.h"
@@ -167,13 +168,14 @@ struct Call {
   }
 };
 
+// The group is kept when it is dropped: another thread may be on its way to call on it.
 struct GroupHandle {
   std::shared_ptr<Mesh> mesh;
-  Group* group = nullptr;  // null once dropped
+  std::shared_ptr<Group> group;
+  bool dropped = false;
 
   Call post(std::shared_ptr<Plan> plan, uint64_t key,
             const std::vector<std::vector<uintptr_t>>& memory, double timeout_s, bool background) {
-    if (group == nullptr) throw std::runtime_error("this group was closed");
     std::vector<std::vector<std::byte*>> pointers(memory.size());
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
       for (const uintptr_t address : memory[buffer])
@@ -185,7 +187,6 @@ struct GroupHandle {
   // The same for calls on one buffer in place: small messages spend their time here.
   Call post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address, double timeout_s,
                      bool background) {
-    if (group == nullptr) throw std::runtime_error("this group was closed");
     Released released;
     return {mesh,
             mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
@@ -195,7 +196,6 @@ struct GroupHandle {
   // A send to `peer`, or a receive from it; -1: from whoever sends first.
   Call post_message(std::shared_ptr<Plan> plan, bool sends, int peer, int64_t tag,
                     uintptr_t address, double timeout_s, bool background) {
-    if (group == nullptr) throw std::runtime_error("this group was closed");
     const auto size = static_cast<int>(group->members.size());
     if (peer < (sends ? 0 : -1) || peer >= size)
       throw std::invalid_argument("a message's peer is out of range");
@@ -207,17 +207,14 @@ struct GroupHandle {
 
   void abort(const std::string& why) {
     Released released;
-    if (group != nullptr) mesh->abort_group(*group, why);
+    mesh->abort_group(*group, why);
   }
   void drop() {
+    if (std::exchange(dropped, true)) return;
     Released released;
-    if (group != nullptr) mesh->drop_group(*group);
-    group = nullptr;
+    mesh->drop_group(*group);
   }
-  ErrorTuple error() {
-    return group == nullptr ? ErrorTuple{static_cast<int>(Fault::kClosed), -1, "it was closed", ""}
-                            : tuple_of(mesh->poison_of(*group));
-  }
+  ErrorTuple error() { return tuple_of(mesh->poison_of(*group)); }
 };
 
 std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64_t epoch,
@@ -288,8 +285,8 @@ NB_MODULE(_native, m) {
                   nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
-             Group* group = &mesh->add_group(id, std::move(members));
-             return GroupHandle{std::move(mesh), group};
+             auto group = mesh->add_group(id, std::move(members)).shared_from_this();
+             return GroupHandle{std::move(mesh), std::move(group)};
            })
       .def("close", &Mesh::close, nb::call_guard<Released>())
       .def("staging_peak", &Mesh::staging_peak);

@@ -55,7 +55,7 @@ void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
 
 Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   auto& slot = groups_[id];
-  if (slot == nullptr) slot = std::make_unique<Group>();
+  if (slot == nullptr) slot = std::make_shared<Group>();
   Group& group = *slot;
   group.id = id;
   group.members = std::move(members);

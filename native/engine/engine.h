@@ -42,7 +42,9 @@ struct Receiving {
 };
 
 // A subset of the mesh's ranks with a name. Costs no thread, no link and no memory until used.
-struct Group {
+//
+// Shared: one thread may close it while another is on its way to call on it.
+struct Group : std::enable_shared_from_this<Group> {
   uint64_t id = 0;
   int rank = -1;             // of this process, in this group
   std::vector<int> members;  // group rank -> mesh rank
@@ -233,7 +235,7 @@ class Engine final : public FrameSink {
   };
   std::vector<Landing> landings_;  // by peer: where the payload now arriving goes
 
-  std::unordered_map<uint64_t, std::unique_ptr<Group>> groups_;
+  std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_groups_;
   std::vector<std::shared_ptr<Collective>> runnable_;
   std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;

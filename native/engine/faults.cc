@@ -109,7 +109,7 @@ void Engine::on_end_of_group(int peer, const Header& header, std::span<std::byte
   if (dropped_groups_.count(header.group) != 0) return;
   auto& slot = groups_[header.group];
   if (slot == nullptr) {
-    slot = std::make_unique<Group>();
+    slot = std::make_shared<Group>();
     slot->id = header.group;
   }
   Group& group = *slot;

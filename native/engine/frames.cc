@@ -102,7 +102,7 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
       groups_.erase(header.group);
       return discard(peer, header, payload);
     }
-    slot = std::make_unique<Group>();
+    slot = std::make_shared<Group>();
     slot->id = header.group;
   }
   Group& group = *slot;

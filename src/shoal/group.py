@@ -318,5 +318,6 @@ class Group(Calls):
             for group in list(self._world.groups):
                 group.forsake("it was closed")
         else:
-            self._native.drop()
-            self.forsake("it was closed")
+            native = self._native
+            self.forsake("it was closed")  # before it is: other threads may be calling
+            native.drop()

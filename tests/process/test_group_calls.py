@@ -3,6 +3,7 @@
 import gc
 import random
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -86,6 +87,34 @@ def drop_what_is_in_flight() -> float:
 
 def test_buffers_live_exactly_until_their_call_is_done_though_the_caller_forgets_them() -> None:
     assert run_ranks(drop_what_is_in_flight, 2) == [2.0, 2.0]
+
+
+def close_while_threads_call() -> set[str]:
+    with shoal.init() as group:
+        ended: list[str] = []
+
+        def call(alone: shoal.Group) -> None:
+            data = ones(1)
+            try:
+                while True:
+                    alone.all_reduce(data)
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                ended.append(type(error).__name__)
+
+        for number in range(60):
+            alone = group.subgroup([group.rank], f"alone {number}")
+            threads = [threading.Thread(target=call, args=[alone]) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.001)
+            alone.close()
+            for thread in threads:
+                thread.join(LONG_S)
+        return set(ended)
+
+
+def test_a_group_may_be_closed_while_other_threads_call_on_it() -> None:
+    assert run_ranks(close_while_threads_call, 1) == [{"Closed"}]
 
 
 def call_while_another_waits() -> bool:
