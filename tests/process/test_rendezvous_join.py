@@ -25,8 +25,8 @@ from shoal.rendezvous import (
     join,
 )
 from shoal.rendezvous.door import Limits
-from shoal.rendezvous.join import _Join
 from shoal.rendezvous.link import Link
+from shoal.rendezvous.links import Links
 from shoal.rendezvous.listener import listen_tcp, listen_unix, unix_address
 
 LONG_S = 60.0  # a join that should succeed
@@ -563,18 +563,18 @@ def test_a_rank_that_dies_once_it_is_ready_can_be_started_again(
 ) -> None:
     """Rank 0 has heard all that it wants from ranks 1 and 3, and sees only rank 2 begin anew."""
     died = threading.Event()
-    say_ready = _Join._say_ready
+    say_ready = Links.say_ready
 
-    def say_ready_and_die(self: _Join) -> None:
+    def say_ready_and_die(self: Links) -> None:
         if self._rank == 2 and not died.is_set():
             return
         say_ready(self)
-        if self._rank == 1 and self._is_open() and not died.is_set():
+        if self._rank == 1 and self.is_open and not died.is_set():
             died.wait(0.1)  # until the others have heard
             died.set()
             raise _DiedError
 
-    monkeypatch.setattr(_Join, "_say_ready", say_ready_and_die)
+    monkeypatch.setattr(Links, "say_ready", say_ready_and_die)
     store, environs = MemoryStore(), hosts("a", "b", "b", "b")
 
     def one(rank: int) -> Membership:

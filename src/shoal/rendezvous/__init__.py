@@ -1,9 +1,10 @@
 """Turns a store, a rank and a size into proven sockets to every peer; standard library only."""
 
 from shoal.rendezvous.environment import Place, find_place
-from shoal.rendezvous.join import JoinOptions, join
+from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
 from shoal.rendezvous.membership import Membership, PeerInfo
+from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
 from shoal.rendezvous.store_client import TcpStoreClient
 from shoal.rendezvous.store_server import TcpStoreServer

@@ -7,9 +7,10 @@ Who introduces holds the job key, as whoever is introduced does, so nothing rest
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
 from shoal.rendezvous.link import MAX_FDS, MAX_FDS_AT_ONCE, Link
@@ -21,6 +22,66 @@ assert _N_AT_ONCE * (1 + MAX_FDS) <= MAX_FDS_AT_ONCE
 _UNIX: Final = socket.AF_UNIX
 
 Telling = tuple[Link, list[tuple[int, Sequence[int]]]]
+
+
+class Guide:
+    """Who introduces the ranks of a host, in one epoch: waits for all of them, then begins.
+
+    Args:
+        rank: who introduces.
+        fds: its own descriptors, borrowed.
+        others: all other ranks of the host, ascending; none if it is not the lowest.
+        links: by rank, its links as they come and go.
+    """
+
+    def __init__(
+        self, rank: int, fds: Sequence[int], others: Sequence[int], links: Mapping[int, Link]
+    ) -> None:
+        self._rank = rank
+        self._fds = fds
+        self._others = others
+        self._links = links
+        self._introduction: Introduction | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody is left to introduce."""
+        return not self._others or (self._introduction is not None and self._introduction.is_done)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun and is not done."""
+        return self._introduction is not None and not self._introduction.is_done
+
+    def members(self) -> list[Link]:
+        """The links to those of the others that are here."""
+        return [self._links[rank] for rank in self._others if rank in self._links]
+
+    def step(self) -> Link | None:
+        """Begin once all are here, then go on; returns a link that is of no use any more."""
+        if self._introduction is None:
+            members = self.members()
+            is_time = members and len(members) == len(self._others)
+            if not is_time or not all(link.is_open for link in members):
+                return None
+            self._introduction = Introduction(self._rank, self._fds, members)
+        return self._introduction.step()
+
+    def say_whom_we_lack(self) -> None:
+        """Tell those who are here whom they wait for, if they do."""
+        members = self.members()
+        lacking = set(self._others) - {link.rank for link in members}
+        for link in members if lacking else ():
+            with contextlib.suppress(OSError):  # it serves the text of an error, nothing else
+                link.say_waiting(min(lacking))
+
+    def end(self) -> list[Link]:
+        """Call it off; returns the links that are of no use any more. Idempotent."""
+        introduction, self._introduction = self._introduction, None
+        if introduction is None:
+            return []
+        introduction.close()
+        return self.members()
 
 
 class Introduction:

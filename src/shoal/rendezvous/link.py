@@ -12,15 +12,13 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence, Set
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal.errors import UsageError
 from shoal.rendezvous.door import peer_uid
 from shoal.rendezvous.handshake import MAGIC, VERSION, ClientHandshake, Progress
 from shoal.rendezvous.listener import unix_address
-
-if TYPE_CHECKING:
-    from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.record import Endpoint
 
 MAX_FDS: Final = 16  # of one rank: a link needs a memory and an eventfd
 MAX_FDS_AT_ONCE: Final = 253  # of one message: the kernel's SCM_MAX_FD, unix(7)
@@ -127,6 +125,17 @@ class Link:
     def fds(self) -> tuple[int, ...]:
         """The peer's descriptors, borrowed."""
         return self._fds[self.rank]
+
+    @property
+    def address(self) -> str:
+        """The far end, see `PeerInfo.address`."""
+        if self.is_local:
+            return "unix"
+        try:
+            host, port = self.sock.getpeername()[:2]
+        except OSError:  # it has gone in this very moment; the engine will find out
+            return "gone"
+        return str(Endpoint(host, port, ""))
 
     def offer(self, fds: Sequence[int]) -> None:
         """Pass our descriptors to who introduces us."""

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.rendezvous.door import is_out_of_descriptors
+from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.record import Endpoint
 
 # Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
 _BACKLOG: Final = 1024
@@ -31,6 +34,32 @@ def listen_unix() -> tuple[socket.socket, str]:
 def unix_address(name: str) -> bytes:
     """The abstract address of this name: a leading zero byte, unix(7)."""
     return b"\0" + os.fsencode(name)
+
+
+def listen_for_hosts(
+    rank: int, master: str | None, ports: Iterable[int], environ: Mapping[str, str]
+) -> tuple[socket.socket, Endpoint]:
+    """A listener on the interface that leads to the other hosts, and where they find it.
+
+    Args:
+        master: decides the interface, unless the environment does.
+
+    Raises:
+        UsageError: it cannot listen there; says what to set.
+    """
+    chosen = choose_address(master, environ)
+    try:
+        listener = listen_tcp(chosen.address, ports)
+    except OSError as error:
+        if is_out_of_descriptors(error):
+            raise
+        named = environ.get("SHOAL_PORT_RANGE", "any port")
+        raise UsageError(
+            f"rank {rank} cannot listen on {chosen.address} ({chosen.interface}, from "
+            f"{chosen.why}), {named}: {error.strerror}. Widen SHOAL_PORT_RANGE, or set "
+            "SHOAL_SOCKET_IFNAME to another interface"
+        ) from error
+    return listener, Endpoint(chosen.address, listener.getsockname()[1], chosen.interface)
 
 
 def listen_tcp(address: str, ports: Iterable[int]) -> socket.socket:

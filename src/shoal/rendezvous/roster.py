@@ -103,6 +103,11 @@ class Roster:
         """The host of a rank with a record."""
         return self._records[rank].host_id
 
+    def label(self, rank: int) -> str:
+        """The host name of a rank, for people."""
+        record = self._records.get(rank)
+        return record.host_label if record is not None else "an unknown host"
+
     def target(self, rank: int) -> Endpoint | str | None:
         """Where to connect to: a Unix name, an endpoint, or None if that is not known yet."""
         record = self._records.get(rank)

@@ -1,0 +1,31 @@
+"""What a join rarely needs to be told."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.rendezvous.door import Limits
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """How to join; the defaults are right for nearly everyone.
+
+    Args:
+        host_label: this host's name in messages; None takes the host name.
+        master_addr: decides the interface; None takes `MASTER_ADDR`, else the store's host.
+        environ: read instead of `os.environ` for every `SHOAL_` variable and `MASTER_ADDR`.
+        limits: what strangers may cost.
+        dial_s: seconds for one connection attempt, until the next one.
+        log: takes the one warning and a line of information per join.
+    """
+
+    host_label: str | None = None
+    master_addr: str | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    limits: Limits = field(default_factory=Limits)
+    dial_s: float = 5.0
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("shoal"))
