@@ -260,6 +260,7 @@ class Engine final : public FrameSink {
   void settle_endings();
   void settle_departed(int peer);
   void greet_late(Collective& call);
+  bool is_in(const Collective& call, size_t rank) const;
   std::string awaited(const Collective& call) const;
   bool given_up_ = false;  // the others count this rank as lost: what it says about them is void
   bool needs(const Collective& call, int peer) const;

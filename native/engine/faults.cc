@@ -305,8 +305,18 @@ void Engine::greet_late(Collective& call) {
   for (const int peer : call.plan->program->peers) send_open(call, peer);
 }
 
+// Whether a frame of `call` has come from that rank of the group, so that it has made the call too.
+bool Engine::is_in(const Collective& call, size_t rank) const {
+  const auto& flows = call.plan->program->recvs_from[rank];
+  return call.peer_open[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
+           const StepState& state = call.state[at];
+           return state.done > 0 || !state.arrived.empty() || !state.offered.empty();
+         });
+}
+
 // The ranks that owe `call` something it could use now, or if there are none, those that do not
-// take what it has for them: they may be waiting for the same culprit themselves.
+// take what it has for them. Of these, those that have not made the call, if there are any: the
+// others may be waiting for the same culprit themselves.
 std::string Engine::awaited(const Collective& call) const {
   if (call.unmatched) return "a message to it";
   constexpr size_t kNamed = 8;  // more would bury the rest of the message
@@ -324,6 +334,10 @@ std::string Engine::awaited(const Collective& call) const {
     if (!is_here) (step.kind == StepKind::kRecv ? owes : takes_not)[step.peer] = true;
   }
   if (std::find(owes.begin(), owes.end(), true) == owes.end()) owes = takes_not;
+  std::vector<bool> absent = owes;
+  for (size_t rank = 0; rank < owes.size(); ++rank) absent[rank] = owes[rank] && !is_in(call, rank);
+  const bool all_in = std::find(absent.begin(), absent.end(), true) == absent.end();
+  if (!all_in) owes = absent;
   const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
   std::string text;
   size_t n_named = 0;
@@ -332,7 +346,8 @@ std::string Engine::awaited(const Collective& call) const {
     text += (n_named++ == 0 ? "" : ", ") + who(call.group->members[rank]);
   }
   if (n_owing > kNamed) text += " and " + std::to_string(n_owing - kNamed) + " more";
-  return n_owing == 0 ? "this rank's own turn" : text;
+  if (n_owing == 0) return "this rank's own turn";
+  return all_in ? text + " (in the same call, perhaps waiting for another rank)" : text;
 }
 
 }  // namespace shoal

@@ -53,7 +53,10 @@ def form(
     first = Planner(default_cluster(numbered(host_ids)))
     group = Group(world, list(range(size)), name, timeout_s, first, owns_world=True)
     try:
-        group.plan_by(agreed_planner(group, settings, host_ids, world.cards))
+        # In a group of their own, so that the users' calls are counted from one.
+        with group.subgroup(range(size), "links") as links:
+            title = f"group {name!r}"
+            group.plan_by(agreed_planner(links, settings, host_ids, world.cards, title))
     except BaseException:
         group.close()
         raise
@@ -126,7 +129,7 @@ class Group(Calls):
     def broadcast(self, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
         """Overwrite `data` with that of rank `root`."""
         self._check_rank(root, "root")
-        span = span_of(data)
+        span = span_of(data, writable=self.rank != root)
         key = ("broadcast", span.dtype, root, span.n_elems)
         plan = self._plans.get(key)
         if plan is None:

@@ -134,6 +134,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
 
     `card` is for all ranks to read: `World.cards` holds them by rank.
     """
+    _check_isa()
     staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
     spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
     arenas: list[engine.Arena] = []
@@ -178,6 +179,15 @@ def _seats(membership: Membership) -> list[Seat]:
 def _two(fds: tuple[int, ...]) -> tuple[int, int]:
     """A host-mate's arena and eventfd; -1 for ranks of other hosts."""
     return (fds[0], fds[1]) if fds else (-1, -1)
+
+
+def _check_isa() -> None:
+    wanted, here = os.environ.get("SHOAL_ISA"), engine.fold_isa()
+    if wanted not in (None, here):
+        raise UsageError(
+            f"SHOAL_ISA={wanted!r} cannot run here, where {here} does: known are baseline, avx2 "
+            "and avx512, as far as the processor has them"
+        )
 
 
 def _integer(name: str, default: int, least: int) -> int:

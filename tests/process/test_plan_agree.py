@@ -40,6 +40,26 @@ def test_the_links_between_hosts_are_measured_and_all_ranks_say_the_same() -> No
     assert 1e-6 < cluster.wire.us_per_byte < 1e-1
 
 
+def count_the_first_call() -> str:
+    pretend_hosts(ranks_per_host=1)
+    with shoal.init() as group:
+        return str(error_of(group.all_reduce, np.ones(3 + group.rank, np.float32)))
+
+
+def test_measuring_is_none_of_the_calls_that_errors_count() -> None:
+    for words in run_ranks(count_the_first_call, 3):
+        assert "(call 1)" in words
+
+
+def a_wrong_isa() -> str:
+    return str(error_of(shoal.init))
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    (words,) = run_ranks(a_wrong_isa, 1, env={"SHOAL_ISA": "sse"})
+    assert words.startswith("SHOAL_ISA='sse' cannot run here")
+
+
 def assumed_links() -> object:
     pretend_hosts(ranks_per_host=1)
     with shoal.init() as group:

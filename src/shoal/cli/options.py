@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.errors import UsageError
 
@@ -25,6 +25,10 @@ __all__ = [
 
 class Parser(argparse.ArgumentParser):
     """argparse, but a wrong argument is a UsageError like every other wrong input."""
+
+    def __init__(self, **settings: Any) -> None:
+        # Else `--ranks` would be `--ranks-per-host` where there is no such option.
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""

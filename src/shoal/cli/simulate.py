@@ -10,6 +10,7 @@ from shoal.cli.described import add_cluster, cluster_of
 from shoal.cli.quantities import bytes_of, show_bytes, show_us
 from shoal.errors import UsageError
 from shoal.lens.simulate import Simulation, simulate
+from shoal.plan.choose import candidates
 from shoal.schedule import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def add_to(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("simulate", help=what, description=f"Tell {what}.")
     add = parser.add_argument
     add("algorithm", nargs="?", help="such as ring, tree or sharded/ring")
-    add("--all", action="store_true", help="compare all algorithms of the collective")
+    add("--all", action="store_true", help="compare all that the planner would")
     add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
     add(
         "--bytes",
@@ -56,7 +57,7 @@ def _run(args: argparse.Namespace) -> int:
         n_bytes,
         {
             name: simulate(args.collective, name, cluster, n_bytes, root=args.root)
-            for name in ALGORITHMS[args.collective]
+            for name in candidates(args.collective, n_bytes, cluster)
         },
     )
     return 0

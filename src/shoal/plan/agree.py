@@ -66,13 +66,19 @@ def card_of(settings: Settings) -> bytes:
 
 
 def agreed_planner(
-    group: Group, settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]
+    group: Group,
+    settings: Settings,
+    host_ids: Sequence[str],
+    cards: Sequence[bytes],
+    title: str,
 ) -> Planner:
     """The planner of a new group, the same on every rank.
 
     Args:
+        group: of the same ranks, to measure the links with.
         host_ids: by rank, what tells its host from others.
         cards: by rank, its `card_of`.
+        title: whose planner it is, for the log.
 
     Raises:
         UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
@@ -90,7 +96,7 @@ def agreed_planner(
             known = _MEASURED[topology] = measure(group, hosts)
         cluster = replace(cluster, wire=known.link())
     tuning = _fitting(settings, cluster) if settings.tuning else None
-    title, level = f"group {group.name!r}", logging.DEBUG if group.rank else logging.INFO
+    level = logging.DEBUG if group.rank else logging.INFO
     return Planner(cluster, settings.forced, tuning, title=title, level=level)
 
 
