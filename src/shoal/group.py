@@ -312,9 +312,11 @@ class Group(Calls):
         self._native.abort(reason)
 
     def close(self) -> None:
-        """Leave. Peers that still need this rank get `PeerLost`. Idempotent.
+        """Leave. Idempotent.
 
-        The group that `form` made takes its subgroups and all links with it.
+        The group that `form` made takes its subgroups and all links with it, and peers that still
+        need this rank get `PeerLost`. Leaving a subgroup tells nobody: a call of its other members
+        that needs this rank ends at its deadline.
         """
         if self._owns_world:
             self._world.close()
