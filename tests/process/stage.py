@@ -13,6 +13,7 @@ The clock is the machine's: a test and its ranks may subtract each other's times
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -73,3 +74,12 @@ def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | No
     except Exception as error:  # noqa: BLE001 - the test looks at it
         return error
     return None
+
+
+def leave_at_once() -> None:
+    """In a rank that uses Gloo: run no destructors at its end.
+
+    After FSDP2 over Gloo, torch 2.13 aborts there in some processes: 3 of 16 pairs of ranks, and none
+    over shoal.
+    """
+    atexit.register(os._exit, 0)
