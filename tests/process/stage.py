@@ -79,7 +79,7 @@ def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | No
 def leave_at_once() -> None:
     """In a rank that uses Gloo: run no destructors at its end.
 
-    After FSDP2 over Gloo, torch 2.13 aborts there in some processes: 3 of 16 pairs of ranks, and none
-    over shoal.
+    After FSDP2 over Gloo, torch 2.13 aborts there in some processes: in 3 of 16 pairs of ranks, and
+    in none over shoal.
     """
     atexit.register(os._exit, 0)
