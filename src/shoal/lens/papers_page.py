@@ -253,10 +253,10 @@ _MEASURED: Final = """\
 each, and the simulator on their description: the rate of raw TCP streams in a ring and the time of
 an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper (128 KiB).
 Nothing is fitted to the points themselves. Times in ms; `measured` is the fastest round, since
-other work on the machine only adds. The machine of this run has two cores for all hosts and was
-busy with other work (its load is in the head): long messages at 200 Mbit/s depend on it least,
-short ones most. The comparison found that two ranks did not send to each other at the same time
-(bench/LOG.md).
+other work on the machine only adds. The machine of this run has two cores for all hosts. The
+simulator does not know what several senders to one cable lose in its queue, which the planner takes
+into account: that is where `sharded` is slower than it says. The comparison found that two ranks
+did not send to each other at the same time (bench/LOG.md).
 
 ```text
 {measured}
