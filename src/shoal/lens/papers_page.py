@@ -50,7 +50,7 @@ word waits behind data on a busy cable.
 Ranks that do the same are simulated once: a schedule is looked at in blocks of ranks, and if moving
 every rank by some blocks (round, or by exclusive or) turns one rank's steps into another's, one
 block stands for all. That is checked on the steps themselves, for some ranks and for the
-counterpart of every message. So 24,576 ranks of a ring cost no more than six. Then all chunks are
+counterpart of every message. So of 24,576 ranks of a ring, six are played. Then all chunks are
 counted as equally long. Two approximations, which the output names where it uses them: a time of
 more than 600,000 segments is a straight line through two shorter ones, and that of a group with
 more than a million steps of which no two ranks are alike (direct all-reduce, scatter and gather at

@@ -16,14 +16,7 @@ Formula = Callable[[float, Site], Load]
 
 FORMULAS: Final[Mapping[str, Mapping[str, Formula]]] = MappingProxyType(
     {
-        "all_reduce": {
-            "direct": all_reduce.direct,
-            "sharded": all_reduce.sharded,
-            "ring": all_reduce.ring,
-            "tree": all_reduce.tree,
-            "doubling": all_reduce.doubling,
-            "halving": all_reduce.halving,
-        },
+        "all_reduce": ACROSS,
         "broadcast": {
             "direct": rooted.direct_broadcast,
             "binomial": rooted.binomial_broadcast,
