@@ -191,6 +191,7 @@ class Engine final : public FrameSink {
   void on_offer(Collective& call, const Header& header, const Place& place, uint32_t at);
   void add_offer(Collective& call, uint32_t at, const Offered& offer);
   void on_taken(Collective& call, const Header& header, int from);
+  void taken_by_peer(Collective& call, uint32_t at, uint32_t segment);
   void on_placed(Collective& call, const Header& header, uint32_t at);
   void on_end_of_group(int peer, const Header& header, std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);

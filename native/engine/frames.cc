@@ -16,6 +16,11 @@ Place place_of(std::span<const std::byte> payload) {
   return place;
 }
 
+// Frames that only links within a host carry.
+bool is_of_shared_memory(FrameType type) {
+  return type == FrameType::kOffer || type == FrameType::kTaken || type == FrameType::kPlaced;
+}
+
 }  // namespace
 
 Collective* Engine::find(const Header& header) {
@@ -54,6 +59,9 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   heard_ns_[peer] = now_;
+  const Link* link = links_[peer].get();
+  if (link != nullptr && !link->shares_memory() && is_of_shared_memory(header.type))
+    return protocol_error(peer, "sent a frame of shared memory over a network");
   switch (header.type) {
     case FrameType::kHeartbeat:
       return;
@@ -283,13 +291,9 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
                                     call.doing() + " twice, unasked, or with a wrong length of " +
                                     std::to_string(payload.size()) + " B");
   const bool eager = (header.flags & kEager) != 0;
-  if (step.gate != Place::kNoGate && !eager) {
-    // The peer sends this only after consuming our own segment: that send is done.
-    complete_below(
-        call, call.plan->program->sends_to[step.peer][step.gate],
-        std::min(header.segment + 1,
-                 call.state[call.plan->program->sends_to[step.peer][step.gate]].started));
-  }
+  // The peer sends this only after consuming our own segment: that send is done.
+  if (step.gate != Place::kNoGate && !eager)
+    taken_by_peer(call, call.plan->program->sends_to[step.peer][step.gate], header.segment + 1);
   const bool landed = landing.in_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
   if (header.segment == state.done && state.done < call.segments_ready(step)) {
@@ -340,8 +344,16 @@ void Engine::add_offer(Collective& call, uint32_t at, const Offered& offer) {
 }
 
 void Engine::on_taken(Collective& call, const Header& header, int from) {
-  const uint32_t at = call.plan->program->sends_to[from][header.flow];
-  complete_below(call, at, std::min(header.segment, call.state[at].started));
+  taken_by_peer(call, call.plan->program->sends_to[from][header.flow], header.segment);
+}
+
+// The peer has used the segments of a send below `segment`, it says. What travels in frames is the
+// link's to give back, NOT the peer's: it may say so while the link still reads that memory.
+void Engine::taken_by_peer(Collective& call, uint32_t at, uint32_t segment) {
+  const Step& step = call.plan->program->steps[at];
+  const Link* link = links_[call.group->members[step.peer]].get();
+  if (link == nullptr || !link->shares_memory() || is_eager(call, at)) return;
+  complete_below(call, at, std::min(segment, call.state[at].started));
 }
 
 void Engine::on_placed(Collective& call, const Header& header, uint32_t at) {
@@ -350,10 +362,8 @@ void Engine::on_placed(Collective& call, const Header& header, uint32_t at) {
       header.segment > call.state[at].grant_said)
     return protocol_error(call.group->members[step.peer],
                           "put segments of " + call.doing() + " that were not granted");
-  if (step.gate != Place::kNoGate) {
-    const uint32_t before = call.plan->program->sends_to[step.peer][step.gate];
-    complete_below(call, before, std::min(header.segment, call.state[before].started));
-  }
+  if (step.gate != Place::kNoGate)
+    taken_by_peer(call, call.plan->program->sends_to[step.peer][step.gate], header.segment);
   add_offer(call, at, {header.segment - header.count, header.count, 0, 0, Slots::kNone, true});
 }
 

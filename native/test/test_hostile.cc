@@ -1,122 +1,17 @@
 // Peers that lie: whatever a frame says, it ends the link it came by and nothing else. No number
 // that a peer wrote is used as a bound or an index (the address sanitizer watches).
 #include "test/check.h"
-#include "test/world.h"
+#include "test/duel.h"
 
 namespace shoal::test {
 namespace {
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// A far end that takes whatever comes.
-class Silent final : public FrameSink {
- public:
-  std::span<std::byte> landing(int, const Header& header) override {
-    landing_.resize(header.length);
-    return landing_;
-  }
-  void arrived(int, const Header& header, std::span<std::byte>) override {
-    if (header.type == FrameType::kGrant) n_grants++;
-    if (header.type == FrameType::kOffer && (header.flags & kInSlot) != 0) n_slots++;
-  }
-  void sent(int, uint64_t) override {}
-  void broken(int, const Error&) override {}
-
-  int n_grants = 0, n_slots = 0;
-
- private:
-  Bytes landing_;
-};
-
-// Rank 0 is honest and has posted a sharded all-reduce of three chunks of 20 segments; the test is
-// rank 1; rank 2 says nothing.
-struct Duel {
-  explicit Duel(bool shares_memory = false)
-      : net(3, options_for(shares_memory)), slots(new std::byte[4 * Slots::kSlotBytes]) {
-    for (const int peer : {1, 2}) {
-      engine.set_link(peer, net.link(0, peer), 0);
-      ends[peer] = net.link(peer, 0);
-    }
-    net.set_arena(0, {slots.get(), 4 * Slots::kSlotBytes});
-    engine.set_slots(Slots(slots.get(), 4, 2, 3));
-    group = &engine.add_group(7, {0, 1, 2});
-    engine.add_group(8, {0, 2});
-    job.kind = Kind::kShardedAllReduce;
-    job.n_elems = 3 * 20 * 16;
-    job.key = 5;
-    plan = plan_of(job, 0, 3);
-    memory = input_of(job, 0, 3);
-    call = engine.post(*group, plan, job.key, {{memory.data()}}, INT64_MAX);
-    settle();
-  }
-  static FakeNet::Options options_for(bool shares_memory) {
-    FakeNet::Options options;
-    options.shares_memory = shares_memory;
-    options.max_inline = 256;
-    return options;
-  }
-
-  Frame frame(FrameType type, uint32_t flow = 0, uint32_t segment = 0, uint32_t count = 0) const {
-    Frame made;
-    made.header.type = type;
-    made.header.group = 7;
-    made.header.key = job.key;
-    made.header.descriptor = plan->descriptor_hash;
-    made.header.flow = flow;
-    made.header.segment = segment;
-    made.header.count = count;
-    return made;
-  }
-  void say(Frame made, const Bytes& payload = {}) {
-    if (!payload.empty()) {
-      made.payload = payload.data();
-      made.header.length = static_cast<uint32_t>(payload.size());
-    }
-    ends[1]->send(made);
-    ends[1]->flush(sink);
-    settle();
-  }
-  void settle() {
-    for (int n = 0; n < 10; ++n) {
-      for (const int peer : {1, 2})
-        if (engine.link(peer) != nullptr) engine.link(peer)->pump(engine);
-      engine.progress();
-      for (const int peer : {1, 2}) ends[peer]->pump(sink);
-    }
-  }
-  // The link with rank 1 is gone, for this reason; all else stands.
-  void check_ended(const std::string& why) {
-    CHECK(engine.state_of(1) == Engine::PeerState::kLost);
-    CHECK(engine.state_of(2) == Engine::PeerState::kAlive);
-    CHECK_EQ(call->error.peer, 1);
-    if (!has(call->error.text, why)) fail(__FILE__, __LINE__, call->error.text + " lacks " + why);
-  }
-
-  FakeNet net;
-  std::unique_ptr<std::byte[]> slots;
-  Engine engine{0, {World::name(0), World::name(1), World::name(2)}, {}};
-  Silent sink;
-  std::unique_ptr<Link> ends[3];
-  Group* group = nullptr;
-  Job job;
-  std::shared_ptr<const Plan> plan;
-  Bytes memory;
-  std::shared_ptr<Collective> call;
-};
-
-Frame with_place(Frame frame, const Place& place) {
-  frame.carry(place);
-  return frame;
-}
 
 TEST("a flow or segment that a call does not have ends the link") {
   constexpr FrameType kTypes[] = {FrameType::kData,  FrameType::kGrant,  FrameType::kOffer,
                                   FrameType::kTaken, FrameType::kPlaced, FrameType::kWant};
   for (const FrameType type : kTypes) {
     for (const auto& [flow, segment] : {std::pair{2u, 0u}, {~0u, 0u}, {0u, 21u}, {1u, ~0u}}) {
-      Duel duel;
+      Duel duel(type != FrameType::kData);
       duel.say(duel.frame(type, flow, segment, 1), type == FrameType::kData ? Bytes(64) : Bytes());
       duel.check_ended("named flow " + std::to_string(flow) + ", segment " +
                        std::to_string(segment));
@@ -291,6 +186,74 @@ TEST("texts and other control frames above their limits are refused before they 
     duel.say(duel.frame(type), Bytes(4097));
     duel.check_ended("sent a frame of 4097 B that nobody expects");
   }
+}
+
+// A segment's memory goes back when the link has given it back, whatever a peer says of it.
+Job whole_to_rank_1(uint64_t n_elems) {
+  Job job;
+  job.kind = Kind::kDirectBroadcast;
+  job.n_elems = n_elems;
+  job.key = 6;
+  return job;
+}
+
+TEST("frames of shared memory end a link of another kind, and memory in flight is not given up") {
+  for (const FrameType type : {FrameType::kTaken, FrameType::kPlaced, FrameType::kOffer}) {
+    Duel duel;
+    duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(20 * 16));
+    duel.reads = false;  // the link goes on borrowing what it was given
+    duel.net.options.copied = 0;
+    duel.net.options.reads_late = 1;
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+    duel.say(duel.frame(type, 0, 20, 1));
+    CHECK_EQ(duel.call->error.text,
+             "broke the protocol: it sent a frame of shared memory over a network");
+    duel.reads = true;
+    duel.settle();
+    CHECK_EQ(duel.net.violation(), "");
+  }
+}
+
+TEST("a peer that claims to have taken what still waits in a full ring does not end the call") {
+  Duel duel(true);
+  duel.net.options.room = 1;  // frames
+  duel.net.options.copied = 0;
+  duel.reads = false;
+  duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(50));  // of one inline message
+  duel.post(*duel.group, [] {
+    Job second = whole_to_rank_1(50);
+    second.key = 7;
+    return second;
+  }());
+  duel.say(duel.frame(FrameType::kTaken, 0, 4));
+  CHECK(!duel.call->finished);
+  duel.reads = true;
+  duel.settle();
+  CHECK(duel.call->finished && !duel.call->error);
+  CHECK_EQ(duel.net.violation(), "");
+}
+
+TEST("a peer that sends results before it can have them does not end the call") {
+  Duel duel;
+  duel.net.options.copied = 0;
+  duel.net.options.reads_late = 1;
+  duel.reads = false;
+  Job job;
+  job.kind = Kind::kShardedAllReduce;
+  job.n_elems = 2 * 10 * 16;
+  job.key = 6;
+  duel.post(duel.engine.add_group(9, {0, 1}), job);
+  // Rank 0's share is on its way to rank 1, which behaves as if it had it all.
+  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 10), {}));
+  duel.say(with_place(duel.frame(FrameType::kGrant, 1, 10), {}));
+  for (uint32_t segment = 0; segment < 10; ++segment)
+    for (uint32_t flow = 0; flow < 2; ++flow)
+      duel.say(duel.frame(FrameType::kData, flow, segment), Bytes(64));
+  CHECK_EQ(duel.call->error.text, "");
+  CHECK(!duel.call->finished);
+  duel.reads = true;
+  duel.settle();
+  CHECK_EQ(duel.net.violation(), "");
 }
 
 TEST("early frames of a rank that turns out to be no member end its link, not the process") {

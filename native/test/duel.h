@@ -1,0 +1,137 @@
+// One honest rank against a liar: rank 0 runs the engine, the test is rank 1 and writes its frames
+// by hand, rank 2 says nothing.
+#pragma once
+
+#include "test/check.h"
+#include "test/world.h"
+
+namespace shoal::test {
+
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A far end that takes whatever comes.
+class Silent final : public FrameSink {
+ public:
+  std::span<std::byte> landing(int, const Header& header) override {
+    landing_.resize(header.length);
+    return landing_;
+  }
+  void arrived(int, const Header& header, std::span<std::byte>) override {
+    if (header.type == FrameType::kGrant) n_grants++;
+    if (header.type == FrameType::kOffer && (header.flags & kInSlot) != 0) n_slots++;
+  }
+  void sent(int, uint64_t) override {}
+  void broken(int, const Error&) override {}
+
+  int n_grants = 0, n_slots = 0;
+
+ private:
+  Bytes landing_;
+};
+
+// Rank 0 has posted a sharded all-reduce of three chunks of 20 segments. Its memory is overwritten
+// and freed the moment the call is over, as a caller may do.
+struct Duel {
+  explicit Duel(bool shares_memory = false)
+      : net(3, options_for(shares_memory)), slots(new std::byte[4 * Slots::kSlotBytes]) {
+    for (const int peer : {1, 2}) {
+      engine.set_link(peer, net.link(0, peer), 0);
+      ends[peer] = net.link(peer, 0);
+    }
+    net.set_arena(0, {slots.get(), 4 * Slots::kSlotBytes});
+    engine.set_slots(Slots(slots.get(), 4, 2, 3));
+    engine.on_finished = [this](Collective& ended) {
+      if (&ended == call.get()) free();
+    };
+    engine.add_group(8, {0, 2});
+    Job first;
+    first.kind = Kind::kShardedAllReduce;
+    first.n_elems = 3 * 20 * 16;
+    first.key = 5;
+    post(engine.add_group(7, {0, 1, 2}), first);
+  }
+  ~Duel() { engine.on_finished = {}; }
+  // From here on frame() and `call` are about this one.
+  void post(Group& in, const Job& what) {
+    free();
+    group = &in;
+    job = what;
+    const auto size = static_cast<int>(in.members.size());
+    plan = plan_of(job, 0, size);
+    const Bytes input = input_of(job, 0, size);
+    n_bytes = input.size();
+    memory.reset(new std::byte[n_bytes]);
+    std::memcpy(memory.get(), input.data(), n_bytes);
+    call = engine.post(in, plan, job.key, {{memory.get()}}, INT64_MAX);
+    settle();
+  }
+  void free() {
+    if (memory != nullptr) std::fill_n(memory.get(), n_bytes, std::byte{0xee});
+    memory.reset();
+  }
+  static FakeNet::Options options_for(bool shares_memory) {
+    FakeNet::Options options;
+    options.shares_memory = shares_memory;
+    options.max_inline = 256;
+    return options;
+  }
+
+  Frame frame(FrameType type, uint32_t flow = 0, uint32_t segment = 0, uint32_t count = 0) const {
+    Frame made;
+    made.header.type = type;
+    made.header.group = group->id;
+    made.header.key = job.key;
+    made.header.descriptor = plan->descriptor_hash;
+    made.header.flow = flow;
+    made.header.segment = segment;
+    made.header.count = count;
+    return made;
+  }
+  void say(Frame made, const Bytes& payload = {}) {
+    if (!payload.empty()) {
+      made.payload = payload.data();
+      made.header.length = static_cast<uint32_t>(payload.size());
+    }
+    ends[1]->send(made);
+    ends[1]->flush(sink);
+    settle();
+  }
+  void settle() {
+    for (int n = 0; n < 10; ++n) {
+      for (const int peer : {1, 2})
+        if (engine.link(peer) != nullptr) engine.link(peer)->pump(engine);
+      engine.progress();
+      for (const int peer : {1, 2})
+        if (reads) ends[peer]->pump(sink);
+    }
+  }
+  // The link with rank 1 is gone, for this reason; all else stands.
+  void check_ended(const std::string& why) {
+    CHECK(engine.state_of(1) == Engine::PeerState::kLost);
+    CHECK(engine.state_of(2) == Engine::PeerState::kAlive);
+    CHECK_EQ(call->error.peer, 1);
+    if (!has(call->error.text, why)) fail(__FILE__, __LINE__, call->error.text + " lacks " + why);
+  }
+
+  FakeNet net;
+  std::unique_ptr<std::byte[]> slots;
+  Engine engine{0, {World::name(0), World::name(1), World::name(2)}, {}};
+  Silent sink;
+  std::unique_ptr<Link> ends[3];
+  Group* group = nullptr;
+  Job job;
+  std::shared_ptr<const Plan> plan;
+  std::unique_ptr<std::byte[]> memory;
+  size_t n_bytes = 0;
+  std::shared_ptr<Collective> call;
+  bool reads = true;  // the far ends take what comes
+};
+
+inline Frame with_place(Frame frame, const Place& place) {
+  frame.carry(place);
+  return frame;
+}
+
+}  // namespace shoal::test
