@@ -31,7 +31,7 @@ struct Arrived {
 struct Offered {
   uint32_t first = 0, count = 0;
   uint32_t region = 0;
-  uint64_t offset = 0;  // of segment `first`
+  uint64_t offset = 0;  // of segment `first`; in a slot: the slot's stamp
   uint32_t slot = ~0u;  // the peer's slot to give back, or ~0: the peer's own buffer
   bool in_place = false;
 };

@@ -66,14 +66,19 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   group.born = true;
   if (group.poison && group.rank_of[group.poisoned_by] < 0) group.poison = {};
   dropped_groups_.erase(id);
-  for (const int member : group.members) {
-    if (peer_state_[member] == PeerState::kLost || peer_state_[member] == PeerState::kLeft) {
-      abort_group(group, {Fault::kPeerLost, member, "was gone already when the group was made"},
-                  false);
-      break;
-    }
-  }
+  if (const Error missing = missing_in(group)) abort_group(group, missing, false);
   return group;
+}
+
+// Why a group can do nothing from the start: a member is gone, or two have lost each other.
+Error Engine::missing_in(const Group& group) const {
+  for (const int member : group.members)
+    if (peer_state_[member] == PeerState::kLost || peer_state_[member] == PeerState::kLeft)
+      return {Fault::kPeerLost, member, "was gone already when the group was made"};
+  for (const auto& [pair, why] : severed_)
+    if (group.rank_of[pair.first] >= 0 && group.rank_of[pair.second] >= 0)
+      return {Fault::kPeerLost, pair.second, why};
+  return {};
 }
 
 void Engine::drop_group(Group& group) {

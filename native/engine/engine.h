@@ -172,7 +172,10 @@ class Engine final : public FrameSink {
   bool is_eager(const Collective& call, uint32_t at) const;
   // What an early message costs the receiver: the bytes, and a record of the frame.
   static uint32_t eager_cost(size_t n_bytes) { return static_cast<uint32_t>(n_bytes) + 256; }
+  size_t recv_from_slot(Collective& call, uint32_t at, const Offered& offer);
+  size_t recv_by_reference(Collective& call, uint32_t at, const Offered& offer);
   void consume(Collective& call, uint32_t at, const std::byte* from);
+  void use(Collective& call, uint32_t at, const std::byte* from);
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
   void complete(Collective& call, uint32_t at, uint32_t segment);
@@ -193,7 +196,8 @@ class Engine final : public FrameSink {
   void on_taken(Collective& call, const Header& header, int from);
   void taken_by_peer(Collective& call, uint32_t at, uint32_t segment);
   void on_placed(Collective& call, const Header& header, uint32_t at);
-  void on_end_of_group(int peer, const Header& header, std::span<std::byte> payload);
+  void on_abort(int peer, const Header& header, std::span<std::byte> payload);
+  void on_lost(int peer, const Header& header, std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
   void disagree(Collective& call, int peer);
   void lengths_differ(Collective& call, int from, int to, uint64_t sent, uint64_t taken);
@@ -249,21 +253,32 @@ class Engine final : public FrameSink {
   uint64_t next_token_ = 1;
   size_t n_in_flight_ = 0;
   // Lost and broken peers are dealt with after the current frame or step, never inside it.
-  std::vector<std::pair<int, std::string>> breaking_;
+  struct Breaking {
+    int peer;
+    std::string why;
+    bool at_once;  // the peer has given this rank up: no step runs before
+  };
+  std::deque<Breaking> breaking_;
   std::vector<std::unique_ptr<Link>> graveyard_;
+  void gave_up(int peer, const std::string& why);
   void settle_broken();
+  void end_link(int peer, const std::string& why);
   struct Ending {
     uint64_t group;
     Error why;
-    bool ripe;  // a turn has passed since it was said
+    int n_turns;  // that have passed since it was said
   };
   std::vector<Ending> endings_;
   void settle_endings();
+  bool is_runnable(uint64_t group) const;
+  // Pairs of other ranks that have lost each other, and why: no group can hold both.
+  std::map<std::pair<int, int>, std::string> severed_;
+  void severed(int one, int other, const std::string& why);
+  Error missing_in(const Group& group) const;
   void settle_departed(int peer);
   void greet_late(Collective& call);
   bool is_in(const Collective& call, size_t rank) const;
   std::string awaited(const Collective& call) const;
-  bool given_up_ = false;  // the others count this rank as lost: what it says about them is void
   bool needs(const Collective& call, int peer) const;
 };
 

@@ -92,20 +92,8 @@ void Engine::abort_group(Group& group, const Error& why, bool tell) {
   flush();
 }
 
-// Another rank tells us that a group or a peer is done for.
-void Engine::on_end_of_group(int peer, const Header& header, std::span<std::byte> payload) {
-  const std::string text = printable(payload);
-  const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
-  if (header.type == FrameType::kLost) {
-    if (culprit != rank_) return peer_lost(culprit, text);
-    // They gave us up. Nothing of this mesh can be trusted any more, and nobody must believe what
-    // we say of the others, who are well.
-    given_up_ = true;
-    for (size_t other = 0; other < names_.size(); ++other)
-      if (peer_state_[other] == PeerState::kAlive)
-        breaking_.emplace_back(static_cast<int>(other), "gave this rank up: " + text);
-    return;
-  }
+// Another rank tells us that a group has ended.
+void Engine::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
   if (dropped_groups_.count(header.group) != 0) return;
   auto& slot = groups_[header.group];
   if (slot == nullptr) {
@@ -118,21 +106,49 @@ void Engine::on_end_of_group(int peer, const Header& header, std::span<std::byte
   const auto fault = header.count > 0 && header.count <= static_cast<uint32_t>(Fault::kInternal)
                          ? static_cast<Fault>(header.count)
                          : Fault::kClosed;
+  const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
   // Of a group that this process has yet to make: its calls shall fail too, not wait.
   if (!group.born && !group.poison) group.poisoned_by = peer;
-  endings_.push_back({group.id, {fault, culprit, text}, false});
+  endings_.push_back({group.id, {fault, culprit, printable(payload)}, 0});
+}
+
+// Another rank has lost its link with the rank `header.flow`. What it says of its own link is true
+// whoever is to blame; of ours with that rank it says nothing.
+void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payload) {
+  if (header.flow >= names_.size() || static_cast<int>(header.flow) == peer)
+    return protocol_error(peer, "lost a rank that there is not");
+  const int other = static_cast<int>(header.flow);
+  if (other == rank_) return gave_up(peer, printable(payload));
+  severed(peer, other, printable(payload));
+}
+
+// Groups that hold two ranks who have lost each other end: the second counts as the one lost.
+void Engine::severed(int one, int other, const std::string& why) {
+  constexpr size_t kKept = 256;  // of words; one such text for each pair of ranks is kept
+  severed_[{one, other}] = why.substr(0, kKept);
+  for (const auto& [id, group] : groups_)
+    if (group->born && group->rank_of[one] >= 0 && group->rank_of[other] >= 0)
+      endings_.push_back({id, {Fault::kPeerLost, other, why}, 0});
+}
+
+bool Engine::is_runnable(uint64_t group) const {
+  return std::any_of(runnable_.begin(), runnable_.end(),
+                     [&](const auto& call) { return call->group->id == group; });
 }
 
 // Ends the groups that others said have ended, one turn after they said so: what came before their
 // word, on other links too, is used first, and a call that it completes ends well.
 void Engine::settle_endings() {
+  // A call that goes on for longer than this would have to be a very long one, of a group that has
+  // lost a member; other groups are not waited for at all.
+  constexpr int kMostTurns = 16;
   std::vector<Ending> endings = std::exchange(endings_, {});
   for (Ending& ending : endings) {
     const auto group = groups_.find(ending.group);
     if (group == groups_.end()) continue;
-    if (!ending.ripe || !runnable_.empty()) {
-      ending.ripe = true;
-      endings_.push_back(ending);
+    const bool waits = ending.n_turns == 0 || is_runnable(ending.group);
+    if (waits && ++ending.n_turns <= kMostTurns) {
+      endings_.push_back(std::move(ending));
       continue;
     }
     // Passed on: nobody shall hear of our leaving before the reason for it.
@@ -142,7 +158,12 @@ void Engine::settle_endings() {
 
 void Engine::peer_lost(int peer, const std::string& why) {
   if (peer_state_[peer] != PeerState::kAlive) return;
-  breaking_.emplace_back(peer, why);
+  breaking_.push_back({peer, why, false});
+}
+
+// The peer counts us as lost and will never read us again: so is it for us, before anything else.
+void Engine::gave_up(int peer, const std::string& why) {
+  breaking_.push_front({peer, "gave this rank up: " + why, true});
 }
 
 void Engine::broken(int peer, const Error& error) { peer_lost(peer, error.text); }
@@ -152,36 +173,39 @@ void Engine::protocol_error(int peer, const std::string& what) {
 }
 
 void Engine::settle_broken() {
-  // Who ends a group and then leaves has said why: that comes first.
-  if (!endings_.empty()) return;
   while (!breaking_.empty()) {
-    const auto [peer, why] = std::move(breaking_.front());
-    breaking_.erase(breaking_.begin());
-    if (peer_state_[peer] == PeerState::kLeft) {
-      settle_departed(peer);
-      continue;
-    }
-    if (peer_state_[peer] != PeerState::kAlive) continue;
-    peer_state_[peer] = PeerState::kLost;
-    Header header;
-    header.type = FrameType::kLost;
-    header.flow = static_cast<uint32_t>(peer);
-    if (links_[peer] != nullptr) {
-      if (!given_up_)
-        send_text(peer, header, why);  // it may live: then it must know that it is out
-      links_[peer]->flush(*this);
-      links_[peer]->close();
-      graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
-    }
-    std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
-    slots_.drop_peer(peer);
-    for (size_t other = 0; other < names_.size() && !given_up_; ++other)
-      if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
-    for (auto& [id, group] : groups_)
-      if (group->born && group->rank_of[peer] >= 0)
-        abort_group(*group, {Fault::kPeerLost, peer, why}, false);
+    // Who ends a group and then leaves has said why: that comes first.
+    if (!endings_.empty() && !breaking_.front().at_once) break;
+    const Breaking next = std::move(breaking_.front());
+    breaking_.pop_front();
+    if (peer_state_[next.peer] == PeerState::kLeft)
+      settle_departed(next.peer);
+    else if (peer_state_[next.peer] == PeerState::kAlive)
+      end_link(next.peer, next.why);
   }
   flush();
+}
+
+// The link with a peer is gone, whoever is to blame. Every other rank hears so and ends the groups
+// that hold both; whether the peer is alive for itself, it finds out by itself.
+void Engine::end_link(int peer, const std::string& why) {
+  peer_state_[peer] = PeerState::kLost;
+  Header header;
+  header.type = FrameType::kLost;
+  header.flow = static_cast<uint32_t>(peer);
+  if (links_[peer] != nullptr) {
+    send_text(peer, header, why);  // it may live: then it must know
+    links_[peer]->flush(*this);
+    links_[peer]->close();
+    graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
+  }
+  std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
+  slots_.drop_peer(peer);
+  for (size_t other = 0; other < names_.size(); ++other)
+    if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
+  for (auto& [id, group] : groups_)
+    if (group->born && group->rank_of[peer] >= 0)
+      abort_group(*group, {Fault::kPeerLost, peer, why}, false);
 }
 
 // A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it

@@ -72,14 +72,12 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
     }
     case FrameType::kGoodbye:
       peer_state_[peer] = PeerState::kLeft;
-      breaking_.emplace_back(peer, "");
+      breaking_.push_back({peer, "", false});
       return;
     case FrameType::kAbort:
+      return on_abort(peer, header, payload);
     case FrameType::kLost:
-      return on_end_of_group(peer, header, payload);
-    case FrameType::kRegion:
-    case FrameType::kRelease:
-      return;  // links keep these to themselves
+      return on_lost(peer, header, payload);
     case FrameType::kData:
       if ((header.flags & kEager) == 0) break;
       eager_in_[peer] += eager_cost(payload.size());
@@ -317,13 +315,15 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
 }
 
 void Engine::on_offer(Collective& call, const Header& header, const Place& place, uint32_t at) {
-  StepState& state = call.state[at];
+  const StepState& state = call.state[at];
+  const int peer = call.group->members[call.plan->program->steps[at].peer];
   const bool in_slot = (header.flags & kInSlot) != 0;
   if (header.count == 0 || header.count > state.n_segments - header.segment)
-    return protocol_error(call.group->members[call.plan->program->steps[at].peer],
-                          "offered segments that " + call.doing() + " does not have");
+    return protocol_error(peer, "offered segments that " + call.doing() + " does not have");
+  if (in_slot && (header.count != 1 || links_[peer]->peer_slot(place.region).data == nullptr))
+    return protocol_error(peer, "offered a segment in a slot that it does not have");
   add_offer(call, at,
-            {header.segment, header.count, in_slot ? kArenaRegion : place.region, place.offset,
+            {header.segment, header.count, in_slot ? 0 : place.region, place.offset,
              in_slot ? place.region : Slots::kNone, false});
 }
 

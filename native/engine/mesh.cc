@@ -72,8 +72,8 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
   }
   if (failed) return failed;
   mesh->engine_.set_slots(
-      Slots(mesh->arena_->slots(), mesh->arena_->n_slots(), Arena::slot_quota(n_local),
-            static_cast<int>(size),
+      Slots(mesh->arena_->slots(), mesh->arena_->stamps(), mesh->arena_->n_slots(),
+            Arena::slot_quota(n_local), static_cast<int>(size),
             [arena = mesh->arena_](uint32_t slot) { return arena->reserve_slot(slot); }));
   mesh->oversubscribed_ = n_local > usable_cores();
   Mesh* raw = mesh.get();

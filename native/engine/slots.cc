@@ -5,9 +5,10 @@
 
 namespace shoal {
 
-Slots::Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers,
-             std::function<Error(uint32_t slot)> reserve)
+Slots::Slots(std::byte* base, std::atomic<uint64_t>* stamps, uint32_t n_slots, uint32_t quota,
+             int n_peers, std::function<Error(uint32_t slot)> reserve)
     : base_(base),
+      shown_stamps_(stamps),
       quota_(quota),
       reserve_(std::move(reserve)),
       holders_(n_slots),
@@ -23,6 +24,9 @@ Error Slots::take(uint32_t& slot_out) {
     if (Error error = reserve_(slot)) return error;
   free_.pop_back();
   stamps_[slot]++;
+  // Whoever sees what is written to the slot from here on sees the new stamp too.
+  shown_stamps_[slot].store(stamps_[slot], std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
   slot_out = slot;
   return {};
 }

@@ -2,6 +2,7 @@
 // to peers of the same host.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,10 @@ namespace shoal {
 // peer may hold `quota` slots, and there are quota * peers of them, so a peer that reads slowly
 // never starves another.
 //
+// A peer that was given up while it was stopped may still read its slots, which others use by then.
+// So each slot has a stamp in shared memory, which changes before what lies in the slot does: an
+// offer names the stamp, and who has read a slot looks whether it is still that one.
+//
 // Threads: under the mesh's lock.
 class Slots {
  public:
@@ -22,9 +27,10 @@ class Slots {
   static constexpr uint32_t kNone = ~0u;
 
   Slots() = default;
-  // `reserve` gives a slot its memory; it is called before the slot is first taken.
-  Slots(std::byte* base, uint32_t n_slots, uint32_t quota, int n_peers,
-        std::function<Error(uint32_t slot)> reserve = {});
+  // `stamps`: one per slot, for peers to read. `reserve` gives a slot its memory; it is called
+  // before the slot is first taken.
+  Slots(std::byte* base, std::atomic<uint64_t>* stamps, uint32_t n_slots, uint32_t quota,
+        int n_peers, std::function<Error(uint32_t slot)> reserve = {});
 
   uint32_t free_for(int peer) const { return quota_ - held_by_[peer]; }
   // A free slot: there is one while any peer may hold one more. Fails for want of memory only.
@@ -35,7 +41,6 @@ class Slots {
   void drop_peer(int peer);  // everything it held counts as taken
 
   std::byte* data(uint32_t slot) const { return base_ + slot * kSlotBytes; }
-  uint64_t offset(uint32_t slot) const { return slot * kSlotBytes; }
   // Changes whenever take() hands the slot out: what lies in it is the same while it is lent and
   // this is the same.
   uint64_t stamp(uint32_t slot) const { return stamps_[slot]; }
@@ -43,6 +48,7 @@ class Slots {
 
  private:
   std::byte* base_ = nullptr;
+  std::atomic<uint64_t>* shown_stamps_ = nullptr;  // written only: peers can write there too
   uint32_t quota_ = 0;
   std::function<Error(uint32_t)> reserve_;
   std::vector<std::vector<int>> holders_;  // by slot

@@ -38,6 +38,8 @@ bool Engine::is_eager(const Collective& call, uint32_t at) const {
 
 bool Engine::progress(size_t budget) {
   size_t moved = 0;
+  // Who was given up must not use what it finds: others may have other data there by now.
+  if (!breaking_.empty() && breaking_.front().at_once) settle_broken();
   while (!runnable_.empty() && moved < budget) {
     // The oldest call first: others wait for it too.
     const std::shared_ptr<Collective> call = runnable_.front();
@@ -236,7 +238,7 @@ size_t Engine::send_in_slot(Collective& call, uint32_t at) {
   Frame frame = frame_for(call, FrameType::kOffer, step.flow, state.started);
   frame.header.count = 1;
   frame.header.flags = kInSlot;
-  frame.carry({slot, Place::kNoGate, slots_.offset(slot)});
+  frame.carry({slot, Place::kNoGate, slots_.stamp(slot)});
   send(peer, frame);
   const uint32_t segment = state.started++;
   complete(call, at, segment);
@@ -307,39 +309,73 @@ size_t Engine::attempt_recv(Collective& call, uint32_t at) {
     state.offered.erase(state.offered.begin());
   if (!state.offered.empty() && state.offered.front().first <= state.done) {
     const Offered offer = state.offered.front();
-    if (offer.in_place) {
-      advance(call, at, offer.first + offer.count);
-      return size_t{offer.count} * call.plan->segment_bytes;
-    }
-    const uint64_t offset =
-        offer.offset + uint64_t{state.done - offer.first} * call.plan->segment_bytes;
-    Link* link = links_[peer].get();
-    const std::byte* from =
-        link == nullptr ? nullptr : link->peer_address(offer.region, offset, n_bytes);
-    if (from == nullptr) {
-      abort_group(*call.group,
-                  {Fault::kResource, rank_,
-                   who(rank_) + " could not map shared memory of " + who(peer) +
-                       ": it has no descriptor or mapping left; raise the limit of open files "
-                       "(ulimit -n) or of mappings (vm.max_map_count)"},
-                  true);
-      return 0;
-    }
-    const uint32_t segment = state.done;
-    const bool note = offer.slot != Slots::kNone || segment + 1 == offer.first + offer.count ||
-                      segment + 1 - state.taken_said >= kSegmentsPerNote;
-    if (note) state.taken_said = segment + 1;
-    Frame taken = frame_for(call, FrameType::kTaken, step.flow, segment + 1);
-    if (offer.slot != Slots::kNone) {
-      taken.header.flags = kInSlot;
-      taken.header.count = offer.slot;
-    }
-    consume(call, at, from);
-    if (note) send(peer, taken);
-    return n_bytes;
+    if (offer.slot != Slots::kNone) return recv_from_slot(call, at, offer);
+    if (!offer.in_place) return recv_by_reference(call, at, offer);
+    advance(call, at, offer.first + offer.count);
+    return size_t{offer.count} * call.plan->segment_bytes;
   }
   grant(call, at);
   return 0;
+}
+
+// The segment lies in a slot of the peer's. If it has given this rank up meanwhile, it uses the
+// slot for something else: what was read then is nothing, and so is this rank's part in the call.
+size_t Engine::recv_from_slot(Collective& call, uint32_t at, const Offered& offer) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  const size_t n_bytes = call.segment_bytes(step, state.done);
+  Link* link = links_[peer].get();
+  if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
+  const Link::PeerSlot slot = link->peer_slot(offer.slot);
+  const auto is_current = [&](std::memory_order order) {
+    return slot.stamp->load(order) == offer.offset;
+  };
+  bool current = is_current(std::memory_order_acquire);
+  if (current) {
+    use(call, at, slot.data);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    current = is_current(std::memory_order_relaxed);
+  }
+  if (!current) {
+    gave_up(peer, "what it was sent has made way for other data");
+    return 0;
+  }
+  Frame taken = frame_for(call, FrameType::kTaken, step.flow, state.done + 1);
+  taken.header.flags = kInSlot;
+  taken.header.count = offer.slot;
+  state.taken_said = state.done + 1;
+  advance(call, at, state.done + 1);
+  send(peer, taken);
+  return n_bytes;
+}
+
+size_t Engine::recv_by_reference(Collective& call, uint32_t at, const Offered& offer) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.group->members[step.peer];
+  const uint32_t segment = state.done;
+  const size_t n_bytes = call.segment_bytes(step, segment);
+  Link* link = links_[peer].get();
+  if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
+  const uint64_t offset = offer.offset + uint64_t{segment - offer.first} * call.plan->segment_bytes;
+  const std::byte* from = link->peer_address(offer.region, offset, n_bytes);
+  if (from == nullptr) {
+    abort_group(*call.group,
+                {Fault::kResource, rank_,
+                 who(rank_) + " could not map shared memory of " + who(peer) +
+                     ": it has no descriptor or mapping left; raise the limit of open files "
+                     "(ulimit -n) or of mappings (vm.max_map_count)"},
+                true);
+    return 0;
+  }
+  const bool note = segment + 1 == offer.first + offer.count ||
+                    segment + 1 - state.taken_said >= kSegmentsPerNote;
+  if (note) state.taken_said = segment + 1;
+  const Frame taken = frame_for(call, FrameType::kTaken, step.flow, segment + 1);
+  consume(call, at, from);
+  if (note) send(peer, taken);
+  return n_bytes;
 }
 
 // What was consumed without a word, because more was to come at once.
@@ -353,17 +389,19 @@ void Engine::say_taken(Collective& call, uint32_t at) {
 
 // Uses the next segment of a receive; `from` is nullptr when the bytes lie in place already.
 void Engine::consume(Collective& call, uint32_t at, const std::byte* from) {
+  if (from != nullptr) use(call, at, from);
+  advance(call, at, call.state[at].done + 1);
+}
+
+void Engine::use(Collective& call, uint32_t at, const std::byte* from) {
   const Step& step = call.plan->program->steps[at];
-  StepState& state = call.state[at];
-  const size_t n_bytes = call.segment_bytes(step, state.done);
-  std::byte* into = call.segment_at(step.buffer, step.chunk, state.done);
-  if (from != nullptr) {
-    if (step.fold)
-      call.plan->fold(into, into, from, n_bytes / size_of(call.plan->dtype));
-    else
-      std::memcpy(into, from, n_bytes);
-  }
-  advance(call, at, state.done + 1);
+  const uint32_t segment = call.state[at].done;
+  const size_t n_bytes = call.segment_bytes(step, segment);
+  std::byte* into = call.segment_at(step.buffer, step.chunk, segment);
+  if (step.fold)
+    call.plan->fold(into, into, from, n_bytes / size_of(call.plan->dtype));
+  else
+    std::memcpy(into, from, n_bytes);
 }
 
 // Tells the sender how far it may go. Over TCP that is ahead of need, backed by reserved staging;

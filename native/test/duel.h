@@ -40,8 +40,9 @@ struct Duel {
       engine.set_link(peer, net.link(0, peer), 0);
       ends[peer] = net.link(peer, 0);
     }
-    net.set_arena(0, {slots.get(), 4 * Slots::kSlotBytes});
-    engine.set_slots(Slots(slots.get(), 4, 2, 3));
+    net.set_arena(0, slots.get(), stamps);
+    net.set_arena(1, slots.get(), stamps);
+    engine.set_slots(Slots(slots.get(), stamps.data(), 4, 2, 3));
     engine.on_finished = [this](Collective& ended) {
       if (&ended == call.get()) free();
     };
@@ -116,7 +117,8 @@ struct Duel {
   }
 
   FakeNet net;
-  std::unique_ptr<std::byte[]> slots;
+  std::unique_ptr<std::byte[]> slots;  // of rank 0; rank 1 offers them as its own
+  std::vector<std::atomic<uint64_t>> stamps = std::vector<std::atomic<uint64_t>>(4);
   Engine engine{0, {World::name(0), World::name(1), World::name(2)}, {}};
   Silent sink;
   std::unique_ptr<Link> ends[3];

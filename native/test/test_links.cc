@@ -607,7 +607,6 @@ TEST("a shared region is the same memory at both ends, and nothing beyond it can
     CHECK(pair.link(1).peer_address(region.id, ~uint64_t{0}, 1) == nullptr);
     CHECK(pair.link(1).peer_address(region.id, ~uint64_t{0}, 2) == nullptr);
     CHECK(pair.link(1).peer_address(region.id, 1, ~size_t{0}) == nullptr);
-    CHECK(pair.link(1).peer_address(kArenaRegion, ~uint64_t{0}, 2) == nullptr);
     CHECK(pair.link(0).peer_address(region.id, 0, 1) == nullptr);  // one way only
     Regions::of_process().release(region.data);
     CHECK(!pair.link(0).share(region.id + 1000));
@@ -616,14 +615,16 @@ TEST("a shared region is the same memory at both ends, and nothing beyond it can
   });
 }
 
-TEST("the slots of a peer are reached by place, up to their end") {
+TEST("the slots of a peer are reached by number, with their stamps, and no further") {
   ShmPair pair;
-  const uint64_t end = uint64_t{pair.arenas[0].n_slots()} * Slots::kSlotBytes;
-  pair.arenas[0].slots()[end - 1] = std::byte{9};
-  const std::byte* last = pair.link(1).peer_address(kArenaRegion, end - 1, 1);
-  CHECK(last != nullptr && *last == std::byte{9});
-  CHECK(pair.link(1).peer_address(kArenaRegion, end - 1, 2) == nullptr);
-  CHECK(pair.link(1).peer_address(kArenaRegion, end, 1) == nullptr);
+  const uint32_t last = pair.arenas[0].n_slots() - 1;
+  pair.arenas[0].slots()[last * Slots::kSlotBytes + 7] = std::byte{9};
+  pair.arenas[0].stamps()[last] = 41;
+  const Link::PeerSlot slot = pair.link(1).peer_slot(last);
+  CHECK(slot.data != nullptr && slot.data[7] == std::byte{9});
+  CHECK(slot.stamp != nullptr && slot.stamp->load() == 41);
+  CHECK(pair.link(1).peer_slot(last + 1).data == nullptr);
+  CHECK(pair.link(1).peer_slot(~0u).data == nullptr);
 }
 
 // ---- damage, on the bytes of a stream

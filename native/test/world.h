@@ -7,6 +7,8 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -114,7 +116,10 @@ class World {
         one.link(peer)->pump(one);
       }
       one.progress(1 + random_.below(4096));
-      if (tick_due) one.tick(now);
+      if (!tick_due) continue;
+      for (int peer = 0; peer < size_; ++peer)  // a beat in shared memory, where there is some
+        if (options_.net.shares_memory && peer != rank && runs(peer)) one.heard_from(peer, now);
+      one.tick(now);
     }
   }
   // True once `until` holds, false after `most` steps.
@@ -265,8 +270,9 @@ class World {
       // Exactly as long as the slots, and never cleared: only what is used becomes real memory.
       const size_t n_bytes = n_slots * Slots::kSlotBytes;
       std::byte* slots = arenas_.emplace_back(new std::byte[n_bytes]).get();
-      net.set_arena(rank, {slots, n_bytes});
-      one->set_slots(Slots(slots, n_slots, options_.slot_quota, size_));
+      auto& stamps = stamps_.emplace_back(n_slots);
+      net.set_arena(rank, slots, stamps);
+      one->set_slots(Slots(slots, stamps.data(), n_slots, options_.slot_quota, size_));
     }
     one->on_finished = [this, rank](Collective& handle) {
       const auto found = open_.find({rank, handle.group->id, handle.key});
@@ -284,6 +290,7 @@ class World {
   int64_t next_tick_ = 0;
   std::vector<bool> stopped_;
   std::vector<std::unique_ptr<std::byte[]>> arenas_;
+  std::deque<std::vector<std::atomic<uint64_t>>> stamps_;
   std::vector<std::unique_ptr<Kept>> calls_;
   std::map<std::tuple<int, uint64_t, uint64_t>, Kept*> open_;
 };

@@ -37,9 +37,9 @@ void Arena::close_memory_fd() {
 Error Arena::create(int n_local, Arena& out) {
   out.n_local_ = n_local;
   out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
-  const size_t n_bytes = size_for(n_local, out.n_slots_);
+  const size_t n_bytes = out.size();
   if (Error error =
-          create_shared_memory("shoal-arena", n_bytes, ring_offset(n_local), out.memory_fd_))
+          create_shared_memory("shoal-arena", n_bytes, out.slots_offset(), out.memory_fd_))
     return error;
   if (Error error = Mapping::map(out.memory_fd_, n_bytes, out.mapping_)) return error;
   out.event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -52,14 +52,16 @@ Error Arena::create(int n_local, Arena& out) {
   header->n_local = static_cast<uint32_t>(n_local);
   header->n_slots = out.n_slots_;
   for (int local = 0; local < n_local; ++local)
-    new (out.mapping_.data() + ring_offset(local)) RingHeader;
+    new (out.mapping_.data() + out.ring_offset(local)) RingHeader;
+  for (uint32_t slot = 0; slot < out.n_slots_; ++slot)
+    new (out.stamps() + slot) std::atomic<uint64_t>{0};
   return {};
 }
 
 Error Arena::open(int memory_fd, int n_local, Arena& out) {
   out.n_local_ = n_local;
   out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
-  const size_t n_bytes = size_for(n_local, out.n_slots_);
+  const size_t n_bytes = out.size();
   struct stat stat{};
   if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
     return {Fault::kPeerLost, -1, "handed over an arena of the wrong size"};

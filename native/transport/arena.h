@@ -1,9 +1,10 @@
 // What a process shares with its host-mates: a bell, a ring of frames from each of them, and slots.
 //
-//   [ArenaHeader | ring from local 0 | ring from local 1 | ... | slot 0 | slot 1 | ...]
+//   [ArenaHeader | stamps | ring from local 0 | ring from local 1 | ... | slot 0 | slot 1 | ...]
 //
-// The owner reads its rings and fills its slots; peer i writes ring i and reads slots. The memory
-// of the rings is reserved when the arena is made, that of a slot when it is first used.
+// The owner reads its rings and fills its slots; peer i writes ring i and reads slots and their
+// stamps (slots.h). All memory but that of the slots is reserved when the arena is made, that of a
+// slot when it is first used.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +66,7 @@ class Arena {
   void close_memory_fd();
   // Gives a slot its memory, which has to come before its first use.
   Error reserve_slot(uint32_t slot) const {
-    return reserve_shared_memory(memory_fd_, ring_offset(n_local_) + slot * Slots::kSlotBytes,
+    return reserve_shared_memory(memory_fd_, slots_offset() + slot * Slots::kSlotBytes,
                                  Slots::kSlotBytes);
   }
 
@@ -76,7 +77,10 @@ class Arena {
   std::byte* ring_data(int local) const {
     return mapping_.data() + ring_offset(local) + sizeof(RingHeader);
   }
-  std::byte* slots() const { return mapping_.data() + ring_offset(n_local_); }
+  std::atomic<uint64_t>* stamps() const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(mapping_.data() + sizeof(ArenaHeader));
+  }
+  std::byte* slots() const { return mapping_.data() + slots_offset(); }
   uint32_t n_slots() const { return n_slots_; }
   bool mapped() const { return mapping_.data() != nullptr; }
 
@@ -88,12 +92,14 @@ class Arena {
   void sleep(uint32_t seen, int64_t timeout_ns) const;
 
  private:
-  static size_t ring_offset(int local) {
-    return 4096 + static_cast<size_t>(local) * (sizeof(RingHeader) + kRingBytes);
+  static constexpr size_t kPage = 4096;
+  static size_t whole_pages(size_t n_bytes) { return (n_bytes + kPage - 1) / kPage * kPage; }
+  size_t ring_offset(int local) const {
+    return whole_pages(sizeof(ArenaHeader) + n_slots_ * sizeof(uint64_t)) +
+           static_cast<size_t>(local) * (sizeof(RingHeader) + kRingBytes);
   }
-  static size_t size_for(int n_local, uint32_t n_slots) {
-    return ring_offset(n_local) + n_slots * Slots::kSlotBytes;
-  }
+  size_t slots_offset() const { return whole_pages(ring_offset(n_local_)); }
+  size_t size() const { return slots_offset() + n_slots_ * Slots::kSlotBytes; }
 
   Mapping mapping_;
   int n_local_ = 0;

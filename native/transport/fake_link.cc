@@ -337,14 +337,17 @@ bool FakeLink::share(uint32_t id) {
 }
 
 std::byte* FakeLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
-  std::span<std::byte> memory;
-  if (region == kArenaRegion) {
-    memory = net_.arenas_[static_cast<size_t>(peer_)];
-  } else if (const auto found = regions_.find(region); found != regions_.end()) {
-    memory = {found->second.data(), found->second.size()};
-  }
-  const bool fits = offset <= memory.size() && n_bytes <= memory.size() - offset;
-  return fits && memory.data() != nullptr ? memory.data() + offset : nullptr;
+  const auto found = regions_.find(region);
+  if (found == regions_.end()) return nullptr;
+  const Mapping& mapping = found->second;
+  return offset <= mapping.size() && n_bytes <= mapping.size() - offset ? mapping.data() + offset
+                                                                        : nullptr;
+}
+
+Link::PeerSlot FakeLink::peer_slot(uint32_t slot) {
+  const FakeNet::Arena& arena = net_.arenas_[static_cast<size_t>(peer_)];
+  if (slot >= arena.stamps.size()) return {};
+  return {arena.slots + slot * Slots::kSlotBytes, &arena.stamps[slot]};
 }
 
 }  // namespace shoal

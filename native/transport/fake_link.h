@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/shared_memory.h"
+#include "engine/slots.h"
 #include "transport/link.h"
 
 namespace shoal {
@@ -60,9 +61,9 @@ class FakeNet {
 
   // `rank`'s end of the connection with `peer`; at most one at a time.
   std::unique_ptr<Link> link(int rank, int peer);
-  // The slots of `rank`, which its peers read by kArenaRegion.
-  void set_arena(int rank, std::span<std::byte> slots) {
-    arenas_[static_cast<size_t>(rank)] = slots;
+  // The slots of `rank` and their stamps, which its peers read.
+  void set_arena(int rank, std::byte* slots, std::span<std::atomic<uint64_t>> stamps) {
+    arenas_[static_cast<size_t>(rank)] = {slots, stamps};
   }
 
   void step() { ++now_; }
@@ -107,7 +108,11 @@ class FakeNet {
   std::string violation_;
   std::vector<Wire> wires_;
   std::vector<FakeLink*> links_;
-  std::vector<std::span<std::byte>> arenas_;
+  struct Arena {
+    std::byte* slots = nullptr;
+    std::span<std::atomic<uint64_t>> stamps;
+  };
+  std::vector<Arena> arenas_;
 };
 
 class FakeLink final : public Link {
@@ -125,6 +130,7 @@ class FakeLink final : public Link {
   bool shares_memory() const override { return net_.options.shares_memory; }
   bool share(uint32_t region) override;
   std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
+  PeerSlot peer_slot(uint32_t slot) override;
 
  private:
   friend class FakeNet;

@@ -21,21 +21,19 @@ enum class FrameType : uint8_t {
   kCredit = 8,    // gives back `place.offset` bytes of eager allowance
   kDisagree = 9,  // payload: what I called under this key
   kAbort = 10,    // payload: why this group ends; flow = culprit rank, count = fault
-  kLost = 11,     // payload: why the peer `flow` counts as dead
+  kLost = 11,     // "my link with the rank `flow` is gone"; payload: why
   kGoodbye = 12,  // orderly end of the link
   kHeartbeat = 13,
   kRegion = 14,   // a shared region's descriptor rides along (SCM_RIGHTS)
   kRelease = 15,  // the region is gone: drop the mapping
 };
 
-// Place::region of what lies in the sender's slots.
-inline constexpr uint32_t kArenaRegion = 0xffffffff;
-
 // Sixteen more bytes, carried as the payload of kGrant, kOffer, kCredit, kRegion and kRelease.
 struct Place {
   uint32_t region = 0;      // 0: none; kOffer with kInSlot: the slot's number
   uint32_t gate = kNoGate;  // kGrant: segment s is granted once you consumed s of my flow `gate`
-  uint64_t offset = 0;  // bytes into the region of the flow's (kOffer: the segment's) first byte
+  // Bytes into the region of the flow's (kOffer: the segment's) first byte; kInSlot: its stamp.
+  uint64_t offset = 0;
 
   static constexpr uint32_t kNoGate = 0xffffffff;
 };

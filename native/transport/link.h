@@ -1,6 +1,7 @@
 // A pipe of frames to one peer. Knows no collectives, dtypes or chunks.
 #pragma once
 
+#include <atomic>
 #include <span>
 
 #include "base/error.h"
@@ -68,6 +69,13 @@ class Link {
   // Where `offset` of the peer's region lies in this process, or nullptr when it is not mapped or
   // `n_bytes` would reach past its end.
   virtual std::byte* peer_address(uint32_t, uint64_t, size_t) { return nullptr; }
+
+  // A slot of the peer as this process sees it, and its stamp; nulls if it has no such slot.
+  struct PeerSlot {
+    const std::byte* data = nullptr;
+    const std::atomic<uint64_t>* stamp = nullptr;
+  };
+  virtual PeerSlot peer_slot(uint32_t) { return {}; }
 };
 
 }  // namespace shoal

@@ -256,16 +256,17 @@ bool ShmLink::pump_socket(FrameSink& sink) {
 }
 
 std::byte* ShmLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
-  if (region == kArenaRegion) {
-    const uint64_t size = uint64_t{theirs_.n_slots()} * Slots::kSlotBytes;
-    return offset <= size && n_bytes <= size - offset ? theirs_.slots() + offset : nullptr;
-  }
   auto found = regions_.find(region);
   if (found == regions_.end() && take_notes() == Notes::kTaken) found = regions_.find(region);
   if (found == regions_.end()) return nullptr;
   const Mapping& mapping = found->second;
   return offset <= mapping.size() && n_bytes <= mapping.size() - offset ? mapping.data() + offset
                                                                         : nullptr;
+}
+
+Link::PeerSlot ShmLink::peer_slot(uint32_t slot) {
+  if (slot >= theirs_.n_slots()) return {};
+  return {theirs_.slots() + slot * Slots::kSlotBytes, theirs_.stamps() + slot};
 }
 
 }  // namespace shoal

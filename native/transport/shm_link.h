@@ -36,6 +36,7 @@ class ShmLink final : public Link {
   // A region that is not known yet is looked for in the socket: its descriptor was sent before
   // anything that names it.
   std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
+  PeerSlot peer_slot(uint32_t slot) override;
 
   bool has_inbound() const {
     return inbound_->head.load(std::memory_order_acquire) !=
