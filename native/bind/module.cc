@@ -141,7 +141,7 @@ struct Call {
     return collective->finished.load(std::memory_order_acquire) || mesh->forsaken();
   }
 
-  // True when finished. Lets the interpreter go, and looks at signals ten times a second.
+  // True when finished. Lets the interpreter go, and looks at signals now and then.
   bool wait(double timeout_s) {
     if (done()) return true;
     const int64_t deadline = now_ns() + ns_of(timeout_s);
@@ -149,7 +149,7 @@ struct Call {
       bool finished;
       {
         Released released;
-        finished = mesh->wait(*collective, std::min(deadline - now_ns(), 100 * kMillisecond));
+        finished = mesh->wait(*collective, deadline - now_ns());
       }
       if (finished) return true;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -214,19 +214,23 @@ struct GroupHandle {
     Released released;
     mesh->drop_group(*group);
   }
-  ErrorTuple error() { return tuple_of(mesh->poison_of(*group)); }
+  ErrorTuple error() {
+    Released released;
+    return tuple_of(mesh->poison_of(*group));
+  }
 };
 
 std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64_t epoch,
                                 std::shared_ptr<Arena> arena,
                                 const std::vector<std::tuple<int, int, int, int>>& peers,
-                                uint64_t staging_bytes, double spin_us) {
+                                uint64_t staging_bytes, double spin_us, double backstop_s) {
   std::vector<PeerSocket> sockets;
   for (const auto& [peer, socket_fd, memory_fd, event_fd] : peers)
     sockets.push_back({peer, socket_fd, memory_fd, event_fd});
   Mesh::Options options;
   options.engine.staging_bytes = staging_bytes;
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
+  options.backstop_ns = ns_of(backstop_s);
   std::shared_ptr<Mesh> mesh;
   Released released;
   const Error error =
@@ -282,14 +286,43 @@ NB_MODULE(_native, m) {
       .def("error", &GroupHandle::error);
   nb::class_<Mesh>(m, "Mesh")
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
-                  nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"))
+                  nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"),
+                  nb::arg("backstop_s"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
-             auto group = mesh->add_group(id, std::move(members)).shared_from_this();
+             std::shared_ptr<Group> group;
+             {
+               Released released;
+               group = mesh->add_group(id, std::move(members)).shared_from_this();
+             }
              return GroupHandle{std::move(mesh), std::move(group)};
            })
       .def("close", &Mesh::close, nb::call_guard<Released>())
-      .def("staging_peak", &Mesh::staging_peak);
+      .def("wait_finished",
+           [](Mesh& mesh, uint64_t seen, double timeout_s) {
+             uint64_t n_finished;
+             {
+               Released released;
+               n_finished = mesh.wait_finished(seen, ns_of(timeout_s));
+             }
+             if (PyErr_CheckSignals() != 0) throw nb::python_error();
+             return n_finished;
+           })
+      .def("wakeups",
+           [](Mesh& mesh) {
+             Mesh::Wakeups counts;
+             {
+               Released released;
+               counts = mesh.wakeups();
+             }
+             nb::dict told;
+             told["callers_rung"] = counts.callers_rung;
+             told["callers_timed"] = counts.callers_timed;
+             told["lane_rung"] = counts.lane_rung;
+             told["late"] = counts.late;
+             return told;
+           })
+      .def("staging_peak", &Mesh::staging_peak, nb::call_guard<Released>());
 
   m.def("address_of", [](nb::handle view) {
     Py_buffer buffer;
@@ -301,7 +334,12 @@ NB_MODULE(_native, m) {
   });
   m.def("allocate", [](uint64_t n_bytes) {
     Regions::Region region;
-    raise_if(Regions::of_process().allocate(n_bytes, region));
+    Error error;
+    {
+      Released released;  // the kernel clears all of it
+      error = Regions::of_process().allocate(n_bytes, region);
+    }
+    raise_if(error);
     return reinterpret_cast<uintptr_t>(region.data);
   });
   m.def("release", [](uintptr_t address) {

@@ -12,6 +12,8 @@ namespace shoal {
 namespace {
 
 constexpr int64_t kTickNs = 100 * kMillisecond;
+// While there is always something to do, a caller looks at signals this often.
+constexpr int64_t kLookNs = 100 * kMillisecond;
 // Bytes a driver moves before it lets others have the lock.
 constexpr size_t kTurnBytes = 1u << 20;
 // From other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
@@ -77,7 +79,10 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
             [arena = mesh->arena_](uint32_t slot) { return arena->reserve_slot(slot); }));
   mesh->oversubscribed_ = n_local > usable_cores();
   Mesh* raw = mesh.get();
-  mesh->engine_.on_finished = [raw](Collective&) { raw->finished_some_ = true; };
+  mesh->engine_.on_finished = [raw](Collective&) {
+    raw->finished_some_ = true;
+    raw->n_finished_++;
+  };
   if (Error error = Lane::of_process().add(mesh)) return error;
   out = std::move(mesh);
   return {};
@@ -129,6 +134,11 @@ std::shared_ptr<Collective> Mesh::post_message(Group& group, std::shared_ptr<con
 
 std::shared_ptr<Collective> Mesh::start(std::unique_lock<std::mutex>& lock,
                                         std::shared_ptr<Collective> call, bool background) {
+  if (n_sleeping_ > 0) {
+    // They sleep until all of another call has come: from here on every frame may matter.
+    arena_->header().wake_at.store(arena_->header().bell.load());
+    pump_rings();
+  }
   // Small messages leave at once; the rest is for whoever drives.
   engine_.progress(1);
   const bool rouse = background && !call->finished && n_callers_ == 0;
@@ -147,12 +157,23 @@ bool Mesh::pump_rings() {
   return moved;
 }
 
+bool Mesh::has_inbound() const {
+  return std::any_of(local_peers_.begin(), local_peers_.end(), [&](int peer) {
+    return engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound();
+  });
+}
+
 bool Mesh::step() {
   const bool came = pump_rings();
   return engine_.progress(kTurnBytes) || came;
 }
 
-// Wakes callers whose call this thread finished, or who have new work to drive.
+// Callers who sleep hear that a call is finished, which may be theirs, or that there is work.
+void Mesh::wake_sleepers() {
+  if (finished_some_ && n_sleeping_ > 0) arena_->wake_callers();
+  finished_some_ = false;
+}
+
 void Mesh::after_step(std::unique_lock<std::mutex>& lock) {
   const bool wake = (finished_some_ || engine_.has_work()) && n_callers_ > 0;
   finished_some_ = false;
@@ -163,25 +184,43 @@ void Mesh::after_step(std::unique_lock<std::mutex>& lock) {
 bool Mesh::wait(Collective& call, int64_t timeout_ns) {
   if (call.finished.load(std::memory_order_acquire)) return true;
   std::unique_lock lock(mutex_);
-  const int64_t deadline = now_ns() + timeout_ns;
-  n_callers_++;
-  arena_->header().sleepers.fetch_and(~kLaneSleeps);
+  drive(lock, timeout_ns, &call, [&] { return call.finished.load(); });
+  return call.finished;
+}
+
+uint64_t Mesh::wait_finished(uint64_t seen, int64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  drive(lock, timeout_ns, nullptr, [&] { return n_finished_ != seen || closed_; });
+  std::lock_guard again(mutex_);
+  return n_finished_;
+}
+
+// The life of a caller that waits. Lets the lock go.
+template <class Done>
+void Mesh::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Collective* call,
+                 Done done) {
+  int64_t now = now_ns();
+  const int64_t deadline = now + timeout_ns;
   // What the wire takes longer for is not worth a core.
-  const int64_t spin_ns = call.n_far_bytes > kSpinBytes ? 0 : options_.spin_ns;
-  int64_t spin_until = now_ns() + spin_ns;
-  bool quiet = false;
-  while (!call.finished && !quiet) {
-    if (step()) {
-      if (call.finished) break;
+  const bool is_long = call != nullptr && call->n_far_bytes > kSpinBytes;
+  const int64_t spin_ns = is_long ? 0 : options_.spin_ns;
+  int64_t spin_until = now + spin_ns;
+  ArenaHeader& own = arena_->header();
+  n_callers_++;
+  own.watch.fetch_or(kDriven);
+  own.watch.fetch_and(~kLaneSleeps);
+  const int64_t look_at = now + kLookNs;
+  for (bool quiet = false; !done() && !quiet;) {
+    const bool moved = step();
+    if (moved) wake_sleepers();
+    now = now_ns();
+    if (done() || now >= deadline || (moved && now >= look_at)) break;
+    if (moved) {
       // Let a poster or the lane in between turns.
       lock.unlock();
       lock.lock();
-      spin_until = now_ns() + spin_ns;
-      continue;
-    }
-    const int64_t now = now_ns();
-    if (now >= deadline) break;
-    if (now < spin_until) {
+      spin_until = now + spin_ns;
+    } else if (now < spin_until) {
       lock.unlock();
       if (!oversubscribed_)
         for (int i = 0; i < 16; ++i) relax();
@@ -189,44 +228,49 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
       // of them: the kernel likes to put a woken rank beside the one that woke it.
       sched_yield();
       lock.lock();
-      continue;
+    } else {
+      quiet = !sleep_until_rung(lock, call, deadline);
+      spin_until = now_ns() + spin_ns;
     }
-    quiet = !sleep_until_rung(lock, call, deadline);
-    spin_until = now_ns() + spin_ns;
   }
-  n_callers_--;
+  if (--n_callers_ == 0) own.watch.fetch_and(~kDriven);
   const bool others = engine_.n_in_flight() > 0 && n_callers_ == 0;
-  const bool done = call.finished;
-  if (finished_some_ && n_callers_ > 0) {
-    after_step(lock);
-  } else {
-    finished_some_ = false;
-    lock.unlock();
-  }
+  after_step(lock);
   if (others) Lane::of_process().kick();
-  return done;
 }
 
-// Sleeps on the bell. False when nothing rang for a while: time to look at signals and deadlines.
-bool Mesh::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective& call,
+// Sleeps on the bell. False when it did not ring: time to look at signals and deadlines.
+bool Mesh::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
                             int64_t deadline) {
   ArenaHeader& own = arena_->header();
   const uint32_t seen = own.bell.load();
-  own.wake_at.store(seen + engine_.frames_awaited(call));
-  own.sleepers.fetch_or(kCallerSleeps);
+  own.wake_at.store(seen + (call == nullptr ? 1 : engine_.frames_awaited(*call)));
+  n_sleeping_++;
+  own.watch.fetch_or(kCallerSleeps);
   // A frame that came between the last look and the arming has moved the bell, or is seen here.
-  bool came = own.bell.load() != seen;
-  for (const int peer : local_peers_)
-    came |= engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound();
+  bool came = own.bell.load() != seen || has_inbound();
   if (!came) {
-    const int64_t bound = std::min<int64_t>(deadline - now_ns(), 50 * kMillisecond);
+    const int64_t bound = std::min(deadline - now_ns(), options_.backstop_ns);
     lock.unlock();
     if (bound > 0) arena_->sleep(seen, bound);
     lock.lock();
     came = own.bell.load() != seen;
+    (came ? wakeups_.callers_rung : wakeups_.callers_timed)++;
+    if (!came && (has_inbound() || engine_.has_work() || finished_some_)) suspect();
   }
-  own.sleepers.fetch_and(~kCallerSleeps);
+  // NOT whenever one wakes: others sleep on.
+  if (--n_sleeping_ == 0) own.watch.fetch_and(~kCallerSleeps);
   return came;
+}
+
+void Mesh::suspect() {
+  suspects_ = true;
+  suspect_bell_ = arena_->header().bell.load();
+}
+
+void Mesh::settle_suspicion() {
+  if (suspects_ && arena_->header().bell.load() == suspect_bell_) wakeups_.late++;
+  suspects_ = false;
 }
 
 // ---- the lane's side
@@ -256,6 +300,7 @@ void Mesh::pump_tcp(int peer) {
 // kernel does not tell again.
 void Mesh::on_event(int peer, bool ended) {
   std::unique_lock lock(mutex_);
+  if (peer < 0) wakeups_.lane_rung++;
   if (closed_ || peer < 0) return;
   Link* link = engine_.link(peer);
   if (link == nullptr) return;
@@ -273,7 +318,7 @@ bool Mesh::turn(int64_t now) {
   std::unique_lock lock(mutex_);
   if (closed_) return false;
   bool more = false;
-  if (n_callers_ == 0) more = step();
+  if (n_callers_ == 0 && is_called_for(now)) more = step();
   const std::vector<int> unread = std::move(unread_);
   unread_.clear();
   for (const int peer : unread) pump_tcp(peer);
@@ -288,18 +333,35 @@ bool Mesh::turn(int64_t now) {
       shm_links_[peer]->release_regions();
     }
     engine_.tick(now);
+    settle_suspicion();
   }
   after_step(lock);
   return more;
 }
 
+// Whether the lane has a reason to look for work: somebody told it of some, there is some that it
+// knows of, or it has not looked for very long.
+bool Mesh::is_called_for(int64_t now) {
+  const bool is_armed = (arena_->header().watch.load() & kLaneSleeps) != 0;
+  if (!is_armed || engine_.has_work()) return true;
+  if (now < next_backstop_ns_) return false;
+  next_backstop_ns_ = now + options_.backstop_ns;
+  if (engine_.n_in_flight() > 0 && has_inbound()) suspect();
+  return true;
+}
+
 bool Mesh::may_sleep() {
   std::lock_guard lock(mutex_);
   if (closed_ || n_callers_ > 0) return true;
-  arena_->header().sleepers.fetch_or(kLaneSleeps);
-  for (const int peer : local_peers_)
-    if (engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound()) return false;
-  return !engine_.has_work();
+  arena_->header().watch.fetch_or(kLaneSleeps);
+  if (!has_inbound() && !engine_.has_work()) return true;
+  arena_->header().watch.fetch_and(~kLaneSleeps);
+  return false;
+}
+
+Mesh::Wakeups Mesh::wakeups() {
+  std::lock_guard lock(mutex_);
+  return wakeups_;
 }
 
 size_t Mesh::staging_peak() {
@@ -339,7 +401,8 @@ void Mesh::close() {
     }
     engine_.close();
     arena_->close_memory_fd();
-    after_step(lock);
+    lock.unlock();
+    arena_->wake_callers();
   }
   Lane::of_process().remove(this);
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -32,6 +31,16 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     Engine::Options engine;
     // A waiting caller polls this long before it sleeps, where cores are free for it.
     int64_t spin_ns = 50'000;
+    // How long nobody who sleeps looks for work by itself. Only what was lost can be found so:
+    // whoever brings work wakes somebody, and `Wakeups::late` counts what this found.
+    int64_t backstop_ns = 100'000'000;
+  };
+  // Why sleepers woke. Relaxed: for people and tests.
+  struct Wakeups {
+    uint64_t callers_rung = 0;   // by a peer, or by another thread of this process
+    uint64_t callers_timed = 0;  // to look at signals, deadlines, and for lost work
+    uint64_t lane_rung = 0;
+    uint64_t late = 0;  // found work that nobody had announced
   };
 
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
@@ -52,9 +61,11 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::shared_ptr<Collective> post_message(Group& group, std::shared_ptr<const Plan> plan,
                                            bool sends, int peer, int64_t tag, std::byte* data,
                                            int64_t timeout_ns, bool background);
-  // Drives until `call` is finished (true), `timeout_ns` passed, or nothing came for 50 ms, so that
-  // the caller can look at signals.
+  // Drives until `call` is finished (true), `timeout_ns` passed, or a signal or a quiet spell gives
+  // reason to look at what native code does not see.
   bool wait(Collective& call, int64_t timeout_ns);
+  // Drives until some call has finished after `seen` had, or as above; how many have by now.
+  uint64_t wait_finished(uint64_t seen, int64_t timeout_ns);
   // Says goodbye, fails what is in flight, ends all links. Idempotent.
   void close();
 
@@ -74,6 +85,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool turn(int64_t now);  // true if there is more to do at once
   bool may_sleep();        // arms the bell; false if something came meanwhile
   size_t staging_peak();
+  Wakeups wakeups();
 
  private:
   Mesh(int rank, std::vector<std::string> names, const Options& options);
@@ -81,10 +93,18 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
                                     std::shared_ptr<Collective> call, bool background);
   bool step();
   bool pump_rings();
+  bool has_inbound() const;
   void pump_tcp(int peer);
+  void wake_sleepers();
   void after_step(std::unique_lock<std::mutex>& lock);
-  bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective& call,
+  template <class Done>
+  void drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Collective* call,
+             Done done);
+  bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
                         int64_t deadline);
+  bool is_called_for(int64_t now);
+  void suspect();
+  void settle_suspicion();
 
   const int rank_;
   const Options options_;
@@ -95,11 +115,20 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::vector<int> local_peers_;
   std::vector<int> unread_;  // TCP peers whose last pump may have left something in the socket
   bool oversubscribed_ = false;
-  int n_callers_ = 0;
-  bool finished_some_ = false;
+  int n_callers_ = 0;   // in drive()
+  int n_sleeping_ = 0;  // of them, on the bell
+  uint64_t n_finished_ = 0;
+  bool finished_some_ = false;  // and sleeping callers do not know yet
   bool closed_ = false;
   std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
+  int64_t next_backstop_ns_ = 0;
+  Wakeups wakeups_;
+  // Work was found that the bell had not told of: `suspect_bell_` is its count then. Whoever had
+  // brought the work just before is about to ring; if the bell has not moved at the next tick,
+  // nobody was.
+  bool suspects_ = false;
+  uint32_t suspect_bell_ = 0;
 };
 
 }  // namespace shoal

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/fence.h"
+
 namespace shoal {
 
 Slots::Slots(std::byte* base, std::atomic<uint64_t>* stamps, uint32_t n_slots, uint32_t quota,
@@ -26,7 +28,7 @@ Error Slots::take(uint32_t& slot_out) {
   stamps_[slot]++;
   // Whoever sees what is written to the slot from here on sees the new stamp too.
   shown_stamps_[slot].store(stamps_[slot], std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  memory_fence(std::memory_order_release);
   slot_out = slot;
   return {};
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fence.h"
 #include "base/shared_memory.h"
 #include "engine/engine.h"
 
@@ -334,7 +335,7 @@ size_t Engine::recv_from_slot(Collective& call, uint32_t at, const Offered& offe
   bool current = is_current(std::memory_order_acquire);
   if (current) {
     use(call, at, slot.data);
-    std::atomic_thread_fence(std::memory_order_acquire);
+    memory_fence(std::memory_order_acquire);
     current = is_current(std::memory_order_relaxed);
   }
   if (!current) {

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -71,27 +72,29 @@ Error Arena::open(int memory_fd, int n_local, Arena& out) {
   return {};
 }
 
-void Arena::ring_bell(int owner_event_fd) const {
+void Arena::ring_bell(int owner_event_fd, uint32_t n_frames, Ring how) const {
   ArenaHeader& to = header();
-  const uint32_t now = to.bell.fetch_add(1) + 1;
-  uint32_t sleepers = to.sleepers.load();
-  if (sleepers & kCallerSleeps) {
+  // Also without a frame: a sleeper compares the count just before it sleeps.
+  const uint32_t now = to.bell.fetch_add(std::max(1u, n_frames)) + std::max(1u, n_frames);
+  const uint32_t watch = to.watch.load();
+  if (watch & kCallerSleeps) {
     // Signed distance: the counter wraps.
-    if (static_cast<int32_t>(now - to.wake_at.load()) < 0) return;
-    if (to.sleepers.fetch_and(~kCallerSleeps) & kCallerSleeps)
+    if (how == Ring::kCounted && static_cast<int32_t>(now - to.wake_at.load()) < 0) return;
+    if (to.watch.fetch_and(~kCallerSleeps) & kCallerSleeps)
       futex(&to.bell, FUTEX_WAKE, INT_MAX, nullptr);
-  } else if (sleepers & kLaneSleeps) {
-    if (to.sleepers.fetch_and(~kLaneSleeps) & kLaneSleeps) {
-      const uint64_t one = 1;
-      [[maybe_unused]] const ssize_t n = write(owner_event_fd, &one, sizeof(one));
-    }
+    return;
+  }
+  const bool armed = (watch & kLaneSleeps) && (to.watch.fetch_and(~kLaneSleeps) & kLaneSleeps);
+  if (armed || (how == Ring::kAlways && !(watch & (kDriven | kLaneSleeps)))) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(owner_event_fd, &one, sizeof(one));
   }
 }
 
 void Arena::wake_callers() const {
   ArenaHeader& own = header();
   own.bell.fetch_add(1);
-  if (own.sleepers.fetch_and(~kCallerSleeps) & kCallerSleeps)
+  if (own.watch.fetch_and(~kCallerSleeps) & kCallerSleeps)
     futex(&own.bell, FUTEX_WAKE, INT_MAX, nullptr);
 }
 

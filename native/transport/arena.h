@@ -17,9 +17,17 @@
 
 namespace shoal {
 
-// Who sleeps on a bell.
+// Who looks after an arena, in ArenaHeader::watch.
 inline constexpr uint32_t kCallerSleeps = 1;  // on the futex
 inline constexpr uint32_t kLaneSleeps = 2;    // in epoll, woken by the eventfd
+inline constexpr uint32_t kDriven = 4;        // some caller is in wait(), asleep or not
+
+// Whom a bell wakes.
+enum class Ring : uint8_t {
+  kCounted,  // whoever sleeps; a caller only once all that it waits for has come
+  kNow,      // whoever sleeps
+  kAlways,   // the lane if nobody drives or sleeps: it must be looked at even between calls
+};
 
 struct ArenaHeader {
   static constexpr uint64_t kMagic = 0x31616e6572616873;  // "sharena1"
@@ -27,8 +35,8 @@ struct ArenaHeader {
   uint64_t magic = 0;
   uint32_t n_local = 0;
   uint32_t n_slots = 0;
-  alignas(64) std::atomic<uint32_t> bell{0};  // counts what was brought; the futex word
-  std::atomic<uint32_t> sleepers{0};
+  alignas(64) std::atomic<uint32_t> bell{0};  // counts the frames that came; the futex word
+  std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
   alignas(64) std::atomic<int64_t> heartbeat_ns{0};
 };
@@ -36,6 +44,8 @@ struct ArenaHeader {
 struct RingHeader {
   alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written, by the producer
   alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read, by the consumer
+  // The producer found the ring full: whoever reads from it rings the producer's bell.
+  std::atomic<uint32_t> is_full{0};
 };
 
 class Arena {
@@ -84,11 +94,11 @@ class Arena {
   uint32_t n_slots() const { return n_slots_; }
   bool mapped() const { return mapping_.data() != nullptr; }
 
-  // Tells the owner of this arena that something came; wakes it only if it sleeps.
-  void ring_bell(int owner_event_fd) const;
+  // Tells the owner of this arena that so many frames came, or with 0 that it may send again.
+  void ring_bell(int owner_event_fd, uint32_t n_frames, Ring how) const;
   // Wakes callers of this very process that sleep on their own bell.
   void wake_callers() const;
-  // Sleeps until the bell passes `seen`, `timeout_ns` passed or a signal came.
+  // Sleeps until the bell is not `seen` any more, `timeout_ns` passed or a signal came.
   void sleep(uint32_t seen, int64_t timeout_ns) const;
 
  private:

@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace shoal {
 namespace {
@@ -15,6 +17,21 @@ constexpr size_t kLine = 64;  // records start on cache lines
 constexpr uint8_t kPadding = 0;
 
 size_t padded(size_t n_bytes) { return (n_bytes + kLine - 1) / kLine * kLine; }
+
+// Data counts towards what a sleeper waits for. What ends something cannot wait for the next call.
+Ring how_to_ring(FrameType type) {
+  switch (type) {
+    case FrameType::kData:
+      return Ring::kCounted;
+    case FrameType::kAbort:
+    case FrameType::kLost:
+    case FrameType::kDisagree:
+    case FrameType::kGoodbye:
+      return Ring::kAlways;
+    default:
+      return Ring::kNow;
+  }
+}
 
 // What crosses the Unix socket: a header and a place, always both.
 struct Note {
@@ -74,18 +91,32 @@ bool ShmLink::send(const Frame& frame) {
   return frame.payload == nullptr;
 }
 
+// Whether a record of this size fits into the peer's ring now. If not, the peer is to tell when it
+// has read some of it, and to do that soon.
+bool ShmLink::find_room(size_t size) {
+  RingHeader& ring = theirs_.ring(own_local_);
+  const uint64_t head = ring.head.load(std::memory_order_relaxed);
+  const size_t to_end = Arena::kRingBytes - head % Arena::kRingBytes;
+  const size_t needed = size <= to_end ? size : to_end + size;  // records never wrap round the end
+  const auto has_room = [&] {
+    const uint64_t tail = ring.tail.load();
+    if ((head | tail) % kLine != 0) return false;  // the peer broke its ring; reading it tells
+    return head - tail + needed <= Arena::kRingBytes;
+  };
+  if (has_room()) return true;
+  if (ring.is_full.exchange(1) == 0) how_ = Ring::kAlways;
+  return has_room();  // it may have read it all before it could see the mark
+}
+
 // Copies a frame into the peer's ring. False when there is no room.
 bool ShmLink::push(const Frame& frame) {
+  const size_t size = sizeof(Header) + padded(frame.header.length);
+  if (!find_room(size)) return false;
   RingHeader& ring = theirs_.ring(own_local_);
   std::byte* data = theirs_.ring_data(own_local_);
-  const size_t size = sizeof(Header) + padded(frame.header.length);
   uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const uint64_t tail = ring.tail.load(std::memory_order_acquire);
-  if ((head | tail) % kLine != 0) return false;  // the peer broke its ring; reading it tells
   const size_t at = head % Arena::kRingBytes;
   const size_t to_end = Arena::kRingBytes - at;
-  const size_t needed = size <= to_end ? size : to_end + size;  // records never wrap round the end
-  if (head - tail + needed > Arena::kRingBytes) return false;
   if (size > to_end) {
     Header padding;
     padding.type = static_cast<FrameType>(kPadding);
@@ -97,8 +128,14 @@ bool ShmLink::push(const Frame& frame) {
   std::memcpy(to, &frame.header, sizeof(Header));
   if (frame.header.length > 0) std::memcpy(to + sizeof(Header), frame.bytes(), frame.header.length);
   ring.head.store(head + size, std::memory_order_release);
-  bell_due_ = true;
+  n_pushed_++;
+  how_ = std::max(how_, how_to_ring(frame.header.type));
   return true;
+}
+
+void ShmLink::ring_bell() {
+  if (closed_ || (n_pushed_ == 0 && how_ == Ring::kCounted)) return;
+  theirs_.ring_bell(event_fd_, std::exchange(n_pushed_, 0), std::exchange(how_, Ring::kCounted));
 }
 
 bool ShmLink::flush(FrameSink& sink) {
@@ -109,9 +146,8 @@ bool ShmLink::flush(FrameSink& sink) {
     moved = true;
     if (token != 0) sink.sent(peer_, token);
   }
-  if (bell_due_ && !closed_) theirs_.ring_bell(event_fd_);
-  moved |= bell_due_;
-  bell_due_ = false;
+  moved |= n_pushed_ > 0;
+  ring_bell();
   return moved;
 }
 
@@ -155,6 +191,10 @@ bool ShmLink::deliver(FrameSink& sink) {
     inbound_->tail.store(tail, std::memory_order_release);
     moved = true;
   }
+  // The exchange comes after the stores above for everyone: either the producer, which marks the
+  // ring and then looks again, sees the room, or its mark is seen here.
+  if (moved && !closed_ && inbound_->is_full.exchange(0) != 0)
+    theirs_.ring_bell(event_fd_, 0, Ring::kAlways);
   return moved;
 }
 

@@ -51,6 +51,8 @@ class ShmLink final : public Link {
 
  private:
   bool push(const Frame& frame);
+  bool find_room(size_t size);
+  void ring_bell();
   bool deliver(FrameSink& sink);
   bool tell(FrameType type, const Place& place, int fd);
   enum class Notes { kNone, kTaken, kEnded, kCorrupt };
@@ -69,7 +71,8 @@ class ShmLink final : public Link {
 
   std::deque<Frame> queue_;
   bool closed_ = false;
-  bool bell_due_ = false;
+  uint32_t n_pushed_ = 0;  // frames that the peer was not told of
+  Ring how_ = Ring::kCounted;
   std::set<uint32_t> shared_;
   std::map<uint32_t, Mapping> regions_;  // the peer's
 };

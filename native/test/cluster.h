@@ -1,0 +1,153 @@
+// Meshes of several ranks in one process: real arenas, rings, sockets, bells, threads and the lane.
+//
+// All timers are stretched to an hour, so what is not announced is not done: a wait that takes longer
+// than kPatience has lost a wake-up.
+#pragma once
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/mesh.h"
+#include "test/check.h"
+#include "test/jobs.h"
+
+namespace shoal::test {
+
+inline constexpr int64_t kHour = 3600 * kSecond;
+inline constexpr int64_t kPatience = 60 * kSecond;  // sanitizers on a busy machine are slow
+
+// Turns until it holds. False after kPatience.
+template <class Holds>
+bool eventually(Holds holds) {
+  const int64_t until = now_ns() + kPatience;
+  while (!holds()) {
+    if (now_ns() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+class Cluster {
+ public:
+  static constexpr uint64_t kGroup = 7;
+
+  // `per_host` ranks share memory; the others reach each other by stream sockets.
+  Cluster(int size, int per_host, int64_t spin_ns = 0) : size_(size) {
+    std::vector<std::string> names;
+    for (int rank = 0; rank < size; ++rank) {
+      names.push_back("rank " + std::to_string(rank));
+      arenas.push_back(std::make_shared<Arena>());
+      const int n_local = std::min(per_host, size - rank / per_host * per_host);
+      CHECK(!Arena::create(n_local, *arenas.back()));
+    }
+    std::vector<std::vector<PeerSocket>> peers(static_cast<size_t>(size));
+    for (int one = 0; one < size; ++one)
+      for (int other = 0; other < one; ++other) connect(peers, one, other, per_host);
+    Mesh::Options options;
+    options.spin_ns = spin_ns;
+    options.backstop_ns = kHour;
+    options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
+    std::vector<int> everyone(static_cast<size_t>(size));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    for (int rank = 0; rank < size; ++rank) {
+      std::shared_ptr<Mesh> mesh;
+      CHECK(!Mesh::create(rank, names, 77, arenas[at(rank)], peers[at(rank)], options, mesh));
+      meshes.push_back(mesh);
+      groups.push_back(&mesh->add_group(kGroup, everyone));
+    }
+  }
+  ~Cluster() {
+    std::vector<std::thread> threads;
+    for (const auto& mesh : meshes) {
+      CHECK_EQ(mesh->wakeups().late, 0);
+      threads.emplace_back([&] { mesh->close(); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // One rank's part in a call, with the memory it works on.
+  struct Part {
+    Job job;
+    Bytes memory, output;
+    std::shared_ptr<Collective> call;
+  };
+  std::unique_ptr<Part> post(int rank, const Job& job, bool background = false) {
+    auto part = std::make_unique<Part>();
+    part->job = job;
+    const auto plan = plan_of(job, rank, size_);
+    part->memory = input_of(job, rank, size_);
+    std::vector<std::vector<std::byte*>> memory = {{part->memory.data()}};
+    if (job.is_all_gather() || job.is_reduce_scatter()) {
+      part->output.resize(expected(job, rank, size_).size());
+      memory = {{}, {part->memory.data()}, {part->output.data()}};
+    }
+    part->call =
+        meshes[at(rank)]->post(*groups[at(rank)], plan, job.key, memory, kPatience, background);
+    return part;
+  }
+  bool wait(int rank, const Part& part) {
+    const int64_t until = now_ns() + kPatience;
+    while (!meshes[at(rank)]->wait(*part.call, until - now_ns()))
+      if (now_ns() > until) return false;
+    return !part.call->error;
+  }
+  static bool is_right(const Part& part, int rank, int size) {
+    return (part.output.empty() ? part.memory : part.output) == expected(part.job, rank, size);
+  }
+  // Posts, waits and compares.
+  void run(int rank, const Job& job) {
+    const auto part = post(rank, job);
+    CHECK(wait(rank, *part));
+    CHECK(is_right(*part, rank, size_));
+  }
+  // All ranks, each in a thread.
+  void run_all(const Job& job);
+  bool is_asleep(int rank) const {
+    return (arenas[at(rank)]->header().watch.load() & kCallerSleeps) != 0;
+  }
+
+  std::vector<std::shared_ptr<Arena>> arenas;
+  std::vector<std::shared_ptr<Mesh>> meshes;
+  std::vector<Group*> groups;
+
+ private:
+  static size_t at(int rank) { return static_cast<size_t>(rank); }
+
+  void connect(std::vector<std::vector<PeerSocket>>& peers, int one, int other, int per_host) {
+    std::array<int, 2> fds{};
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
+    for (const auto& [rank, peer, fd] :
+         {std::tuple{one, other, fds[0]}, std::tuple{other, one, fds[1]}}) {
+      PeerSocket socket{peer, fd};
+      if (one / per_host == other / per_host) {
+        socket.memory_fd = dup(arenas[at(peer)]->memory_fd());
+        socket.event_fd = dup(arenas[at(peer)]->event_fd());
+      }
+      peers[at(rank)].push_back(socket);
+    }
+  }
+
+  const int size_;
+};
+
+// Runs `body` for each of `n` in a thread of its own, and waits for all.
+inline void in_threads(int n, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int each = 0; each < n; ++each) threads.emplace_back([&body, each] { body(each); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline void Cluster::run_all(const Job& job) {
+  in_threads(size_, [&](int rank) { run(rank, job); });
+}
+
+}  // namespace shoal::test

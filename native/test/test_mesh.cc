@@ -1,0 +1,216 @@
+// Threads, bells and the lane: whoever brings work wakes whoever sleeps, and no timer hides it when
+// that is forgotten (cluster.h).
+#include <atomic>
+
+#include "test/check.h"
+#include "test/cluster.h"
+
+namespace shoal::test {
+namespace {
+
+Job small(uint64_t key, Kind kind = Kind::kDirectAllReduce, uint64_t n_elems = 4) {
+  Job job;
+  job.kind = kind;
+  job.key = key;
+  job.n_elems = n_elems;
+  job.seed = key;
+  job.segment_bytes = 128u << 10;
+  return job;
+}
+
+Job from_rank_0(uint64_t key, uint64_t n_bytes) {
+  return small(key, Kind::kDirectBroadcast, n_bytes / sizeof(float));
+}
+
+// Of 16 KiB each, through a ring of 128: more than fit, fewer than would bring a credit back.
+constexpr uint64_t kMessages = 20;
+
+TEST("a sender that found the ring full goes on when the receiver reads") {
+  Cluster cluster(2, 2);
+  for (uint64_t round = 0; round < 50; ++round) {
+    std::atomic<uint64_t> n_posted{0};
+    in_threads(2, [&](int rank) {
+      if (rank == 1) CHECK(eventually([&] { return n_posted > 6; }));
+      for (uint64_t n = 0; n < kMessages; ++n) {
+        const auto part = cluster.post(rank, from_rank_0(round << 8 | n, 16u << 10));
+        if (rank == 0) n_posted++;
+        CHECK(cluster.wait(rank, *part));
+        CHECK(Cluster::is_right(*part, rank, 2));
+      }
+    });
+  }
+}
+
+TEST("a sender of asynchronous messages that found the ring full goes on without a caller") {
+  Cluster cluster(2, 2);
+  for (uint64_t round = 0; round < 50; ++round) {
+    std::vector<std::unique_ptr<Cluster::Part>> parts;
+    for (uint64_t n = 0; n < kMessages; ++n)
+      parts.push_back(cluster.post(0, from_rank_0(round << 8 | n, 16u << 10), true));
+    for (uint64_t n = 0; n < kMessages; ++n) cluster.run(1, from_rank_0(round << 8 | n, 16u << 10));
+    for (const auto& part : parts) CHECK(eventually([&] { return part->call->finished.load(); }));
+  }
+}
+
+TEST("those who wait for the messages of several ranks wake when the last has come") {
+  // Frames are counted, however many leave at a time.
+  for (const Kind kind : {Kind::kDirectAllReduce, Kind::kDirectAllGather, Kind::kRingAllGather}) {
+    Cluster cluster(8, 8);
+    for (uint64_t key = 0; key < 20; ++key) {
+      const int late = static_cast<int>(key % 8);
+      in_threads(8, [&](int rank) {
+        const auto others_sleep = [&] {
+          for (int other = 0; other < 8; ++other)
+            if (other != late && !cluster.is_asleep(other)) return false;
+          return true;
+        };
+        if (rank == late) CHECK(eventually(others_sleep));
+        cluster.run(rank, small(key, kind));
+      });
+    }
+  }
+}
+
+TEST("several messages that leave together wake whoever waits for all of them") {
+  Cluster cluster(2, 2);
+  constexpr uint32_t kMessages = 5;
+  for (uint64_t key = 0; key < 50; ++key) {
+    in_threads(2, [&](int rank) {
+      if (rank == 1) CHECK(eventually([&] { return cluster.is_asleep(0); }));
+      ProgramBuilder program;
+      for (uint32_t chunk = 0; chunk < kMessages; ++chunk)
+        rank == 0 ? program.recv(1, chunk) : program.send(0, chunk);
+      Plan plan;
+      plan.program = program.done(2);
+      plan.layout[kData] = equal_layout(64, kMessages);
+      const auto sealed =
+          seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "five messages");
+      Bytes memory(64 * kMessages, static_cast<std::byte>(rank));
+      const auto& mesh = cluster.meshes[static_cast<size_t>(rank)];
+      const auto call = mesh->post(*cluster.groups[static_cast<size_t>(rank)], sealed, key,
+                                   {{memory.data()}}, kPatience, false);
+      CHECK(mesh->wait(*call, kPatience));
+      CHECK(memory == Bytes(64 * kMessages, std::byte{1}));
+    });
+  }
+}
+
+TEST("who sleeps until several messages have come wakes for the first of a call made meanwhile") {
+  Cluster cluster(3, 3);
+  for (uint64_t key = 0; key < 100; key += 2) {
+    std::thread waiter([&] { cluster.run(0, small(key)); });  // for one message of each other rank
+    CHECK(eventually([&] { return cluster.is_asleep(0); }));
+    Job job = from_rank_0(key + 1, 64);
+    job.root = 1;
+    const auto meanwhile = cluster.post(0, job, true);
+    cluster.run(1, job);
+    CHECK(eventually([&] { return meanwhile->call->finished.load(); }));
+    cluster.run(2, job);
+    std::thread last([&] { cluster.run(2, small(key)); });
+    cluster.run(1, small(key));
+    last.join();
+    waiter.join();
+  }
+}
+
+TEST("a waiter that leaves does not take the alarm of another with it") {
+  Cluster cluster(2, 2);
+  for (uint64_t key = 0; key < 100; key += 2) {
+    std::atomic<bool> first_is_done{false};
+    std::thread first([&] {
+      cluster.run(0, small(key));
+      first_is_done = true;
+    });
+    std::thread second([&] { cluster.run(0, small(key + 1)); });
+    CHECK(eventually([&] { return cluster.is_asleep(0); }));
+    cluster.run(1, small(key));
+    CHECK(eventually([&] { return first_is_done.load(); }));
+    cluster.run(1, small(key + 1));
+    first.join();
+    second.join();
+  }
+}
+
+TEST("many threads that call on each rank all come to an end, with the right results") {
+  for (const auto& [per_host, spin_ns] :
+       {std::pair{3, int64_t{0}}, {3, 50 * kSecond / 1'000'000}, {1, int64_t{0}}}) {
+    Cluster cluster(3, per_host, spin_ns);
+    constexpr int kThreads = 4;
+    in_threads(3 * kThreads, [&](int each) {
+      const int rank = each % 3;
+      FakeRandom random(static_cast<uint64_t>(each / 3));  // the same for all ranks
+      for (uint64_t n = 0; n < 60; ++n) {
+        const uint64_t key = static_cast<uint64_t>(each / 3) << 32 | n;
+        Job job = random_job(random, key, 3, 60'000);
+        job.segment_bytes = 4096;
+        cluster.run(rank, job);
+      }
+    });
+  }
+}
+
+TEST("whoever waits for some call to end hears of each, in whatever order they end") {
+  Cluster cluster(2, 2);
+  constexpr uint64_t kCalls = 50;
+  std::vector<std::unique_ptr<Cluster::Part>> parts;
+  for (uint64_t key = 0; key < kCalls; ++key) parts.push_back(cluster.post(0, small(key), true));
+  std::atomic<uint64_t> n_seen{0};
+  std::thread watcher([&] {
+    while (n_seen < kCalls) {
+      const uint64_t n = cluster.meshes[0]->wait_finished(n_seen, kPatience);
+      CHECK(n >= n_seen);
+      n_seen = n;
+    }
+  });
+  for (uint64_t n = 0; n < kCalls; ++n) {  // the last first
+    cluster.run(1, small(kCalls - 1 - n));
+    CHECK(eventually([&] { return n_seen == n + 1; }));
+  }
+  watcher.join();
+}
+
+TEST("a rank that does nothing hears of an abort and of a goodbye") {
+  for (const int per_host : {2, 1}) {
+    Cluster cluster(2, per_host);
+    cluster.run_all(small(1));
+    cluster.meshes[0]->abort_group(*cluster.groups[0], "enough");
+    CHECK(eventually(
+        [&] { return cluster.meshes[1]->poison_of(*cluster.groups[1]).fault == Fault::kClosed; }));
+  }
+}
+
+TEST("closing a mesh ends the waits of other threads on it") {
+  for (const int per_host : {2, 1}) {
+    Cluster cluster(2, per_host);
+    const auto part = cluster.post(0, small(1));
+    std::thread waiter([&] { CHECK(!cluster.wait(0, *part)); });
+    std::thread watcher([&] { cluster.meshes[0]->wait_finished(0, kPatience); });
+    CHECK(eventually([&] { return cluster.is_asleep(0); }));
+    cluster.meshes[0]->close();
+    waiter.join();
+    watcher.join();
+    CHECK(part->call->error.fault == Fault::kClosed);
+  }
+}
+
+TEST("a wait is as long as it was asked to be, also where there is always something to do") {
+  Cluster cluster(1, 1);
+  constexpr uint64_t kBytes = 256u << 20;  // to copy, which takes long
+  ProgramBuilder program;
+  program.copy(0, 0, kInput, kOutput);
+  Plan plan;
+  plan.program = program.done(1);
+  plan.layout[kInput] = plan.layout[kOutput] = equal_layout(kBytes, 1);
+  const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 128u << 10, "copy");
+  Bytes from(kBytes, std::byte{3});
+  const std::unique_ptr<std::byte[]> into(new std::byte[kBytes]);
+  const auto call = cluster.meshes[0]->post(*cluster.groups[0], sealed, 1,
+                                            {{}, {from.data()}, {into.get()}}, kPatience, false);
+  CHECK(!cluster.meshes[0]->wait(*call, 1000));
+  CHECK(!call->finished);
+  CHECK(eventually([&] { return cluster.meshes[0]->wait(*call, kSecond); }));
+  CHECK(into[kBytes - 1] == std::byte{3});
+}
+
+}  // namespace
+}  // namespace shoal::test
