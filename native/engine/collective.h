@@ -74,7 +74,8 @@ struct Collective : std::enable_shared_from_this<Collective> {
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
-  std::unique_ptr<std::byte[]> scratch;
+  std::unique_ptr<std::byte[]> scratch;  // from the first step that needs it on
+  bool overdraws = false;                // it went beyond the staging ceiling
 
   std::vector<StepState> state;  // by step
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all

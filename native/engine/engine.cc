@@ -29,6 +29,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       eager_in_(names_.size(), 0),
       credit_due_(names_.size(), 0),
       n_early_(names_.size(), 0),
+      n_ended_unborn_(names_.size(), 0),
       landings_(names_.size()) {
   peer_state_[rank_] = PeerState::kSelf;
   // A quarter of the ceiling for early small messages of all peers together, reserved now.
@@ -54,18 +55,21 @@ void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
 }
 
 Group& Engine::add_group(uint64_t id, std::vector<int> members) {
-  auto& slot = groups_[id];
-  if (slot == nullptr) slot = std::make_shared<Group>();
-  Group& group = *slot;
-  group.id = id;
+  Group& group = groups_.count(id) != 0 ? *groups_[id] : unborn(id);
   group.members = std::move(members);
   group.rank_of.assign(names_.size(), -1);
   for (size_t at = 0; at < group.members.size(); ++at)
     group.rank_of[group.members[at]] = static_cast<int>(at);
   group.rank = group.rank_of[rank_];
   group.born = true;
-  if (group.poison && group.rank_of[group.poisoned_by] < 0) group.poison = {};
   dropped_groups_.erase(id);
+  if (const int by = std::exchange(group.poisoned_by, -1); by >= 0) {
+    n_ended_unborn_[by]--;
+    if (group.rank_of[by] < 0) {  // it had no right to
+      group.poison = {};
+      std::erase_if(endings_, [&](const Ending& ending) { return ending.group == id; });
+    }
+  }
   if (const Error missing = missing_in(group)) abort_group(group, missing, false);
   return group;
 }
@@ -83,8 +87,7 @@ Error Engine::missing_in(const Group& group) const {
 
 void Engine::drop_group(Group& group) {
   abort_group(group, {Fault::kClosed, -1, "the group was closed with this call in flight"}, false);
-  dropped_groups_.insert(group.id);
-  groups_.erase(group.id);
+  forget(group);
 }
 
 // ---- posting
@@ -119,6 +122,17 @@ std::shared_ptr<Collective> Engine::prepare(Group& group, std::shared_ptr<const 
   return call;
 }
 
+// A call that never was in flight.
+std::shared_ptr<Collective> Engine::refuse(Group& group, std::shared_ptr<const Plan> plan,
+                                           const Error& why) {
+  auto call = prepare(group, std::move(plan), {}, now_);
+  if (call->finished) return call;
+  call->error = why;
+  call->error.doing = call->doing();
+  call->finished = true;
+  return call;
+}
+
 void Engine::launch(Collective& call, uint64_t key) {
   Group& group = *call.group;
   if (group.in_flight.count(key) != 0) {
@@ -130,10 +144,6 @@ void Engine::launch(Collective& call, uint64_t key) {
   const Program& program = *call.plan->program;
   call.key = key;
   call.posted_ns = now_;
-  if (call.plan->scratch_bytes > 0) {
-    call.scratch.reset(new std::byte[call.plan->scratch_bytes]);
-    call.memory[kScratch] = {call.scratch.get()};
-  }
   call.peer_open.assign(group.members.size(), false);
   call.state.resize(program.steps.size());
   for (size_t at = 0; at < program.steps.size(); ++at) {
@@ -147,6 +157,7 @@ void Engine::launch(Collective& call, uint64_t key) {
   }
   group.in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
+  frames_ahead_ += call.plan->frames_ahead;
 
   for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
     const Step& step = program.steps[at];
@@ -220,6 +231,7 @@ void Engine::finish(Collective& call, const Error& error) {
   }
   group.in_flight.erase(call.key);
   --n_in_flight_;
+  frames_ahead_ -= call.plan->frames_ahead;
   remember(group, call);
   if (error) {
     // The caller may free its memory now: no link may touch it any more.
@@ -234,6 +246,7 @@ void Engine::finish(Collective& call, const Error& error) {
     std::erase_if(outstanding_, [&](const auto& entry) { return entry.second.call == keep; });
     for (uint32_t at = 0; at < call.state.size(); ++at) fence(call, at);
   }
+  give_scratch_back(call);
   call.finished.store(true, std::memory_order_release);
   if (on_finished) on_finished(call);
 }

@@ -3,6 +3,7 @@
 // very same code. docs/architecture.md tells how a segment travels.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -52,7 +53,7 @@ struct Group : std::enable_shared_from_this<Group> {
   bool born = false;         // false: only frames of it have been seen
   uint64_t n_calls = 0;
   Error poison;          // set once: everything in flight and later fails with it
-  int poisoned_by = -1;  // who told of it before the group was born
+  int poisoned_by = -1;  // who said so before the group was born
   Error departed;  // a member has left in good order: calls that need nothing more of it go on
   std::unordered_set<int> disputed_with;  // mesh ranks that were told what we called
   bool disputed = false;  // ranks called different things; the words for the poison are on the way
@@ -76,6 +77,7 @@ class Engine final : public FrameSink {
     int64_t heartbeat_ns = 500'000'000;
     int64_t suspect_ns = 2'000'000'000;
     int64_t dead_ns = 5'000'000'000;
+    size_t most_tags = 1u << 22;  // per group; each takes about 50 bytes
   };
   enum class PeerState : uint8_t { kSelf, kAlive, kLeft, kLost };
 
@@ -106,6 +108,9 @@ class Engine final : public FrameSink {
   bool progress(size_t budget = 1u << 20);
   bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }
+  // Whether one more such call can be posted without running too far ahead of the other ranks.
+  // Threads: any.
+  bool has_room(const Plan& plan) const;
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
   // wake earlier. 1 when other calls might need this process sooner.
   uint32_t frames_awaited(const Collective& call) const;
@@ -117,9 +122,9 @@ class Engine final : public FrameSink {
   void say_goodbye();
   bool has_queued() const;  // in any link
   void pump_all();
-  void end_groups();  // everything in flight fails; nothing is told to anyone
-  bool lingers();     // some peer may not have read the goodbye; everything that comes is dropped
-  void close();       // every link ends
+  void end_groups(const Error& why, bool tell);  // everything in flight fails
+  bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
+  void close();    // every link ends
 
   // Runs whenever a call finishes or fails; under the lock, must not call back in.
   std::function<void(Collective&)> on_finished;
@@ -133,6 +138,8 @@ class Engine final : public FrameSink {
   PeerState state_of(int peer) const { return peer_state_[peer]; }
   const std::string& name_of_rank(int peer) const { return names_[peer]; }
   const Staging& staging() const { return staging_; }
+  size_t scratch_bytes() const { return scratch_bytes_; }                      // held now
+  size_t n_groups() const { return groups_.size() + dropped_groups_.size(); }  // remembered
 
  private:
   struct Outstanding {  // a borrowed payload on its way
@@ -145,9 +152,21 @@ class Engine final : public FrameSink {
   std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
                                       const std::vector<std::vector<std::byte*>>& memory,
                                       int64_t deadline_ns);
+  std::shared_ptr<Collective> refuse(Group& group, std::shared_ptr<const Plan> plan,
+                                     const Error& why);
   void launch(Collective& call, uint64_t key);
   void remember(Group& group, const Collective& call);
   bool announces_itself(const Collective& call, int peer) const;
+
+  // Bounds on what calls and peers may take (bounds.cc)
+  static bool has_memory(const Collective& call, const Step& step);
+  bool take_scratch(Collective& call);
+  void give_scratch_back(Collective& call);
+  void grant_overdue_scratch();
+  Group& unborn(uint64_t id);
+  bool end_unborn(int peer, uint64_t id);
+  void forget(Group& group);
+  bool was_dropped(uint64_t id) const { return dropped_groups_.count(id) != 0; }
 
   // Messages (messages.cc)
   uint64_t next_message(const Group& group, int from, int to, int64_t tag) const;
@@ -156,6 +175,8 @@ class Engine final : public FrameSink {
   void match(Group& group, int64_t tag);
   void match_early(Group& group, int from, uint64_t key);
   bool nobody_sends(const Group& group) const;
+  bool may_count(const Group& group, int from, int to, int64_t tag) const;
+  Error too_many_tags() const;
 
   // Running steps (steps.cc)
   size_t attempt(Collective& call, uint32_t at);
@@ -230,6 +251,7 @@ class Engine final : public FrameSink {
   std::vector<bool> to_flush_;
   std::vector<uint32_t> eager_out_, eager_in_, credit_due_;  // bytes, by peer
   std::vector<uint32_t> n_early_;                            // frames kept, by peer
+  std::vector<uint32_t> n_ended_unborn_;  // groups that we have not made, by peer
   uint32_t eager_allowance_ = 0;
   int64_t last_tick_ns_ = 0;
 
@@ -241,9 +263,16 @@ class Engine final : public FrameSink {
   std::vector<Landing> landings_;  // by peer: where the payload now arriving goes
 
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
-  std::unordered_set<uint64_t> dropped_groups_;
+  std::unordered_set<uint64_t> dropped_groups_;  // the last ones, in order:
+  std::deque<uint64_t> dropped_order_;
   std::vector<std::shared_ptr<Collective>> runnable_;
   std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;
+  std::deque<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_scratch_;
+  size_t scratch_bytes_ = 0;
+  int64_t scratch_moved_ns_ = 0;
+  // Calls whose scratch went beyond the ceiling.
+  uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;
+  std::atomic<uint32_t> frames_ahead_{0};
   std::unordered_map<uint64_t, Outstanding> outstanding_;  // by token
   struct Text {
     int peer;

@@ -94,22 +94,19 @@ void Engine::abort_group(Group& group, const Error& why, bool tell) {
 
 // Another rank tells us that a group has ended.
 void Engine::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
-  if (dropped_groups_.count(header.group) != 0) return;
-  auto& slot = groups_[header.group];
-  if (slot == nullptr) {
-    slot = std::make_shared<Group>();
-    slot->id = header.group;
-  }
-  Group& group = *slot;
-  if (group.born && group.rank_of[peer] < 0)
+  const auto known = groups_.find(header.group);
+  const bool is_born = known != groups_.end() && known->second->born;
+  if (is_born && known->second->rank_of[peer] < 0)
     return protocol_error(peer, "ended a group it is not in");
+  const auto told = [&](const Ending& ending) { return ending.group == header.group; };
+  if (std::any_of(endings_.begin(), endings_.end(), told)) return;
+  if (known == groups_.end() ? was_dropped(header.group) : bool{known->second->poison}) return;
   const auto fault = header.count > 0 && header.count <= static_cast<uint32_t>(Fault::kInternal)
                          ? static_cast<Fault>(header.count)
                          : Fault::kClosed;
   const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
-  // Of a group that this process has yet to make: its calls shall fail too, not wait.
-  if (!group.born && !group.poison) group.poisoned_by = peer;
-  endings_.push_back({group.id, {fault, culprit, printable(payload)}, 0});
+  if (!is_born && !end_unborn(peer, header.group)) return;
+  endings_.push_back({header.group, {fault, culprit, printable(payload)}, 0});
 }
 
 // Another rank has lost its link with the rank `header.flow`. What it says of its own link is true
@@ -265,10 +262,8 @@ void Engine::pump_all() {
   progress();
 }
 
-void Engine::end_groups() {
-  for (auto& [id, group] : groups_)
-    abort_group(*group, {Fault::kClosed, -1, "the group was closed with this call in flight"},
-                false);
+void Engine::end_groups(const Error& why, bool tell) {
+  for (auto& [id, group] : groups_) abort_group(*group, why, tell);
 }
 
 bool Engine::lingers() {
@@ -302,6 +297,7 @@ void Engine::tick(int64_t now) {
     if (silent >= options_.dead_ns)
       peer_lost(static_cast<int>(peer), "was silent for " + seconds(silent));
   }
+  grant_overdue_scratch();
   for (auto& [id, group] : groups_) {
     for (const auto& [key, call] : group->in_flight) {
       if (now < call->deadline_ns) {

@@ -46,7 +46,7 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
       const Step& step = program.steps[at];
       StepState& state = call->state[at];
       const bool next = header.segment == state.done && header.segment < state.n_segments &&
-                        header.segment < call->segments_ready(step);
+                        header.segment < call->segments_ready(step) && has_memory(*call, step);
       if (next && !step.fold && call->segment_bytes(step, header.segment) == header.length) {
         landing.in_place = true;
         return {call->segment_at(step.buffer, step.chunk, header.segment), header.length};
@@ -102,16 +102,14 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
       break;
   }
 
-  auto& slot = groups_[header.group];
-  if (slot == nullptr) {
-    if (dropped_groups_.count(header.group) != 0) {
-      groups_.erase(header.group);
+  const auto known = groups_.find(header.group);
+  if (known == groups_.end()) {
+    // Of a group that was closed here; or nobody can disagree with a call that we have not made.
+    if (was_dropped(header.group) || header.type == FrameType::kDisagree)
       return discard(peer, header, payload);
-    }
-    slot = std::make_shared<Group>();
-    slot->id = header.group;
+    return keep_early(unborn(header.group), peer, header, payload);
   }
-  Group& group = *slot;
+  Group& group = *known->second;
   if (group.born && group.rank_of[peer] < 0)
     return protocol_error(peer, "sent a frame of a group it is not in");
   if (const auto call = group.in_flight.find(header.key); call != group.in_flight.end()) {
@@ -294,7 +292,8 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
     taken_by_peer(call, call.plan->program->sends_to[step.peer][step.gate], header.segment + 1);
   const bool landed = landing.in_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
-  if (header.segment == state.done && state.done < call.segments_ready(step)) {
+  if (header.segment == state.done && state.done < call.segments_ready(step) &&
+      has_memory(call, step)) {
     // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
     // was kept until now lies elsewhere, and the landing may be in use.
     Block used;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "base/clock.h"
 #include "engine/lane.h"
@@ -11,6 +12,8 @@
 namespace shoal {
 namespace {
 
+// Enough for the words of a few thousand calls that fail at once.
+constexpr size_t kSpareBytes = 1u << 20;
 constexpr int64_t kTickNs = 100 * kMillisecond;
 // While there is always something to do, a caller looks at signals this often.
 constexpr int64_t kLookNs = 100 * kMillisecond;
@@ -35,7 +38,10 @@ void relax() {
 }  // namespace
 
 Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
-    : rank_(rank), options_(options), engine_(rank, std::move(names), options.engine) {}
+    : rank_(rank),
+      options_(options),
+      engine_(rank, std::move(names), options.engine),
+      spare_(new std::byte[kSpareBytes]) {}
 
 Mesh::~Mesh() { close(); }
 
@@ -164,8 +170,34 @@ bool Mesh::has_inbound() const {
 }
 
 bool Mesh::step() {
-  const bool came = pump_rings();
-  return engine_.progress(kTurnBytes) || came;
+  bool moved = true;
+  guarded([&] {
+    const bool came = pump_rings();
+    moved = engine_.progress(kTurnBytes) || came;
+  });
+  return moved;
+}
+
+// Memory ran out in the middle of something: what the engine holds cannot be trusted any more. All
+// groups end, here and on every rank that still hears of it.
+template <class Work>
+void Mesh::guarded(Work work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
+  }
+}
+
+void Mesh::out_of_memory() {
+  spare_.reset();
+  try {
+    engine_.end_groups({Fault::kResource, rank_,
+                        engine_.name_of_rank(rank_) +
+                            " ran out of memory; give the job more, or lower SHOAL_STAGING_BYTES"},
+                       true);
+  } catch (const std::bad_alloc&) {  // even so: those that could not be told wait for a deadline
+  }
 }
 
 // Callers who sleep hear that a call is finished, which may be theirs, or that there is work.
@@ -186,6 +218,11 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   drive(lock, timeout_ns, &call, [&] { return call.finished.load(); });
   return call.finished;
+}
+
+void Mesh::wait_for_room(const Plan& plan, int64_t timeout_ns) {
+  std::unique_lock lock(mutex_);
+  drive(lock, timeout_ns, nullptr, [&] { return engine_.has_room(plan) || closed_; });
 }
 
 uint64_t Mesh::wait_finished(uint64_t seen, int64_t timeout_ns) {
@@ -304,13 +341,15 @@ void Mesh::on_event(int peer, bool ended) {
   if (closed_ || peer < 0) return;
   Link* link = engine_.link(peer);
   if (link == nullptr) return;
-  if (link == shm_links_[peer]) {
-    shm_links_[peer]->pump_socket(engine_);
-  } else {
-    if (ended) static_cast<TcpLink*>(link)->expect_end();
-    pump_tcp(peer);
-  }
-  engine_.progress(kTurnBytes);
+  guarded([&] {
+    if (link == shm_links_[peer]) {
+      shm_links_[peer]->pump_socket(engine_);
+    } else {
+      if (ended) static_cast<TcpLink*>(link)->expect_end();
+      pump_tcp(peer);
+    }
+    engine_.progress(kTurnBytes);
+  });
   after_step(lock);
 }
 
@@ -321,22 +360,26 @@ bool Mesh::turn(int64_t now) {
   if (n_callers_ == 0 && is_called_for(now)) more = step();
   const std::vector<int> unread = std::move(unread_);
   unread_.clear();
-  for (const int peer : unread) pump_tcp(peer);
   more |= !unread.empty();
-  if (!unread.empty()) engine_.progress(kTurnBytes);
-  if (now >= next_tick_ns_) {
-    next_tick_ns_ = now + kTickNs;
-    arena_->header().heartbeat_ns.store(now);
-    for (const int peer : local_peers_) {
-      if (engine_.link(peer) != shm_links_[peer]) continue;
-      engine_.heard_from(peer, shm_links_[peer]->peer_heartbeat_ns());
-      shm_links_[peer]->release_regions();
-    }
-    engine_.tick(now);
-    settle_suspicion();
-  }
+  guarded([&] {
+    for (const int peer : unread) pump_tcp(peer);
+    if (!unread.empty()) engine_.progress(kTurnBytes);
+    if (now >= next_tick_ns_) tick(now);
+  });
   after_step(lock);
   return more;
+}
+
+void Mesh::tick(int64_t now) {
+  next_tick_ns_ = now + kTickNs;
+  arena_->header().heartbeat_ns.store(now);
+  for (const int peer : local_peers_) {
+    if (engine_.link(peer) != shm_links_[peer]) continue;
+    engine_.heard_from(peer, shm_links_[peer]->peer_heartbeat_ns());
+    shm_links_[peer]->release_regions();
+  }
+  engine_.tick(now);
+  settle_suspicion();
 }
 
 // Whether the lane has a reason to look for work: somebody told it of some, there is some that it
@@ -392,7 +435,8 @@ void Mesh::close() {
       lock.lock();
     }
     closed_ = true;
-    engine_.end_groups();
+    engine_.end_groups({Fault::kClosed, -1, "the group was closed with this call in flight"},
+                       false);
     const int64_t lingers_until = now_ns() + kSecond;
     while (engine_.lingers() && now_ns() < lingers_until) {
       lock.unlock();

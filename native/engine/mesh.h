@@ -61,6 +61,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::shared_ptr<Collective> post_message(Group& group, std::shared_ptr<const Plan> plan,
                                            bool sends, int peer, int64_t tag, std::byte* data,
                                            int64_t timeout_ns, bool background);
+  // Whether this rank is not so far ahead of the others that their memory of it would overflow.
+  bool has_room(const Plan& plan) const { return engine_.has_room(plan); }
+  // Drives until there is room for one more such call, or as wait() does.
+  void wait_for_room(const Plan& plan, int64_t timeout_ns);
   // Drives until `call` is finished (true), `timeout_ns` passed, or a signal or a quiet spell gives
   // reason to look at what native code does not see.
   bool wait(Collective& call, int64_t timeout_ns);
@@ -92,6 +96,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::shared_ptr<Collective> start(std::unique_lock<std::mutex>& lock,
                                     std::shared_ptr<Collective> call, bool background);
   bool step();
+  template <class Work>
+  void guarded(Work work);
+  void out_of_memory();
   bool pump_rings();
   bool has_inbound() const;
   void pump_tcp(int peer);
@@ -103,6 +110,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
                         int64_t deadline);
   bool is_called_for(int64_t now);
+  void tick(int64_t now);
   void suspect();
   void settle_suspicion();
 
@@ -111,6 +119,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
   Engine engine_;
+  std::unique_ptr<std::byte[]>
+      spare_;                        // given up to end everything in words when no memory is left
   std::vector<ShmLink*> shm_links_;  // by mesh rank, null elsewhere; owned by the engine
   std::vector<int> local_peers_;
   std::vector<int> unread_;  // TCP peers whose last pump may have left something in the socket

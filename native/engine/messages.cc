@@ -45,6 +45,8 @@ uint64_t Engine::take_message(Group& group, int from, int to, int64_t tag) {
 std::shared_ptr<Collective> Engine::post_send(Group& group, std::shared_ptr<const Plan> plan,
                                               int peer, int64_t tag, std::byte* data,
                                               int64_t deadline_ns) {
+  if (!may_count(group, group.rank, peer, tag))
+    return refuse(group, std::move(plan), too_many_tags());
   const uint64_t key = take_message(group, group.rank, peer, tag);
   return post(group, std::move(plan), key, {{data}}, deadline_ns);
 }
@@ -52,6 +54,8 @@ std::shared_ptr<Collective> Engine::post_send(Group& group, std::shared_ptr<cons
 std::shared_ptr<Collective> Engine::post_recv(Group& group, std::shared_ptr<const Plan> plan,
                                               int source, int64_t tag, std::byte* data,
                                               int64_t deadline_ns) {
+  if (!may_count(group, source, group.rank, tag))
+    return refuse(group, std::move(plan), too_many_tags());
   if (source >= 0 && group.receiving.count(tag) == 0) {
     const uint64_t key = take_message(group, source, group.rank, tag);
     auto call = post(group, std::move(plan), key, {{data}}, deadline_ns);
@@ -121,6 +125,19 @@ int Engine::first_to_send(const Group& group, int64_t tag) const {
 void Engine::match_early(Group& group, int from, uint64_t key) {
   for (const auto& [tag, waiting] : group.receiving)
     if (next_message(group, from, group.rank, tag) == key) return match(group, tag);
+}
+
+bool Engine::may_count(const Group& group, int from, int to, int64_t tag) const {
+  return group.n_messages.size() < options_.most_tags ||
+         (from >= 0 && group.n_messages.count(channel_of(from, to, tag)) != 0);
+}
+
+// Messages of a tag are counted, and no tag is ever forgotten: the other rank may still count.
+Error Engine::too_many_tags() const {
+  return {Fault::kMismatch, rank_,
+          "this rank has met " + std::to_string(options_.most_tags) +
+              " pairs of a rank and a tag in this group, which is the most it counts; use tags "
+              "again, or make a new group"};
 }
 
 bool Engine::nobody_sends(const Group& group) const {

@@ -30,6 +30,19 @@ void Program::index(int group_size) {
   }
 }
 
+void Plan::index() {
+  const ChunkLayout& scratch = layout[kScratch];
+  for (size_t chunk = 0; chunk < scratch.n_bytes.size(); ++chunk)
+    scratch_bytes = std::max(scratch_bytes, scratch.offset[chunk] + scratch.n_bytes[chunk]);
+  const auto frames = [&](uint32_t at) { return 2 + n_segments(program->steps[at]) / 4; };
+  for (const int peer : program->peers) {
+    uint32_t to_peer = 1;
+    for (const uint32_t at : program->sends_to[peer]) to_peer += frames(at);
+    for (const uint32_t at : program->recvs_from[peer]) to_peer += frames(at);
+    frames_ahead = std::max(frames_ahead, to_peer);
+  }
+}
+
 std::shared_ptr<Program> idle(int group_size) {
   auto program = std::make_shared<Program>();
   program->index(group_size);

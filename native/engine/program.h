@@ -59,11 +59,15 @@ struct Plan {
   uint32_t divisor = 1;   // Finish divides by it
   uint32_t segment_bytes = 128u << 10;
   uint64_t scratch_bytes = 0;
+  // At most about as many frames go to one peer that has yet to make this call.
+  uint32_t frames_ahead = 0;
   std::string descriptor;
   uint64_t descriptor_hash = 0;
   // Only two ranks know how long the block between them is: they compare what each says of it. Such
   // a program has one flow at most from one rank to another.
   bool by_pair = false;
+
+  void index();  // fills what is derived from the program, the layout and segment_bytes
 
   size_t n_chunks() const {
     size_t n = 0;

@@ -68,7 +68,12 @@ void Engine::make_ready(Collective& call, uint32_t at) {
 
 // Moves one segment (by reference: all that are ready) of a step if it can. Returns bytes handled.
 size_t Engine::attempt(Collective& call, uint32_t at) {
-  switch (call.plan->program->steps[at].kind) {
+  const Step& step = call.plan->program->steps[at];
+  if (!has_memory(call, step) && !take_scratch(call)) {
+    waiting_for_scratch_.push_back({call.weak_from_this(), at});
+    return 0;
+  }
+  switch (step.kind) {
     case StepKind::kSend:
       return attempt_send(call, at);
     case StepKind::kRecv:
@@ -416,12 +421,12 @@ void Engine::grant(Collective& call, uint32_t at) {
   if (is_eager(call, at) && !state.wanted) return;
 
   Place place;
-  uint32_t upto = call.segments_ready(step);
+  uint32_t upto = has_memory(call, step) ? call.segments_ready(step) : 0;
   if (step.gate != Place::kNoGate) {
     place.gate = step.gate;
     upto = state.n_segments;
   }
-  if (link->shares_memory() && !step.fold && state.grant_said == 0) {
+  if (link->shares_memory() && !step.fold && state.grant_said == 0 && step.buffer != kScratch) {
     const uint64_t n_bytes = call.plan->chunk_bytes(step.buffer, step.chunk);
     std::byte* into = call.chunk(step.buffer, step.chunk);
     const auto region = Regions::of_process().find(into, n_bytes);

@@ -1,7 +1,7 @@
 // Meshes of several ranks in one process: real arenas, rings, sockets, bells, threads and the lane.
 //
-// All timers are stretched to an hour, so what is not announced is not done: a wait that takes longer
-// than kPatience has lost a wake-up.
+// All timers are stretched to an hour, so what is not announced is not done: a wait that takes
+// longer than kPatience has lost a wake-up.
 #pragma once
 
 #include <sys/socket.h>

@@ -250,16 +250,13 @@ inline ChunkLayout equal_layout(uint64_t n_bytes, uint32_t n_chunks) {
 // The layouts are the caller's to fill; `seal` does the rest.
 inline std::shared_ptr<Plan> seal(Plan plan, DType dtype, FoldOp op, uint32_t divisor,
                                   uint32_t segment_bytes, const std::string& descriptor) {
-  const ChunkLayout& scratch = plan.layout[kScratch];
-  for (size_t chunk = 0; chunk < scratch.n_bytes.size(); ++chunk)
-    plan.scratch_bytes =
-        std::max(plan.scratch_bytes, scratch.offset[chunk] + scratch.n_bytes[chunk]);
   plan.dtype = dtype;
   plan.fold = fold_function(dtype, op);
   plan.divisor = divisor;
   plan.segment_bytes = segment_bytes;
   plan.descriptor = descriptor;
   plan.descriptor_hash = hash_of(descriptor);
+  plan.index();
   return std::make_shared<Plan>(std::move(plan));
 }
 

@@ -1,5 +1,6 @@
 // Threads, bells and the lane: whoever brings work wakes whoever sleeps, and no timer hides it when
 // that is forgotten (cluster.h).
+#include <array>
 #include <atomic>
 
 #include "test/check.h"
@@ -177,6 +178,33 @@ TEST("a rank that does nothing hears of an abort and of a goodbye") {
     CHECK(eventually(
         [&] { return cluster.meshes[1]->poison_of(*cluster.groups[1]).fault == Fault::kClosed; }));
   }
+}
+
+TEST("a rank that is far ahead of the others waits for them and is not thrown out") {
+  Cluster cluster(2, 2);
+  constexpr uint64_t kCalls = 70'000;  // more than a rank keeps frames of
+  std::atomic<bool> is_far{false};
+  std::atomic<uint64_t> n_wrong{0};
+  in_threads(2, [&](int rank) {
+    Mesh& mesh = *cluster.meshes[static_cast<size_t>(rank)];
+    Group& group = *cluster.groups[static_cast<size_t>(rank)];
+    if (rank == 1) CHECK(eventually([&] { return is_far.load(); }));
+    std::vector<std::array<float, 4>> data(kCalls, {1, 2, 3, 4});
+    std::vector<std::shared_ptr<Collective>> calls;
+    const auto own = plan_of(small(0), rank, 2);
+    for (uint64_t key = 0; key < kCalls; ++key) {
+      if (rank == 0 && (!mesh.has_room(*own) || key + 1 == kCalls)) is_far = true;
+      while (!mesh.has_room(*own)) mesh.wait_for_room(*own, kPatience);
+      auto* memory = reinterpret_cast<std::byte*>(data[key].data());
+      calls.push_back(mesh.post(group, own, key, {{memory}}, kPatience, true));
+    }
+    for (uint64_t key = 0; key < kCalls; ++key) {
+      while (!mesh.wait(*calls[key], kPatience)) {
+      }
+      if (calls[key]->error || data[key] != std::array<float, 4>{2, 4, 6, 8}) n_wrong++;
+    }
+  });
+  CHECK_EQ(n_wrong.load(), 0);
 }
 
 TEST("closing a mesh ends the waits of other threads on it") {

@@ -1,0 +1,134 @@
+// What calls and peers may take is bounded: scratch, groups that only others know, tags.
+#include "test/check.h"
+#include "test/duel.h"
+
+namespace shoal::test {
+namespace {
+
+TEST("calls that need scratch take it in turn, under the staging ceiling") {
+  for (const bool shares_memory : {false, true}) {
+    World::Options options;
+    options.net.shares_memory = shares_memory;
+    options.shares_buffers = 0;
+    options.idles = 0;
+    options.engine.staging_bytes = 1u << 20;
+    World world(2, options);
+    std::vector<Call*> calls;
+    Job job;
+    job.kind = Kind::kDirectAllReduce;
+    job.n_elems = 64u << 10;  // 256 KiB of scratch
+    job.segment_bytes = 16u << 10;
+    for (job.key = 0; job.key < 60; ++job.key)
+      for (const int rank : {0, 1}) calls.push_back(&world.post(rank, job));
+    size_t most = 0;
+    CHECK(world.run([&] {
+      for (const int rank : {0, 1}) most = std::max(most, world.engine(rank).scratch_bytes());
+      return world.n_unfinished() == 0;
+    }));
+    for (size_t at = 0; at < calls.size(); ++at)
+      CHECK(calls[at]->result == expected(calls[at]->job, static_cast<int>(at % 2), 2));
+    CHECK(most > 0);
+    CHECK(most <= options.engine.staging_bytes + (256u << 10));
+    for (const int rank : {0, 1}) {
+      CHECK_EQ(world.engine(rank).scratch_bytes(), 0);
+      CHECK(world.engine(rank).staging().peak() <= options.engine.staging_bytes);
+    }
+  }
+}
+
+TEST("ranks that start calls in different orders do not wait for each other's scratch for ever") {
+  World::Options options;
+  options.engine.staging_bytes = 64u << 10;  // no call's scratch fits
+  World world(2, options);
+  Job job;
+  job.kind = Kind::kDirectAllReduce;
+  job.n_elems = 32u << 10;
+  job.segment_bytes = 16u << 10;
+  std::vector<Call*> calls;
+  for (uint64_t n = 0; n < 8; ++n)
+    for (const int rank : {0, 1}) {
+      job.key = rank == 0 ? n : 7 - n;
+      calls.push_back(&world.post(rank, job));
+    }
+  CHECK(world.run_all(60'000));  // simulated milliseconds
+  for (const Call* call : calls) CHECK(call->ok());
+}
+
+TEST("words about groups that this rank never made are not kept without bound") {
+  {
+    Duel duel;
+    const size_t before = duel.engine.n_groups();
+    for (uint64_t n = 0; n < 20'000; ++n) {
+      Frame frame = duel.frame(FrameType::kDisagree);
+      frame.header.group = 1000 + n;
+      duel.ends[1]->send(frame);
+      if (n % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
+    }
+    duel.ends[1]->flush(duel.sink);
+    duel.settle();
+    CHECK_EQ(duel.engine.n_groups(), before);
+    CHECK(duel.engine.state_of(1) == Engine::PeerState::kAlive);
+  }
+  Duel duel;
+  for (uint64_t n = 0; n < 20'000; ++n) {
+    Frame frame = duel.frame(FrameType::kAbort);
+    frame.header.group = 1000 + n;
+    duel.ends[1]->send(frame);
+    if (n % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
+  }
+  duel.check_ended("ended more than 4096 groups that this rank has never made");
+  CHECK(duel.engine.n_groups() < 5000);
+}
+
+TEST("a group that was ended before it was made counts no longer once it is") {
+  World::Options options;
+  options.idles = 0;
+  World world(2, options);
+  for (uint64_t id = 100; id < 100 + 3 * 4096; ++id) {
+    world.engine(0).abort_group(world.add_group(0, id, {0, 1}), {Fault::kClosed, 0, "over"}, true);
+    world.run_steps(4);
+    CHECK(world.add_group(1, id, {0, 1}).poison.fault == Fault::kClosed);
+  }
+  CHECK(world.engine(1).state_of(0) == Engine::PeerState::kAlive);
+}
+
+TEST("closed groups are remembered for a while, not for ever") {
+  Duel duel;
+  for (uint64_t id = 100; id < 100'100; ++id)
+    duel.engine.drop_group(duel.engine.add_group(id, {0, 1}));
+  CHECK(duel.engine.n_groups() < 70'000);
+  // A late frame of one of the last is still known to be late.
+  Frame open = duel.frame(FrameType::kOpen);
+  open.header.group = 100'099;
+  const size_t before = duel.engine.n_groups();
+  duel.say(open);
+  CHECK_EQ(duel.engine.n_groups(), before);
+}
+
+TEST("a group counts so many tags and then refuses new ones in words") {
+  World::Options options;
+  options.engine.most_tags = 10;
+  World world(2, options);
+  std::vector<float> data(4);
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  ProgramBuilder program;
+  program.send(1, 0);
+  Plan plan;
+  plan.program = program.done(2);
+  plan.by_pair = true;
+  plan.layout[kData] = equal_layout(16, 1);
+  const auto message = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "send");
+  Engine& engine = world.engine(0);
+  for (int64_t tag = 0; tag < 10; ++tag)
+    CHECK(!engine.post_send(*world.groups[0], message, 1, tag, bytes, World::kNever)->error);
+  CHECK(!engine.post_send(*world.groups[0], message, 1, 3, bytes, World::kNever)->error);
+  const auto refused = engine.post_send(*world.groups[0], message, 1, 10, bytes, World::kNever);
+  CHECK(refused->finished);
+  CHECK(refused->error.fault == Fault::kMismatch);
+  CHECK(has(refused->error.text, "10 pairs of a rank and a tag"));
+  CHECK(!world.groups[0]->poison);
+  world.run_steps(10);
+}
+
+}  // namespace
+}  // namespace shoal::test
