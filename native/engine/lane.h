@@ -20,6 +20,7 @@ class Lane {
  public:
   static Lane& of_process();
 
+  // Starts the thread with the first mesh. On an error nothing is left behind.
   Error add(const std::shared_ptr<Mesh>& mesh);
   // Afterwards the lane does not touch the mesh any more. Not from the lane's own thread.
   void remove(const Mesh* mesh);
@@ -37,6 +38,11 @@ class Lane {
     std::vector<Mesh::Watched> watched;
   };
   Error start();
+  Error start_thread();
+  Error enter(const std::shared_ptr<Mesh>& mesh);
+  void stop();
+  void close_descriptors();
+  Error watch(int fd, uint64_t tag, uint32_t events);
   void run();
   void dispatch(uint64_t tag, bool ended);
 
