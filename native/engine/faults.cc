@@ -173,7 +173,7 @@ void Engine::settle_broken() {
       links_[peer]->close();
       graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
     }
-    std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
+    std::erase_if(texts_, [gone = peer](const auto& entry) { return entry.second.peer == gone; });
     slots_.drop_peer(peer);
     for (size_t other = 0; other < names_.size() && !given_up_; ++other)
       if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
