@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -316,17 +317,5 @@ NB_MODULE(_native, m) {
   });
   m.def("fold_isa", &fold_isa);
   m.def("n_waiting", [] { return n_waiting.load(); });
-  m.def("before_fork", [] {
-    Lane::of_process().before_fork();
-    Regions::of_process().before_fork();
-  });
-  m.def("after_fork_in_parent", [] {
-    Regions::of_process().after_fork();
-    Lane::of_process().after_fork_in_parent();
-  });
-  m.def("after_fork_in_child", [] {
-    n_waiting = 0;
-    Regions::of_process().after_fork();
-    Lane::of_process().after_fork_in_child();
-  });
+  pthread_atfork(nullptr, nullptr, [] { n_waiting = 0; });  // no other thread is in the child
 }

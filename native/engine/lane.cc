@@ -1,5 +1,6 @@
 #include "engine/lane.h"
 
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/shared_memory.h"
 
 namespace shoal {
 namespace {
@@ -26,7 +28,15 @@ uint64_t tag_of(uint32_t mesh, int peer) {
 }  // namespace
 
 Lane& Lane::of_process() {
-  static Lane* const lane = new Lane;  // never destroyed: meshes may outlive static destructors
+  // Never destroyed: meshes may outlive static destructors.
+  static Lane* const lane = [] {
+    // What is registered last is called first before a fork: our locks must be taken before that of
+    // the regions, which meshes take while they are asked for something under ours.
+    Regions::of_process();
+    pthread_atfork([] { of_process().before_fork(); }, [] { of_process().after_fork_in_parent(); },
+                   [] { of_process().after_fork_in_child(); });
+    return new Lane;
+  }();
   return *lane;
 }
 

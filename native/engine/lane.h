@@ -27,11 +27,6 @@ class Lane {
   // Wakes the thread if it sleeps.
   void kick();
 
-  // Around fork(): the child has no lane and must not talk on the parent's sockets.
-  void before_fork();
-  void after_fork_in_parent();
-  void after_fork_in_child();
-
  private:
   struct Entry {
     std::shared_ptr<Mesh> mesh;
@@ -43,6 +38,10 @@ class Lane {
   void stop();
   void close_descriptors();
   Error watch(int fd, uint64_t tag, uint32_t events);
+  // Around fork(): the child has no lane and must not talk on the parent's sockets.
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
   void run();
   void dispatch(uint64_t tag, bool ended);
 
