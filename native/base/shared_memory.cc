@@ -8,10 +8,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
+
+#include "base/memory_left.h"
 
 namespace shoal {
 namespace {
@@ -31,15 +32,15 @@ std::byte* page_of(const std::byte* at) {
   return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(at) / kPage * kPage);
 }
 
-// What the kernel could give now. A memfd has no limit of its own: asking for more would not fail
-// but wake the out-of-memory killer.
-size_t available_memory() {
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    size_t kilobytes = 0;
-    if (word == "MemAvailable:" && meminfo >> kilobytes) return kilobytes * 1024;
-  }
-  return SIZE_MAX;  // no /proc: the reservation itself must tell
+// A memfd has no limit of its own: asking for more than there is would not fail but wake the
+// out-of-memory killer.
+Error check_fits(size_t n_bytes) {
+  const MemoryLeft left = memory_left();
+  if (n_bytes <= left.n_bytes) return {};
+  return {Fault::kResource, -1,
+          "reservation of " + std::to_string(n_bytes) + " B of shared memory failed: " +
+              left.where + " leaves " + std::to_string(left.n_bytes) +
+              " B; free memory, or raise the memory limit of this job or container"};
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ Error Mapping::map(int fd, size_t n_bytes, Mapping& out) {
 }
 
 Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, int& fd_out) {
-  if (n_bytes > available_memory()) return refused("reservation", n_bytes, ENOMEM);
+  if (Error error = check_fits(n_bytes)) return error;
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return refused("creation", n_bytes, errno);
   if (ftruncate(fd, static_cast<off_t>(n_bytes)) != 0) {
