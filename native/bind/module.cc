@@ -133,26 +133,33 @@ class Released {
   nb::gil_scoped_release release_;
 };
 
-// A call in flight, as Python holds it.
+// A call in flight, as Python holds it. That may be for long: in the frames of an error that
+// somebody keeps. So it does not keep the mesh, whose descriptors and memory go with its world; all
+// its calls have finished then.
 struct Call {
-  std::shared_ptr<Mesh> mesh;
+  std::weak_ptr<Mesh> mesh;
   std::shared_ptr<Collective> collective;
 
-  bool done() const {
-    return collective->finished.load(std::memory_order_acquire) || mesh->forsaken();
+  bool finished() const { return collective->finished.load(std::memory_order_acquire); }
+  bool abandoned() const {
+    const auto held = mesh.lock();
+    return held == nullptr || held->forsaken();
   }
+  bool done() const { return finished() || abandoned(); }
 
   // True when finished. Lets the interpreter go, and looks at signals ten times a second.
   bool wait(double timeout_s) {
     if (done()) return true;
     const int64_t deadline = now_ns() + ns_of(timeout_s);
     for (;;) {
-      bool finished;
+      bool ended;
       {
         Released released;
-        finished = mesh->wait(*collective, std::min(deadline - now_ns(), 100 * kMillisecond));
+        const auto held = mesh.lock();
+        ended = held == nullptr ||
+                held->wait(*collective, std::min(deadline - now_ns(), 100 * kMillisecond));
       }
-      if (finished) return true;
+      if (ended) return true;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (now_ns() >= deadline) return done();
     }
@@ -162,8 +169,8 @@ struct Call {
   int source() const { return done() ? collective->source : -1; }
 
   ErrorTuple error() const {
-    if (collective->finished.load(std::memory_order_acquire)) return tuple_of(collective->error);
-    if (!mesh->forsaken()) return {0, -1, "", ""};
+    if (finished()) return tuple_of(collective->error);
+    if (!abandoned()) return {0, -1, "", ""};
     return {static_cast<int>(Fault::kClosed), -1,
             "a forked child has no part in its parent's calls", collective->doing()};
   }
