@@ -29,7 +29,8 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     Raises:
         UsageError: a negative dimension, an unknown dtype, or a name that NumPy lacks (bfloat16:
             pass torch.bfloat16).
-        ShoalError: the kernel has no such memory left; says how much was asked for.
+        ShoalError: the machine, or the memory limit of this container, has not so much left; says
+            how much was asked for and what is left.
     """
     from shoal import engine  # the native core loads with the first use, not with `import shoal`
 

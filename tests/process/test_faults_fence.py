@@ -8,7 +8,7 @@ from shoal.errors import Closed
 
 N_ELEMS = 1 << 20
 # Rounds in which the background thread comes to tell peers what memory is gone, every 0.1 s.
-N_ROUNDS = 20_000
+N_ROUNDS = 3000
 
 
 def fail_one_of_two(reads: bool) -> list[bool]:
