@@ -112,6 +112,18 @@ TEST("fences that overlap leave alone what is fenced already") {
   CHECK_EQ(regions.find(data + 4 * kPage, 2 * kPage).id, shared.region.id);
 }
 
+TEST("a fence that begins inside another takes what is behind that") {
+  Shared shared(6 * kPage);
+  Regions& regions = Regions::of_process();
+  std::byte* const data = shared.region.data;
+  CHECK(!regions.fence(data + kPage, 3 * kPage, Regions::Against::kReads));
+  CHECK(!regions.fence(data + 2 * kPage, kPage, Regions::Against::kReads));
+  CHECK(!regions.fence(data + 3 * kPage, 2 * kPage, Regions::Against::kReads));
+  CHECK_EQ(regions.find(data, kPage).id, shared.region.id);
+  for (size_t page = 1; page < 5; ++page) CHECK_EQ(regions.find(data + page * kPage, 1).id, 0u);
+  CHECK_EQ(regions.find(data + 5 * kPage, kPage).id, shared.region.id);
+}
+
 TEST("a fence that the kernel refuses is an error, and memory of no region needs none") {
   Shared shared(2 * kPage);
   const int spare = dup(shared.region.fd);
