@@ -16,7 +16,7 @@ SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CX
   $(shell find src -name '*.py' -o -name py.typed -o -path '*/lens/page/*')
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
-CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON
+CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON -DSHOAL_WERROR=ON
 CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error
 
 # ThreadSanitizer maps fixed addresses, which a kernel that randomises widely may have given away;
@@ -24,11 +24,11 @@ CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv test test-soak test-native test-native-sanitized test-asan test-tsan
+.PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
 .PHONY: lint format docs bench demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-native-sanitized, lint, format, docs, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -46,7 +46,8 @@ $(TOOLS): pyproject.toml
 # Not editable: what is tested is what a user gets. Without isolation, so that the build folder's
 # cmake stays at one path and only changed files are compiled.
 $(INSTALLED): $(TOOLS) $(SOURCES)
-	$(PIP) install --no-build-isolation '.[torch,test,dev]'
+	$(PIP) install --no-build-isolation --config-settings=cmake.define.SHOAL_WERROR=ON \
+	  '.[torch,test,dev]'
 	touch $@
 
 # ---- tests ----
@@ -63,6 +64,14 @@ test-native: $(TOOLS)
 	$(CMAKE) -B build/native
 	$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(CTEST) --test-dir build/native
+
+# Another compiler finds other faults. CLANG=clang++-19 picks one.
+CLANG ?= clang++
+test-clang: $(TOOLS)
+	@if ! command -v $(CLANG) >/dev/null; then echo "make test-clang: SKIPPED, no $(CLANG) here"; \
+	else set -ex; $(CMAKE) -DCMAKE_CXX_COMPILER=$(CLANG) -B build/$(CLANG); \
+	  $(BIN)/cmake --build build/$(CLANG) --parallel $(JOBS); \
+	  $(CTEST) --test-dir build/$(CLANG); fi
 
 test-native-sanitized: test-asan test-tsan
 

@@ -1,6 +1,9 @@
 // What went wrong, as a value: errors cross threads, so nothing below bind/ throws.
 #pragma once
 
+#include <unistd.h>
+
+#include <cstdlib>
 #include <string>
 #include <utility>
 
@@ -24,5 +27,12 @@ struct Error {
 
   explicit operator bool() const { return fault != Fault::kNone; }
 };
+
+// For what must not go on, because a wrong result would come of it, and nobody can be told.
+[[noreturn]] inline void end_process(const Error& why) {
+  const std::string text = "shoal ends this process: " + why.text + "\n";
+  [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, text.data(), text.size());
+  std::abort();
+}
 
 }  // namespace shoal

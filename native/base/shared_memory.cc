@@ -4,11 +4,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <fstream>
+#include <iterator>
 #include <string>
+#include <vector>
+
+#include "base/memory_left.h"
 
 namespace shoal {
 namespace {
@@ -28,15 +32,15 @@ std::byte* page_of(const std::byte* at) {
   return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(at) / kPage * kPage);
 }
 
-// What the kernel could give now. A memfd has no limit of its own: asking for more would not fail
-// but wake the out-of-memory killer.
-size_t available_memory() {
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    size_t kilobytes = 0;
-    if (word == "MemAvailable:" && meminfo >> kilobytes) return kilobytes * 1024;
-  }
-  return SIZE_MAX;  // no /proc: the reservation itself must tell
+// A memfd has no limit of its own: asking for more than there is would not fail but wake the
+// out-of-memory killer.
+Error check_fits(size_t n_bytes) {
+  const MemoryLeft left = memory_left();
+  if (n_bytes <= left.n_bytes) return {};
+  return {Fault::kResource, -1,
+          "reservation of " + std::to_string(n_bytes) + " B of shared memory failed: " +
+              left.where + " leaves " + std::to_string(left.n_bytes) +
+              " B; free memory, or raise the memory limit of this job or container"};
 }
 
 }  // namespace
@@ -56,7 +60,7 @@ Error Mapping::map(int fd, size_t n_bytes, Mapping& out) {
 }
 
 Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, int& fd_out) {
-  if (n_bytes > available_memory()) return refused("reservation", n_bytes, ENOMEM);
+  if (Error error = check_fits(n_bytes)) return error;
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return refused("creation", n_bytes, errno);
   if (ftruncate(fd, static_cast<off_t>(n_bytes)) != 0) {
@@ -87,10 +91,90 @@ Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes) {
   return failed == 0 ? Error{} : refused("reservation", n_bytes, failed);
 }
 
+// ---- regions
+
+namespace {
+
+using Fenced = std::map<std::byte*, std::byte*>;
+
+// Where the first fenced page at or behind `from` begins; `end` if there is none before that.
+std::byte* next_fenced(const Fenced& fenced, std::byte* from, std::byte* end) {
+  auto after = fenced.upper_bound(from);
+  if (after != fenced.begin() && std::prev(after)->second > from) return from;
+  return after == fenced.end() ? end : std::min(after->first, end);
+}
+
+// Calls visit(first, end) for every run of pages of [first, end) that is not fenced, until it
+// returns an error.
+template <class Visit>
+Error for_each_shared(const Fenced& fenced, std::byte* first, std::byte* end, Visit visit) {
+  while (first < end) {
+    std::byte* const upto = next_fenced(fenced, first, end);
+    if (first < upto)
+      if (Error error = visit(first, upto)) return error;
+    const auto behind = fenced.upper_bound(upto);
+    first = behind == fenced.begin() ? upto : std::max(upto, std::prev(behind)->second);
+  }
+  return {};
+}
+
+// From here on writes of this process to [first, end) are its own; what it has not written shows
+// what the memory of all holds.
+Error copy_on_write(const Regions::Region& region, std::byte* first, std::byte* end) {
+  const auto n_bytes = static_cast<size_t>(end - first);
+  void* at = mmap(first, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, region.fd,
+                  static_cast<off_t>(first - region.data));
+  if (at != MAP_FAILED) return {};
+  return {Fault::kResource, -1,
+          "private mapping of " + std::to_string(n_bytes) + " B of shared memory failed: " +
+              std::strerror(errno) + "; raise the limit of mappings (vm.max_map_count)"};
+}
+
+// Makes the copy of a page that is to be copied when written.
+void touch(std::byte* page) {
+  auto* const at = reinterpret_cast<volatile std::byte*>(page);
+  *at = *at;
+}
+
+// Nobody else writes to the pages of [first, end), which are copied when written, any more. Those
+// of [lost_first, lost_end) need not be copied.
+void detach(std::byte* first, std::byte* end, std::byte* lost_first, std::byte* lost_end) {
+  lost_first = std::clamp(lost_first, first, end);
+  lost_end = std::clamp(lost_end, lost_first, end);
+  if (lost_first < lost_end &&
+      mmap(lost_first, static_cast<size_t>(lost_end - lost_first), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+    lost_end = lost_first;  // one more mapping was too many: copying needs none
+  for (std::byte* page = first; page < end; page += kPage)
+    if (page < lost_first || page >= lost_end) touch(page);
+}
+
+}  // namespace
+
 Regions& Regions::of_process() {
   // Never destroyed: buffers may outlive every destructor at interpreter exit.
   static Regions* const regions = new Regions;
   return *regions;
+}
+
+// For every fork, also one by a library that knows nothing of Python: the child must not inherit a
+// lock that nobody gives back, nor write to what the parent shares.
+Regions::Regions() {
+  pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                 [] { of_process().after_fork_in_child(); });
+}
+
+void Regions::after_fork_in_child() {
+  for (auto& [data, owned] : by_address_) {
+    const Region& region = owned.region;
+    std::byte* const end = region.data + region.size;
+    const auto make_own = [&](std::byte* first, std::byte* upto) {
+      return copy_on_write(region, first, upto);
+    };
+    if (Error error = for_each_shared(owned.fenced, region.data, end, make_own)) end_process(error);
+    owned.fenced = {{region.data, end}};
+  }
+  mutex_.unlock();
 }
 
 Error Regions::allocate(size_t n_bytes, Region& out) {
@@ -102,8 +186,9 @@ Error Regions::allocate(size_t n_bytes, Region& out) {
     close(fd);
     return error;
   }
+  std::byte* const data = owned.mapping.data();
   std::lock_guard lock(mutex_);
-  owned.region = {next_id_++, fd, owned.mapping.data(), size, n_bytes};
+  owned.region = {next_id_++, fd, data, size, n_bytes, data + size};
   out = owned.region;
   by_id_[out.id] = out.data;
   by_address_[out.data] = std::move(owned);
@@ -115,18 +200,31 @@ void Regions::release(const std::byte* data) {
   const auto found = by_address_.find(data);
   if (found == by_address_.end()) return;
   close(found->second.region.fd);
-  if (found->second.region.id != 0) by_id_.erase(found->second.region.id);
+  by_id_.erase(found->second.region.id);
   by_address_.erase(found);
+}
+
+Regions::Owned* Regions::around(const std::byte* data) {
+  const auto after = by_address_.upper_bound(data);
+  if (after == by_address_.begin()) return nullptr;
+  Owned& owned = std::prev(after)->second;
+  return data < owned.region.data + owned.region.size ? &owned : nullptr;
 }
 
 Regions::Region Regions::find(const std::byte* data, size_t n_bytes) {
   std::lock_guard lock(mutex_);
-  if (by_address_.empty()) return {};
-  auto after = by_address_.upper_bound(data);
-  if (after == by_address_.begin()) return {};
-  const Region& region = std::prev(after)->second.region;
-  const bool inside = data + n_bytes <= region.data + region.size;
-  return inside ? region : Region{};
+  const Owned* owned = around(data);
+  if (owned == nullptr) return {};
+  Region region = owned->region;
+  region.shared_upto =
+      next_fenced(owned->fenced, const_cast<std::byte*>(data), region.data + region.size);
+  return data + n_bytes <= region.shared_upto ? region : Region{};
+}
+
+Regions::Region Regions::whole(const std::byte* data) {
+  std::lock_guard lock(mutex_);
+  const Owned* owned = around(data);
+  return owned == nullptr ? Region{} : owned->region;
 }
 
 Regions::Region Regions::with_id(uint32_t id) {
@@ -139,23 +237,25 @@ bool Regions::alone_on_pages(const Region& region, const std::byte* data, size_t
                              const std::byte* lo, const std::byte* hi) {
   const std::byte* first = page_of(data);
   const std::byte* end = page_of(data + n_bytes + kPage - 1);
-  return first >= lo && (end <= hi || hi == region.data + region.used);
+  return first >= lo && (end <= hi || hi == region.data + region.used) && end <= region.shared_upto;
 }
 
-void Regions::fence(const std::byte* data, size_t n_bytes) {
+Error Regions::fence(const std::byte* data, size_t n_bytes, Against against) {
   std::lock_guard lock(mutex_);
-  auto after = by_address_.upper_bound(data);
-  if (after == by_address_.begin()) return;
-  Region& region = std::prev(after)->second.region;
-  if (data >= region.data + region.size) return;
-  by_id_.erase(region.id);
-  region.id = 0;
-  std::byte* first = page_of(data);
-  const size_t n_fenced = static_cast<size_t>(page_of(data + n_bytes + kPage - 1) - first);
-  void* copy = mmap(nullptr, n_fenced, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (copy == MAP_FAILED) return;  // out of address space: the group has failed loudly already
-  std::memcpy(copy, first, n_fenced);
-  mremap(copy, n_fenced, n_fenced, MREMAP_MAYMOVE | MREMAP_FIXED, first);
+  Owned* owned = around(data);
+  if (owned == nullptr) return {};
+  std::byte* const first = page_of(data);
+  std::byte* const end = page_of(data + n_bytes + kPage - 1);
+  std::vector<std::pair<std::byte*, std::byte*>> taken;
+  Error error = for_each_shared(owned->fenced, first, end, [&](std::byte* from, std::byte* upto) {
+    if (Error failed = copy_on_write(owned->region, from, upto)) return failed;
+    if (against == Against::kWrites)
+      detach(from, upto, page_of(data + kPage - 1), page_of(data + n_bytes));
+    taken.emplace_back(from, upto);
+    return Error{};
+  });
+  owned->fenced.insert(taken.begin(), taken.end());
+  return error;
 }
 
 }  // namespace shoal

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -129,26 +130,32 @@ class Released {
   nb::gil_scoped_release release_;
 };
 
-// A call in flight, as Python holds it.
+// A call in flight, as Python holds it. That may be for long: in the frames of an error that
+// somebody keeps. So it does not keep the mesh, whose descriptors and memory go with its world; all
+// its calls have finished then.
 struct Call {
-  std::shared_ptr<Mesh> mesh;
+  std::weak_ptr<Mesh> mesh;
   std::shared_ptr<Collective> collective;
 
-  bool done() const {
-    return collective->finished.load(std::memory_order_acquire) || mesh->forsaken();
+  bool finished() const { return collective->finished.load(std::memory_order_acquire); }
+  bool abandoned() const {
+    const auto held = mesh.lock();
+    return held == nullptr || held->forsaken();
   }
+  bool done() const { return finished() || abandoned(); }
 
   // True when finished. Lets the interpreter go, and looks at signals now and then.
   bool wait(double timeout_s) {
     if (done()) return true;
     const int64_t deadline = now_ns() + ns_of(timeout_s);
     for (;;) {
-      bool finished;
+      bool ended;
       {
         Released released;
-        finished = mesh->wait(*collective, deadline - now_ns());
+        const auto held = mesh.lock();
+        ended = held == nullptr || held->wait(*collective, deadline - now_ns());
       }
-      if (finished) return true;
+      if (ended) return true;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (now_ns() >= deadline) return done();
     }
@@ -158,8 +165,8 @@ struct Call {
   int source() const { return done() ? collective->source : -1; }
 
   ErrorTuple error() const {
-    if (collective->finished.load(std::memory_order_acquire)) return tuple_of(collective->error);
-    if (!mesh->forsaken()) return {0, -1, "", ""};
+    if (finished()) return tuple_of(collective->error);
+    if (!abandoned()) return {0, -1, "", ""};
     return {static_cast<int>(Fault::kClosed), -1,
             "a forked child has no part in its parent's calls", collective->doing()};
   }
@@ -367,17 +374,5 @@ NB_MODULE(_native, m) {
   });
   m.def("fold_isa", &fold_isa);
   m.def("n_waiting", [] { return n_waiting.load(); });
-  m.def("before_fork", [] {
-    Lane::of_process().before_fork();
-    Regions::of_process().before_fork();
-  });
-  m.def("after_fork_in_parent", [] {
-    Regions::of_process().after_fork();
-    Lane::of_process().after_fork_in_parent();
-  });
-  m.def("after_fork_in_child", [] {
-    n_waiting = 0;
-    Regions::of_process().after_fork();
-    Lane::of_process().after_fork_in_child();
-  });
+  pthread_atfork(nullptr, nullptr, [] { n_waiting = 0; });  // no other thread is in the child
 }

@@ -13,6 +13,16 @@ namespace {
 constexpr size_t kFinishedKept = 4096;
 constexpr size_t kFinishedChunksKept = 1 << 20;
 
+// The owner gets this memory back: should the kernel refuse to fence it, going on could be wrong in
+// silence.
+void take_away(const std::byte* data, size_t n_bytes, Regions::Against against) {
+  Error error = Regions::of_process().fence(data, n_bytes, against);
+  if (!error) return;
+  error.text = "memory of a failed call cannot be taken away from a peer that may still use it: " +
+               error.text;
+  end_process(error);
+}
+
 }  // namespace
 
 Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
@@ -244,7 +254,7 @@ void Engine::finish(Collective& call, const Error& error) {
             link->disown(call.chunk(buffer, chunk), layout.n_bytes[chunk]);
     }
     std::erase_if(outstanding_, [&](const auto& entry) { return entry.second.call == keep; });
-    for (uint32_t at = 0; at < call.state.size(); ++at) fence(call, at);
+    fence(call);
   }
   give_scratch_back(call);
   call.finished.store(true, std::memory_order_release);
@@ -271,22 +281,31 @@ void Engine::remember(Group& group, const Collective& call) {
 
 // A peer that has yet to hear of the end must neither write to the call's memory any more, nor read
 // what the owner does with it now and take that for a result.
-void Engine::fence(const Collective& call, uint32_t at) {
+void Engine::fence(const Collective& call) {
+  const auto n_steps = static_cast<uint32_t>(call.state.size());
+  for (uint32_t at = 0; at < n_steps; ++at) {  // NOT in one loop: see Regions::fence
+    const Step& step = call.plan->program->steps[at];
+    const StepState& state = call.state[at];
+    if (state.place_granted && state.done < state.n_segments)
+      take_away(call.chunk(step.buffer, step.chunk),
+                call.plan->chunk_bytes(step.buffer, step.chunk), Regions::Against::kWrites);
+  }
+  for (uint32_t at = 0; at < n_steps; ++at) fence_offered(call, at);
+}
+
+void Engine::fence_offered(const Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
-  if (state.place_granted && state.done < state.n_segments)
-    Regions::of_process().fence(call.chunk(step.buffer, step.chunk),
-                                call.plan->chunk_bytes(step.buffer, step.chunk));
   if (!state.by_reference || state.done == state.started) return;
   uint32_t first = state.done;
-  const auto region = Regions::of_process().find(call.chunk(step.buffer, step.chunk), 1);
+  const auto region = Regions::of_process().whole(call.chunk(step.buffer, step.chunk));
   while (first < state.started && call.fenceable(region, step, first, first + 1) == first) ++first;
   const uint32_t upto = call.fenceable(region, step, first, state.started);
   if (first == upto) return;
   const std::byte* begin = call.segment_at(step.buffer, step.chunk, first);
   const std::byte* last = call.segment_at(step.buffer, step.chunk, upto - 1);
-  Regions::of_process().fence(
-      begin, static_cast<size_t>(last - begin) + call.segment_bytes(step, upto - 1));
+  take_away(begin, static_cast<size_t>(last - begin) + call.segment_bytes(step, upto - 1),
+            Regions::Against::kReads);
 }
 
 uint32_t Engine::frames_awaited(const Collective& call) const {

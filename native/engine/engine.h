@@ -203,7 +203,8 @@ class Engine final : public FrameSink {
   void complete_below(Collective& call, uint32_t at, uint32_t done);
   void make_ready(Collective& call, uint32_t at);
   void finish(Collective& call, const Error& error);
-  void fence(const Collective& call, uint32_t at);
+  void fence(const Collective& call);
+  void fence_offered(const Collective& call, uint32_t at);
 
   // Frames in (frames.cc)
   void handle(Collective& call, int peer, const Header& header, std::span<std::byte> payload);

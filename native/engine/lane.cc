@@ -1,5 +1,6 @@
 #include "engine/lane.h"
 
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,8 +9,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <exception>
+#include <string>
 
 #include "base/clock.h"
+#include "base/shared_memory.h"
 
 namespace shoal {
 namespace {
@@ -24,44 +28,97 @@ uint64_t tag_of(uint32_t mesh, int peer) {
 }  // namespace
 
 Lane& Lane::of_process() {
-  static Lane* const lane = new Lane;  // never destroyed: meshes may outlive static destructors
+  // Never destroyed: meshes may outlive static destructors.
+  static Lane* const lane = [] {
+    // What is registered last is called first before a fork: our locks must be taken before that of
+    // the regions, which meshes take while they are asked for something under ours.
+    Regions::of_process();
+    pthread_atfork([] { of_process().before_fork(); }, [] { of_process().after_fork_in_parent(); },
+                   [] { of_process().after_fork_in_child(); });
+    return new Lane;
+  }();
   return *lane;
 }
 
 Error Lane::start() {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  Error error;
   if (epoll_fd_ < 0 || kick_fd_ < 0)
-    return {Fault::kResource, -1,
-            std::string("the background lane got no descriptors: ") + std::strerror(errno) +
-                "; raise the limit of open files (ulimit -n)"};
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.u64 = tag_of(kKick, 0);
-  epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, kick_fd_, &event);
+    error = {Fault::kResource, -1,
+             std::string("the background lane got no descriptors: ") + std::strerror(errno) +
+                 "; raise the limit of open files (ulimit -n)"};
+  if (!error) error = watch(kick_fd_, tag_of(kKick, 0), EPOLLIN | EPOLLET);
+  if (!error) error = start_thread();
+  if (error) close_descriptors();
+  return error;
+}
+
+Error Lane::start_thread() {
+  Error error;
   stop_ = false;
   // Signals belong to the program's own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+    pthread_setname_np(thread_.native_handle(), "shoal-lane");
+  } catch (const std::exception& refused) {
+    error = {Fault::kResource, -1,
+             std::string("could not start a thread: ") + refused.what() +
+                 "; raise the limit of processes (ulimit -u) or the pids limit of the container"};
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), "shoal-lane");
-  return {};
+  return error;
+}
+
+void Lane::stop() {
+  stop_ = true;
+  asleep_ = true;
+  kick();
+  thread_.join();
+  close_descriptors();
+}
+
+void Lane::close_descriptors() {
+  for (int* fd : {&epoll_fd_, &kick_fd_}) {
+    if (*fd >= 0) ::close(*fd);
+    *fd = -1;
+  }
+}
+
+Error Lane::watch(int fd, uint64_t tag, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0) return {};
+  return {Fault::kResource, -1,
+          "the background lane cannot watch descriptor " + std::to_string(fd) + ": " +
+              std::strerror(errno) +
+              "; free memory, or raise the limit of watches (fs.epoll.max_user_watches)"};
 }
 
 Error Lane::add(const std::shared_ptr<Mesh>& mesh) {
   std::lock_guard life(life_);
   if (!thread_.joinable())
     if (Error error = start()) return error;
+  Error error = enter(mesh);
+  if (error && meshes_.empty()) stop();  // who changes it holds `life_`
+  return error;
+}
+
+Error Lane::enter(const std::shared_ptr<Mesh>& mesh) {
   const auto watched = mesh->watched();
   std::lock_guard lock(mutex_);
   const uint32_t id = next_id_++;
-  for (const auto& [fd, peer] : watched) {
-    epoll_event event{};
-    event.events = peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-    event.data.u64 = tag_of(id, peer);
-    epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
+  for (auto one = watched.begin(); one != watched.end(); ++one) {
+    const uint32_t events =
+        one->peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+    Error error = watch(one->fd, tag_of(id, one->peer), events);
+    if (!error) continue;
+    while (one != watched.begin()) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (--one)->fd, nullptr);
+    return error;
   }
   meshes_[id] = {mesh, watched};
   asleep_ = true;
@@ -86,13 +143,7 @@ void Lane::remove(const Mesh* mesh) {
     meshes_.erase(found);
     last = meshes_.empty();
   }
-  if (!last) return;
-  stop_ = true;
-  asleep_ = true;
-  kick();
-  thread_.join();
-  ::close(epoll_fd_);
-  ::close(kick_fd_);
+  if (last) stop();
 }
 
 void Lane::kick() {
@@ -155,8 +206,7 @@ void Lane::after_fork_in_child() {
   }
   meshes_.clear();
   if (thread_.joinable()) {
-    ::close(epoll_fd_);
-    ::close(kick_fd_);
+    close_descriptors();
     new std::thread(std::move(thread_));  // leaked: there is no such thread to join
   }
   mutex_.unlock();

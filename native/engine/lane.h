@@ -20,16 +20,12 @@ class Lane {
  public:
   static Lane& of_process();
 
+  // Starts the thread with the first mesh. On an error nothing is left behind.
   Error add(const std::shared_ptr<Mesh>& mesh);
   // Afterwards the lane does not touch the mesh any more. Not from the lane's own thread.
   void remove(const Mesh* mesh);
   // Wakes the thread if it sleeps.
   void kick();
-
-  // Around fork(): the child has no lane and must not talk on the parent's sockets.
-  void before_fork();
-  void after_fork_in_parent();
-  void after_fork_in_child();
 
  private:
   struct Entry {
@@ -37,6 +33,15 @@ class Lane {
     std::vector<Mesh::Watched> watched;
   };
   Error start();
+  Error start_thread();
+  Error enter(const std::shared_ptr<Mesh>& mesh);
+  void stop();
+  void close_descriptors();
+  Error watch(int fd, uint64_t tag, uint32_t events);
+  // Around fork(): the child has no lane and must not talk on the parent's sockets.
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
   void run();
   void dispatch(uint64_t tag, bool ended);
 

@@ -104,7 +104,8 @@ struct Pair {
   template <class Until>
   bool run(Until until) {
     for (int n_idle = 0; n_idle < 50 && !until();) {
-      const bool moved = pump(0) | pump(1);
+      bool moved = pump(0);
+      moved |= pump(1);
       if (!moved && !until() && !wait()) n_idle++;
       if (moved) n_idle = 0;
     }

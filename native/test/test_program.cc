@@ -184,6 +184,7 @@ TEST("only segments whose pages are all the call's own are named by reference") 
   Regions::Region region;
   region.data = memory.get() + (kPage - odd) % kPage;
   region.size = region.used = 7 * kPage;
+  region.shared_upto = region.data + region.size;
   Plan plan;
   plan.layout[kData] = equal_layout(4 * kPage, 1);
   plan.program = point_to_point(0, 2, 0, 1);
@@ -204,6 +205,10 @@ TEST("only segments whose pages are all the call's own are named by reference") 
   CHECK_EQ(upto(3 * kPage, 5), 16u);
   region.used = 4 * kPage + 100;  // nothing of anybody lies behind the buffer
   CHECK_EQ(upto(100, 4), 16u);
+  region.shared_upto = region.data + 2 * kPage;  // what lies behind was fenced
+  CHECK_EQ(upto(0, 0), 8u);
+  CHECK_EQ(upto(0, 7), 8u);
+  CHECK_EQ(upto(0, 8), 8u);
 }
 
 // The numbers are from the definition, computed by other means: FNV-1a 64 with offset basis

@@ -44,7 +44,6 @@ struct Note {
 ShmLink::ShmLink(int peer, const Arena& own, int own_local, int peer_local, int socket_fd,
                  int event_fd, uint64_t epoch)
     : peer_(peer),
-      own_(own),
       own_local_(own_local),
       inbound_(&own.ring(peer_local)),
       inbound_data_(own.ring_data(peer_local)),

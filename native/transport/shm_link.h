@@ -61,7 +61,6 @@ class ShmLink final : public Link {
   void fail(FrameSink& sink, const std::string& what);
 
   const int peer_;
-  const Arena& own_;
   const int own_local_;
   RingHeader* inbound_;
   const std::byte* inbound_data_;

@@ -19,6 +19,9 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     The pages are reserved at once, shared with host-mates when a collective first uses them, and
     freed when the array or tensor and everything that views it are gone. The contents are zero.
 
+    A forked child reads them, and what it writes is its own. Pages that it has not written to show
+    what the parent and its host-mates write later: copy what must not change.
+
     Args:
         shape: as NumPy's; an int is one dimension.
         dtype: a name or NumPy dtype gives a NumPy array; a torch dtype gives a CPU tensor.
@@ -26,7 +29,8 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     Raises:
         UsageError: a negative dimension, an unknown dtype, or a name that NumPy lacks (bfloat16:
             pass torch.bfloat16).
-        ShoalError: the kernel has no such memory left; says how much was asked for.
+        ShoalError: the machine, or the memory limit of this container, has not so much left; says
+            how much was asked for and what is left.
     """
     from shoal import engine  # the native core loads with the first use, not with `import shoal`
 

@@ -50,8 +50,12 @@ class Work:
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
         self._owners = None
         error = self.error()
-        if error is not None:
+        if error is None:
+            return
+        try:
             raise error
+        finally:
+            del error  # it keeps this frame: as a cycle they would keep the buffers too
 
     def done(self) -> bool:
         """Whether the call has ended, well or not."""

@@ -115,18 +115,14 @@ def _end_all() -> None:
 
 
 def _after_fork_in_child() -> None:
-    engine.after_fork_in_child()
+    # The native core has closed the links already: it hears of every fork, also of C libraries'.
     COMPLETIONS.forget_thread()
     for world in list(_WORLDS):
         world.forsake()
     _WORLDS.clear()
 
 
-os.register_at_fork(
-    before=engine.before_fork,
-    after_in_parent=engine.after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b"") -> World:

@@ -1,0 +1,30 @@
+"""How shoal is compiled: a developer is stopped by what a user who installs it is not."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CMAKE = Path(sys.executable).with_name("cmake")
+
+
+def commands(where: Path, *options: str) -> list[str]:
+    """What would be run to compile each of our files."""
+    tools = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={CMAKE.with_name('ninja')}"]
+    subprocess.run(
+        [CMAKE, "-S", ROOT, "-B", where, *tools, *options], check=True, stdout=subprocess.DEVNULL
+    )
+    found = json.loads((where / "compile_commands.json").read_text())
+    return [entry["command"] for entry in found]
+
+
+@pytest.mark.skipif(not CMAKE.exists(), reason="cmake is not in this environment")
+def test_a_warning_ends_the_build_of_a_developer_and_not_that_of_a_user(tmp_path: Path) -> None:
+    user = commands(tmp_path / "user")
+    developer = commands(tmp_path / "developer", "-DSHOAL_WERROR=ON")
+    assert len(user) == len(developer) > 20
+    assert all("-Wall" in command and "-Werror" not in command for command in user)
+    assert all("-Wall" in command and "-Werror" in command for command in developer)

@@ -1,0 +1,43 @@
+"""A process that may not start one more thread: joining fails in words and leaves nothing."""
+
+import os
+import resource
+import signal
+from typing import Any
+
+from process.ranks import run_ranks
+from process.stage import Stage, error_of
+
+import shoal
+from shoal.errors import ShoalError
+
+NOBODY = 65534
+
+
+def join_without_threads() -> dict[str, Any]:
+    """Join where the limit of processes is reached, and again where it is not."""
+    store = Stage.from_environment().store
+    shoal.init(store, 0, 1).close()  # everything is loaded: another user may not read it
+    if os.getuid() == 0:
+        os.setuid(NOBODY)  # root may start as many as it likes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, hard))
+    before = len(os.listdir("/proc/self/fd"))
+    errors = [error_of(shoal.init, store, 0, 1) for _ in range(3)]
+    kept = len(os.listdir("/proc/self/fd")) - before
+    resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with shoal.init(store, 0, 1) as group:
+        group.barrier()
+    return {"errors": errors, "kept": kept, "blocked": blocked}
+
+
+def test_a_rank_that_may_start_no_thread_says_so_and_keeps_no_signal_and_no_descriptor() -> None:
+    with Stage() as stage:
+        (result,) = run_ranks(join_without_threads, 1, env=stage.env)
+    assert result["blocked"] == set()
+    assert result["kept"] == 0
+    for error in result["errors"]:
+        assert type(error) is ShoalError, error
+        assert "rank 0 cannot join: could not start a thread" in str(error)
+        assert "ulimit -u" in str(error)
