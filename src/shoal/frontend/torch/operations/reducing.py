@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from shoal.frontend.torch.operations.agreeing import agree
 from shoal.frontend.torch.operations.calls import Tensors, listed, options_of
 from shoal.frontend.torch.operations.checks import Checks
 from shoal.frontend.torch.reduce_ops import fold_of
@@ -71,6 +72,8 @@ class Reducing(Checks):
         self._n_calls += 1
         given = opts.timeout
         timeout_s = given.total_seconds() if given > NO_TIMEOUT else self._timeout_s
+        if self._agrees:
+            agree(self._group, "all_reduce of a sparse tensor", [()], timeout_s)
         # Named, so that no other call of this group can come in between on some ranks only.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
         spans = Spans(self.describe, "all_reduce", folds=True)
