@@ -4,6 +4,7 @@
 quick and must NOT import a framework, NumPy or the native library when it is imported.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import (
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from shoal.work import Work
 
 __version__ = "0.1.0"
+
+if "torch.distributed" in sys.modules:  # torch may have been told to load no backends by itself
+    from shoal._autoload import register
+
+    register()
 
 # What loads more than this file, by the module that has it: imported when first asked for.
 _LAZY = {

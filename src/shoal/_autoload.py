@@ -3,6 +3,10 @@
 It runs in every program that imports torch where shoal is installed, also in those that never use
 it: it registers a name and does nothing else. Whatever goes wrong here must NOT break their `import
 torch`; `init_process_group("shoal")` then says that it does not know the backend.
+
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps `import torch` from it. torch 2.14 and later call it all the
+same when the name is first used; before that it takes `import shoal` after `import torch`, or
+`import shoal.torch` anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ def register() -> None:
             "shoal",
             _create_process_group,
             extended_api=True,
-            devices=["cpu", "cuda"],  # NOT a string: torch 2.11 and 2.13 read one letter by letter
+            # What is served: ShardedTensor puts its data on the first that is not the CPU. NOT a
+            # string: torch 2.11 and 2.13 read one letter by letter.
+            devices=["cpu"],
         )
     except Exception:  # a foreign program's `import torch` must go on
         import logging

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shoal import engine
 from shoal.dtypes import DType, item_size, parse_dtype
 from shoal.errors import UsageError
+
+Range = tuple[int, int]
 
 
 class Span(NamedTuple):
@@ -25,26 +28,36 @@ class Span(NamedTuple):
         """Its length in bytes."""
         return self.n_elems * item_size(self.dtype)
 
+    @property
+    def extent(self) -> Range:
+        """Where it begins and ends."""
+        return self.address, self.address + self.n_bytes
 
-# The struct module's letters: native size and order.
+
+_SIGNED = ((1, DType.INT8), (2, DType.INT16), (4, DType.INT32), (8, DType.INT64))
+_UNSIGNED = ((1, DType.UINT8), (2, DType.UINT16), (4, DType.UINT32), (8, DType.UINT64))
+
+# The struct module's letters, each with the bytes of an element: how long an "l" is depends on the
+# mark before it.
+_LETTERS = {
+    **{(letter, n_bytes): dtype for n_bytes, dtype in _SIGNED for letter in "bhilqn"},
+    **{(letter, n_bytes): dtype for n_bytes, dtype in _UNSIGNED for letter in "BHILQN"},
+    ("e", 2): DType.FLOAT16,
+    ("f", 4): DType.FLOAT32,
+    ("d", 8): DType.FLOAT64,
+    ("Zf", 8): DType.COMPLEX64,
+    ("Zd", 16): DType.COMPLEX128,
+    ("c", 1): DType.UINT8,
+    ("?", 1): DType.BOOL,
+}
+
+# No mark and these say that the bytes are in this machine's order: NumPy sets none, JAX "=", and
+# ctypes the order's own.
+_NATIVE_MARKS = ("", "@", "=", "<") if sys.byteorder == "little" else ("", "@", "=", ">", "!")
 _FORMATS = {
-    "f": DType.FLOAT32,
-    "d": DType.FLOAT64,
-    "e": DType.FLOAT16,
-    "b": DType.INT8,
-    "h": DType.INT16,
-    "i": DType.INT32,
-    "l": DType.INT64,
-    "q": DType.INT64,
-    "B": DType.UINT8,
-    "c": DType.UINT8,
-    "H": DType.UINT16,
-    "I": DType.UINT32,
-    "L": DType.UINT64,
-    "Q": DType.UINT64,
-    "?": DType.BOOL,
-    "Zf": DType.COMPLEX64,
-    "Zd": DType.COMPLEX128,
+    (mark + letter, n_bytes): dtype
+    for mark in _NATIVE_MARKS
+    for (letter, n_bytes), dtype in _LETTERS.items()
 }
 
 
@@ -61,27 +74,60 @@ def span_of(data: Any, *, writable: bool = True) -> Span:
         if data.device.type != "cpu":
             raise UsageError(f"{_name(data)} is on {data.device}; shoal takes CPU memory here")
         if not data.is_contiguous():
-            raise UsageError(f"{_name(data)} is not contiguous in memory; pass a contiguous copy")
+            raise UsageError(
+                f"{_name(data)} is not contiguous in memory; pass tensor.contiguous(), "
+                "and copy back what the call writes"
+            )
         return Span(data.data_ptr(), data.numel(), parse_dtype(data.dtype), data)
+    view, dtype = _view_of(data)
+    if not view.c_contiguous:
+        raise UsageError(_not_contiguous(data, view))
+    if view.readonly and writable:
+        raise UsageError(f"{_name(data)} is read-only, and this call writes to it")
+    return Span(engine.address_of(view), view.nbytes // item_size(dtype), dtype, view)
+
+
+def _view_of(data: Any) -> tuple[memoryview, DType]:
     try:
         view = memoryview(data)
     except TypeError:
         raise UsageError(
             f"{_name(data)} has no buffer; pass a NumPy array, a tensor, a bytearray or a Span"
         ) from None
-    except ValueError:  # NumPy: its format has no letter
-        raise UsageError(f"{_name(data)} has elements that shoal does not know") from None
-    dtype = _FORMATS.get(view.format)
+    except (ValueError, BufferError) as error:  # NumPy, JAX: its format has no letter
+        return _view_without_letter(data, error), DType.BFLOAT16
+    dtype = _FORMATS.get((view.format, view.itemsize))
     if dtype is None:
         raise UsageError(
             f"{_name(data)} has elements of format {view.format!r}, which shoal does not know; "
             "convert it first, foreign byte orders too"
         )
-    if not view.c_contiguous:
-        raise UsageError(f"{_name(data)} is not contiguous in memory; pass a contiguous copy")
-    if view.readonly and writable:
-        raise UsageError(f"{_name(data)} is read-only, and this call writes to it")
-    return Span(engine.address_of(view), view.nbytes // item_size(dtype), dtype, view)
+    return view, dtype
+
+
+def _view_without_letter(data: Any, error: Exception) -> memoryview:
+    """The memory of an array of bfloat16, which Python's buffers do not know."""
+    dtype = getattr(data, "dtype", None)
+    if dtype is None:
+        raise UsageError(f"{_name(data)} gives no buffer: {error}") from error
+    if str(dtype) != "bfloat16":
+        raise UsageError(f"{_name(data)} has elements of {dtype}, which shoal does not know")
+    if not hasattr(data, "__array_interface__"):
+        raise UsageError(f"{_name(data)} has no buffer of bfloat16; pass numpy.asarray(array)")
+    return memoryview(data.view("uint16"))
+
+
+def _not_contiguous(data: Any, view: memoryview) -> str:
+    # NOT taken as it lies: ranks whose arrays lie in another order would mix their elements.
+    if view.f_contiguous:
+        return (
+            f"{_name(data)} is in Fortran order; pass array.T, on every rank, which is the same "
+            "memory in C order, or numpy.ascontiguousarray(array)"
+        )
+    return (
+        f"{_name(data)} is not contiguous in memory; pass numpy.ascontiguousarray(array), "
+        "and copy back what the call writes"
+    )
 
 
 class Blocks(NamedTuple):
@@ -108,17 +154,14 @@ class Blocks(NamedTuple):
         offset = rank * n_elems * item_size(whole.dtype)
         return Span(whole.address + offset, n_elems, whole.dtype, whole.owner)
 
-    def ranges(self) -> list[_Range]:
+    def ranges(self) -> list[Range]:
         """Where each block begins and ends."""
         if len(self.spans) == len(self.lengths):
-            return [(span.address, span.address + span.n_bytes) for span in self.spans]
+            return [span.extent for span in self.spans]
         whole, size = self.spans[0], len(self.lengths)
         step = whole.n_bytes // size
         ends = [whole.address + step * rank for rank in range(size + 1)]
         return list(itertools.pairwise(ends))
-
-
-_Range = tuple[int, int]
 
 
 def blocks_of(given: Any, size: int, *, writable: bool) -> Blocks:
@@ -147,7 +190,7 @@ def blocks_of(given: Any, size: int, *, writable: bool) -> Blocks:
     return Blocks(spans, tuple(span.n_elems for span in spans))
 
 
-def clash(written: Sequence[_Range], read: Sequence[_Range]) -> tuple[int, int, bool] | None:
+def clash(written: Sequence[Range], read: Sequence[Range]) -> tuple[int, int, bool] | None:
     """The first two ranges that overlap, of which at least one is written; None if there are none.
 
     Returns:

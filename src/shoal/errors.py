@@ -3,7 +3,7 @@
 `UsageError` is the caller's to mend, `PeerLost` and `TimedOut` are the world's doing, `Closed`
 means that somebody here closed it, `ProofError` blames a schedule, `InternalError` blames shoal.
 Each also is the built-in exception that its meaning suggests, so code that knows nothing of shoal
-can catch it.
+can catch it; and a RuntimeError, which code around torch's collectives expects of whatever fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-class ShoalError(Exception):
+class ShoalError(RuntimeError):
     """The root: everything that shoal raises on purpose."""
 
 
@@ -29,10 +29,10 @@ class UsageError(ShoalError, ValueError):
 
 
 class Unsupported(UsageError, NotImplementedError):  # noqa: N818 - says what happened
-    """The call is sensible, but shoal cannot do it (yet). No byte of any tensor has moved."""
+    """Shoal cannot do that (yet), or nobody could. No byte of any tensor has moved."""
 
 
-class PeerLost(ShoalError, RuntimeError):  # noqa: N818 - says what happened
+class PeerLost(ShoalError):  # noqa: N818 - says what happened
     """A peer is gone, and with it this epoch of the group.
 
     Tensors of collectives that were in flight are partly folded: discard them. Every later call on
@@ -69,8 +69,12 @@ class PeerLost(ShoalError, RuntimeError):  # noqa: N818 - says what happened
 class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - says what happened
     """The deadline passed while every peer was still alive. In-flight tensors are partly folded."""
 
+    def __str__(self) -> str:
+        # These words are what programs look for in a RuntimeError of a collective.
+        return f"timed out: {super().__str__()}"
 
-class Closed(ShoalError, RuntimeError):  # noqa: N818 - says what happened
+
+class Closed(ShoalError):  # noqa: N818 - says what happened
     """This side has closed the group or the link; nothing more can be done with it."""
 
 

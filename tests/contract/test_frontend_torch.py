@@ -629,6 +629,8 @@ def check_a_deadline_that_passes_is_an_error(group: Group) -> None:
         error = raised(lambda: dist.all_reduce(torch.ones(1), group=hasty))
         assert type(error).__name__ == "TimedOut", repr(error)
         assert isinstance(error, TimeoutError)
+        assert isinstance(error, RuntimeError)
+        assert "timed out" in str(error)
     barrier(group)
 
 

@@ -527,7 +527,8 @@ def case_questions(group: Group) -> Any:
     assert dist.is_initialized()
     assert dist.is_backend_available(name)
     assert dist.get_pg_count() >= 2
-    assert dist.get_backend_config(group) == f"cpu:{name},cuda:{name}"
+    served = "cpu:shoal" if ours(group) else "cpu:gloo,cuda:gloo"
+    assert dist.get_backend_config(group) == served
     return [dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)]
 
 

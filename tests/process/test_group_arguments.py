@@ -100,7 +100,7 @@ LITTLE = array.array("h", [1]).tobytes()[0] == 1
 def test_bad_arguments_are_refused_in_words_and_the_group_lives_on() -> None:
     want = {
         "columns": "ndarray of shape (4, 3) is not contiguous",
-        "transposed": "ndarray of shape (6, 4) is not contiguous",
+        "transposed": "ndarray of shape (6, 4) is in Fortran order; pass array.T",
         "reversed": "not contiguous",
         "frozen": "read-only",
         "list": "list has no buffer",
@@ -108,7 +108,7 @@ def test_bad_arguments_are_refused_in_words_and_the_group_lives_on() -> None:
         "objects": "which shoal does not know",
         "swapped": "which shoal does not know; convert it first, foreign byte orders too",
         "longdouble": "which shoal does not know",
-        "dates": "elements that shoal does not know",
+        "dates": "elements of datetime64[s], which shoal does not know",
         "no such op": "unknown operation 'median'",
         "bits of floats": "all_reduce has no bxor of float32",
         "max of complex": "all_reduce has no max of complex64",

@@ -145,6 +145,24 @@ def case_tensor_parallel() -> Any:
 # ---- data-parallel training ----
 
 
+def case_fsdp1() -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    results = []
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
+        module = FullyShardedDataParallel(
+            net(),
+            sharding_strategy=strategy,
+            auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+            device_id=torch.device("cpu"),
+        )
+        train(module)
+        with FullyShardedDataParallel.summon_full_params(module):
+            results += [whole(parameter) for parameter in module.parameters()]
+    return results
+
+
 def case_fsdp2() -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

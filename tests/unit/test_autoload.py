@@ -1,6 +1,7 @@
 """`import torch` runs register(): it must be cheap, quiet and unable to fail."""
 
-import importlib
+import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -37,11 +38,12 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def run_python(code: str) -> str:
+def run_python(code: str, **env: str) -> str:
     """What a fresh interpreter, with the same search path, prints."""
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
         check=True,
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
     )
@@ -53,7 +55,7 @@ def test_it_registers_once_with_a_list_of_devices(distributed: types.ModuleType)
     vars(distributed).update(is_available=lambda: True, Backend=backend)
     _autoload.register()
     _autoload.register()
-    assert backend.calls == [("shoal", {"extended_api": True, "devices": ["cpu", "cuda"]})]
+    assert backend.calls == [("shoal", {"extended_api": True, "devices": ["cpu"]})]
 
 
 def test_it_does_nothing_where_torch_is_built_without_distributed(
@@ -86,11 +88,40 @@ def test_it_never_raises_when_registering_fails(distributed: types.ModuleType) -
     _autoload.register()
 
 
-def test_the_entry_point_of_the_package_is_register() -> None:
+@pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
+def test_the_entry_points_of_the_package_are_register(group: str) -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
-    found = re.search(r'entry-points\."torch\.backends"\]\nshoal = "([\w.]+):(\w+)"', text)
+    name = re.escape(group)
+    found = re.search(rf'entry-points\."{name}"\]\nshoal = "([\w.]+):(\w+)"', text)
     assert found is not None
     assert getattr(importlib.import_module(found[1]), found[2]) is _autoload.register
+    installed = importlib.metadata.entry_points(group=group, name="shoal")
+    assert {each.load() for each in installed} == {_autoload.register}
+
+
+# ---- where torch loads no backends by itself ----
+
+
+@pytest.mark.parametrize("imports", ["torch, shoal", "shoal.torch", "shoal, torch, shoal.torch"])
+def test_importing_shoal_registers_where_torch_loads_no_backends(imports: str) -> None:
+    pytest.importorskip("torch")
+    code = f"import {imports}; from torch.distributed import Backend; print(Backend.backend_list)"
+    assert "'shoal'" in run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_without_any_import_of_shoal_torch_looks_the_name_up_when_it_can() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    looks_it_up = hasattr(dist.Backend, "_ensure_backend_registered")  # torch >= 2.14
+    code = (
+        "import torch.distributed as dist, contextlib\n"
+        "with contextlib.suppress(AssertionError, ValueError):\n"
+        "    store = dist.HashStore()\n"
+        "    dist.init_process_group('shoal', store=store, rank=0, world_size=1)\n"
+        "print('shoal' in dist.Backend.backend_list)\n"
+        "if dist.is_initialized(): dist.destroy_process_group()\n"
+    )
+    expected = str(looks_it_up)
+    assert run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split()[-1] == expected
 
 
 def test_importing_shoal_loads_no_framework_and_no_native_code() -> None:
@@ -106,4 +137,4 @@ def test_torch_knows_the_backend_after_register_and_nothing_else_is_loaded() -> 
         "dist.Backend.backend_capability['shoal'], "
         "[m for m in sys.modules if m.startswith(('shoal.frontend', 'shoal._native'))])"
     )
-    assert run_python(code) == "1 ['cpu', 'cuda'] []"
+    assert run_python(code) == "1 ['cpu'] []"

@@ -1,6 +1,10 @@
 """What shoal takes as memory, and what it says about the rest."""
 
 import array
+import ctypes
+import mmap
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +42,59 @@ def test_anything_with_a_buffer_is_taken() -> None:
     assert span_of(np.zeros(()))[1:3] == (1, DType.FLOAT64)
 
 
+@pytest.mark.parametrize(
+    "element", [ctypes.c_float, ctypes.c_int64, ctypes.c_uint16, ctypes.c_bool]
+)
+def test_a_buffer_that_says_that_its_order_is_this_machines_is_taken(element: Any) -> None:
+    data = (element * 3)()
+    assert memoryview(data).format[0] == ("<" if sys.byteorder == "little" else ">")
+    span = span_of(data)
+    assert (span.address, span.n_elems, span.n_bytes) == (
+        ctypes.addressof(data),
+        3,
+        ctypes.sizeof(data),
+    )
+    assert str(span.dtype) == np.dtype(element).name
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("=f", "float32"),  # so does JAX
+        ("=q", "int64"),
+        ("=l", "int32"),  # of standard size, whatever the machine's long is
+        ("=?", "bool"),
+        ("@f", "float32"),
+        ("@l", np.dtype("l").name),
+    ],
+)
+def test_the_marks_of_native_order_are_known(form: str, name: str) -> None:
+    exporter = pytest.importorskip("_testbuffer", reason="this Python came without its own tests")
+    data = exporter.ndarray([1, 2, 3], shape=[3], format=form, flags=exporter.ND_WRITABLE)
+    span = span_of(data)
+    assert (span.n_elems, str(span.dtype)) == (3, name)
+    assert ctypes.string_at(span.address, span.n_bytes) == data.tobytes()
+
+
+@pytest.mark.parametrize("form", [">f", "!q"] if sys.byteorder == "little" else ["<f", "<q"])
+def test_the_other_byte_order_is_refused(form: str) -> None:
+    exporter = pytest.importorskip("_testbuffer", reason="this Python came without its own tests")
+    data = exporter.ndarray([1, 2, 3], shape=[3], format=form, flags=exporter.ND_WRITABLE)
+    with pytest.raises(UsageError, match="foreign byte orders"):
+        span_of(data)
+
+
+def test_an_array_of_bfloat16_is_taken_as_bfloat16() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    data = np.ones((2, 3), ml_dtypes.bfloat16)
+    span = span_of(data)
+    assert span[:3] == (data.ctypes.data, 6, DType.BFLOAT16)
+    with pytest.raises(UsageError, match="elements of float8_e5m2, which shoal does not know"):
+        span_of(np.ones(2, ml_dtypes.float8_e5m2))
+    with pytest.raises(UsageError, match=r"Fortran order; pass array\.T"):
+        span_of(data.T)
+
+
 def test_a_span_is_passed_on_as_it_is() -> None:
     span = Span(4096, 1, DType.INT8, None)
     assert span_of(span) is span
@@ -58,14 +115,23 @@ def test_read_only_memory_is_taken_only_for_reading() -> None:
         span_of(b"abc")
 
 
+def closed() -> mmap.mmap:
+    memory = mmap.mmap(-1, 1)
+    memory.close()
+    return memory
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (np.zeros((4, 4))[:, 1], r"ndarray of shape \(4,\) is not contiguous"),
-        (torch.zeros(4, 4).t()[1:], "not contiguous"),
+        (np.zeros((4, 4))[:, 1], r"pass numpy\.ascontiguousarray\(array\), and copy back"),
+        (np.zeros((2, 3), order="F"), r"is in Fortran order; pass array\.T, on every rank"),
+        (torch.zeros(4, 4).t()[1:], r"not contiguous in memory; pass tensor\.contiguous\(\)"),
         (np.zeros(3, dtype=">f4"), "foreign byte orders"),
         (np.zeros(3, dtype="M8[s]"), "does not know"),
         ([1.0, 2.0], "list has no buffer"),
+        (closed(), "mmap gives no buffer: mmap closed"),
     ],
 )
 def test_what_cannot_be_taken_says_why(data: object, words: str) -> None:

@@ -72,7 +72,8 @@ def test_a_lost_peer_is_named_by_its_rank_in_the_group_and_its_host() -> None:
 def test_other_faults_say_during_which_call(fault: int, kind: type[Exception]) -> None:
     error = error_from((fault, -1, "it broke", "barrier (call 9)"), [0, 1], SEATS)
     assert type(error) is kind
-    assert str(error) == "barrier (call 9): it broke"
+    timed_out = "timed out: " if kind is TimedOut else ""
+    assert str(error) == f"{timed_out}barrier (call 9): it broke"
 
 
 def test_no_fault_is_no_error() -> None:

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from shoal import errors
-from shoal.errors import PeerLost
+from shoal.errors import PeerLost, TimedOut
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,19 @@ def test_peer_lost_survives_pickling() -> None:
     again = pickle.loads(pickle.dumps(lost))
     assert str(again) == str(lost)
     assert vars(again) == vars(lost)
+
+
+@pytest.mark.parametrize("name", [name for name in errors.__all__ if name != "PeerLost"])
+def test_each_error_is_what_code_around_torchs_collectives_catches(name: str) -> None:
+    """Every error of a collective over Gloo or NCCL is a RuntimeError."""
+    with pytest.raises(RuntimeError, match="what happened"):
+        raise getattr(errors, name)("what happened")
+    with pytest.raises(RuntimeError):
+        raise PeerLost(0)
+
+
+def test_what_timed_out_says_so_in_these_words_and_survives_pickling() -> None:
+    late = TimedOut("all_reduce float32[3]: rank 2 did not come")
+    again = pickle.loads(pickle.dumps(late))
+    assert type(again) is TimedOut
+    assert str(again) == str(late) == "timed out: all_reduce float32[3]: rank 2 did not come"

@@ -36,13 +36,14 @@ LOWER = {
     "frontend": {"group", "average", "rendezvous", "work", "buffers"},
     "launch": {"group", "rendezvous", "frontend"},
     "_autoload": {"frontend"},
+    "torch": {"_autoload"},
 }
 # These are built out of everything, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "lab", "__main__"}
 
 # Who may import a framework; bench measures them side by side.
 FRAMEWORKS = {"torch", "jax", "tensorflow", "mxnet"}
-FRAMEWORK_USERS = {"frontend", "_autoload", "bench", "cli"}
+FRAMEWORK_USERS = {"frontend", "_autoload", "torch", "bench", "cli"}
 
 
 def modules() -> list[str]:

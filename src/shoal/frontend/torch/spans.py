@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from shoal.buffers import Span
+from shoal.buffers import Span, clash
 from shoal.dtypes import DType
 from shoal.errors import Unsupported, UsageError
 
@@ -73,6 +73,14 @@ class Spans:
             return span
         return self._stand_in(tensor, self._copy(tensor, factor))
 
+    def updated_apart(self, tensors: Sequence[torch.Tensor], factor: Factor) -> list[Span]:
+        """Like `updated`, for several tensors that may share memory: then all are stand-ins."""
+        found = [self.updated(tensor, factor) for tensor in tensors]
+        if clash([span.extent for span in found], []) is None:
+            return found
+        self._stand_ins.clear()
+        return [self._stand_in(tensor, self._fresh_copy(tensor, factor)) for tensor in tensors]
+
     def written(self, tensor: torch.Tensor) -> Span:
         """Memory that the collective only writes."""
         span = self._own_memory(tensor)
@@ -95,8 +103,24 @@ class Spans:
         """
         span = self.read(tensor)
         if span.address != own and any(_overlap(span, output) for output in outputs):
-            return self._span(tensor.detach().clone(memory_format=torch.contiguous_format))
+            return self._span(self._fresh_copy(tensor, None))
         return span
+
+    def read_all_beside(
+        self, tensors: Sequence[torch.Tensor], outputs: Sequence[Span], rank: int
+    ) -> list[Span]:
+        """Like `read_beside`, for a tensor per rank."""
+        found = [self.read(tensor) for tensor in tensors]
+        own = outputs[rank].address
+        extents = [span.extent for span in found]
+        if found[rank].address == own:
+            extents[rank] = (own, own)
+        if clash([span.extent for span in outputs], extents) is None:
+            return found
+        return [
+            self.read_beside(tensor, outputs, own if to == rank else -1)
+            for to, tensor in enumerate(tensors)
+        ]
 
     def written_beside(self, tensor: torch.Tensor, inputs: Sequence[Span], own: int) -> Span:
         """Like `written`, for a tensor that may share memory with the inputs.
@@ -135,6 +159,10 @@ class Spans:
         if isinstance(factor, torch.Tensor):
             factor = factor.detach().reshape(())
         return tensor.mul(factor).resolve_conj().resolve_neg().contiguous()
+
+    def _fresh_copy(self, tensor: torch.Tensor, factor: Factor) -> torch.Tensor:
+        copy = self._copy(tensor, factor)
+        return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
     def _stand_in(self, tensor: torch.Tensor, stand_in: torch.Tensor) -> Span:
         # torch would refuse to copy back, after everything has moved.

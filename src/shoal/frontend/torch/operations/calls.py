@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
+from shoal.frontend.torch.operations.agreeing import agree, debugging
 from shoal.frontend.torch.unsupported import NotThereYet
 from shoal.frontend.torch.work import NO_TIMEOUT, FinishedWork, PendingWork, profiling
 
@@ -40,6 +41,7 @@ class Calls(NotThereYet):
         self._timeout_s = timeout.total_seconds()
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
+        self._agrees = debugging(self)
 
     def _run(
         self,
@@ -66,6 +68,8 @@ class Calls(NotThereYet):
         timeout = opts.timeout
         # torch's sign for "not given" is a negative one.
         timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else self._timeout_s
+        if self._agrees:
+            agree(self._group, start.__name__, calls, timeout_s)
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, timeout_s=timeout_s, async_op=True) for call in calls]
             return self._pending(PendingWork(works, tensors, landing(spans)))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
-from shoal.errors import UsageError
+from shoal.buffers import Range, Span, clash
+from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.operations.calls import Calls, Tensors
-
-if TYPE_CHECKING:
-    from shoal.buffers import Span
 
 
 class Checks(Calls):
     """The checks that several operations share; all of them raise `UsageError`."""
 
+    def _check_some(self, tensors: Tensors, operation: str) -> None:
+        """There is a tensor; if not, it is the error that torch's dispatcher raises over Gloo."""
+        if not tensors:
+            doing = self.describe(operation)
+            raise Unsupported(f"{doing} takes one tensor at least, and the list is empty")
+
     def _only(self, tensors: Tensors, operation: str) -> torch.Tensor:
+        self._check_some(tensors, operation)
         if len(tensors) != 1:
             why = f"takes one tensor per process, not {len(tensors)}"
             raise self._usage_error(operation, why)
@@ -52,6 +56,7 @@ class Checks(Calls):
         if len(outputs) != len(inputs):
             why = f"takes as many outputs as inputs, not {len(outputs)} and {len(inputs)}"
             raise self._usage_error(operation, why)
+        self._check_some(outputs, operation)
         return list(zip(outputs, inputs, strict=True))
 
     def _check_rank(self, rank: int, operation: str, what: str) -> None:
@@ -114,16 +119,47 @@ class Checks(Calls):
 
     def _check_apart(self, operation: str, side: str, spans: Sequence[Span]) -> None:
         """No two of what is written share memory."""
-        numbered = sorted((span.address, span.n_bytes, i) for i, span in enumerate(spans))
-        numbered = [entry for entry in numbered if entry[1]]
-        for (begin, n_bytes, i), (after, _, j) in itertools.pairwise(numbered):
-            if begin + n_bytes > after:
-                first, second = sorted((i, j))
-                why = f"would write {side}[{first}] and {side}[{second}] into the same memory"
-                raise self._usage_error(operation, why)
+        found = clash([span.extent for span in spans], [])
+        if found is not None:
+            first, second = sorted(found[:2])
+            why = f"would write {side}[{first}] and {side}[{second}] into the same memory"
+            raise self._usage_error(operation, why)
+
+    def _check_calls_apart(
+        self, operation: str, calls: Sequence[tuple[Sequence[Span], Span]]
+    ) -> None:
+        """None of several calls writes where another one writes or reads.
+
+        Args:
+            calls: what each writes, and what it reads; these two have been checked against each
+                other, and may share this rank's own block.
+        """
+        if len(calls) == 1:
+            return
+        n_outputs = len(calls[0][0])
+        own = self._group.rank if n_outputs > 1 else 0
+        written = [span.extent for outputs, _ in calls for span in outputs]
+        read = [
+            part
+            for outputs, source in calls
+            for part in _around(outputs[own].extent, source.extent)
+        ]
+        found = clash(written, read)
+        if found is None:
+            return
+        one, other, both_written = found
+        first, second = one // n_outputs, other // (n_outputs if both_written else 2)
+        what = "also writes" if both_written else "reads"
+        why = f"would write for tensor {first} where it {what} for tensor {second}"
+        raise self._usage_error(operation, f"{why}; give them memory of their own")
 
     def _usage_error(self, operation: str, why: str) -> UsageError:
         return UsageError(f"{self.describe(operation)} {why}")
+
+
+def _around(own: Range, whole: Range) -> tuple[Range, Range]:
+    """What is left of `whole` before and after the `own` part."""
+    return (whole[0], min(whole[1], own[0])), (max(whole[0], own[1]), whole[1])
 
 
 def _extent(tensor: torch.Tensor) -> str:

@@ -66,6 +66,7 @@ class Moving(Checks):
         self, outputs: list[Tensors], inputs: Tensors, opts: AllgatherOptions | None = None
     ) -> dist.Work:
         """Do several of `allgather`; `outputs[rank][i]` becomes rank's i-th input."""
+        self._check_some(inputs, "all_gather_coalesced")
         if len(outputs) != self._group.size or any(len(row) != len(inputs) for row in outputs):
             raise self._usage_error(
                 "all_gather_coalesced",
@@ -95,6 +96,7 @@ class Moving(Checks):
             whole = spans.written(output)
             own = whole.address + self._group.rank * one.nbytes
             calls.append((whole, spans.read_beside(one, [whole], own)))
+        self._check_calls_apart("all_gather", [((whole,), source) for whole, source in calls])
         opts = opts or AllgatherOptions()
         return self._run(self._group.all_gather, calls, opts, outputs, spans)
 
@@ -109,6 +111,7 @@ class Moving(Checks):
             self._check_apart("all_gather", "outputs", places)
             own = places[self._group.rank].address
             arguments.append((places, spans.read_beside(one, places, own)))
+        self._check_calls_apart("all_gather", arguments)
         results = [output for outputs, _ in calls for output in outputs]
         return self._run(self._group.all_gather, arguments, opts, results, spans)
 
@@ -198,6 +201,7 @@ class Moving(Checks):
         """Give rank r the r-th input; the r-th output is what rank r gives. Lengths may differ."""
         if not isinstance(opts, AllToAllOptions):
             opts = options_of(AllToAllOptions, timeout if opts is None else opts)
+        self._check_some([*outputs, *inputs], "all_to_all")
         self._check_count("all_to_all", "outputs", outputs)
         self._check_count("all_to_all", "inputs", inputs)
         self._check_same_dtype("all_to_all", [*outputs, *inputs])
@@ -208,11 +212,7 @@ class Moving(Checks):
         spans = Spans(self.describe, "all_to_all", folds=False)
         places = [spans.written(output) for output in outputs]
         self._check_apart("all_to_all", "outputs", places)
-        own = places[rank].address
-        sources = [
-            spans.read_beside(each, places, own if to == rank else -1)
-            for to, each in enumerate(inputs)
-        ]
+        sources = spans.read_all_beside(inputs, places, rank)
         return self._run(self._group.all_to_all, [(places, sources)], opts, outputs, spans)
 
     def all_to_all_single(

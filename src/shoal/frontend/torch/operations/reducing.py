@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from shoal.frontend.torch.operations.agreeing import agree
 from shoal.frontend.torch.operations.calls import Tensors, listed, options_of
 from shoal.frontend.torch.operations.checks import Checks
 from shoal.frontend.torch.reduce_ops import fold_of
@@ -50,11 +51,16 @@ class Reducing(Checks):
     def allreduce_coalesced(
         self, tensors: Tensors, opts: AllreduceCoalescedOptions | None = None
     ) -> dist.Work:
-        """Fold several tensors, each over all ranks, in place."""
+        """Fold several tensors, each over all ranks, in place.
+
+        Tensors that share memory are folded as they were before the call; what the last of them
+        comes to stays. That is how Gloo does it.
+        """
         opts = opts or AllreduceCoalescedOptions()
+        self._check_some(tensors, "all_reduce_coalesced")
         spans = Spans(self.describe, "all_reduce_coalesced", folds=True)
         fold, factor = fold_of(opts.reduceOp)
-        calls = [(spans.updated(tensor, factor), fold) for tensor in tensors]
+        calls = [(span, fold) for span in spans.updated_apart(tensors, factor)]
         return self._run(self._group.all_reduce, calls, opts, tensors, spans)
 
     def allreduce_sparse(self, tensors: Tensors, opts: Any = None) -> dist.Work:
@@ -66,6 +72,8 @@ class Reducing(Checks):
         self._n_calls += 1
         given = opts.timeout
         timeout_s = given.total_seconds() if given > NO_TIMEOUT else self._timeout_s
+        if self._agrees:
+            agree(self._group, "all_reduce of a sparse tensor", [()], timeout_s)
         # Named, so that no other call of this group can come in between on some ranks only.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
         spans = Spans(self.describe, "all_reduce", folds=True)
@@ -149,4 +157,5 @@ class Reducing(Checks):
             source = spans.read(whole, factor)
             own = source.address + self._group.rank * output.nbytes
             calls.append((spans.written_beside(output, [source], own), source, fold))
+        self._check_calls_apart("reduce_scatter", [((out,), source) for out, source, _ in calls])
         return self._run(self._group.reduce_scatter, calls, opts, outputs, spans)

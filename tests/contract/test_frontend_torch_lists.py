@@ -1,0 +1,300 @@
+"""Calls that take lists of tensors: what happens where these share memory, or are none at all.
+
+Every `case_` runs in every rank, once in a shoal group and once in a Gloo group beside it, on the
+same inputs, and returns what it got; the two must be alike, to the bit. Where Gloo's result depends
+on which of its threads is quicker, shoal refuses the call: every `refused_` is called over shoal
+alone, must raise before it writes anything, and leave a group that works.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from process.ranks import run_ranks
+from process.stage import error_of, leave_at_once
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    Tensor = torch.Tensor
+    Group = dist.ProcessGroup
+
+SIZES = (2, 3)
+
+
+def given(group: Group, n: int, seed: int = 1) -> Tensor:
+    """Whole numbers, so that no order of adding them matters."""
+    return torch.arange(float(n)) * (group.rank() + seed) + 10 * group.rank()
+
+
+def coalesced(group: Group, tensors: list[Tensor], **options: Any) -> None:
+    opts = dist.AllreduceCoalescedOptions()
+    for name, value in options.items():
+        setattr(opts, name, value)
+    group.allreduce_coalesced(tensors, opts).wait()
+
+
+# ---- all_reduce of tensors that share memory ----
+
+
+def case_the_same_tensor_several_times(group: Group) -> Any:
+    results = []
+    for n in (1, 1000, 300_000):
+        for async_op in (False, True):
+            tensor = given(group, n)
+            coalesced(group, [tensor, tensor, tensor], asyncOp=async_op)
+            results.append(tensor)
+    return results
+
+
+def case_the_same_tensor_under_the_coalescing_manager(group: Group) -> Any:
+    tensor = given(group, 5)
+    with dist._coalescing_manager(group):
+        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def case_the_same_tensor_in_a_functional_collective(group: Group) -> Any:
+    tensor = given(group, 5)
+    torch.ops._c10d_functional.all_reduce_coalesced_([tensor, tensor], "sum", group.group_name)
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def case_views_that_overlap_in_part(group: Group) -> Any:
+    results = []
+    for n in (4, 40_000):
+        whole = given(group, n)
+        coalesced(group, [whole[: n - 1], whole[1:], whole[1 : n // 2]])
+        results.append(whole)
+    return results
+
+
+def case_views_that_only_touch(group: Group) -> Any:
+    whole = given(group, 9)
+    coalesced(group, [whole[4:6], whole[:4], whole[6:]])
+    return whole
+
+
+def case_tensors_that_share_memory_on_one_rank_only(group: Group) -> Any:
+    if group.rank() == 1:
+        whole = given(group, 6)
+        tensors = [whole[2:5], whole[:3], whole[1:4]]
+    else:
+        tensors = [given(group, 3, seed) for seed in (2, 3, 4)]
+    coalesced(group, tensors)
+    return tensors
+
+
+def case_another_fold_of_tensors_that_share_memory(group: Group) -> Any:
+    whole = given(group, 6)
+    coalesced(group, [whole[:4], whole[2:]], reduceOp=dist.ReduceOp.MAX)
+    return whole
+
+
+def case_a_tensor_and_its_transpose(group: Group) -> Any:
+    square = given(group, 16).view(4, 4)
+    coalesced(group, [square, square.t()])
+    return square
+
+
+# ---- in place ----
+
+
+def case_gathered_from_the_own_blocks_of_the_outputs(group: Group) -> Any:
+    rank, size = group.rank(), group.size()
+    outputs = [torch.zeros(n * size) for n in (2, 5)]
+    with dist._coalescing_manager(group):
+        for n, output in zip((2, 5), outputs, strict=True):
+            own = output[rank * n : (rank + 1) * n]
+            own.copy_(given(group, n))
+            dist.all_gather_into_tensor(output, own, group=group)
+    return outputs
+
+
+def case_gathered_twice_from_one_input(group: Group) -> Any:
+    mine = given(group, 3)
+    outputs = [torch.zeros(3 * group.size()) for _ in range(2)]
+    with dist._coalescing_manager(group):
+        for output in outputs:
+            dist.all_gather_into_tensor(output, mine, group=group)
+    return outputs
+
+
+def case_lists_gathered_from_the_own_outputs(group: Group) -> Any:
+    outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(group.size())]
+    for one in outputs[group.rank()]:
+        one.copy_(given(group, one.numel()))
+    inputs = outputs[group.rank()]
+    dist.all_gather_coalesced(outputs, inputs, group=group)
+    return [tensor for row in outputs for tensor in row]
+
+
+# ---- no tensors at all ----
+
+
+def case_empty_lists(group: Group) -> Any:
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce_coalesced([], group=group),
+        lambda: coalesced(group, []),
+        lambda: dist.all_gather_coalesced([], [], group=group),
+        lambda: dist.all_gather_coalesced([[] for _ in range(group.size())], [], group=group),
+        lambda: dist.all_to_all([], [], group=group),
+        lambda: dist.all_gather([], torch.ones(2), group=group),
+        lambda: dist.reduce_scatter(torch.ones(2), [], group=group),
+        lambda: group.allreduce([]).wait(),
+        lambda: group.broadcast([]).wait(),
+        lambda: group.reduce([]).wait(),
+        lambda: group.send([], 0, 0).wait(),
+        lambda: group.recv([], 0, 0).wait(),
+        lambda: group.recv_anysource([], 0).wait(),
+    ]
+    names = ("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+    calls += [
+        lambda name=name: getattr(group, name)([], []).wait()
+        for name in names
+        if hasattr(group, name)  # until torch 2.13
+    ]
+    errors = [error_of(call) for call in calls]
+    return [
+        f"{number}: {isinstance(error, RuntimeError)}, {isinstance(error, NotImplementedError)}"
+        for number, error in enumerate(errors)
+    ]
+
+
+# ---- refused ----
+
+
+def refused_outputs_of_two_gathers(group: Group) -> list[Tensor]:
+    whole = torch.zeros(4 * group.size() - 1)
+    n = 2 * group.size()
+    with dist._coalescing_manager(group):
+        dist.all_gather_into_tensor(whole[:n], torch.ones(2), group=group)
+        dist.all_gather_into_tensor(whole[n - 1 :], torch.ones(2), group=group)
+    return [whole]
+
+
+def refused_input_of_one_gather_in_the_output_of_another(group: Group) -> list[Tensor]:
+    first, second = torch.zeros(2 * group.size()), torch.zeros(2 * group.size())
+    with dist._coalescing_manager(group):
+        dist.all_gather_into_tensor(first, torch.ones(2), group=group)
+        dist.all_gather_into_tensor(second, first[1:3], group=group)
+    return [first, second]
+
+
+def refused_outputs_of_gathered_lists(group: Group) -> list[Tensor]:
+    outputs = [[torch.zeros(3), torch.zeros(3)] for _ in range(group.size())]
+    outputs[0][1] = outputs[-1][0]
+    dist.all_gather_coalesced(outputs, [torch.ones(3), torch.ones(3)], group=group)
+    return [tensor for row in outputs for tensor in row]
+
+
+def refused_outputs_of_two_reduce_scatters(group: Group) -> list[Tensor]:
+    output = torch.zeros(2)
+    with dist._coalescing_manager(group):
+        for _ in range(2):
+            dist.reduce_scatter_tensor(output, torch.ones(2 * group.size()), group=group)
+    return [output]
+
+
+def refused_output_of_one_reduce_scatter_in_the_input_of_another(group: Group) -> list[Tensor]:
+    whole, output = torch.zeros(2 * group.size()), torch.zeros(2)
+    own = whole[2 * group.rank() : 2 * group.rank() + 2]
+    with dist._coalescing_manager(group):
+        dist.reduce_scatter_tensor(own, whole, group=group)  # in place: this alone is fine
+        dist.reduce_scatter_tensor(output, whole, group=group)
+    return [whole, output]
+
+
+# ---- how they are run ----
+
+
+def named(prefix: str) -> dict[str, Callable[[Group], Any]]:
+    every = globals().items()
+    return {name.removeprefix(prefix): each for name, each in every if name.startswith(prefix)}
+
+
+CASES, REFUSED = named("case_"), named("refused_")
+
+
+def check_alike(got: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(got, expected), f"{got} is not {expected}"
+    elif isinstance(expected, list):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            check_alike(one, other)
+    else:
+        assert got == expected, f"{got} is not {expected}"
+
+
+def check_refused(case: Callable[[Group], list[Tensor]], group: Group) -> None:
+    written: list[Tensor] = []
+    zeros = torch.zeros
+
+    def noted(*shape: Any) -> Tensor:
+        written.append(zeros(*shape))
+        return written[-1]
+
+    torch.zeros = noted  # type: ignore[assignment]
+    try:
+        error = error_of(case, group)
+    finally:
+        torch.zeros = zeros
+        dist.distributed_c10d._world.pg_coalesce_state.pop(group, None)  # torch leaves it behind
+    assert type(error).__name__ == "UsageError", repr(error)
+    assert "give them memory of their own" in str(error)
+    assert written
+    assert not any(tensor.any() for tensor in written)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total.item() == group.size()
+
+
+def run_one(name: str) -> None:
+    shoal, gloo = (
+        dist.new_group(backend=backend, timeout=timedelta(seconds=20))
+        for backend in ("shoal", "gloo")
+    )
+    if name in REFUSED:
+        check_refused(REFUSED[name], shoal)
+    else:
+        check_alike(CASES[name](shoal), CASES[name](gloo))
+
+
+def run_cases() -> dict[str, str]:
+    """In a rank: how each case failed, "" if it did not."""
+    leave_at_once()
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
+    failures = {}
+    for name in [*CASES, *REFUSED]:
+        try:
+            run_one(name)
+            failures[name] = ""
+        except Exception:  # noqa: BLE001 - the other cases go on
+            failures[name] = traceback.format_exc()
+        dist.barrier()  # the next case begins together, even if this one failed here only
+    dist.destroy_process_group()
+    return failures
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
+    return run_ranks(run_cases, request.param, deadline_s=110)
+
+
+@pytest.mark.parametrize("case", [*CASES, *REFUSED])
+def test_lists_are_taken_as_gloo_takes_them_or_refused(
+    failures: list[dict[str, str]], case: str
+) -> None:
+    failed = [f"rank {rank}: {each[case]}" for rank, each in enumerate(failures) if each[case]]
+    assert not failed, "\n".join(failed)

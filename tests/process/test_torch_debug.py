@@ -1,0 +1,169 @@
+"""Under TORCH_DISTRIBUTED_DEBUG=DETAIL ranks that call different things are told so at the call.
+
+Over Gloo torch does that; where it does not do it for shoal, shoal does. Nobody waits for a Work
+here: a mismatch that only the Work knows of would stay hidden.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks
+from process.stage import error_of, leave_at_once
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def ones(*lengths: int) -> list[torch.Tensor]:
+    return [torch.ones(n) for n in lengths]
+
+
+def fold(tensor: torch.Tensor, group: Any, op: Any = dist.ReduceOp.SUM) -> None:
+    dist.all_reduce(tensor, op=op, group=group, async_op=True)
+
+
+def fold_several(tensors: list[torch.Tensor], group: Any) -> None:
+    group.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
+
+
+def sparse() -> torch.Tensor:
+    return torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=False)
+
+
+# What rank 1 calls, what every other rank calls, and words for both. Over Gloo too, torch says so.
+SEEN_BY_TORCH: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], list[str]]] = {
+    "another collective": (
+        lambda group: dist.broadcast(torch.ones(2), group_src=0, group=group, async_op=True),
+        lambda group: fold(torch.ones(2), group),
+        ["broadcast", "all_?reduce"],
+    ),
+    "another length": (
+        lambda group: fold(torch.ones(3), group),
+        lambda group: fold(torch.ones(2), group),
+        ["3", "2"],
+    ),
+    "another type": (
+        lambda group: fold(torch.ones(2, dtype=torch.int64), group),
+        lambda group: fold(torch.ones(2), group),
+        ["int64|Long", "float"],
+    ),
+}
+SEEN_BY_SHOAL = {
+    "another fold": (
+        lambda group: fold(torch.ones(2), group, dist.ReduceOp.MAX),
+        lambda group: fold(torch.ones(2), group),
+        ["rank 1: all_reduce float32.2. max", "all_reduce float32.2. sum"],
+    ),
+    "another root": (
+        lambda group: dist.broadcast(torch.ones(2), group_src=1, group=group, async_op=True),
+        lambda group: dist.broadcast(torch.ones(2), group_src=0, group=group, async_op=True),
+        ["rank 1: broadcast float32.2. root 1", "broadcast float32.2. root 0"],
+    ),
+    "fewer tensors": (
+        lambda group: fold_several(ones(2), group),
+        lambda group: fold_several(ones(2, 2), group),
+        [
+            "rank 1: all_reduce float32.2. sum;|rank 1: all_reduce float32.2. sum$",
+            "sum, all_reduce",
+        ],
+    ),
+    "long lists that differ at their ends": (
+        lambda group: fold_several(ones(*[2] * 100, 3), group),
+        lambda group: fold_several(ones(*[2] * 100, 4), group),
+        ["rank 1: all_reduce"],
+    ),
+    "a sparse tensor": (
+        lambda group: dist.all_reduce(sparse(), group=group, async_op=True),
+        lambda group: fold(torch.ones(2), group),
+        ["rank 1: all_reduce of a sparse tensor", "all_reduce float32"],
+    ),
+    "a barrier": (
+        lambda group: dist.barrier(group=group, async_op=True),
+        lambda group: dist.all_to_all(ones(*[2] * group.size()), ones(*[2] * group.size()), group),
+        ["rank 1: barrier", "all_to_all float32"],
+    ),
+}
+
+
+def all_calls(group: Any) -> float:
+    """One of each, alike on every rank, some in another form; what they come to."""
+    rank, size = group.rank(), group.size()
+    whole, parts = torch.zeros(2 * size), ones(*[2] * size)
+    tensor = torch.ones(2)
+    fold_several([tensor], group)
+    dist.all_reduce(tensor, group=group)
+    if rank == 1:  # the same collective, into one tensor or into a list
+        dist.all_gather(parts, tensor, group=group)
+        whole = torch.cat(parts)
+    else:
+        dist.all_gather_into_tensor(whole, tensor, group=group)
+    dist.reduce_scatter(tensor, list(whole.split(2)), group=group)
+    dist.reduce(tensor, group_dst=1, group=group)
+    dist.broadcast(tensor, group_src=1, group=group)
+    dist.gather(tensor, parts if rank == 0 else None, group_dst=0, group=group)
+    dist.scatter(tensor, parts if rank == 0 else None, group_src=0, group=group)
+    rows = [1 + (rank + other) % 2 for other in range(size)]  # lengths of its own for each pair
+    dist.all_to_all_single(torch.zeros(sum(rows)), torch.ones(sum(rows)), rows, rows, group=group)
+    entries = sparse()
+    dist.all_reduce(entries, group=group)
+    dist.barrier(group=group)
+    return tensor.sum().item() + entries.values().sum().item()
+
+
+def make_mistakes(backend: str, names: list[str]) -> dict[str, Any]:
+    """By mistake: what the call raised; and that the group goes on."""
+    leave_at_once()
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    seen: dict[str, Any] = {}
+    for name in names:
+        group = dist.new_group(timeout=timedelta(seconds=20))
+        one, others, _ = (SEEN_BY_TORCH | SEEN_BY_SHOAL)[name]
+        error = error_of(one if group.rank() == 1 else others, group)
+        seen[name] = (type(error).__name__, isinstance(error, RuntimeError), str(error))
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        assert total.item() == group.size()
+    if set(names) <= SEEN_BY_SHOAL.keys():
+        seen["all calls"] = all_calls(dist.new_group())
+    dist.destroy_process_group()
+    return seen
+
+
+def check_named(text: str, words: list[str]) -> None:
+    for each in words:
+        assert re.search(each, text, re.IGNORECASE), f"{each!r} not in {text!r}"
+
+
+@pytest.mark.parametrize("backend", ["shoal", "gloo"])
+def test_a_mismatch_raises_at_the_call_though_nobody_waits(backend: str) -> None:
+    names = list(SEEN_BY_TORCH)
+    for seen in run_ranks(make_mistakes, 3, backend, names, env=DETAIL):
+        for name in names:
+            kind, is_runtime_error, text = seen[name]
+            assert is_runtime_error, f"{name}: {kind}: {text}"
+            check_named(text, SEEN_BY_TORCH[name][2])
+
+
+def test_shoal_compares_folds_roots_and_lists_too() -> None:
+    from shoal.frontend.torch.process_group import takes_backends
+
+    if takes_backends():
+        pytest.skip("torch 2.14 and later compare by themselves, and only what they compare")
+    names = list(SEEN_BY_SHOAL)
+    for seen in run_ranks(make_mistakes, 3, "shoal", names, env=DETAIL):
+        for name in names:
+            kind, _, text = seen[name]
+            assert kind == "UsageError", f"{name}: {text}"
+            check_named(text, [*SEEN_BY_SHOAL[name][2], "nothing has moved"])
+        assert seen["all calls"] == 3 * 3 * 3 * 3 * 2 + 3
