@@ -58,19 +58,22 @@ class Host:
 class Cluster:
     """Hosts on one machine, cabled to one switch; each cable carries `rate_mbit` each way.
 
+    Without a rate nothing is shaped: the cores of this machine are what limits the cables.
+
     Leaving the context kills every process that still runs in a host and removes the hosts.
 
     Args:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
         rate_mbit: megabits per second of the wire; headers count, so TCP carries 95.6 % of it.
+            None: as much as the cores can move.
 
     Raises (on entering, with nothing left behind):
         UsageError: not root, or no iproute2.
         Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
     """
 
-    def __init__(self, n_hosts: int, rate_mbit: float = 1000) -> None:
-        if not 1 <= n_hosts <= _MAX_HOSTS or rate_mbit <= 0:
+    def __init__(self, n_hosts: int, rate_mbit: float | None = 1000) -> None:
+        if not 1 <= n_hosts <= _MAX_HOSTS or (rate_mbit is not None and rate_mbit <= 0):
             raise UsageError(
                 f"a cluster of {n_hosts} hosts at {rate_mbit} Mbit/s: "
                 f"expected 1 to {_MAX_HOSTS} hosts and a rate above 0"
@@ -137,7 +140,8 @@ class Cluster:
         # tbf shapes what leaves an interface: one end limits what the host sends, the other what it
         # is sent.
         for namespace, interface in ((inside, INTERFACE), (self._switch, port)):
-            _shape(namespace, interface, self.rate_mbit)
+            if self.rate_mbit is not None:
+                _shape(namespace, interface, self.rate_mbit)
             _ip("-n", namespace, "link", "set", interface, "up")
 
 
