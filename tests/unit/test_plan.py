@@ -243,14 +243,14 @@ def test_an_unknown_forced_algorithm_lists_the_known_ones(text: str, message: st
 # The other variables.
 
 
-def test_without_variables_the_links_are_measured_and_nothing_is_forced() -> None:
-    assert Settings.read({}) == Settings(Forced(), probe=True, tuning=None, refuse=True)
+def test_without_variables_nothing_is_forced_and_nobody_says_what_links_take() -> None:
+    assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
 
 
 @pytest.mark.parametrize(
     "variables",
     [
-        {"SHOAL_PROBE": "yes"},
+        {"SHOAL_LINK": "1Gb,20"},
         {"SHOAL_DEBUG": "LOUD"},
         {"SHOAL_TUNING_MISMATCH": "maybe"},
         {"SHOAL_TUNING": "/nowhere/at/all"},

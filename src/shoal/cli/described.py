@@ -6,9 +6,9 @@ import argparse
 from collections import Counter
 
 from shoal.cli.options import MOST_RANKS, hosts_of
-from shoal.cli.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 
 __all__ = ["add_cluster", "cluster_of"]
 
