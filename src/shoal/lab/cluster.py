@@ -43,6 +43,9 @@ BURST_BYTES: Final = 128 * 1024
 # switch gives one port. From 256 KiB to 4 MiB one stream and a ring of four ran equally fast.
 _LIMIT_BYTES: Final = 1024 * 1024
 
+# What a message between two hosts takes besides its bytes: on the way, and a core of each end.
+_MESSAGE: Final = "10us,16us"
+
 _serials = itertools.count()
 
 
@@ -84,6 +87,18 @@ class Cluster:
             Host(index, f"{name}-{index}", f"{_SUBNET}.{index + 1}") for index in range(n_hosts)
         )
         self._switch = f"{name}-switch"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks in its hosts must be told: the interface, and what nobody can see of it.
+
+        An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
+        cores of one machine.
+        """
+        told = {"SHOAL_SOCKET_IFNAME": INTERFACE}
+        if self.rate_mbit is not None:
+            told["SHOAL_LINK"] = f"{self.rate_mbit:.10g}Mb,{_MESSAGE}"
+        return told
 
     def __enter__(self) -> Cluster:
         _check_powers()
