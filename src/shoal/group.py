@@ -6,6 +6,7 @@ of it, locally and for free.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,9 @@ from shoal.buffers import Blocks, span_of
 from shoal.calls import Calls, How, NoGroup
 from shoal.dtypes import Op, parse_op
 from shoal.errors import Closed, UsageError
-from shoal.plan import Planner, Settings, agreed_planner, card_of, default_cluster, numbered
+from shoal.plan import Planner, Settings, agreed_planner, card_of, reported_mbit
+from shoal.rendezvous.door import is_out_of_descriptors
+from shoal.rendezvous.interface import choose_address
 from shoal.world import World, meet
 
 if TYPE_CHECKING:
@@ -44,23 +47,33 @@ def form(
         UsageError: a variable or the tuning file is wrong, or not the same on all ranks; keys
             differ, no descriptors are left.
         TimedOut: names the ranks that did not come.
-        PeerLost: a rank left while the ranks agreed on what to choose by.
+        PeerLost: the store is gone.
         ShoalError: no shared memory is left.
     """
     settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
-    world = meet(store, rank, size, timeout_s, card_of(settings))
-    host_ids = [seat.host_id for seat in world.names]
-    first = Planner(default_cluster(numbered(host_ids)))
-    group = Group(world, list(range(size)), name, timeout_s, first, owns_world=True)
+    card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
+    world = meet(store, rank, size, timeout_s, card)
     try:
-        # In a group of their own, so that the users' calls are counted from one.
-        with group.subgroup(range(size), "links") as links:
-            title = f"group {name!r}"
-            group.plan_by(agreed_planner(links, settings, host_ids, world.cards, title))
+        host_ids = [seat.host_id for seat in world.names]
+        planner = agreed_planner(rank, settings, host_ids, world.cards, f"group {name!r}")
+        return Group(world, list(range(size)), name, timeout_s, planner, owns_world=True)
     except BaseException:
-        group.close()
+        world.close()
         raise
-    return group
+
+
+def _mbit_of(store: Store) -> int | None:
+    """The class of this rank's interface to other hosts; None if none is known, or needed."""
+    try:
+        return reported_mbit(choose_address(os.environ.get("MASTER_ADDR") or store.host).interface)
+    except UsageError:
+        return None  # should there be other hosts, joining them says what is wrong
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            return None  # a sandbox may keep them from us; ranks of one host need none
+        raise UsageError(
+            "no file descriptor is left to look at the interfaces of this host: raise `ulimit -n`"
+        ) from error
 
 
 class Group(Calls):

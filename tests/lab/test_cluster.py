@@ -12,6 +12,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.lab import Cluster, Flow, measure_streams, ring_of
 from shoal.lab.cluster import remove_stale
+from shoal.plan.wire import link_of
 
 NAMESPACES = Path("/run/netns")
 
@@ -51,6 +52,27 @@ def test_a_stream_keeps_the_rate_of_the_cable(cluster: Cluster) -> None:
 def test_two_streams_into_one_host_share_its_cable(cluster: Cluster) -> None:
     rates = measure_streams(cluster, [Flow(0, 1), Flow(0, 1)], n_bytes=5_000_000)
     assert 8 * min(rates) < 0.8 * 200e6  # each alone would reach 191
+
+
+@needs_root
+@pytest.mark.parametrize(("rate_mbit", "n_shaped"), [(200, 4), (None, 0)])
+def test_both_ends_of_every_cable_are_shaped_or_none(
+    rate_mbit: float | None, n_shaped: int
+) -> None:
+    with Cluster(2, rate_mbit) as cluster:
+        places = [host.namespace for host in cluster.hosts]
+        places.append(f"{places[0].removesuffix('-0')}-switch")
+        told = [
+            subprocess.run(["tc", "-n", place, "qdisc"], capture_output=True, text=True, check=True)
+            for place in places
+        ]
+        assert sum(one.stdout.count("qdisc tbf") for one in told) == n_shaped
+
+
+def test_ranks_are_told_what_no_interface_reports() -> None:
+    told = Cluster(2, rate_mbit=200).environment
+    assert link_of(told["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 200)
+    assert "SHOAL_LINK" not in Cluster(2, rate_mbit=None).environment
 
 
 @needs_root

@@ -1,54 +1,23 @@
 """The ranks of a group agree on what they choose by: settings, links, tuning files."""
 
+import contextlib
 import json
 import os
-import time
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from process.ranks import run_ranks, start_ranks
+from process.ranks import run_ranks
 from process.stage import error_of, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost
 from shoal.plan import default_cluster
+from shoal.plan.defaults import wire_of
+from shoal.plan.measure import COLLECTIVES
 from shoal.plan.tuning import Tuning
-
-
-def measured_links() -> tuple[object, str, str]:
-    pretend_hosts(ranks_per_host=2)
-    with shoal.init() as group:
-        cluster = group.planner.cluster
-        part = group.subgroup([r for r in range(4) if r % 2 == group.rank % 2], "odd or even")
-        assert part.planner.cluster.wire == cluster.wire
-        data = np.ones(100_000, np.float32)
-        group.all_reduce(data)
-        assert (data == 4).all()
-        return cluster, *(group.planner.choose("all_reduce", 1 << p).name for p in (10, 22))
-
-
-def test_the_links_between_hosts_are_measured_and_all_ranks_say_the_same() -> None:
-    first, *others = run_ranks(measured_links, 4)
-    assert all(other == first for other in others)
-    cluster = first[0]
-    assert cluster.hosts == (0, 0, 1, 1)
-    # Loopback is not 10 Gbit/s Ethernet: these are not the defaults.
-    assert cluster.wire != default_cluster(cluster.hosts).wire
-    assert 1 <= cluster.wire.latency_us < 1e5
-    assert 1e-6 < cluster.wire.us_per_byte < 1e-1
-
-
-def count_the_first_call() -> str:
-    pretend_hosts(ranks_per_host=1)
-    with shoal.init() as group:
-        return str(error_of(group.all_reduce, np.ones(3 + group.rank, np.float32)))
-
-
-def test_measuring_is_none_of_the_calls_that_errors_count() -> None:
-    for words in run_ranks(count_the_first_call, 3):
-        assert "(call 1)" in words
+from shoal.plan.wire import link_of
 
 
 def a_wrong_isa() -> str:
@@ -60,29 +29,50 @@ def test_an_instruction_set_that_is_not_there_is_refused() -> None:
     assert words.startswith("SHOAL_ISA='sse' cannot run here")
 
 
-def assumed_links() -> object:
+def choices() -> tuple[object, dict[str, object]]:
+    """The cluster, and what is chosen at every size, with the reasons."""
     pretend_hosts(ranks_per_host=1)
     with shoal.init() as group:
-        return group.planner.cluster
+        part = group.subgroup([r for r in range(4) if r % 2 == group.rank % 2], "odd or even")
+        assert part.planner.cluster.wire == group.planner.cluster.wire
+        table = {
+            f"{collective} {power}": group.planner.choose(collective, 1 << power)
+            for collective in COLLECTIVES
+            for power in range(2, 29)
+        }
+        return group.planner.cluster, {name: tuple(choice) for name, choice in table.items()}
 
 
-def test_without_the_probe_the_links_are_assumed() -> None:
-    clusters = run_ranks(assumed_links, 2, env={"SHOAL_PROBE": "0"})
+def test_hosts_whose_interfaces_say_nothing_are_taken_to_be_of_the_default_class() -> None:
     n_cores = len(os.sched_getaffinity(0))
-    assert clusters == [default_cluster((0, 1), n_cores=n_cores)] * 2
+    for cluster, _ in run_ranks(choices, 4):
+        assert cluster == default_cluster((0, 1, 2, 3), n_cores=n_cores)
 
 
-def form_twice() -> bool:
+def test_the_same_job_makes_the_same_choices_each_time_it_runs() -> None:
+    """Also where its ranks outnumber the cores by far, which whatever is timed would show."""
+    quiet = run_ranks(choices, 4)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
+        loaded = run_ranks(choices, 4)
+    assert all(one == quiet[0] for one in (*quiet, *loaded))
+
+
+def named_link() -> tuple[object, bool]:
     pretend_hosts(ranks_per_host=1)
-    links = []
-    for _ in range(2):
-        with shoal.init() as group:
-            links.append(group.planner.cluster.wire)
-    return links[0] == links[1]
+    with shoal.init() as group:
+        data = np.ones(100_000, np.float32)
+        group.all_reduce(data)
+        return group.planner.cluster.wire, bool((data == group.size).all())
 
 
-def test_a_process_measures_a_topology_once() -> None:
-    assert run_ranks(form_twice, 2) == [True, True]
+def test_the_links_are_what_shoal_link_names() -> None:
+    for wire, is_right in run_ranks(named_link, 2, env={"SHOAL_LINK": "1Gb,60us,16us"}):
+        assert wire == wire_of(1000, 60.0, 16.0)
+        assert is_right
 
 
 def differ(variable: str, values: list[str]) -> str:
@@ -92,7 +82,7 @@ def differ(variable: str, values: list[str]) -> str:
 
 @pytest.mark.parametrize(
     ("variable", "values"),
-    [("SHOAL_ALGO", ["ring", "ring", "tree"]), ("SHOAL_PROBE", ["1", "1", "0"])],
+    [("SHOAL_ALGO", ["ring", "ring", "tree"]), ("SHOAL_LINK", ["1Gb", "1Gb", "1Gb,20us"])],
 )
 def test_ranks_that_were_told_different_things_are_named(variable: str, values: list[str]) -> None:
     for text in run_ranks(differ, 3, variable, values):
@@ -151,31 +141,6 @@ def test_ranks_with_different_tuning_files_are_named(tmp_path: Path) -> None:
         assert "the content of SHOAL_TUNING is not the same on all ranks: rank 1 differs" in text
 
 
-def die_while_measuring() -> object:
-    """Rank 1 leaves once everybody has joined, before the links are measured."""
-    pretend_hosts(ranks_per_host=1)
-    if os.environ["RANK"] == "1":
-        from shoal.plan import agree
-
-        def die(*_: Any) -> None:
-            os._exit(7)
-
-        agree.measure = die  # type: ignore[assignment]
-    start = time.monotonic()
-    error = error_of(shoal.init)
-    return error, time.monotonic() - start
-
-
-def test_a_rank_that_dies_while_links_are_measured_is_lost_like_any_other() -> None:
-    with start_ranks(die_while_measuring, 3) as ranks:
-        outcomes = ranks.wait(30.0)
-    for rank in (0, 2):
-        error, took_s = outcomes[rank].value
-        assert isinstance(error, PeerLost)
-        assert error.rank == 1
-        assert took_s < 10
-
-
 def tune(out: str) -> int:
     from shoal.cli import main
 
@@ -196,3 +161,32 @@ def test_shoal_tune_writes_what_shoal_tuning_loads(tmp_path: Path) -> None:
     for name, why in run_ranks(choose_by_file, 3, str(path)):
         assert name == fastest
         assert why.startswith("measured at 1 KiB over 3 ranks: ")
+
+
+def tune_links(out: str) -> int:
+    from shoal.cli import main
+
+    pretend_hosts(ranks_per_host=2)
+    return main(["tune", "--out", out, "--links"])
+
+
+def load_links(path: str) -> tuple[tuple[int, ...], object]:
+    os.environ["SHOAL_TUNING"] = path
+    pretend_hosts(ranks_per_host=2)
+    with shoal.init() as group:
+        return group.planner.cluster.hosts, group.planner.cluster.wire
+
+
+def test_a_file_keeps_what_links_took_and_every_job_that_loads_it_takes_that(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "links.jsonl"
+    assert run_ranks(tune_links, 4, str(path)) == [0] * 4
+    (head,) = [json.loads(line) for line in path.read_text().splitlines()]
+    link = link_of(head["link"])
+    # Loopback is neither the default nor out of this world.
+    assert link != default_cluster((0, 1)).wire
+    assert 1 <= link.latency_us < 1e5
+    assert 1e-6 < link.us_per_byte < 1e-1
+    for _ in range(2):
+        assert run_ranks(load_links, 4, str(path)) == [((0, 0, 1, 1), link)] * 4

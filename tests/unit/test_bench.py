@@ -199,6 +199,15 @@ def test_every_goal_speaks_of_columns_of_its_own_table() -> None:
                 assert goal.judge(medians, section.show).is_met is not None
 
 
+def test_hosts_without_a_shaper_are_a_section_so_that_a_wire_as_fast_as_two_cores_is_seen() -> None:
+    (section,) = (one for one in SECTIONS if one.name == "unshaped")
+    assert {(case.n_hosts, case.n_bytes >> 20) for case in section.cases} == {
+        (n_hosts, mib) for n_hosts in (2, 4, 8) for mib in (25, 256)
+    }
+    assert all(case.rate_mbit is None and case.n_ranks == case.n_hosts for case in section.cases)
+    assert {"gloo", "shoal"} < {one.label for one in section.contestants}
+
+
 def test_sections_have_names_of_their_own() -> None:
     names = [section.name for section in SECTIONS]
     assert len(set(names)) == len(names)

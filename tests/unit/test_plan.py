@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.plan import Cluster, LinkCost, Planner, Settings, choose, default_cluster
-from shoal.plan.choose import candidates, floor_of, size_class
+from shoal.plan.choose import candidates, cost_of, floor_of, size_class
 from shoal.plan.cluster import numbered
 from shoal.plan.formulas import FORMULAS, formula_of
 from shoal.plan.settings import Forced, forced_from
@@ -104,6 +104,24 @@ def test_what_holds_a_call_up_is_named() -> None:
     assert "the cable" in choose("all_reduce", 25 << 20, default_cluster((0, 1), wire=slow)).why
     assert "latency" in choose("all_reduce", 4, default_cluster((0, 1), wire=far)).why
     assert "cores" in choose("all_reduce", 25 << 20, default_cluster((0,) * 8)).why
+
+
+# Equal costs.
+
+
+@pytest.mark.parametrize("mib", [1, 4, 25, 100, 256])
+@pytest.mark.parametrize("gbit", [1, 10, 25, 100])
+def test_where_the_cable_holds_up_all_of_them_cores_do_as_little_as_they_can(
+    gbit: int, mib: int
+) -> None:
+    """Two hosts send each other as much by any algorithm; `direct` folds twice as much."""
+    wire = LinkCost(latency_us=30.0, us_per_byte=8e-3 / gbit, message_us=5.0)
+    two = default_cluster((0, 1), wire=wire)
+    name = choose("all_reduce", mib << 20, two).name
+    assert name in ("sharded", "ring", "tree", "halving")
+    chosen, direct = (cost_of("all_reduce", one, mib << 20, two) for one in (name, "direct"))
+    assert chosen.wire == direct.wire
+    assert chosen.work_us < direct.work_us
 
 
 # Shards.
@@ -243,14 +261,14 @@ def test_an_unknown_forced_algorithm_lists_the_known_ones(text: str, message: st
 # The other variables.
 
 
-def test_without_variables_the_links_are_measured_and_nothing_is_forced() -> None:
-    assert Settings.read({}) == Settings(Forced(), probe=True, tuning=None, refuse=True)
+def test_without_variables_nothing_is_forced_and_nobody_says_what_links_take() -> None:
+    assert Settings.read({}) == Settings(Forced(), link=None, tuning=None, refuse=True)
 
 
 @pytest.mark.parametrize(
     "variables",
     [
-        {"SHOAL_PROBE": "yes"},
+        {"SHOAL_LINK": "1Gb,20"},
         {"SHOAL_DEBUG": "LOUD"},
         {"SHOAL_TUNING_MISMATCH": "maybe"},
         {"SHOAL_TUNING": "/nowhere/at/all"},

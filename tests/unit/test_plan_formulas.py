@@ -17,6 +17,8 @@ from shoal.schedule import ALGORITHMS, Buffer, Copy, Finish, Recv, Send, find
 
 # A multiple of every number of chunks that comes up, and less than a segment each.
 N_BYTES = 2520 * 16
+# So many that no scratch is kept from call to call.
+MANY_BYTES = 2520 << 20
 
 
 class Census(NamedTuple):
@@ -103,6 +105,23 @@ def claimed(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
     )
 
 
+def scratch_counted(collective: str, name: str, hosts: tuple[int, ...]) -> float:
+    """The bytes of scratch of the rank with most, for a call of `MANY_BYTES`."""
+    size, algorithm = len(hosts), find(collective, name)
+    in_place = collective in ("all_reduce", "broadcast", "reduce", "barrier")
+    chunk = MANY_BYTES / (algorithm.n_chunks(size, hosts) if in_place else 1)
+    return max(len(algorithm.scratch(rank, size, hosts)) for rank in range(size)) * chunk
+
+
+def scratch_claimed(collective: str, name: str, hosts: tuple[int, ...]) -> float:
+    """What the formula counts: the work where nothing but new memory costs anything."""
+    free = LinkCost(0.0, 0.0, 0.0)
+    cluster = Cluster(hosts, free, free, 0.0, n_cores=1, fresh_us_per_byte=1.0)
+    formula = formula_of(collective, name)
+    assert formula is not None
+    return formula(MANY_BYTES, site_of(cluster)).rank
+
+
 ALL = [
     (collective, name)
     for collective, names in ALGORITHMS.items()
@@ -146,3 +165,31 @@ def test_hierarchies_count_both_levels(name: str, hosts: tuple[int, ...]) -> Non
 def test_fewer_reducers_are_counted(k: int, hosts: tuple[int, ...]) -> None:
     name = f"sharded({k})"
     assert_near(claimed("all_reduce", name, hosts), counted("all_reduce", name, hosts), 1.5)
+
+
+@pytest.mark.parametrize(
+    "hosts", [*HOSTS, (0,) * 3, (0,) * 5, (0,) * 6, (0,) * 7, blocks(5, 1)], ids=str
+)
+@pytest.mark.parametrize(("collective", "name"), [one for one in ALL if one[0] != "barrier"])
+def test_scratch_that_is_new_in_every_call_is_counted(
+    collective: str, name: str, hosts: tuple[int, ...]
+) -> None:
+    claim, count = (of(collective, name, hosts) for of in (scratch_claimed, scratch_counted))
+    assert claim == pytest.approx(count)
+
+
+def test_scratch_that_the_allocator_keeps_is_not_counted() -> None:
+    free = LinkCost(0.0, 0.0, 0.0)
+    cluster = Cluster((0, 1), free, free, 0.0, n_cores=1, fresh_us_per_byte=1.0)
+    formula = formula_of("all_reduce", "direct")
+    assert formula is not None
+    works = [formula(n, site_of(cluster)).work_us for n in (25 << 20, 32 << 20, 33 << 20)]
+    assert works == [0, 0, 33 << 20]
+
+
+@pytest.mark.parametrize(("name", "passes"), [("sharded", 2), ("ring", 2), ("direct", 4)])
+def test_an_all_reduce_of_two_hosts_by_direct_passes_over_memory_twice_as_often(
+    name: str, passes: int
+) -> None:
+    assert counted("all_reduce", name, (0, 1)).passed == passes * N_BYTES
+    assert claimed("all_reduce", name, (0, 1)).passed == passes * N_BYTES

@@ -12,7 +12,7 @@ from shoal.errors import ProofError, UsageError
 from shoal.lens import simulate as module
 from shoal.lens.simulate import simulate, simulate_steps
 from shoal.plan.cluster import Cluster, LinkCost
-from shoal.schedule import ALGORITHMS, Place, Recv, Send, Step
+from shoal.schedule import ALGORITHMS, Buffer, Copy, Place, Recv, Send, Step
 
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENT = 128 * KIB
@@ -46,6 +46,17 @@ def test_a_message_occupies_a_core_of_each_end_and_a_fold_passes_over_its_bytes(
     steps: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0, fold=True)]]
     where = cluster(2, wire=replace(WIRE, message_us=7), memory_us_per_byte=0.002)
     assert time_of(steps, 1000, where) == pytest.approx((7 + 2) + 50 + 10 + (7 + 2))
+
+
+@pytest.mark.parametrize(("mib", "is_new"), [(32, False), (33, True)])
+def test_scratch_that_no_allocator_keeps_costs_more_where_it_is_touched_first(
+    mib: int, is_new: bool
+) -> None:
+    into = {"into": 0, "into_buffer": Buffer.SCRATCH}
+    steps: list[list[Step]] = [[Copy(0, **into), Copy(0, **into, fold=True)], []]
+    where = cluster(1, 2, memory_us_per_byte=0.002, fresh_us_per_byte=0.01)
+    per_byte = 0.002 + 0.002 + 0.01 * is_new
+    assert time_of(steps, mib * MIB, where) == pytest.approx(mib * MIB * per_byte)
 
 
 def test_ranks_of_a_host_share_its_cable() -> None:

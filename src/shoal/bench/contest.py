@@ -25,6 +25,7 @@ class Case:
         n_calls: calls in a row that make one sample; 0: as many as fill a few milliseconds.
         n_samples: samples of one round.
         n_hosts: hosts of a lab cluster; 0 is this machine without one.
+        rate_mbit: of their cables; None: as much as the cores can move.
         collective: one of `COLLECTIVES`.
     """
 
@@ -34,6 +35,7 @@ class Case:
     n_calls: int = 1
     n_samples: int = 5
     n_hosts: int = 0
+    rate_mbit: float | None = 1000
     collective: str = "all_reduce"
 
 

@@ -28,12 +28,14 @@ _LAB_PORTS: Final = itertools.count(29500)
 class Crew:
     """Which processes: a library, how many ranks, and on how many hosts of a cluster.
 
-    With `n_hosts` 0 all ranks are on this machine, outside any cluster.
+    With `n_hosts` 0 all ranks are on this machine, outside any cluster. `rate_mbit` is that of a
+    host's cable; None: not shaped.
     """
 
     library: str
     n_ranks: int
     n_hosts: int = 0
+    rate_mbit: float | None = 1000
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ def _job_environment(crew: Crew, cluster: Cluster | None) -> dict[str, str]:
         "MASTER_ADDR": cluster.hosts[0].address,
         "MASTER_PORT": str(next(_LAB_PORTS)),
         "SHOAL_KEY": secrets.token_hex(32),
-        "SHOAL_SOCKET_IFNAME": INTERFACE,
         "GLOO_SOCKET_IFNAME": INTERFACE,
+        **cluster.environment,
     }
 
 

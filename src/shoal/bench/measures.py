@@ -17,6 +17,8 @@ N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
 # Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle cable passes.
 _STREAM_BYTES: Final = 60_000_000
+# Half a second of what two cores move, at 1 GB/s.
+_UNSHAPED_STREAM_BYTES: Final = 500_000_000
 _PRINT_PEAK: Final = """
 import torch
 from shoal.bench.worker import peak_resident_bytes
@@ -106,7 +108,8 @@ def subgroups_of(library: str, *, used: bool) -> Measure:
 
 
 def _ideal_s(teams: Teams, case: Case, flows: list[Flow]) -> float:
-    rate = min(measure_streams(teams.cluster(case.n_hosts), flows, _STREAM_BYTES))
+    n_bytes = _STREAM_BYTES if case.rate_mbit else _UNSHAPED_STREAM_BYTES
+    rate = min(measure_streams(teams.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
     return 2 * case.n_bytes * (case.n_ranks - 1) / case.n_ranks / rate
 
 

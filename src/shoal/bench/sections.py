@@ -156,6 +156,30 @@ SECTIONS: Final = (
         show_time,
     ),
     Section(
+        "unshaped",
+        "hosts whose cables are not shaped: all of them share the cores of this machine",
+        (
+            "torch.distributed.all_reduce, float32, private memory, a rank on each host; one call",
+            "ring: 2M(n-1)/n bytes at the slowest stream's rate while all hosts send in a ring,",
+            "over raw TCP sockets, which neither fold nor check",
+        ),
+        (_GLOO, _SHOAL, Contestant("ring", ring_time)),
+        tuple(
+            Case(
+                n_hosts,
+                n_bytes,
+                (Faster("shoal", than="gloo", times=1),),
+                n_samples=3,
+                n_hosts=n_hosts,
+                rate_mbit=None,
+            )
+            for n_hosts in (2, 4, 8)
+            for n_bytes in (25 * _MIB, 256 * _MIB)
+        ),
+        show_time,
+        in_quick=lambda case: case.n_bytes == 25 * _MIB,
+    ),
+    Section(
         "cpu",
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, private memory",
         ("10 calls in a row after a barrier; waiting that spins counts as work",),

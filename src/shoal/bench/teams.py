@@ -54,7 +54,7 @@ class Teams:
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
         self._teams: dict[Crew, Team] = {}
-        self._clusters: dict[int, Cluster] = {}
+        self._clusters: dict[tuple[int, float | None], Cluster] = {}
         self._unstartable: dict[Crew, str] = {}
         self._n_calls: dict[_Kind, int] = {}
         self._unable: dict[tuple[Crew, str, str], str] = {}
@@ -73,7 +73,7 @@ class Teams:
         Raises:
             Failure: the library cannot be started, has failed, or its result is wrong.
         """
-        crew = Crew(library, case.n_ranks, case.n_hosts)
+        crew = _crew(library, case)
         what = (crew, case.collective, algorithm)
         if what in self._unable:
             raise Failure(self._unable[what])
@@ -95,7 +95,7 @@ class Teams:
 
     def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
         """Give a command to every rank of a team that is kept; the answers by rank."""
-        crew = Crew(library, case.n_ranks, case.n_hosts)
+        crew = _crew(library, case)
         team = self._team(crew)
         try:
             return team.ask(task, **arguments)
@@ -105,17 +105,18 @@ class Teams:
 
     def fresh(self, library: str, case: Case) -> Team:
         """A team that has done nothing yet; the caller stops it."""
-        crew = Crew(library, case.n_ranks, case.n_hosts)
+        crew = _crew(library, case)
         return Team(crew, self._surroundings(crew))
 
-    def cluster(self, n_hosts: int) -> Cluster:
-        """A cluster of so many hosts at 1 Gbit/s."""
-        if n_hosts not in self._clusters:
+    def cluster(self, n_hosts: int, rate_mbit: float | None) -> Cluster:
+        """A cluster of so many hosts; see `Cluster`."""
+        which = (n_hosts, rate_mbit)
+        if which not in self._clusters:
             try:
-                self._clusters[n_hosts] = self._stack.enter_context(Cluster(n_hosts))
+                self._clusters[which] = self._stack.enter_context(Cluster(*which))
             except UsageError as error:
                 raise Failure(str(error)) from error
-        return self._clusters[n_hosts]
+        return self._clusters[which]
 
     def forget(self) -> None:
         """Free the tensors of all teams."""
@@ -141,7 +142,7 @@ class Teams:
         self._teams.pop(crew).close()
 
     def _surroundings(self, crew: Crew) -> Surroundings:
-        cluster = self.cluster(crew.n_hosts) if crew.n_hosts else None
+        cluster = self.cluster(crew.n_hosts, crew.rate_mbit) if crew.n_hosts else None
         return Surroundings(self.settings.openmpi, cluster)
 
     def _sample(self, team: Team, case: Case, memory: str, algorithm: str) -> Sample:
@@ -160,6 +161,10 @@ class Teams:
         n_wrong = sum(rank["n_wrong"] for rank in team.ask("check", **kind.arguments()))
         if n_wrong:
             raise Failure(f"WRONG RESULT: {n_wrong} elements of {kind}")
+
+
+def _crew(library: str, case: Case) -> Crew:
+    return Crew(library, case.n_ranks, case.n_hosts, case.rate_mbit)
 
 
 class _Kind(NamedTuple):

@@ -6,9 +6,9 @@ import argparse
 from collections import Counter
 
 from shoal.cli.options import MOST_RANKS, hosts_of
-from shoal.cli.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 
 __all__ = ["add_cluster", "cluster_of"]
 
@@ -26,6 +26,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
     add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
     add("--memory", default="18GB", metavar="RATE", help="a core folds or copies; default 18GB")
+    add("--fresh", default="2GB", metavar="RATE", help="of memory that is new; default 2GB")
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
@@ -49,6 +50,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         memory_us_per_byte=memory,
         n_cores=n_cores,
         burst_bytes=bytes_of(args.burst),
+        fresh_us_per_byte=1 / bytes_per_us(args.fresh),
     )
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.cli.described import add_cluster, cluster_of
-from shoal.cli.quantities import show_bytes, show_us
 from shoal.errors import UsageError
 from shoal.plan.formulas import FORMULAS
 from shoal.plan.planner import Planner
+from shoal.plan.quantities import show_bytes, show_us
 from shoal.plan.settings import forced_from
 from shoal.plan.tuning import read_tuning
 

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shoal.cli.described import add_cluster, cluster_of
-from shoal.cli.quantities import bytes_of, show_bytes, show_us
 from shoal.errors import UsageError
 from shoal.lens.simulate import Simulation, simulate
 from shoal.plan.choose import candidates
+from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.schedule import ALGORITHMS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`shoal tune`: measure the algorithms on this very cluster, for SHOAL_TUNING to load."""
+"""`shoal tune`: measure the links and algorithms of this very cluster, for SHOAL_TUNING to load."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.cli.quantities import bytes_of, show_bytes, show_us
 from shoal.errors import ShoalError, UsageError
 from shoal.plan.choose import choose
 from shoal.plan.measure import COLLECTIVES, measure_group
+from shoal.plan.quantities import bytes_of, show_bytes, show_us
+from shoal.plan.wire import link_text
 
 if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from shoal.plan.tuning import Tuning
 
 _DESCRIPTION: Final = """
-Measure what every sensible algorithm takes on the ranks of this job, by collective and size, and
-write a file that SHOAL_TUNING=FILE makes every later job choose by.
+Measure the links between the hosts of this job, and what every sensible algorithm takes on its
+ranks, by collective and size; write a file that SHOAL_TUNING=FILE makes every later job choose by.
 
 Run it as the job will run: under torchrun, mpirun or srun, once per rank; or with --ranks N, which
 starts N ranks on this machine.
@@ -45,6 +47,7 @@ def add_to(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--collective", action="append", choices=COLLECTIVES, help="only this one; may be repeated"
     )
+    parser.add_argument("--links", action="store_true", help="only the links, in a moment")
     parser.add_argument("--from", dest="least", default="4B", help="smallest size (4B)")
     parser.add_argument("--to", dest="most", default="64MiB", help="largest size (64MiB)")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each (5)")
@@ -83,6 +86,9 @@ def sizes_between(least: int, most: int) -> list[int]:
 def table(tuning: Tuning, cluster: Cluster) -> str:
     """What was measured, and how the model's choice compares."""
     lines, ratios = [], []
+    if tuning.link is not None:
+        cluster = replace(cluster, wire=tuning.link)
+        lines.append(f"links between hosts: SHOAL_LINK={link_text(tuning.link)} says the same")
     for collective, by_size in tuning.times.items():
         lines.append(collective)
         for n_bytes, times in by_size.items():
@@ -94,19 +100,21 @@ def table(tuning: Tuning, cluster: Cluster) -> str:
             )
             lines.append(f"  {show_bytes(n_bytes):>8}  model {chosen} {ratios[-1]:.2f}  {each}")
     n_good = sum(ratio <= 1.1 for ratio in ratios)
-    lines.append(f"the model's choice is within 10 % of the fastest at {n_good} of {len(ratios)}")
+    if ratios:
+        good = f"{n_good} of {len(ratios)}"
+        lines.append(f"the model's choice is within 10 % of the fastest at {good}")
     return "\n".join(lines) + "\n"
 
 
 def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     import shoal
 
-    for name in ("SHOAL_ALGO", "SHOAL_TUNING"):  # what is to be found out
+    for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK"):  # what is to be found out
         os.environ.pop(name, None)
     with shoal.init() as group:
         if group.rank == 0:
             _check_writable(args.out)
-        collectives = args.collective or COLLECTIVES
+        collectives = () if args.links else args.collective or COLLECTIVES
         tell = _tell if group.rank == 0 else _keep
         tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, tell)
         if group.rank == 0:
@@ -141,6 +149,7 @@ def _words(args: argparse.Namespace) -> list[str]:
     """The command line of one rank."""
     words = ["tune", "--out", str(args.out), "--from", args.least, "--to", args.most]
     words += ["--rounds", str(args.rounds)]
+    words += ["--links"] * args.links
     for collective in args.collective or ():
         words += ["--collective", collective]
     return words

@@ -43,6 +43,9 @@ BURST_BYTES: Final = 128 * 1024
 # switch gives one port. From 256 KiB to 4 MiB one stream and a ring of four ran equally fast.
 _LIMIT_BYTES: Final = 1024 * 1024
 
+# What a message between two hosts takes besides its bytes: on the way, and a core of each end.
+_MESSAGE: Final = "10us,16us"
+
 _serials = itertools.count()
 
 
@@ -58,19 +61,22 @@ class Host:
 class Cluster:
     """Hosts on one machine, cabled to one switch; each cable carries `rate_mbit` each way.
 
+    Without a rate nothing is shaped: the cores of this machine are what limits the cables.
+
     Leaving the context kills every process that still runs in a host and removes the hosts.
 
     Args:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
         rate_mbit: megabits per second of the wire; headers count, so TCP carries 95.6 % of it.
+            None: as much as the cores can move.
 
     Raises (on entering, with nothing left behind):
         UsageError: not root, or no iproute2.
         Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
     """
 
-    def __init__(self, n_hosts: int, rate_mbit: float = 1000) -> None:
-        if not 1 <= n_hosts <= _MAX_HOSTS or rate_mbit <= 0:
+    def __init__(self, n_hosts: int, rate_mbit: float | None = 1000) -> None:
+        if not 1 <= n_hosts <= _MAX_HOSTS or (rate_mbit is not None and rate_mbit <= 0):
             raise UsageError(
                 f"a cluster of {n_hosts} hosts at {rate_mbit} Mbit/s: "
                 f"expected 1 to {_MAX_HOSTS} hosts and a rate above 0"
@@ -81,6 +87,18 @@ class Cluster:
             Host(index, f"{name}-{index}", f"{_SUBNET}.{index + 1}") for index in range(n_hosts)
         )
         self._switch = f"{name}-switch"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ranks in its hosts must be told: the interface, and what nobody can see of it.
+
+        An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
+        cores of one machine.
+        """
+        told = {"SHOAL_SOCKET_IFNAME": INTERFACE}
+        if self.rate_mbit is not None:
+            told["SHOAL_LINK"] = f"{self.rate_mbit:.10g}Mb,{_MESSAGE}"
+        return told
 
     def __enter__(self) -> Cluster:
         _check_powers()
@@ -137,7 +155,8 @@ class Cluster:
         # tbf shapes what leaves an interface: one end limits what the host sends, the other what it
         # is sent.
         for namespace, interface in ((inside, INTERFACE), (self._switch, port)):
-            _shape(namespace, interface, self.rate_mbit)
+            if self.rate_mbit is not None:
+                _shape(namespace, interface, self.rate_mbit)
             _ip("-n", namespace, "link", "set", interface, "up")
 
 

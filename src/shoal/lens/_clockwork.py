@@ -16,7 +16,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ProofError
-from shoal.schedule import Recv, Send
+from shoal.plan.cluster import SCRATCH_KEPT_BYTES
+from shoal.schedule import Buffer, Recv, Send
 
 if TYPE_CHECKING:
     from shoal.lens.dataflow import Dataflow
@@ -53,6 +54,7 @@ class Clockwork:
             for step, rank in zip(flow.steps, flow.rank_of, strict=True)
         ]
         self._is_copied = self._find_copied()
+        self._is_fresh = self._find_fresh()
         n_steps = len(flow.steps)
         # By step, counted in segments.
         self._begun, self._done, self._arrived = [0] * n_steps, [0] * n_steps, [0] * n_steps
@@ -113,6 +115,17 @@ class Clockwork:
                 if first.setdefault(value, number) != number:
                     copied.add(number)
         return copied
+
+    def _find_fresh(self) -> set[int]:
+        """The steps that write to scratch first, on ranks whose scratch is new at every call."""
+        flow, first = self._flow, dict[int, int]()
+        for number, place in enumerate(flow.writes):
+            if place >= 0 and flow.place(place).buffer is Buffer.SCRATCH:
+                first.setdefault(place, number)
+        n_bytes: defaultdict[int, int] = defaultdict(int)
+        for number in first.values():
+            n_bytes[flow.rank_of[number]] += self._n_bytes[number]
+        return {n for n in first.values() if n_bytes[flow.rank_of[n]] > SCRATCH_KEPT_BYTES}
 
     def _after(self, time: float, what: int, step: int) -> None:
         # Of what happens at one time, the step that was posted first comes first.
@@ -183,11 +196,13 @@ class Clockwork:
 
         To and from the kernel, into a slot of shared memory and out of it, folded or stored: one
         pass at each end. A fold of what the kernel just wrote finds it in the cache. Host-mates
-        that are sent the same read one slot.
+        that are sent the same read one slot. The kernel has to find memory that is new.
         """
         cluster, partner = self._cluster, self._flow.partner_of[step]
         n_bytes = self._bytes_of(step, segment)
         passed = n_bytes * cluster.memory_us_per_byte
+        if step in self._is_fresh:
+            passed += n_bytes * cluster.fresh_us_per_byte
         if partner < 0:
             return passed
         if self._is_wire[step] or self._is_wire[partner]:

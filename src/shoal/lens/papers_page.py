@@ -37,7 +37,8 @@ It runs the very steps that the engine runs, against a clock, segment by segment
 takes a segment as soon as the steps it waits for have taken it, and what it needs is free:
 
 - **a core of the rank**: a time for each message, and a pass over its bytes (to or from the kernel
-  or a slot of shared memory; a fold). Where ranks of a host outnumber its cores, all take longer;
+  or a slot of shared memory; a fold), and more where scratch of more than 32 MiB is touched first.
+  Where ranks of a host outnumber its cores, all take longer;
 - **the cable out of the host**, which its ranks share: links take turns, a segment each;
 - **the cable into the host**: first come, first served; what waits, waits in the switch. A cable
   that has rested may let a burst pass at once;

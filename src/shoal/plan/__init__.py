@@ -6,6 +6,7 @@ from shoal.plan.cluster import Cluster, LinkCost, numbered
 from shoal.plan.defaults import default_cluster
 from shoal.plan.planner import Planner
 from shoal.plan.settings import Settings
+from shoal.plan.wire import reported_mbit
 
 __all__ = [
     "Choice",
@@ -18,4 +19,5 @@ __all__ = [
     "choose",
     "default_cluster",
     "numbered",
+    "reported_mbit",
 ]

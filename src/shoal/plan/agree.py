@@ -1,7 +1,8 @@
 """How the ranks of a new group agree on what they choose by.
 
-The cards that they exchange when they meet compare their settings, and where there are several
-hosts, one rank of each measures the links between them.
+The cards that they exchange when they meet compare their settings, and say what their hosts are
+like. A cluster is made of nothing else, so it is the same in every run of a job on the same
+machines, and so are the choices and the bits.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import logging
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
-from shoal.plan.defaults import default_cluster
+from shoal.plan.cluster import numbered
+from shoal.plan.defaults import WIRE, default_cluster
 from shoal.plan.planner import Planner
-from shoal.plan.probe import Measured, measure
+from shoal.plan.wire import link_text, slowest
 
 if TYPE_CHECKING:
-    from shoal.plan.cluster import Cluster
-    from shoal.plan.ranks import Group
+    from shoal.plan.cluster import LinkCost
     from shoal.plan.settings import Settings
     from shoal.plan.tuning import Tuning
 
@@ -29,53 +29,64 @@ _LOG: Final = logging.getLogger("shoal")
 
 
 class _Card(NamedTuple):
-    """What each rank lays on the table: what must be alike, and its number of cores."""
+    """What each rank lays on the table: what must be alike, and what its host is like.
+
+    Args:
+        mbit: the class of its interface's rate; 0: it is not known, or not asked for.
+        cores: a bit for each core that it may run on.
+    """
 
     algorithms: int
     tuning: int
-    probe: int
+    link: int
     refuse: int
-    n_cores: int
+    mbit: int
+    cores: int
 
 
-_CARD: Final = struct.Struct("<5q")
-
+_HEAD: Final = struct.Struct("<5q")
+# Cores with higher numbers share the bits of lower ones: a card is short.
+_N_CORE_BITS: Final = 1024
 
 _VARIABLES: Final = {
     "algorithms": "SHOAL_ALGO",
     "tuning": "the content of SHOAL_TUNING",
-    "probe": "SHOAL_PROBE",
+    "link": "SHOAL_LINK",
     "refuse": "SHOAL_TUNING_MISMATCH",
 }
 
-# What was measured between hosts, by topology: a process that forms a group again need not measure
-# again.
-_MEASURED: Final[dict[tuple[str, ...], Measured]] = {}
 
+def card_of(
+    settings: Settings, mbit: int | None = None, cores: Sequence[int] | None = None
+) -> bytes:
+    """What this rank tells all others before the group is there.
 
-def card_of(settings: Settings) -> bytes:
-    """What this rank tells all others before the group is there."""
+    Args:
+        mbit: the class of its interface's rate, if that is known.
+        cores: those that it may run on; None asks the system.
+    """
     card = _Card(
         algorithms=_digest(settings.forced.text),
         tuning=settings.tuning.digest if settings.tuning else 0,
-        probe=settings.probe,
+        link=_digest(repr(settings.link)),
         refuse=settings.refuse,
-        n_cores=len(os.sched_getaffinity(0)),
+        mbit=mbit or 0,
+        cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
     )
-    return _CARD.pack(*card)
+    n_bytes = (card.cores.bit_length() + 7) // 8
+    return _HEAD.pack(*card[:-1]) + card.cores.to_bytes(n_bytes, "little")
 
 
 def agreed_planner(
-    group: Group,
+    rank: int,
     settings: Settings,
     host_ids: Sequence[str],
     cards: Sequence[bytes],
     title: str,
 ) -> Planner:
-    """The planner of a new group, the same on every rank.
+    """The planner of a new group, the same on every rank and in every run. Says nothing to anyone.
 
     Args:
-        group: of the same ranks, to measure the links with.
         host_ids: by rank, what tells its host from others.
         cards: by rank, its `card_of`.
         title: whose planner it is, for the log.
@@ -83,38 +94,29 @@ def agreed_planner(
     Raises:
         UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
             of another cluster.
-        PeerLost, TimedOut: as from any call of the group.
     """
-    hosts, topology = group.planner.cluster.hosts, tuple(host_ids)
-    read = [_read(rank, card) for rank, card in enumerate(cards)]
+    read = [_read(other, card) for other, card in enumerate(cards)]
     _compare(read)
-    cluster = default_cluster(hosts, n_cores=min(card.n_cores for card in read))
-    if settings.probe and cluster.n_hosts > 1:
-        known = _MEASURED.get(topology)
-        codes = _all_codes(group, known.code if known else 0)
-        if known is None or any(code != known.code for code in codes):
-            known = _MEASURED[topology] = measure(group, hosts)
-        cluster = replace(cluster, wire=known.link())
-    tuning = _fitting(settings, cluster) if settings.tuning else None
-    level = logging.DEBUG if group.rank else logging.INFO
+    hosts = numbered(host_ids)
+    n_cores = _fewest_cores(hosts, read)
+    tuning = _fitting(settings, hosts, n_cores) if settings.tuning else None
+    level, wire = logging.DEBUG if rank else logging.INFO, WIRE
+    if len(set(hosts)) > 1:
+        wire, why = _wire(settings, tuning, read)
+        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, link_text(wire), why)
+    cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
     return Planner(cluster, settings.forced, tuning, title=title, level=level)
 
 
 def _read(rank: int, card: bytes) -> _Card:
     try:
-        return _Card(*_CARD.unpack(card))
+        head: tuple[int, int, int, int, int] = _HEAD.unpack_from(card)
     except struct.error as error:
         raise UsageError(
-            f"rank {rank} gave a card of {len(card)} bytes, expected {_CARD.size}: install the "
-            "same shoal on all hosts"
+            f"rank {rank} gave a card of {len(card)} bytes, expected at least {_HEAD.size}: "
+            "install the same shoal on all hosts"
         ) from error
-
-
-def _all_codes(group: Group, own: int) -> list[int]:
-    """What each rank knows of the links from an earlier group, in short."""
-    codes = bytearray(group.size * 8)
-    group.all_gather(codes, struct.pack("<q", own))
-    return [code for (code,) in struct.iter_unpack("<q", codes)]
+    return _Card(*head, int.from_bytes(card[_HEAD.size :], "little"))
 
 
 def _compare(cards: Sequence[_Card]) -> None:
@@ -130,11 +132,33 @@ def _compare(cards: Sequence[_Card]) -> None:
             )
 
 
-def _fitting(settings: Settings, cluster: Cluster) -> Tuning | None:
+def _fewest_cores(hosts: Sequence[int], cards: Sequence[_Card]) -> int:
+    """The cores that the ranks of a host may run on, together: of the host with the fewest.
+
+    Together, since some launchers bind each rank to a core of its own and others do not.
+    """
+    by_host = dict.fromkeys(hosts, 0)
+    for host, card in zip(hosts, cards, strict=True):
+        by_host[host] |= card.cores
+    return max(1, min(cores.bit_count() for cores in by_host.values()))
+
+
+def _wire(
+    settings: Settings, tuning: Tuning | None, cards: Sequence[_Card]
+) -> tuple[LinkCost, str]:
+    """What the links between hosts take, and who says so."""
+    if settings.link is not None:
+        return settings.link, "as SHOAL_LINK says"
+    if tuning is not None and tuning.link is not None:
+        return tuning.link, f"as {tuning.path} keeps them"
+    return slowest([card.mbit or None for card in cards])
+
+
+def _fitting(settings: Settings, hosts: Sequence[int], n_cores: int) -> Tuning | None:
     """The tuning file, if it is of this cluster."""
     tuning = settings.tuning
     assert tuning is not None
-    difference = tuning.differs_from(cluster.hosts, cluster.n_cores)
+    difference = tuning.differs_from(hosts, n_cores)
     if not difference:
         return tuning
     what = f"the tuning file {tuning.path} is of another cluster: {difference}"
@@ -145,6 +169,13 @@ def _fitting(settings: Settings, cluster: Cluster) -> Tuning | None:
         )
     _LOG.warning("%s; it is ignored", what)
     return None
+
+
+def _bits(cores: Sequence[int]) -> int:
+    bits = 0
+    for core in cores:
+        bits |= 1 << core % _N_CORE_BITS
+    return bits
 
 
 def _digest(text: str) -> int:

@@ -18,7 +18,7 @@ Formula = Callable[[float, Site], Load]
 def direct(n_bytes: float, site: Site) -> Load:
     """1 round: M to n-1 peers. Cable: r ranks send M to `far` peers.
 
-    Memory: (n-1)M folded, the own M into scratch, and the result back.
+    Memory: (n-1)M folded, the own M into scratch, and the result back; M of scratch.
     """
     n, near, far = site.size, site.near, site.far
     hop = site.hop(n_bytes)
@@ -28,6 +28,7 @@ def direct(n_bytes: float, site: Site) -> Load:
         ends=(2 * near, 2 * far),
         memory=(near > 0, n + 1 + far),
         cable=(site.here * far, site.lost_to_all),
+        scratch=1,
     )
 
 
@@ -120,7 +121,7 @@ def tree(n_bytes: float, site: Site) -> Load:
 def doubling(n_bytes: float, site: Site) -> Load:
     """log2 n rounds: M exchanged with the rank 1, 2, 4, ... away, and a fold.
 
-    Where n is no power of two, some ranks hand in before and are told after: 2 more.
+    Where n is no power of two, some ranks hand in before and are told after: 2 more. M of scratch.
     Cable: r ranks send M in every round that leaves the host.
     """
     near, far, extra = site.corners()
@@ -132,6 +133,7 @@ def doubling(n_bytes: float, site: Site) -> Load:
         ends=(2 * (near + extra - paired_far), 2 * (far + paired_far)),
         memory=(near + extra - paired_far, 2 * rounds + far + 0.5 + extra + paired_far),
         cable=(site.here * (far + paired_far), site.lost_to_pairs),
+        scratch=1,
     )
 
 

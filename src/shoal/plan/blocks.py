@@ -34,11 +34,14 @@ def ring_all_gather(n_bytes: float, site: Site) -> Load:
     return ring_load(n_bytes, site, site.size - 1, copied=1)
 
 
-def ring_load(n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0) -> Load:
+def ring_load(
+    n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0, scratch: float = 0.0
+) -> Load:
     """Rounds in which every rank sends one block to the right and gets one from the left.
 
     Args:
         copied: blocks that each rank copies besides.
+        scratch: blocks that it needs memory for.
     """
     far = site.crossings * rounds / site.size
     far_sent = rounds if site.exits else 0
@@ -51,6 +54,7 @@ def ring_load(n_bytes: float, site: Site, rounds: int, *, copied: float = 0.0) -
         ends=(2 * rounds - far_sent, far_sent) if near_sent else (0, 2 * rounds),
         memory=(near_sent, rounds + copied + (0 if near_sent else rounds)),
         cable=(host_far, 0.0),
+        scratch=scratch,
         host=(
             *(2 * host_near, 2 * host_far, host_near),
             site.here * (rounds + copied) + host_far,
@@ -95,7 +99,7 @@ def direct_reduce_scatter(n_bytes: float, site: Site) -> Load:
 def ring_reduce_scatter(n_bytes: float, site: Site) -> Load:
     """n-1 rounds of b to the right, each copied to scratch before something is folded into it."""
     rounds = site.size - 1
-    load = ring_load(n_bytes, site, rounds, copied=rounds)
+    load = ring_load(n_bytes, site, rounds, copied=rounds, scratch=min(2, rounds - 1))
     return load._replace(path=load.path + site.copy(n_bytes))
 
 
@@ -119,19 +123,21 @@ def pairwise_all_to_all(n_bytes: float, site: Site) -> Load:
 def bruck_all_to_all(n_bytes: float, site: Site) -> Load:
     """ceil(log2 n) rounds of about n/2 blocks to the rank 2^k away, each a message of its own.
 
-    A block is sent once for each bit of its distance.
+    A block is sent once for each bit of its distance, and stays in scratch between.
     """
     n, near_rounds = site.size, site.near_rounds
     rounds = (n - 1).bit_length()
     in_round = [sum(1 for j in range(1, n) if j >> k & 1) for k in range(rounds)]
     near, far = sum(in_round[:near_rounds]), sum(in_round[near_rounds:])
     crossing = sum(m << k for k, m in enumerate(in_round[:near_rounds]))
+    scratch = sum(min(2, j.bit_count() - 1) for j in range(1, n))
     return site.load(
         n_bytes,
         path=(site.hops(near_rounds, rounds - near_rounds, n_bytes), site.wait),
         ends=site.at_edge(near, far),
         memory=(near, 1 + near + 2 * far),
         cable=(site.here * far + (crossing if site.n_hosts > 1 else 0), site.lost_to_pairs),
+        scratch=scratch,
     )
 
 

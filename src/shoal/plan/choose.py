@@ -147,10 +147,14 @@ def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
 
 def _cheapest(loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site) -> Choice:
     ranked = sorted(loads, key=lambda name: loads[name].cost_us)
-    # Of those that are as good as equal the first of the table, which is simpler: the model is not
-    # that exact, and a choice that flips from size to size is hard to follow.
-    least_us = loads[ranked[0]].cost_us
-    first = next(name for name, load in loads.items() if load.cost_us <= _EQUAL * least_us)
+    best_us = loads[ranked[0]].cost_us
+    # Of those that are as good as equal, those that leave most of the cores to others: what waits
+    # for a cable in the model may wait for a core in fact. Of these the first of the table, which
+    # is simpler: the model is not that exact, and a choice that flips from size to size is hard to
+    # follow.
+    equal = {n: load for n, load in loads.items() if load.cost_us <= _EQUAL * best_us}
+    least_us = min(load.work_us for load in equal.values())
+    first = next(name for name, load in equal.items() if load.work_us <= _EQUAL * least_us)
     ranked.remove(first)
     ranked.insert(0, first)
     best = loads[first]

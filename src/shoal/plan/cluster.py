@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.errors import UsageError
+
+SCRATCH_KEPT_BYTES: Final = 32 << 20
+"""Scratch of a call beyond this is new memory every time: glibc gives larger blocks back to the
+kernel when they are freed (the largest M_MMAP_THRESHOLD, mallopt(3)), and keeps smaller ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Cluster:
         n_cores: of each host, which its ranks share.
         burst_bytes: what a cable that has rested lets pass at once, each way: the bucket of a
             shaped link, as clouds and `tc tbf` have them.
+        fresh_us_per_byte: of memory that a core touches for the first time, which the kernel has to
+            find and to clear: scratch of more than `SCRATCH_KEPT_BYTES`.
     """
 
     hosts: tuple[int, ...]
@@ -49,6 +56,7 @@ class Cluster:
     memory_us_per_byte: float
     n_cores: int
     burst_bytes: int = 0
+    fresh_us_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))
@@ -57,10 +65,11 @@ class Cluster:
                 f"hosts {self.hosts[:8]}... must be numbered from 0 in the order in which they "
                 "first come up"
             )
-        if min(self.memory_us_per_byte, self.burst_bytes) < 0 or self.n_cores < 1:
+        memory = self.memory_us_per_byte, self.fresh_us_per_byte
+        if min(*memory, self.burst_bytes) < 0 or self.n_cores < 1:
             raise UsageError(
-                f"{self.memory_us_per_byte} us per byte of memory, {self.n_cores} cores and a "
-                f"burst of {self.burst_bytes} B make no sense"
+                f"{memory[0]} us per byte of memory, {memory[1]} where it is new, {self.n_cores} "
+                f"cores and a burst of {self.burst_bytes} B make no sense"
             )
 
     @property

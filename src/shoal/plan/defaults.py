@@ -1,4 +1,4 @@
-"""The costs that are assumed where nothing was measured."""
+"""The costs that are assumed of what nobody has named or measured."""
 
 from __future__ import annotations
 
@@ -11,16 +11,33 @@ from shoal.plan.cluster import Cluster, LinkCost
 # decide: a message against the bytes that could be folded meanwhile.
 LOCAL: Final = LinkCost(latency_us=1.0, us_per_byte=0.0, message_us=0.6)
 MEMORY_US_PER_BYTE: Final = 1 / 18e3
+# A page fault for each 4 KiB, and the zeroes; measured by all-reduces between two hosts with more
+# scratch than is kept (bench/LOG.md, 2026-11-21).
+FRESH_US_PER_BYTE: Final = 1 / 2e3
 
-# 10 Gbit/s Ethernet and TCP: a system call and a wake-up at each end.
-WIRE: Final = LinkCost(latency_us=30.0, us_per_byte=1 / 1.2e3, message_us=5.0)
+# Ethernet and TCP: a system call and a wake-up at each end.
+LATENCY_US: Final = 30.0
+MESSAGE_US: Final = 5.0
 
 DEFAULT_N_CORES: Final = 2
 """Cores of a host as long as nobody has asked."""
 
 
+def wire_of(
+    mbit: float, latency_us: float = LATENCY_US, message_us: float = MESSAGE_US
+) -> LinkCost:
+    """A link between hosts of so many Mbit/s."""
+    return LinkCost(latency_us, 8 / mbit, message_us)
+
+
+DEFAULT_MBIT: Final = 10_000
+WIRE: Final = wire_of(DEFAULT_MBIT)
+"""The link between hosts whose interfaces do not say how fast they are."""
+
+
 def default_cluster(
     hosts: Sequence[int], *, n_cores: int = DEFAULT_N_CORES, wire: LinkCost = WIRE
 ) -> Cluster:
-    """These hosts, with the costs that are assumed of shared memory."""
-    return Cluster(tuple(hosts), LOCAL, wire, MEMORY_US_PER_BYTE, n_cores)
+    """These hosts, with the costs that are assumed of memory."""
+    memory, fresh = MEMORY_US_PER_BYTE, FRESH_US_PER_BYTE
+    return Cluster(tuple(hosts), LOCAL, wire, memory, n_cores, fresh_us_per_byte=fresh)

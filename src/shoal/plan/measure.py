@@ -1,14 +1,16 @@
-"""The real time of every sensible algorithm, measured on the ranks of a group."""
+"""The real time of every sensible algorithm, measured on the ranks of a group, and their links."""
 
 from __future__ import annotations
 
 import array
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.plan.choose import can_serve, candidates, choose, cost_of
 from shoal.plan.planner import Planner
+from shoal.plan.probe import measure_links
 from shoal.plan.settings import Forced
 from shoal.plan.tuning import Tuning
 
@@ -39,7 +41,7 @@ def measure_group(
     allocate: Allocate,
     progress: Progress = lambda _: None,
 ) -> Tuning:
-    """Measure all sensible algorithms of these collectives at these sizes.
+    """Measure the links between hosts, and all sensible algorithms at these sizes.
 
     Every rank of the group must call it with the same arguments, and gets the same result: the
     slowest rank's time, in the lower quartile of the rounds: others' work only adds to it. In each
@@ -49,8 +51,13 @@ def measure_group(
         sizes: bytes, as `choose` counts them; multiples of 4.
         allocate: makes float32 of so many bytes, in memory as users have it.
     """
-    planner = group.planner
+    first = planner = group.planner
     times: dict[str, dict[int, dict[str, float]]] = {}
+    link = None
+    if planner.cluster.n_hosts > 1:
+        progress("links between hosts")
+        link = measure_links(group, planner.cluster.hosts)
+        planner = Planner(replace(planner.cluster, wire=link))
     try:
         for collective in collectives:
             times[collective] = {}
@@ -62,8 +69,8 @@ def measure_group(
                     group, call, [(collective, name) for name in names], n_bytes, n_rounds
                 )
     finally:
-        group.plan_by(planner)
-    return Tuning(planner.cluster.hosts, planner.cluster.n_cores, times)
+        group.plan_by(first)
+    return Tuning(planner.cluster.hosts, planner.cluster.n_cores, times, link=link)
 
 
 def sensible(collective: str, n_bytes: int, planner: Planner) -> Iterator[str]:

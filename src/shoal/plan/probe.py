@@ -1,4 +1,4 @@
-"""A short measurement of the links between hosts.
+"""A short measurement of the links between hosts, for a file to keep.
 
 One rank of each host takes part. All of them send to the next host's at once and receive from the
 one before, so that every cable is in use both ways, as it will be. The slowest link counts for all.
@@ -13,9 +13,10 @@ import array
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from shoal.plan.cluster import LinkCost
+from shoal.plan.wire import link_of, link_text
 
 if TYPE_CHECKING:
     from shoal.plan.ranks import Group
@@ -29,56 +30,30 @@ _N_LARGE: Final = 2
 _FIRST_BYTES: Final = 32 << 10
 _LARGE_US: Final = 8e3
 _MOST_BYTES: Final = 1 << 20
-_MIB: Final = 1 << 20
 
 
-class Measured(NamedTuple):
-    """The slowest link between hosts, in steps of a factor of the square root of two.
-
-    So coarse that noise seldom changes a choice, and in integers so that all ranks say the same.
-
-    Args:
-        latency: of a few bytes, in steps above 1 us.
-        message: of each further one of some that go to different hosts at a time; the same.
-        per_mib: of a MiB; the same.
-    """
-
-    latency: int
-    message: int
-    per_mib: int
-
-    @property
-    def code(self) -> int:
-        """All in one number above 0, to compare with other ranks'."""
-        return self.latency << 32 | self.message << 16 | self.per_mib | 1 << 62
-
-    def link(self) -> LinkCost:
-        """The costs of a wire as measured."""
-        message_us = _of_steps(self.message) / 2  # at each end
-        return LinkCost(
-            latency_us=max(1.0, _of_steps(self.latency) - 2 * message_us),
-            us_per_byte=_of_steps(self.per_mib) / _MIB,
-            message_us=message_us,
-        )
-
-
-def measure(group: Group, hosts: Sequence[int]) -> Measured:
+def measure_links(group: Group, hosts: Sequence[int]) -> LinkCost:
     """Measure the links between the hosts; every rank of the group must call it, and gets the same.
 
-    Takes less than 200 ms at 10 Mbit/s or more.
+    Takes less than 200 ms at 10 Mbit/s or more. As exact as `link_text` says it, so that a file
+    keeps all of it.
     """
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
     small_us = _exchange(group, leaders, 8, _N_SMALL)
     several_us = _exchange(group, leaders, 8, _N_SMALL, _N_PEERS)
     first_us = _exchange(group, leaders, _FIRST_BYTES, 2)
     each_us = (several_us - small_us) / (_N_PEERS - 1)
-    latency, message, first = _slowest(group, small_us, each_us, first_us - small_us)
+    small_us, each_us, first_us = _slowest(group, small_us, each_us, first_us - small_us)
     n_bytes = _FIRST_BYTES
-    while n_bytes < _MOST_BYTES and _of_steps(first) * n_bytes / _FIRST_BYTES < _LARGE_US:
+    while n_bytes < _MOST_BYTES and first_us * n_bytes / _FIRST_BYTES < _LARGE_US:
         n_bytes *= 2
-    large_us = _exchange(group, leaders, n_bytes, _N_LARGE)
-    (per_mib,) = _slowest(group, (large_us - small_us) * _MIB / n_bytes)
-    return Measured(latency, message, per_mib)
+    (large_us,) = _slowest(group, _exchange(group, leaders, n_bytes, _N_LARGE) - small_us)
+    link = LinkCost(
+        latency_us=max(1.0, small_us - each_us),
+        us_per_byte=large_us / n_bytes,
+        message_us=each_us / 2,  # at each end
+    )
+    return link_of(link_text(link))
 
 
 def _exchange(
@@ -106,13 +81,8 @@ def _exchange(
     return best_us
 
 
-def _slowest(group: Group, *times_us: float) -> list[int]:
-    """Each of these, of the slowest rank, in steps."""
-    # Rounded before they are compared: logarithms may differ in the last bit from host to host.
-    steps = array.array("q", [round(2 * math.log2(max(1.0, us))) for us in times_us])
-    group.all_reduce(steps, "max")
-    return list(steps)
-
-
-def _of_steps(steps: int) -> float:
-    return float(1 << steps // 2) * (1.4142135623730951 if steps % 2 else 1.0)
+def _slowest(group: Group, *times_us: float) -> list[float]:
+    """Each of these, of the slowest rank; at least 1 us."""
+    slowest = array.array("d", [max(1.0, us) for us in times_us])
+    group.all_reduce(slowest, "max")
+    return list(slowest)

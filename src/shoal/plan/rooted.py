@@ -106,6 +106,7 @@ def binomial_reduce(n_bytes: float, site: Site) -> Load:
     return site.load(
         n_bytes,
         path=(path + site.copy(n_bytes), path - site.hop(n_bytes)),
+        scratch=site.size > 3,
         ends=(near, far),
         memory=(0, rounds + (rounds > 1)),
         cable=(far * (1 if site.in_blocks else site.here), site.lost_to_pairs),
@@ -122,6 +123,7 @@ def chain_reduce(n_bytes: float, site: Site) -> Load:
         path=(site.copy(n_bytes), 0.0),
         ends=(0, 0),
         memory=(0, min(1, inner)),
+        scratch=site.size > 2,
         host=(0, 0, 0, inner),
     )
     return load.then(copied)
@@ -141,6 +143,7 @@ def scatter_gather_reduce(n_bytes: float, site: Site) -> Load:
         ends=(3 * near, 3 * far),
         memory=(near, 2 * (n - 1) + far + (n == 2)),
         cable=((here + 1) * far, site.lost_to_all),
+        scratch=1,
         host=(
             2 * here * near + 2 * near,
             2 * here * far + far,
@@ -192,6 +195,7 @@ def binomial_scatter(n_bytes: float, site: Site) -> Load:
         ends=(near, far),
         memory=(near, 1 + far),
         cable=(far, site.lost_to_pairs),
+        scratch=_passed_on(site.size),
         host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
 
@@ -206,8 +210,15 @@ def binomial_gather(n_bytes: float, site: Site) -> Load:
         ends=(near, far),
         memory=(0, n),
         cable=(far, site.lost_to_pairs),
+        scratch=_passed_on(n),
         host=(2 * passed_on, far, passed_on, 1 + far + passed_on),
     )
+
+
+def _passed_on(size: int) -> int:
+    """How many blocks of others the largest subtree below the root holds."""
+    top = 1 << (size - 1).bit_length() - 1
+    return max(top // 2, size - top) - 1
 
 
 def _in_turn(site: Site, n_bytes: float) -> float:

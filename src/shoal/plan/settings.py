@@ -7,11 +7,15 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.plan.tuning import Tuning, read_tuning
+from shoal.plan.wire import link_from
 from shoal.schedule import ALGORITHMS, find
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import LinkCost
 
 _ONE_WAY: Final = frozenset({"send_recv"})
 
@@ -90,13 +94,13 @@ class Settings(NamedTuple):
 
     Args:
         forced: `SHOAL_ALGO`.
-        probe: `SHOAL_PROBE`: whether to measure the links between hosts when a group forms.
+        link: `SHOAL_LINK`: what the links between hosts take; None: nobody says.
         tuning: what the file `SHOAL_TUNING` says.
         refuse: `SHOAL_TUNING_MISMATCH`: whether a tuning file of another cluster is an error.
     """
 
     forced: Forced = Forced()
-    probe: bool = True
+    link: LinkCost | None = None
     tuning: Tuning | None = None
     refuse: bool = True
 
@@ -111,7 +115,7 @@ class Settings(NamedTuple):
         path = environ.get("SHOAL_TUNING", "")
         return cls(
             forced=forced_from(environ),
-            probe=_one_of(environ, "SHOAL_PROBE", ("1", "0")) == "1",
+            link=link_from(environ),
             tuning=read_tuning(Path(path)) if path else None,
             refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
         )

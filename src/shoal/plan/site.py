@@ -9,6 +9,8 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.plan.cluster import SCRATCH_KEPT_BYTES
+
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
 
@@ -54,6 +56,11 @@ class Load(NamedTuple):
     def cost_us(self) -> float:
         """How long the call takes."""
         return max(self.path, self.fill + max(self.wire + self.lost, self.rank, self.host))
+
+    @property
+    def work_us(self) -> float:
+        """How long it keeps cores busy, whether that holds it up or not."""
+        return max(self.rank, self.host)
 
     @property
     def limit(self) -> str:
@@ -198,7 +205,7 @@ class Site(NamedTuple):
         """The copy or fold of one segment."""
         return self._first(n_bytes) * self.cluster.memory_us_per_byte
 
-    def load(
+    def load(  # noqa: PLR0913 - so many things are counted
         self,
         n_bytes: float,
         *,
@@ -206,6 +213,7 @@ class Site(NamedTuple):
         ends: tuple[float, float],
         memory: tuple[float, float],
         cable: tuple[float, float] = (0.0, 0.0),
+        scratch: float = 0.0,
         at_once: bool = False,
         host: tuple[float, float, float, float] | None = None,
     ) -> Load:
@@ -218,6 +226,7 @@ class Site(NamedTuple):
                 once; and how many otherwise: of every receive, and every send to a far rank.
             cable: how many go through the busiest cable in its busier direction, and which part of
                 their time it loses besides.
+            scratch: how much scratch memory the rank with the most needs.
             at_once: whether a rank's sends wait for nothing, so that it is at work while the first
                 is on its way.
             host: `ends` and `memory` of all ranks of the busiest host; left out: all are
@@ -226,15 +235,20 @@ class Site(NamedTuple):
         wire_us = self.share * cable[0] * n_bytes * self.cluster.wire.us_per_byte
         rank_us = self._work(n_bytes, *ends, *memory)
         host_us = self.here * rank_us if host is None else self._work(n_bytes, *host)
+        fresh_us = self._fresh(scratch * n_bytes)
         cores = min(self.cluster.n_cores, self.here * self.share)
         return Load(
             path=path[0],
             fill=max(0.0, path[1] - rank_us / 2) if at_once else path[1],
             wire=wire_us,
             lost=wire_us * cable[1],
-            rank=rank_us,
-            host=self.share * host_us / cores,
+            rank=rank_us + fresh_us,
+            host=self.share * (host_us + self.here * fresh_us) / cores,
         )
+
+    def _fresh(self, n_bytes: float) -> float:
+        """What scratch costs besides the passes over it: nothing where the memory is kept."""
+        return n_bytes * self.cluster.fresh_us_per_byte if n_bytes > SCRATCH_KEPT_BYTES else 0.0
 
     def _work(self, n_bytes: float, near: float, far: float, sent: float, passed: float) -> float:
         cluster = self.cluster

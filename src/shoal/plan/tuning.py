@@ -1,9 +1,10 @@
 """What `shoal tune` measured, and the file that keeps it.
 
-A file is lines of JSON. The first says on which cluster, each other one what a collective took at
-one size, in microseconds by algorithm:
+A file is lines of JSON. The first says on which cluster, and what its links between hosts take if
+it has any, in the words of `SHOAL_LINK`; each other one what a collective took at one size, in
+microseconds by algorithm:
 
-    {"shoal_tuning": 1, "hosts": [0, 0, 1, 1], "n_cores": 2}
+    {"shoal_tuning": 1, "hosts": [0, 0, 1, 1], "n_cores": 2, "link": "941Mb,57us,16us"}
     {"collective": "all_reduce", "n_bytes": 1024, "us": {"direct": 12.5, "ring": 31.0}}
 """
 
@@ -13,12 +14,16 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from shoal.errors import UsageError
 from shoal.plan.choose import Choice
 from shoal.plan.text import show_bytes, show_us
+from shoal.plan.wire import link_of, link_text
 from shoal.schedule import find
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import LinkCost
 
 _T = TypeVar("_T")
 _VERSION: Final = 1
@@ -35,6 +40,7 @@ class Tuning(NamedTuple):
     Args:
         hosts: the host of every rank, numbered in the order in which they first come up.
         n_cores: of each host.
+        link: what a link between hosts took; None: there is none, or it was not measured.
         path: where it was read; for messages.
         digest: of the file's content, for ranks to compare.
     """
@@ -44,6 +50,7 @@ class Tuning(NamedTuple):
     times: Times
     path: str = ""
     digest: int = 0
+    link: LinkCost | None = None
 
     def choose(self, collective: str, n_bytes: int) -> Choice | None:
         """The fastest of the measured ones; None if nothing was measured near that size."""
@@ -73,6 +80,8 @@ class Tuning(NamedTuple):
             UsageError: it cannot be written.
         """
         head = {"shoal_tuning": _VERSION, "hosts": self.hosts, "n_cores": self.n_cores}
+        if self.link is not None:
+            head["link"] = link_text(self.link)
         lines = [json.dumps(head)]
         for collective, sizes in self.times.items():
             for n_bytes, times in sizes.items():
@@ -96,13 +105,13 @@ def read_tuning(path: Path) -> Tuning:
     except OSError as error:
         raise UsageError(f"cannot read the tuning file {path}: {error.strerror}") from None
     lines = content.splitlines() or [b""]
-    hosts, n_cores = _parsed(path, 1, lines[0], _head)
+    hosts, n_cores, link = _parsed(path, 1, lines[0], _head)
     times: dict[str, dict[int, dict[str, float]]] = {}
     for number, line in enumerate(lines[1:], 2):
         collective, n_bytes, us = _parsed(path, number, line, _measured)
         times.setdefault(collective, {})[n_bytes] = us
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "little")
-    return Tuning(hosts, n_cores, times, str(path), digest)
+    return Tuning(hosts, n_cores, times, str(path), digest, link)
 
 
 def _parsed(path: Path, number: int, line: bytes, parse: Callable[[Any], _T]) -> _T:
@@ -116,7 +125,7 @@ def _parsed(path: Path, number: int, line: bytes, parse: Callable[[Any], _T]) ->
         ) from None
 
 
-def _head(fields: Any) -> tuple[tuple[int, ...], int]:
+def _head(fields: Any) -> tuple[tuple[int, ...], int, LinkCost | None]:
     if fields["shoal_tuning"] != _VERSION:
         raise ValueError(f"version {fields['shoal_tuning']!r}, this shoal reads {_VERSION}")
     hosts, n_cores = fields["hosts"], fields["n_cores"]
@@ -124,7 +133,8 @@ def _head(fields: Any) -> tuple[tuple[int, ...], int]:
         raise ValueError(f"hosts {hosts!r} are no numbers of hosts")
     if not isinstance(n_cores, int) or n_cores < 1:
         raise ValueError(f"n_cores {n_cores!r} is no number of cores")
-    return tuple(hosts), n_cores
+    link = fields.get("link")
+    return tuple(hosts), n_cores, None if link is None else link_of(link)
 
 
 def _measured(fields: Any) -> tuple[str, int, dict[str, float]]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.cli.quantities import bytes_of, bytes_per_us, microseconds, show_bytes, show_us
 from shoal.errors import UsageError
+from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds, show_bytes, show_us
 
 
 @pytest.mark.parametrize(

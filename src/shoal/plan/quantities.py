@@ -1,4 +1,4 @@
-"""Quantities as people write them: 100MiB, 25Gb, 20us. One parser for every subcommand.
+"""Quantities as people write them: 100MiB, 25Gb, 20us. One parser for commands and variables.
 
 `b` is a bit and `B` a byte; k, M, G and T are powers of 1000, Ki, Mi, Gi and Ti of 1024.
 """
@@ -19,7 +19,7 @@ _SCALES: Final = {
     **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
     "K": 1000.0,  # nobody who writes KB or Kb means kelvin
 }
-_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_US: Final = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _NUMBER: Final = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
 
 
@@ -57,4 +57,4 @@ def microseconds(text: str) -> float:
     found = re.fullmatch(_NUMBER + r"(ns|us|ms|s)\s*", text)
     if not found:
         raise UsageError(f"cannot read the time {text!r}: write 20us, 1.5ms, 500ns or 2s")
-    return float(found[1]) * _SECONDS[found[2]] * 1e6
+    return float(found[1]) * _US[found[2]]

@@ -1,0 +1,111 @@
+"""How fast the links between hosts are, from what is the same in every run of a job.
+
+`SHOAL_LINK` says it, or a tuning file; else the rate that the system reports of the interface, in
+coarse classes. Nothing is measured when a group forms: a measurement near the edge between two
+choices falls now on one side and now on the other, and with it the bits of sums
+(docs/decisions/0011).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import UsageError
+from shoal.plan.defaults import DEFAULT_MBIT, LATENCY_US, MESSAGE_US, wire_of
+from shoal.plan.quantities import bytes_per_us, microseconds
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import LinkCost
+
+CLASSES_MBIT: Final = (
+    *(1_000, 2_500, 5_000, 10_000, 25_000, 40_000, 50_000, 100_000, 200_000, 400_000),
+)
+"""The rates that are told apart."""
+
+# What tunnels and virtual devices say who have no rate: 10 Mbit/s (tun), 0, or 2^32 - 1.
+_LEAST_MBIT: Final = 100
+_MOST_MBIT: Final = 10_000_000
+
+
+def reported_mbit(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
+    """The class of an interface's rate as the system reports it; None: it says nothing of use.
+
+    That is so of virtio and of the loopback, and of any other while its link is down.
+
+    Raises:
+        OSError: no descriptor is left, so nobody knows what it says.
+    """
+    try:
+        return class_of(int((folder / interface / "speed").read_text(encoding="ascii")))
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+
+
+def class_of(mbit: int) -> int | None:
+    """The fastest class that is not above a rate, or the slowest; None: it cannot be one."""
+    if not _LEAST_MBIT <= mbit <= _MOST_MBIT:
+        return None
+    return max((each for each in CLASSES_MBIT if each <= mbit), default=CLASSES_MBIT[0])
+
+
+def slowest(reported: Sequence[int | None]) -> tuple[LinkCost, str]:
+    """The link that counts for all, and why: by rank, what its interface reports.
+
+    One that says nothing is taken to be of the default class.
+    """
+    rates = [DEFAULT_MBIT if mbit is None else mbit for mbit in reported]
+    mbit = min(rates)
+    rank = rates.index(mbit)
+    if reported[rank] is None:
+        why = f"assumed, since the interface of rank {rank} reports no rate; SHOAL_LINK can name it"
+    else:
+        why = f"as the interface of rank {rank} reports, and none is slower"
+    return wire_of(mbit), why
+
+
+def link_of(text: str) -> LinkCost:
+    """Read "25Gb", "25Gb,20us" or "25Gb,20us,5us": rate, latency, and a core's time for a message.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    rate, *times = text.split(",")
+    if len(times) > 2:
+        raise UsageError(f"cannot read the link {text!r}: write RATE,LATENCY,MESSAGE")
+    mbit = 8 * bytes_per_us(rate)
+    latency_us, message_us = (
+        microseconds(times[place]) if place < len(times) else default
+        for place, default in enumerate((LATENCY_US, MESSAGE_US))
+    )
+    return wire_of(mbit, latency_us, message_us)
+
+
+def link_text(link: LinkCost) -> str:
+    """What `link_of` reads, with three digits."""
+    mbit = 8 / link.us_per_byte
+    rate = f"{_three(mbit)}Mb" if mbit < 1000 else f"{_three(mbit / 1000)}Gb"
+    return f"{rate},{_three(link.latency_us)}us,{_three(link.message_us)}us"
+
+
+def link_from(environ: Mapping[str, str]) -> LinkCost | None:
+    """Read `SHOAL_LINK`; None if it is not set.
+
+    Raises:
+        UsageError: it says what cannot be read.
+    """
+    text = environ.get("SHOAL_LINK", "").strip()
+    try:
+        return link_of(text) if text else None
+    except UsageError as error:
+        raise UsageError(f"SHOAL_LINK={text!r}: {error}") from None
+
+
+def _three(value: float) -> str:
+    return f"{float(f'{value:.3g}'):.10g}"

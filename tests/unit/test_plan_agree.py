@@ -1,0 +1,250 @@
+"""What a group chooses by: a function of the cards that its ranks lay on the table, and no more."""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.plan import Planner, Settings, agreed_planner, card_of, default_cluster, reported_mbit
+from shoal.plan.defaults import wire_of
+from shoal.plan.formulas import FORMULAS
+from shoal.plan.settings import Forced
+from shoal.plan.tuning import Tuning
+from shoal.plan.wire import CLASSES_MBIT, class_of, link_of, link_text
+
+FOUR = ["a", "b", "c", "d"]
+SIZES = [1 << power for power in range(2, 29)]
+
+
+def agreed(
+    hosts: Sequence[str],
+    settings: Settings | None = None,
+    mbit: Sequence[int | None] = (),
+    cores: Sequence[Sequence[int]] = (),
+    rank: int = 0,
+) -> Planner:
+    """The planner of a rank, from cards with these rates and cores; two cores each otherwise."""
+    told = settings or Settings()
+    cards = [
+        card_of(told, mbit[r] if mbit else None, cores[r] if cores else (0, 1))
+        for r in range(len(hosts))
+    ]
+    return agreed_planner(rank, told, hosts, cards, "group 'g'")
+
+
+def table_of(planner: Planner) -> list[tuple[object, ...]]:
+    """Every choice, with its cost and reason."""
+    return [(c, n, *planner.choose(c, n)) for c in FORMULAS for n in SIZES]
+
+
+# The same in every run.
+
+
+def test_no_clock_and_no_load_can_change_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand runs in which whatever might be measured comes out differently."""
+    first = agreed(FOUR)
+    want = table_of(first)
+    for seed in range(1000):
+        noise = random.Random(seed)
+
+        def measured(noise: random.Random = noise) -> float:
+            return noise.lognormvariate(0, 3)
+
+        for clock in ("perf_counter", "monotonic", "time", "process_time", "thread_time"):
+            monkeypatch.setattr(time, clock, measured)
+        monkeypatch.setattr(os, "getloadavg", lambda noise=measured: (noise(),) * 3)
+        assert agreed(FOUR, rank=seed % 4).cluster == first.cluster
+    assert table_of(agreed(FOUR)) == want
+
+
+def test_all_ranks_agree_whichever_of_them_is_asked() -> None:
+    rates = [25_000, None, 50_000, 10_000]
+    cores = [(0,), (1, 2), (0, 1, 2), (7,)]
+    clusters = {agreed(["a", "b", "a", "b"], None, rates, cores, r).cluster for r in range(4)}
+    assert len(clusters) == 1
+
+
+# Links.
+
+
+@pytest.mark.parametrize(
+    ("rates", "mbit", "why"),
+    [
+        ([25_000] * 4, 25_000, "as the interface of rank 0 reports, and none is slower"),
+        ([25_000, 25_000, 1_000, 40_000], 1_000, "as the interface of rank 2 reports"),
+        ([None] * 4, 10_000, "assumed, since the interface of rank 0 reports no rate; SHOAL_LINK"),
+        ([25_000, None, 40_000, 40_000], 10_000, "assumed, since the interface of rank 1 reports"),
+        ([None, 2_500, None, None], 2_500, "as the interface of rank 1 reports"),
+    ],
+)
+def test_the_slowest_interface_counts_and_the_log_says_whose_it_is(
+    rates: list[int | None], mbit: int, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "shoal"):
+        cluster = agreed(FOUR, mbit=rates).cluster
+    assert cluster == default_cluster((0, 1, 2, 3), wire=wire_of(mbit))
+    (line,) = caplog.messages
+    assert line.startswith("group 'g': links between hosts are taken as ")
+    assert why in line
+
+
+def test_one_host_has_no_links_to_speak_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "shoal"):
+        assert agreed(["a"] * 4, mbit=[1_000] * 4).cluster == default_cluster((0,) * 4)
+    assert not caplog.messages
+
+
+def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_interface() -> None:
+    named, kept = link_of("1Gb,60us,16us"), link_of("40Gb")
+    tuning = Tuning((0, 1, 2, 3), 2, {}, link=kept)
+    fast = [100_000] * 4
+    assert agreed(FOUR, Settings(link=named, tuning=tuning), fast).cluster.wire == named
+    assert agreed(FOUR, Settings(tuning=tuning), fast).cluster.wire == kept
+    assert agreed(FOUR, Settings(tuning=Tuning((0, 1, 2, 3), 2, {})), fast).cluster.wire == (
+        wire_of(100_000)
+    )
+
+
+def test_the_link_of_a_file_of_another_cluster_is_ignored_with_it() -> None:
+    other = Tuning((0, 1), 2, {}, link=link_of("40Gb"))
+    settings = Settings(tuning=other, refuse=False)
+    assert agreed(FOUR, settings).cluster == default_cluster((0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("changed", "variable"),
+    [
+        (Settings(link=link_of("1Gb")), "SHOAL_LINK"),
+        (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO"),
+        (Settings(tuning=Tuning((0, 1), 2, {}, digest=7)), "the content of SHOAL_TUNING"),
+        (Settings(refuse=False), "SHOAL_TUNING_MISMATCH"),
+    ],
+)
+def test_settings_that_differ_name_the_ranks(changed: Settings, variable: str) -> None:
+    cards = [card_of(Settings()), card_of(Settings()), card_of(changed)]
+    with pytest.raises(UsageError, match=f"{variable} is not the same on all ranks: rank 2 differ"):
+        agreed_planner(0, Settings(), ["a", "b", "c"], cards, "")
+
+
+# Rates.
+
+
+def test_rates_are_told_apart_coarsely_and_downwards() -> None:
+    assert [class_of(mbit) for mbit in CLASSES_MBIT] == list(CLASSES_MBIT)
+    assert [class_of(mbit) for mbit in (100, 999, 1_001, 20_000, 56_000, 800_000)] == [
+        *(1_000, 1_000, 1_000, 10_000, 50_000, 400_000)
+    ]
+
+
+@pytest.mark.parametrize("mbit", [-1, 0, 10, 2**31 - 1, 2**32 - 1])
+def test_what_is_no_rate_of_a_network_is_unknown(mbit: int) -> None:
+    assert class_of(mbit) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "mbit"), [("25000\n", 25_000), ("-1\n", None), ("", None), ("fast\n", None)]
+)
+def test_the_rate_is_read_where_the_system_reports_it(
+    content: str, mbit: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "eth9").mkdir()
+    (tmp_path / "eth9" / "speed").write_text(content)
+    assert reported_mbit("eth9", tmp_path) == mbit
+
+
+def test_an_interface_that_is_not_there_or_has_no_rate_is_unknown(tmp_path: Path) -> None:
+    assert reported_mbit("eth9", tmp_path) is None
+    assert reported_mbit("lo") is None  # the kernel answers EINVAL
+
+
+# SHOAL_LINK.
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("1Gb", wire_of(1_000)),
+        (" 2.5 Gbit/s ", wire_of(2_500)),
+        ("3GB/s,20us", wire_of(24_000, 20.0)),
+        ("948Mb, 62us, 16us", wire_of(948, 62.0, 16.0)),
+    ],
+)
+def test_a_link_is_a_rate_and_what_a_message_takes(text: str, link: object) -> None:
+    assert link_of(text) == link
+    assert Settings.read({"SHOAL_LINK": text}).link == link
+
+
+@pytest.mark.parametrize("text", ["fast", "1G", "1Gb,20", "1Gb,20us,5us,1us", "1Gb,", ",20us"])
+def test_what_is_no_link_is_refused_with_the_variable_and_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"SHOAL_LINK=.*cannot read .*write "):
+        Settings.read({"SHOAL_LINK": text})
+
+
+@pytest.mark.parametrize("text", ["948Mb,62.3us,16us", "1Gb,30us,5us", "93.4Gb,8us,0.25us"])
+def test_a_link_is_written_as_it_is_read(text: str) -> None:
+    assert link_text(link_of(text)) == text
+
+
+# Cores.
+
+
+@pytest.mark.parametrize(
+    ("cores", "n_cores"),
+    [
+        ([(0, 1, 2, 3)] * 4, 4),
+        ([(0,), (1,), (2,), (3,)], 2),  # bound, two ranks on each host: all have one of their own
+        ([(0, 1), (2, 3), (0, 1), (2, 3)], 4),
+        ([(0, 1, 2, 3), (0, 1, 2, 3), (5,), (5,)], 1),
+        ([(0, 1), (63, 2000)] * 2, 4),
+    ],
+)
+def test_the_cores_of_a_host_are_those_of_its_ranks_together_and_the_fewest_count(
+    cores: list[tuple[int, ...]], n_cores: int
+) -> None:
+    assert agreed(["a", "a", "b", "b"], cores=cores).cluster.n_cores == n_cores
+
+
+def test_a_launcher_that_binds_ranks_to_cores_changes_no_choice() -> None:
+    hosts = [host for host in "ab" for _ in range(4)]
+    bound = [(rank % 4,) for rank in range(8)]
+    free = [tuple(range(64))] * 8
+    choices = [
+        [(c, n, agreed(hosts, cores=cores).choose(c, n).name) for c in FORMULAS for n in SIZES]
+        for cores in (bound, free)
+    ]
+    assert choices[0] == choices[1]
+
+
+# Cards.
+
+
+def test_a_card_is_short_however_many_cores_there_are() -> None:
+    assert len(card_of(Settings(), 400_000, range(4096))) <= 255
+
+
+def test_a_card_of_another_shoal_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"rank 1 gave a card of 3 bytes.*the same shoal"):
+        agreed_planner(0, Settings(), ["a", "b"], [card_of(Settings()), b"abc"], "")
+
+
+# The command line says the same.
+
+
+@pytest.mark.parametrize("rate", ["1Gb", "25Gb"])
+def test_shoal_plan_shows_what_a_job_with_that_link_chooses(
+    rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shoal.cli import main
+
+    assert main(["plan", "--hosts", "4", "--cores", "2", "--link", rate]) == 0
+    shown = capsys.readouterr().out
+    planner = agreed(FOUR, Settings(link=link_of(rate)))
+    packed = "".join(shown.split())
+    for collective in set(FORMULAS) - {"barrier"}:
+        why = planner.choose(collective, SIZES[-1]).why
+        assert "".join(why.split()) in packed
