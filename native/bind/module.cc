@@ -328,20 +328,6 @@ NB_MODULE(_native, m) {
              if (PyErr_CheckSignals() != 0) throw nb::python_error();
              return n_finished;
            })
-      .def("wakeups",
-           [](Mesh& mesh) {
-             Mesh::Wakeups counts;
-             {
-               Released released;
-               counts = mesh.wakeups();
-             }
-             nb::dict told;
-             told["callers_rung"] = counts.callers_rung;
-             told["callers_timed"] = counts.callers_timed;
-             told["lane_rung"] = counts.lane_rung;
-             told["late"] = counts.late;
-             return told;
-           })
       .def("staging_peak", &Mesh::staging_peak, nb::call_guard<Released>());
 
   m.def("address_of", [](nb::handle view) {
@@ -374,5 +360,14 @@ NB_MODULE(_native, m) {
   });
   m.def("fold_isa", &fold_isa);
   m.def("n_waiting", [] { return n_waiting.load(); });
+  m.def("wakeups", [] {
+    const Mesh::Wakeups& counts = Mesh::wakeups();
+    nb::dict told;
+    told["callers_rung"] = counts.callers_rung.load();
+    told["callers_timed"] = counts.callers_timed.load();
+    told["lane_rung"] = counts.lane_rung.load();
+    told["late"] = counts.late.load();
+    return told;
+  });
   pthread_atfork(nullptr, nullptr, [] { n_waiting = 0; });  // no other thread is in the child
 }

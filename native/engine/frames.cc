@@ -290,10 +290,10 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
   // The peer sends this only after consuming our own segment: that send is done.
   if (step.gate != Place::kNoGate && !eager)
     taken_by_peer(call, call.plan->program->sends_to[step.peer][step.gate], header.segment + 1);
-  const bool landed = landing.in_place &&
+  const bool has_place = has_memory(call, step);
+  const bool landed = landing.in_place && has_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
-  if (header.segment == state.done && state.done < call.segments_ready(step) &&
-      has_memory(call, step)) {
+  if (header.segment == state.done && state.done < call.segments_ready(step) && has_place) {
     // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
     // was kept until now lies elsewhere, and the landing may be in use.
     Block used;

@@ -292,7 +292,7 @@ bool Mesh::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective
     if (bound > 0) arena_->sleep(seen, bound);
     lock.lock();
     came = own.bell.load() != seen;
-    (came ? wakeups_.callers_rung : wakeups_.callers_timed)++;
+    (came ? wakeups().callers_rung : wakeups().callers_timed)++;
     if (!came && (has_inbound() || engine_.has_work() || finished_some_)) suspect();
   }
   // NOT whenever one wakes: others sleep on.
@@ -306,7 +306,7 @@ void Mesh::suspect() {
 }
 
 void Mesh::settle_suspicion() {
-  if (suspects_ && arena_->header().bell.load() == suspect_bell_) wakeups_.late++;
+  if (suspects_ && arena_->header().bell.load() == suspect_bell_) wakeups().late++;
   suspects_ = false;
 }
 
@@ -337,7 +337,7 @@ void Mesh::pump_tcp(int peer) {
 // kernel does not tell again.
 void Mesh::on_event(int peer, bool ended) {
   std::unique_lock lock(mutex_);
-  if (peer < 0) wakeups_.lane_rung++;
+  if (peer < 0) wakeups().lane_rung++;
   if (closed_ || peer < 0) return;
   Link* link = engine_.link(peer);
   if (link == nullptr) return;
@@ -402,9 +402,9 @@ bool Mesh::may_sleep() {
   return false;
 }
 
-Mesh::Wakeups Mesh::wakeups() {
-  std::lock_guard lock(mutex_);
-  return wakeups_;
+Mesh::Wakeups& Mesh::wakeups() {
+  static Wakeups counts;
+  return counts;
 }
 
 size_t Mesh::staging_peak() {

@@ -35,13 +35,14 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
     // whoever brings work wakes somebody, and `Wakeups::late` counts what this found.
     int64_t backstop_ns = 100'000'000;
   };
-  // Why sleepers woke. Relaxed: for people and tests.
+  // Why the sleepers of this process woke, ever. For people and tests.
   struct Wakeups {
-    uint64_t callers_rung = 0;   // by a peer, or by another thread of this process
-    uint64_t callers_timed = 0;  // to look at signals, deadlines, and for lost work
-    uint64_t lane_rung = 0;
-    uint64_t late = 0;  // found work that nobody had announced
+    std::atomic<uint64_t> callers_rung{0};   // by a peer, or by another thread of this process
+    std::atomic<uint64_t> callers_timed{0};  // to look at signals, deadlines, and for lost work
+    std::atomic<uint64_t> lane_rung{0};
+    std::atomic<uint64_t> late{0};  // found work that nobody had announced
   };
+  static Wakeups& wakeups();
 
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
                       std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
@@ -89,7 +90,6 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool turn(int64_t now);  // true if there is more to do at once
   bool may_sleep();        // arms the bell; false if something came meanwhile
   size_t staging_peak();
-  Wakeups wakeups();
 
  private:
   Mesh(int rank, std::vector<std::string> names, const Options& options);
@@ -133,7 +133,6 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
   int64_t next_backstop_ns_ = 0;
-  Wakeups wakeups_;
   // Work was found that the bell had not told of: `suspect_bell_` is its count then. Whoever had
   // brought the work just before is about to ring; if the bell has not moved at the next tick,
   // nobody was.

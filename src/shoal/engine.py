@@ -23,6 +23,7 @@ from shoal._native import (
     n_waiting,
     release,
     scale,
+    wakeups,
 )
 from shoal._native import (
     Group as NativeGroup,
@@ -50,6 +51,7 @@ __all__ = [
     "plan_for",
     "release",
     "scale",
+    "wakeups",
 ]
 
 _SEND, _RECV, _COPY, _FINISH = range(4)

@@ -28,6 +28,9 @@ DEFAULT_STAGING_BYTES: Final = 50 << 20
 # ranks that once fell asleep wake each other for ever, 65 instead of 3 us a message (bench/LOG.md).
 DEFAULT_SPIN_US: Final = 200.0
 
+# How often sleepers look for work that nobody announced: a second line, since none should be.
+DEFAULT_BACKSTOP_MS: Final = 100
+
 # How long the program's end waits for threads to notice that their calls have ended.
 _LAST_WAIT_S: Final = 2.0
 
@@ -133,6 +136,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
     _check_isa()
     staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
     spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
+    backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1)
     arenas: list[engine.Arena] = []
 
     def local_fds(n_local: int) -> tuple[int, int]:
@@ -152,6 +156,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
             peers=[(peer.rank, peer.socket_fd, *_two(peer.fds)) for peer in membership.take()],
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
+            backstop_s=backstop_ms / 1e3,
         )
     except ShoalError:
         raise

@@ -13,6 +13,8 @@ heavy imports out of the top of a test file whose ranks do not need them), with 
 torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Arguments,
 return values and exceptions are pickled; they may not be of classes that the test file defines.
 
+Whoever brings work wakes whoever sleeps: a rank in which a timer found work fails.
+
 A rank that runs past the deadline is made to print the stack of each of its threads and is killed,
 so nothing ever hangs and no process outlives the test. For ranks that are to be killed or stopped,
 use `start_ranks`: it tells the process ids at once and gives an Outcome for each rank later. A rank
@@ -43,6 +45,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+# Nobody who sleeps looks for work of its own accord for this long: what was not announced is then late
+# indeed, and a rank that found such work fails.
+_BACKSTOP_MS = 10_000
 
 # How long a rank may take to print its stacks before it is killed.
 _LAST_WORDS_S = 5.0
@@ -134,6 +140,7 @@ def start_ranks(
     what = inspect.getfile(function), function.__qualname__, pickle.dumps(args)
     task = pickle.dumps((sys.path, os.getpid(), *what))
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
     processes: list[_Process] = []
     ranks = Ranks(processes)
     with contextlib.ExitStack() as on_error:
@@ -221,6 +228,9 @@ def _run_one(result_fd: int) -> None:
     faulthandler.enable(all_threads=True)
     try:
         result = pickle.dumps((_load(file, name)(*pickle.loads(args)), None))
+        native = sys.modules.get("shoal._native")
+        if native is not None and native.wakeups()["late"]:
+            raise AssertionError(f"woken by the timer with work to do: {native.wakeups()}")
     except BaseException as error:  # noqa: BLE001 - SystemExit too is an outcome like any other
         traceback.print_exc()
         result = _dumped(error)
