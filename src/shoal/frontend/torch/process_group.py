@@ -44,7 +44,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout)
-        _OPEN.add(self)
+        if dist.get_debug_level() is dist.DebugLevel.DETAIL:
+            _WRAPPED.add(self)
 
     def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend | None:
         """The backend of some of this group's ranks, as C++ asks for it; None if this is not one.
@@ -61,18 +62,18 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
 
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
-        _OPEN.discard(self)
+        _WRAPPED.discard(self)
         Operations.shutdown(self)
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
-        _OPEN.discard(self)
+        _WRAPPED.discard(self)
         Operations.abort(self)
 
 
-# C++ does not always keep the Python half of a backend alive, and what is left finds no methods:
-# seen in torch 2.15 with TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps the backend.
-_OPEN: Final[set[ShoalBackend]] = set()
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the backend, and the wrapper does not keep its Python
+# half alive: what is left finds no methods (2.15). NOT without it: a group that is dropped must end.
+_WRAPPED: Final[set[ShoalBackend]] = set()
 
 
 @not_compiled
