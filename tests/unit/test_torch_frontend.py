@@ -271,6 +271,107 @@ def test_a_callback_of_one_future_may_wait_for_another() -> None:
     assert chained.wait().item() == 2
 
 
+def test_when_wait_has_returned_the_future_is_done_and_its_callbacks_have_run() -> None:
+    started = FakeWork()  # tells nobody else of its end
+    work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+    ran: list[str] = []
+    future = work.get_future()
+    future.add_done_callback(lambda _: ran.append("callback"))
+    chained = future.then(lambda done: done.value()[0] + 1)
+    assert not future.done()
+    work.wait()
+    assert future.done()
+    assert ran == ["callback"]
+    assert chained.done()
+    assert chained.value().item() == 2
+    started.finish()
+    assert ran == ["callback"]
+
+
+def test_a_future_that_is_taken_after_wait_is_done() -> None:
+    tensor = torch.ones(1)
+    work = PendingWork([FakeWork()], [tensor])  # type: ignore[list-item]
+    work.wait()
+    assert work.get_future().done()
+    assert work.get_future().value()[0] is tensor
+
+
+def test_a_future_of_a_failed_call_is_done_when_wait_has_raised() -> None:
+    for take_it_after in (False, True):
+        started = FakeWork()
+        started.failure = LOST
+        work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+        before = None if take_it_after else work.get_future()
+        with pytest.raises(PeerLost):
+            work.wait()
+        future = before or work.get_future()
+        assert future.done()
+        with pytest.raises(RuntimeError, match="PeerLost: rank 3 on spruce is gone"):
+            future.value()
+
+
+def test_a_wait_that_is_too_short_completes_nothing() -> None:
+    class Slow(FakeWork):
+        def wait(self, timeout_s: float | None = None) -> None:
+            if not self.is_done:
+                raise TimedOut("too short")
+
+    started = Slow()
+    work = PendingWork([started], [])  # type: ignore[list-item]
+    future = work.get_future()
+    with pytest.raises(TimedOut):
+        work.wait(timedelta(seconds=1))
+    assert not future.done()
+    started.finish()
+    assert future.wait() == []
+
+
+def in_threads(*calls: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_no_wait_returns_while_another_thread_still_runs_the_callbacks() -> None:
+    work = PendingWork([FakeWork()], [])  # type: ignore[list-item]
+    seen: list[str] = []
+    both_wait = threading.Barrier(2)
+
+    def wait() -> None:
+        both_wait.wait()
+        work.wait()
+        seen.append("wait")
+
+    work.get_future().add_done_callback(lambda _: seen.append("callback"))
+    in_threads(wait, wait)
+    assert seen == ["callback", "wait", "wait"]
+
+
+def test_a_callback_may_wait_for_its_own_work() -> None:
+    work = PendingWork([FakeWork()], [torch.ones(1)])  # type: ignore[list-item]
+    chained = work.get_future().then(lambda _: [work.wait(), work.result()[0].item()])
+    work.wait()
+    assert chained.value() == [True, 1.0]
+
+
+def test_callbacks_on_two_threads_may_wait_for_each_others_works() -> None:
+    works = [PendingWork([FakeWork()], []) for _ in range(2)]  # type: ignore[list-item]
+    both_run = threading.Barrier(2)
+    done: list[bool] = []
+
+    def cross(other: int) -> None:
+        both_run.wait()
+        works[other].wait()
+        done.append(works[other].get_future().done())
+
+    for number, work in enumerate(works):
+        work.get_future().add_done_callback(lambda _, other=1 - number: cross(other))
+    in_threads(works[0].wait, works[1].wait)
+    assert done == [True, True]
+
+
 def test_a_failed_call_raises_its_own_error_and_the_future_quotes_it() -> None:
     started = FakeWork()
     work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]

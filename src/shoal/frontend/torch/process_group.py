@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, Store
+from torch._C._distributed_c10d import Backend, DebugLevel, Store, get_debug_level
 
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
@@ -44,7 +44,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout)
-        if dist.get_debug_level() is dist.DebugLevel.DETAIL:
+        if get_debug_level() == DebugLevel.DETAIL:
             _WRAPPED.add(self)
 
     def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend | None:
@@ -71,8 +71,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         Operations.abort(self)
 
 
-# With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the backend, and the wrapper does not keep its Python
-# half alive: what is left finds no methods (2.15). NOT without it: a group that is dropped must end.
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL torch (2.15) wraps the backend, and the wrapper does not keep
+# its Python half alive: what is left finds no methods. NOT without it: a dropped group must end.
 _WRAPPED: Final[set[ShoalBackend]] = set()
 
 
