@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, DebugLevel, Store, get_debug_level
 
+from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
 
@@ -47,18 +48,30 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         if get_debug_level() == DebugLevel.DETAIL:
             _WRAPPED.add(self)
 
-    def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend | None:
-        """The backend of some of this group's ranks, as C++ asks for it; None if this is not one.
+    supports_splitting = True
+
+    def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend:
+        """The backend of some of this group's ranks, as C++ asks for it.
 
         Args:
             store: torch's, unused here.
             ranks: of this group; every one of them asks for the same.
             opts: their name and timeout.
+
+        Raises:
+            UsageError: this rank is not one of them. The group of the others comes to no harm.
         """
         if self.rank() not in ranks:
-            return None
+            # NOT None, which is what C++ wants of its own: of a Python backend it reads through it.
+            raise UsageError(
+                f"{self.describe('split_group')} got ranks {list(ranks)}, of which this is none; "
+                "let only those ranks call it, or use new_group, which every rank calls"
+            )
         group = self._group.subgroup(ranks, name=opts.group_name)
         return ShoalBackend(group, store, opts._timeout)
+
+    def eager_connect_single_device(self, device: object) -> None:
+        """Nothing to do: the ranks are connected."""
 
     def shutdown(self) -> None:
         """Close the group. Idempotent."""

@@ -17,11 +17,29 @@ import torch.distributed as dist
 
 from shoal.errors import ShoalError, TimedOut
 from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.holder import answers
 
 NO_TIMEOUT: Final = timedelta(0)
 
 # Whether torch's profiler records this thread: 0.03 us.
 profiling: Final[Callable[[], bool]] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
+
+# Whether torch keeps a list of what is under way, for compiled programs to wait for: 0.06 us.
+_registering: Final[Callable[[], bool]] = (
+    torch._C._distributed_c10d._allow_inflight_collective_as_graph_input
+)
+
+
+def unregister(tensors: Sequence[torch.Tensor]) -> None:
+    """Take what has been waited for off torch's list, if it keeps one.
+
+    torch's own backends take off a Work, which only C++ can. This takes off all that was called on
+    the tensors, and waits for it.
+    """
+    if _registering():
+        for tensor in tensors:
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 class Started(Protocol):
@@ -50,10 +68,14 @@ class FinishedWork(dist.Work):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return at once."""
+        unregister(self.tensors)
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done."""
+        question = answers(self)
+        if question is not None:
+            return question
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(list(self.tensors))
         return future
@@ -133,6 +155,7 @@ class PendingWork(FinishedWork):
                 self._wait(timeout)
         else:
             self._wait(timeout)
+        unregister(self.tensors)
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -140,6 +163,9 @@ class PendingWork(FinishedWork):
 
         If the call fails, waiting for it raises torch's RuntimeError, which quotes the ShoalError.
         """
+        question = answers(self)
+        if question is not None:
+            return question
         with self._lock:
             if self._completion is not None:
                 return self._completion.future
