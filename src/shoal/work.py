@@ -175,11 +175,11 @@ class _Completions:
 
     def _put(self, key: int, entry: _Entry) -> None:
         if key not in self._entries:
-            self._entries[key] = []
             name = "shoal-completions"
             thread = threading.Thread(target=self._run, args=[key], name=name, daemon=True)
+            thread.start()  # first: it raises where no thread can be had
             self._threads.append(thread)
-            thread.start()
+            self._entries[key] = []
         self._entries[key].append(entry)
         self._changed.notify_all()
 

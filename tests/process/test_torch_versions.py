@@ -139,6 +139,18 @@ def exchange_strided(group: Any) -> list[str]:
     return told(error_of(dist.all_to_all_single, torch.ones(SIZE, SIZE), strided, group=group))
 
 
+def ask_works_of_others() -> list[list[Any]]:
+    """Works that are none of shoal's and, as torch's holders, do not say of what kind."""
+    from shoal.frontend.torch.holder import teach_holders
+
+    teach_holders()  # as making a group does, from torch 2.14 on
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    work = c10d._create_work_from_future(future)
+    before = work.is_completed()
+    future.set_result([torch.ones(1)])
+    return [[before, work.is_completed(), work.is_success()], told(error_of(work.source_rank))]
+
+
 def live() -> dict[str, Any]:
     dist.init_process_group("shoal", timeout=TIMEOUT)
     gloo, gate = dist.new_group(backend="gloo"), dist.new_group([0, 1])
@@ -158,7 +170,7 @@ def live() -> dict[str, Any]:
     }
     dist.barrier()
     dist.destroy_process_group()
-    return seen
+    return {**seen, "others": ask_works_of_others()}
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +256,10 @@ def test_rows_of_a_strided_tensor_are_not_exchanged(ranks: list[Any], backend: s
         kind, message = rank["strided"][backend]
         assert kind in ("UsageError", "ValueError")
         assert "contiguous" in message
+
+
+def test_works_of_others_answer_for_themselves(ranks: list[Any]) -> None:
+    for rank in ranks:
+        states, no_source = rank["others"]
+        assert states == [False, True, True]
+        assert "sourceRank() not implemented" in no_source[1]
