@@ -319,8 +319,8 @@ NB_MODULE(_native, m) {
            })
       .def("close", &Mesh::close, nb::call_guard<Released>())
       .def("wait_finished",
-           [](Mesh& mesh, uint64_t seen, double timeout_s) {
-             uint64_t n_finished;
+           [](Mesh& mesh, int64_t seen, double timeout_s) {
+             int64_t n_finished;
              {
                Released released;
                n_finished = mesh.wait_finished(seen, ns_of(timeout_s));

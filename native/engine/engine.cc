@@ -80,14 +80,18 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
       std::erase_if(endings_, [&](const Ending& ending) { return ending.group == id; });
     }
   }
+  // Who has left in good order may have sent what the others still need of it.
+  for (const int member : group.members)
+    if (peer_state_[member] == PeerState::kLeft && !group.departed)
+      group.departed = {Fault::kPeerLost, member, "had left when the group was made"};
   if (const Error missing = missing_in(group)) abort_group(group, missing, false);
   return group;
 }
 
-// Why a group can do nothing from the start: a member is gone, or two have lost each other.
+// Why a group can do nothing from the start: a member is lost, or two have lost each other.
 Error Engine::missing_in(const Group& group) const {
   for (const int member : group.members)
-    if (peer_state_[member] == PeerState::kLost || peer_state_[member] == PeerState::kLeft)
+    if (peer_state_[member] == PeerState::kLost)
       return {Fault::kPeerLost, member, "was gone already when the group was made"};
   for (const auto& [pair, why] : severed_)
     if (group.rank_of[pair.first] >= 0 && group.rank_of[pair.second] >= 0)

@@ -225,7 +225,7 @@ void Mesh::wait_for_room(const Plan& plan, int64_t timeout_ns) {
   drive(lock, timeout_ns, nullptr, [&] { return engine_.has_room(plan) || closed_; });
 }
 
-uint64_t Mesh::wait_finished(uint64_t seen, int64_t timeout_ns) {
+int64_t Mesh::wait_finished(int64_t seen, int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   drive(lock, timeout_ns, nullptr, [&] { return n_finished_ != seen || closed_; });
   std::lock_guard again(mutex_);

@@ -69,8 +69,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   // Drives until `call` is finished (true), `timeout_ns` passed, or a signal or a quiet spell gives
   // reason to look at what native code does not see.
   bool wait(Collective& call, int64_t timeout_ns);
-  // Drives until some call has finished after `seen` had, or as above; how many have by now.
-  uint64_t wait_finished(uint64_t seen, int64_t timeout_ns);
+  // Drives until the number of calls that have finished is not `seen`, or as above; that number.
+  int64_t wait_finished(int64_t seen, int64_t timeout_ns);
   // Says goodbye, fails what is in flight, ends all links. Idempotent.
   void close();
 
@@ -127,7 +127,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool oversubscribed_ = false;
   int n_callers_ = 0;   // in drive()
   int n_sleeping_ = 0;  // of them, on the bell
-  uint64_t n_finished_ = 0;
+  int64_t n_finished_ = 0;
   bool finished_some_ = false;  // and sleeping callers do not know yet
   bool closed_ = false;
   std::atomic<bool> forsaken_{false};

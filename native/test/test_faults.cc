@@ -655,6 +655,36 @@ TEST("a small broadcast is received even when its root has left before it was as
   CHECK(late.result == expected(job, 1, 2));
 }
 
+TEST("a group that is made after a member has left serves the others, and what that one had sent") {
+  World world(3, {});
+  const Job job = large(Kind::kDirectBroadcast, 10);  // from rank 0, eagerly
+  world.post_in(0, world.add_group(0, 60, {0, 1}), job);
+  CHECK(world.run_all(20));
+  world.leave(0);
+  world.run_steps(20);
+  const Call& late = world.post_in(1, world.add_group(1, 60, {0, 1}), job);
+  CHECK(world.run_all(20));
+  CHECK(late.result == expected(job, 1, 2));
+  // Of three: the two that are there exchange a message.
+  Job between = job;
+  between.root = 1;
+  std::vector<Call*> calls;
+  ProgramBuilder send, recv;
+  send.send(2, 0);
+  recv.recv(1, 0);
+  for (const int rank : {1, 2}) {
+    Plan plan;
+    plan.program = (rank == 1 ? send : recv).done(3);
+    plan.layout[kData] = equal_layout(40, 1);
+    const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "a message");
+    calls.push_back(&world.post_plan(rank, world.add_group(rank, 61, {0, 1, 2}), between, sealed,
+                                     rank == 1 ? input_of(between, 0, 2) : Bytes()));
+  }
+  CHECK(world.run_all(50));
+  for (const Call* call : calls) CHECK(call->ok());
+  CHECK(calls[1]->result == input_of(between, 0, 2));
+}
+
 TEST("when a rank leaves a group that still needs it, every other rank hears so") {
   for (const Kind kind : {Kind::kRingAllReduce, Kind::kShardedAllReduce, Kind::kChainBroadcast}) {
     for (const bool posts_first : {true, false}) {

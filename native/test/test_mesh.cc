@@ -158,9 +158,10 @@ TEST("whoever waits for some call to end hears of each, in whatever order they e
   std::atomic<uint64_t> n_seen{0};
   std::thread watcher([&] {
     while (n_seen < kCalls) {
-      const uint64_t n = cluster.meshes[0]->wait_finished(n_seen, kPatience);
-      CHECK(n >= n_seen);
-      n_seen = n;
+      const int64_t n =
+          cluster.meshes[0]->wait_finished(static_cast<int64_t>(n_seen.load()), kPatience);
+      CHECK(n >= 0);
+      n_seen = static_cast<uint64_t>(n);
     }
   });
   for (uint64_t n = 0; n < kCalls; ++n) {  // the last first

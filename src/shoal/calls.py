@@ -74,6 +74,11 @@ class Calls:
     def __str__(self) -> str:
         return f"group {self.name!r}, rank {self.rank} of {self.size}"
 
+    @property
+    def mesh(self) -> engine.Mesh | None:
+        """The links that calls run on; None once they are closed."""
+        return self._world.mesh
+
     def forsake(self, why: str) -> None:
         """Refuse all later calls, and say nothing to anyone."""
         self._native = NoGroup(f"{self}: {why}")

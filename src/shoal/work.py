@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal.errors import ShoalError, TimedOut
 
 if TYPE_CHECKING:
-    from shoal.engine import Call
+    from shoal.engine import Call, Mesh
 
 # Longer than any call: the call's own deadline ends the wait.
 _FOR_EVER_S: Final = 3e9
@@ -20,8 +20,23 @@ _FOR_EVER_S: Final = 3e9
 class Origin(Protocol):
     """The group of a call, as its Work needs it."""
 
+    @property
+    def mesh(self) -> Mesh | None:
+        """The links that the call runs on; None once they are closed."""
+
     def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
         """The exception that a native error stands for."""
+
+
+class Loan(NamedTuple):
+    """The buffers of a call, lent until it is done. Has no hold on the group.
+
+    Args:
+        owners: what keeps them alive; emptied when the call is known to be done.
+    """
+
+    call: Call
+    owners: list[object]
 
 
 class Work:
@@ -32,7 +47,7 @@ class Work:
     def __init__(self, group: Origin, call: Call, owners: object) -> None:
         self._group = group
         self._call = call
-        self._owners = owners
+        self._owners = [owners]
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when the result is there; the waiting thread does the work meanwhile.
@@ -48,7 +63,7 @@ class Work:
         """
         if not self._call.wait(_FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
-        self._owners = None
+        self._owners.clear()
         error = self.error()
         if error is None:
             return
@@ -61,8 +76,18 @@ class Work:
         """Whether the call has ended, well or not."""
         ended = self._call.done()
         if ended:
-            self._owners = None  # whoever keeps this object need not keep the buffers
+            self._owners.clear()  # whoever keeps this object need not keep the buffers
         return ended
+
+    @property
+    def loan(self) -> Loan:
+        """What has to stay alive until the call is done."""
+        return Loan(self._call, self._owners)
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The links that the call runs on; None once they are closed."""
+        return self._group.mesh
 
     @property
     def source(self) -> int | None:
@@ -88,7 +113,19 @@ class Work:
 
 _LOG: Final = logging.getLogger("shoal")
 
-_Pending = tuple[Work, Callable[[Work], None]]
+_Entry = tuple[Work, Callable[[Work], None]]
+
+
+def wait_for_an_end(work: Work, seen: int) -> int:
+    """Return once any call on the mesh of `work`, which runs, has ended; raises nothing of its own.
+
+    Args:
+        seen: what this returned before; -1 at first. If calls have ended since, it returns at once.
+    """
+    mesh = work.mesh
+    if mesh is None:  # closed: its calls have ended
+        return seen
+    return mesh.wait_finished(seen, _FOR_EVER_S)
 
 
 def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
@@ -99,63 +136,89 @@ def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
 
 
 class _Completions:
-    """One thread per process that drives calls with callbacks; it ends when it has none left."""
+    """Runs the callbacks of calls, on a thread for each mesh while it has such calls.
 
-    _POLL_S: Final = 0.05  # how late a callback may be when calls end out of order
-    _LINGER_S: Final = 1.0  # the thread waits this long for more before it ends
+    A thread that waits for the end of a call cannot be told of one that has ended before: those
+    have a thread of their own, under the key `_ENDED`.
+    """
+
+    _LINGER_S: Final = 1.0  # a thread waits this long for more before it ends
     _LAST_WAIT_S: Final = 5.0  # the program's end waits this long for callbacks
+    _ENDED: Final = 0
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.forget_threads()
+
+    def forget_threads(self) -> None:
+        """At first, and after fork: the child has none, and none of the parent's calls."""
+        self._changed = threading.Condition()
+        self._entries: dict[int, list[_Entry]] = {}  # by the mesh's id; each has a thread
+        self._threads: list[threading.Thread] = []
+        self._is_ending = False
 
     def add(self, work: Work, callback: Callable[[Work], None]) -> None:
-        with self._lock:
-            self._queue.put((work, callback))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="shoal-completions", daemon=True
-                )
-                self._thread.start()
+        entry = (work, callback)
+        key = id(work.mesh)
+        with self._changed:
+            self._put(key, entry)
+            # NOT looked at before it is put there: it may end meanwhile, and nobody would see it.
+            if work.done():
+                self._entries[key].remove(entry)
+                self._put(self._ENDED, entry)
 
     def finish(self) -> None:
-        """Run the callbacks of all calls that have ended, and end the thread."""
-        thread = self._thread
-        if thread is not None:
-            self._queue.put(None)
-            thread.join(self._LAST_WAIT_S)
+        """Run the callbacks of all calls, which have ended, and end the threads."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+            threads = list(self._threads)
+        deadline = time.monotonic() + self._LAST_WAIT_S
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
-    def forget_thread(self) -> None:
-        """After fork: the child has none, and none of the parent's calls."""
-        self._queue = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread = None
+    def _put(self, key: int, entry: _Entry) -> None:
+        if key not in self._entries:
+            name = "shoal-completions"
+            thread = threading.Thread(target=self._run, args=[key], name=name, daemon=True)
+            thread.start()  # first: it raises where no thread can be had
+            self._threads.append(thread)
+            self._entries[key] = []
+        self._entries[key].append(entry)
+        self._changed.notify_all()
 
-    def _run(self) -> None:
-        pending: list[_Pending] = []
-        while self._take(pending):
-            pending[0][0].drive(self._POLL_S)
-            ended = [entry for entry in pending if entry[0].done()]
-            pending = [entry for entry in pending if entry not in ended]
-            for work, callback in ended:
-                _run_callback(work, callback)
+    def _run(self, key: int) -> None:
+        seen = -1
+        while self._has_some(key):
+            seen = self._serve(key, seen)
 
-    def _take(self, pending: list[_Pending]) -> bool:
-        """Move what was added to `pending`; False, and the thread is gone, if there is nothing."""
-        try:
-            added = self._queue.get(timeout=0 if pending else self._LINGER_S)
-            while added is not None:
-                pending.append(added)
-                added = self._queue.get_nowait()
-        except queue.Empty:
-            pass
-        if pending:
-            return True
-        with self._lock:
-            if not self._queue.empty():
-                return self._take(pending)
-            self._thread = None
+    # What names a call ends with these: a thread that waits for more keeps no group alive.
+
+    def _serve(self, key: int, seen: int) -> int:
+        self._run_ended(key)
+        with self._changed:
+            running = [work for work, _ in self._entries[key][:1]]
+        return wait_for_an_end(running[0], seen) if running else -1
+
+    def _run_ended(self, key: int) -> None:
+        running: list[_Entry] = []
+        ended: list[_Entry] = []
+        with self._changed:
+            for entry in self._entries[key]:
+                (ended if entry[0].done() else running).append(entry)
+            self._entries[key] = running
+        for work, callback in ended:
+            _run_callback(work, callback)
+
+    def _has_some(self, key: int) -> bool:
+        """Whether there are calls; waits a while for them. If not, the thread is to end."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._entries[key] or self._is_ending, timeout=self._LINGER_S
+            )
+            if self._entries[key]:
+                return True
+            del self._entries[key]
+            self._threads.remove(threading.current_thread())
             return False
 
 

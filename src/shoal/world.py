@@ -20,7 +20,7 @@ from shoal.rendezvous import Membership, Store, join
 from shoal.work import COMPLETIONS
 
 if TYPE_CHECKING:
-    from shoal.work import Work
+    from shoal.work import Loan, Work
 
 DEFAULT_STAGING_BYTES: Final = 50 << 20
 # How long a waiting caller polls before it sleeps; where ranks outnumber cores it yields meanwhile.
@@ -55,12 +55,17 @@ class World:
         self.rank = rank
         self.names = names
         self.cards = cards
-        self._live: deque[Work] = deque()
+        self._live: deque[Loan] = deque()
         self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
         self._n_made: defaultdict[tuple[str, ...], int] = defaultdict(int)
         self._end = weakref.finalize(self, mesh.close)
         self._end.atexit = False  # `_end_all` has more to do
         _WORLDS.add(self)
+
+    @property
+    def mesh(self) -> engine.Mesh | None:
+        """The links; None once they are closed."""
+        return self._mesh
 
     def enrol(self, group: Member, name: str, members: Sequence[int]) -> engine.NativeGroup:
         """The native group of a new one. All members get the same id for it, and never again."""
@@ -81,10 +86,12 @@ class World:
                 oldest = live.popleft()
             except IndexError:
                 break
-            if not oldest.done():
+            if not oldest.call.done():
                 live.append(oldest)
                 n_running += 1
-        live.append(work)
+        # NOT the work itself, which has a hold on its group, and that on this world: whoever drops
+        # a group would leave only when Python's collector finds the cycle.
+        live.append(work.loan)
 
     def close(self) -> None:
         """Say goodbye to all peers and end the links. Idempotent."""
@@ -119,7 +126,7 @@ def _end_all() -> None:
 
 def _after_fork_in_child() -> None:
     # The native core has closed the links already: it hears of every fork, also of C libraries'.
-    COMPLETIONS.forget_thread()
+    COMPLETIONS.forget_threads()
     for world in list(_WORLDS):
         world.forsake()
     _WORLDS.clear()

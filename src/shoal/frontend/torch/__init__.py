@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import shoal.group
 from shoal.errors import UsageError
+from shoal.frontend.torch.holder import teach_holders
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.store import TorchStore
@@ -41,8 +42,10 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
             f"shoal cannot use options of type {type(options).__name__}; leave out pg_options"
         )
     group = _form(opts)
-    kind = ShoalBackend if takes_backends() else ShoalProcessGroup
-    return kind(group, opts.store, opts.timeout)
+    if not takes_backends():
+        return ShoalProcessGroup(group, opts.store, opts.timeout)
+    teach_holders()
+    return ShoalBackend(group, opts.store, opts.timeout)
 
 
 def _form(opts: Any) -> Group:

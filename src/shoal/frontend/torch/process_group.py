@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, Store
+from torch._C._distributed_c10d import Backend, DebugLevel, Store, get_debug_level
 
+from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
 
@@ -44,35 +45,48 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
         _BackendBase.__init__(self, group.rank, group.size)
         Operations.__init__(self, group, timeout)
-        _OPEN.add(self)
+        if get_debug_level() == DebugLevel.DETAIL:
+            _WRAPPED.add(self)
 
-    def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend | None:
-        """The backend of some of this group's ranks, as C++ asks for it; None if this is not one.
+    supports_splitting = True
+
+    def split(self, store: Store, ranks: list[int], opts: Any) -> ShoalBackend:
+        """The backend of some of this group's ranks, as C++ asks for it.
 
         Args:
             store: torch's, unused here.
             ranks: of this group; every one of them asks for the same.
             opts: their name and timeout.
+
+        Raises:
+            UsageError: this rank is not one of them. The group of the others comes to no harm.
         """
         if self.rank() not in ranks:
-            return None
+            # NOT None, which is what C++ wants of its own: of a Python backend it reads through it.
+            raise UsageError(
+                f"{self.describe('split_group')} got ranks {list(ranks)}, of which this is none; "
+                "let only those ranks call it, or use new_group, which every rank calls"
+            )
         group = self._group.subgroup(ranks, name=opts.group_name)
         return ShoalBackend(group, store, opts._timeout)
 
+    def eager_connect_single_device(self, device: object) -> None:
+        """Nothing to do: the ranks are connected."""
+
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
-        _OPEN.discard(self)
+        _WRAPPED.discard(self)
         Operations.shutdown(self)
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
-        _OPEN.discard(self)
+        _WRAPPED.discard(self)
         Operations.abort(self)
 
 
-# C++ does not always keep the Python half of a backend alive, and what is left finds no methods:
-# seen in torch 2.15 with TORCH_DISTRIBUTED_DEBUG=DETAIL, which wraps the backend.
-_OPEN: Final[set[ShoalBackend]] = set()
+# With TORCH_DISTRIBUTED_DEBUG=DETAIL torch (2.15) wraps the backend, and the wrapper does not keep
+# its Python half alive: what is left finds no methods. NOT without it: a dropped group must end.
+_WRAPPED: Final[set[ShoalBackend]] = set()
 
 
 @not_compiled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -16,11 +17,29 @@ import torch.distributed as dist
 
 from shoal.errors import ShoalError, TimedOut
 from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.holder import answers
 
 NO_TIMEOUT: Final = timedelta(0)
 
 # Whether torch's profiler records this thread: 0.03 us.
 profiling: Final[Callable[[], bool]] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+
+
+# Whether torch keeps a list of what is under way, for compiled programs to wait for: 0.06 us.
+_registering: Final[Callable[[], bool]] = (
+    torch._C._distributed_c10d._allow_inflight_collective_as_graph_input
+)
+
+
+def unregister(tensors: Sequence[torch.Tensor]) -> None:
+    """Take what has been waited for off torch's list, if it keeps one.
+
+    torch's own backends take off a Work, which only C++ can. This takes off all that was called on
+    the tensors, and waits for it.
+    """
+    if _registering():
+        for tensor in tensors:
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 class Started(Protocol):
@@ -49,10 +68,14 @@ class FinishedWork(dist.Work):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Return at once."""
+        unregister(self.tensors)
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done."""
+        question = answers(self)
+        if question is not None:
+            return question
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(list(self.tensors))
         return future
@@ -112,15 +135,17 @@ class PendingWork(FinishedWork):
         self._source = source
         self._copy_back = copy_back
         self._lock = threading.Lock()
-        self._over: torch.futures.Future[None] | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._completion: _Completion | None = None
         self._n_unfinished = len(works)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Drive the call to its end.
+        """Drive the call to its end, complete its future and run the callbacks.
+
+        They run on this thread if they have not begun. If another runs them, it is waited for, but
+        not by a thread that runs callbacks itself: two that wait for each other's would never end.
 
         Args:
-            timeout: for this wait; zero or less takes the call's own.
+            timeout: for the call, in this wait; zero or less takes the call's own.
 
         Raises:
             ShoalError: the call failed; its tensors are partly folded, unless it is a UsageError.
@@ -130,6 +155,7 @@ class PendingWork(FinishedWork):
                 self._wait(timeout)
         else:
             self._wait(timeout)
+        unregister(self.tensors)
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -137,24 +163,25 @@ class PendingWork(FinishedWork):
 
         If the call fails, waiting for it raises torch's RuntimeError, which quotes the ShoalError.
         """
+        question = answers(self)
+        if question is not None:
+            return question
         with self._lock:
-            if self._future is not None:
-                return self._future
-            # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for the
-            # tensors in it, finds none, uses the first all the same and dies of SIGSEGV. What a
-            # callback raises becomes an error that C++ knows.
-            over: torch.futures.Future[None] = torch.futures.Future()
-            self._over, self._future = over, over.then(lambda _: self.result())
+            if self._completion is not None:
+                return self._completion.future
+            completion = self._completion = _Completion(self._results)
+        # NOT looked at before the future stands: a wait that ended meanwhile would not complete it.
+        if self._all_done():
+            completion.finish()
+            return completion.future
         # NOT under the lock: a work that is done may call back at once.
         for work in self.works:
             work.on_done(self._one_is_done)
-        if not self.works:
-            over.set_result(None)
-        return self._future
+        return completion.future
 
     def is_completed(self) -> bool:
         """Whether the call is over, well or badly."""
-        if not all(work.done() for work in self.works):
+        if not self._all_done():
             return False
         if self.exception() is None:
             self.land()
@@ -180,9 +207,25 @@ class PendingWork(FinishedWork):
 
     def _wait(self, timeout: timedelta) -> None:
         timeout_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        try:
+            for work in self.works:
+                work.wait(timeout_s)
+            self.land()
+        finally:
+            with self._lock:
+                completion = self._completion
+            if completion is not None and self._all_done():
+                completion.finish()
+
+    def _results(self) -> list[torch.Tensor]:
+        """The tensors, once all calls have ended; or raises why one failed."""
         for work in self.works:
-            work.wait(timeout_s)
+            work.wait()
         self.land()
+        return list(self.tensors)
+
+    def _all_done(self) -> bool:
+        return all(work.done() for work in self.works)
 
     def land(self) -> None:
         """Bring the results into place, once the collectives are done. Idempotent."""
@@ -196,9 +239,53 @@ class PendingWork(FinishedWork):
     def _one_is_done(self, _work: object) -> None:
         with self._lock:
             self._n_unfinished -= 1
-            over = None if self._n_unfinished else self._over
-        if over is not None:
-            _futures_pool(os.getpid()).submit(over.set_result, None)
+            completion = None if self._n_unfinished else self._completion
+        if completion is not None:
+            _futures_pool(os.getpid()).submit(completion.finish)
+
+
+class _Completion:
+    """A future, and its end: the first thread that comes completes it and runs the callbacks.
+
+    Args:
+        results: what the future is to give, or raises what it is to raise.
+    """
+
+    def __init__(self, results: Callable[[], list[torch.Tensor]]) -> None:
+        # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for the
+        # tensors in it, finds none, uses the first all the same and dies of SIGSEGV. What a
+        # callback raises becomes an error that C++ knows.
+        self._over: torch.futures.Future[None] = torch.futures.Future()
+        self.future = self._over.then(lambda _: results())
+        self._first = threading.Lock()
+        self._has_ended = threading.Event()
+
+    def finish(self) -> None:
+        """Complete the future and run its callbacks, unless another thread does; then wait for it.
+
+        The calls have ended. In a callback, wait only until the future is complete.
+        """
+        if self._first.acquire(blocking=False):
+            _callbacks.n_deep += 1
+            try:
+                self._over.set_result(None)
+            finally:
+                _callbacks.n_deep -= 1
+                self._has_ended.set()
+        elif not _callbacks.n_deep:
+            self._has_ended.wait()
+        elif not self.future.done():
+            with contextlib.suppress(RuntimeError):  # why the call failed
+                self.future.wait()
+
+
+class _Callbacks(threading.local):
+    """In how many completions of futures, one inside another, this thread is."""
+
+    n_deep = 0
+
+
+_callbacks: Final = _Callbacks()
 
 
 @functools.cache

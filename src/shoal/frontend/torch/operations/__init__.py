@@ -60,6 +60,7 @@ class Operations(Reducing, Moving, Pairwise, Meeting):
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    _supports_time_estimate = False  # its name from torch 2.15 on
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False

@@ -86,6 +86,13 @@ class Checks(Calls):
             names = ", ".join(sorted(map(str, dtypes)))
             raise self._usage_error(operation, f"takes tensors of one dtype, not of {names}")
 
+    def _check_contiguous(self, operation: str, **tensors: torch.Tensor) -> None:
+        """As torch's own backends: rows of a strided tensor are not what lies in memory."""
+        for side, tensor in tensors.items():
+            if not tensor.is_contiguous():
+                why = f"takes an {side} that is contiguous; pass {side}.contiguous()"
+                raise self._usage_error(operation, why)
+
     def _check_whole(
         self, operation: str, side: str, whole: torch.Tensor, block: torch.Tensor
     ) -> None:

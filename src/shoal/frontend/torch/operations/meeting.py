@@ -39,7 +39,9 @@ class Meeting(Calls):
     # ---- who did not come? ----
 
     def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+        self,
+        timeout: timedelta | BarrierOptions | None = None,
+        wait_all_ranks: bool = False,
     ) -> None:
         """Wait until every rank has come here, and say on every rank which ones did not.
 
@@ -47,13 +49,15 @@ class Meeting(Calls):
 
         Args:
             timeout: for how long rank 0 waits, and the others a second more: only rank 0 can name
-                those that did not come. None takes the group's.
+                those that did not come. None takes the group's. Torch 2.14 and later give options.
             wait_all_ranks: makes no difference: all ranks that did not come are named anyway.
 
         Raises:
             TimedOut: names the ranks that had not come when the first deadline passed.
             PeerLost: a rank is gone: said at once.
         """
+        if isinstance(timeout, BarrierOptions):
+            timeout = timeout.timeout
         given = timeout is not None and timeout > NO_TIMEOUT
         timeout_s = cast("timedelta", timeout).total_seconds() if given else self._timeout_s
         if self._group.size == 1:

@@ -229,6 +229,7 @@ class Moving(Checks):
         if not isinstance(opts, AllToAllOptions):
             opts = options_of(AllToAllOptions, timeout if opts is None else opts)
         self._check_same_dtype("all_to_all", [output, input])
+        self._check_contiguous("all_to_all_single", output=output, input=input)
         self._check_splits("all_to_all", "output", output, output_splits)
         self._check_splits("all_to_all", "input", input, input_splits)
         self._check_own_rows(output, input, output_splits, input_splits)

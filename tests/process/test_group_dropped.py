@@ -1,0 +1,69 @@
+"""Ranks that are threads of one process: a group that nobody holds any more has been left."""
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks
+from process.stage import error_of
+
+import shoal
+from shoal.rendezvous.store import MemoryStore
+
+SIZE = 3
+# Longer than the ranks may run: an error that they return does not come from a deadline.
+TIMEOUT_S = 600.0
+
+
+def ones() -> Any:
+    return np.ones(3, np.float32)
+
+
+def call_in_the_background(group: shoal.Group) -> None:
+    work = group.all_reduce(ones(), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def call_and_wait_later(group: shoal.Group) -> None:
+    work = group.all_reduce(ones(), work=True)
+    assert work is not None
+    work.wait()
+
+
+def be_called_back(group: shoal.Group) -> None:
+    ended = threading.Event()
+    work = group.all_reduce(ones(), async_op=True)
+    assert work is not None
+    work.on_done(lambda _: ended.set())
+    assert ended.wait(TIMEOUT_S)
+
+
+CALLS = {call.__name__: call for call in (call_in_the_background, call_and_wait_later)}
+CALLS["be_called_back"] = be_called_back
+
+
+def drop_one_of_three(name: str) -> list[str]:
+    gc.disable()  # so that whatever is left to the collector stays
+    store = MemoryStore()
+    with ThreadPoolExecutor(SIZE) as threads:
+
+        def join(rank: int) -> shoal.Group:
+            return shoal.group.form(store, rank, SIZE, timeout_s=TIMEOUT_S)
+
+        groups = list(threads.map(join, range(SIZE)))
+        list(threads.map(CALLS[name], groups))
+        del groups[-1]
+        errors = threads.map(lambda group: error_of(group.all_reduce, ones()), groups)
+        return [f"{type(error).__name__}: {error}" for error in errors]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rank_that_drops_its_group_has_left_it(name: str) -> None:
+    [errors] = run_ranks(drop_one_of_three, 1, name, deadline_s=30)
+    assert len(errors) == SIZE - 1
+    for error in errors:
+        assert error.startswith("PeerLost: rank 2"), error

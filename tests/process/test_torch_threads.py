@@ -1,0 +1,139 @@
+"""Ranks that are threads of one process, as torchft's tests are: abort, form anew, go on."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks
+from process.stage import error_of
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+SIZE = 3
+# Longer than the ranks may run: an error that they return does not come from a deadline.
+TIMEOUT = timedelta(seconds=600)
+
+
+def all_reduce(group: Any, rank: int) -> list[float]:
+    tensor = torch.tensor([rank + 1.0])
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    return tensor.tolist()
+
+
+def all_gather(group: Any, rank: int) -> list[float]:
+    outputs = [torch.zeros(1) for _ in range(group.size())]
+    group.allgather([outputs], [torch.tensor([rank + 1.0])], AllgatherOptions()).wait()
+    return torch.cat(outputs).tolist()
+
+
+def barrier(group: Any, _rank: int) -> list[float]:
+    group.barrier(dist.BarrierOptions()).wait()
+    return []
+
+
+def with_a_future(group: Any, rank: int) -> list[float]:
+    tensor = torch.tensor([rank + 1.0])
+    work = group.allreduce([tensor], dist.AllreduceOptions())
+    return work.get_future().wait()[0].tolist()
+
+
+CALLS: dict[str, Callable[[Any, int], list[float]]] = {
+    call.__name__: call for call in (all_reduce, all_gather, barrier, with_a_future)
+}
+
+
+def form(store: dist.Store, rank: int, size: int) -> Any:
+    """A group of shoal's outside of torch's default group, as torchft makes its own."""
+    from shoal.frontend.torch import create_process_group
+
+    made = create_process_group(
+        SimpleNamespace(
+            store=store,
+            group_rank=rank,
+            group_size=size,
+            global_ranks_in_group=[],
+            group_id="threads",
+            timeout=TIMEOUT,
+        )
+    )
+    if isinstance(made, dist.ProcessGroup):
+        return made
+    group = dist.ProcessGroup(store, rank, size)
+    custom = dist.ProcessGroup.BackendType.CUSTOM
+    group._set_default_backend(custom)
+    group._register_backend(torch.device("cpu"), custom, made)
+    return group
+
+
+def form_on(threads: ThreadPoolExecutor, size: int) -> list[Any]:
+    store = dist.HashStore()
+    return list(threads.map(lambda rank: form(store, rank, size), range(size)))
+
+
+def call_on(threads: ThreadPoolExecutor, name: str, groups: list[Any]) -> list[list[float]]:
+    return list(threads.map(CALLS[name], groups, range(len(groups))))
+
+
+def lose_one_and_form_anew(name: str) -> tuple[list[Any], list[str], list[Any]]:
+    """What three ranks get, what two get when the third has dropped its group, and then anew."""
+    gc.disable()  # so that whatever is left to the collector stays
+    with ThreadPoolExecutor(SIZE) as threads:
+        groups = form_on(threads, SIZE)
+        before = call_on(threads, name, groups)
+        del groups[-1]
+        errors = list(threads.map(error_of, [CALLS[name]] * (SIZE - 1), groups, range(SIZE - 1)))
+        groups.clear()
+        after = call_on(threads, name, form_on(threads, SIZE - 1))
+    return before, list(map(repr, errors)), after
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ranks_go_on_in_a_new_group_when_one_has_dropped_its_own(name: str) -> None:
+    [(before, errors, after)] = run_ranks(lose_one_and_form_anew, 1, name, deadline_s=30)
+    results: dict[str, Callable[[int], list[float]]] = {
+        "all_gather": lambda size: [1.0, 2.0, 3.0][:size],
+        "barrier": lambda _: [],
+    }
+    expected = results.get(name, lambda size: [size * (size + 1) / 2])
+    assert before == [expected(3)] * 3
+    assert len(errors) == 2
+    for error in errors:
+        assert "PeerLost" in error, error
+        assert "2" in error, error
+    assert after == [expected(2)] * 2
+
+
+def abort_and_form_anew() -> tuple[list[str], list[list[float]]]:
+    with ThreadPoolExecutor(SIZE) as threads:
+        groups = form_on(threads, SIZE)
+        call_on(threads, "all_reduce", groups)
+        works = [group.allreduce([torch.ones(1)], dist.AllreduceOptions()) for group in groups[1:]]
+        futures = [work.get_future() for work in works]
+        backend = groups[0]
+        if not hasattr(backend, "group"):
+            backend = backend._get_backend(torch.device("cpu"))
+        backend.abort()
+        errors = [repr(error_of(each.wait)) for each in (*works, *futures)]
+        groups.clear()
+        del works, futures, backend
+        return errors, call_on(threads, "all_reduce", form_on(threads, SIZE))
+
+
+def test_ranks_go_on_in_a_new_group_when_one_has_aborted_the_old() -> None:
+    [(errors, after)] = run_ranks(abort_and_form_anew, 1)
+    assert len(errors) == 4
+    for error in errors:
+        assert "aborted the process group" in error
+    assert after == [[6.0]] * 3

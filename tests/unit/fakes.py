@@ -1,0 +1,59 @@
+"""A group that only takes notes, and calls that the test ends by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.errors import ShoalError
+
+
+class FakeWork:
+    """A call that the test ends by hand."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.failure: ShoalError | None = None
+        self.waits: list[float | None] = []
+        self.callbacks: list[Callable[[Any], None]] = []
+
+    def finish(self, failure: ShoalError | None = None) -> None:
+        self.is_done, self.failure = True, failure
+        for callback in self.callbacks:
+            callback(self)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self.waits.append(timeout_s)
+        self.is_done = True  # whoever waits drives it
+        if self.failure is not None:
+            raise self.failure
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def error(self) -> ShoalError | None:
+        return self.failure if self.is_done else None
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks.append(callback)
+
+
+class FakeGroup:
+    """Notes every call. Rank 1 of 2."""
+
+    name, rank, size = "fake", 1, 2
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.works: list[FakeWork] = []
+
+    def __getattr__(self, name: str) -> Callable[..., FakeWork | None]:
+        def call(*arguments: Any, **options: Any) -> FakeWork | None:
+            self.calls.append((name, arguments, options))
+            if not (options.get("async_op") or options.get("work")):
+                return None
+            self.works.append(FakeWork())
+            return self.works[-1]
+
+        return call

@@ -1,0 +1,214 @@
+"""torch's Works and their futures over calls that the test ends by hand: no native code."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from unit.fakes import FakeWork
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+
+from shoal.errors import PeerLost, TimedOut
+from shoal.frontend.torch.work import PendingWork
+
+LOST = PeerLost(3, "spruce", doing="recv 8 B")
+
+
+def test_the_result_is_copied_back_once_however_many_threads_wait() -> None:
+    copies: list[int] = []
+    started = FakeWork()
+    work = PendingWork([started], [], lambda: copies.append(1))  # type: ignore[list-item]
+    future = work.get_future()
+    threads = [threading.Thread(target=work.wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    started.finish()
+    future.wait()
+    assert copies == [1]
+
+
+def test_the_future_is_done_when_the_last_of_several_calls_is() -> None:
+    started = [FakeWork(), FakeWork()]
+    tensors = [torch.ones(1), torch.ones(2)]
+    seen: list[str] = []
+    work = PendingWork(started, tensors, lambda: seen.append("copied back"))  # type: ignore[arg-type]
+    future = work.get_future()
+    started[1].finish()
+    assert not future.done()
+    started[0].finish()
+    assert future.wait()[1] is tensors[1]
+    assert seen[0] == "copied back"
+
+
+def test_a_callback_of_one_future_may_wait_for_another() -> None:
+    started = [FakeWork(), FakeWork()]
+    first, second = (PendingWork([work], [torch.ones(1)]).get_future() for work in started)  # type: ignore[list-item]
+    chained = first.then(lambda _: second.then(lambda done: done.value()[0] + 1).wait())
+    started[0].finish()
+    started[1].finish()
+    assert chained.wait().item() == 2
+
+
+def test_when_wait_has_returned_the_future_is_done_and_its_callbacks_have_run() -> None:
+    started = FakeWork()  # tells nobody else of its end
+    work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+    ran: list[str] = []
+    future = work.get_future()
+    future.add_done_callback(lambda _: ran.append("callback"))
+    chained = future.then(lambda done: done.value()[0] + 1)
+    assert not future.done()
+    work.wait()
+    assert future.done()
+    assert ran == ["callback"]
+    assert chained.done()
+    assert chained.value().item() == 2
+    started.finish()
+    assert ran == ["callback"]
+
+
+def test_a_future_that_is_taken_after_wait_is_done() -> None:
+    tensor = torch.ones(1)
+    work = PendingWork([FakeWork()], [tensor])  # type: ignore[list-item]
+    work.wait()
+    assert work.get_future().done()
+    assert work.get_future().value()[0] is tensor
+
+
+def test_a_future_of_a_failed_call_is_done_when_wait_has_raised() -> None:
+    for take_it_after in (False, True):
+        started = FakeWork()
+        started.failure = LOST
+        work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+        before = None if take_it_after else work.get_future()
+        with pytest.raises(PeerLost):
+            work.wait()
+        future = before or work.get_future()
+        assert future.done()
+        with pytest.raises(RuntimeError, match="PeerLost: rank 3 on spruce is gone"):
+            future.value()
+
+
+def test_a_wait_that_is_too_short_completes_nothing() -> None:
+    class Slow(FakeWork):
+        def wait(self, timeout_s: float | None = None) -> None:
+            if not self.is_done:
+                raise TimedOut("too short")
+
+    started = Slow()
+    work = PendingWork([started], [])  # type: ignore[list-item]
+    future = work.get_future()
+    with pytest.raises(TimedOut):
+        work.wait(timedelta(seconds=1))
+    assert not future.done()
+    started.finish()
+    assert future.wait() == []
+
+
+def in_threads(*calls: Callable[[], object]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_no_wait_returns_while_another_thread_still_runs_the_callbacks() -> None:
+    work = PendingWork([FakeWork()], [])  # type: ignore[list-item]
+    seen: list[str] = []
+    both_wait = threading.Barrier(2)
+
+    def wait() -> None:
+        both_wait.wait()
+        work.wait()
+        seen.append("wait")
+
+    work.get_future().add_done_callback(lambda _: seen.append("callback"))
+    in_threads(wait, wait)
+    assert seen == ["callback", "wait", "wait"]
+
+
+def test_a_callback_on_the_waiting_thread_may_wait_for_a_future_that_another_completes() -> None:
+    first, second = FakeWork(), FakeWork()
+    other = PendingWork([second], [torch.ones(1)]).get_future()  # type: ignore[list-item]
+    work = PendingWork([first], [])  # type: ignore[list-item]
+    called = threading.Event()
+
+    def call(_: object) -> float:
+        called.set()
+        return float(other.wait()[0].item())
+
+    chained = work.get_future().then(call)
+    in_threads(work.wait, lambda: (called.wait(), second.finish()))
+    assert chained.value() == 1.0
+
+
+def test_a_callback_may_wait_for_its_own_work() -> None:
+    work = PendingWork([FakeWork()], [torch.ones(1)])  # type: ignore[list-item]
+    chained = work.get_future().then(lambda _: [work.wait(), work.result()[0].item()])
+    work.wait()
+    assert chained.value() == [True, 1.0]
+
+
+def test_callbacks_on_two_threads_may_wait_for_each_others_works() -> None:
+    works = [PendingWork([FakeWork()], []) for _ in range(2)]  # type: ignore[list-item]
+    both_run = threading.Barrier(2)
+    done: list[bool] = []
+
+    def cross(other: int) -> None:
+        both_run.wait()
+        works[other].wait()
+        done.append(works[other].get_future().done())
+
+    for number, work in enumerate(works):
+        work.get_future().add_done_callback(lambda _, other=1 - number: cross(other))
+    in_threads(works[0].wait, works[1].wait)
+    assert done == [True, True]
+
+
+def test_a_failed_call_raises_its_own_error_and_the_future_quotes_it() -> None:
+    started = FakeWork()
+    work = PendingWork([started], [torch.ones(1)])  # type: ignore[list-item]
+    future = work.get_future()
+    started.finish(LOST)
+    assert work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is LOST
+    for wait in (work.wait, work.result):
+        with pytest.raises(PeerLost) as caught:
+            wait()
+        assert caught.value is LOST
+    for wait in (future.wait, future.value, future.then(lambda done: done.value()[0]).wait):
+        with pytest.raises(RuntimeError, match="PeerLost: rank 3 on spruce is gone"):
+            wait()
+
+
+def test_a_copy_back_that_fails_reaches_the_future() -> None:
+    def fail() -> None:
+        raise MemoryError("none left")
+
+    started = FakeWork()
+    future = PendingWork([started], [], fail).get_future()  # type: ignore[list-item]
+    started.finish()
+    with pytest.raises(RuntimeError, match="MemoryError: none left"):
+        future.wait()
+
+
+def test_the_timeout_of_a_wait_is_that_waits_own() -> None:
+    started = FakeWork()
+    work = PendingWork([started], [])  # type: ignore[list-item]
+    work.wait()
+    work.wait(timedelta(0))
+    work.wait(timedelta(seconds=3))
+    assert started.waits == [None, None, 3.0]
+    started.failure = TimedOut("too short")
+    with pytest.raises(TimedOut, match="too short"):
+        work.wait(timedelta(seconds=1))

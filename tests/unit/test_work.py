@@ -1,0 +1,139 @@
+"""Callbacks of calls, with calls that the test ends by hand: no native code, no clock."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from shoal import work as module
+from shoal.work import COMPLETIONS, Work
+
+LONG_S = 60.0
+
+
+class Mesh:
+    """Counts the calls that have ended, as a native one does."""
+
+    def __init__(self) -> None:
+        self.n_ended = 0
+        self.changed = threading.Condition()
+        self.n_seen = -1
+
+
+class Group:
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def error_from(self, _native: object) -> None:
+        return None
+
+
+class Call:
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._is_done = False
+
+    def end(self) -> None:
+        with self._mesh.changed:
+            self._is_done = True
+            self._mesh.n_ended += 1
+            self._mesh.changed.notify_all()
+
+    def done(self) -> bool:
+        return self._is_done
+
+
+def wait_for_an_end(work: Work, seen: int) -> int:
+    """What the native mesh is to do."""
+    mesh: Any = work.mesh
+    with mesh.changed:
+        mesh.n_seen = seen
+        mesh.changed.notify_all()
+        assert mesh.changed.wait_for(lambda: mesh.n_ended != seen, LONG_S)
+        return int(mesh.n_ended)
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Mesh:
+    monkeypatch.setattr(module, "wait_for_an_end", wait_for_an_end)
+    return Mesh()
+
+
+class Told:
+    """Notes which works have called back."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+        self._came = threading.Semaphore(0)
+
+    def __call__(self, work: Work) -> None:
+        self.works.append(work)
+        self._came.release()
+
+    def next(self) -> Work:
+        assert self._came.acquire(timeout=LONG_S)
+        return self.works[-1]
+
+
+def started(mesh: Mesh, n: int) -> tuple[list[Call], list[Work]]:
+    calls = [Call(mesh) for _ in range(n)]
+    return calls, [Work(Group(mesh), call, None) for call in calls]  # type: ignore[arg-type]
+
+
+def test_calls_that_end_out_of_order_call_back_as_they_end(mesh: Mesh) -> None:
+    told = Told()
+    calls, works = started(mesh, 4)
+    for work in works:
+        work.on_done(told)
+    for which in (2, 0, 3, 1):
+        calls[which].end()
+        assert told.next() is works[which]
+
+
+def test_a_call_that_has_ended_calls_back_while_another_runs(mesh: Mesh) -> None:
+    told = Told()
+    (first, second), works = started(mesh, 2)
+    works[0].on_done(told)
+    second.end()
+    with mesh.changed:  # the thread waits for the next end
+        assert mesh.changed.wait_for(lambda: mesh.n_seen == mesh.n_ended == 1, LONG_S)
+    works[1].on_done(told)
+    assert told.next() is works[1]
+    first.end()
+    assert told.next() is works[0]
+
+
+def test_calls_of_one_mesh_do_not_wait_for_those_of_another(mesh: Mesh) -> None:
+    told, other = Told(), Mesh()
+    (first,), (early,) = started(mesh, 1)
+    (second,), (late,) = started(other, 1)
+    early.on_done(told)
+    late.on_done(told)
+    second.end()
+    assert told.next() is late
+    first.end()
+    assert told.next() is early
+
+
+def test_a_callback_that_raises_stops_no_other(
+    mesh: Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    calls, works = started(mesh, 2)
+    works[0].on_done(lambda _: 1 / 0)
+    works[1].on_done(told)
+    for call in calls:
+        call.end()
+    assert told.next() is works[1]
+    assert "a callback of a finished call failed" in caplog.text
+
+
+def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
+    told, completions = Told(), type(COMPLETIONS)()
+    (call,), (work,) = started(mesh, 1)
+    completions.add(work, told)
+    call.end()
+    completions.finish()
+    assert told.works == [work]
