@@ -46,8 +46,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-# Nobody who sleeps looks for work of its own accord for this long: what was not announced is then late
-# indeed, and a rank that found such work fails.
+# No sleeper looks for work of its own accord for this long: what was not announced is late indeed
+# then, and a rank that found such work fails.
 _BACKSTOP_MS = 10_000
 
 # How long a rank may take to print its stacks before it is killed.
