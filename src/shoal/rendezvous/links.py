@@ -57,7 +57,7 @@ class Links:
     def add(self, rank: int, sock: socket.socket) -> None:
         """Keep a proven socket, which the selector knows already."""
         is_guide = rank == self.host[0]
-        link = Link(rank, sock, len(self.host) - 1 if is_guide else 0)
+        link = Link(rank, sock, set(self.host) - {self._rank} if is_guide else frozenset())
         self._links[rank] = link
         on_ready = functools.partial(self._on_ready, link)
         self._selector.modify(sock, selectors.EVENT_READ, on_ready)
