@@ -8,7 +8,15 @@ import time
 from typing import TYPE_CHECKING
 
 from shoal.errors import PeerLost, UsageError
-from shoal.rendezvous import Place, Store, TcpStoreClient, TcpStoreServer, find_place, job_key
+from shoal.rendezvous import (
+    Caller,
+    Place,
+    Store,
+    TcpStoreClient,
+    TcpStoreServer,
+    find_place,
+    job_key,
+)
 
 if TYPE_CHECKING:
     from shoal.group import Group
@@ -50,8 +58,14 @@ def init(
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
 
-        agent = agent_store(place.master_addr, place.master_port, timeout_s)
-        return form(agent, place.rank, place.size, timeout_s=timeout_s)
+        where, port, deadline = place.master_addr, place.master_port, time.monotonic() + timeout_s
+        # torch looks at its timeout only until it is connected, not while it awaits an answer.
+        with contextlib.closing(Caller(f"torchrun's store at {where}", deadline)) as caller:
+            agent = caller.call("connecting", agent_store, where, port, timeout_s)
+        left_s = max(0.001, deadline - time.monotonic())
+        group = form(agent, place.rank, place.size, timeout_s=left_s)
+        group.timeout_s = timeout_s
+        return group
     return _meet_at_rank_0(place, timeout_s)
 
 

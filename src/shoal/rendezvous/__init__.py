@@ -1,5 +1,6 @@
 """Turns a store, a rank and a size into proven sockets to every peer; standard library only."""
 
+from shoal.rendezvous.asking import Caller
 from shoal.rendezvous.environment import Place, find_place
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
@@ -19,6 +20,7 @@ __all__ = [
     "Store",
     "MemoryStore",
     "TorchStore",
+    "Caller",
     "TcpStoreServer",
     "TcpStoreClient",
     "job_key",

@@ -126,6 +126,10 @@ class Links:
         """Whether all peers have all theirs as well."""
         return self.is_open and all(link.is_settled for link in self._links.values())
 
+    def unready(self) -> list[int]:
+        """The ranks that have not said READY to us yet, of those that we are linked to."""
+        return sorted(rank for rank, link in self._links.items() if not link.is_settled)
+
     @property
     def is_introducing(self) -> bool:
         """Whether `introduce` has something left to say."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.record import Endpoint, Record, decode, epoch_of, record_key
@@ -124,23 +124,29 @@ class Roster:
         """The key all ranks hold. Needs `epoch` to be known."""
         return self._given_key or self._records[0].key or b""
 
-    def unpublished(self) -> list[int]:
-        """The ranks whose record is not in the store, or is of no use, asked once more."""
+    def unpublished(self, *, asks: bool) -> list[int]:
+        """The ranks whose record is not in the store, or is of no use.
+
+        Args:
+            asks: whether to ask the store once more, a request or two for each of them.
+        """
         missing = [rank for rank in range(self.own.size) if rank not in self._records]
         try:
-            return [rank for rank in missing if self._read(rank) is None]
-        except PeerLost:  # the store is gone
+            return [rank for rank in missing if not asks or self._read(rank) is None]
+        except ShoalError:  # the store is gone
             return missing
 
     def check_own(self) -> None:
-        """Make sure that no other process has published as this rank.
+        """Make sure that our record is there, and that no other process published as this rank.
 
         Raises:
             UsageError: one has.
         """
         value = self._store.try_get(record_key(self.rank))
         found = None if value is None else decode(value)
-        if found is not None and found.nonce != self.own.nonce:
+        if found is None:
+            self.publish(self.own)  # it was damaged on its way
+        elif found.nonce != self.own.nonce:
             raise UsageError(
                 f"another process joined as rank {self.rank}, on {found.host_label}: every process "
                 "needs a RANK of its own"
@@ -154,7 +160,7 @@ class Roster:
         """A record of use, or None with the reason noted."""
         record = decode(value)
         if record is None:
-            self.oddities[rank] = "what it published is no record of shoal's"
+            self.oddities[rank] = "what it published is no record of shoal's, or was damaged"
             return None
         if record.version != VERSION:
             raise UsageError(
