@@ -15,6 +15,7 @@ from shoal.calls import Calls, How, NoGroup
 from shoal.dtypes import Op, parse_op
 from shoal.errors import Closed, UsageError
 from shoal.plan import Planner, Settings, agreed_planner, card_of, default_cluster, numbered
+from shoal.rendezvous import telling
 from shoal.world import World, meet
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def form(
         PeerLost: a rank left while the ranks agreed on what to choose by.
         ShoalError: no shared memory is left.
     """
-    settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
+    with telling(store, rank, size):
+        settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
     world = meet(store, rank, size, timeout_s, card_of(settings))
     host_ids = [seat.host_id for seat in world.names]
     first = Planner(default_cluster(numbered(host_ids)))

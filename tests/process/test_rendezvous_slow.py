@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -28,6 +28,7 @@ from shoal.rendezvous import (
     TorchStore,
     join,
 )
+from shoal.rendezvous.link import Link
 
 LONG_S = 60.0
 HOSTS = [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name} for name in "ab"]
@@ -130,6 +131,25 @@ def test_both_sides_warn_of_a_firewall_that_drops() -> None:
     warning_of(Log("rank 1 on "), store, 0, 2, HOSTS[0])
     text = warning_of(Log("it never connected to 127.0.0.1:"), store, 0, 2, HOSTS[0])
     assert "set SHOAL_SOCKET_IFNAME on both hosts" in text
+
+
+def test_a_guide_that_introduces_strange_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce = Link.introduce
+
+    def introduce_strangers(self: Link, peers: Sequence[tuple[int, Sequence[int]]]) -> None:
+        introduce(self, [(rank + 7, fds) for rank, fds in peers])
+
+    monkeypatch.setattr(Link, "introduce", introduce_strangers)
+    store = MemoryStore()
+    with ThreadPoolExecutor(3) as pool:
+        guide = pool.submit(join, store, 0, 3, timeout_s=LONG_S)
+        others = [
+            pool.submit(warning_of, Log("it introduced rank"), store, rank, 3, {})
+            for rank in (1, 2)
+        ]
+        texts = [other.result() for other in others if other.exception() is None]
+        assert isinstance(guide.exception(), PeerLost)
+    assert any("rank 0 on " in text and "which is not one of this host's" in text for text in texts)
 
 
 # Stores that stop.

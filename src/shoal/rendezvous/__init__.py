@@ -2,6 +2,7 @@
 
 from shoal.rendezvous.asking import Caller
 from shoal.rendezvous.environment import Place, find_place
+from shoal.rendezvous.farewell import telling
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
 from shoal.rendezvous.membership import Membership, PeerInfo
@@ -12,6 +13,7 @@ from shoal.rendezvous.store_server import TcpStoreServer
 
 __all__ = [
     "join",
+    "telling",
     "JoinOptions",
     "Membership",
     "PeerInfo",

@@ -28,7 +28,14 @@ def explain(
     absent = roster.unpublished(asks=not silence)
     met, trouble = _without_guests(links, trouble)
     parts = [silence] if silence else []
-    missing = [rank for rank in absent if rank not in roster.oddities]
+    gone = roster.farewell
+    if gone is not None and gone.rank not in met:
+        parts.append(
+            f"rank {gone.rank} on {gone.host_label} failed to join before rank {roster.rank} "
+            f"came, and has not been started again: {gone.reason}"
+        )
+    known = {*roster.oddities, *([] if gone is None else [gone.rank])}
+    missing = [rank for rank in absent if rank not in known]
     if missing:
         parts.append(
             f"{_ranks(missing)} never published a record (not started, dead, or using another "

@@ -21,6 +21,7 @@ from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.dialing import Dialing
 from shoal.rendezvous.door import Door, is_out_of_descriptors, run_ready
 from shoal.rendezvous.explain import explain
+from shoal.rendezvous.farewell import LAST_WORDS_S, tell
 from shoal.rendezvous.handshake import N_NONCE_BYTES, Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
 from shoal.rendezvous.link import MAX_FDS
@@ -41,9 +42,6 @@ _FIRST_REREAD_S: Final = 0.02
 _LONGEST_REREAD_S: Final = 1.0
 _REREAD_PER_RANK_S: Final = 0.002  # so that a large group does not flood its store
 _QUICKEST_REREAD_S: Final = 0.005  # a stranger's HELLO must not make us flood the store
-
-# How long a join that has failed already waits for the store, to say what is lacking.
-LAST_WORDS_S: Final = 0.5
 
 
 LocalFds = Callable[[int], Sequence[int]]
@@ -76,12 +74,14 @@ def join(
             store, but once this returns it is proven to be what that rank gave.
 
     Raises (every socket is closed, the record stays in the store):
-        UsageError: a variable is wrong, the keys differ, or the process has no descriptor left.
+        UsageError: a variable is wrong, the keys differ, or the process has no descriptor left;
+            here, or on a rank that has told us.
         TimedOut: names the ranks that are missing, why, and what to set; or the store, if it does
             not answer. May come half a second late if the store is slow to say what is missing.
-        PeerLost: the store is gone; likewise.
+        PeerLost: the store is gone; likewise. Or a rank has told us that it cannot join.
 
-    While a join does not end,
+    A rank that fails tells those that have published by then (farewell.py), unless it is for the
+    time: it may come again, and the others have deadlines of their own. While a join does not end,
     it warns of what it lacks, see `JoinOptions.warn_s`.
 
     Returns once every rank has every link, so a rank may close its group at once without harm to
@@ -110,6 +110,10 @@ def join(
             raise
         except BaseException as error:
             why = _in_words(error, rank, size)
+            if attempt is None or not attempt.has_lost_one:
+                # While the links still stand: who sees them close finds the reason in the store.
+                own = None if attempt is None else attempt.nonce
+                tell(asked, rank, size, own, chosen.label, why)
             if why is error:
                 raise
             raise why from error
@@ -171,9 +175,20 @@ class _Join:
         self._read_last = 0.0
         self._has_tcp = False
         self._has_warned = False
+        self._has_told_of_one_gone = False
         self._started = time.monotonic()
         self._warn_s = options.warn_s  # after our start, the next time
         store.alarm = self._warn_if_due
+
+    @property
+    def nonce(self) -> bytes:
+        """What makes our record ours."""
+        return self._roster.own.nonce
+
+    @property
+    def has_lost_one(self) -> bool:
+        """Whether a rank has told us that it cannot join."""
+        return self._roster.has_lost_one
 
     def run(self, timeout_s: float) -> Membership:
         """Loop until every link is settled."""
@@ -183,8 +198,13 @@ class _Join:
             verdict = f"could not join within {timeout_s:g} s"
             raise TimedOut(self._explain(verdict, self._store.silence)) from late
         except PeerLost as lost:
-            verdict = f"had not joined after {time.monotonic() - self._started:.3g} s"
-            lost.reason += f"; by then {self._explain(verdict, '')}"
+            gone = self._roster.farewell
+            if gone is None:
+                verdict = f"had not joined after {time.monotonic() - self._started:.3g} s"
+                lost.reason += f"; by then {self._explain(verdict, '')}"
+            elif not self.has_lost_one:
+                # It failed before we came, and without the store it cannot come again.
+                raise gone.error() from lost
             raise
         membership = self._membership()
         n_local = sum(peer.is_local for peer in membership.peers)
@@ -235,6 +255,7 @@ class _Join:
 
     def _lost(self, rank: int, error: OSError) -> None:
         self._dialing.fail(rank, error)
+        self._reread_at = 0.0  # it may have told why it left
 
     def _warn_if_due(self) -> float:
         """Say what is lacking, at doubling intervals; returns when to say it again."""
@@ -243,6 +264,14 @@ class _Join:
             self._warn_s *= 2  # NOT later: to ask the store may take until then
             self._options.log.warning("%s", self._explain(verdict, self._store.silence))
         return self._started + self._warn_s
+
+    def _warn_of_one_gone(self, now: float) -> None:
+        """Say at an early time, once, that a rank has failed before we came."""
+        is_time = now >= self._started + self._options.gone_s
+        if self._roster.farewell is not None and is_time and not self._has_told_of_one_gone:
+            self._has_told_of_one_gone = True
+            verdict = f"waits for a rank, {now - self._started:.3g} s so far"
+            self._options.log.warning("%s", self._explain(verdict, ""))
 
     def _explain(self, verdict: str, silence: str) -> str:
         return explain(self._roster, self._links, self._trouble, verdict, silence)
@@ -287,8 +316,10 @@ class _Join:
         self._links.add(hello.rank, sock)
 
     def key_differs(self, hello: Hello) -> None:
-        """Remember it for the deadline; the other side is told at once."""
+        """Remember it for the deadline, and look soon whether it has left: it is told at once."""
         self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
+        self._reread_s = _FIRST_REREAD_S
+        self._reread_at = min(self._reread_at, time.monotonic() + _FIRST_REREAD_S)
 
     # Records and epoch.
 
@@ -298,6 +329,8 @@ class _Join:
         if now >= self._reread_at:
             self._plan_reread(now)
             self._roster.check_own()
+            self._roster.hear_farewell()
+            self._warn_of_one_gone(now)
             if self._roster.epoch is not None:  # else nothing has been tried that could fail
                 self._roster.doubt(set(range(self._size)) - self._links.met())
             self._links.say_whom_we_lack()

@@ -24,6 +24,8 @@ class JoinOptions:
         warn_s: seconds until a join that has not ended warns of what it lacks; again after twice,
             four times, eight times as long. Sooner than most clusters start all their ranks would
             be noise.
+        gone_s: seconds until it warns of a rank that failed before we came. It may be about to be
+            started again, together with us.
         log: takes the warnings, and a line of information per join.
     """
 
@@ -33,6 +35,7 @@ class JoinOptions:
     limits: Limits = field(default_factory=Limits)
     dial_s: float = 5.0
     warn_s: float = 10.0
+    gone_s: float = 1.0
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("shoal"))
 
     @property

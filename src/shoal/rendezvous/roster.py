@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError, UsageError
+from shoal.rendezvous.farewell import FAREWELL_KEY, Farewell, decode_farewell
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.record import Endpoint, Record, decode, epoch_of, record_key
@@ -35,6 +36,7 @@ class Roster:
         self.epoch: int | None = None  # known once every rank has a record
         self.oddities: dict[int, str] = {}  # why a record that is there is of no use
         self.read_at = 0.0
+        self.farewell: Farewell | None = None  # of a rank that left and has not come again
         self._store = store
         self._given_key = given_key
         self._records = {rank: own}
@@ -135,6 +137,33 @@ class Roster:
             return [rank for rank in missing if not asks or self._read(rank) is None]
         except ShoalError:  # the store is gone
             return missing
+
+    def hear_farewell(self) -> None:
+        """Look whether a rank has left the meeting; `farewell` is what it left behind.
+
+        Raises:
+            ShoalError: one has, since we published.
+        """
+        value = self._store.try_get(FAREWELL_KEY)
+        found = None if value is None else decode_farewell(value)
+        if found is not None and not self._stands(found):
+            found = None
+        self.farewell = found
+        if found is not None and self.has_lost_one:
+            raise found.error()
+
+    def _stands(self, farewell: Farewell) -> bool:
+        """Whether it is of a rank of this group that has not been started again."""
+        if farewell.size != self.own.size or farewell.rank == self.rank:
+            return False
+        value = self._store.try_get(record_key(farewell.rank))
+        record = None if value is None else decode(value)
+        return farewell.nonce == (b"" if record is None else record.nonce)
+
+    @property
+    def has_lost_one(self) -> bool:
+        """Whether a rank that knew us has left the meeting."""
+        return self.farewell is not None and self.farewell.knew(self.rank, self.own.nonce)
 
     def check_own(self) -> None:
         """Make sure that our record is there, and that no other process published as this rank.
