@@ -1,6 +1,7 @@
 """Joins that get nowhere: they say why long before their deadline, and the store keeps none."""
 
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -241,6 +243,28 @@ def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
         server.kill()
         left.join(LONG_S)
         assert not left.is_alive()
+
+
+class Failing(MemoryStore):
+    """Fails when it is read."""
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        raise RuntimeError("connection reset by peer")
+
+
+def test_an_error_that_nobody_keeps_keeps_no_store() -> None:
+    gc.disable()  # who waits for the collector keeps a connection for as long
+    try:
+        store = Failing()
+        is_there = weakref.ref(store)
+        with contextlib.suppress(PeerLost):
+            join(store, 1, 2, timeout_s=LONG_S)
+        for thread in store_threads():
+            thread.join(LONG_S)
+        del store
+        assert is_there() is None
+    finally:
+        gc.enable()
 
 
 class GoOn(Log):

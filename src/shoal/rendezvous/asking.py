@@ -14,12 +14,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import PeerLost, TimedOut
-
-if TYPE_CHECKING:
-    from shoal.rendezvous.store import Store
+from shoal.rendezvous.store import MemoryStore, Store
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
 _Reply = tuple[Any, BaseException | None]
@@ -65,9 +63,12 @@ class Caller:
         self._owed = doing, time.monotonic()
         self._calls.put((function, args))
         value, error = self._await_reply()
-        if error is not None:
-            raise error
-        return value
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error  # else it keeps this frame, and this frame keeps it
 
     @property
     def silence(self) -> str:
@@ -112,7 +113,7 @@ class Asking(Caller):
         super().__init__(f"the store at {store.host}" if store.host else "the store", deadline)
         self.host = store.host
         self._store = store
-        self._lost: PeerLost | None = None
+        self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value, over whatever is there."""
@@ -134,18 +135,23 @@ class Asking(Caller):
         values: list[bytes] | None = self._ask(doing, self._store.try_get_all, keys)
         return values
 
+    def close(self) -> None:
+        """End the thread, once it is not stuck in a call, and let go of the store; idempotent."""
+        super().close()
+        self._store = MemoryStore()
+
     def _ask(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
-        if self._lost is not None:
-            raise self._lost
+        if self._lost:
+            raise PeerLost(*self._lost)  # NOT the same one: what it was raised for would hold it
         try:
             return self.call(doing, function, *args)
         except PeerLost as error:
-            self._lost = error
+            self._lost = error.args
             raise
         except (RuntimeError, ConnectionError) as error:  # torch's DistError is a RuntimeError
             reason = f"no longer serves the store: {error}"
-            self._lost = PeerLost(-1, "", self.host or "", f"store {doing}", reason)
-            raise self._lost from error
+            self._lost = -1, "", self.host or "", f"store {doing}", reason
+            raise PeerLost(*self._lost) from error
 
 
 def _answer(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:

@@ -114,9 +114,10 @@ def join(
                 # While the links still stand: who sees them close finds the reason in the store.
                 own = None if attempt is None else attempt.nonce
                 tell(asked, rank, size, own, chosen.label, why)
-            if why is error:
-                raise
-            raise why from error
+            if why is not error:
+                raise why from error
+            del why  # else the error keeps this frame, and this frame the error
+            raise
 
 
 def _in_words(error: BaseException, rank: int, size: int) -> BaseException:
