@@ -16,6 +16,7 @@ from shoal.calls import Calls, How, NoGroup
 from shoal.dtypes import Op, parse_op
 from shoal.errors import Closed, UsageError
 from shoal.plan import Planner, Settings, agreed_planner, card_of, reported_mbit
+from shoal.rendezvous import telling
 from shoal.rendezvous.door import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
 from shoal.world import World, meet
@@ -50,8 +51,9 @@ def form(
         PeerLost: the store is gone.
         ShoalError: no shared memory is left.
     """
-    settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
-    card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
+    with telling(store, rank, size):
+        settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
+        card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
     world = meet(store, rank, size, timeout_s, card)
     try:
         host_ids = [seat.host_id for seat in world.names]

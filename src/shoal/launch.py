@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from shoal.errors import PeerLost, UsageError
-from shoal.rendezvous import Place, Store, TcpStoreClient, TcpStoreServer, find_place, job_key
+from shoal.errors import PeerLost, TimedOut, UsageError
+from shoal.rendezvous import (
+    Caller,
+    Place,
+    Store,
+    TcpStoreClient,
+    TcpStoreServer,
+    find_place,
+    job_key,
+)
 
 if TYPE_CHECKING:
     from shoal.group import Group
@@ -50,10 +59,20 @@ def init(
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
 
-        agent = agent_store(place.master_addr, place.master_port, timeout_s)
-        return form(agent, place.rank, place.size, timeout_s=timeout_s)
+        where, port, deadline = place.master_addr, place.master_port, time.monotonic() + timeout_s
+        # torch looks at its timeout only until it is connected, not while it awaits an answer.
+        with contextlib.closing(Caller(f"torchrun's store at {where}", deadline)) as caller:
+            agent = caller.call("connecting", agent_store, where, port, timeout_s)
+        left_s = max(0.001, deadline - time.monotonic())
+        group = form(agent, place.rank, place.size, timeout_s=left_s)
+        group.timeout_s = timeout_s
+        return group
     return _meet_at_rank_0(place, timeout_s)
 
+
+# How long rank 0 serves the others when it could not join: they look every second why not,
+# and leave. Only those that came after a rank had failed stay, and wait for it to come again.
+_LAST_SERVICE_S: Final = 5.0
 
 # Whether this process has met others before: then rank 0 may still be about to close that meeting.
 _has_met = False
@@ -69,14 +88,14 @@ def _meet_at_rank_0(place: Place, timeout_s: float) -> Group:
     with contextlib.ExitStack() as on_exit:
         if place.rank == 0:
             server = TcpStoreServer(place.master_addr, place.master_port, key=key)
-            on_exit.callback(server.close)
+            on_exit.push(functools.partial(_end_service, server))
         while True:
             left_s = max(0.001, deadline - time.monotonic())
             client = TcpStoreClient(place.master_addr, place.master_port, timeout_s=left_s, key=key)
             try:
                 group = form(client, place.rank, place.size, timeout_s=left_s)
             except PeerLost:
-                if not _has_met or time.monotonic() >= deadline:
+                if client.is_open or not _has_met or time.monotonic() >= deadline:
                     raise
                 continue  # that was the meeting before: rank 0 will be back for ours
             finally:
@@ -84,3 +103,10 @@ def _meet_at_rank_0(place: Place, timeout_s: float) -> Group:
             group.timeout_s = timeout_s
             _has_met = True
             return group
+
+
+def _end_service(server: TcpStoreServer, kind: type[BaseException] | None, *_: object) -> None:
+    """Close the store of rank 0; if it could not join, once the others have read why."""
+    if kind is not None and not issubclass(kind, TimedOut):
+        server.await_leavers(_LAST_SERVICE_S)
+    server.close()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shoal import engine
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.rendezvous import Membership, Store, join
+from shoal.rendezvous import Membership, Store, join, telling
 from shoal.work import COMPLETIONS
 
 if TYPE_CHECKING:
@@ -140,10 +140,11 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
 
     `card` is for all ranks to read: `World.cards` holds them by rank.
     """
-    _check_isa()
-    staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
-    spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
-    backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1)
+    with telling(store, rank, size):
+        _check_isa()
+        staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
+        spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
+        backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1)
     arenas: list[engine.Arena] = []
 
     def local_fds(n_local: int) -> tuple[int, int]:

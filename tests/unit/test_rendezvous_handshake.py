@@ -39,7 +39,7 @@ def test_two_holders_of_the_key_both_finish() -> None:
 
 def test_the_bytes_on_the_wire_are_these() -> None:
     one, other = client(), server()
-    head = b"shoal/rv\x02\x00"
+    head = b"shoal/rv\x03\x00"
     body = bytes.fromhex("8877665544332211 03000000 01000000")
     assert one.hello == head + b"\x01\x00" + body + CLIENT_NONCE
     challenge = other.feed(one.hello)
@@ -47,6 +47,10 @@ def test_the_bytes_on_the_wire_are_these() -> None:
     said = one.hello + challenge
     proof = one.feed(challenge)
     assert proof == head + b"\x03\x00" + hmac.new(KEY, b"client" + said, hashlib.sha256).digest()
+    refused = server(OTHER_KEY)
+    refused.feed(one.hello)
+    digest = hashlib.sha256(b"differs" + said + proof[12:]).digest()
+    assert refused.feed(proof) == head + b"\x06\x00" + digest
     welcome = other.feed(proof)
     assert welcome == head + b"\x04\x00" + hmac.new(KEY, b"server" + said, hashlib.sha256).digest()
 
@@ -72,6 +76,26 @@ def test_different_keys_are_noticed_by_both() -> None:
     assert (one.progress, other.progress) == (Progress.KEY_DIFFERS, Progress.KEY_DIFFERS)
 
 
+@pytest.mark.parametrize("is_same_key", [True, False])
+def test_no_flipped_bit_is_taken_for_another_key(is_same_key: bool) -> None:
+    def run(flip: int | None) -> tuple[Progress, int]:
+        one, other = client(), server(KEY if is_same_key else OTHER_KEY)
+        n_bits, message, ends = 0, one.hello, (other, one)
+        while message:
+            if flip is not None and n_bits <= flip < n_bits + 8 * len(message):
+                damaged = bytearray(message)
+                damaged[(flip - n_bits) // 8] ^= 1 << (flip - n_bits) % 8
+                message = bytes(damaged)
+            n_bits += 8 * len(message)
+            message, ends = ends[0].feed(message), ends[::-1]
+        return one.progress, n_bits
+
+    progress, n_bits = run(None)
+    assert progress is (Progress.DONE if is_same_key else Progress.KEY_DIFFERS)
+    for flip in range(n_bits):
+        assert run(flip)[0] is not Progress.KEY_DIFFERS, flip
+
+
 def test_another_epoch_is_told_to_the_client() -> None:
     one, other = client(), server(Progress.STALE)
     talk(one, other)
@@ -90,9 +114,9 @@ def test_a_hello_for_somebody_else_gets_no_reply() -> None:
     [
         b"GET / HTTP/1.1\r\n",
         b"\x00",
-        b"shoal/rv\x03",  # a later version
-        b"shoal/rv\x02\x00\x03\x00" + bytes(32),  # a proof before any hello
-        b"shoal/rv\x02\x00\x01\x00" + bytes(33),  # more than a hello
+        b"shoal/rv\x04",  # a later version
+        b"shoal/rv\x03\x00\x03\x00" + bytes(32),  # a proof before any hello
+        b"shoal/rv\x03\x00\x01\x00" + bytes(33),  # more than a hello
     ],
 )
 def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: bytes) -> None:
@@ -104,9 +128,9 @@ def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: byt
 def test_a_server_without_the_key_does_not_convince_the_client() -> None:
     one, other = client(), server(OTHER_KEY)
     one.feed(other.feed(one.hello))
-    said = one.hello + b"shoal/rv\x02\x00\x02\x00" + SERVER_NONCE
+    said = one.hello + b"shoal/rv\x03\x00\x02\x00" + SERVER_NONCE
     forged = hmac.new(OTHER_KEY, b"server" + said, hashlib.sha256).digest()
-    one.feed(b"shoal/rv\x02\x00\x04\x00" + forged)
+    one.feed(b"shoal/rv\x03\x00\x04\x00" + forged)
     assert one.progress is Progress.REFUSED
 
 

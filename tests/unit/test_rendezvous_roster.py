@@ -6,7 +6,7 @@ import json
 import pytest
 
 from shoal.errors import UsageError
-from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
+from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key, seal
 from shoal.rendezvous.roster import Roster
 from shoal.rendezvous.store import MemoryStore
 
@@ -33,6 +33,7 @@ def test_a_record_survives_the_store(endpoint: Endpoint | None) -> None:
 
 def test_what_is_no_record_is_none() -> None:
     fields = json.loads(record(0, endpoint=ENDPOINT).encode())
+    del fields["crc"]
     wrong = [{**fields, name: value} for name in fields for value in ([], "\n", -1, 1.5)]
     wrong += [{name: fields[name] for name in fields if name != left_out} for left_out in fields]
     wrong += [
@@ -48,9 +49,18 @@ def test_what_is_no_record_is_none() -> None:
         b"[" * 100000,
         b"null",
         b"1",
-        *(json.dumps(w).encode() for w in wrong),
+        *(seal(w) for w in wrong),
+        json.dumps(fields).encode(),
     ]:
         assert decode(value) is None, value
+
+
+def test_a_record_with_any_one_bit_flipped_is_none() -> None:
+    value = record(0, endpoint=ENDPOINT, card=b"a card").encode()
+    for at in range(8 * len(value)):
+        flipped = bytearray(value)
+        flipped[at // 8] ^= 1 << at % 8
+        assert decode(bytes(flipped)) is None, flipped
 
 
 def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
@@ -137,7 +147,7 @@ def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, b'{"version": 1}')
     publish(store, 2)
-    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 2"):
+    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 3"):
         Roster(store, 1, record(1), None).refresh(0.0)
 
 

@@ -1,16 +1,26 @@
 """Every store keeps the same promises; ours over TCP also keeps strangers out."""
 
 import contextlib
+import logging
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
-from shoal.rendezvous import MemoryStore, Store, TcpStoreClient, TcpStoreServer, TorchStore
+from shoal.rendezvous import (
+    MemoryStore,
+    Store,
+    TcpStoreClient,
+    TcpStoreServer,
+    TorchStore,
+    store_client,
+)
 from shoal.rendezvous.store_server import StoreLimits
 
 KEY = b"k" * 32
@@ -233,3 +243,47 @@ def test_it_serves_ipv6() -> None:
         with contextlib.closing(store):
             store.set("a", b"1")
             assert store.try_get("a") == b"1"
+
+
+def test_a_client_warns_while_no_store_answers(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with caplog.at_level(logging.WARNING, "shoal"), pytest.raises(TimedOut):
+        TcpStoreClient("127.0.0.1", port, timeout_s=0.05, warn_s=0.0)
+    assert f"no store of shoal answered at 127.0.0.1:{port}" in caplog.messages[0]
+
+
+def test_a_server_warns_once_of_clients_with_another_key(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "shoal"), served(KEY) as server:
+        for _ in range(3):
+            with pytest.raises(UsageError):
+                TcpStoreClient("127.0.0.1", server.port, timeout_s=30, key=b"x" * 32)
+    (text,) = caplog.messages
+    assert "holds another job key tried to reach the store of rank 0, and was refused" in text
+    assert "SHOAL_KEY_FILE" in text
+
+
+def test_a_server_can_be_kept_until_its_clients_have_left() -> None:
+    with served() as server:
+        assert server.await_leavers(0)
+        with client(server) as store:
+            store.set("a", b"1")
+            assert not server.await_leavers(0)
+        assert server.await_leavers(60)
+
+
+def test_closing_a_client_ends_a_call_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, receive = threading.Event(), store_client._receive
+
+    def notice(*args: Any) -> bytes:
+        waits.set()
+        return receive(*args)
+
+    with served() as server, client(server) as store, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(store_client, "_receive", notice)
+        waiting = pool.submit(store.get, "never", 600)
+        assert waits.wait(60)
+        assert store.is_open
+        store.close()
+        assert isinstance(waiting.exception(60), PeerLost)
+        assert not store.is_open

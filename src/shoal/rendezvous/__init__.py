@@ -1,6 +1,8 @@
 """Turns a store, a rank and a size into proven sockets to every peer; standard library only."""
 
+from shoal.rendezvous.asking import Caller
 from shoal.rendezvous.environment import Place, find_place
+from shoal.rendezvous.farewell import telling
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
 from shoal.rendezvous.membership import Membership, PeerInfo
@@ -11,6 +13,7 @@ from shoal.rendezvous.store_server import TcpStoreServer
 
 __all__ = [
     "join",
+    "telling",
     "JoinOptions",
     "Membership",
     "PeerInfo",
@@ -19,6 +22,7 @@ __all__ = [
     "Store",
     "MemoryStore",
     "TorchStore",
+    "Caller",
     "TcpStoreServer",
     "TcpStoreClient",
     "job_key",

@@ -1,11 +1,12 @@
-"""Says after a deadline which ranks are missing, as far as that can be told, and what to do."""
+"""Says which ranks a join lacks, as far as that can be told, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from shoal.rendezvous.links import Links
     from shoal.rendezvous.record import Record
     from shoal.rendezvous.roster import Roster
 
@@ -13,28 +14,56 @@ _N_SHOWN: Final = 16  # of a thousand missing ranks, the first tell as much as a
 _ADVICE: Final = "set SHOAL_SOCKET_IFNAME on both hosts to the network they share"
 
 
-def explain(roster: Roster, linked: Set[int], trouble: Mapping[int, str], timeout_s: float) -> str:
-    """One message about every rank that is not linked; asks the store once more.
+def explain(
+    roster: Roster, links: Links, trouble: Mapping[int, str], verdict: str, silence: str
+) -> str:
+    """One message about every rank that is not linked; asks the store once more if it answers.
 
     Args:
         trouble: what went wrong last with a rank.
+        verdict: what has happened to us, such as "could not join within 5 s".
+        silence: says that the store does not answer; empty if it does.
     """
     own = roster.own
-    absent = roster.unpublished()
-    silent = [rank for rank in absent if rank not in roster.oddities]
-    parts = []
-    if silent:
+    absent = roster.unpublished(asks=not silence)
+    met, trouble = _without_guests(links, trouble)
+    parts = [silence] if silence else []
+    gone = roster.farewell
+    if gone is not None and gone.rank not in met:
         parts.append(
-            f"{_ranks(silent)} never published a record (not started, dead, or using another "
+            f"rank {gone.rank} on {gone.host_label} failed to join before rank {roster.rank} "
+            f"came, and has not been started again: {gone.reason}"
+        )
+    known = {*roster.oddities, *([] if gone is None else [gone.rank])}
+    missing = [rank for rank in absent if rank not in known]
+    if missing:
+        parts.append(
+            f"{_ranks(missing)} never published a record (not started, dead, or using another "
             "store: are MASTER_ADDR, MASTER_PORT and WORLD_SIZE the same on every rank?)"
         )
     parts += [f"rank {rank}: {why}" for rank, why in sorted(roster.oddities.items())]
-    unlinked = set(range(own.size)) - linked - set(absent) - {roster.rank}
+    unlinked = set(range(own.size)) - met - set(absent) - {roster.rank}
     parts += [_one(roster, rank, trouble.get(rank)) for rank in sorted(unlinked)[:_N_SHOWN]]
     if len(unlinked) > _N_SHOWN:
         parts.append(f"so it is with {len(unlinked) - _N_SHOWN} more ranks")
+    if not parts:
+        parts.append(f"{_ranks(links.unready())} still lacks links to others, it seems")
     who = f"rank {roster.rank} of {own.size} on {own.host_label}"
-    return f"{who} could not join within {timeout_s:g} s: " + "; ".join(parts)
+    return f"{who} {verdict}: " + "; ".join(parts)
+
+
+def _without_guests(links: Links, trouble: Mapping[int, str]) -> tuple[set[int], Mapping[int, str]]:
+    """The ranks that are not to blame, and what went wrong with the others.
+
+    A guide that lacks one rank introduces nobody, so the other ranks of the host are not to blame.
+    """
+    met = links.met()
+    guide, *others = links.host
+    lacked = links.lacked
+    if lacked is None or lacked in met:
+        return met, trouble
+    why = f"it never connected to rank {guide}, which introduces the ranks of this host"
+    return met | set(others) - {lacked}, {lacked: why, **trouble}
 
 
 def _one(roster: Roster, rank: int, trouble: str | None) -> str:

@@ -4,17 +4,22 @@
     HELLO {epoch, rank, to_rank, nonce}  ->
                                          <-  CHALLENGE {nonce}    or STALE, or silence
     PROOF {mac of "client"}              ->
-                                         <-  WELCOME {mac of "server"}    or KEY_DIFFERS
+                                         <-  WELCOME {mac of "server"}    or KEY_DIFFERS {digest}
 
 Both macs cover HELLO and CHALLENGE, so a proof binds the epoch, the two ranks and both nonces and
-cannot be replayed or reflected. Every message has a fixed size: no length is ever read from the
-wire, and an end reads exactly `wants` bytes, so what the peer sends after the handshake is never
-touched. Until it is proved right, a peer gets at most 88 bytes read.
+cannot be replayed or reflected. KEY_DIFFERS ends a job, so it holds a digest of all that the server
+saw: a client that sent or saw something else was not refused for its key, but for a bit that
+flipped on the way, and may try again.
+
+Every message has a fixed size: no length is ever read from the wire, and an end reads exactly
+`wants` bytes, so what the peer sends after the handshake is never touched. Until it is proved
+right, a peer gets at most 88 bytes read.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import hmac
 import os
 import struct
@@ -22,7 +27,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"shoal/rv"
-VERSION: Final = 2
+VERSION: Final = 3
 N_NONCE_BYTES: Final = 16
 
 _HELLO, _CHALLENGE, _PROOF, _WELCOME, _STALE, _KEY_DIFFERS = range(1, 7)
@@ -97,6 +102,7 @@ class ClientHandshake(_End):
         )
         self._key = key
         self._said = b""
+        self._proof = b""
 
     def _take(self, kind: int, message: bytes) -> bytes:
         if not self._said:
@@ -106,10 +112,11 @@ class ClientHandshake(_End):
                 return self._end(Progress.REFUSED)
             self._said = self.hello + message
             self._n_message_bytes = _LONG_FORM.size
-            return _LONG_FORM.pack(MAGIC, VERSION, _PROOF, _mac(self._key, b"client", self._said))
-        if kind == _KEY_DIFFERS:
-            return self._end(Progress.KEY_DIFFERS)
+            self._proof = _mac(self._key, b"client", self._said)
+            return _LONG_FORM.pack(MAGIC, VERSION, _PROOF, self._proof)
         mac = _LONG_FORM.unpack(message)[3]
+        if kind == _KEY_DIFFERS and mac == _digest(self._said, self._proof):
+            return self._end(Progress.KEY_DIFFERS)
         right = hmac.compare_digest(mac, _mac(self._key, b"server", self._said))
         return self._end(Progress.DONE if kind == _WELCOME and right else Progress.REFUSED)
 
@@ -139,7 +146,7 @@ class ServerHandshake(_End):
         if kind != _PROOF:
             return self._end(Progress.REFUSED)
         if not hmac.compare_digest(mac, _mac(self._key, b"client", self._said)):
-            refusal = _LONG_FORM.pack(MAGIC, VERSION, _KEY_DIFFERS, bytes(32))
+            refusal = _LONG_FORM.pack(MAGIC, VERSION, _KEY_DIFFERS, _digest(self._said, mac))
             return self._end(Progress.KEY_DIFFERS, refusal)
         welcome = _LONG_FORM.pack(MAGIC, VERSION, _WELCOME, _mac(self._key, b"server", self._said))
         return self._end(Progress.DONE, welcome)
@@ -159,6 +166,10 @@ class ServerHandshake(_End):
         self._said = message + challenge
         self._n_message_bytes = _LONG_FORM.size
         return challenge
+
+
+def _digest(said: bytes, proof: bytes) -> bytes:
+    return hashlib.sha256(b"differs" + said + proof).digest()
 
 
 def _mac(key: bytes, who: bytes, said: bytes) -> bytes:

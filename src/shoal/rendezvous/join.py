@@ -8,6 +8,7 @@ introduced to the others by it. A group on one host never listens on TCP.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -16,9 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import PeerLost, TimedOut, UsageError
+from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.dialing import Dialing
 from shoal.rendezvous.door import Door, is_out_of_descriptors, run_ready
 from shoal.rendezvous.explain import explain
+from shoal.rendezvous.farewell import LAST_WORDS_S, tell
 from shoal.rendezvous.handshake import N_NONCE_BYTES, Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
 from shoal.rendezvous.link import MAX_FDS
@@ -61,8 +64,8 @@ def join(
     """Meet all other ranks and return a proven, connected socket to each of them.
 
     Args:
-        store: the same for all ranks; a group's own prefix of a shared one. Its calls may block
-            for as long as its own timeout says.
+        store: the same for all ranks; a group's own prefix of a shared one. Its calls are made on
+            a thread of ours; one that does not return in time is left behind there (asking.py).
         timeout_s: for the whole of it.
         local_fds: called with the number of ranks on this host, this one included, once that is
             known (again if the ranks change); gives at most 16 descriptors to pass to every peer
@@ -71,9 +74,15 @@ def join(
             store, but once this returns it is proven to be what that rank gave.
 
     Raises (every socket is closed, the record stays in the store):
-        UsageError: a variable is wrong, the keys differ, or the process has no descriptor left.
-        TimedOut: names the ranks that are missing, why, and what to set.
-        PeerLost: the store is gone; likewise.
+        UsageError: a variable is wrong, the keys differ, or the process has no descriptor left;
+            here, or on a rank that has told us.
+        TimedOut: names the ranks that are missing, why, and what to set; or the store, if it does
+            not answer. May come half a second late if the store is slow to say what is missing.
+        PeerLost: the store is gone; likewise. Or a rank has told us that it cannot join.
+
+    A rank that fails tells those that have published by then (farewell.py), unless it is for the
+    time: it may come again, and the others have deadlines of their own. While a join does not end,
+    it warns of what it lacks, see `JoinOptions.warn_s`.
 
     Returns once every rank has every link, so a rank may close its group at once without harm to
     one that is still on its way out of here.
@@ -87,22 +96,37 @@ def join(
         raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
     if len(card) > MAX_CARD_BYTES:
         raise UsageError(f"a card of {len(card)} bytes; expected at most {MAX_CARD_BYTES}")
-    deadline = time.monotonic() + timeout_s
-    try:
-        with selectors.DefaultSelector() as selector:
-            chosen = options or JoinOptions()
-            attempt = _Join(store, rank, size, local_fds, card, chosen, selector)
-            try:
-                return attempt.run(deadline, timeout_s)
-            finally:
-                attempt.close()
-    except OSError as error:
-        if is_out_of_descriptors(error):
-            raise UsageError(
-                f"rank {rank} has no file descriptor left to join a group of {size}: raise "
-                "`ulimit -n`"
-            ) from error
-        raise
+    chosen = options or JoinOptions()
+    asked = Asking(store, time.monotonic() + timeout_s)
+    attempt: _Join | None = None
+    with contextlib.ExitStack() as on_exit:
+        on_exit.callback(asked.close)
+        try:
+            selector = on_exit.enter_context(selectors.DefaultSelector())
+            attempt = _Join(asked, rank, size, local_fds, card, chosen, selector)
+            on_exit.callback(attempt.close)
+            return attempt.run(timeout_s)
+        except TimedOut:
+            raise
+        except BaseException as error:
+            why = _in_words(error, rank, size)
+            if attempt is None or not attempt.has_lost_one:
+                # While the links still stand: who sees them close finds the reason in the store.
+                own = None if attempt is None else attempt.nonce
+                tell(asked, rank, size, own, chosen.label, why)
+            if why is not error:
+                raise why from error
+            del why  # else the error keeps this frame, and this frame the error
+            raise
+
+
+def _in_words(error: BaseException, rank: int, size: int) -> BaseException:
+    """What to raise in the place of this error."""
+    if isinstance(error, OSError) and is_out_of_descriptors(error):
+        return UsageError(
+            f"rank {rank} has no file descriptor left to join a group of {size}: raise `ulimit -n`"
+        )
+    return error
 
 
 class _Join:
@@ -110,7 +134,7 @@ class _Join:
 
     def __init__(
         self,
-        store: Store,
+        store: Asking,
         rank: int,
         size: int,
         local_fds: LocalFds,
@@ -134,7 +158,7 @@ class _Join:
             size=size,
             nonce=os.urandom(N_NONCE_BYTES),
             host_id=host_id,
-            host_label=(options.host_label or socket.gethostname())[:255],
+            host_label=options.label,
             unix_name=unix_name,
             has_own_key=given_key is not None,
             key=random_key() if rank == 0 and given_key is None else None,
@@ -152,22 +176,37 @@ class _Join:
         self._read_last = 0.0
         self._has_tcp = False
         self._has_warned = False
+        self._has_told_of_one_gone = False
+        self._started = time.monotonic()
+        self._warn_s = options.warn_s  # after our start, the next time
+        store.alarm = self._warn_if_due
 
-    def run(self, deadline: float, timeout_s: float) -> Membership:
+    @property
+    def nonce(self) -> bytes:
+        """What makes our record ours."""
+        return self._roster.own.nonce
+
+    @property
+    def has_lost_one(self) -> bool:
+        """Whether a rank has told us that it cannot join."""
+        return self._roster.has_lost_one
+
+    def run(self, timeout_s: float) -> Membership:
         """Loop until every link is settled."""
-        started = now = time.monotonic()
-        if self._size > 1:
-            self._roster.publish(self._roster.own)
-        while not self._links.is_complete:
-            if now >= deadline:
-                raise TimedOut(self._explain(timeout_s))
-            try:
-                self._turn(now, deadline)
-            except PeerLost as lost:
-                lost.reason += f"; by then {self._explain(time.monotonic() - started)}"
-                raise
-            now = time.monotonic()
-        self._links.say_ready()  # the last word may have come before ours was out
+        try:
+            self._meet()
+        except TimedOut as late:
+            verdict = f"could not join within {timeout_s:g} s"
+            raise TimedOut(self._explain(verdict, self._store.silence)) from late
+        except PeerLost as lost:
+            gone = self._roster.farewell
+            if gone is None:
+                verdict = f"had not joined after {time.monotonic() - self._started:.3g} s"
+                lost.reason += f"; by then {self._explain(verdict, '')}"
+            elif not self.has_lost_one:
+                # It failed before we came, and without the store it cannot come again.
+                raise gone.error() from lost
+            raise
         membership = self._membership()
         n_local = sum(peer.is_local for peer in membership.peers)
         self._options.log.info(
@@ -175,23 +214,37 @@ class _Join:
             self._rank,
             self._size,
             membership.epoch,
-            1e3 * (now - started),
+            1e3 * (time.monotonic() - self._started),
             n_local,
             len(membership.peers) - n_local,
         )
         return membership
 
-    def _turn(self, now: float, deadline: float) -> None:
+    def _meet(self) -> None:
+        deadline = self._store.deadline
+        now = self._started
+        if self._size > 1:
+            self._roster.publish(self._roster.own)
+        self._plan_reread(now)
+        while not self._links.is_complete:
+            if now >= deadline:
+                self._store.deadline = now + LAST_WORDS_S
+                raise TimedOut("time is up")
+            self._turn(now, min(deadline, self._warn_if_due()))
+            now = time.monotonic()
+        self._links.say_ready()  # the last word may have come before ours was out
+
+    def _turn(self, now: float, until: float) -> None:
         self._door.expire(now)
         self._dialing.expire(now)
         self._refresh_if_due(now)
         self._dialing.dial(self._links.to_dial(), now)
         self._links.introduce()
         self._links.say_ready()
-        run_ready(self._selector, max(0.0, self._wake_at(deadline) - time.monotonic()))
+        run_ready(self._selector, max(0.0, self._wake_at(until) - time.monotonic()))
 
-    def _wake_at(self, deadline: float) -> float:
-        times = [deadline, self._dialing.wake_at(self._links.to_dial())]
+    def _wake_at(self, until: float) -> float:
+        times = [until, self._dialing.wake_at(self._links.to_dial())]
         if self._needs_store():
             times += [self._roster.read_at, self._reread_at]
         expiry = self._door.next_deadline()
@@ -203,17 +256,26 @@ class _Join:
 
     def _lost(self, rank: int, error: OSError) -> None:
         self._dialing.fail(rank, error)
+        self._reread_at = 0.0  # it may have told why it left
 
-    def _explain(self, after_s: float) -> str:
-        met, trouble = self._links.met(), dict(self._trouble)
-        guide, *others = self._links.host
-        lacked = self._links.lacked
-        if lacked is not None and lacked not in met:
-            # The guide lacks that rank to introduce us to the others, so they are not to blame.
-            met |= set(others) - {lacked}
-            why = f"it never connected to rank {guide}, which introduces the ranks of this host"
-            trouble.setdefault(lacked, why)
-        return explain(self._roster, met, trouble, after_s)
+    def _warn_if_due(self) -> float:
+        """Say what is lacking, at doubling intervals; returns when to say it again."""
+        if time.monotonic() >= self._started + self._warn_s:
+            verdict = f"has not joined after {self._warn_s:g} s"
+            self._warn_s *= 2  # NOT later: to ask the store may take until then
+            self._options.log.warning("%s", self._explain(verdict, self._store.silence))
+        return self._started + self._warn_s
+
+    def _warn_of_one_gone(self, now: float) -> None:
+        """Say at an early time, once, that a rank has failed before we came."""
+        is_time = now >= self._started + self._options.gone_s
+        if self._roster.farewell is not None and is_time and not self._has_told_of_one_gone:
+            self._has_told_of_one_gone = True
+            verdict = f"waits for a rank, {now - self._started:.3g} s so far"
+            self._options.log.warning("%s", self._explain(verdict, ""))
+
+    def _explain(self, verdict: str, silence: str) -> str:
+        return explain(self._roster, self._links, self._trouble, verdict, silence)
 
     def close(self) -> None:
         """Close everything that `run` has not handed out."""
@@ -249,13 +311,16 @@ class _Join:
             return
         if not is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._trouble.pop(hello.rank, None)
         self._links.drop(hello.rank)
         self._selector.register(sock, selectors.EVENT_READ)
         self._links.add(hello.rank, sock)
 
     def key_differs(self, hello: Hello) -> None:
-        """Remember it for the deadline; the other side is told at once."""
+        """Remember it for the deadline, and look soon whether it has left: it is told at once."""
         self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
+        self._reread_s = _FIRST_REREAD_S
+        self._reread_at = min(self._reread_at, time.monotonic() + _FIRST_REREAD_S)
 
     # Records and epoch.
 
@@ -265,7 +330,10 @@ class _Join:
         if now >= self._reread_at:
             self._plan_reread(now)
             self._roster.check_own()
-            self._roster.doubt(set(range(self._size)) - self._links.met())
+            self._roster.hear_farewell()
+            self._warn_of_one_gone(now)
+            if self._roster.epoch is not None:  # else nothing has been tried that could fail
+                self._roster.doubt(set(range(self._size)) - self._links.met())
             self._links.say_whom_we_lack()
         if now >= self._roster.read_at:
             self._refresh(now)

@@ -96,16 +96,16 @@ class Link:
     its links are open, and settles when it hears the same. Nothing beyond READY is read.
 
     Args:
-        n_to_come: how many ranks the peer is to introduce to us, itself included.
+        to_come: the ranks that the peer is to introduce to us, itself included.
     """
 
-    def __init__(self, rank: int, sock: socket.socket, n_to_come: int = 0) -> None:
+    def __init__(self, rank: int, sock: socket.socket, to_come: Set[int] = frozenset()) -> None:
         self.rank = rank
         self.sock = sock
         self.is_local = sock.family == socket.AF_UNIX
         self.is_settled = False
         self.waits_for: int | None = None  # whom the peer lacks to introduce us
-        self._n_to_come = n_to_come
+        self._to_come = to_come
         # By rank, what leads to it: descriptors, and for all but the peer itself a socket first.
         self._fds: dict[int, tuple[int, ...]] = {} if self.is_local else {rank: ()}
         self._inbox = b""
@@ -114,7 +114,7 @@ class Link:
     @property
     def is_open(self) -> bool:
         """Whether it is of use: proven, and all descriptors that are to come over it are here."""
-        return len(self._fds) >= max(1, self._n_to_come)
+        return len(self._fds) >= max(1, len(self._to_come))
 
     @property
     def introduced(self) -> Set[int]:
@@ -196,17 +196,18 @@ class Link:
             self._take(kind, value, fds)
         except (struct.error, OSError) as error:
             _close_all(fds)
-            raise ConnectionResetError(errno.ECONNRESET, "it spoke out of turn") from error
+            why = getattr(error, "strerror", None) or "it spoke out of turn"
+            raise ConnectionResetError(errno.ECONNRESET, why) from error
 
     def _take(self, kind: int, value: int, fds: Sequence[int]) -> None:
         """Act on one message; raises if it is not its turn."""
         if kind == _READY and self.is_open and not fds:
             self.is_settled = True
-        elif kind == _FDS and not self._n_to_come and not self._fds and value == len(fds):
+        elif kind == _FDS and not self._to_come and not self._fds and value == len(fds):
             self._fds[self.rank] = tuple(fds)
-        elif kind == _INTRODUCTION and len(self._fds) + value <= self._n_to_come:
+        elif kind == _INTRODUCTION and len(self._fds) + value <= len(self._to_come):
             self._take_introduction(value, fds)
-        elif kind == _WAITING and self._n_to_come and not fds:
+        elif kind == _WAITING and value in self._to_come and not fds:
             self.waits_for = value
         else:
             raise ConnectionError("not a message that is due")
@@ -219,6 +220,10 @@ class Link:
         for rank, n_fds in peers:
             found[rank] = tuple(fds[at : at + n_fds])
             at += n_fds
+        strange = sorted(found.keys() - self._to_come)
+        if strange:
+            why = f"it introduced rank {strange[0]}, which is not one of this host's"
+            raise ConnectionError(errno.EPROTO, why)
         has_sockets = all(fds or rank == self.rank for rank, fds in found.items())
         if len(found) != n_peers or at != len(fds) or not has_sockets or found.keys() & self._fds:
             raise ConnectionError("not a message that is due")

@@ -57,7 +57,7 @@ class Links:
     def add(self, rank: int, sock: socket.socket) -> None:
         """Keep a proven socket, which the selector knows already."""
         is_guide = rank == self.host[0]
-        link = Link(rank, sock, len(self.host) - 1 if is_guide else 0)
+        link = Link(rank, sock, set(self.host) - {self._rank} if is_guide else frozenset())
         self._links[rank] = link
         on_ready = functools.partial(self._on_ready, link)
         self._selector.modify(sock, selectors.EVENT_READ, on_ready)
@@ -125,6 +125,10 @@ class Links:
     def is_complete(self) -> bool:
         """Whether all peers have all theirs as well."""
         return self.is_open and all(link.is_settled for link in self._links.values())
+
+    def unready(self) -> list[int]:
+        """The ranks that have not said READY to us yet, of those that we are linked to."""
+        return sorted(rank for rank, link in self._links.items() if not link.is_settled)
 
     @property
     def is_introducing(self) -> bool:

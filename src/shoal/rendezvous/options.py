@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +21,12 @@ class JoinOptions:
         environ: read instead of `os.environ` for every `SHOAL_` variable and `MASTER_ADDR`.
         limits: what strangers may cost.
         dial_s: seconds for one connection attempt, until the next one.
-        log: takes the one warning and a line of information per join.
+        warn_s: seconds until a join that has not ended warns of what it lacks; again after twice,
+            four times, eight times as long. Sooner than most clusters start all their ranks would
+            be noise.
+        gone_s: seconds until it warns of a rank that failed before we came. It may be about to be
+            started again, together with us.
+        log: takes the warnings, and a line of information per join.
     """
 
     host_label: str | None = None
@@ -28,4 +34,11 @@ class JoinOptions:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     limits: Limits = field(default_factory=Limits)
     dial_s: float = 5.0
+    warn_s: float = 10.0
+    gone_s: float = 1.0
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("shoal"))
+
+    @property
+    def label(self) -> str:
+        """This host's name in messages, not too long."""
+        return (self.host_label or socket.gethostname())[:255]

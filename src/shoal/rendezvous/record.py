@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import socket
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,7 @@ from shoal.rendezvous.key import N_KEY_BYTES
 
 MAX_CARD_BYTES: Final = 255
 _MAX_TEXT: Final = 255  # characters of a name: HOST_NAME_MAX is 64, a DNS name at most 253
+_SEAL: Final = b', "crc": '
 
 
 class Endpoint(NamedTuple):
@@ -48,13 +50,13 @@ class Record(NamedTuple):
     version: int = VERSION
 
     def encode(self) -> bytes:
-        """As JSON, so that a person can read it in the store."""
+        """As JSON, so that a person can read it in the store, with a checksum."""
         fields = self._asdict()
         fields["nonce"] = self.nonce.hex()
         fields["key"] = None if self.key is None else self.key.hex()
         fields["endpoint"] = None if self.endpoint is None else self.endpoint._asdict()
         fields["card"] = self.card.hex()
-        return json.dumps(fields).encode("ascii")
+        return seal(fields)
 
 
 def decode(value: bytes) -> Record | None:
@@ -63,13 +65,38 @@ def decode(value: bytes) -> Record | None:
     Nothing in a record is trusted: the peer still has to prove the key.
     """
     try:
-        fields = json.loads(value)
-        version = _integer(fields["version"], 0, 65535)
+        fields = unseal(value)
+        version = integer_in(fields["version"], 0, 65535)
         if version != VERSION:
             return Record(0, b"", "", "", "", False, version=version)
-        return _checked(fields)
+        return _checked(fields) if "crc" in fields else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def seal(fields: Mapping[str, Any]) -> bytes:
+    """These fields as JSON, and a checksum as the last one.
+
+    Without it one flipped bit could make a version, a nonce or a key another one, and end a job
+    for that.
+    """
+    text = json.dumps(fields).encode("ascii")
+    return text[:-1] + _SEAL + b"%d}" % zlib.crc32(text)
+
+
+def unseal(value: bytes) -> dict[str, Any]:
+    """The fields. Other versions may have no checksum; ours has `crc` among its fields.
+
+    Raises:
+        ValueError, TypeError: these bytes were not made by `seal`, or are damaged.
+    """
+    text, seal_mark, crc = value.rpartition(_SEAL)
+    if seal_mark and zlib.crc32(text + b"}") != int(crc[:-1]):
+        raise ValueError("damaged")
+    fields = json.loads(value)
+    if not isinstance(fields, dict):
+        raise TypeError(type(fields))
+    return fields
 
 
 def record_key(rank: int) -> str:
@@ -107,35 +134,37 @@ def find_host_id(environ: Mapping[str, str]) -> str:
 
 def _checked(fields: dict[str, Any]) -> Record:
     return Record(
-        size=_integer(fields["size"], 1, 2**31),
+        size=integer_in(fields["size"], 1, 2**31),
         nonce=_secret(fields["nonce"], N_NONCE_BYTES),
-        host_id=_text(fields["host_id"]),
-        host_label=_text(fields["host_label"]),
-        unix_name=_text(fields["unix_name"]),
+        host_id=short_text(fields["host_id"]),
+        host_label=short_text(fields["host_label"]),
+        unix_name=short_text(fields["unix_name"]),
         has_own_key=fields["has_own_key"] is True,
         key=None if fields["key"] is None else _secret(fields["key"], N_KEY_BYTES),
         endpoint=None if fields["endpoint"] is None else _endpoint(fields["endpoint"]),
-        card=bytes.fromhex(_text(fields["card"])),
+        card=bytes.fromhex(short_text(fields["card"])),
     )
 
 
 def _endpoint(fields: dict[str, Any]) -> Endpoint:
-    address = _text(fields["address"])
+    address = short_text(fields["address"])
     try:
         # Numeric only: a name would be resolved, which can block for seconds.
         socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     except OSError as error:
         raise ValueError(address) from error
-    return Endpoint(address, _integer(fields["port"], 1, 65535), _text(fields["interface"]))
+    return Endpoint(address, integer_in(fields["port"], 1, 65535), short_text(fields["interface"]))
 
 
-def _integer(value: object, low: int, high: int) -> int:
+def integer_in(value: object, low: int, high: int) -> int:
+    """This value, if it is an integer from `low` to `high`; else ValueError."""
     if not isinstance(value, int) or not low <= value <= high:
         raise ValueError(value)
     return value
 
 
-def _text(value: object) -> str:
+def short_text(value: object) -> str:
+    """This value, if it is a line of at most 510 characters; else ValueError."""
     # Printable, because it ends up in logs and error messages.
     if not isinstance(value, str) or len(value) > 2 * _MAX_TEXT or not value.isprintable():
         raise ValueError(value)
@@ -143,7 +172,7 @@ def _text(value: object) -> str:
 
 
 def _secret(value: object, n_bytes: int) -> bytes:
-    found = bytes.fromhex(_text(value))
+    found = bytes.fromhex(short_text(value))
     if len(found) != n_bytes:
         raise ValueError(f"{len(found)} bytes")
     return found

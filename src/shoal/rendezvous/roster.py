@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shoal.errors import PeerLost, UsageError
+from shoal.errors import ShoalError, UsageError
+from shoal.rendezvous.farewell import FAREWELL_KEY, Farewell, decode_farewell
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.record import Endpoint, Record, decode, epoch_of, record_key
@@ -35,6 +36,7 @@ class Roster:
         self.epoch: int | None = None  # known once every rank has a record
         self.oddities: dict[int, str] = {}  # why a record that is there is of no use
         self.read_at = 0.0
+        self.farewell: Farewell | None = None  # of a rank that left and has not come again
         self._store = store
         self._given_key = given_key
         self._records = {rank: own}
@@ -124,23 +126,56 @@ class Roster:
         """The key all ranks hold. Needs `epoch` to be known."""
         return self._given_key or self._records[0].key or b""
 
-    def unpublished(self) -> list[int]:
-        """The ranks whose record is not in the store, or is of no use, asked once more."""
+    def unpublished(self, *, asks: bool) -> list[int]:
+        """The ranks whose record is not in the store, or is of no use.
+
+        Args:
+            asks: whether to ask the store once more, a request or two for each of them.
+        """
         missing = [rank for rank in range(self.own.size) if rank not in self._records]
         try:
-            return [rank for rank in missing if self._read(rank) is None]
-        except PeerLost:  # the store is gone
+            return [rank for rank in missing if not asks or self._read(rank) is None]
+        except ShoalError:  # the store is gone
             return missing
 
+    def hear_farewell(self) -> None:
+        """Look whether a rank has left the meeting; `farewell` is what it left behind.
+
+        Raises:
+            ShoalError: one has, since we published.
+        """
+        value = self._store.try_get(FAREWELL_KEY)
+        found = None if value is None else decode_farewell(value)
+        if found is not None and not self._stands(found):
+            found = None
+        self.farewell = found
+        if found is not None and self.has_lost_one:
+            raise found.error()
+
+    def _stands(self, farewell: Farewell) -> bool:
+        """Whether it is of a rank of this group that has not been started again."""
+        if farewell.size != self.own.size or farewell.rank == self.rank:
+            return False
+        value = self._store.try_get(record_key(farewell.rank))
+        record = None if value is None else decode(value)
+        return farewell.nonce == (b"" if record is None else record.nonce)
+
+    @property
+    def has_lost_one(self) -> bool:
+        """Whether a rank that knew us has left the meeting."""
+        return self.farewell is not None and self.farewell.knew(self.rank, self.own.nonce)
+
     def check_own(self) -> None:
-        """Make sure that no other process has published as this rank.
+        """Make sure that our record is there, and that no other process published as this rank.
 
         Raises:
             UsageError: one has.
         """
         value = self._store.try_get(record_key(self.rank))
         found = None if value is None else decode(value)
-        if found is not None and found.nonce != self.own.nonce:
+        if found is None:
+            self.publish(self.own)  # it was damaged on its way
+        elif found.nonce != self.own.nonce:
             raise UsageError(
                 f"another process joined as rank {self.rank}, on {found.host_label}: every process "
                 "needs a RANK of its own"
@@ -154,7 +189,7 @@ class Roster:
         """A record of use, or None with the reason noted."""
         record = decode(value)
         if record is None:
-            self.oddities[rank] = "what it published is no record of shoal's"
+            self.oddities[rank] = "what it published is no record of shoal's, or was damaged"
             return None
         if record.version != VERSION:
             raise UsageError(

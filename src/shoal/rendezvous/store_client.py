@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
 import threading
 import time
@@ -27,28 +29,43 @@ from shoal.rendezvous.store_wire import (
 # Rank 0 needs a moment to start, and a refused connect costs microseconds.
 _CONNECT_RETRY_S: Final = 0.02
 _N_AT_ONCE: Final = 16  # requests on the way: their replies, 64 KiB at most, fit into a socket
+# For one attempt to connect: a server that has restarted meanwhile, or whose answer was lost, is
+# found by the next one.
+_ATTEMPT_S: Final = 5.0
 _GRACE_S: Final = 5.0  # beyond a get's own timeout, until a silent server counts as lost
+
+_LOG: Final = logging.getLogger("shoal")
 
 
 class TcpStoreClient:
     """A connection to a `TcpStoreServer`. One caller at a time; others wait.
 
     Args:
-        timeout_s: for connecting, which is retried until then, and for every single call.
+        timeout_s: for connecting, which is retried until then, and for every single call; a `get`
+            has its own time, and five seconds more.
         key: the job key, or None; the same as the server's.
+        warn_s: until it warns that nobody answers; again after twice, four times as long.
 
     Raises:
         TimedOut: no store answered at this address.
         UsageError: the store holds another key.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float, key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float,
+        key: bytes | None = None,
+        warn_s: float = 10.0,
+    ) -> None:
         self.host: str | None = host
         self._host = host
         self._port = port
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._sock = self._connect(store_key(key))
+        self._sock = self._connect(store_key(key), warn_s)
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value, over whatever is there."""
@@ -81,8 +98,15 @@ class TcpStoreClient:
         return values
 
     def close(self) -> None:
-        """Close the connection; idempotent. Later calls raise `PeerLost`."""
+        """Close the connection; idempotent. Calls under way and later ones raise `PeerLost`."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # a close alone wakes no thread that waits for it
         self._sock.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server serves us, as far as is known."""
+        return self._sock.fileno() >= 0
 
     @property
     def _address(self) -> str:
@@ -104,9 +128,10 @@ class TcpStoreClient:
             requests += REQUEST.pack(op, len(name), len(value), wait_ms) + name + value
         with self._lock:
             try:
-                self._sock.settimeout(wait_s + _GRACE_S if op == GET else self._timeout_s)
+                until = time.monotonic() + (wait_s + _GRACE_S if op == GET else self._timeout_s)
+                self._sock.settimeout(_left_s(until))
                 self._sock.sendall(requests)
-                return [self._hear() for _ in keys]
+                return [self._hear(until) for _ in keys]
             except OSError as error:
                 # A late reply would be taken for the next one's: the connection is of no use now.
                 self._sock.close()
@@ -114,40 +139,59 @@ class TcpStoreClient:
                 reason = f"no longer serves the store: {error}"
                 raise PeerLost(0, "", self._address, doing, reason) from error
 
-    def _hear(self) -> tuple[int, bytes]:
-        status, n_bytes = REPLY.unpack(_receive(self._sock, REPLY.size))
+    def _hear(self, until: float) -> tuple[int, bytes]:
+        status, n_bytes = REPLY.unpack(_receive(self._sock, REPLY.size, until))
         if n_bytes > MAX_VALUE_BYTES:
             raise ConnectionError("it sent nonsense")
-        return status, _receive(self._sock, n_bytes)
+        return status, _receive(self._sock, n_bytes, until)
 
-    def _connect(self, key: bytes) -> socket.socket:
-        deadline = time.monotonic() + self._timeout_s
+    def _connect(self, key: bytes, warn_s: float) -> socket.socket:
+        started = time.monotonic()
+        deadline = started + self._timeout_s
         pause = threading.Event()  # waited on only for its timeout
         while True:
-            wait_s = max(0.001, deadline - time.monotonic())
             try:
-                sock = socket.create_connection((self._host, self._port), timeout=wait_s)
-                try:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._prove(sock, key)
-                    return sock
-                except BaseException:
-                    sock.close()
-                    raise
+                return self._try_to_connect(key, min(deadline, time.monotonic() + _ATTEMPT_S))
             except OSError as error:
-                if time.monotonic() + _CONNECT_RETRY_S >= deadline:
-                    raise TimedOut(
-                        f"no store of shoal answered at {self._address} within "
-                        f"{self._timeout_s:g} s ({error}): is rank 0 running there, and are "
-                        "MASTER_ADDR and MASTER_PORT the same on every rank?"
-                    ) from error
+                trouble = error
+            now = time.monotonic()
+            if now + _CONNECT_RETRY_S >= deadline:
+                raise TimedOut(self._no_answer(self._timeout_s, trouble)) from trouble
+            if now >= started + warn_s:
+                _LOG.warning("%s", self._no_answer(now - started, trouble))
+                warn_s *= 2
             pause.wait(_CONNECT_RETRY_S)
 
-    def _prove(self, sock: socket.socket, key: bytes) -> None:
+    def _no_answer(self, after_s: float, trouble: OSError) -> str:
+        return (
+            f"no store of shoal answered at {self._address} within {after_s:.4g} s ({trouble}): is "
+            "rank 0 running there, and are MASTER_ADDR and MASTER_PORT the same on every rank?"
+        )
+
+    def _try_to_connect(self, key: bytes, until: float) -> socket.socket:
+        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        failure = OSError("it has no address")
+        for at, (*_, target) in enumerate(found):
+            share_s = _left_s(until) / (len(found) - at)  # one that is silent must leave the others
+            try:
+                sock = socket.create_connection((str(target[0]), self._port), timeout=share_s)
+            except OSError as error:
+                failure = error
+                continue
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._prove(sock, key, until)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        raise failure
+
+    def _prove(self, sock: socket.socket, key: bytes, until: float) -> None:
         handshake = ClientHandshake(STORE_HELLO, key)
         sock.sendall(handshake.hello)
         while handshake.wants:
-            reply = handshake.feed(_receive(sock, handshake.wants))
+            reply = handshake.feed(_receive(sock, handshake.wants, until))
             if reply:  # NOT an empty send: it fails if the server has closed after a refusal
                 sock.sendall(reply)
         if handshake.progress is Progress.KEY_DIFFERS:
@@ -156,11 +200,19 @@ class TcpStoreClient:
             raise ConnectionError("what answers there is no store of shoal")
 
 
-def _receive(sock: socket.socket, n_bytes: int) -> bytes:
+def _receive(sock: socket.socket, n_bytes: int, until: float) -> bytes:
     data = b""
     while len(data) < n_bytes:
+        sock.settimeout(_left_s(until))
         more = sock.recv(n_bytes - len(data))
         if not more:
             raise ConnectionError("it closed the connection")
         data += more
     return data
+
+
+def _left_s(until: float) -> float:
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import selectors
 import socket
 import threading
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.rendezvous.door import Door, Limits, run_ready
 from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.interface import is_loopback, names_loopback, routed_address
+from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.listener import listen_tcp
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from shoal.rendezvous.store_wire import (
@@ -28,6 +30,8 @@ from shoal.rendezvous.store_wire import (
     TRY_GET,
     store_key,
 )
+
+_LOG: Final = logging.getLogger("shoal")
 
 
 class StoreLimits(NamedTuple):
@@ -67,8 +71,13 @@ class TcpStoreServer:
         self.port: int = listeners[0].getsockname()[1]
         self._waker, woken = socket.socketpair()
         serving = _Serving(listeners, woken, key, limits or StoreLimits())
+        self._is_deserted = serving.is_deserted
         self._thread = threading.Thread(target=serving.run, name="shoal store", daemon=True)
         self._thread.start()
+
+    def await_leavers(self, timeout_s: float) -> bool:
+        """Wait until no client is connected any more; whether that is so."""
+        return self._is_deserted.wait(timeout_s)
 
     def close(self) -> None:
         """Stop serving and close every connection; idempotent."""
@@ -99,6 +108,9 @@ class _Serving:
         self._clients: set[_Client] = set()
         self._until: dict[_Client, float] = {}  # the end of a half-read request, or of a wait
         self._waiting: dict[str, list[_Client]] = {}
+        self._has_warned = False
+        self.is_deserted = threading.Event()  # set while no client is connected
+        self.is_deserted.set()
 
     def run(self) -> None:
         """Serve until the other end of `woken` is closed."""
@@ -130,11 +142,22 @@ class _Serving:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client = _Client(sock)
         self._clients.add(client)
+        self.is_deserted.clear()
         on_ready = functools.partial(self._read, client)
         self._selector.register(sock, selectors.EVENT_READ, on_ready)
 
     def key_differs(self, hello: Hello) -> None:
-        """The client is told; there is nothing to remember."""
+        """Warn, once: the client is told, but whoever waits for it here would not know why.
+
+        No more than that: anyone who reaches this port can do it.
+        """
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "a process that holds another job key tried to reach the store of rank 0, and was "
+                "refused: if it is a rank of this job, this job waits for it in vain. %s",
+                HOW_TO_SET_KEY,
+            )
 
     def _stop(self) -> None:
         self._is_closing = True
@@ -210,6 +233,8 @@ class _Serving:
             self._until.pop(client, None)
             self._selector.unregister(client.sock)
             client.sock.close()
+            if not self._clients:
+                self.is_deserted.set()
 
 
 class _Client:

@@ -1,0 +1,165 @@
+"""A store whose calls end by a deadline, whatever the store does.
+
+A store's client may wait for as long as its own timeout says: torch's waits in C++, for up to half
+an hour, and the timeout of a user's store is not ours to change. So the calls run on a thread of
+their own, and the rank waits for the answers no longer than it wants to.
+
+The thread ends with the join. One that is stuck in a call is left behind: it is a daemon, keeps
+nothing but the store, and ends when that call does, at the latest at the store's own timeout.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.errors import PeerLost, TimedOut
+from shoal.rendezvous.store import MemoryStore, Store
+
+_Call = tuple[Callable[..., Any], tuple[Any, ...]]
+_Reply = tuple[Any, BaseException | None]
+
+
+def _never() -> float:
+    return float("inf")
+
+
+class Caller:
+    """Makes calls on a thread of its own. One caller at a time.
+
+    Args:
+        where: what the calls go to, for messages.
+        deadline: when to stop waiting for answers, by the monotonic clock; may be moved.
+    """
+
+    def __init__(self, where: str, deadline: float) -> None:
+        self.deadline = deadline
+        # Called while an answer is awaited, whenever the time that it returned last has come.
+        self.alarm: Callable[[], float] = _never
+        self._where = where
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
+        self._has_thread = False
+        self._owed: tuple[str, float] | None = None  # which answer, and since when
+
+    def call(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+        """What this returns.
+
+        Raises:
+            TimedOut: no answer by `deadline`. The call may still happen, at any later time.
+            BaseException: what the function raises.
+        """
+        if self._owed is not None:
+            self._await_reply()  # of a call that an interrupt has cut short
+        if not self._has_thread:
+            self._has_thread = True
+            # NOT a method: a thread that is left behind must not keep the whole join.
+            threading.Thread(
+                target=_answer, args=(self._calls, self._replies), name="shoal store", daemon=True
+            ).start()
+        self._owed = doing, time.monotonic()
+        self._calls.put((function, args))
+        value, error = self._await_reply()
+        try:
+            if error is not None:
+                raise error
+            return value
+        finally:
+            del error  # else it keeps this frame, and this frame keeps it
+
+    @property
+    def silence(self) -> str:
+        """How long which answer has been owed to us, in words; empty if none is."""
+        if self._owed is None:
+            return ""
+        doing, since = self._owed
+        return (
+            f"{self._where} has not answered for {time.monotonic() - since:.3g} s ({doing}): is "
+            "its process stopped, or its host cut off?"
+        )
+
+    def close(self) -> None:
+        """End the thread, once it is not stuck in a call; idempotent."""
+        self.alarm = _never
+        self._calls.put(None)
+
+    def _await_reply(self) -> _Reply:
+        while True:
+            wake_at = min(self.deadline, self.alarm())
+            try:
+                reply = self._replies.get(timeout=max(0.0, wake_at - time.monotonic()))
+            except queue.Empty:
+                if time.monotonic() >= self.deadline:
+                    raise TimedOut(self.silence) from None
+            else:
+                self._owed = None
+                return reply
+
+
+class Asking(Caller):
+    """A view of a store, for one rank while it joins. One caller at a time.
+
+    Raises (every call):
+        TimedOut: no answer by `deadline`. The call may still happen, at any later time.
+        PeerLost: the store failed; every later call raises the same at once.
+
+    Cost: 30 us for the thread, 8 us for each call.
+    """
+
+    def __init__(self, store: Store, deadline: float) -> None:
+        super().__init__(f"the store at {store.host}" if store.host else "the store", deadline)
+        self.host = store.host
+        self._store = store
+        self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a value, over whatever is there."""
+        self._ask(f"set of {key!r}", self._store.set, key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """The value, waiting until there is one; `TimedOut` if it does not come."""
+        value: bytes = self._ask(f"get of {key!r}", self._store.get, key, timeout_s)
+        return value
+
+    def try_get(self, key: str) -> bytes | None:
+        """The value if there is one by now."""
+        value: bytes | None = self._ask(f"try_get of {key!r}", self._store.try_get, key)
+        return value
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """All values if there are all by now."""
+        doing = f"try_get of {len(keys)} keys"
+        values: list[bytes] | None = self._ask(doing, self._store.try_get_all, keys)
+        return values
+
+    def close(self) -> None:
+        """End the thread, once it is not stuck in a call, and let go of the store; idempotent."""
+        super().close()
+        self._store = MemoryStore()
+
+    def _ask(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+        if self._lost:
+            raise PeerLost(*self._lost)  # NOT the same one: what it was raised for would hold it
+        try:
+            return self.call(doing, function, *args)
+        except PeerLost as error:
+            self._lost = error.args
+            raise
+        except (RuntimeError, ConnectionError) as error:  # torch's DistError is a RuntimeError
+            reason = f"no longer serves the store: {error}"
+            self._lost = -1, "", self.host or "", f"store {doing}", reason
+            raise PeerLost(*self._lost) from error
+
+
+def _answer(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
+    """The thread: make one call after the other."""
+    while (call := calls.get()) is not None:
+        function, args = call
+        try:
+            replies.put((function(*args), None))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+            replies.put((None, error))
+        del call, function, args

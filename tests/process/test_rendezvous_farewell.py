@@ -1,0 +1,206 @@
+"""A rank that fails while it joins tells the others, and can be started again."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, error_of, pretend_hosts
+
+import shoal
+from shoal.errors import PeerLost, ShoalError, UsageError
+from shoal.rendezvous import JoinOptions, Membership, MemoryStore, join
+from shoal.rendezvous.farewell import FAREWELL_KEY
+
+LONG_S = 60.0
+
+
+def hosts(*ids: str) -> list[Mapping[str, str]]:
+    return [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name} for name in ids]
+
+
+class Counting(MemoryStore):
+    """Knows which ranks have published, and whether somebody has looked for a farewell twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_looked_twice = threading.Event()
+        self._set = threading.Condition()
+        self._published: set[str] = set()
+        self._n_looks = 0
+
+    def begin_anew(self) -> None:
+        self._published.clear()
+        self._n_looks = 0
+        self.has_looked_twice.clear()
+
+    def set(self, key: str, value: bytes) -> None:
+        super().set(key, value)
+        with self._set:
+            self._published |= {key} - {FAREWELL_KEY}
+            self._set.notify_all()
+
+    def await_ranks(self, n_ranks: int) -> None:
+        with self._set:
+            assert self._set.wait_for(lambda: len(self._published) >= n_ranks, LONG_S)
+
+    def try_get(self, key: str) -> bytes | None:
+        if key == FAREWELL_KEY:
+            self._n_looks += 1
+            if self._n_looks > 1:
+                self.has_looked_twice.set()
+        return super().try_get(key)
+
+
+def join_with_one_that_fails(
+    store: Counting, environs: Sequence[Mapping[str, str]], failing: int, error: BaseException
+) -> list[Membership | BaseException]:
+    """Join as threads; the one that fails comes last, and fails once it knows all the others."""
+    store.begin_anew()
+    size = len(environs)
+
+    def one(rank: int) -> Membership | BaseException:
+        def fds(_: int) -> Sequence[int]:
+            if rank == failing:
+                raise error
+            return ()
+
+        if rank == failing:
+            store.await_ranks(size - 1)
+        options = JoinOptions(environ=environs[rank])
+        try:
+            return join(store, rank, size, timeout_s=LONG_S, local_fds=fds, options=options)
+        except BaseException as raised:  # noqa: BLE001 - the test looks at it
+            return raised
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+@pytest.mark.parametrize("ids", ["aaaa", "abab", "abcd"])
+def test_the_others_hear_at_once_which_rank_fails_and_why(ids: str, failing: int) -> None:
+    store, why = Counting(), UsageError("17 local_fds")
+    found = join_with_one_that_fails(store, hosts(*ids), failing, why)
+    assert found.pop(failing) is why
+    for error in found:
+        assert isinstance(error, UsageError)
+        assert f"rank {failing} on " in str(error)
+        assert "cannot join, so nobody can: 17 local_fds" in str(error)
+
+
+def test_ranks_that_failed_can_meet_at_the_same_store_again_and_again() -> None:
+    store = Counting()
+    for _ in range(5):
+        found = join_with_one_that_fails(store, hosts("a", "b", "b"), 1, MemoryError())
+        assert [type(each) for each in found] == [PeerLost, MemoryError, PeerLost]
+        again = join_with_one_that_fails(store, hosts("a", "b", "b"), -1, MemoryError())
+        for membership in again:
+            assert isinstance(membership, Membership), membership
+            membership.close()
+
+
+class Log(logging.Logger):
+    """Keeps what it is warned of."""
+
+    def __init__(self) -> None:
+        super().__init__("of a test")
+        self.texts: list[str] = []
+        self.has_warned = threading.Event()
+
+    def warning(self, msg: object, *args: object, **_: object) -> None:
+        self.texts.append(str(msg) % args)
+        self.has_warned.set()
+
+
+def test_a_rank_waits_for_one_that_failed_before_it_came_and_meets_its_successor() -> None:
+    store, log = Counting(), Log()
+    found = join_with_one_that_fails(store, hosts("a", "b"), 1, MemoryError("no room"))
+    assert [type(each) for each in found] == [PeerLost, MemoryError]
+    store.begin_anew()
+    with ThreadPoolExecutor(1) as pool:
+        options = JoinOptions(log=log, warn_s=10 * LONG_S, gone_s=0.0)
+        first = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=options)
+        assert log.has_warned.wait(LONG_S)
+        assert store.has_looked_twice.wait(LONG_S)
+        with join(store, 1, 2, timeout_s=LONG_S) as second, first.result() as one:
+            assert one.epoch == second.epoch
+    (text,) = [text for text in log.texts if "waits for a rank" in text]
+    assert "rank 0 of 2 on " in text
+    assert "failed to join before rank 0 came, and has not been started again: " in text
+    assert "MemoryError no room" in text
+
+
+# Real processes.
+
+
+def join_until_interrupted() -> tuple[str, str]:
+    """As one of four, of whom one never comes."""
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    stage.cue(f"rank {rank} is about to join")
+    try:
+        join(stage.store, rank, 4, timeout_s=10 * LONG_S)
+    except (ShoalError, KeyboardInterrupt) as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_the_others_hear_of_a_rank_that_is_interrupted_while_it_waits() -> None:
+    with Stage() as stage, start_ranks(join_until_interrupted, 3, env=stage.env) as ranks:
+        for rank in range(3):
+            stage.store.get(f"shoal/rank/{rank}", LONG_S)
+        os.kill(ranks.pid(2), signal.SIGINT)
+        first, second, interrupted = (outcome.value for outcome in ranks.wait())
+    assert interrupted == ("KeyboardInterrupt", "")
+    for kind, text in (first, second):
+        assert kind == "PeerLost"
+        assert "rank 2 on " in text
+        assert "has left the meeting: KeyboardInterrupt" in text
+
+
+def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | None:
+    """The culprit comes last, so that all others are there to be told."""
+    stage, rank = Stage.from_environment(), int(os.environ["RANK"])
+    pretend_hosts(1)
+    if rank == culprit:
+        os.environ[name] = value
+        for other in {0, 1, 2} - {culprit}:
+            stage.store.get(f"shoal/rank/{other}", LONG_S)
+    return error_of(lambda: shoal.init(stage.store, rank, 3, timeout_s=LONG_S).close())
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SHOAL_SOCKET_IFNAME", "nosuch0"),
+        ("SHOAL_PORT_RANGE", "5-4"),
+        ("SHOAL_KEY", "short"),
+        ("SHOAL_ALGO", "fastest"),
+        ("SHOAL_SPIN_US", "-1"),
+    ],
+)
+def test_a_wrong_variable_on_one_rank_is_named_on_all(culprit: int, name: str, value: str) -> None:
+    with Stage() as stage:
+        errors = run_ranks(init_where_one_is_wrong, 3, culprit, name, value, env=stage.env)
+    for rank, error in enumerate(errors):
+        assert isinstance(error, UsageError), (rank, error)
+        assert name in str(error)
+        assert rank == culprit or f"rank {culprit} on " in str(error)
+
+
+def init_where_rank_0_has_no_interface() -> Exception | None:
+    pretend_hosts(1)
+    if os.environ["RANK"] == "0":
+        os.environ["SHOAL_SOCKET_IFNAME"] = "nosuch0"
+    return error_of(lambda: shoal.init(timeout_s=LONG_S).close())
+
+
+def test_a_rank_0_that_fails_serves_the_others_until_they_know_why() -> None:
+    for error in run_ranks(init_where_rank_0_has_no_interface, 3):
+        assert isinstance(error, UsageError), error
+        assert "nosuch0" in str(error)

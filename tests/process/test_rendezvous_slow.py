@@ -1,0 +1,306 @@
+"""Joins that get nowhere: they say why long before their deadline, and the store keeps none."""
+
+import contextlib
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from process.records import rewritten
+
+import shoal
+from shoal.errors import PeerLost, TimedOut
+from shoal.rendezvous import (
+    JoinOptions,
+    MemoryStore,
+    Store,
+    TcpStoreClient,
+    TorchStore,
+    join,
+)
+from shoal.rendezvous.link import Link
+
+LONG_S = 60.0
+HOSTS = [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name} for name in "ab"]
+
+
+class _HeardError(Exception):
+    """Ends a join that has warned of what the test waits for."""
+
+
+class Log(logging.Logger):
+    """Ends the join by a warning with these words, or by the one that makes so many."""
+
+    def __init__(self, words: str = "", n_warnings: int = 1) -> None:
+        super().__init__("of a test")
+        self.texts: list[str] = []
+        self._words = words
+        self._n_warnings = n_warnings
+
+    def warning(self, msg: object, *args: object, **_: Any) -> None:
+        self.texts.append(str(msg) % args)
+        if self._words in self.texts[-1] and len(self.texts) >= self._n_warnings:
+            raise _HeardError(self.texts[-1])
+
+
+def warning_of(
+    log: Log, store: Store, rank: int, size: int, environ: Mapping[str, str], **how: Any
+) -> str:
+    """What a join warns of."""
+    chosen = JoinOptions(environ=environ, warn_s=0.01, log=log, **how)
+    with pytest.raises(_HeardError) as heard:
+        join(store, rank, size, timeout_s=LONG_S, options=chosen)
+    return str(heard.value)
+
+
+def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() -> None:
+    store, logs = MemoryStore(), [Log(n_warnings=4), Log(n_warnings=4)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: warning_of(logs[rank], store, rank, 3, {}), range(2)))
+    for rank, log in enumerate(logs):
+        assert len(log.texts) == 4
+        for after_s, text in zip((0.01, 0.02, 0.04, 0.08), log.texts, strict=True):
+            assert f"rank {rank} of 3 on " in text
+            assert f"has not joined after {after_s:g} s: " in text
+        assert "rank 2 never published a record (not started, dead, or using" in log.texts[-1]
+
+
+def test_a_join_that_succeeds_in_time_warns_of_nothing() -> None:
+    store, logs = MemoryStore(), [Log(), Log()]
+
+    def one(rank: int) -> None:
+        join(store, rank, 2, timeout_s=LONG_S, options=JoinOptions(log=logs[rank])).close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(2)))
+    assert logs[0].texts == logs[1].texts == []
+
+
+@contextlib.contextmanager
+def dropping() -> Iterator[int]:
+    """A port whose connections are neither made nor refused, as behind a firewall that drops."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):  # more than fit into its queue
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        while select.select([], [filler], [], 0)[1]:  # this one too was let in: until one is not
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+def records_of_two_hosts() -> MemoryStore:
+    """A store that holds the records of two ranks that have met, and are gone."""
+    store = MemoryStore()
+
+    def one(rank: int) -> None:
+        options = JoinOptions(environ=HOSTS[rank])
+        join(store, rank, 2, timeout_s=LONG_S, options=options).close()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(one, range(2)))
+    return store
+
+
+def test_both_sides_warn_of_a_firewall_that_drops() -> None:
+    store = records_of_two_hosts()
+    with dropping() as port:
+        endpoint = {"address": "127.0.0.1", "port": port, "interface": "eth7"}
+        record = rewritten(store.get("shoal/rank/0", 0), endpoint=endpoint)
+        store.set("shoal/rank/0", record)
+        words = f"at 127.0.0.1:{port} (eth7) could not be reached: no answer within 0.05 s"
+        text = warning_of(Log(words), store, 1, 2, HOSTS[1], dial_s=0.05)
+    assert "rank 0 on " in text
+    assert "set SHOAL_SOCKET_IFNAME on both hosts" in text
+    store = records_of_two_hosts()
+    warning_of(Log("rank 1 on "), store, 0, 2, HOSTS[0])
+    text = warning_of(Log("it never connected to 127.0.0.1:"), store, 0, 2, HOSTS[0])
+    assert "set SHOAL_SOCKET_IFNAME on both hosts" in text
+
+
+def test_a_guide_that_introduces_strange_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce = Link.introduce
+
+    def introduce_strangers(self: Link, peers: Sequence[tuple[int, Sequence[int]]]) -> None:
+        introduce(self, [(rank + 7, fds) for rank, fds in peers])
+
+    monkeypatch.setattr(Link, "introduce", introduce_strangers)
+    store = MemoryStore()
+    with ThreadPoolExecutor(3) as pool:
+        guide = pool.submit(join, store, 0, 3, timeout_s=LONG_S)
+        others = [
+            pool.submit(warning_of, Log("it introduced rank"), store, rank, 3, {})
+            for rank in (1, 2)
+        ]
+        texts = [other.result() for other in others if other.exception() is None]
+        assert isinstance(guide.exception(), PeerLost)
+    assert any("rank 0 on " in text and "which is not one of this host's" in text for text in texts)
+
+
+# Stores that stop.
+
+TORCH_SERVER = """
+import sys, torch.distributed as d
+store = d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+OUR_SERVER = """
+import sys
+from shoal.rendezvous import TcpStoreServer
+store = TcpStoreServer("127.0.0.1", 0)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+Connect = Callable[[], Any]
+
+
+@contextlib.contextmanager
+def served(code: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process that runs this, and the port that it serves."""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def torch_server() -> Iterator[tuple[subprocess.Popen[bytes], Connect]]:
+    """A process that serves torch's store, and what connects to it, ready to wait for long."""
+    dist = pytest.importorskip("torch.distributed")
+    long = timedelta(seconds=10 * LONG_S)
+    with served(TORCH_SERVER) as (process, port):
+        yield process, lambda: dist.TCPStore("127.0.0.1", port, is_master=False, timeout=long)
+
+
+def store_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "shoal store"]
+
+
+def test_a_join_ends_at_its_deadline_though_torchs_store_is_stopped() -> None:
+    with torch_server() as (server, connect):
+        store = TorchStore(connect())
+        os.kill(server.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(TimedOut) as caught:
+            join(store, 1, 2, timeout_s=0.5)
+        assert time.monotonic() - started < LONG_S
+        text = str(caught.value)
+        assert "rank 1 of 2 on " in text
+        assert "could not join within 0.5 s: the store at 127.0.0.1 has not answered for" in text
+        assert "is its process stopped, or its host cut off?" in text
+        # What was left behind ends with the call that it is stuck in.
+        (left,) = store_threads()
+        os.kill(server.pid, signal.SIGCONT)
+        left.join(LONG_S)
+        assert not left.is_alive()
+
+
+def test_a_join_ends_at_its_deadline_though_our_own_store_is_stopped() -> None:
+    with served(OUR_SERVER) as (server, port):
+        store = TcpStoreClient("127.0.0.1", port, timeout_s=10 * LONG_S)
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(TimedOut, match=r"the store at 127\.0\.0\.1 has not answered for"):
+            join(store, 1, 2, timeout_s=0.5)
+        (left,) = store_threads()
+        store.close()
+        left.join(LONG_S)
+        assert not left.is_alive()
+
+
+def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch.distributed")
+    with served(TORCH_SERVER) as (server, port):
+        place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            monkeypatch.setenv(name, str(value))
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(TimedOut, match=r"torchrun's store at 127\.0\.0\.1 has not answered"):
+            shoal.init(timeout_s=0.5)
+        (left,) = store_threads()
+        server.kill()
+        left.join(LONG_S)
+        assert not left.is_alive()
+
+
+class Failing(MemoryStore):
+    """Fails when it is read."""
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        raise RuntimeError("connection reset by peer")
+
+
+def test_an_error_that_nobody_keeps_keeps_no_store() -> None:
+    gc.disable()  # who waits for the collector keeps a connection for as long
+    try:
+        store = Failing()
+        is_there = weakref.ref(store)
+        with contextlib.suppress(PeerLost):
+            join(store, 1, 2, timeout_s=LONG_S)
+        for thread in store_threads():
+            thread.join(LONG_S)
+        del store
+        assert is_there() is None
+    finally:
+        gc.enable()
+
+
+class GoOn(Log):
+    """Lets a stopped process go on, instead of ending the join."""
+
+    def __init__(self, pid: int, words: str, n_warnings: int) -> None:
+        super().__init__(words, n_warnings)
+        self._pid = pid
+
+    def warning(self, msg: object, *args: object, **how: Any) -> None:
+        try:
+            super().warning(msg, *args, **how)
+        except _HeardError:
+            os.kill(self._pid, signal.SIGCONT)
+
+
+def test_a_join_warns_of_torchs_store_that_stops_and_then_goes_on_with_it() -> None:
+    with torch_server() as (server, connect), ThreadPoolExecutor(2) as pool:
+        stores = [TorchStore(connect()) for _ in range(2)]
+        os.kill(server.pid, signal.SIGSTOP)
+        log = GoOn(server.pid, "the store at 127.0.0.1 has not answered for", n_warnings=2)
+        chosen = JoinOptions(warn_s=0.01, log=log)
+        first = pool.submit(join, stores[0], 0, 2, timeout_s=LONG_S, options=chosen)
+        second = pool.submit(join, stores[1], 1, 2, timeout_s=LONG_S)
+        with first.result() as one, second.result() as other:
+            assert one.epoch == other.epoch
+    assert len(log.texts) >= 2
+
+
+def test_a_join_whose_torch_store_dies_says_so_at_once() -> None:
+    with torch_server() as (server, connect), ThreadPoolExecutor(1) as pool:
+        store, witness = TorchStore(connect()), connect()
+        waiting = pool.submit(join, store, 1, 2, timeout_s=10 * LONG_S)
+        witness.wait(["shoal/rank/1"])
+        server.kill()
+        error = waiting.exception(LONG_S)
+    assert isinstance(error, PeerLost)
+    assert "at 127.0.0.1 no longer serves the store" in str(error)
+    assert "rank 0 never published a record" in str(error)

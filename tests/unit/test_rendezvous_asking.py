@@ -1,0 +1,122 @@
+"""A store that does not answer keeps nobody: stores that block until the test lets them go."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.errors import PeerLost, TimedOut, UsageError
+from shoal.rendezvous import MemoryStore
+from shoal.rendezvous.asking import Asking
+
+LONG_S = 60.0
+
+
+class Stopped(MemoryStore):
+    """Takes values, and says so only once it goes on."""
+
+    host = "10.0.0.1"  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def set(self, key: str, value: bytes) -> None:
+        self.threads.append(threading.current_thread())
+        super().set(key, value)
+        self.goes_on.wait(LONG_S)
+
+
+@contextlib.contextmanager
+def asking(store: MemoryStore, for_s: float = LONG_S) -> Iterator[Asking]:
+    with contextlib.closing(Asking(store, time.monotonic() + for_s)) as asked:
+        yield asked
+
+
+def test_calls_pass_through() -> None:
+    with asking(MemoryStore()) as asked:
+        asked.set("a", b"1")
+        assert asked.get("a", 0.0) == asked.try_get("a") == b"1"
+        assert asked.try_get("b") is None
+        assert asked.try_get_all(["a", "a"]) == [b"1", b"1"]
+        assert asked.silence == ""
+        with pytest.raises(TimedOut, match="nobody set 'b'"):
+            asked.get("b", 0.0)
+
+
+def test_a_call_that_does_not_return_is_left_behind_at_the_deadline_and_its_thread_ends() -> None:
+    store = Stopped()
+    with asking(store, 0.01) as asked:
+        with pytest.raises(TimedOut, match=r"the store at 10\.0\.0\.1 has not answered .* of 'a'"):
+            asked.set("a", b"1")
+        assert "has not answered" in asked.silence
+        with pytest.raises(TimedOut):
+            asked.try_get("a")
+    (thread,) = store.threads
+    assert thread.daemon
+    assert thread.is_alive()
+    store.goes_on.set()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_the_answer_to_an_interrupted_call_is_not_taken_for_the_next_ones() -> None:
+    store = Stopped()
+
+    def interrupt() -> float:
+        asked.alarm = lambda: float("inf")
+        store.goes_on.set()
+        raise KeyboardInterrupt
+
+    with asking(store) as asked:
+        asked.alarm = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            asked.set("a", b"1")
+        assert asked.try_get("a") == b"1"
+
+
+def test_the_alarm_runs_while_an_answer_is_awaited() -> None:
+    store = Stopped()
+    rings: list[str] = []
+
+    def ring() -> float:
+        rings.append(asked.silence)
+        if len(rings) == 3:
+            store.goes_on.set()
+        return 0.0 if len(rings) < 3 else float("inf")
+
+    with asking(store) as asked:
+        asked.alarm = ring
+        asked.set("a", b"1")
+    assert len(rings) == 3
+    assert all("has not answered" in text for text in rings)
+
+
+class Failing(MemoryStore):
+    """Raises what it is told to."""
+
+    error: Exception = RuntimeError("connection reset by peer")
+    n_calls = 0
+
+    def try_get(self, key: str) -> bytes | None:
+        self.n_calls += 1
+        raise self.error
+
+
+def test_a_store_that_fails_is_a_lost_peer_and_is_asked_no_more() -> None:
+    store = Failing()
+    with asking(store) as asked:
+        for _ in range(2):
+            with pytest.raises(PeerLost, match="no longer serves the store: connection reset"):
+                asked.try_get("a")
+    assert store.n_calls == 1
+
+
+def test_an_error_of_ours_passes_as_it_is() -> None:
+    store = Failing()
+    store.error = UsageError("a key of 257 bytes")
+    with asking(store) as asked, pytest.raises(UsageError, match="a key of 257 bytes"):
+        asked.try_get("a")
