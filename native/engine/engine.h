@@ -133,6 +133,7 @@ class Engine final : public FrameSink {
   std::span<std::byte> landing(int peer, const Header& header) override;
   void arrived(int peer, const Header& header, std::span<std::byte> payload) override;
   void sent(int peer, uint64_t token) override;
+  void spoiled(int peer, uint64_t token) override;
   void broken(int peer, const Error& error) override;
 
   PeerState state_of(int peer) const { return peer_state_[peer]; }

@@ -264,6 +264,21 @@ void Engine::sent(int, uint64_t token) {
   complete(*what.call, what.step, what.segment);
 }
 
+// NOT the peer's fault, which is about to complain: somebody here wrote to what was being sent.
+void Engine::spoiled(int peer, uint64_t token) {
+  const auto found = outstanding_.find(token);
+  if (found == outstanding_.end()) return;
+  const auto call = found->second.call;
+  outstanding_.erase(found);
+  if (call->finished) return;
+  abort_group(*call->group,
+              {Fault::kMismatch, rank_,
+               "the program of " + who(rank_) + " wrote to the memory of " + call->doing() +
+                   " while it was being sent to " + who(peer) +
+                   "; wait for a call before you write to its buffers"},
+              true);
+}
+
 // A segment's memory is free again. That does not happen in order: a short last segment is copied
 // at once, links report as they like, and a segment may go into a slot while the peer still reads
 // the one before it by reference. `done` must not pass one that is still borrowed.

@@ -23,6 +23,7 @@ class Silent final : public FrameSink {
     if (header.type == FrameType::kOffer && (header.flags & kInSlot) != 0) n_slots++;
   }
   void sent(int, uint64_t) override {}
+  void spoiled(int, uint64_t) override {}
   void broken(int, const Error&) override {}
 
   int n_grants = 0, n_slots = 0;

@@ -238,6 +238,20 @@ TEST("a peer that claims to have taken what still waits in a full ring does not 
   CHECK_EQ(duel.net.violation(), "");
 }
 
+TEST("a caller that writes to what is being sent is told so, and not that a peer is to blame") {
+  Duel duel;
+  duel.net.options.copied = 0;
+  duel.net.options.reads_late = 1;
+  duel.reads = false;
+  duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(20 * 16));
+  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+  for (uint64_t token = 1; token < 100; ++token) duel.engine.spoiled(1, token);
+  CHECK(duel.call->error.fault == Fault::kMismatch);
+  CHECK_EQ(duel.call->error.peer, 0);
+  CHECK(has(duel.call->error.text, "the program of " + World::name(0) + " wrote to the memory of"));
+  CHECK(duel.engine.state_of(1) == Engine::PeerState::kAlive);
+}
+
 TEST("a peer that sends results before it can have them does not end the call") {
   Duel duel;
   duel.net.options.copied = 0;

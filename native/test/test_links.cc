@@ -62,6 +62,10 @@ class Recorder final : public FrameSink {
     n_sent[token]++;
     if (on_sent) on_sent(token);
   }
+  void spoiled(int peer, uint64_t token) override {
+    check_open(peer);
+    n_spoiled[token]++;
+  }
   void broken(int peer, const Error& error) override {
     check_open(peer);
     why = error;
@@ -74,7 +78,7 @@ class Recorder final : public FrameSink {
 
   int expected_peer = 0;
   std::vector<Came> came;
-  std::map<uint64_t, int> n_sent;
+  std::map<uint64_t, int> n_sent, n_spoiled;
   Error why;
   bool is_over = false;  // broken, or closed by the test: nothing may be called any more
   int n_landings = 0;
@@ -791,6 +795,23 @@ TEST("over TCP a grant overtakes data that has not begun to leave, and nothing e
     if (came[at].header.type == FrameType::kData) CHECK_EQ(came[at].header.segment, n_data++);
   }
   CHECK(last_grant < kFrames / 2);
+}
+
+TEST("over TCP a payload that its owner wrote to in flight is the owner's fault, and it hears so") {
+  TcpPair pair(unix_sockets());
+  Bytes payload(4u << 20, std::byte{1});  // more than a socket takes at once
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.token = 5;
+  CHECK(!pair.link(0).send(frame));
+  pair.pump(0);
+  payload.back() = std::byte{2};  // which has not left yet
+  CHECK(pair.run([&] { return pair.sink(1).is_over; }));
+  CHECK_EQ(pair.sink(0).n_spoiled[5], 1);
+  CHECK_EQ(pair.sink(0).n_sent[5], 0);
+  CHECK(has(pair.sink(1).why.text, "its program wrote to the memory of a call in flight"));
 }
 
 TEST("over TCP an end that was announced is read behind what came before it, however much") {

@@ -21,6 +21,9 @@ class FrameSink {
   virtual std::span<std::byte> landing(int peer, const Header& header) = 0;
   virtual void arrived(int peer, const Header& header, std::span<std::byte> payload) = 0;
   virtual void sent(int peer, uint64_t token) = 0;
+  // In the place of sent(): the payload was written to after its checksum was taken, by this very
+  // process. The peer will find it corrupt.
+  virtual void spoiled(int peer, uint64_t token) = 0;
   virtual void broken(int peer, const Error& error) = 0;  // at most once, the last call
 };
 

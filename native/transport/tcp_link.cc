@@ -134,12 +134,15 @@ bool TcpLink::flush(FrameSink& sink) {
     }
     while (!queue_.empty() && queue_.front().n_sent == queue_.front().size()) {
       const uint64_t token = queue_.front().frame.token;
+      const bool spoiled = queue_.front().is_spoiled();
       queue_.pop_front();
-      if (token != 0) sink.sent(peer_, token);
+      if (token != 0) spoiled ? sink.spoiled(peer_, token) : sink.sent(peer_, token);
       if (fd_ < 0) return true;
     }
     if (static_cast<size_t>(n) < wanted) break;
   }
+  for (auto queued = queue_.begin(); queued != queue_.end() && queued->sealed; ++queued)
+    queued->waited = true;
   return moved;
 }
 
@@ -238,7 +241,8 @@ bool TcpLink::end_frame(FrameSink& sink) {
   in_payload_ = false;
   if (header_.length > 0 && crc32c(0, landing_.data(), landing_.size()) != header_.payload_crc) {
     fail(sink, "sent a corrupt payload (" + std::to_string(header_.length) +
-                   " B, checksum does not match)");
+                   " B, checksum does not match): the network damaged it, or its program wrote to "
+                   "the memory of a call in flight");
     return false;
   }
   const std::vector<std::byte> keep = std::move(diverted_);

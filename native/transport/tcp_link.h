@@ -43,9 +43,14 @@ class TcpLink final : public Link {
     std::vector<std::byte> owned;  // payload copied because it was small or disowned
     size_t n_sent = 0;             // of header and payload together
     bool sealed = false;           // its checksums are taken; a full socket may try it many times
+    bool waited = false;           // since then: the payload may have changed meanwhile
 
     const std::byte* payload() const { return owned.empty() ? frame.bytes() : owned.data(); }
     size_t size() const { return sizeof(Header) + frame.header.length; }
+    bool is_spoiled() const {
+      return waited && frame.payload != nullptr &&
+             crc32c(0, payload(), frame.header.length) != frame.header.payload_crc;
+    }
     bool is_data_at_rest() const { return n_sent == 0 && frame.header.type == FrameType::kData; }
   };
 
