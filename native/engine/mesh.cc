@@ -124,8 +124,10 @@ std::shared_ptr<Collective> Mesh::post(Group& group, std::shared_ptr<const Plan>
                                        const std::vector<std::vector<std::byte*>>& memory,
                                        int64_t timeout_ns, bool background) {
   std::unique_lock lock(mutex_);
-  return start(lock, engine_.post(group, std::move(plan), key, memory, now_ns() + timeout_ns),
-               background);
+  const int64_t deadline = now_ns() + timeout_ns;
+  std::shared_ptr<Collective> call;
+  guarded([&] { call = engine_.post(group, std::move(plan), key, memory, deadline); });
+  return start(lock, std::move(call), background);
 }
 
 std::shared_ptr<Collective> Mesh::post_message(Group& group, std::shared_ptr<const Plan> plan,
@@ -133,20 +135,24 @@ std::shared_ptr<Collective> Mesh::post_message(Group& group, std::shared_ptr<con
                                                int64_t timeout_ns, bool background) {
   std::unique_lock lock(mutex_);
   const int64_t deadline = now_ns() + timeout_ns;
-  auto call = sends ? engine_.post_send(group, std::move(plan), peer, tag, data, deadline)
-                    : engine_.post_recv(group, std::move(plan), peer, tag, data, deadline);
+  std::shared_ptr<Collective> call;
+  guarded([&] {
+    call = sends ? engine_.post_send(group, std::move(plan), peer, tag, data, deadline)
+                 : engine_.post_recv(group, std::move(plan), peer, tag, data, deadline);
+  });
   return start(lock, std::move(call), background);
 }
 
 std::shared_ptr<Collective> Mesh::start(std::unique_lock<std::mutex>& lock,
                                         std::shared_ptr<Collective> call, bool background) {
+  if (call == nullptr) throw std::bad_alloc();  // every group has ended
   if (n_sleeping_ > 0) {
     // They sleep until all of another call has come: from here on every frame may matter.
     arena_->header().wake_at.store(arena_->header().bell.load());
-    pump_rings();
+    guarded([&] { pump_rings(); });
   }
   // Small messages leave at once; the rest is for whoever drives.
-  engine_.progress(1);
+  guarded([&] { engine_.progress(1); });
   const bool rouse = background && !call->finished && n_callers_ == 0;
   after_step(lock);
   if (rouse) Lane::of_process().kick();

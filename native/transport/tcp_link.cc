@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <new>
 
 namespace shoal {
 namespace {
@@ -252,6 +253,18 @@ bool TcpLink::end_frame(FrameSink& sink) {
 }
 
 void TcpLink::disown(const std::byte* from, size_t n_bytes) {
+  try {
+    let_go(from, n_bytes);
+  } catch (const std::bad_alloc&) {
+    // Without memory for a copy of what is half sent or half here, the connection is of no use; the
+    // kernel tells of its end.
+    queue_.clear();
+    in_payload_ = false;
+    if (fd_ >= 0) shutdown(fd_, SHUT_RDWR);
+  }
+}
+
+void TcpLink::let_go(const std::byte* from, size_t n_bytes) {
   const auto inside = [&](const std::byte* at) { return at >= from && at < from + n_bytes; };
   for (auto queued = queue_.begin(); queued != queue_.end();) {
     if (queued->frame.payload == nullptr || !inside(queued->frame.payload)) {

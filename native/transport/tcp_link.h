@@ -55,6 +55,7 @@ class TcpLink final : public Link {
   };
 
   void seal(Queued& queued);
+  void let_go(const std::byte* from, size_t n_bytes);
   bool read_some(FrameSink& sink);
   bool parse(FrameSink& sink);
   bool begin_frame(FrameSink& sink);
