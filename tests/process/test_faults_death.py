@@ -150,8 +150,8 @@ def rest_until_a_rank_dies(ranks_per_host: int) -> tuple[float, Exception | None
     stage = Stage.from_environment()
     with shoal.init() as group:
         group.barrier()
+        stage.cue(f"rank {group.rank} is at rest")
         if group.rank == 1:
-            stage.cue("at rest")
             stage.await_cue("never")
         if group.rank == 0:
             error = error_of(group.recv, np.empty(1), 1)
@@ -173,7 +173,8 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
         Stage() as stage,
         start_ranks(rest_until_a_rank_dies, 3, ranks_per_host, env=stage.env) as ranks,
     ):
-        stage.await_cue("at rest")
+        for rank in range(3):
+            stage.await_cue(f"rank {rank} is at rest")
         died_at = time.monotonic()
         os.kill(ranks.pid(1), ending)
         first, victim, third = ranks.wait(30)
@@ -190,12 +191,15 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
 
 
 def die_outside_the_subgroup() -> tuple[float, Exception | None]:
+    stage = Stage.from_environment()
     with shoal.init() as world:
+        world.barrier()
         if world.rank == 2:
-            world.barrier()
+            for rank in (0, 1):
+                stage.await_cue(f"rank {rank} is through")
             os.kill(os.getpid(), signal.SIGKILL)
         group = world.subgroup([0, 1], "pair")
-        world.barrier()
+        stage.cue(f"rank {world.rank} is through")
         world_error = error_of(world.barrier)
         data = np.ones(100_000)
         group.all_reduce(data)
@@ -203,7 +207,7 @@ def die_outside_the_subgroup() -> tuple[float, Exception | None]:
 
 
 def test_a_group_without_the_dead_rank_lives_on() -> None:
-    with start_ranks(die_outside_the_subgroup, 3) as ranks:
+    with Stage() as stage, start_ranks(die_outside_the_subgroup, 3, env=stage.env) as ranks:
         first, second, _ = ranks.wait(30)
     for survivor in (first, second):
         assert survivor.value is not None, survivor

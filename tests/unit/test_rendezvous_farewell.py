@@ -50,7 +50,7 @@ def test_a_rank_that_had_come_hears_who_left_and_why() -> None:
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (MemoryError("no room"), "MemoryError no room"),
         (PeerLost(2, reason="is gone"), "rank 2 is gone"),
-        (TimedOut("two\nlines, \x1b[31m in ü"), r"two lines, .\[31m in \?"),
+        (TimedOut("two\nlines, \x1b[31m in ü"), r"timed out: two lines, .\[31m in \?"),
     ],
 )
 def test_what_is_no_mistake_in_a_call_is_a_lost_peer(error: BaseException, words: str) -> None:

@@ -217,6 +217,8 @@ def binomial_gather(n_bytes: float, site: Site) -> Load:
 
 def _passed_on(size: int) -> int:
     """How many blocks of others the largest subtree below the root holds."""
+    if size == 1:
+        return 0
     top = 1 << (size - 1).bit_length() - 1
     return max(top // 2, size - top) - 1
 

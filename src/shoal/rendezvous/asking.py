@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.errors import PeerLost, TimedOut
+from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -147,6 +147,8 @@ class Asking(Caller):
             return self.call(doing, function, *args)
         except PeerLost as error:
             self._lost = error.args
+            raise
+        except ShoalError:
             raise
         except (RuntimeError, ConnectionError) as error:  # torch's DistError is a RuntimeError
             reason = f"no longer serves the store: {error}"
