@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
@@ -14,7 +13,7 @@ from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.shapes import REDUCING, Shape
 from shoal.work import Work
-from shoal.world import hash_of
+from shoal.world import Occurrences, hash_of
 
 if TYPE_CHECKING:
     from shoal.plan import Planner
@@ -68,7 +67,7 @@ class Calls:
         self.planner = planner
         self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members)
         self._next_key = itertools.count(1)
-        self._n_named: defaultdict[str, int] = defaultdict(int)
+        self._named = Occurrences("calls")
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
 
     def __str__(self) -> str:
@@ -255,8 +254,7 @@ class Calls:
         name = how.get("name")
         if name is None:
             return next(self._next_key)
-        self._n_named[name] += 1
-        return _NAMED | hash_of(name, self._n_named[name]) >> 2
+        return _NAMED | hash_of(name, self._named.count(name)) >> 2
 
     def _timeout(self, how: How) -> float:
         if not how.keys() <= How.__annotations__.keys():

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal import engine
@@ -42,6 +42,34 @@ class Member(Protocol):
         """Refuse every call from now on."""
 
 
+class Occurrences:
+    """How often each name has come. None is forgotten, since other ranks may still count it.
+
+    Args:
+        what: bears these names, for messages.
+    """
+
+    MOST: Final = 1 << 20  # names; about 100 MB
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._n: defaultdict[Hashable, int] = defaultdict(int)
+
+    def count(self, name: Hashable) -> int:
+        """How often this name has come, this time included.
+
+        Raises:
+            UsageError: there are too many names; this one was not counted.
+        """
+        if len(self._n) >= self.MOST and name not in self._n:
+            raise UsageError(
+                f"{self.MOST} names of {self._what} have been used, which is the most that are "
+                "counted; use names again"
+            )
+        self._n[name] += 1
+        return self._n[name]
+
+
 class World:
     """One epoch: the links to all peers, and what its groups share.
 
@@ -57,7 +85,7 @@ class World:
         self.cards = cards
         self._live: deque[Loan] = deque()
         self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
-        self._n_made: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self._made = Occurrences("groups")
         self._end = weakref.finalize(self, mesh.close)
         self._end.atexit = False  # `_end_all` has more to do
         _WORLDS.add(self)
@@ -69,12 +97,12 @@ class World:
 
     def enrol(self, group: Member, name: str, members: Sequence[int]) -> engine.NativeGroup:
         """The native group of a new one. All members get the same id for it, and never again."""
-        who = (name, *map(str, members))
-        self._n_made[who] += 1
-        self.groups.add(group)
         if self._mesh is None:
             raise Closed(f"group {name!r} cannot be made: its world was closed")
-        return self._mesh.group(hash_of(*who, self._n_made[who]), members)
+        who = (name, *members)
+        n_th = self._made.count(hash_of(*who))
+        self.groups.add(group)
+        return self._mesh.group(hash_of(*who, n_th), members)
 
     def keep(self, work: Work) -> None:
         """Keep the buffers of a call until it is done, whoever drops them: the engine uses them."""
