@@ -44,9 +44,7 @@ struct Duel {
     net.set_arena(0, slots.get(), stamps);
     net.set_arena(1, slots.get(), stamps);
     engine.set_slots(Slots(slots.get(), stamps.data(), 4, 2, 3));
-    engine.on_finished = [this](Collective& ended) {
-      if (&ended == call.get()) free();
-    };
+    engine.on_finished = [this](Collective& ended) { free(ended.key); };
     engine.add_group(8, {0, 2});
     Job first;
     first.kind = Kind::kShardedAllReduce;
@@ -57,21 +55,22 @@ struct Duel {
   ~Duel() { engine.on_finished = {}; }
   // From here on frame() and `call` are about this one.
   void post(Group& in, const Job& what) {
-    free();
     group = &in;
     job = what;
     const auto size = static_cast<int>(in.members.size());
     plan = plan_of(job, 0, size);
     const Bytes input = input_of(job, 0, size);
-    n_bytes = input.size();
-    memory.reset(new std::byte[n_bytes]);
-    std::memcpy(memory.get(), input.data(), n_bytes);
-    call = engine.post(in, plan, job.key, {{memory.get()}}, INT64_MAX);
+    auto& memory =
+        lent[job.key] = {std::unique_ptr<std::byte[]>(new std::byte[input.size()]), input.size()};
+    std::memcpy(memory.first.get(), input.data(), input.size());
+    call = engine.post(in, plan, job.key, {{memory.first.get()}}, INT64_MAX);
     settle();
   }
-  void free() {
-    if (memory != nullptr) std::fill_n(memory.get(), n_bytes, std::byte{0xee});
-    memory.reset();
+  void free(uint64_t key) {
+    if (const auto found = lent.find(key); found != lent.end()) {
+      std::fill_n(found->second.first.get(), found->second.second, std::byte{0xee});
+      lent.erase(found);
+    }
   }
   static FakeNet::Options options_for(bool shares_memory) {
     FakeNet::Options options;
@@ -126,8 +125,7 @@ struct Duel {
   Group* group = nullptr;
   Job job;
   std::shared_ptr<const Plan> plan;
-  std::unique_ptr<std::byte[]> memory;
-  size_t n_bytes = 0;
+  std::map<uint64_t, std::pair<std::unique_ptr<std::byte[]>, size_t>> lent;  // by the call's key
   std::shared_ptr<Collective> call;
   bool reads = true;  // the far ends take what comes
 };
