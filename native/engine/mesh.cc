@@ -249,9 +249,7 @@ void Mesh::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const C
   const int64_t spin_ns = is_long ? 0 : options_.spin_ns;
   int64_t spin_until = now + spin_ns;
   ArenaHeader& own = arena_->header();
-  n_callers_++;
-  own.watch.fetch_or(kDriven);
-  own.watch.fetch_and(~kLaneSleeps);
+  if (n_callers_++ == 0) own.watch.store(kDriven, std::memory_order_release);
   const int64_t look_at = now + kLookNs;
   for (bool quiet = false; !done() && !quiet;) {
     const bool moved = step();
@@ -276,10 +274,11 @@ void Mesh::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const C
       spin_until = now_ns() + spin_ns;
     }
   }
-  if (--n_callers_ == 0) own.watch.fetch_and(~kDriven);
-  const bool others = engine_.n_in_flight() > 0 && n_callers_ == 0;
+  if (--n_callers_ == 0) own.watch.exchange(0);
+  // What came in the last moment was not announced to the lane: it seemed to be looked after here.
+  const bool left = n_callers_ == 0 && (engine_.n_in_flight() > 0 || own.alarm.load() != 0);
   after_step(lock);
-  if (others) Lane::of_process().kick();
+  if (left) Lane::of_process().kick();
 }
 
 // Sleeps on the bell. False when it did not ring: time to look at signals and deadlines.
@@ -391,7 +390,9 @@ void Mesh::tick(int64_t now) {
 // Whether the lane has a reason to look for work: somebody told it of some, there is some that it
 // knows of, or it has not looked for very long.
 bool Mesh::is_called_for(int64_t now) {
-  const bool is_armed = (arena_->header().watch.load() & kLaneSleeps) != 0;
+  ArenaHeader& own = arena_->header();
+  const bool is_armed = (own.watch.load() & kLaneSleeps) != 0;
+  if (own.alarm.load() != 0 && own.alarm.exchange(0) != 0) return true;
   if (!is_armed || engine_.has_work()) return true;
   if (now < next_backstop_ns_) return false;
   next_backstop_ns_ = now + options_.backstop_ns;

@@ -181,6 +181,29 @@ TEST("a rank that does nothing hears of an abort and of a goodbye") {
   }
 }
 
+TEST("an abort that comes while a rank leaves its last call is heard all the same") {
+  Cluster cluster(2, 2);
+  std::atomic<uint64_t> n_heard{0};
+  in_threads(2, [&](int rank) {
+    Mesh& mesh = *cluster.meshes[static_cast<size_t>(rank)];
+    const auto plan = plan_of(small(0), rank, 2);
+    for (uint64_t id = 100; id < 3100; ++id) {
+      Group& group = mesh.add_group(id, {0, 1});
+      std::array<float, 4> data{};
+      const auto call = mesh.post(group, plan, 1, {{reinterpret_cast<std::byte*>(data.data())}},
+                                  kPatience, false);
+      while (!mesh.wait(*call, kPatience)) {
+      }
+      if (rank == 0) mesh.abort_group(group, "enough");
+      if (rank == 1) {
+        CHECK(eventually([&] { return mesh.poison_of(group).fault == Fault::kClosed; }));
+        n_heard++;
+      }
+      if (rank == 0) CHECK(eventually([&] { return n_heard == id - 99; }));
+    }
+  });
+}
+
 TEST("a rank that is far ahead of the others waits for them and is not thrown out") {
   Cluster cluster(2, 2);
   constexpr uint64_t kCalls = 70'000;  // more than a rank keeps frames of

@@ -76,6 +76,8 @@ void Arena::ring_bell(int owner_event_fd, uint32_t n_frames, Ring how) const {
   ArenaHeader& to = header();
   // Also without a frame: a sleeper compares the count just before it sleeps.
   const uint32_t now = to.bell.fetch_add(std::max(1u, n_frames)) + std::max(1u, n_frames);
+  // Before the look at who watches: a caller that leaves looks for it after it has said so.
+  if (how == Ring::kAlways) to.alarm.store(1);
   const uint32_t watch = to.watch.load();
   if (watch & kCallerSleeps) {
     // Signed distance: the counter wraps.

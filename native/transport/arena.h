@@ -38,6 +38,7 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint32_t> bell{0};  // counts the frames that came; the futex word
   std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
+  std::atomic<uint32_t> alarm{0};    // something came that cannot wait for the next call
   alignas(64) std::atomic<int64_t> heartbeat_ns{0};
 };
 
