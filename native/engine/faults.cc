@@ -122,7 +122,7 @@ void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payloa
 // Groups that hold two ranks who have lost each other end: the second counts as the one lost.
 void Engine::severed(int one, int other, const std::string& why) {
   constexpr size_t kKept = 256;  // of words; one such text for each pair of ranks is kept
-  severed_[{one, other}] = why.substr(0, kKept);
+  if (!severed_.emplace(std::pair{one, other}, why.substr(0, kKept)).second) return;
   for (const auto& [id, group] : groups_)
     if (group->born && group->rank_of[one] >= 0 && group->rank_of[other] >= 0)
       endings_.push_back({id, {Fault::kPeerLost, other, why}, 0});
