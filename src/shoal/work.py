@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.errors import ShoalError, TimedOut
 
@@ -28,26 +28,21 @@ class Origin(Protocol):
         """The exception that a native error stands for."""
 
 
-class Loan(NamedTuple):
-    """The buffers of a call, lent until it is done. Has no hold on the group.
-
-    Args:
-        owners: what keeps them alive; emptied when the call is known to be done.
-    """
-
-    call: Call
-    owners: list[object]
+# A call, and what keeps its buffers alive, emptied when it is known to be done. Has no hold on the
+# group.
+Loan = tuple["Call", list[object]]
 
 
 class Work:
     """One collective that has been started. Its buffers are borrowed until it is done."""
 
-    __slots__ = ("_call", "_group", "_owners")
+    __slots__ = ("_call", "_group", "_lent", "_owners")
 
     def __init__(self, group: Origin, call: Call, owners: object) -> None:
         self._group = group
         self._call = call
-        self._owners = [owners]
+        self._owners = owners
+        self._lent: list[object] | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when the result is there; the waiting thread does the work meanwhile.
@@ -63,7 +58,10 @@ class Work:
         """
         if not self._call.wait(_FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
-        self._owners.clear()
+        if self._lent is None:  # the usual case, without a call
+            self._owners = None
+        else:
+            self._lent.clear()
         error = self.error()
         if error is None:
             return
@@ -76,13 +74,20 @@ class Work:
         """Whether the call has ended, well or not."""
         ended = self._call.done()
         if ended:
-            self._owners.clear()  # whoever keeps this object need not keep the buffers
+            self._let_go()
         return ended
 
-    @property
-    def loan(self) -> Loan:
-        """What has to stay alive until the call is done."""
-        return Loan(self._call, self._owners)
+    def lend(self) -> Loan:
+        """What has to stay alive until the call is done, for whoever sees to that; once."""
+        self._lent = [self._owners]
+        self._owners = None
+        return self._call, self._lent
+
+    def _let_go(self) -> None:
+        """Whoever keeps this object need not keep the buffers."""
+        self._owners = None
+        if self._lent is not None:
+            self._lent.clear()
 
     @property
     def mesh(self) -> Mesh | None:

@@ -114,12 +114,12 @@ class World:
                 oldest = live.popleft()
             except IndexError:
                 break
-            if not oldest.call.done():
+            if not oldest[0].done():
                 live.append(oldest)
                 n_running += 1
         # NOT the work itself, which has a hold on its group, and that on this world: whoever drops
         # a group would leave only when Python's collector finds the cycle.
-        live.append(work.loan)
+        live.append(work.lend())
 
     def close(self) -> None:
         """Say goodbye to all peers and end the links. Idempotent."""
