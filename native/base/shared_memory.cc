@@ -246,16 +246,19 @@ Error Regions::fence(const std::byte* data, size_t n_bytes, Against against) {
   if (owned == nullptr) return {};
   std::byte* const first = page_of(data);
   std::byte* const end = page_of(data + n_bytes + kPage - 1);
-  std::vector<std::pair<std::byte*, std::byte*>> taken;
-  Error error = for_each_shared(owned->fenced, first, end, [&](std::byte* from, std::byte* upto) {
-    if (Error failed = copy_on_write(owned->region, from, upto)) return failed;
-    if (against == Against::kWrites)
-      detach(from, upto, page_of(data + kPage - 1), page_of(data + n_bytes));
-    taken.emplace_back(from, upto);
+  // All memory for the list is taken first: from the first mapping on nothing may be forgotten.
+  Fenced taken;
+  (void)for_each_shared(owned->fenced, first, end, [&](std::byte* from, std::byte* upto) {
+    taken.emplace(from, upto);
     return Error{};
   });
-  owned->fenced.insert(taken.begin(), taken.end());
-  return error;
+  for (const auto& [from, upto] : taken) {
+    if (Error error = copy_on_write(owned->region, from, upto)) return error;
+    if (against == Against::kWrites)
+      detach(from, upto, page_of(data + kPage - 1), page_of(data + n_bytes));
+  }
+  owned->fenced.merge(taken);
+  return {};
 }
 
 }  // namespace shoal

@@ -184,7 +184,6 @@ struct GroupHandle {
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
       for (const uintptr_t address : memory[buffer])
         pointers[buffer].push_back(reinterpret_cast<std::byte*>(address));
-    wait_for_room(*plan, timeout_s);
     Released released;
     return {mesh, mesh->post(*group, std::move(plan), key, pointers, ns_of(timeout_s), background)};
   }
@@ -192,7 +191,6 @@ struct GroupHandle {
   // The same for calls on one buffer in place: small messages spend their time here.
   Call post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address, double timeout_s,
                      bool background) {
-    wait_for_room(*plan, timeout_s);
     Released released;
     return {mesh,
             mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
@@ -205,25 +203,10 @@ struct GroupHandle {
     const auto size = static_cast<int>(group->members.size());
     if (peer < (sends ? 0 : -1) || peer >= size)
       throw std::invalid_argument("a message's peer is out of range");
-    wait_for_room(*plan, timeout_s);
     Released released;
     return {mesh, mesh->post_message(*group, std::move(plan), sends, peer, tag,
                                      reinterpret_cast<std::byte*>(address), ns_of(timeout_s),
                                      background)};
-  }
-
-  // Back-pressure: who is far ahead of the others waits before it calls again. A call whose time is
-  // over by then is made all the same, and fails as any call does at its deadline.
-  void wait_for_room(const Plan& plan, double timeout_s) {
-    if (mesh->has_room(plan)) return;
-    const int64_t deadline = now_ns() + ns_of(timeout_s);
-    while (!mesh->has_room(plan) && now_ns() < deadline) {
-      {
-        Released released;
-        mesh->wait_for_room(plan, deadline - now_ns());
-      }
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    }
   }
 
   void abort(const std::string& why) {

@@ -9,12 +9,12 @@
 namespace shoal {
 namespace {
 
-// Frames to a peer that has not made the calls yet; it keeps at most twice as many (frames.cc).
+// Frames to a peer of calls that it was not heard in; it keeps at most twice as many (frames.cc).
 constexpr uint32_t kMostAhead = 1u << 15;
 // Smaller scratch is not worth the wait.
 constexpr uint64_t kSmallScratch = 64u << 10;
-// When no scratch has changed hands for this long, one more call gets some, whatever the ceiling:
-// ranks that start many calls in different orders could wait for each other's for ever.
+// A call that has waited this long for scratch gets it, whatever the ceiling, one at a time: ranks
+// that start many calls in different orders could wait for each other's for ever.
 constexpr int64_t kOverdueNs = 5'000'000'000;
 // Groups ended by one peer that this rank has yet to make. A peer would have to be ahead by as
 // many.
@@ -24,9 +24,67 @@ constexpr size_t kMostDropped = 1u << 16;
 
 }  // namespace
 
-bool Engine::has_room(const Plan& plan) const {
-  const uint32_t ahead = frames_ahead_.load(std::memory_order_relaxed);
-  return ahead == 0 || ahead + plan.frames_ahead <= kMostAhead;
+// Decides which peers of a new call hear of it now. One that was not heard in many calls before
+// gets nothing of this one until it is: what it cannot use yet, it would have to keep.
+void Engine::count_ahead(Collective& call) {
+  const Group& group = *call.group;
+  if (call.steps_left == 0) return;
+  const auto early = group.early.find(call.key);
+  for (const int from : call.plan->program->peers) {
+    const int peer = group.members[from];
+    if (early != group.early.end() &&
+        std::any_of(early->second.begin(), early->second.end(),
+                    [&](const Early& frame) { return frame.peer == peer; }))
+      continue;  // it is in the call
+    const bool fits = ahead_[peer] == 0 || ahead_[peer] + call.plan->frames_ahead <= kMostAhead;
+    if (held_[peer].empty() && fits) {
+      call.standing[from] = Collective::Standing::kCounted;
+      ahead_[peer] += call.plan->frames_ahead;
+    } else {
+      call.standing[from] = Collective::Standing::kHeld;
+      held_[peer].push_back(call.weak_from_this());
+    }
+  }
+}
+
+// A frame of the call has come from this rank of the group: it keeps nothing of ours any more.
+void Engine::heard_in(Collective& call, int from) {
+  const bool was_held = is_held(call, from);
+  leave_ahead(call, from);
+  if (was_held) start_with(call, from);
+}
+
+void Engine::leave_ahead(Collective& call, int from) {
+  const auto was = std::exchange(call.standing[from], Collective::Standing::kFree);
+  if (was != Collective::Standing::kCounted) return;
+  const int peer = call.group->members[from];
+  ahead_[peer] -= call.plan->frames_ahead;
+  release_held(peer);
+}
+
+void Engine::release_held(int peer) {
+  while (!held_[peer].empty()) {
+    const auto call = held_[peer].front().lock();
+    const int from = call == nullptr || call->finished ? -1 : call->group->rank_of[peer];
+    if (from >= 0 && is_held(*call, from)) {
+      if (ahead_[peer] > 0 && ahead_[peer] + call->plan->frames_ahead > kMostAhead) return;
+      call->standing[from] = Collective::Standing::kCounted;
+      ahead_[peer] += call->plan->frames_ahead;
+      start_with(*call, from);
+    }
+    held_[peer].pop_front();
+  }
+}
+
+// What launch() does for the peers that hear of a call at once.
+void Engine::start_with(Collective& call, int from) {
+  const Program& program = *call.plan->program;
+  if (!announces_itself(call, from)) send_open(call, from);
+  for (const uint32_t at : program.recvs_from[from])
+    if (program.steps[at].waits_for.empty() || program.steps[at].gate != Place::kNoGate)
+      grant(call, at);
+  for (const uint32_t at : program.sends_to[from]) make_ready(call, at);
+  for (const uint32_t at : program.recvs_from[from]) make_ready(call, at);
 }
 
 // Whether the memory that a step works on is there.
@@ -56,7 +114,6 @@ bool Engine::take_scratch(Collective& call) {
     return false;
   }
   scratch_bytes_ += n_bytes;
-  scratch_moved_ns_ = now_;
   call.memory[kScratch] = {call.scratch.get()};
   for (const auto& [waiting, at] : waiting_for_scratch_)  // others of its steps
     if (waiting.lock().get() == &call) make_ready(call, at);
@@ -69,7 +126,6 @@ void Engine::give_scratch_back(Collective& call) {
   call.scratch.reset();
   call.memory[kScratch].clear();
   scratch_bytes_ -= n_bytes;
-  scratch_moved_ns_ = now_;
   if (std::exchange(call.overdraws, false)) {
     if (--n_overdrawn_ == 0) most_overdrawn_ = 1;
   } else if (n_bytes > kSmallScratch) {
@@ -81,11 +137,18 @@ void Engine::give_scratch_back(Collective& call) {
 }
 
 void Engine::grant_overdue_scratch() {
-  if (waiting_for_scratch_.empty() || now_ - scratch_moved_ns_ < kOverdueNs) return;
-  scratch_moved_ns_ = now_;
+  const auto overdue = std::find_if(
+      waiting_for_scratch_.begin(), waiting_for_scratch_.end(), [&](const auto& entry) {
+        const auto call = entry.first.lock();
+        return call != nullptr && !call->finished && now_ - call->scratch_wanted_ns >= kOverdueNs;
+      });
+  if (overdue == waiting_for_scratch_.end()) return;
+  const auto call = overdue->first.lock();
+  call->scratch_wanted_ns = now_;
   most_overdrawn_ = n_overdrawn_ + 1;
-  for (const auto& [waiting, at] : std::exchange(waiting_for_scratch_, {}))
-    if (const auto call = waiting.lock(); call != nullptr && !call->finished) make_ready(*call, at);
+  if (take_scratch(*call))
+    std::erase_if(waiting_for_scratch_,
+                  [&](const auto& entry) { return entry.first.lock() == call; });
 }
 
 // A group that this process has not made, or not yet.
@@ -96,17 +159,16 @@ Group& Engine::unborn(uint64_t id) {
   return *slot;
 }
 
-// A group that this process has yet to make has ended: its calls shall fail too, not wait.
-bool Engine::end_unborn(int peer, uint64_t id) {
-  if (n_ended_unborn_[peer] == kMostEndedUnborn) {
-    protocol_error(peer, "ended more than " + std::to_string(kMostEndedUnborn) +
-                             " groups that this rank has never made");
-    return false;
-  }
+// A group that this process has yet to make has ended, a peer says, which may not even be in it.
+void Engine::end_unborn(int peer, uint64_t id, const Error& why) {
+  Group* group = groups_.count(id) != 0 ? groups_[id].get() : nullptr;
+  const auto by_peer = [&](const auto& told) { return told.first == peer; };
+  if (group != nullptr && std::any_of(group->told.begin(), group->told.end(), by_peer)) return;
+  if (n_ended_unborn_[peer] == kMostEndedUnborn)
+    return protocol_error(peer, "ended more than " + std::to_string(kMostEndedUnborn) +
+                                    " groups that this rank has never made");
   n_ended_unborn_[peer]++;
-  Group& group = groups_.count(id) != 0 ? *groups_[id] : unborn(id);
-  group.poisoned_by = peer;
-  return true;
+  (group != nullptr ? *group : unborn(id)).told.emplace_back(peer, why);
 }
 
 void Engine::forget(Group& group) {

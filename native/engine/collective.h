@@ -75,14 +75,18 @@ struct Collective : std::enable_shared_from_this<Collective> {
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
   std::unique_ptr<std::byte[]> scratch;  // from the first step that needs it on
+  int64_t scratch_wanted_ns = -1;        // since when it waits for it
   bool overdraws = false;                // it went beyond the staging ceiling
 
   std::vector<StepState> state;  // by step
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Engine::runnable_
-  std::vector<bool> peer_open;   // by group rank: it has posted this call
-  uint64_t n_far_bytes = 0;      // that come from other hosts
+  // What a peer may get of this call before it is heard in it (bounds.cc).
+  enum class Standing : uint8_t { kFree, kCounted, kHeld };
+  std::vector<Standing> standing;  // by group rank
+  std::vector<bool> peer_open;     // by group rank: it has posted this call
+  uint64_t n_far_bytes = 0;        // that come from other hosts
   struct Staged {
     uint32_t version, segment, slot;
     uint64_t stamp;  // of the slot when it was filled: other calls may have taken it since

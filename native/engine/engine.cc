@@ -40,6 +40,8 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       credit_due_(names_.size(), 0),
       n_early_(names_.size(), 0),
       n_ended_unborn_(names_.size(), 0),
+      ahead_(names_.size(), 0),
+      held_(names_.size()),
       landings_(names_.size()) {
   peer_state_[rank_] = PeerState::kSelf;
   // A quarter of the ceiling for early small messages of all peers together, reserved now.
@@ -73,12 +75,9 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   group.rank = group.rank_of[rank_];
   group.born = true;
   dropped_groups_.erase(id);
-  if (const int by = std::exchange(group.poisoned_by, -1); by >= 0) {
+  for (const auto& [by, why] : std::exchange(group.told, {})) {
     n_ended_unborn_[by]--;
-    if (group.rank_of[by] < 0) {  // it had no right to
-      group.poison = {};
-      std::erase_if(endings_, [&](const Ending& ending) { return ending.group == id; });
-    }
+    if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
   }
   // Who has left in good order may have sent what the others still need of it.
   for (const int member : group.members)
@@ -159,6 +158,7 @@ void Engine::launch(Collective& call, uint64_t key) {
   call.key = key;
   call.posted_ns = now_;
   call.peer_open.assign(group.members.size(), false);
+  call.standing.assign(group.members.size(), Collective::Standing::kFree);
   call.state.resize(program.steps.size());
   for (size_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
@@ -171,7 +171,7 @@ void Engine::launch(Collective& call, uint64_t key) {
   }
   group.in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
-  frames_ahead_ += call.plan->frames_ahead;
+  count_ahead(call);
 
   for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
     const Step& step = program.steps[at];
@@ -179,8 +179,10 @@ void Engine::launch(Collective& call, uint64_t key) {
     if (step.waits_for.empty()) make_ready(call, at);
     if (step.kind == StepKind::kRecv && step.gate != Place::kNoGate) grant(call, at);
   }
+  // An empty call has nothing to say: who calls something else under its key will.
   for (const int peer : program.peers)
-    if (!announces_itself(call, peer)) send_open(call, peer);
+    if (call.steps_left > 0 && !announces_itself(call, peer) && !is_held(call, peer))
+      send_open(call, peer);
   // Before any data of ours, which may fill the socket: the peer is to send at the same time.
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
@@ -223,6 +225,7 @@ bool Engine::announces_itself(const Collective& call, int peer) const {
   return !sends.empty() && small(sends[0]) && !recvs.empty() && small(recvs[0]);
 }
 
+// Where memory runs out in the middle, the call is still in flight, and all of this happens again.
 void Engine::finish(Collective& call, const Error& error) {
   if (call.finished) return;
   Group& group = *call.group;
@@ -232,7 +235,8 @@ void Engine::finish(Collective& call, const Error& error) {
   call.ready.clear();
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     StepState& state = call.state[at];
-    if (state.reserved > 0) staging_.unreserve(size_t{state.reserved} * call.plan->segment_bytes);
+    if (const uint32_t reserved = std::exchange(state.reserved, 0); reserved > 0)
+      staging_.unreserve(size_t{reserved} * call.plan->segment_bytes);
     if (!error || (state.arrived.empty() && state.offered.empty())) continue;
     // What came and was not used goes back: the links live on.
     const Step& step = call.plan->program->steps[at];
@@ -243,10 +247,6 @@ void Engine::finish(Collective& call, const Error& error) {
       if (offer.slot != Slots::kNone && offer.first + offer.count > state.done)
         give_back(group.members[step.peer], offer.slot);
   }
-  group.in_flight.erase(call.key);
-  --n_in_flight_;
-  frames_ahead_ -= call.plan->frames_ahead;
-  remember(group, call);
   if (error) {
     // The caller may free its memory now: no link may touch it any more.
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
@@ -261,8 +261,14 @@ void Engine::finish(Collective& call, const Error& error) {
     fence(call);
   }
   give_scratch_back(call);
+  // From here on it is over.
+  group.in_flight.erase(call.key);
+  --n_in_flight_;
   call.finished.store(true, std::memory_order_release);
   if (on_finished) on_finished(call);
+  if (!call.unmatched)
+    for (const int peer : call.plan->program->peers) leave_ahead(call, peer);
+  remember(group, call);
 }
 
 // What a call was, so that a late frame of another call under the same key is noticed.

@@ -3,7 +3,6 @@
 // very same code. docs/architecture.md tells how a segment travels.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -52,8 +51,9 @@ struct Group : std::enable_shared_from_this<Group> {
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
   bool born = false;         // false: only frames of it have been seen
   uint64_t n_calls = 0;
-  Error poison;          // set once: everything in flight and later fails with it
-  int poisoned_by = -1;  // who said so before the group was born
+  Error poison;  // set once: everything in flight and later fails with it
+  std::vector<std::pair<int, Error>>
+      told;        // before it was born: who said that it has ended, and why
   Error departed;  // a member has left in good order: calls that need nothing more of it go on
   std::unordered_set<int> disputed_with;  // mesh ranks that were told what we called
   bool disputed = false;  // ranks called different things; the words for the poison are on the way
@@ -108,9 +108,6 @@ class Engine final : public FrameSink {
   bool progress(size_t budget = 1u << 20);
   bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }
-  // Whether one more such call can be posted without running too far ahead of the other ranks.
-  // Threads: any.
-  bool has_room(const Plan& plan) const;
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
   // wake earlier. 1 when other calls might need this process sooner.
   uint32_t frames_awaited(const Collective& call) const;
@@ -160,12 +157,20 @@ class Engine final : public FrameSink {
   bool announces_itself(const Collective& call, int peer) const;
 
   // Bounds on what calls and peers may take (bounds.cc)
+  void count_ahead(Collective& call);
+  bool is_held(const Collective& call, int peer) const {
+    return call.standing[peer] == Collective::Standing::kHeld;
+  }
+  void heard_in(Collective& call, int from);
+  void leave_ahead(Collective& call, int from);
+  void release_held(int peer);
+  void start_with(Collective& call, int from);
   static bool has_memory(const Collective& call, const Step& step);
   bool take_scratch(Collective& call);
   void give_scratch_back(Collective& call);
   void grant_overdue_scratch();
   Group& unborn(uint64_t id);
-  bool end_unborn(int peer, uint64_t id);
+  void end_unborn(int peer, uint64_t id, const Error& why);
   void forget(Group& group);
   bool was_dropped(uint64_t id) const { return dropped_groups_.count(id) != 0; }
 
@@ -271,11 +276,11 @@ class Engine final : public FrameSink {
   std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;
   std::deque<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_scratch_;
   size_t scratch_bytes_ = 0;
-  int64_t scratch_moved_ns_ = 0;
   // Calls whose scratch went beyond the ceiling.
   uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;
-  std::atomic<uint32_t> frames_ahead_{0};
-  std::unordered_map<uint64_t, Outstanding> outstanding_;  // by token
+  std::vector<uint32_t> ahead_;  // by peer: frames of calls that it was not heard in
+  std::vector<std::deque<std::weak_ptr<Collective>>> held_;  // by peer: calls that it gets later
+  std::unordered_map<uint64_t, Outstanding> outstanding_;    // by token
   struct Text {
     int peer;
     std::shared_ptr<std::string> text;
@@ -293,7 +298,7 @@ class Engine final : public FrameSink {
   std::vector<std::unique_ptr<Link>> graveyard_;
   void gave_up(int peer, const std::string& why);
   void settle_broken();
-  void end_link(int peer, const std::string& why);
+  void end_link(int peer, const std::string& why, bool tell);
   struct Ending {
     uint64_t group;
     Error why;

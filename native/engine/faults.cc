@@ -70,8 +70,10 @@ void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, u
 }
 
 void Engine::abort_group(Group& group, const Error& why, bool tell) {
-  if (group.poison) return;
-  group.poison = why;
+  // All the same if something is in flight: want of memory may have cut an earlier try short.
+  if (group.poison && group.in_flight.empty()) return;
+  tell &= !group.poison;
+  if (!group.poison) group.poison = why;
   if (tell) {
     Header header;
     header.type = FrameType::kAbort;
@@ -105,8 +107,9 @@ void Engine::on_abort(int peer, const Header& header, std::span<std::byte> paylo
                          ? static_cast<Fault>(header.count)
                          : Fault::kClosed;
   const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
-  if (!is_born && !end_unborn(peer, header.group)) return;
-  endings_.push_back({header.group, {fault, culprit, printable(payload)}, 0});
+  const Error why = {fault, culprit, printable(payload)};
+  if (!is_born) return end_unborn(peer, header.group, why);
+  endings_.push_back({header.group, why, 0});
 }
 
 // Another rank has lost its link with the rank `header.flow`. What it says of its own link is true
@@ -115,7 +118,7 @@ void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payloa
   if (header.flow >= names_.size() || static_cast<int>(header.flow) == peer)
     return protocol_error(peer, "lost a rank that there is not");
   const int other = static_cast<int>(header.flow);
-  if (other == rank_) return gave_up(peer, printable(payload));
+  if (other == rank_) return gave_up(peer, "this rank " + printable(payload));
   severed(peer, other, printable(payload));
 }
 
@@ -124,13 +127,13 @@ void Engine::severed(int one, int other, const std::string& why) {
   constexpr size_t kKept = 256;  // of words; one such text for each pair of ranks is kept
   if (!severed_.emplace(std::pair{one, other}, why.substr(0, kKept)).second) return;
   for (const auto& [id, group] : groups_)
-    if (group->born && group->rank_of[one] >= 0 && group->rank_of[other] >= 0)
+    if (group->born && !group->poison && group->rank_of[one] >= 0 && group->rank_of[other] >= 0)
       endings_.push_back({id, {Fault::kPeerLost, other, why}, 0});
 }
 
 bool Engine::is_runnable(uint64_t group) const {
   return std::any_of(runnable_.begin(), runnable_.end(),
-                     [&](const auto& call) { return call->group->id == group; });
+                     [&](const auto& call) { return !call->finished && call->group->id == group; });
 }
 
 // Ends the groups that others said have ended, one turn after they said so: what came before their
@@ -178,14 +181,14 @@ void Engine::settle_broken() {
     if (peer_state_[next.peer] == PeerState::kLeft)
       settle_departed(next.peer);
     else if (peer_state_[next.peer] == PeerState::kAlive)
-      end_link(next.peer, next.why);
+      end_link(next.peer, next.why, !next.at_once);
   }
   flush();
 }
 
-// The link with a peer is gone, whoever is to blame. Every other rank hears so and ends the groups
-// that hold both; whether the peer is alive for itself, it finds out by itself.
-void Engine::end_link(int peer, const std::string& why) {
+// The link with a peer is gone, whoever is to blame. `tell`: every other rank hears so and ends the
+// groups that hold both, NOT where the peer has given us up, and tells them of us in its own words.
+void Engine::end_link(int peer, const std::string& why, bool tell) {
   peer_state_[peer] = PeerState::kLost;
   Header header;
   header.type = FrameType::kLost;
@@ -198,7 +201,7 @@ void Engine::end_link(int peer, const std::string& why) {
   }
   std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
   slots_.drop_peer(peer);
-  for (size_t other = 0; other < names_.size(); ++other)
+  for (size_t other = 0; other < names_.size() && tell; ++other)
     if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
   for (auto& [id, group] : groups_)
     if (group->born && group->rank_of[peer] >= 0)
@@ -322,7 +325,8 @@ void Engine::tick(int64_t now) {
 void Engine::greet_late(Collective& call) {
   if (call.greeted_all || now_ - call.posted_ns < options_.heartbeat_ns) return;
   call.greeted_all = true;
-  for (const int peer : call.plan->program->peers) send_open(call, peer);
+  for (const int peer : call.plan->program->peers)
+    if (!is_held(call, peer)) send_open(call, peer);
 }
 
 // Whether a frame of `call` has come from that rank of the group, so that it has made the call too.

@@ -123,9 +123,9 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
     past.group = &group;
     past.plan = done->second;
     past.key = header.key;
-    if (header.descriptor != past.plan->descriptor_hash && !group.poison)
-      disagree(past, peer);
-    else if (header.type == FrameType::kOpen)
+    const bool differs = header.descriptor != past.plan->descriptor_hash;
+    if (differs && !group.poison) disagree(past, peer);
+    if (!differs && header.type == FrameType::kOpen)
       same_lengths(past, group.rank_of[peer], payload);
     return discard(peer, header, payload);
   }
@@ -178,6 +178,7 @@ void Engine::handle(Collective& call, int peer, const Header& header,
                     std::span<std::byte> payload) {
   const int from = call.group->rank_of[peer];
   if (from < 0) return protocol_error(peer, "sent a frame of a group it is not in");
+  heard_in(call, from);
   if (header.type == FrameType::kDisagree)
     return on_disagree(*call.group, *call.plan, call.key, peer, payload);
   if (header.descriptor != call.plan->descriptor_hash) {

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <string>
 
 #include "base/clock.h"
@@ -167,25 +168,35 @@ void Lane::dispatch(uint64_t tag, bool ended) {
 void Lane::run() {
   bool more = false;
   while (!stop_) {
-    std::vector<std::shared_ptr<Mesh>> meshes;
-    {
-      std::lock_guard lock(mutex_);
-      for (const auto& [id, entry] : meshes_) meshes.push_back(entry.mesh);
+    try {
+      more = round(more);
+    } catch (const std::bad_alloc&) {  // for the list below; meshes see to themselves
+      more = false;
     }
-    if (!more) {
-      // Armed before the last look: whoever brings something from here on writes to an eventfd.
-      asleep_ = true;
-      for (const auto& mesh : meshes) more |= !mesh->may_sleep();
-    }
-    epoll_event events[64];
-    const int n = epoll_wait(epoll_fd_, events, 64, more ? 0 : kSleepMs);
-    asleep_ = false;
-    for (int i = 0; i < n; ++i)
-      dispatch(events[i].data.u64, (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
-    more = false;
-    const int64_t now = now_ns();
-    for (const auto& mesh : meshes) more |= mesh->turn(now);
   }
+}
+
+// Sleeps unless there is `more` to do, and then gives each mesh a turn. True if there is more.
+bool Lane::round(bool more) {
+  std::vector<std::shared_ptr<Mesh>> meshes;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, entry] : meshes_) meshes.push_back(entry.mesh);
+  }
+  if (!more) {
+    // Armed before the last look: whoever brings something from here on writes to an eventfd.
+    asleep_ = true;
+    for (const auto& mesh : meshes) more |= !mesh->may_sleep();
+  }
+  epoll_event events[64];
+  const int n = epoll_wait(epoll_fd_, events, 64, more ? 0 : kSleepMs);
+  asleep_ = false;
+  for (int i = 0; i < n; ++i)
+    dispatch(events[i].data.u64, (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
+  more = false;
+  const int64_t now = now_ns();
+  for (const auto& mesh : meshes) more |= mesh->turn(now);
+  return more;
 }
 
 void Lane::before_fork() {

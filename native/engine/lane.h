@@ -43,6 +43,7 @@ class Lane {
   void after_fork_in_parent();
   void after_fork_in_child();
   void run();
+  bool round(bool more);
   void dispatch(uint64_t tag, bool ended);
 
   std::mutex mutex_;

@@ -78,7 +78,10 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
     mesh->local_peers_.push_back(peer.rank);
     mesh->engine_.set_link(peer.rank, std::move(link), now);
   }
-  if (failed) return failed;
+  if (failed) {
+    mesh->closed_ = true;  // there is no way to say goodbye
+    return failed;
+  }
   mesh->engine_.set_slots(
       Slots(mesh->arena_->slots(), mesh->arena_->stamps(), mesh->arena_->n_slots(),
             Arena::slot_quota(n_local), static_cast<int>(size),
@@ -103,15 +106,17 @@ Group& Mesh::add_group(uint64_t id, std::vector<int> members) {
 
 void Mesh::drop_group(Group& group) {
   std::unique_lock lock(mutex_);
-  engine_.drop_group(group);
+  guarded([&] { engine_.drop_group(group); });
   after_step(lock);
 }
 
 void Mesh::abort_group(Group& group, const std::string& why) {
   std::unique_lock lock(mutex_);
-  engine_.abort_group(
-      group, {Fault::kClosed, rank_, engine_.name_of_rank(rank_) + " aborted the group: " + why},
-      true);
+  guarded([&] {
+    engine_.abort_group(
+        group, {Fault::kClosed, rank_, engine_.name_of_rank(rank_) + " aborted the group: " + why},
+        true);
+  });
   after_step(lock);
 }
 
@@ -224,11 +229,6 @@ bool Mesh::wait(Collective& call, int64_t timeout_ns) {
   std::unique_lock lock(mutex_);
   drive(lock, timeout_ns, &call, [&] { return call.finished.load(); });
   return call.finished;
-}
-
-void Mesh::wait_for_room(const Plan& plan, int64_t timeout_ns) {
-  std::unique_lock lock(mutex_);
-  drive(lock, timeout_ns, nullptr, [&] { return engine_.has_room(plan) || closed_; });
 }
 
 int64_t Mesh::wait_finished(int64_t seen, int64_t timeout_ns) {
@@ -432,18 +432,20 @@ void Mesh::close() {
   {
     std::unique_lock lock(mutex_);
     if (closed_) return;
-    engine_.say_goodbye();
+    guarded([&] { engine_.say_goodbye(); });
     // What is queued gets a moment to leave; a peer that does not read loses the goodbye only.
     const int64_t deadline = now_ns() + 500 * kMillisecond;
     while (engine_.has_queued() && now_ns() < deadline) {
-      engine_.pump_all();
+      guarded([&] { engine_.pump_all(); });
       lock.unlock();
       usleep(200);
       lock.lock();
     }
     closed_ = true;
-    engine_.end_groups({Fault::kClosed, -1, "the group was closed with this call in flight"},
-                       false);
+    guarded([&] {
+      engine_.end_groups({Fault::kClosed, -1, "the group was closed with this call in flight"},
+                         false);
+    });
     const int64_t lingers_until = now_ns() + kSecond;
     while (engine_.lingers() && now_ns() < lingers_until) {
       lock.unlock();

@@ -62,10 +62,6 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::shared_ptr<Collective> post_message(Group& group, std::shared_ptr<const Plan> plan,
                                            bool sends, int peer, int64_t tag, std::byte* data,
                                            int64_t timeout_ns, bool background);
-  // Whether this rank is not so far ahead of the others that their memory of it would overflow.
-  bool has_room(const Plan& plan) const { return engine_.has_room(plan); }
-  // Drives until there is room for one more such call, or as wait() does.
-  void wait_for_room(const Plan& plan, int64_t timeout_ns);
   // Drives until `call` is finished (true), `timeout_ns` passed, or a signal or a quiet spell gives
   // reason to look at what native code does not see.
   bool wait(Collective& call, int64_t timeout_ns);

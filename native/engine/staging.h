@@ -40,7 +40,9 @@ class Block {
 // Threads: under the mesh's lock. Must outlive its blocks.
 class Staging {
  public:
-  explicit Staging(size_t ceiling) : ceiling_(ceiling) {}
+  explicit Staging(size_t ceiling) : ceiling_(ceiling) {
+    kept_.reserve(kMaxKept);  // blocks come back in destructors, where nothing may throw
+  }
 
   // Promises `n_bytes` to a peer before it sends them. False when the ceiling is in the way.
   bool reserve(size_t n_bytes) {

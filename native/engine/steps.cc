@@ -70,6 +70,7 @@ void Engine::make_ready(Collective& call, uint32_t at) {
 size_t Engine::attempt(Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   if (!has_memory(call, step) && !take_scratch(call)) {
+    if (call.scratch_wanted_ns < 0) call.scratch_wanted_ns = now_;
     waiting_for_scratch_.push_back({call.weak_from_this(), at});
     return 0;
   }
@@ -108,7 +109,7 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   const int peer = call.group->members[step.peer];
   Link* link = links_[peer].get();
   const uint32_t ready = call.segments_ready(step);
-  if (state.started >= ready || link == nullptr) return 0;
+  if (state.started >= ready || link == nullptr || is_held(call, step.peer)) return 0;
 
   const uint32_t may = granted(call, at);
   const size_t n_bytes = call.segment_bytes(step, state.started);
@@ -432,7 +433,7 @@ void Engine::grant(Collective& call, uint32_t at) {
   StepState& state = call.state[at];
   const int peer = call.group->members[step.peer];
   Link* link = links_[peer].get();
-  if (link == nullptr || state.grant_said == state.n_segments) return;
+  if (link == nullptr || state.grant_said == state.n_segments || is_held(call, step.peer)) return;
   if (is_eager(call, at) && !state.wanted) return;
 
   Place place;

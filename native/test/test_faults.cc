@@ -529,7 +529,7 @@ TEST("a rank that was given up by one hears so, and from nobody else that the ot
   CHECK(world.engine(1).state_of(0) == Engine::PeerState::kLost);
   CHECK(world.engine(2).state_of(1) == Engine::PeerState::kAlive);
   CHECK(world.engine(2).state_of(0) == Engine::PeerState::kAlive);
-  CHECK(has(world.groups[1]->poison.text, "gave this rank up: is gone, rank 0 says"));
+  CHECK(has(world.groups[1]->poison.text, "gave this rank up: this rank is gone, rank 0 says"));
   for (const Group* group : world.groups) CHECK(group->poison.fault == Fault::kPeerLost);
 }
 

@@ -9,6 +9,12 @@
 namespace {
 
 std::atomic<size_t> most_bytes{SIZE_MAX};
+std::atomic<int64_t> n_left{INT64_MAX};  // allocations until one fails
+
+bool fails(size_t n_bytes) {
+  if (n_bytes > most_bytes) return true;
+  return n_left != INT64_MAX && n_left.fetch_sub(1) == 1;
+}
 
 }  // namespace
 
@@ -16,13 +22,13 @@ std::atomic<size_t> most_bytes{SIZE_MAX};
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 void* operator new(size_t n_bytes) {
-  void* const memory = n_bytes > most_bytes ? nullptr : std::malloc(n_bytes);
+  void* const memory = fails(n_bytes) ? nullptr : std::malloc(n_bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 void* operator new[](size_t n_bytes) { return operator new(n_bytes); }
 void* operator new(size_t n_bytes, const std::nothrow_t&) noexcept {
-  return n_bytes > most_bytes ? nullptr : std::malloc(n_bytes);
+  return fails(n_bytes) ? nullptr : std::malloc(n_bytes);
 }
 void* operator new[](size_t n_bytes, const std::nothrow_t& quietly) noexcept {
   return operator new(n_bytes, quietly);
@@ -55,6 +61,41 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
     CHECK(call->error.fault == Fault::kResource);
     CHECK(call->error.text.find(why) != std::string::npos);
   }
+}
+
+// One allocation fails, the `nth` from now on: what is in flight ends, at the latest at its
+// deadline.
+void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth) {
+  Cluster cluster(2, per_host);
+  Job job;
+  job.kind = kind;
+  job.n_elems = 40'000;
+  job.segment_bytes = 32u << 10;
+  Bytes memory[] = {input_of(job, 0, 2), input_of(job, 1, 2)};
+  const std::shared_ptr<Plan> plans[] = {plan_of(job, 0, 2), plan_of(job, 1, 2)};
+  std::shared_ptr<Collective> calls[2];
+  n_left = nth;
+  for (const int rank : {0, 1}) {
+    Mesh& mesh = *cluster.meshes[static_cast<size_t>(rank)];
+    Group& group = *cluster.groups[static_cast<size_t>(rank)];
+    try {
+      calls[rank] = mesh.post(group, plans[rank], 1, {{memory[rank].data()}}, kSecond, true);
+      if (rank == 0 && aborts) mesh.abort_group(group, "enough");
+    } catch (const std::bad_alloc&) {  // it was not made
+    }
+  }
+  for (const auto& call : calls)
+    CHECK(call == nullptr || eventually([&] { return call->finished.load(); }));
+  n_left = INT64_MAX;
+}
+
+TEST("whichever allocation fails, every call ends and nobody crashes") {
+  int64_t first = 1;  // another one in each case: all of them would take a minute
+  for (const Kind kind : {Kind::kDirectAllReduce, Kind::kRingAllReduce})
+    for (const int per_host : {1, 2})
+      for (const bool aborts : {false, true})
+        for (int64_t nth = first++; nth < 60; nth += 8)
+          check_calls_end(kind, per_host, aborts, nth);
 }
 
 TEST("want of memory for what arrives ends the groups in words, whichever thread it befalls") {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace shoal {
@@ -94,13 +95,11 @@ bool ShmLink::send(const Frame& frame) {
 // has read some of it, and to do that soon.
 bool ShmLink::find_room(size_t size) {
   RingHeader& ring = theirs_.ring(own_local_);
-  const uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const size_t to_end = Arena::kRingBytes - head % Arena::kRingBytes;
+  const size_t to_end = Arena::kRingBytes - head_ % Arena::kRingBytes;
   const size_t needed = size <= to_end ? size : to_end + size;  // records never wrap round the end
   const auto has_room = [&] {
     const uint64_t tail = ring.tail.load();
-    if ((head | tail) % kLine != 0) return false;  // the peer broke its ring; reading it tells
-    return head - tail + needed <= Arena::kRingBytes;
+    return head_ - tail + needed <= Arena::kRingBytes;
   };
   if (has_room()) return true;
   if (ring.is_full.exchange(1) == 0) how_ = Ring::kAlways;
@@ -113,20 +112,20 @@ bool ShmLink::push(const Frame& frame) {
   if (!find_room(size)) return false;
   RingHeader& ring = theirs_.ring(own_local_);
   std::byte* data = theirs_.ring_data(own_local_);
-  uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const size_t at = head % Arena::kRingBytes;
+  const size_t at = head_ % Arena::kRingBytes;
   const size_t to_end = Arena::kRingBytes - at;
   if (size > to_end) {
     Header padding;
     padding.type = static_cast<FrameType>(kPadding);
     padding.length = static_cast<uint32_t>(to_end - sizeof(Header));
     std::memcpy(data + at, &padding, sizeof(Header));
-    head += to_end;
+    head_ += to_end;
   }
-  std::byte* to = data + head % Arena::kRingBytes;
+  std::byte* to = data + head_ % Arena::kRingBytes;
   std::memcpy(to, &frame.header, sizeof(Header));
   if (frame.header.length > 0) std::memcpy(to + sizeof(Header), frame.bytes(), frame.header.length);
-  ring.head.store(head + size, std::memory_order_release);
+  head_ += size;
+  ring.head.store(head_, std::memory_order_release);
   n_pushed_++;
   how_ = std::max(how_, how_to_ring(frame.header.type));
   return true;
@@ -183,11 +182,19 @@ bool ShmLink::deliver(FrameSink& sink) {
       fail(sink, "wrote a corrupt record into its ring");
       return true;
     }
-    if (!padding)
-      sink.arrived(peer_, header,
-                   {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
-    tail += size;
-    inbound_->tail.store(tail, std::memory_order_release);
+    const auto take = [&] {
+      tail += size;
+      inbound_->tail.store(tail, std::memory_order_release);
+    };
+    try {
+      if (!padding)
+        sink.arrived(peer_, header,
+                     {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
+    } catch (const std::bad_alloc&) {  // NOT to come again
+      take();
+      throw;
+    }
+    take();
     moved = true;
   }
   // The exchange comes after the stores above for everyone: either the producer, which marks the

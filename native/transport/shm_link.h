@@ -70,6 +70,7 @@ class ShmLink final : public Link {
 
   std::deque<Frame> queue_;
   bool closed_ = false;
+  uint64_t head_ = 0;      // of the ring, which the peer could write to
   uint32_t n_pushed_ = 0;  // frames that the peer was not told of
   Ring how_ = Ring::kCounted;
   std::set<uint32_t> shared_;

@@ -128,7 +128,8 @@ def wait_for_an_end(work: Work, seen: int) -> int:
         seen: what this returned before; -1 at first. If calls have ended since, it returns at once.
     """
     mesh = work.mesh
-    if mesh is None:  # closed: its calls have ended
+    if mesh is None:  # closed, or about to be
+        work.drive(_FOR_EVER_S)
         return seen
     return mesh.wait_finished(seen, _FOR_EVER_S)
 

@@ -76,4 +76,4 @@ def test_a_rank_that_stops_for_ever_is_evicted_and_ends_by_itself_when_it_wakes(
     assert zombie.value is not None, zombie
     _, error, _ = zombie.value
     assert isinstance(error, PeerLost)
-    assert "gave this rank up: was silent for" in str(error)
+    assert "gave this rank up: this rank was silent for" in str(error)
