@@ -196,7 +196,8 @@ void Engine::end_link(int peer, const std::string& why, bool tell) {
   if (links_[peer] != nullptr) {
     send_text(peer, header, why);  // it may live: then it must know
     links_[peer]->flush(*this);
-    links_[peer]->close();
+    // A socket with unread data would take the words back: it goes with the next tick.
+    if (!links_[peer]->lingers()) links_[peer]->close();
     graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
   }
   std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });

@@ -24,7 +24,8 @@ class FrameSink {
   // In the place of sent(): the payload was written to after its checksum was taken, by this very
   // process. The peer will find it corrupt.
   virtual void spoiled(int peer, uint64_t token) = 0;
-  virtual void broken(int peer, const Error& error) = 0;  // at most once, the last call
+  // At most once, the last call. What the link can still send goes with flush(), until close().
+  virtual void broken(int peer, const Error& error) = 0;
 };
 
 // Threads: under the mesh's lock.

@@ -63,6 +63,14 @@ void TcpLink::fail(FrameSink& sink, const std::string& what) {
   sink.broken(peer_, {Fault::kPeerLost, peer_, what});
 }
 
+// What the peer sent is not to be read any further, but it can still be told why.
+void TcpLink::refuse(FrameSink& sink, const std::string& what) {
+  refused_ = true;
+  in_payload_ = false;
+  std::erase_if(queue_, [](const Queued& queued) { return queued.n_sent == 0; });
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+}
+
 // ---- out
 
 // A grant overtakes data that has not begun to leave: otherwise two ranks that send to each other
@@ -137,7 +145,7 @@ bool TcpLink::flush(FrameSink& sink) {
       const uint64_t token = queue_.front().frame.token;
       const bool spoiled = queue_.front().is_spoiled();
       queue_.pop_front();
-      if (token != 0) spoiled ? sink.spoiled(peer_, token) : sink.sent(peer_, token);
+      if (token != 0 && !refused_) spoiled ? sink.spoiled(peer_, token) : sink.sent(peer_, token);
       if (fd_ < 0) return true;
     }
     if (static_cast<size_t>(n) < wanted) break;
@@ -150,14 +158,15 @@ bool TcpLink::flush(FrameSink& sink) {
 // ---- in
 
 bool TcpLink::pump(FrameSink& sink) {
+  if (refused_) return false;
   bool moved = flush(sink);
   size_t budget = kPumpBytes;
   drained_ = false;
-  while (fd_ >= 0 && !drained_ && budget > 0) {
+  while (fd_ >= 0 && !refused_ && !drained_ && budget > 0) {
     if (!read_some(sink)) break;
     moved = true;
     budget -= std::min(budget, kReadAhead);
-    while (fd_ >= 0 && parse(sink)) {
+    while (fd_ >= 0 && !refused_ && parse(sink)) {
     }
   }
   return moved;
@@ -212,38 +221,39 @@ bool TcpLink::parse(FrameSink& sink) {
 bool TcpLink::begin_frame(FrameSink& sink) {
   if (ahead_end_ - ahead_begin_ < sizeof(Header)) return false;
   std::memcpy(&header_, ahead_.data() + ahead_begin_, sizeof(Header));
-  ahead_begin_ += sizeof(Header);
   if (header_.magic != Header::kMagic || header_.version != Header::kVersion ||
       header_.header_crc != header_.own_crc()) {
-    fail(sink, "sent a corrupt header (wrong magic, version or checksum)");
+    refuse(sink, "sent a corrupt header (wrong magic, version or checksum)");
     return false;
   }
   if (header_.epoch != epoch_) {
-    fail(sink, "sent a frame of another epoch");
+    refuse(sink, "sent a frame of another epoch");
     return false;
   }
   if (header_.length > Header::kMaxPayload) {
-    fail(sink, "announced a payload of " + std::to_string(header_.length) + " B; at most " +
-                   std::to_string(Header::kMaxPayload) + " are allowed");
+    refuse(sink, "announced a payload of " + std::to_string(header_.length) + " B; at most " +
+                     std::to_string(Header::kMaxPayload) + " are allowed");
     return false;
   }
-  landing_ = {};
+  // The header counts as read once there is a place for what follows: finding one may throw.
+  landing_ = header_.length == 0 ? std::span<std::byte>() : sink.landing(peer_, header_);
+  if (landing_.size() != header_.length) {
+    refuse(sink, "sent a frame of " + std::to_string(header_.length) + " B that nobody expects");
+    return false;
+  }
+  ahead_begin_ += sizeof(Header);
   n_landed_ = 0;
   in_payload_ = true;
-  if (header_.length == 0) return true;
-  landing_ = sink.landing(peer_, header_);
-  if (landing_.size() == header_.length) return true;
-  in_payload_ = false;
-  fail(sink, "sent a frame of " + std::to_string(header_.length) + " B that nobody expects");
-  return false;
+  return true;
 }
 
 bool TcpLink::end_frame(FrameSink& sink) {
   in_payload_ = false;
   if (header_.length > 0 && crc32c(0, landing_.data(), landing_.size()) != header_.payload_crc) {
-    fail(sink, "sent a corrupt payload (" + std::to_string(header_.length) +
-                   " B, checksum does not match): the network damaged it, or its program wrote to "
-                   "the memory of a call in flight");
+    refuse(sink,
+           "sent a corrupt payload (" + std::to_string(header_.length) +
+               " B, checksum does not match): the network damaged it, or its program wrote to "
+               "the memory of a call in flight");
     return false;
   }
   const std::vector<std::byte> keep = std::move(diverted_);

@@ -29,7 +29,7 @@ class TcpLink final : public Link {
 
   int fd() const { return fd_; }
   // Whether the last pump() saw the socket empty, or ended: the kernel will tell when more comes.
-  bool is_drained() const { return drained_ || fd_ < 0; }
+  bool is_drained() const { return drained_ || fd_ < 0 || refused_; }
   // The peer will send no more: from here on, drained means that its end was read.
   void expect_end() { ending_ = true; }
 
@@ -61,12 +61,14 @@ class TcpLink final : public Link {
   bool begin_frame(FrameSink& sink);
   bool end_frame(FrameSink& sink);
   void fail(FrameSink& sink, const std::string& what);
+  void refuse(FrameSink& sink, const std::string& what);
 
   const int peer_;
   int fd_;
   const uint64_t epoch_;
   std::deque<Queued> queue_;
 
+  bool refused_ = false;  // broken, for what the peer sent
   bool drained_ = false;
   bool ending_ = false;
   std::vector<std::byte> ahead_;  // bytes read past what was asked for
