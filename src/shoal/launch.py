@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -73,6 +74,8 @@ def init(
 # How long rank 0 serves the others when it could not join: they look every second why not,
 # and leave. Only those that came after a rank had failed stay, and wait for it to come again.
 _LAST_SERVICE_S: Final = 5.0
+# How long it serves even if nobody is there: the others may be on their way still.
+_LEAST_SERVICE_S: Final = 1.0
 
 # Whether this process has met others before: then rank 0 may still be about to close that meeting.
 _has_met = False
@@ -108,5 +111,6 @@ def _meet_at_rank_0(place: Place, timeout_s: float) -> Group:
 def _end_service(server: TcpStoreServer, kind: type[BaseException] | None, *_: object) -> None:
     """Close the store of rank 0; if it could not join, once the others have read why."""
     if kind is not None and not issubclass(kind, TimedOut):
-        server.await_leavers(_LAST_SERVICE_S)
+        threading.Event().wait(_LEAST_SERVICE_S)
+        server.await_leavers(_LAST_SERVICE_S - _LEAST_SERVICE_S)
     server.close()

@@ -170,9 +170,9 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
     """
     with telling(store, rank, size):
         _check_isa()
-        staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20)
-        spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0)
-        backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1)
+        staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20, 1 << 40)
+        spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0, 10**9)
+        backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1, 10**9)
     arenas: list[engine.Arena] = []
 
     def local_fds(n_local: int) -> tuple[int, int]:
@@ -227,12 +227,14 @@ def _check_isa() -> None:
         )
 
 
-def _integer(name: str, default: int, least: int) -> int:
+def _integer(name: str, default: int, least: int, most: int) -> int:
     text = os.environ.get(name)
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise UsageError(f"{name}={text!r} is no integer of at least {least}; default {default}")
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise UsageError(
+            f"{name}={text!r} is no integer from {least} to {most}; the default is {default}"
+        )
     return int(text)
 
 

@@ -14,10 +14,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store
+
+# A store that answers at all does so in less; sooner, nothing speaks against it.
+_SUSPICIOUS_S: Final = 0.5
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...]]
 _Reply = tuple[Any, BaseException | None]
@@ -76,10 +79,9 @@ class Caller:
         if self._owed is None:
             return ""
         doing, since = self._owed
-        return (
-            f"{self._where} has not answered for {time.monotonic() - since:.3g} s ({doing}): is "
-            "its process stopped, or its host cut off?"
-        )
+        owed_s = time.monotonic() - since
+        asks = ": is its process stopped, or its host cut off?" if owed_s >= _SUSPICIOUS_S else ""
+        return f"{self._where} has not answered for {owed_s:.3g} s ({doing}){asks}"
 
     def close(self) -> None:
         """End the thread, once it is not stuck in a call; idempotent."""

@@ -196,7 +196,7 @@ class _Join:
         try:
             self._meet()
         except TimedOut as late:
-            verdict = f"could not join within {timeout_s:g} s"
+            verdict = f"could not join within {timeout_s:.3g} s"
             raise TimedOut(self._explain(verdict, self._store.silence)) from late
         except PeerLost as lost:
             gone = self._roster.farewell
