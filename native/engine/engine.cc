@@ -40,9 +40,9 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       credit_due_(names_.size(), 0),
       n_early_(names_.size(), 0),
       n_ended_unborn_(names_.size(), 0),
+      landings_(names_.size()),
       ahead_(names_.size(), 0),
-      held_(names_.size()),
-      landings_(names_.size()) {
+      held_(names_.size()) {
   peer_state_[rank_] = PeerState::kSelf;
   // A quarter of the ceiling for early small messages of all peers together, reserved now.
   const size_t n_peers = std::max<size_t>(1, names_.size() - 1);
