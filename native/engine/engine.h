@@ -112,7 +112,8 @@ class Engine final : public FrameSink {
   // wake earlier. 1 when other calls might need this process sooner.
   uint32_t frames_awaited(const Collective& call) const;
 
-  void tick(int64_t now);  // heartbeats, deadlines, peers that went silent
+  void tick(int64_t now);              // heartbeats, deadlines, peers that went silent
+  bool is_overdue(int64_t now) const;  // some call has reached its deadline
   void heard_from(int peer, int64_t when) { heard_ns_[peer] = std::max(heard_ns_[peer], when); }
   void peer_lost(int peer, const std::string& why);
   void abort_group(Group& group, const Error& why, bool tell);

@@ -321,6 +321,14 @@ void Engine::tick(int64_t now) {
   graveyard_.clear();
 }
 
+bool Engine::is_overdue(int64_t now) const {
+  const auto late = [&](const auto& entry) { return now >= entry.second->deadline_ns; };
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
+    const auto& calls = entry.second->in_flight;
+    return std::any_of(calls.begin(), calls.end(), late);
+  });
+}
+
 // A call of small messages does not announce itself to ranks that it sends nothing. If they called
 // something else under its key, nobody would find out before the deadline.
 void Engine::greet_late(Collective& call) {

@@ -383,6 +383,8 @@ void Mesh::tick(int64_t now) {
     engine_.heard_from(peer, shm_links_[peer]->peer_heartbeat_ns());
     shm_links_[peer]->release_regions();
   }
+  // Who is named as late must not have words here that nobody was woken for: they were not all.
+  if (engine_.is_overdue(now)) step();
   engine_.tick(now);
   settle_suspicion();
 }
