@@ -179,10 +179,11 @@ void Engine::launch(Collective& call, uint64_t key) {
     if (step.waits_for.empty()) make_ready(call, at);
     if (step.kind == StepKind::kRecv && step.gate != Place::kNoGate) grant(call, at);
   }
-  // An empty call has nothing to say: who calls something else under its key will.
+  // An empty call has nothing to say, since who calls something else under its key will; an empty
+  // message has.
+  const bool speaks = call.steps_left > 0 || call.plan->by_pair || is_message(key);
   for (const int peer : program.peers)
-    if (call.steps_left > 0 && !announces_itself(call, peer) && !is_held(call, peer))
-      send_open(call, peer);
+    if (speaks && !announces_itself(call, peer) && !is_held(call, peer)) send_open(call, peer);
   // Before any data of ours, which may fill the socket: the peer is to send at the same time.
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];

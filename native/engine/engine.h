@@ -176,6 +176,7 @@ class Engine final : public FrameSink {
   bool was_dropped(uint64_t id) const { return dropped_groups_.count(id) != 0; }
 
   // Messages (messages.cc)
+  static bool is_message(uint64_t key);
   uint64_t next_message(const Group& group, int from, int to, int64_t tag) const;
   uint64_t take_message(Group& group, int from, int to, int64_t tag);
   int first_to_send(const Group& group, int64_t tag) const;

@@ -29,6 +29,8 @@ uint64_t key_of(uint64_t channel, uint64_t n) { return kMessage | mixed(channel 
 
 }  // namespace
 
+bool Engine::is_message(uint64_t key) { return (key & kMessage) == kMessage; }
+
 // The key of the message after those that were called for.
 uint64_t Engine::next_message(const Group& group, int from, int to, int64_t tag) const {
   const uint64_t channel = channel_of(from, to, tag);
