@@ -22,8 +22,9 @@ from shoal.rendezvous.store import MemoryStore, Store
 # A store that answers at all does so in less; sooner, nothing speaks against it.
 _SUSPICIOUS_S: Final = 0.5
 
-_Call = tuple[Callable[..., Any], tuple[Any, ...]]
-_Reply = tuple[Any, BaseException | None]
+# Both begin with the number of the call: an interrupt may strike just as a reply is taken.
+_Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
+_Reply = tuple[int, Any, BaseException | None]
 
 
 def _never() -> float:
@@ -46,6 +47,7 @@ class Caller:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
         self._has_thread = False
+        self._n_calls = 0
         self._owed: tuple[str, float] | None = None  # which answer, and since when
 
     def call(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -55,16 +57,15 @@ class Caller:
             TimedOut: no answer by `deadline`. The call may still happen, at any later time.
             BaseException: what the function raises.
         """
-        if self._owed is not None:
-            self._await_reply()  # of a call that an interrupt has cut short
         if not self._has_thread:
             self._has_thread = True
             # NOT a method: a thread that is left behind must not keep the whole join.
             threading.Thread(
                 target=_answer, args=(self._calls, self._replies), name="shoal store", daemon=True
             ).start()
+        self._n_calls += 1
         self._owed = doing, time.monotonic()
-        self._calls.put((function, args))
+        self._calls.put((self._n_calls, function, args))
         value, error = self._await_reply()
         try:
             if error is not None:
@@ -88,17 +89,21 @@ class Caller:
         self.alarm = _never
         self._calls.put(None)
 
-    def _await_reply(self) -> _Reply:
+    def _await_reply(self) -> tuple[Any, BaseException | None]:
+        """The reply to the last call; those to earlier ones, which interrupts cut short, go by."""
         while True:
             wake_at = min(self.deadline, self.alarm())
             try:
-                reply = self._replies.get(timeout=max(0.0, wake_at - time.monotonic()))
+                number, value, error = self._replies.get(
+                    timeout=max(0.0, wake_at - time.monotonic())
+                )
             except queue.Empty:
                 if time.monotonic() >= self.deadline:
                     raise TimedOut(self.silence) from None
             else:
-                self._owed = None
-                return reply
+                if number == self._n_calls:
+                    self._owed = None
+                    return value, error
 
 
 class Asking(Caller):
@@ -161,9 +166,9 @@ class Asking(Caller):
 def _answer(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
     """The thread: make one call after the other."""
     while (call := calls.get()) is not None:
-        function, args = call
+        number, function, args = call
         try:
-            replies.put((function(*args), None))
+            replies.put((number, function(*args), None))
         except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-            replies.put((None, error))
+            replies.put((number, None, error))
         del call, function, args
