@@ -20,7 +20,7 @@ from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store
 
 # A store that answers at all does so in less; sooner, nothing speaks against it.
-_SUSPICIOUS_S: Final = 0.5
+_SUSPICIOUS_S: Final = 0.1
 
 # Both begin with the number of the call: an interrupt may strike just as a reply is taken.
 _Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
