@@ -96,6 +96,19 @@ def test_the_alarm_runs_while_an_answer_is_awaited() -> None:
     assert all("has not answered" in text for text in rings)
 
 
+def test_a_store_that_answers_just_after_the_deadline_is_not_blamed_for_it() -> None:
+    store = Stopped()
+
+    def answer() -> float:
+        store.goes_on.set()
+        return float("inf")
+
+    with asking(store, 0.0) as asked:
+        asked.alarm = answer
+        asked.set("a", b"1")
+        assert asked.silence == ""
+
+
 class Failing(MemoryStore):
     """Raises what it is told to."""
 

@@ -19,7 +19,8 @@ from typing import Any, Final
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store
 
-# A store that answers at all does so in less; sooner, nothing speaks against it.
+# A store that answers at all does so in less; sooner, nothing speaks against it. So a call that is
+# made just before the deadline is given this long, else the store would be blamed for our lateness.
 _SUSPICIOUS_S: Final = 0.1
 
 # Both begin with the number of the call: an interrupt may strike just as a reply is taken.
@@ -54,7 +55,8 @@ class Caller:
         """What this returns.
 
         Raises:
-            TimedOut: no answer by `deadline`. The call may still happen, at any later time.
+            TimedOut: no answer by `deadline`, or 0.1 s later if it was asked for shortly before.
+                The call may still happen, at any later time.
             BaseException: what the function raises.
         """
         if not self._has_thread:
@@ -64,9 +66,10 @@ class Caller:
                 target=_answer, args=(self._calls, self._replies), name="shoal store", daemon=True
             ).start()
         self._n_calls += 1
-        self._owed = doing, time.monotonic()
+        since = time.monotonic()
+        self._owed = doing, since
         self._calls.put((self._n_calls, function, args))
-        value, error = self._await_reply()
+        value, error = self._await_reply(since)
         try:
             if error is not None:
                 raise error
@@ -89,16 +92,17 @@ class Caller:
         self.alarm = _never
         self._calls.put(None)
 
-    def _await_reply(self) -> tuple[Any, BaseException | None]:
+    def _await_reply(self, since: float) -> tuple[Any, BaseException | None]:
         """The reply to the last call; those to earlier ones, which interrupts cut short, go by."""
         while True:
-            wake_at = min(self.deadline, self.alarm())
+            expires = max(self.deadline, min(since, self.deadline) + _SUSPICIOUS_S)
+            wake_at = min(expires, self.alarm())
             try:
                 number, value, error = self._replies.get(
                     timeout=max(0.0, wake_at - time.monotonic())
                 )
             except queue.Empty:
-                if time.monotonic() >= self.deadline:
+                if time.monotonic() >= expires:
                     raise TimedOut(self.silence) from None
             else:
                 if number == self._n_calls:
