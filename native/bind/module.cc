@@ -164,6 +164,8 @@ struct Call {
   // Of a message that is there: the group rank it came from; else -1.
   int source() const { return done() ? collective->source : -1; }
 
+  bool succeeded() const { return finished() && !collective->error; }
+
   ErrorTuple error() const {
     if (finished()) return tuple_of(collective->error);
     if (!abandoned()) return {0, -1, "", ""};
@@ -280,6 +282,7 @@ NB_MODULE(_native, m) {
       .def("wait", &Call::wait, nb::arg("timeout_s"))
       .def("done", &Call::done)
       .def("source", &Call::source)
+      .def("succeeded", &Call::succeeded)
       .def("error", &Call::error);
   nb::class_<GroupHandle>(m, "Group")
       .def("post", &GroupHandle::post)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -71,20 +72,23 @@ def span_of(data: Any, *, writable: bool = True) -> Span:
     if isinstance(data, Span):
         return data
     if hasattr(data, "data_ptr"):
-        if data.device.type != "cpu":
+        if not data.is_cpu:
             raise UsageError(f"{_name(data)} is on {data.device}; shoal takes CPU memory here")
         if not data.is_contiguous():
             raise UsageError(
                 f"{_name(data)} is not contiguous in memory; pass tensor.contiguous(), "
                 "and copy back what the call writes"
             )
-        return Span(data.data_ptr(), data.numel(), parse_dtype(data.dtype), data)
+        return Span(data.data_ptr(), data.numel(), _dtype_of_tensor(data.dtype), data)
     view, dtype = _view_of(data)
     if not view.c_contiguous:
         raise UsageError(_not_contiguous(data, view))
     if view.readonly and writable:
         raise UsageError(f"{_name(data)} is read-only, and this call writes to it")
-    return Span(engine.address_of(view), view.nbytes // item_size(dtype), dtype, view)
+    return Span(engine.address_of(view), view.nbytes // view.itemsize, dtype, view)
+
+
+_dtype_of_tensor = functools.lru_cache(maxsize=64)(parse_dtype)  # its name takes long to print
 
 
 def _view_of(data: Any) -> tuple[memoryview, DType]:

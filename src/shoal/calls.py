@@ -12,7 +12,7 @@ from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.shapes import REDUCING, Shape
-from shoal.work import Work
+from shoal.work import FOR_EVER_S, Work
 from shoal.world import Occurrences, hash_of
 
 if TYPE_CHECKING:
@@ -213,11 +213,9 @@ class Calls:
     # Starting.
 
     def _start_in_place(self, plan: engine.Plan, span: Span, how: How) -> Work | None:
-        background = how.get("async_op", False)
-        call = self._native.post_in_place(
-            plan, self._key(how), span.address, self._timeout(how), background
-        )
-        return self._finish(Work(self, call, span), background or how.get("work", False))
+        key, timeout_s, background = self._key(how), self._timeout(how), how.get("async_op", False)
+        call = self._native.post_in_place(plan, key, span.address, timeout_s, background)
+        return self._finish(call, span, how)
 
     def _start_between(
         self, plan: engine.Plan, read: Sequence[Span], written: Sequence[Span], how: How
@@ -230,7 +228,7 @@ class Calls:
     ) -> Work | None:
         background = how.get("async_op", False)
         call = self._native.post(plan, key, memory, self._timeout(how), background)
-        return self._finish(Work(self, call, owners), background or how.get("work", False))
+        return self._finish(call, owners, how)
 
     def _message(self, kind: str, data: Any, peer: int | None, tag: int, how: How) -> Work | None:
         if peer is not None:
@@ -248,7 +246,7 @@ class Calls:
         call = self._native.post_message(
             *(plan_for(shape), kind == "send", at, tag, span.address, timeout_s, background)
         )
-        return self._finish(Work(self, call, span), background or how.get("work", False))
+        return self._finish(call, span, how)
 
     def _key(self, how: How) -> int:
         name = how.get("name")
@@ -257,6 +255,8 @@ class Calls:
         return _NAMED | hash_of(name, self._named.count(name)) >> 2
 
     def _timeout(self, how: How) -> float:
+        if not how:  # the usual case
+            return self.timeout_s
         if not how.keys() <= How.__annotations__.keys():
             unknown = ", ".join(how.keys() - How.__annotations__.keys())
             raise TypeError(
@@ -265,13 +265,16 @@ class Calls:
         timeout_s = how.get("timeout_s")
         return self.timeout_s if timeout_s is None else timeout_s
 
-    def _finish(self, work: Work, unfinished: bool) -> Work | None:
-        if unfinished:
+    def _finish(self, call: engine.Call, owners: object, how: How) -> Work | None:
+        if how and (how.get("async_op") or how.get("work")):
+            work = Work(self, call, owners)
             self._world.keep(work)
             return work
         try:
-            work.wait()
+            call.wait(FOR_EVER_S)
         finally:
-            if not work.done():  # interrupted
-                self._world.keep(work)
+            if not call.done():  # interrupted
+                self._world.keep(Work(self, call, owners))
+        if not call.succeeded():
+            Work(self, call, owners).wait()  # raises why
         return None

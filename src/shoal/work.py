@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.engine import Call, Mesh
 
 # Longer than any call: the call's own deadline ends the wait.
-_FOR_EVER_S: Final = 3e9
+FOR_EVER_S: Final = 3e9
 
 
 class Origin(Protocol):
@@ -56,7 +56,7 @@ class Work:
             PeerLost, UsageError, Closed: the group has ended; the buffers are partly folded.
             KeyboardInterrupt: the call goes on.
         """
-        if not self._call.wait(_FOR_EVER_S if timeout_s is None else timeout_s):
+        if not self._call.wait(FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
         if self._lent is None:  # the usual case, without a call
             self._owners = None
@@ -106,7 +106,7 @@ class Work:
 
     def error(self) -> ShoalError | None:
         """Why it failed; None while it runs and when it went well."""
-        return self._group.error_from(self._call.error())
+        return None if self._call.succeeded() else self._group.error_from(self._call.error())
 
     def on_done(self, callback: Callable[[Work], None]) -> None:
         """Run `callback(self)` on shoal's completion thread once the call has ended.
@@ -129,9 +129,9 @@ def wait_for_an_end(work: Work, seen: int) -> int:
     """
     mesh = work.mesh
     if mesh is None:  # closed, or about to be
-        work.drive(_FOR_EVER_S)
+        work.drive(FOR_EVER_S)
         return seen
-    return mesh.wait_finished(seen, _FOR_EVER_S)
+    return mesh.wait_finished(seen, FOR_EVER_S)
 
 
 def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
