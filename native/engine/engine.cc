@@ -40,6 +40,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       credit_due_(names_.size(), 0),
       n_early_(names_.size(), 0),
       n_ended_unborn_(names_.size(), 0),
+      traffic_(names_.size()),
       landings_(names_.size()),
       ahead_(names_.size(), 0),
       held_(names_.size()) {
@@ -363,6 +364,7 @@ bool Engine::send(int peer, const Frame& frame) {
   if (link == nullptr) return true;
   to_flush_[peer] = true;
   said_ns_[peer] = now_;
+  traffic_[peer].n_frames_out++;
   return link->send(frame);
 }
 

@@ -59,6 +59,7 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   heard_ns_[peer] = now_;
+  traffic_[peer].n_frames_in++;
   const Link* link = links_[peer].get();
   if (link != nullptr && !link->shares_memory() && is_of_shared_memory(header.type))
     return protocol_error(peer, "sent a frame of shared memory over a network");

@@ -89,7 +89,9 @@ void Engine::advance(Collective& call, uint32_t at, uint32_t done) {
   StepState& state = call.state[at];
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
+  count_moved(call, at, done);
   state.done = done;
+  state.moved_ns = now_;
   if (done == state.n_segments) call.steps_left--;
   if (call.steps_left == 0) return finish(call, {});
   if (done < state.n_segments) make_ready(call, at);
@@ -99,6 +101,15 @@ void Engine::advance(Collective& call, uint32_t at, uint32_t done) {
   }
   for (auto next = step.unlocks.rbegin(); next != step.unlocks.rend(); ++next)
     make_ready(call, *next);
+}
+
+void Engine::count_moved(const Collective& call, uint32_t at, uint32_t done) {
+  const Step& step = call.plan->program->steps[at];
+  if (step.peer < 0) return;
+  const uint64_t n_bytes = uint64_t{done - call.state[at].done - 1} * call.plan->segment_bytes +
+                           call.segment_bytes(step, done - 1);
+  Traffic::Peer& traffic = traffic_[call.group->members[step.peer]];
+  (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
 }
 
 // ---- sends
@@ -117,6 +128,7 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     if (state.started < may) return send_data(call, at, false);
     if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_)
       return send_data(call, at, true);
+    traffic_[peer].no_credit++;
     if (!state.want_said) {
       if (call.plan->by_pair) send_open(call, step.peer);  // it may not want anything of us
       send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
@@ -124,7 +136,11 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     state.want_said = true;
     return 0;
   }
-  if (!link->shares_memory()) return state.started < may ? send_data(call, at, false) : 0;
+  if (!link->shares_memory() && state.started < may) return send_data(call, at, false);
+  if (!link->shares_memory()) {
+    traffic_[peer].no_grant++;
+    return 0;
+  }
 
   // Where the peer's own word on lengths may be late, it is not written to: its block may be
   // shorter.
@@ -141,8 +157,12 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   // The last free slot is kept for segments the receiver can use at once: whatever else fills the
   // slots, those always get through, so no set of calls can block each other.
   const bool granted_now = state.started < may;
-  if (!granted_now && !call.peer_open[step.peer]) return 0;  // its word will wake this step
+  if (!granted_now && !call.peer_open[step.peer]) {
+    traffic_[peer].no_grant++;
+    return 0;  // its word will wake this step
+  }
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return send_in_slot(call, at);
+  traffic_[peer].no_slot++;
   if (!state.waits_for_slot) waiting_for_slots_.emplace_back(call.weak_from_this(), at);
   state.waits_for_slot = true;
   return 0;
@@ -457,7 +477,10 @@ void Engine::grant(Collective& call, uint32_t at) {
   if (!link->shares_memory() && upto < state.n_segments) {
     if (state.reserved == 0) {
       const uint32_t wish = std::min(kAhead, state.n_segments - upto);
-      if (staging_.reserve(size_t{wish} * call.plan->segment_bytes)) state.reserved = wish;
+      if (staging_.reserve(size_t{wish} * call.plan->segment_bytes))
+        state.reserved = wish;
+      else
+        traffic_[peer].no_staging++;
     }
     upto = std::min(upto + state.reserved, state.n_segments);
   }

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "transport/frame.h"
+#include "transport/link_state.h"
 
 namespace shoal {
 
@@ -47,6 +48,9 @@ class Link {
 
   // Frames wait in this link for room in the kernel or the ring.
   virtual bool has_queued() const = 0;
+
+  // For people to read; costs a few microseconds.
+  virtual LinkState state() const { return {}; }
 
   // From here on nothing in [from, from + n_bytes) is read or written any more: borrowed payloads
   // there are dropped (or copied, where the frame is half sent), a landing there is diverted.

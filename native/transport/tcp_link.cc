@@ -123,6 +123,7 @@ bool TcpLink::flush(FrameSink& sink) {
     message.msg_iovlen = static_cast<size_t>(n_vectors);
     const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
+    if (static_cast<ssize_t>(wanted) > n) n_full_++;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (n < 0) {
       // Reading tells more about why: a goodbye may still lie there. The end comes from pump().
@@ -153,6 +154,15 @@ bool TcpLink::flush(FrameSink& sink) {
   for (auto queued = queue_.begin(); queued != queue_.end() && queued->sealed; ++queued)
     queued->waited = true;
   return moved;
+}
+
+LinkState TcpLink::state() const {
+  LinkState state;
+  state.n_queued = queue_.size();
+  for (const Queued& queued : queue_) state.queued_bytes += queued.size() - queued.n_sent;
+  state.n_full = n_full_;
+  state.sockets = {state_of_socket(fd_)};
+  return state;
 }
 
 // ---- in

@@ -21,6 +21,7 @@ class TcpLink final : public Link {
   bool flush(FrameSink& sink) override;
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
+  LinkState state() const override;
   void disown(const std::byte* from, size_t n_bytes) override;
   bool lingers() override;
   void close() override;
@@ -67,6 +68,7 @@ class TcpLink final : public Link {
   int fd_;
   const uint64_t epoch_;
   std::deque<Queued> queue_;
+  uint64_t n_full_ = 0;  // how often the socket took less than it was given
 
   bool refused_ = false;  // broken, for what the peer sent
   bool drained_ = false;
