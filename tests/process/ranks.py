@@ -141,6 +141,7 @@ def start_ranks(
     task = pickle.dumps((sys.path, os.getpid(), *what))
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
+    master["SHOAL_DUMP"] = "off"  # many tests wait for a deadline
     processes: list[_Process] = []
     ranks = Ranks(processes)
     with contextlib.ExitStack() as on_error:
