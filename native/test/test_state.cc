@@ -196,6 +196,42 @@ TEST("small messages beyond the allowance wait for credit") {
   CHECK(number(list(state, "peers")[1], "eager_out_bytes") > 10'000);
 }
 
+TEST("staging that cannot be promised is counted") {
+  World::Options options = calm(false);
+  options.engine.staging_bytes = 1u << 20;
+  World world(3, options);
+  for (uint64_t key = 0; key < 6; ++key)
+    for (int rank = 0; rank < 3; ++rank) {
+      Job job = job_of(Kind::kRingAllReduce, 200'000, key);
+      job.segment_bytes = 64u << 10;
+      world.post(rank, job);
+    }
+  CHECK(world.run_all());
+  int64_t n = 0;
+  for (int rank = 0; rank < 3; ++rank)
+    for (size_t peer = 0; peer < 3; ++peer) n += stalls(state_of(world, rank), peer, "no_staging");
+  CHECK(n > 0);
+}
+
+TEST("what the peer has yet to read, or the link to send, is awaited of them") {
+  for (const bool shares_memory : {true, false}) {
+    World::Options options = calm(shares_memory);
+    options.shares_buffers = 1;
+    options.net.room = 1;
+    options.net.copied = 0;
+    World world(2, options);
+    for (const int rank : {0, 1}) world.post(rank, job_of(Kind::kDirectBroadcast, 16 * 256));
+    // Private memory of the receiver: it is not written to from outside, but reads.
+    CHECK(world.run([&] {
+      const Value state = state_of(world, 0);
+      return calls_in(state).empty() ||
+             awaited(state, "send", 1) == (shares_memory ? "taken" : "link");
+    }));
+    CHECK(!calls_in(state_of(world, 0)).empty());
+    CHECK(world.run_all());
+  }
+}
+
 TEST("what is too long to tell is left out, and how much of it is said") {
   World world(2, calm(false));
   for (uint64_t key = 0; key < 2000; ++key)

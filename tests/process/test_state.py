@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -42,6 +43,16 @@ def files_of(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in paths]
 
 
+def names_in(told: Any) -> set[str]:
+    """Every field of it, and of what is in it."""
+    if isinstance(told, list):
+        return set().union(*map(names_in, told))
+    if not isinstance(told, dict):
+        return set()
+    deeper = {name: value for name, value in told.items() if name not in ("settings", "versions")}
+    return set().union(deeper, *map(names_in, deeper.values()))
+
+
 def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +84,10 @@ def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
         assert 0.5 < call["age_s"] < 30
         kinds = [peer["link"] for peer in state["worlds"][0]["peers"]]
         assert kinds == [["none", "shm", "tcp"], [], ["tcp", "tcp", "none"]][rank]
+
+    words = re.findall(r"`(\w+)`", (Path(__file__).parents[2] / "docs/dump.md").read_text())
+    unknown = names_in([files_of(tmp_path, rank) for rank in range(3)]) - set(words)
+    assert unknown == set(), "docs/dump.md does not tell what these are"
 
     assert main(["dump", *map(str, tmp_path.glob("*.json"))]) == 0
     told = capsys.readouterr().out

@@ -108,8 +108,15 @@ class AtDeadline:
         """Where it was written, in words for the error."""
         with AtDeadline._lock:
             if self._note is None:
-                self._note = self._write(source, native)
+                self._note = self._attempt(source, native)
             return self._note
+
+    def _attempt(self, source: Source, native: Told) -> str:
+        try:
+            return self._write(source, native)
+        except Exception as error:  # noqa: BLE001 - the error that is being told matters more
+            _LOG.exception("the state of this process cannot be told")
+            return f"what it waited for could not be written: {error!r}"
 
     @staticmethod
     def _write(source: Source, native: Told) -> str:
@@ -124,7 +131,11 @@ class AtDeadline:
         AtDeadline._n_written += 1
         state = describe("a deadline passed", {source: told})
         files = write(state, text_of(state), pattern)
-        note = f"what it waited for is in {files[-1]}" if files else "it could not be written"
+        note = (
+            f"what it waited for is in {files[-1]}"
+            if files
+            else "what it waited for could not be written"
+        )
         AtDeadline._last = told["taken_ns"], note
         return note
 

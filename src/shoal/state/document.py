@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import platform
 import socket
@@ -12,7 +14,7 @@ import traceback
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from shoal import engine
 from shoal.state.waits import waits_of
@@ -78,7 +80,7 @@ def describe(why: str, told: Mapping[Source, dict[str, Any]] | None = None) -> d
         told: what the native core told of some of them before; the others are asked now.
     """
     told = told or {}
-    worlds = [_world(source, told.get(source)) for source in list(SOURCES)]
+    worlds = [_world(source, told.get(source)) for source in _all_of(SOURCES)]
     worlds.sort(key=lambda world: -len(world["ranks"]))
     return {
         "shoal_dump": VERSION,
@@ -106,7 +108,7 @@ def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
     mesh = source.mesh
     native = told if told is not None else mesh.state(_PATIENCE_S) if mesh is not None else None
     names = {
-        f"{group.native_id:016x}": group.name for group in list(source.groups) if group.native_id
+        f"{group.native_id:016x}": group.name for group in _all_of(source.groups) if group.native_id
     }
     world: dict[str, Any] = {
         "epoch": f"{source.epoch:016x}",
@@ -121,8 +123,19 @@ def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
         group["name"] = names.get(group["id"])
         for call in group["in_flight"]:
             call["waits"] = waits_of(call)
-    native = {key: value for key, value in native.items() if key not in ("rank", "size")}
-    return {**world, **native}
+    known = ("rank", "size", "taken_ns")
+    return {**world, **{name: value for name, value in native.items() if name not in known}}
+
+
+_Item = TypeVar("_Item")
+
+
+def _all_of(items: Iterable[_Item]) -> list[_Item]:
+    """What is in a set that other threads may add to meanwhile."""
+    for _ in range(100):
+        with contextlib.suppress(RuntimeError):  # it changed while it was read
+            return list(items)
+    return []
 
 
 def _version(module: str) -> str | None:
@@ -145,8 +158,10 @@ def _threads() -> list[dict[str, Any]]:
     told = []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
-        stack = traceback.extract_stack(frame)[-_MOST_FRAMES:] if frame is not None else []
-        lines = [f"{at.filename}:{at.lineno} in {at.name}" for at in stack]
+        # NOT extract_stack: it reads the source files, from a disk that may not answer.
+        stack = itertools.islice(traceback.walk_stack(frame), _MOST_FRAMES) if frame else ()
+        lines = [f"{at.f_code.co_filename}:{line} in {at.f_code.co_name}" for at, line in stack]
+        lines.reverse()
         theirs = [line for line in lines if not line.startswith(_OWN)]
         told.append({"name": thread.name, "stack": lines, "at": (theirs or lines or [""])[-1]})
     return told

@@ -94,7 +94,9 @@ def _create(paths: tuple[Path, ...], contents: tuple[str, ...]) -> None:
     try:
         for path, content in zip(paths, contents, strict=True):
             # NOT for others to read where the folder is for everybody: names of hosts, of calls.
-            with open(path, "x", encoding="utf-8", opener=_for_me_alone) as file:
+            with open(
+                path, "x", encoding="utf-8", errors="backslashreplace", opener=_for_me_alone
+            ) as file:
                 made.append(path)
                 file.write(content)
     except OSError:
