@@ -21,6 +21,7 @@
 #include "bind/value.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
+#include "transport/frame_rules.h"
 
 namespace nb = nanobind;
 
@@ -371,6 +372,15 @@ NB_MODULE(_native, m) {
     const int fd = note_signal(signal, error);
     raise_if(error);
     return fd;
+  });
+  m.def("frame_rules", [] {
+    std::vector<
+        std::tuple<int, std::string, uint8_t, uint16_t, std::string, std::string, std::string>>
+        rows;
+    for (const FrameRule& rule : frame_rules())
+      rows.emplace_back(static_cast<int>(rule.type), rule.name, rule.over, rule.flags, rule.when,
+                        rule.says, rule.follows);
+    return rows;
   });
   m.def("n_waiting", [] { return n_waiting.load(); });
   m.def("wakeups", [] {
