@@ -215,7 +215,7 @@ class Engine final : public FrameSink {
   void use(Collective& call, uint32_t at, const std::byte* from);
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
-  void count_moved(const Collective& call, uint32_t at, uint32_t done);
+  void moved_upto(Collective& call, uint32_t at, uint32_t done);
   void complete(Collective& call, uint32_t at, uint32_t segment);
   void complete_below(Collective& call, uint32_t at, uint32_t done);
   void make_ready(Collective& call, uint32_t at);

@@ -89,9 +89,7 @@ void Engine::advance(Collective& call, uint32_t at, uint32_t done) {
   StepState& state = call.state[at];
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
-  count_moved(call, at, done);
-  state.done = done;
-  state.moved_ns = now_;
+  moved_upto(call, at, done);
   if (done == state.n_segments) call.steps_left--;
   if (call.steps_left == 0) return finish(call, {});
   if (done < state.n_segments) make_ready(call, at);
@@ -101,15 +99,6 @@ void Engine::advance(Collective& call, uint32_t at, uint32_t done) {
   }
   for (auto next = step.unlocks.rbegin(); next != step.unlocks.rend(); ++next)
     make_ready(call, *next);
-}
-
-void Engine::count_moved(const Collective& call, uint32_t at, uint32_t done) {
-  const Step& step = call.plan->program->steps[at];
-  if (step.peer < 0) return;
-  const uint64_t n_bytes = uint64_t{done - call.state[at].done - 1} * call.plan->segment_bytes +
-                           call.segment_bytes(step, done - 1);
-  Traffic::Peer& traffic = traffic_[call.group->members[step.peer]];
-  (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
 }
 
 // ---- sends
@@ -136,11 +125,8 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     state.want_said = true;
     return 0;
   }
-  if (!link->shares_memory() && state.started < may) return send_data(call, at, false);
-  if (!link->shares_memory()) {
-    traffic_[peer].no_grant++;
-    return 0;
-  }
+  if (!link->shares_memory())
+    return state.started < may ? send_data(call, at, false) : stalled(traffic_[peer].no_grant);
 
   // Where the peer's own word on lengths may be late, it is not written to: its block may be
   // shorter.
@@ -157,15 +143,12 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   // The last free slot is kept for segments the receiver can use at once: whatever else fills the
   // slots, those always get through, so no set of calls can block each other.
   const bool granted_now = state.started < may;
-  if (!granted_now && !call.peer_open[step.peer]) {
-    traffic_[peer].no_grant++;
-    return 0;  // its word will wake this step
-  }
+  if (!granted_now && !call.peer_open[step.peer])
+    return stalled(traffic_[peer].no_grant);  // its word will wake this step
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return send_in_slot(call, at);
-  traffic_[peer].no_slot++;
   if (!state.waits_for_slot) waiting_for_slots_.emplace_back(call.weak_from_this(), at);
   state.waits_for_slot = true;
-  return 0;
+  return stalled(traffic_[peer].no_slot);
 }
 
 // Straight into the receiver's own buffer.

@@ -8,6 +8,12 @@
 
 namespace shoal {
 
+// Counts that a step could not go on; for attempts, which return the bytes they moved.
+inline size_t stalled(uint64_t& how_often) {
+  how_often++;
+  return 0;
+}
+
 // Threads: under the mesh's lock.
 class Traffic {
  public:
