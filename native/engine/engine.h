@@ -65,6 +65,7 @@ struct Group : std::enable_shared_from_this<Group> {
   std::map<int64_t, std::deque<Receiving>> receiving;
   std::unordered_map<uint64_t, std::shared_ptr<const Plan>> finished;  // the last calls, by key
   std::deque<uint64_t> finished_order;
+  uint64_t last_counted = 0;  // the highest key of a call without a name
   size_t finished_chunks = 0;
 };
 
@@ -154,6 +155,7 @@ class Engine final : public FrameSink {
                                      const Error& why);
   void launch(Collective& call, uint64_t key);
   void remember(Group& group, const Collective& call);
+  static bool is_forgotten(const Group& group, uint64_t key);
   bool announces_itself(const Collective& call, int peer) const;
 
   // Bounds on what calls and peers may take (bounds.cc)
@@ -176,6 +178,7 @@ class Engine final : public FrameSink {
 
   // Messages (messages.cc)
   static bool is_message(uint64_t key);
+  static bool is_counted(uint64_t key) { return key >> 62 == 0; }  // a call without a name
   uint64_t next_message(const Group& group, int from, int to, int64_t tag) const;
   uint64_t take_message(Group& group, int from, int to, int64_t tag);
   int first_to_send(const Group& group, int64_t tag) const;

@@ -105,6 +105,26 @@ TEST("closed groups are remembered for a while, not for ever") {
   CHECK_EQ(duel.engine.n_groups(), before);
 }
 
+TEST("late frames of calls that ended long ago are let go, however many") {
+  Duel duel;
+  Group& group = *duel.group;
+  Job job;
+  job.kind = Kind::kShardedAllReduce;
+  const auto plan = plan_of(job, 0, 3);
+  constexpr uint64_t kCalls = 75'000;
+  for (uint64_t key = 100; key < 100 + kCalls; ++key)  // empty: nothing is waited for
+    CHECK(duel.engine.post(group, plan, key, {{nullptr}}, INT64_MAX)->finished);
+  Frame open = duel.frame(FrameType::kOpen);
+  for (uint64_t key = 100; key < 100 + kCalls - 5000; ++key) {
+    open.header.key = key;
+    duel.ends[1]->send(open);
+    if (key % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
+  }
+  duel.ends[1]->flush(duel.sink);
+  duel.settle();
+  CHECK(duel.engine.state_of(1) == Engine::PeerState::kAlive);
+}
+
 TEST("a group counts so many tags and then refuses new ones in words") {
   World::Options options;
   options.engine.most_tags = 10;
