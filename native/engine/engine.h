@@ -169,6 +169,7 @@ class Engine final : public FrameSink {
   void start_with(Collective& call, int from);
   static bool has_memory(const Collective& call, const Step& step);
   bool take_scratch(Collective& call);
+  void wait_for_scratch(Collective& call, uint32_t at);
   void give_scratch_back(Collective& call);
   void grant_overdue_scratch();
   Group& unborn(uint64_t id);
@@ -178,7 +179,8 @@ class Engine final : public FrameSink {
 
   // Messages (messages.cc)
   static bool is_message(uint64_t key);
-  static bool is_counted(uint64_t key) { return key >> 62 == 0; }  // a call without a name
+  // A call without a name: its key is how many of the group's came before it, more or less.
+  static bool is_counted(uint64_t key) { return key >> 62 == 0; }
   uint64_t next_message(const Group& group, int from, int to, int64_t tag) const;
   uint64_t take_message(Group& group, int from, int to, int64_t tag);
   int first_to_send(const Group& group, int64_t tag) const;
@@ -276,9 +278,9 @@ class Engine final : public FrameSink {
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_groups_;  // the last ones, in order:
   std::deque<uint64_t> dropped_order_;
-  std::vector<std::shared_ptr<Collective>> runnable_;
+  std::deque<std::shared_ptr<Collective>> runnable_;
   std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;
-  std::deque<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_scratch_;
+  std::deque<std::weak_ptr<Collective>> waiting_for_scratch_;
   size_t scratch_bytes_ = 0;
   // Calls whose scratch went beyond the ceiling.
   uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;

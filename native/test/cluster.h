@@ -23,6 +23,8 @@
 namespace shoal::test {
 
 inline constexpr int64_t kHour = 3600 * kSecond;
+// Set in the keys of calls that are in no order.
+inline constexpr uint64_t kNamed = uint64_t{1} << 62;
 inline constexpr int64_t kPatience = 60 * kSecond;  // sanitizers on a busy machine are slow
 
 // Turns until it holds. False after kPatience.
