@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "engine/mesh.h"
 #include "test/check.h"
-#include "test/jobs.h"
+#include "test/truth.h"
 
 namespace shoal::test {
 
@@ -84,7 +84,7 @@ class Cluster {
     const auto plan = plan_of(job, rank, size_);
     part->memory = input_of(job, rank, size_);
     std::vector<std::vector<std::byte*>> memory = {{part->memory.data()}};
-    if (job.is_all_gather() || job.is_reduce_scatter()) {
+    if (job.has_blocks()) {
       part->output.resize(expected(job, rank, size_).size());
       memory = {{}, {part->memory.data()}, {part->output.data()}};
     }
