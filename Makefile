@@ -109,6 +109,7 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(PY) -m shoal.lens.document docs
 	$(PY) -m shoal.lens.papers_page docs
+	$(PY) docs/wire_table.py
 
 # What the native tests run: the programs of all algorithms, from the schedules. A test compares.
 programs: $(INSTALLED)
