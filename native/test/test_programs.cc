@@ -52,7 +52,7 @@ TEST(
     trial.run_until_sent(options.net.cuts_at);
     trial.post(Trial::roll_call(9), trial.everyone());
     const auto is_cut = [](int, const Call& call) {
-      return call.error.fault == Fault::kPeerLost && says(call.error.text, "closed the connection");
+      return call.error.fault == Fault::kPeerLost && has(call.error.text, "closed the connection");
     };
     trial.check(is_cut);
     trial.check_ended(trial.everyone(), is_cut);
@@ -72,7 +72,7 @@ TEST("a rank that dies at any frame ends every program's calls, and is named by 
     trial.world.kill(victim);
     const auto is_dead = [&](int rank, const Call& call) {
       return rank == victim || (call.error.fault == Fault::kPeerLost && call.error.peer == victim &&
-                                says(call.error.text, "closed the connection"));
+                                has(call.error.text, "closed the connection"));
     };
     trial.check(is_dead);
     trial.check_ended(trial.everyone_but(victim), is_dead);
@@ -95,7 +95,7 @@ TEST("a rank that is stopped at any frame is given up after five seconds, by its
     trial.world.go_on(victim);
     const auto is_given_up = [&](int rank, const Call& call) {
       return call.error.fault == Fault::kPeerLost &&
-             (rank == victim || (call.error.peer == victim && says(call.error.text, "silent")));
+             (rank == victim || (call.error.peer == victim && has(call.error.text, "silent")));
     };
     trial.check(is_given_up);
     trial.check_ended(trial.everyone(), is_given_up);
@@ -134,8 +134,8 @@ TEST("a rank that calls something else ends every program's calls, and both call
       trial.post(rank == odd ? other : job, {rank});
     trial.world.run_steps(static_cast<int>(trial.random().below(20)));
     const auto names_both = [&](int, const Call& call) {
-      return call.error.fault == Fault::kMismatch && says(call.error.text, World::name(odd)) &&
-             says(call.error.text, job.descriptor()) && says(call.error.text, other.descriptor());
+      return call.error.fault == Fault::kMismatch && has(call.error.text, World::name(odd)) &&
+             has(call.error.text, job.descriptor()) && has(call.error.text, other.descriptor());
     };
     trial.check(names_both);
     trial.check_ended(trial.everyone(), names_both);
@@ -175,9 +175,9 @@ TEST("a rank that never calls makes every program's calls end at their deadline"
     trial.check(
         [&](int, const Call& call) {
           return call.error.fault == Fault::kTimedOut &&
-                 says(call.error.text, "reached the deadline of " + call.job.descriptor()) &&
-                 (says(call.error.text, "waiting for " + World::name(absent)) ||
-                  says(call.error.text, "(in the same call, perhaps"));
+                 has(call.error.text, "reached the deadline of " + call.job.descriptor()) &&
+                 (has(call.error.text, "waiting for " + World::name(absent)) ||
+                  has(call.error.text, "(in the same call, perhaps"));
         },
         300);
   });

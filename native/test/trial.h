@@ -6,13 +6,9 @@
 #include <vector>
 
 #include "test/check.h"
-#include "test/world.h"
+#include "test/faults.h"
 
 namespace shoal::test {
-
-inline bool says(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // Some calls of one recipe on every rank of a world of its size, and what is wrong with them in the
 // end, said with all that it takes to run them again.

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/shared_memory.h"
-#include "transport/slots.h"
 #include "transport/link.h"
+#include "transport/slots.h"
 
 namespace shoal {
 
