@@ -44,6 +44,17 @@ def written(sizes: Iterable[int] = SIZES) -> str:
     return "".join(line + "\n" for size in sizes for line in _of_size(size))
 
 
+def of_many_ranks(sizes: Iterable[int]) -> str:
+    """Only the two whose cost for each rank grows most and least with the size of the group."""
+    lines = [
+        line
+        for size in sizes
+        for name in ("tree", "ring")
+        for line in _program("all_reduce", name, size, 0, ())
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _of_size(size: int) -> Iterator[str]:
     for collective, name in _names(size):
         algorithm = find(collective, name)
@@ -140,5 +151,7 @@ def _steps(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(written())
-    sys.stdout.write(f"{FILE}: {FILE.stat().st_size} bytes\n")
+    if len(sys.argv) > 2:  # another file, for groups of these sizes
+        Path(sys.argv[1]).write_text(of_many_ranks(map(int, sys.argv[2:])))
+    else:
+        FILE.write_text(written())
