@@ -44,15 +44,11 @@ def written(sizes: Iterable[int] = SIZES) -> str:
     return "".join(line + "\n" for size in sizes for line in _of_size(size))
 
 
-def of_many_ranks(sizes: Iterable[int]) -> str:
-    """Only the two whose cost for each rank grows most and least with the size of the group."""
-    lines = [
-        line
-        for size in sizes
-        for name in ("tree", "ring")
-        for line in _program("all_reduce", name, size, 0, ())
-    ]
-    return "\n".join(lines) + "\n"
+def of_many_ranks(wanted: Iterable[str]) -> str:
+    """All-reduces such as "tree:1024": an algorithm and the size of its group."""
+    pairs = [each.split(":") for each in wanted]
+    programs = (_program("all_reduce", name, int(size), 0, ()) for name, size in pairs)
+    return "".join(line + "\n" for program in programs for line in program)
 
 
 def _of_size(size: int) -> Iterator[str]:
@@ -151,7 +147,7 @@ def _steps(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:  # another file, for groups of these sizes
-        Path(sys.argv[1]).write_text(of_many_ranks(map(int, sys.argv[2:])))
+    if len(sys.argv) > 2:  # another file, for larger groups
+        Path(sys.argv[1]).write_text(of_many_ranks(sys.argv[2:]))
     else:
         FILE.write_text(written())

@@ -1,6 +1,7 @@
 // Collectives to try on the engine: any algorithm of src/shoal/schedule, over any lengths.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <string_view>

@@ -2,6 +2,7 @@
 // it (`make programs`) from the schedules and tells its format.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <deque>

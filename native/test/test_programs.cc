@@ -1,7 +1,7 @@
 // Every program that is written from a schedule, through every fault that the seeded network has:
 // each call ends in the right bytes, or on every rank in an error that names who is to blame.
 //
-// SHOAL_SEEDS=50 in the environment tries fifty times as many (`make test-soak`).
+// SHOAL_SEEDS=30 in the environment tries thirty times as many (`make test-soak`).
 #include "test/trial.h"
 
 namespace shoal::test {

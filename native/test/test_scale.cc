@@ -1,8 +1,8 @@
 // What a rank pays for the size of its group: frames and memory, by number of ranks. A line for
 // each program tells the numbers.
 //
-//   python tests/programs.py FILE 16 128 1024      writes the programs for larger groups
-//   SHOAL_PROGRAMS=FILE build/native/test_scale    1,024 ranks: 5 GB, and minutes for the ring
+//   python tests/programs.py FILE ring:128 tree:1024    writes the programs for larger groups
+//   SHOAL_PROGRAMS=FILE build/native/test_scale         3 GB, most of it fake links
 #include <malloc.h>
 
 #include <atomic>

@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstring>
+#include <deque>
 #include <map>
 #include <stdexcept>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
