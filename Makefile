@@ -25,10 +25,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
-.PHONY: lint format docs bench demo clean
+.PHONY: lint format docs programs bench demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, programs, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -55,10 +55,14 @@ $(INSTALLED): $(TOOLS) $(SOURCES)
 test: test-native $(INSTALLED)
 	$(PY) -m pytest
 
-# Ten thousand groups, one after another: minutes.
+# Ten thousand groups, one after another; every program through thirty times as many faults; what
+# a rank pays in a group of 1,024 (3 GB): minutes.
 test-soak: export SHOAL_SOAK = 1
-test-soak: $(INSTALLED)
+test-soak: $(INSTALLED) test-native
 	$(PY) -m pytest tests/process/test_group_cycles.py
+	SHOAL_SEEDS=30 build/native/test_programs
+	$(PY) tests/programs.py build/many_ranks.txt tree:16 tree:128 tree:1024 ring:16 ring:128
+	SHOAL_PROGRAMS=build/many_ranks.txt build/native/test_scale
 
 test-native: $(TOOLS)
 	$(CMAKE) -B build/native
@@ -108,6 +112,10 @@ docs: $(INSTALLED)
 	$(PY) -m shoal.lens.document docs
 	$(PY) -m shoal.lens.papers_page docs
 	$(PY) docs/wire_table.py
+
+# What the native tests run: the programs of all algorithms, from the schedules. A test compares.
+programs: $(INSTALLED)
+	$(PY) tests/programs.py
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

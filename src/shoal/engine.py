@@ -50,6 +50,7 @@ __all__ = [
     "make_plan",
     "plan_for",
     "release",
+    "rows_of",
     "scale",
     "wakeups",
 ]
@@ -57,7 +58,10 @@ __all__ = [
 _SEND, _RECV, _COPY, _FINISH = range(4)
 
 _Place = tuple[Buffer, int]
-_Row = tuple[int, bool, int, int, int, int, int, int, list[int]]
+Row = tuple[int, bool, int, int, int, int, int, int, list[int]]
+"""A step as the native core takes it: kind (send, recv, copy, finish), whether it folds, buffer,
+the buffer copied into, peer, chunk, the chunk copied into, version of what is sent, and the steps
+it waits for."""
 
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
@@ -67,18 +71,23 @@ def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
         size: of the group; peers are below it.
         finish: keep the Finish steps; they do nothing unless the operation divides.
     """
+    return Program.make(size, rows_of(steps, finish=finish))
+
+
+def rows_of(steps: Iterable[Step], *, finish: bool = True) -> list[Row]:
+    """What `lower` hands to the native core; `native/test/programs.txt` is written from it."""
     flow = _Dataflow()
     for step in steps:
         if finish or not isinstance(step, Finish):
             flow.add(step)
-    return Program.make(size, flow.rows)
+    return flow.rows
 
 
 class _Dataflow:
     """Which earlier steps each step waits for: its chunk's last writer, or that one's readers."""
 
     def __init__(self) -> None:
-        self.rows: list[_Row] = []
+        self.rows: list[Row] = []
         self._writer: dict[_Place, int] = {}
         self._readers: dict[_Place, list[int]] = {}
         self._values: dict[tuple[_Place, int], int] = {}
