@@ -30,7 +30,7 @@ from shoal._native import (
 )
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
+from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
 from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
 
 __all__ = [
@@ -134,7 +134,7 @@ def make_plan(shape: Shape) -> Plan:
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=())
     return Plan.make(
-        program=_program_for(kind._replace(op=shape.op if average else Op.SUM)),
+        program=_program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found),
         layouts=layouts_of(shape),
         dtype=shape.dtype,
         op=Op.SUM if average else shape.op,
@@ -147,10 +147,10 @@ def make_plan(shape: Shape) -> Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def _program_for(kind: Shape) -> Program:
-    """The program of all calls that differ in size and type only."""
+def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
+    """The program of all calls that differ in size and type only, and are cut alike."""
     # A receive from any source is lowered as one from rank 0: the engine puts in who it was.
-    steps = kind.found.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
+    steps = algorithm.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
     return lower(steps, kind.size, finish=kind.op is Op.AVG)
 
 

@@ -167,13 +167,19 @@ def wanted(
     return [((buffer, c), chunk) for c, chunk in enumerate({**data, **output}[collective])]
 
 
-def go_through(schedule: list[deque[Step]], held: list[dict[tuple[int, int], np.ndarray]]) -> None:
-    """Average: Finish divides by the number of ranks."""
+def go_through(
+    schedule: list[deque[Step]],
+    held: list[dict[tuple[int, int], np.ndarray]],
+    *,
+    divide: bool = True,
+) -> None:
+    """Average: Finish divides by the number of ranks. Or sum: it does nothing."""
     wire: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)
+    divisor = len(schedule) if divide else 1
     while any(schedule):
         before = sum(map(len, schedule))
         for rank, steps in enumerate(schedule):
-            while steps and do_one(rank, steps[0], held[rank], wire, len(schedule)):
+            while steps and do_one(rank, steps[0], held[rank], wire, divisor):
                 steps.popleft()
         assert sum(map(len, schedule)) < before, "no rank can go on"
     assert not any(wire.values())
@@ -184,14 +190,14 @@ def do_one(
     step: Step,
     held: dict[tuple[int, int], np.ndarray],
     wire: dict[tuple[int, int], deque[np.ndarray]],
-    size: int,
+    divisor: int,
 ) -> bool:
     """False if the step has to wait for its peer."""
     place = (step.buffer, step.chunk)
     if isinstance(step, Send):
         wire[rank, step.peer].append(held[place])
     elif isinstance(step, Finish):
-        held[place] = held[place] / size
+        held[place] = held[place] / divisor if divisor > 1 else held[place]
     elif isinstance(step, Copy):
         into = (step.into_buffer, step.into)
         held[into] = held[into] + held[place] if step.fold else held[place]
