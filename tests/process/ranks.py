@@ -49,7 +49,7 @@ from typing import IO, Any
 if not __package__:  # run by its path, as a rank
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from process.warm import Fork, die_with, fork_ranks, forker_for
+from process.warm import N_FORKERS, Fork, die_with, fork_ranks, forker_for
 
 # No sleeper looks for work of its own accord for this long: what was not announced is late indeed
 # then, and a rank that found such work fails.
@@ -171,6 +171,12 @@ def start_ranks(
             processes.append(_Process(rank, task, whole, modules))
         on_error.pop_all()
     return ranks
+
+
+def warm_up() -> None:
+    """Start what ranks are forked from now, for a test that counts this process's descriptors."""
+    for rank in range(N_FORKERS):
+        forker_for(rank, _NUMPY, os.environ)
 
 
 def free_port() -> int:
