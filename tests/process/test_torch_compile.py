@@ -21,7 +21,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
-
 # For a few small kernels it is not worth it to precompile torch's headers, nor to compile a trial
 # for each instruction set that the processor says it has.
 QUICK = {

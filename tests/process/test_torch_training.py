@@ -213,7 +213,7 @@ def test_a_lost_peer_is_named_by_ddp_and_the_process_survives(how: str) -> None:
         assert outcome.error is None, str(outcome)
         _, message, took_s = outcome.value
         assert "PeerLost: rank 1" in message, str(outcome)
-        assert float(took_s) < 10
+        assert float(took_s) < 25  # and no deadline of 30 s
 
 
 def start_again() -> list[float]:
