@@ -109,6 +109,7 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	$(PY) -m shoal.lens.document docs
 	$(PY) -m shoal.lens.papers_page docs
+	$(PY) docs/wire_table.py
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

@@ -19,6 +19,7 @@
 #include "base/shared_memory.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
+#include "transport/frame_rules.h"
 
 namespace nb = nanobind;
 
@@ -346,6 +347,15 @@ NB_MODULE(_native, m) {
            fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
   });
   m.def("fold_isa", &fold_isa);
+  m.def("frame_rules", [] {
+    std::vector<
+        std::tuple<int, std::string, uint8_t, uint16_t, std::string, std::string, std::string>>
+        rows;
+    for (const FrameRule& rule : frame_rules())
+      rows.emplace_back(static_cast<int>(rule.type), rule.name, rule.over, rule.flags, rule.when,
+                        rule.says, rule.follows);
+    return rows;
+  });
   m.def("n_waiting", [] { return n_waiting.load(); });
   m.def("wakeups", [] {
     const Mesh::Wakeups& counts = Mesh::wakeups();

@@ -16,15 +16,14 @@
 #include "base/error.h"
 #include "engine/collective.h"
 #include "engine/program.h"
-#include "engine/slots.h"
 #include "engine/staging.h"
 #include "transport/link.h"
+#include "transport/slots.h"
 
 namespace shoal {
 
 // Bounds on what peers can make this rank remember.
 inline constexpr uint32_t kMaxEagerBytes = 1u << 20;  // per peer, whatever its ceiling allows it
-inline constexpr uint32_t kMaxText = 4096;
 
 // A frame of a call that this rank has not posted yet.
 struct Early {

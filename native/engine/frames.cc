@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/engine.h"
+#include "transport/frame_rules.h"
 
 namespace shoal {
 namespace {
@@ -14,11 +15,6 @@ Place place_of(std::span<const std::byte> payload) {
   Place place;
   if (payload.size() == sizeof(Place)) std::memcpy(&place, payload.data(), sizeof(Place));
   return place;
-}
-
-// Frames that only links within a host carry.
-bool is_of_shared_memory(FrameType type) {
-  return type == FrameType::kOffer || type == FrameType::kTaken || type == FrameType::kPlaced;
 }
 
 }  // namespace
@@ -59,9 +55,11 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   heard_ns_[peer] = now_;
-  const Link* link = links_[peer].get();
-  if (link != nullptr && !link->shares_memory() && is_of_shared_memory(header.type))
-    return protocol_error(peer, "sent a frame of shared memory over a network");
+  if (const Link* link = links_[peer].get(); link != nullptr) {
+    const uint8_t over = link->shares_memory() ? kOverRing : kOverTcp;
+    const std::string broken = broken_rule(header, payload.size(), over);
+    if (!broken.empty()) return protocol_error(peer, broken);
+  }
   switch (header.type) {
     case FrameType::kHeartbeat:
       return;
@@ -136,8 +134,7 @@ void Engine::keep_early(Group& group, int peer, const Header& header,
                         std::span<std::byte> payload) {
   // Nobody can disagree with a call that we have not made: it is one we have forgotten.
   if (group.poison || header.type == FrameType::kDisagree) return discard(peer, header, payload);
-  const bool data = header.type == FrameType::kData;
-  if (data ? (header.flags & kEager) == 0 : payload.size() > sizeof(Place))
+  if (header.type == FrameType::kData && (header.flags & kEager) == 0)
     return protocol_error(peer, "sent " + std::to_string(payload.size()) +
                                     " B for a call that this rank has not posted");
   if (n_early_[peer] == kMaxEarlyFrames)
@@ -215,8 +212,7 @@ void Engine::handle(Collective& call, int peer, const Header& header,
       call.state[flows[header.flow]].wanted = true;
       return grant(call, flows[header.flow]);
     default:
-      return protocol_error(
-          peer, "sent a frame of unknown type " + std::to_string(static_cast<int>(header.type)));
+      return;  // its rule says where else it goes
   }
 }
 

@@ -538,8 +538,11 @@ TEST("a rank that was given up by one hears so, and from nobody else that the ot
 // given up; otherwise it finds the end of its links only, as where a ring was full.
 Call& woken_zombie(World& world, bool told) {
   if (!told)
-    world.net.tamper = [](int, Header& header, Bytes&) {
-      if (header.type == FrameType::kLost) header.type = FrameType::kHeartbeat;
+    world.net.tamper = [](int, Header& header, Bytes& words) {
+      if (header.type != FrameType::kLost) return;
+      header.type = FrameType::kHeartbeat;
+      words.clear();
+      header.length = 0;
     };
   Job job = large(Kind::kDirectBroadcast, 64);
   job.segment_bytes = 256;

@@ -2,6 +2,7 @@
 // that a peer wrote is used as a bound or an index (the address sanitizer watches).
 #include "test/check.h"
 #include "test/duel.h"
+#include "transport/frame_rules.h"
 
 namespace shoal::test {
 namespace {
@@ -12,7 +13,9 @@ TEST("a flow or segment that a call does not have ends the link") {
   for (const FrameType type : kTypes) {
     for (const auto& [flow, segment] : {std::pair{2u, 0u}, {~0u, 0u}, {0u, 21u}, {1u, ~0u}}) {
       Duel duel(type != FrameType::kData);
-      duel.say(duel.frame(type, flow, segment, 1), type == FrameType::kData ? Bytes(64) : Bytes());
+      const bool has_place = type == FrameType::kGrant || type == FrameType::kOffer;
+      const size_t n_bytes = type == FrameType::kData ? 64 : has_place ? sizeof(Place) : 0;
+      duel.say(duel.frame(type, flow, segment, 1), Bytes(n_bytes));
       duel.check_ended("named flow " + std::to_string(flow) + ", segment " +
                        std::to_string(segment));
     }
@@ -32,9 +35,6 @@ TEST("data that comes twice, unasked or with a wrong length ends the link") {
     duel.say(duel.frame(FrameType::kData, 0, segment), Bytes(n_bytes));
     duel.check_ended("sent segment " + std::to_string(segment));
   }
-  Duel duel;
-  duel.say(duel.frame(FrameType::kData, 0, 0));
-  duel.check_ended("with a wrong length of 0 B");
 }
 
 TEST("data without asking has its limit, whether the call is posted or not") {
@@ -53,20 +53,13 @@ TEST("data without asking has its limit, whether the call is posted or not") {
   }
 }
 
-TEST("a call that is not posted takes announcements and small data only") {
+TEST("a call that is not posted takes announcements and eager data only") {
   {
     Duel duel;
     Frame data = duel.frame(FrameType::kData);
     data.header.key = 100;
     duel.say(data, Bytes(64));
     duel.check_ended("sent 64 B for a call that this rank has not posted");
-  }
-  {
-    Duel duel;
-    Frame open = duel.frame(FrameType::kOpen);
-    open.header.key = 100;
-    duel.say(open, Bytes(4000));
-    duel.check_ended("sent 4000 B for a call");
   }
   {
     Duel duel;
@@ -184,6 +177,29 @@ TEST("frames of unknown types and of groups that the sender is not in end the li
   }
 }
 
+TEST("a frame that breaks its rule by its link, flags or payload ends the link") {
+  const auto check = [](bool shares_memory, const FrameRule& rule, uint16_t flags, size_t n_bytes,
+                        const std::string& why) {
+    Duel duel(shares_memory);
+    Frame frame = duel.frame(rule.type);
+    frame.header.flags = flags;
+    duel.say(frame, Bytes(n_bytes));
+    duel.check_ended(std::string("sent a frame `") + rule.name + "` " + why);
+  };
+  for (const bool shares_memory : {false, true}) {
+    for (const FrameRule& rule : frame_rules()) {
+      if ((rule.over & (shares_memory ? kOverRing : kOverTcp)) == 0) {
+        check(shares_memory, rule, 0, 0, shares_memory ? "over a ring" : "of shared memory");
+        continue;
+      }
+      check(shares_memory, rule, 1 << 7, 0, "with flags 128");
+      if (rule.carries == Carries::kText) continue;  // any length
+      const size_t wrong = rule.carries == Carries::kSegment ? 0 : 15;
+      check(shares_memory, rule, 0, wrong, "with " + std::to_string(wrong) + " B of payload");
+    }
+  }
+}
+
 TEST("texts and other control frames above their limits are refused before they land") {
   for (const FrameType type : {FrameType::kDisagree, FrameType::kAbort, FrameType::kLost,
                                FrameType::kOpen, FrameType::kHeartbeat, FrameType::kGoodbye}) {
@@ -203,7 +219,9 @@ Job whole_to_rank_1(uint64_t n_elems) {
 }
 
 TEST("frames of shared memory end a link of another kind, and memory in flight is not given up") {
-  for (const FrameType type : {FrameType::kTaken, FrameType::kPlaced, FrameType::kOffer}) {
+  const std::pair<FrameType, std::string> cases[] = {
+      {FrameType::kTaken, "taken"}, {FrameType::kPlaced, "placed"}, {FrameType::kOffer, "offer"}};
+  for (const auto& [type, name] : cases) {
     Duel duel;
     duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(20 * 16));
     duel.reads = false;  // the link goes on borrowing what it was given
@@ -212,7 +230,7 @@ TEST("frames of shared memory end a link of another kind, and memory in flight i
     duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
     duel.say(duel.frame(type, 0, 20, 1));
     CHECK_EQ(duel.call->error.text,
-             "broke the protocol: it sent a frame of shared memory over a network");
+             "broke the protocol: it sent a frame `" + name + "` of shared memory over a network");
     duel.reads = true;
     duel.settle();
     CHECK_EQ(duel.net.violation(), "");

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "base/shared_memory.h"
-#include "engine/slots.h"
+#include "transport/slots.h"
 #include "transport/frame.h"
 
 namespace shoal {

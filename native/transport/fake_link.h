@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/shared_memory.h"
-#include "engine/slots.h"
+#include "transport/slots.h"
 #include "transport/link.h"
 
 namespace shoal {

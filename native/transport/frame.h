@@ -72,6 +72,9 @@ struct Header {
 };
 static_assert(sizeof(Header) == 64);
 
+// Words for people are cut to this.
+inline constexpr uint32_t kMaxText = 4096;
+
 // kOffer: the payload lies in one of the sender's slots and holds it until kTaken.
 inline constexpr uint16_t kInSlot = 1;
 

@@ -10,7 +10,7 @@ from shoal.dtypes import DType, Op, item_size
 from shoal.schedule import Algorithm, find
 
 # The unit of pipelining. Two segments and what they are folded into fit in a core's L2; smaller
-# ones cost more messages. At most a slot of the arena (native/engine/slots.h).
+# ones cost more messages. At most a slot of the arena (native/transport/slots.h).
 SEGMENT_BYTES: Final = 128 << 10
 
 # Chunks begin on cache lines, so that no two ranks write to the same one.

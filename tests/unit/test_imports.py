@@ -1,6 +1,7 @@
-"""Imports point one way: the rooms of src/shoal and what each may import, read from the source."""
+"""Imports point one way: the rooms of src/shoal and of native, and what each may import."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,32 @@ def test_every_room_is_known(module: str) -> None:
 @pytest.mark.parametrize("module", modules())
 def test_imports_point_one_way(module: str) -> None:
     assert faults(module, (ROOT / module).read_text()) == []
+
+
+NATIVE = Path(__file__).parents[2] / "native"
+NATIVE_LOWER = {
+    "base": set[str](),
+    "fold": {"base"},
+    "transport": {"base"},
+    "engine": {"base", "fold", "transport"},
+    "bind": {"base", "fold", "transport", "engine"},
+}
+
+
+@pytest.mark.parametrize("room", NATIVE_LOWER)
+def test_native_rooms_include_one_way(room: str) -> None:
+    wrong = [
+        f"{path.name} includes {other}"
+        for path in sorted((NATIVE / room).iterdir())
+        for other in re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE)
+        if other.split("/")[0] not in NATIVE_LOWER[room] | {room}
+    ]
+    assert wrong == []
+
+
+def test_every_native_room_is_known() -> None:
+    rooms = {path.name for path in NATIVE.iterdir() if path.is_dir()}
+    assert rooms == NATIVE_LOWER.keys() | {"test"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-#include "engine/slots.h"
+#include "transport/slots.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,0 +1,102 @@
+#include "transport/frame_rules.h"
+
+#include <array>
+
+namespace shoal {
+namespace {
+
+constexpr uint8_t kOverBoth = kOverRing | kOverTcp;
+
+constexpr std::array kRules = {
+    FrameRule{FrameType::kOpen, "open", kOverBoth, 0, Carries::kLengths,
+              "a member that has posted the call, to each whom no small data tells so",
+              "I have posted this call; perhaps how many bytes I send you and take from you",
+              "grants, data and offers"},
+    FrameRule{FrameType::kGrant, "grant", kOverBoth, 0, Carries::kPlace,
+              "the receiver of a flow, once there is room for the segments",
+              "segments below `segment` of your flow may come; perhaps where to put them, and "
+              "under which gate",
+              "data, offer or placed"},
+    FrameRule{FrameType::kData, "data", kOverBoth, kEager, Carries::kSegment,
+              "the sender of a flow: what was granted, or eagerly what its allowance holds",
+              "one segment, in the payload", "credit, if it was eager"},
+    FrameRule{FrameType::kOffer, "offer", kOverRing, kInSlot, Carries::kPlace,
+              "the sender of a flow, once its segments are ready",
+              "`count` segments from `segment` on lie in my shared memory", "taken"},
+    FrameRule{FrameType::kTaken, "taken", kOverRing, kInSlot, Carries::kNothing,
+              "the receiver of a flow, once it has used what was offered",
+              "I have consumed the segments below `segment` of your flow; or a slot is free",
+              "nothing"},
+    FrameRule{FrameType::kPlaced, "placed", kOverRing, 0, Carries::kNothing,
+              "the sender of a flow, once it was granted a place",
+              "the `count` segments below `segment` lie where you granted", "nothing"},
+    FrameRule{FrameType::kWant, "want", kOverBoth, 0, Carries::kNothing,
+              "the sender of a short flow, once its allowance is spent", "please grant this flow",
+              "grant"},
+    FrameRule{FrameType::kCredit, "credit", kOverBoth, 0, Carries::kPlace,
+              "who was sent eager data, once it has used half an allowance of it",
+              "so much of your eager allowance is yours again", "nothing"},
+    FrameRule{FrameType::kDisagree, "disagree", kOverBoth, 0, Carries::kText,
+              "a member that finds another call under its key, once",
+              "what I called under this key", "abort"},
+    FrameRule{FrameType::kAbort, "abort", kOverBoth, 0, Carries::kText, "any member, once",
+              "this group ends, and why", "nothing of the group"},
+    FrameRule{FrameType::kLost, "lost", kOverBoth, 0, Carries::kText,
+              "any rank, of a link of its own",
+              "my link with rank `flow` is gone, and why; if that is you, I have given you up",
+              "nothing, if it is you"},
+    FrameRule{FrameType::kGoodbye, "goodbye", kOverBoth, 0, Carries::kNothing, "a rank that leaves",
+              "orderly end", "nothing"},
+    FrameRule{FrameType::kHeartbeat, "heartbeat", kOverBoth, 0, Carries::kNothing,
+              "any rank, every 0.5 s, where nothing else was said", "I am here", "nothing"},
+    FrameRule{FrameType::kRegion, "region", kOverSocket, 0, Carries::kPlace,
+              "the owner of shared memory, before it grants or offers a place in it",
+              "a shared region: its descriptor rides along", "grants and offers that name it"},
+    FrameRule{FrameType::kRelease, "release", kOverSocket, 0, Carries::kPlace,
+              "the owner of shared memory, once it is gone", "drop your mapping of this region",
+              "nothing"},
+};
+
+constexpr bool are_in_order() {
+  for (size_t at = 0; at < kRules.size(); ++at)
+    if (static_cast<size_t>(kRules[at].type) != at + 1) return false;
+  return true;
+}
+static_assert(are_in_order());
+
+bool may_carry(Carries what, size_t n_bytes) {
+  switch (what) {
+    case Carries::kNothing:
+      return n_bytes == 0;
+    case Carries::kPlace:
+      return n_bytes == sizeof(Place);
+    case Carries::kLengths:
+      return n_bytes == 0 || n_bytes == sizeof(Lengths);
+    case Carries::kSegment:
+      return n_bytes > 0 && n_bytes <= Header::kMaxPayload;
+    case Carries::kText:
+      return n_bytes <= kMaxText;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::span<const FrameRule> frame_rules() { return kRules; }
+
+std::string broken_rule(const Header& header, size_t n_bytes, uint8_t over) {
+  const size_t at = static_cast<size_t>(header.type) - 1;
+  if (at >= kRules.size())
+    return "sent a frame of unknown type " + std::to_string(static_cast<int>(header.type));
+  const FrameRule& rule = kRules[at];
+  const std::string frame = std::string("sent a frame `") + rule.name + "` ";
+  if ((rule.over & over) == 0)
+    return frame + (over == kOverTcp ? "of shared memory over a network" : "over a ring");
+  if ((header.flags & ~rule.flags) != 0)
+    return frame + "with flags " + std::to_string(header.flags);
+  if (!may_carry(rule.carries, n_bytes))
+    return frame + "with " + std::to_string(n_bytes) + " B of payload";
+  return {};
+}
+
+}  // namespace shoal
