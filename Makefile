@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 JOBS ?= $(shell nproc)
+# How many pytests share the Python tests: most of these wait, or keep one core busy.
+WORKERS ?= 2
 
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
@@ -17,7 +19,7 @@ SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CX
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON -DSHOAL_WERROR=ON
-CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error
+CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error --parallel $(JOBS)
 
 # ThreadSanitizer maps fixed addresses, which a kernel that randomises widely may have given away;
 # some containers forbid switching that off, and then it has to work as it is.
@@ -53,7 +55,7 @@ $(INSTALLED): $(TOOLS) $(SOURCES)
 # ---- tests ----
 
 test: test-native $(INSTALLED)
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # Ten thousand groups, one after another; every program through thirty times as many faults; what
 # a rank pays in a group of 1,024 (3 GB): minutes.
