@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 JOBS ?= $(shell nproc)
+# How many pytests share the Python tests: most of these wait, or keep one core busy.
+WORKERS ?= 2
 
 PY := $(VENV)/bin/python
 BIN := $(VENV)/bin
@@ -17,7 +19,7 @@ SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CX
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON -DSHOAL_WERROR=ON
-CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error
+CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error --parallel $(JOBS)
 
 # ThreadSanitizer maps fixed addresses, which a kernel that randomises widely may have given away;
 # some containers forbid switching that off, and then it has to work as it is.
@@ -25,10 +27,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
-.PHONY: lint format docs bench demo clean
+.PHONY: lint format docs programs bench demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, programs, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -53,12 +55,16 @@ $(INSTALLED): $(TOOLS) $(SOURCES)
 # ---- tests ----
 
 test: test-native $(INSTALLED)
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-# Ten thousand groups, one after another: minutes.
+# Ten thousand groups, one after another; every program through thirty times as many faults; what
+# a rank pays in a group of 1,024 (3 GB): minutes.
 test-soak: export SHOAL_SOAK = 1
-test-soak: $(INSTALLED)
+test-soak: $(INSTALLED) test-native
 	$(PY) -m pytest tests/process/test_group_cycles.py
+	SHOAL_SEEDS=30 build/native/test_programs
+	$(PY) tests/programs.py build/many_ranks.txt tree:16 tree:128 tree:1024 ring:16 ring:128
+	SHOAL_PROGRAMS=build/many_ranks.txt build/native/test_scale
 
 test-native: $(TOOLS)
 	$(CMAKE) -B build/native
@@ -108,6 +114,10 @@ docs: $(INSTALLED)
 	$(PY) -m shoal.lens.document docs
 	$(PY) -m shoal.lens.papers_page docs
 	$(PY) docs/wire_table.py
+
+# What the native tests run: the programs of all algorithms, from the schedules. A test compares.
+programs: $(INSTALLED)
+	$(PY) tests/programs.py
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

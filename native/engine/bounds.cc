@@ -22,6 +22,9 @@ constexpr uint32_t kMostEndedUnborn = 4096;
 // Closed groups whose late frames are known to be late.
 constexpr size_t kMostDropped = 1u << 16;
 
+// Another of its steps may have taken some meanwhile, and want of memory may have ended its group.
+bool lacks_scratch(const Collective& call) { return !call.finished && call.scratch == nullptr; }
+
 }  // namespace
 
 // Decides which peers of a new call hear of it now. One that was not heard in many calls before
@@ -115,9 +118,16 @@ bool Engine::take_scratch(Collective& call) {
   }
   scratch_bytes_ += n_bytes;
   call.memory[kScratch] = {call.scratch.get()};
-  for (const auto& [waiting, at] : waiting_for_scratch_)  // others of its steps
-    if (waiting.lock().get() == &call) make_ready(call, at);
+  for (const uint32_t at : std::exchange(call.wants_scratch, {})) make_ready(call, at);
   return true;
+}
+
+void Engine::wait_for_scratch(Collective& call, uint32_t at) {
+  if (call.finished) return;  // there was no memory at all
+  auto& steps = call.wants_scratch;
+  if (steps.empty()) waiting_for_scratch_.push_back(call.weak_from_this());
+  if (std::find(steps.begin(), steps.end(), at) == steps.end()) steps.push_back(at);
+  if (call.scratch_wanted_ns < 0) call.scratch_wanted_ns = now_;
 }
 
 void Engine::give_scratch_back(Collective& call) {
@@ -131,24 +141,26 @@ void Engine::give_scratch_back(Collective& call) {
   } else if (n_bytes > kSmallScratch) {
     staging_.unreserve(n_bytes);
   }
-  for (const auto& [waiting, at] : std::exchange(waiting_for_scratch_, {}))
-    if (const auto other = waiting.lock(); other != nullptr && !other->finished)
-      make_ready(*other, at);
+  for (const auto& waiting : std::exchange(waiting_for_scratch_, {})) {
+    const auto other = waiting.lock();
+    if (other != nullptr && lacks_scratch(*other) && !take_scratch(*other) && lacks_scratch(*other))
+      waiting_for_scratch_.push_back(waiting);
+  }
 }
 
 void Engine::grant_overdue_scratch() {
-  const auto overdue = std::find_if(
-      waiting_for_scratch_.begin(), waiting_for_scratch_.end(), [&](const auto& entry) {
-        const auto call = entry.first.lock();
-        return call != nullptr && !call->finished && now_ - call->scratch_wanted_ns >= kOverdueNs;
-      });
+  const auto overdue = std::find_if(waiting_for_scratch_.begin(), waiting_for_scratch_.end(),
+                                    [&](const auto& entry) {
+                                      const auto call = entry.lock();
+                                      return call != nullptr && lacks_scratch(*call) &&
+                                             now_ - call->scratch_wanted_ns >= kOverdueNs;
+                                    });
   if (overdue == waiting_for_scratch_.end()) return;
-  const auto call = overdue->first.lock();
+  const auto call = overdue->lock();
   call->scratch_wanted_ns = now_;
   most_overdrawn_ = n_overdrawn_ + 1;
   if (take_scratch(*call))
-    std::erase_if(waiting_for_scratch_,
-                  [&](const auto& entry) { return entry.first.lock() == call; });
+    std::erase_if(waiting_for_scratch_, [&](const auto& entry) { return entry.lock() == call; });
 }
 
 // A group that this process has not made, or not yet.

@@ -77,6 +77,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
   std::vector<std::byte*> memory[kBuffers];
   std::unique_ptr<std::byte[]> scratch;  // from the first step that needs it on
   int64_t scratch_wanted_ns = -1;        // since when it waits for it
+  std::vector<uint32_t> wants_scratch;   // the steps that wait for it
   bool overdraws = false;                // it went beyond the staging ceiling
 
   std::vector<StepState> state;  // by step

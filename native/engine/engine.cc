@@ -157,6 +157,7 @@ void Engine::launch(Collective& call, uint64_t key) {
   }
   const Program& program = *call.plan->program;
   call.key = key;
+  if (is_counted(key)) group.last_counted = std::max(group.last_counted, key);
   call.posted_ns = now_;
   call.peer_open.assign(group.members.size(), false);
   call.standing.assign(group.members.size(), Collective::Standing::kFree);
@@ -284,6 +285,12 @@ void Engine::finish(Collective& call, const Error& error) {
   if (!call.unmatched)
     for (const int peer : call.plan->program->peers) leave_ahead(call, peer);
   remember(group, call);
+}
+
+// Whether a call under this key has finished so long ago that nothing is known of it any more.
+bool Engine::is_forgotten(const Group& group, uint64_t key) {
+  // NOT all below the last: another thread may be about to post an earlier one.
+  return is_counted(key) && key + kFinishedKept < group.last_counted;
 }
 
 // What a call was, so that a late frame of another call under the same key is noticed.

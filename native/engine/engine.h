@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -67,6 +68,7 @@ struct Group : std::enable_shared_from_this<Group> {
   std::map<int64_t, std::deque<Receiving>> receiving;
   std::unordered_map<uint64_t, std::shared_ptr<const Plan>> finished;  // the last calls, by key
   std::deque<uint64_t> finished_order;
+  uint64_t last_counted = 0;  // the highest key of a call without a name
   size_t finished_chunks = 0;
   // What this rank could tell (state_reader.h) just before a deadline ended the group.
   std::shared_ptr<const Value> at_deadline;
@@ -163,6 +165,7 @@ class Engine final : public FrameSink {
                                      const Error& why);
   void launch(Collective& call, uint64_t key);
   void remember(Group& group, const Collective& call);
+  static bool is_forgotten(const Group& group, uint64_t key);
   bool announces_itself(const Collective& call, int peer) const;
 
   // Bounds on what calls and peers may take (bounds.cc)
@@ -176,6 +179,7 @@ class Engine final : public FrameSink {
   void start_with(Collective& call, int from);
   static bool has_memory(const Collective& call, const Step& step);
   bool take_scratch(Collective& call);
+  void wait_for_scratch(Collective& call, uint32_t at);
   void give_scratch_back(Collective& call);
   void grant_overdue_scratch();
   Group& unborn(uint64_t id);
@@ -185,6 +189,8 @@ class Engine final : public FrameSink {
 
   // Messages (messages.cc)
   static bool is_message(uint64_t key);
+  // A call without a name: its key is how many of the group's came before it, more or less.
+  static bool is_counted(uint64_t key) { return key >> 62 == 0; }
   uint64_t next_message(const Group& group, int from, int to, int64_t tag) const;
   uint64_t take_message(Group& group, int from, int to, int64_t tag);
   int first_to_send(const Group& group, int64_t tag) const;
@@ -284,15 +290,16 @@ class Engine final : public FrameSink {
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_groups_;  // the last ones, in order:
   std::deque<uint64_t> dropped_order_;
-  std::vector<std::shared_ptr<Collective>> runnable_;
+  std::deque<std::shared_ptr<Collective>> runnable_;
   std::vector<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_slots_;
-  std::deque<std::pair<std::weak_ptr<Collective>, uint32_t>> waiting_for_scratch_;
+  std::deque<std::weak_ptr<Collective>> waiting_for_scratch_;
   size_t scratch_bytes_ = 0;
   // Calls whose scratch went beyond the ceiling.
   uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;
   std::vector<uint32_t> ahead_;  // by peer: frames of calls that it was not heard in
-  std::vector<std::deque<std::weak_ptr<Collective>>> held_;  // by peer: calls that it gets later
-  std::unordered_map<uint64_t, Outstanding> outstanding_;    // by token
+  // By peer: calls that it gets later. NOT deques: an empty one takes 600 bytes, for every peer.
+  std::vector<std::list<std::weak_ptr<Collective>>> held_;
+  std::unordered_map<uint64_t, Outstanding> outstanding_;  // by token
   struct Text {
     int peer;
     std::shared_ptr<std::string> text;

@@ -134,7 +134,8 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
 void Engine::keep_early(Group& group, int peer, const Header& header,
                         std::span<std::byte> payload) {
   // Nobody can disagree with a call that we have not made: it is one we have forgotten.
-  if (group.poison || header.type == FrameType::kDisagree) return discard(peer, header, payload);
+  if (group.poison || header.type == FrameType::kDisagree || is_forgotten(group, header.key))
+    return discard(peer, header, payload);
   if (header.type == FrameType::kData && (header.flags & kEager) == 0)
     return protocol_error(peer, "sent " + std::to_string(payload.size()) +
                                     " B for a call that this rank has not posted");

@@ -46,7 +46,7 @@ bool Engine::progress(size_t budget) {
     const std::shared_ptr<Collective> call = runnable_.front();
     if (call->ready.empty() || call->finished) {
       call->queued = false;
-      runnable_.erase(runnable_.begin());
+      runnable_.pop_front();
       continue;
     }
     const uint32_t at = call->ready.back();
@@ -70,8 +70,7 @@ void Engine::make_ready(Collective& call, uint32_t at) {
 size_t Engine::attempt(Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   if (!has_memory(call, step) && !take_scratch(call)) {
-    if (call.scratch_wanted_ns < 0) call.scratch_wanted_ns = now_;
-    waiting_for_scratch_.push_back({call.weak_from_this(), at});
+    wait_for_scratch(call, at);
     return 0;
   }
   switch (step.kind) {

@@ -18,11 +18,13 @@
 #include "base/clock.h"
 #include "engine/mesh.h"
 #include "test/check.h"
-#include "test/jobs.h"
+#include "test/truth.h"
 
 namespace shoal::test {
 
 inline constexpr int64_t kHour = 3600 * kSecond;
+// Set in the keys of calls that are in no order.
+inline constexpr uint64_t kNamed = uint64_t{1} << 62;
 inline constexpr int64_t kPatience = 60 * kSecond;  // sanitizers on a busy machine are slow
 
 // Turns until it holds. False after kPatience.
@@ -84,7 +86,7 @@ class Cluster {
     const auto plan = plan_of(job, rank, size_);
     part->memory = input_of(job, rank, size_);
     std::vector<std::vector<std::byte*>> memory = {{part->memory.data()}};
-    if (job.is_all_gather() || job.is_reduce_scatter()) {
+    if (job.has_blocks()) {
       part->output.resize(expected(job, rank, size_).size());
       memory = {{}, {part->memory.data()}, {part->output.data()}};
     }
@@ -99,7 +101,7 @@ class Cluster {
     return !part.call->error;
   }
   static bool is_right(const Part& part, int rank, int size) {
-    return (part.output.empty() ? part.memory : part.output) == expected(part.job, rank, size);
+    return (part.job.has_blocks() ? part.output : part.memory) == expected(part.job, rank, size);
   }
   // Posts, waits and compares.
   void run(int rank, const Job& job) {

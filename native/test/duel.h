@@ -3,13 +3,9 @@
 #pragma once
 
 #include "test/check.h"
-#include "test/world.h"
+#include "test/faults.h"
 
 namespace shoal::test {
-
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A far end that takes whatever comes.
 class Silent final : public FrameSink {

@@ -323,7 +323,10 @@ TEST("a shared buffer stays its peers' until they have read it, whatever way its
     World world(size, options);
     std::vector<Job> jobs = random_jobs(random, size, 4, 400);
     for (Job& job : jobs) {
-      job.kind = job.key % 2 == 0 ? Kind::kChainBroadcast : Kind::kRingAllGather;
+      const bool chain = job.key % 2 == 0;
+      const int root = chain ? static_cast<int>(random.below(static_cast<uint64_t>(size))) : 0;
+      const auto& [collective, algorithm] = chain ? Kind::kChainBroadcast : Kind::kRingAllGather;
+      job = job_of(Recipes::all().find(collective, algorithm, size, root, ""), job);
       job.n_elems = 2000 + random.below(4000);
       job.segment_bytes = 1024;
     }

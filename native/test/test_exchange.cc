@@ -29,18 +29,6 @@ std::vector<uint64_t> column(const Lengths& lengths, int rank) {
   return taken;
 }
 
-std::shared_ptr<Program> pairwise(int rank, int size) {
-  ProgramBuilder steps;
-  const auto own = static_cast<uint32_t>(rank);
-  steps.copy(own, own, kInput, kOutput);
-  for (int k = 1; k < size; ++k) {
-    const int to = (rank + k) % size, from = (rank + size - k) % size;
-    steps.send(to, static_cast<uint32_t>(to), kInput);
-    steps.recv(from, static_cast<uint32_t>(from), false, kOutput);
-  }
-  return steps.done(size);
-}
-
 float value(int source, int target, uint64_t at) {
   return static_cast<float>(source * 10'000'000 + target * 1'000'000) + static_cast<float>(at);
 }
@@ -56,7 +44,8 @@ Bytes blocks(const std::vector<std::pair<int, int>>& ends, const std::vector<uin
 Call& exchange(World& world, int rank, uint64_t key, const std::vector<uint64_t>& sent,
                const std::vector<uint64_t>& taken) {
   Plan plan;
-  plan.program = pairwise(rank, world.size());
+  plan.program =
+      Recipes::all().find("all_to_all", "pairwise", world.size(), 0, "").program(rank, false);
   plan.layout[kInput] = layout_of(sent);
   plan.layout[kOutput] = layout_of(taken);
   plan.by_pair = true;

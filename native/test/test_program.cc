@@ -2,24 +2,63 @@
 
 #include "engine/collective.h"
 #include "test/check.h"
-#include "test/jobs.h"
+#include "test/truth.h"
 
 namespace shoal::test {
 namespace {
 
-constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
-
 template <class Try>
 void for_every_program(Try try_one) {
-  for (int kind = 0; kind < static_cast<int>(Kind::kKinds); ++kind) {
-    for (const int size : kSizes) {
+  for (const Recipe& recipe : Recipes::all().recipes()) {
+    for (const FoldOp op : {FoldOp::kSum, FoldOp::kAvg}) {  // without Finish, and with it
       Job job;
-      job.kind = static_cast<Kind>(kind);
       job.n_elems = 100;
-      job.root = size / 2;
-      try_one(job, size);
+      job.op = op;
+      job.is_uneven = true;
+      try_one(job_of(recipe, job), recipe.size);
     }
   }
+}
+
+ProgramBuilder rebuilt(const Program& program) {
+  ProgramBuilder steps;
+  for (const Step& step : program.steps) {
+    if (step.kind == StepKind::kSend) steps.send(step.peer, step.chunk, step.buffer);
+    if (step.kind == StepKind::kRecv) steps.recv(step.peer, step.chunk, step.fold, step.buffer);
+    if (step.kind == StepKind::kCopy)
+      steps.copy(step.chunk, step.into, step.buffer, step.into_buffer, step.fold);
+    if (step.kind == StepKind::kFinish) steps.finish(step.chunk, step.buffer);
+  }
+  return steps;
+}
+
+TEST("programs made by hand wait for what those written from the schedules wait for") {
+  size_t n_steps = 0;
+  for_every_program([&](const Job& job, int size) {
+    for (int rank = 0; rank < size; ++rank) {
+      const auto written = plan_of(job, rank, size)->program;
+      const auto made = rebuilt(*written).done(size);
+      for (size_t at = 0; at < written->steps.size(); ++at) {
+        auto waits = made->steps[at].waits_for;
+        std::sort(waits.begin(), waits.end());
+        waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
+        CHECK(written->steps[at].waits_for == waits);
+        CHECK_EQ(written->steps[at].version, made->steps[at].version);
+      }
+      n_steps += written->steps.size();
+    }
+  });
+  CHECK(n_steps > 50'000);
+}
+
+TEST("there are programs of every collective, for groups of all the sizes that tests use") {
+  constexpr std::string_view kCollectives[] = {
+      "all_reduce",     "broadcast", "reduce",  "all_gather", "gather",
+      "reduce_scatter", "scatter",   "barrier", "all_to_all", "send_recv"};
+  for (const int size : {2, 3, 4, 5, 6, 7, 8, 13})
+    for (const std::string_view collective : kCollectives)
+      CHECK(std::any_of(Recipes::all().of_size(size).begin(), Recipes::all().of_size(size).end(),
+                        [&](const Recipe* recipe) { return recipe->collective == collective; }));
 }
 
 TEST("flows count the sends and the receives of each pair from zero, in step order") {
@@ -57,8 +96,8 @@ TEST("the k-th send to a peer carries as many bytes as its k-th receive takes, o
           const Step& send = sender.steps[sends[flow]];
           const Step& recv = receiver.steps[recvs[flow]];
           CHECK_EQ(send.flow, recv.flow);
-          CHECK_EQ(plans[0]->chunk_bytes(send.buffer, send.chunk),
-                   plans[0]->chunk_bytes(recv.buffer, recv.chunk));
+          CHECK_EQ(plans[static_cast<size_t>(from)]->chunk_bytes(send.buffer, send.chunk),
+                   plans[static_cast<size_t>(to)]->chunk_bytes(recv.buffer, recv.chunk));
         }
       }
     }
@@ -104,7 +143,7 @@ TEST("a receive that waits only for a send to the same peer has that send as its
 
 TEST("every result of a sharded all-reduce comes through a gate") {
   for (const int size : {2, 3, 8}) {
-    const auto program = sharded_all_reduce(0, size);
+    const auto program = Recipes::all().find("all_reduce", "sharded", size, 0, "").program(0, true);
     for (int peer = 1; peer < size; ++peer) {
       const auto& recvs = program->recvs_from[static_cast<size_t>(peer)];
       CHECK_EQ(program->steps[recvs[0]].gate, ~0u);
@@ -131,7 +170,8 @@ TEST("sends of one value share a version, sends of a later value of the chunk do
 }
 
 TEST("indexing twice gives the same program") {
-  const auto program = ring_all_reduce(2, 5);
+  Job job;
+  const auto program = std::make_shared<Program>(*job.recipe(5).program(2, false));
   const Program once = *program;
   program->index(5);
   CHECK(program->sends_to == once.sends_to);

@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
-#include "test/jobs.h"
+#include "test/truth.h"
 
 namespace shoal::test {
 
@@ -89,8 +89,8 @@ class World {
     for (int buffer = 0; buffer < kScratch; ++buffer) kept->take(*plan, buffer, shared, memory);
     const auto& filled = memory[kInput].empty() ? memory[kData] : memory[kInput];
     if (!filled.empty() && !input.empty()) std::memcpy(filled[0], input.data(), input.size());
-    // Half of the gathers name each chunk by a pointer of its own.
-    if (job.is_all_gather() && random_.chance(0.5)) {
+    // Half of the outputs in several chunks name each by a pointer of its own.
+    if (plan->layout[kOutput].offset.size() > 1 && random_.chance(0.5)) {
       const ChunkLayout& layout = plan->layout[kOutput];
       for (size_t chunk = 1; chunk < layout.offset.size(); ++chunk)
         memory[kOutput].push_back(memory[kOutput][0] + layout.offset[chunk]);

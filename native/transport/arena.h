@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "base/shared_memory.h"
-#include "transport/slots.h"
 #include "transport/frame.h"
+#include "transport/slots.h"
 
 namespace shoal {
 

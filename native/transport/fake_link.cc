@@ -127,7 +127,8 @@ void FakeLink::put_on_wire(Parcel parcel) {
     seal(parcel.header, parcel.own.data(), parcel.own.size());
   }
   if (random.chance(options.corrupts)) damage(parcel);
-  if (random.chance(options.cuts)) return net_.cut(rank_, peer_);
+  if (++net_.n_sent_ == options.cuts_at || random.chance(options.cuts))
+    return net_.cut(rank_, peer_);
   out().parcels.push_back(std::move(parcel));
 }
 

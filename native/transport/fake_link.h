@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/shared_memory.h"
-#include "transport/slots.h"
 #include "transport/link.h"
+#include "transport/slots.h"
 
 namespace shoal {
 
@@ -53,6 +53,7 @@ class FakeNet {
     double reports_late = 0;   // sent() runs some steps after the memory was read
     double corrupts = 0;       // one bit flips on the wire
     double cuts = 0;           // the connection breaks instead
+    uint64_t cuts_at = 0;      // the connection that takes the n-th frame of all breaks instead
     double refuses_share = 0;  // share() answers "not now"
   };
 
@@ -73,6 +74,7 @@ class FakeNet {
 
   uint64_t n_delivered_to(int rank) const { return n_delivered_[static_cast<size_t>(rank)]; }
   uint64_t n_corrupted() const { return n_corrupted_; }
+  uint64_t n_sent() const { return n_sent_; }  // frames, by all ranks
   // The first breach of link.h's contract by who uses the links; empty if there was none.
   const std::string& violation() const { return violation_; }
 
@@ -104,6 +106,7 @@ class FakeNet {
   FakeRandom random_;
   uint64_t now_ = 0;
   uint64_t n_corrupted_ = 0;
+  uint64_t n_sent_ = 0;
   std::vector<uint64_t> n_delivered_;  // by receiver
   std::string violation_;
   std::vector<Wire> wires_;

@@ -31,7 +31,7 @@ from shoal._native import (
 )
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
+from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
 from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "make_plan",
     "plan_for",
     "release",
+    "rows_of",
     "scale",
     "wakeups",
 ]
@@ -63,7 +64,10 @@ TIMED_OUT: Final = 2
 _SEND, _RECV, _COPY, _FINISH = range(4)
 
 _Place = tuple[Buffer, int]
-_Row = tuple[int, bool, int, int, int, int, int, int, list[int]]
+Row = tuple[int, bool, int, int, int, int, int, int, list[int]]
+"""A step as the native core takes it: kind (send, recv, copy, finish), whether it folds, buffer,
+the buffer copied into, peer, chunk, the chunk copied into, version of what is sent, and the steps
+it waits for."""
 
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
@@ -73,18 +77,23 @@ def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
         size: of the group; peers are below it.
         finish: keep the Finish steps; they do nothing unless the operation divides.
     """
+    return Program.make(size, rows_of(steps, finish=finish))
+
+
+def rows_of(steps: Iterable[Step], *, finish: bool = True) -> list[Row]:
+    """What `lower` hands to the native core; `native/test/programs.txt` is written from it."""
     flow = _Dataflow()
     for step in steps:
         if finish or not isinstance(step, Finish):
             flow.add(step)
-    return Program.make(size, flow.rows)
+    return flow.rows
 
 
 class _Dataflow:
     """Which earlier steps each step waits for: its chunk's last writer, or that one's readers."""
 
     def __init__(self) -> None:
-        self.rows: list[_Row] = []
+        self.rows: list[Row] = []
         self._writer: dict[_Place, int] = {}
         self._readers: dict[_Place, list[int]] = {}
         self._values: dict[tuple[_Place, int], int] = {}
@@ -131,7 +140,7 @@ def make_plan(shape: Shape) -> Plan:
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=())
     return Plan.make(
-        program=_program_for(kind._replace(op=shape.op if average else Op.SUM)),
+        program=_program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found),
         layouts=layouts_of(shape),
         dtype=shape.dtype,
         op=Op.SUM if average else shape.op,
@@ -144,10 +153,10 @@ def make_plan(shape: Shape) -> Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def _program_for(kind: Shape) -> Program:
-    """The program of all calls that differ in size and type only."""
+def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
+    """The program of all calls that differ in size and type only, and are cut alike."""
     # A receive from any source is lowered as one from rank 0: the engine puts in who it was.
-    steps = kind.found.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
+    steps = algorithm.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
     return lower(steps, kind.size, finish=kind.op is Op.AVG)
 
 

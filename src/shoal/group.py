@@ -19,6 +19,7 @@ from shoal.plan import Planner, Settings, agreed_planner, card_of, reported_mbit
 from shoal.rendezvous import telling
 from shoal.rendezvous.door import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
+from shoal.settings import warn_of_unknown
 from shoal.world import World, meet
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def form(
         ShoalError: no shared memory is left.
     """
     with telling(store, rank, size):
+        warn_of_unknown(os.environ)
         settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
         card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
     world = meet(store, rank, size, timeout_s, card)

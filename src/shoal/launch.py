@@ -19,6 +19,7 @@ from shoal.rendezvous import (
     find_place,
     job_key,
 )
+from shoal.settings import warn_of_unknown
 
 if TYPE_CHECKING:
     from shoal.group import Group
@@ -50,6 +51,7 @@ def init(
     """
     from shoal.group import form  # the native core loads with the first group
 
+    warn_of_unknown(os.environ)  # NOT only when the group forms: meeting may fail for such a slip
     if store is not None and rank is not None and size is not None:
         return form(store, rank, size, timeout_s=timeout_s)
     if store is not None or rank is not None or size is not None:

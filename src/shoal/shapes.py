@@ -56,8 +56,9 @@ class Shape(NamedTuple):
 
     @property
     def found(self) -> Algorithm:
-        """The algorithm in the table."""
-        return find(self.collective, self.algorithm)
+        """The algorithm in the table, in its form for buffers of this length."""
+        algorithm = find(self.collective, self.algorithm)
+        return algorithm.fitted(self.n_elems * item_size(self.dtype), self.size)
 
     @property
     def agrees_by_pair(self) -> bool:

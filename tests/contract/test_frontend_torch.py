@@ -1,21 +1,27 @@
-"""What torch.distributed promises of a backend, checked over real processes of several sizes.
-
-Every `check_` below runs in every rank, in a group of its own, and is reported as a test of its
-own; the processes are started once per size. The expected values come from torch's own arithmetic
-on one rank, which knows what every other rank put in.
-"""
+"""Works and futures, torch's own layers, and what cannot be done, over real processes."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import operator
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from contract.torch_checks import (
+    SIZES,
+    assert_passed,
+    barrier,
+    check_close,
+    check_equal,
+    checks_in,
+    given,
+    raised,
+    reduced,
+    run_checks,
+    sync_options,
+    wide,
+)
 from process.ranks import run_ranks
 
 if importlib.util.find_spec("torch") is None:
@@ -27,403 +33,6 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     Tensor = torch.Tensor
     Group = dist.ProcessGroup
-
-SIZES = (1, 2, 3, 4)
-
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-COMPLEX = [torch.complex64, torch.complex128]
-INTEGERS = [
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-]
-DTYPES = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
-
-ARITHMETIC = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
-BITWISE = ["BAND", "BOR", "BXOR"]
-FOLDS = (
-    [(dtype, fold) for dtype in FLOATS for fold in ARITHMETIC]
-    + [(dtype, fold) for dtype in COMPLEX for fold in ("SUM", "AVG", "PRODUCT")]
-    + [(dtype, fold) for dtype in INTEGERS for fold in ARITHMETIC + BITWISE]
-    + [(torch.bool, fold) for fold in ("SUM", "PRODUCT", "MIN", "MAX", *BITWISE)]
-)
-
-# The rounding of a fold over four ranks, in whatever order: a few units in the last place.
-TOLERANCE = {
-    torch.float16: 4e-3,
-    torch.bfloat16: 4e-2,
-    torch.float32: 1e-6,
-    torch.complex64: 1e-6,
-}
-
-
-# ---- what every rank puts in, and what must come out ----
-
-
-def given(dtype: torch.dtype, rank: int, n: int, seed: int = 0) -> Tensor:
-    """The values of a rank: small, so that no integer overflows, and near one, for products."""
-    source = torch.Generator().manual_seed(1000 * seed + rank)
-    if dtype is torch.bool:
-        return torch.randint(0, 2, (n,), generator=source).bool()
-    if dtype in INTEGERS:
-        low = 0 if "uint" in str(dtype) else -3
-        return torch.randint(low, 4, (n,), generator=source).to(dtype)
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    return (1 + torch.randn(n, generator=source, dtype=wide) / 4).to(dtype)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """The same values in the widest type of their kind, in which torch can compute everything."""
-    if tensor.dtype is torch.bool:
-        return tensor
-    if tensor.is_complex():
-        return tensor.to(torch.complex128)
-    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
-
-
-def folded(fold: str, tensors: list[Tensor]) -> Tensor:
-    """The fold of all ranks' tensors, in the widest type."""
-    parts = [wide(tensor) for tensor in tensors]
-    if parts[0].dtype is torch.bool:
-        fold = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(fold, fold)
-    if fold == "AVG":
-        total = functools.reduce(operator.add, parts)
-        exact = total.is_floating_point() or total.is_complex()
-        return total / len(parts) if exact else total.div(len(parts), rounding_mode="trunc")
-    steps: dict[str, Callable[..., Tensor]] = {
-        "SUM": operator.add,
-        "PRODUCT": operator.mul,
-        "MIN": torch.minimum,
-        "MAX": torch.maximum,
-        "BAND": operator.and_,
-        "BOR": operator.or_,
-        "BXOR": operator.xor,
-    }
-    return functools.reduce(steps[fold], parts)
-
-
-def all_given(dtype: torch.dtype, group: Group, n: int, seed: int = 0) -> list[Tensor]:
-    return [given(dtype, rank, n, seed) for rank in range(group.size())]
-
-
-def check_close(actual: Tensor, expected: Tensor) -> None:
-    tolerance = TOLERANCE.get(actual.dtype, 1e-14)
-    torch.testing.assert_close(
-        wide(actual), expected, rtol=tolerance, atol=tolerance, equal_nan=True
-    )
-
-
-def check_equal(actual: Tensor, expected: Tensor) -> None:
-    assert actual.dtype == expected.dtype
-    assert torch.equal(wide(actual), wide(expected)), f"{actual} is not {expected}"
-
-
-def op_of(fold: str) -> Any:
-    return getattr(dist.ReduceOp, fold)
-
-
-def reduced(group: Group, tensor: Tensor, fold: str = "SUM") -> Tensor:
-    """The group's own all_reduce: torch's function would turn complex tensors into real ones."""
-    opts = dist.AllreduceOptions()
-    opts.reduceOp, opts.asyncOp = op_of(fold), False
-    group.allreduce([tensor], opts).wait()
-    return tensor
-
-
-# ---- folds ----
-
-
-def check_all_reduce_folds_every_dtype(group: Group) -> None:
-    for seed, (dtype, fold) in enumerate(FOLDS):
-        tensors = all_given(dtype, group, 37, seed)
-        actual = reduced(group, tensors[group.rank()].clone(), fold)
-        check_close(actual, folded(fold, tensors))
-
-
-def check_all_reduce_of_any_length(group: Group) -> None:
-    for n in (0, 1, 2, 3, 4, 5, 7, 127, 4099, 100_003, 1_000_003):
-        tensors = all_given(torch.float32, group, n)
-        actual = tensors[group.rank()].clone()
-        dist.all_reduce(actual, group=group)
-        check_close(actual, folded("SUM", tensors))
-
-
-def check_all_ranks_get_the_same_bits(group: Group) -> None:
-    for n in (1, 1000, 300_000):
-        mine = given(torch.float32, group.rank(), n)
-        dist.all_reduce(mine, group=group)
-        results = [torch.empty_like(mine) for _ in range(group.size())]
-        dist.all_gather(results, mine, group=group)
-        assert all(torch.equal(mine, result) for result in results)
-
-
-def check_premul_sum_multiplies_the_own_contribution(group: Group) -> None:
-    for factor in (0.5, torch.tensor([0.25]), torch.tensor(3.0)):
-        ops = [dist._make_nccl_premul_sum(factor)]
-        if hasattr(dist.ReduceOp, "factor"):  # torch >= 2.13
-            ops.append(dist.ReduceOp.PREMUL_SUM(factor))
-        for op in ops:
-            tensors = all_given(torch.float64, group, 11)
-            actual = tensors[group.rank()].clone()
-            dist.all_reduce(actual, op=op, group=group)
-            check_close(actual, folded("SUM", tensors) * float(factor))
-            whole = torch.cat(tensors)
-            output = torch.empty(11, dtype=torch.float64)
-            before = whole.clone()
-            dist.reduce_scatter_tensor(
-                output, torch.cat([tensors[group.rank()]] * group.size()), op=op, group=group
-            )
-            check_close(output, folded("SUM", tensors) * float(factor))
-            check_equal(whole, before)
-
-
-def check_coalesced_all_reduce(group: Group) -> None:
-    dtypes = [torch.float32, torch.int64, torch.bfloat16]
-    for async_op in (False, True):
-        opts = dist.AllreduceCoalescedOptions()
-        opts.asyncOp = async_op
-        mine = [given(dtype, group.rank(), 5 + i, i) for i, dtype in enumerate(dtypes)]
-        group.allreduce_coalesced(mine, opts).wait()
-        for i, dtype in enumerate(dtypes):
-            check_close(mine[i], folded("SUM", all_given(dtype, group, 5 + i, i)))
-    with dist._coalescing_manager(group):
-        tensors = [torch.full((3,), float(group.rank())) for _ in range(4)]
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=group)
-    for tensor in tensors:
-        check_equal(tensor, torch.full((3,), float(sum(range(group.size())))))
-
-
-def check_reduce_scatter(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    for seed, (dtype, fold) in enumerate(FOLDS):
-        n = 13
-        wholes = all_given(dtype, group, n * size, seed)
-        expected = folded(fold, wholes)[rank * n : (rank + 1) * n]
-        blocks = list(wholes[rank].clone().split(n))
-        opts = dist.ReduceScatterOptions()
-        opts.reduceOp, opts.asyncOp = op_of(fold), bool(seed % 2)
-        output = torch.empty(n, dtype=dtype)
-        group.reduce_scatter([output], [blocks], opts).wait()
-        check_close(output, expected)
-        check_equal(torch.cat(blocks) if "uint" not in str(dtype) else wholes[rank], wholes[rank])
-        single = torch.empty(n, dtype=dtype)
-        group._reduce_scatter_base(single, wholes[rank].clone(), opts).wait()
-        check_equal(single, output)
-
-
-def check_reduce_scatter_into_its_own_input(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    for offset in (0, 1):  # the own block as NCCL allows it, and a place across two blocks
-        wholes = all_given(torch.float64, group, 7 * size + 1)
-        whole = wholes[rank].clone()
-        begin = min(rank * 7 + offset, 7 * size - 6)
-        output = whole[begin : begin + 7]
-        dist.reduce_scatter_tensor(output, whole[: 7 * size], group=group)
-        check_close(output, folded("SUM", wholes)[rank * 7 : (rank + 1) * 7])
-
-
-def check_coalesced_reduce_scatter(group: Group) -> None:
-    size = group.size()
-    inputs = [torch.arange(k * size, dtype=torch.float32) for k in (1, 5, 9)]
-    outputs = [torch.empty(k) for k in (1, 5, 9)]
-    group.reduce_scatter_tensor_coalesced(outputs, inputs).wait()
-    for one, output in zip(inputs, outputs, strict=True):
-        check_equal(output, (one * size).view(size, -1)[group.rank()])
-
-
-# ---- moves ----
-
-
-def check_broadcast_of_every_dtype_from_every_root(group: Group) -> None:
-    for root in range(group.size()):
-        for dtype in DTYPES:
-            tensor = given(dtype, group.rank(), 9, root)
-            opts = dist.BroadcastOptions()
-            opts.rootRank, opts.asyncOp = root, root % 2 == 1
-            group.broadcast([tensor], opts).wait()
-            check_equal(tensor, given(dtype, root, 9, root))
-    eighth = torch.full((5,), float(group.rank()), dtype=torch.float32).to(torch.float8_e4m3fn)
-    group.broadcast([eighth]).wait()
-    assert eighth.float().tolist() == [0.0] * 5
-
-
-def check_all_gather(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    for dtype in DTYPES:
-        expected = all_given(dtype, group, 6)
-        opts = dist.AllgatherOptions() if hasattr(dist, "AllgatherOptions") else None
-        lists = [torch.empty(6, dtype=dtype) for _ in range(size)]
-        group.allgather([lists], [expected[rank]], *([opts] if opts else [])).wait()
-        for got, want in zip(lists, expected, strict=True):
-            check_equal(got, want)
-        single = torch.empty(6 * size, dtype=dtype)
-        group._allgather_base(single, expected[rank]).wait()
-        for block, want in zip(single.split(6), expected, strict=True):
-            check_equal(block, want)
-
-
-def check_all_gather_from_its_own_output(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    expected = torch.cat(all_given(torch.float32, group, 8))
-    for offset in (0, 1):  # the own block, as FSDP does it, and a place across two blocks
-        output = torch.zeros(8 * size + 1)
-        begin = rank * 8 + offset
-        mine = output[begin : begin + 8]
-        mine.copy_(given(torch.float32, rank, 8))
-        dist.all_gather_into_tensor(output[: 8 * size], mine, group=group)
-        check_equal(output[: 8 * size], expected)
-
-
-def check_coalesced_all_gathers(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    inputs = [torch.full((k,), float(rank)) for k in (1, 4)]
-    outputs = [[torch.empty(k) for k in (1, 4)] for _ in range(size)]
-    group.allgather_coalesced(outputs, inputs).wait()
-    singles = [torch.empty(k * size) for k in (1, 4)]
-    group.allgather_into_tensor_coalesced(singles, inputs).wait()
-    for other in range(size):
-        for i, k in enumerate((1, 4)):
-            check_equal(outputs[other][i], torch.full((k,), float(other)))
-            check_equal(singles[i].view(size, k)[other], torch.full((k,), float(other)))
-
-
-def check_reduce(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    for seed, (dtype, fold) in enumerate(FOLDS):
-        tensors = all_given(dtype, group, 11, seed)
-        actual = tensors[rank].clone()
-        opts = dist.ReduceOptions()
-        opts.rootRank, opts.reduceOp, opts.asyncOp = seed % size, op_of(fold), bool(seed % 3)
-        group.reduce([actual], opts).wait()
-        if rank == opts.rootRank:
-            check_close(actual, folded(fold, tensors))
-        else:
-            check_equal(actual, tensors[rank])
-
-
-def check_gather_scatter_and_all_to_all_of_every_dtype(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    for number, dtype in enumerate([*DTYPES, torch.float8_e4m3fn]):
-        root, known = number % size, torch.uint8 if dtype is torch.float8_e4m3fn else dtype
-        tables = [given(known, other, 3 * size, number).view(dtype) for other in range(size)]
-        mine = list(tables[rank].clone().split(3))
-        gathered = [torch.empty(3, dtype=dtype) for _ in range(size)] if rank == root else []
-        group.gather([gathered] if gathered else [], [mine[0]], root).wait()
-        scattered, swapped = torch.empty(3, dtype=dtype), torch.empty(3 * size, dtype=dtype)
-        group.scatter([scattered], [mine] if rank == root else [], root).wait()
-        group.alltoall(list(swapped.split(3)), mine).wait()
-        single = torch.empty_like(swapped)
-        group.alltoall_base(single, tables[rank].clone(), [], []).wait()
-        for other, block in enumerate(gathered):
-            check_equal(block.view(known), tables[other][:3].view(known))
-        check_equal(scattered.view(known), tables[root][3 * rank :][:3].view(known))
-        expected = torch.cat([table[3 * rank :][:3].view(known) for table in tables])
-        check_equal(swapped.view(known), expected)
-        check_equal(single.view(known), expected)
-
-
-def check_send_and_recv(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    if size == 1:
-        return
-    right, left = (rank + 1) % size, (rank - 1) % size
-    for n in (0, 1, 1000, 300_000):
-        got = [torch.empty(n), torch.empty(n, dtype=torch.int64)]
-        works = [
-            dist.isend(given(torch.float32, rank, n), group_dst=right, group=group, tag=7),
-            dist.isend(given(torch.int64, rank, n), group_dst=right, group=group, tag=8),
-            # In the other order than they were sent: the tags tell them apart.
-            dist.irecv(got[1], group_src=left, group=group, tag=8),
-            dist.irecv(got[0], group_src=left, group=group, tag=7),
-        ]
-        for work in works:
-            assert work is not None
-            work.wait()
-        check_equal(got[0], given(torch.float32, left, n))
-        check_equal(got[1], given(torch.int64, left, n))
-
-
-def check_blocking_send_and_recv_and_batches(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    if size == 1:
-        return
-    if rank == 0:
-        dist.send(torch.arange(5), group_dst=1, group=group)
-    elif rank == 1:
-        strided = torch.zeros(10, dtype=torch.int64)[::2]
-        assert dist.recv(strided, group_src=0, group=group) == 0 or True
-        check_equal(strided, torch.arange(5))
-    mine, theirs = torch.full((3,), float(rank)), torch.empty(3)
-    ops = [
-        dist.P2POp(dist.irecv, theirs, group=group, group_peer=(rank - 1) % size),
-        dist.P2POp(dist.isend, mine, group=group, group_peer=(rank + 1) % size),
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    check_equal(theirs, torch.full((3,), float((rank - 1) % size)))
-
-
-def check_objects(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    got: list[Any] = [None] * size
-    dist.all_gather_object(got, {"rank": rank, "pad": "x" * rank * 100}, group=group)
-    assert got == [{"rank": r, "pad": "x" * r * 100} for r in range(size)]
-    objects = [rank, {"from": rank}] if rank == size - 1 else [None, None]
-    dist.broadcast_object_list(objects, group_src=size - 1, group=group)
-    assert objects == [size - 1, {"from": size - 1}]
-
-
-# ---- tensors of all kinds ----
-
-
-def check_tensors_that_are_not_contiguous(group: Group) -> None:
-    rank, size = group.rank(), group.size()
-    total = float(sum(range(1, size + 1)))
-    base = torch.arange(24.0).view(4, 6) * (rank + 1)
-    for view in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[1:3, 1:4], lambda t: t[2, 3]):
-        for async_op in (False, True):
-            tensor = base.clone()
-            work = dist.all_reduce(view(tensor), group=group, async_op=async_op)
-            if work is not None:
-                work.wait()
-            expected = base.clone()
-            view(expected).copy_(view(base / (rank + 1)) * total)
-            check_equal(tensor, expected)
-    column = torch.full((4, 6), -1.0)
-    outputs = [column[:, i] for i in range(size)]
-    dist.all_gather(outputs, (base / (rank + 1))[:, rank], group=group)
-    for i in range(size):
-        check_equal(column[:, i].contiguous(), torch.arange(24.0).view(4, 6)[:, i].contiguous())
-    assert bool((column[:, size:] == -1).all())
-
-
-def check_lazily_conjugated_and_negated_tensors(group: Group) -> None:
-    if not hasattr(group, "describe"):
-        return  # torch's own group resolves them before us, and drops the result
-    size = group.size()
-    value = torch.tensor([1 + 2j, 3 - 1j])
-    check_equal(reduced(group, value.clone().conj()).resolve_conj(), value.conj() * size)
-    negated = torch.imag(value.clone().conj())
-    assert negated.is_neg()
-    check_equal(reduced(group, negated).resolve_neg(), -value.imag * size)
-
-
-def check_leaves_that_require_grad(group: Group) -> None:
-    leaf = torch.ones(4, 2, requires_grad=True)
-    strided = torch.ones(8, requires_grad=True)
-    dist.broadcast(leaf, group_src=0, group=group)
-    with torch.no_grad():
-        dist.all_reduce(strided[::2], group=group)
-    assert strided.tolist() == [float(group.size()), 1.0] * 4
-    assert leaf.is_leaf
-
-
-def check_an_expanded_tensor_is_refused_before_anything_moves(group: Group) -> None:
-    tensor = torch.ones(1).expand(4)
-    error = raised(lambda: dist.all_reduce(tensor, group=group))
-    assert type(error).__name__ == "UsageError"
-    assert "pass tensor.contiguous()" in str(error)
-    barrier(group)
 
 
 # ---- works and futures ----
@@ -645,55 +254,18 @@ def check_an_aborted_group_is_closed(group: Group) -> None:
     barrier(group)
 
 
-# ---- how they are run ----
+CHECKS = checks_in(globals())
 
 
-def raised(call: Callable[[], Any]) -> BaseException | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001 - whichever: it is what is tested
-        return error
-    return None
-
-
-def barrier(group: Group) -> None:
-    dist.barrier(group=group)
-
-
-def sync_options() -> Any:
-    opts = dist.AllreduceOptions()
-    opts.asyncOp = False
-    return opts
-
-
-CHECKS = {
-    name.removeprefix("check_"): check
-    for name, check in dict(globals()).items()
-    if name.startswith("check_") and name not in ("check_close", "check_equal")
-}
-
-
-def run_checks() -> dict[str, str]:
-    """In a rank: how each check failed, "" if it did not."""
-    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
-    failures = {}
-    for name, check in CHECKS.items():
-        group = dist.new_group(group_desc="a group for checks", timeout=timedelta(seconds=30))
-        try:
-            check(group)
-            failures[name] = ""
-        except Exception:  # noqa: BLE001 - the other checks go on
-            failures[name] = traceback.format_exc()
-    dist.destroy_process_group()
-    return failures
+def run_in_a_rank() -> dict[str, str]:
+    return run_checks(CHECKS)
 
 
 @pytest.fixture(scope="module", params=SIZES)
 def failures(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_ranks(run_checks, request.param, deadline_s=110)
+    return run_ranks(run_in_a_rank, request.param, deadline_s=110)
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_torch(failures: list[dict[str, str]], check: str) -> None:
-    failed = [f"rank {rank}: {each[check]}" for rank, each in enumerate(failures) if each[check]]
-    assert not failed, "\n".join(failed)
+    assert_passed(failures, check)

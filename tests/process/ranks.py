@@ -8,10 +8,11 @@
     def test_sums_are_equal() -> None:
         assert run_ranks(my_rank, 3, 1000) == [6.0, 6.0, 6.0]
 
-Every rank is a fresh interpreter that imports the file in which the function is written (so keep
-heavy imports out of the top of a test file whose ranks do not need them), with the environment of
-torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Arguments,
-return values and exceptions are pickled; they may not be of classes that the test file defines.
+Every rank is an interpreter that has nothing of shoal loaded (see `warm`) and imports the file in
+which the function is written (so keep heavy imports out of the top of a test file whose ranks do
+not need them), with the environment of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT. Arguments, return values and exceptions are pickled; they may not be of
+classes that the test file defines.
 
 Whoever brings work wakes whoever sleeps: a rank in which a timer found work fails.
 
@@ -20,13 +21,12 @@ so nothing ever hangs and no process outlives the test. For ranks that are to be
 use `start_ranks`: it tells the process ids at once and gives an Outcome for each rank later. A rank
 may end itself with `os.kill(os.getpid(), signal.SIGKILL)`: of all moments that is the surest one.
 
-Starting a process costs 0.1 s, and 1.5 s if it imports torch: do many checks inside one run.
+Starting a process costs 0.1 s: do many checks inside one run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib.util
 import inspect
@@ -46,9 +46,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+if not __package__:  # run by its path, as a rank
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from process.warm import N_FORKERS, Fork, die_with, fork_ranks, forker_for
+
 # No sleeper looks for work of its own accord for this long: what was not announced is late indeed
 # then, and a rank that found such work fails.
 _BACKSTOP_MS = 10_000
+
+# What ranks find imported: the heaviest that is not ours.
+_NUMPY = "numpy pytest"
+_TORCH = "numpy pytest torch torch.distributed"
 
 # How long a rank may take to print its stacks before it is killed.
 _LAST_WORDS_S = 5.0
@@ -85,6 +94,10 @@ class Ranks:
     def pid(self, rank: int) -> int:
         """The process id of a rank, for os.kill."""
         return self._processes[rank].child.pid
+
+    def await_end(self, rank: int) -> None:
+        """Wait until this rank has ended, however it does."""
+        self._processes[rank].child.wait()
 
     def wait(self, deadline_s: float = 60.0) -> list[Outcome]:
         """Every rank's outcome. Those that run longer than this, from now on, are killed."""
@@ -138,10 +151,11 @@ def start_ranks(
     """Like `run_ranks`, without waiting: use it as a context manager."""
     # Pickled twice: the arguments can be read only after the search path.
     what = inspect.getfile(function), function.__qualname__, pickle.dumps(args)
-    task = pickle.dumps((sys.path, os.getpid(), *what))
+    task = pickle.dumps((sys.path, *what))
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
     master["SHOAL_DUMP"] = "off"  # many tests wait for a deadline
+    modules = _TORCH if "torch" in function.__globals__ else _NUMPY
     processes: list[_Process] = []
     ranks = Ranks(processes)
     with contextlib.ExitStack() as on_error:
@@ -154,16 +168,26 @@ def start_ranks(
                 "LOCAL_WORLD_SIZE": size,
             }
             own = {name: str(value) for name, value in places.items()}
-            processes.append(_Process(rank, task, {**os.environ, **master, **own, **(env or {})}))
+            whole = {**os.environ, **master, **own, **(env or {})}
+            processes.append(_Process(rank, task, whole, modules))
         on_error.pop_all()
     return ranks
+
+
+def warm_up() -> None:
+    """Start what ranks are forked from now, for a test that counts this process's descriptors."""
+    for rank in range(N_FORKERS):
+        forker_for(rank, _NUMPY, os.environ)
 
 
 def free_port() -> int:
     """A port on which nobody listens, from below those that the kernel gives to connections."""
     # Not port 0: what the kernel gives may have gone to somebody's connection before it is used.
+    # Workers of pytest that run side by side have ports of their own.
+    n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.randrange(20_000 + worker % n_workers, 32_000, n_workers)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
@@ -174,21 +198,31 @@ def free_port() -> int:
 class _Process:
     """One rank's process, and the files in which it leaves its output and its outcome."""
 
-    def __init__(self, rank: int, task: bytes, env: dict[str, str]) -> None:
+    def __init__(self, rank: int, task: bytes, env: dict[str, str], modules: str) -> None:
         self.rank = rank
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - outcome() closes it
         self._result: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - outcome() closes it
-        self.child = subprocess.Popen(
-            [sys.executable, __file__, str(self._result.fileno())],
+        forker = forker_for(rank, modules, env)
+        self.child: Fork | subprocess.Popen[bytes]
+        if forker is not None:
+            output, result = self._output.fileno(), self._result.fileno()
+            self.child = forker.start(task, env, output, result)
+        else:
+            self.child = self._fresh(task, env)
+
+    def _fresh(self, task: bytes, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, __file__, str(self._result.fileno()), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
             pass_fds=[self._result.fileno()],
             env=env,
         )
-        assert self.child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self.child.stdin as pipe:
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
             pipe.write(task)
+        return child
 
     def ends_by(self, until: float) -> bool:
         """Wait for the end, or for the time `until`."""
@@ -219,12 +253,9 @@ class _Process:
         return Outcome(self.rank, value, error, died, output)
 
 
-def _run_one(result_fd: int) -> None:
+def _run_one(task: IO[bytes], result_fd: int) -> None:
     """The rank itself."""
-    sys.path[:], parent, file, name, args = pickle.load(sys.stdin.buffer)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: no rank is left over
-    if os.getppid() != parent:
-        sys.exit("the test ended while this rank was starting")
+    sys.path[:], file, name, args = pickle.load(task)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(all_threads=True)
     try:
@@ -263,7 +294,20 @@ def _dumped(error: BaseException) -> bytes:
     return dumped
 
 
-if __name__ == "__main__":
+def _main(argv: list[str]) -> None:
     # A shell's background jobs start with it ignored, and so do their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _run_one(int(sys.argv[1]))
+    if argv[0] != "--fork":
+        die_with(int(argv[1]))  # no rank is left over
+        _run_one(sys.stdin.buffer, int(argv[0]))
+        return
+    task_fd, result_fd = fork_ranks(int(argv[1]), int(argv[2]), argv[3])
+    with open(task_fd, "rb") as task:
+        env = pickle.load(task)
+        os.environ.clear()
+        os.environ.update(env)
+        _run_one(task, result_fd)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from process.ranks import Outcome, run_ranks, start_ranks
+from process.stage import Stage
 
 from shoal.errors import PeerLost
 
@@ -23,12 +24,13 @@ def end(how: str) -> None:
         raise PeerLost(3, "spruce")
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    Stage.from_environment().cue("rank 1 is about to hang")
     threading.Event().wait()
 
 
-def outcomes(how: str, deadline_s: float) -> list[Outcome]:
+def outcomes(how: str) -> list[Outcome]:
     with start_ranks(end, 2, how) as ranks:
-        return ranks.wait(deadline_s)
+        return ranks.wait()
 
 
 def test_each_rank_returns_its_value_and_sees_the_environment_of_torchrun() -> None:
@@ -37,7 +39,7 @@ def test_each_rank_returns_its_value_and_sees_the_environment_of_torchrun() -> N
 
 
 def test_a_rank_that_raises_gives_its_exception_and_its_output() -> None:
-    first, second = outcomes("raise", 60)
+    first, second = outcomes("raise")
     assert (first.error, first.died) == (None, "")
     assert isinstance(second.error, PeerLost)
     assert (second.error.rank, second.error.host) == (3, "spruce")
@@ -45,16 +47,43 @@ def test_a_rank_that_raises_gives_its_exception_and_its_output() -> None:
 
 
 def test_a_rank_that_dies_is_told_by_its_signal() -> None:
-    assert [outcome.died for outcome in outcomes("die", 60)] == ["", "was killed by SIGKILL"]
+    assert [outcome.died for outcome in outcomes("die")] == ["", "was killed by SIGKILL"]
 
 
 def test_a_rank_that_hangs_is_killed_and_shows_where_it_waited() -> None:
-    first, second = outcomes("hang", 1)
+    with Stage() as stage, start_ranks(end, 2, "hang", env=stage.env) as ranks:
+        stage.await_cue("rank 1 is about to hang")
+        ranks.await_end(0)
+        first, second = ranks.wait(0.2)
     assert first.died == ""
-    assert second.died == "was killed: it still ran after 1 s"
+    assert second.died == "was killed: it still ran after 0.2 s"
     assert "threading.py" in second.output
 
 
 def test_a_failure_names_every_rank_that_failed() -> None:
     with pytest.raises(AssertionError, match="1 of 2 ranks failed:\nrank 1 raised PeerLost"):
         run_ranks(end, 2, "raise")
+
+
+def what_is_loaded() -> tuple[bool, int, dict[str, str], int]:
+    native, n_threads = "shoal._native" in sys.modules, len(os.listdir("/proc/self/task"))
+    return native, hash("a string"), dict(os.environ), n_threads
+
+
+def test_a_rank_begins_without_the_native_core_and_with_an_environment_of_its_own() -> None:
+    for native, _, env, n_threads in run_ranks(what_is_loaded, 2, env={"COLOUR": "blue"}):
+        assert not native
+        assert env["COLOUR"] == "blue"
+        assert n_threads == 1
+    assert "COLOUR" not in run_ranks(what_is_loaded, 1)[0][2]
+
+
+def test_neighbours_order_their_sets_differently() -> None:
+    (_, first, *_), (_, second, *_) = run_ranks(what_is_loaded, 2)
+    assert first != second
+
+
+def test_what_libraries_read_as_they_load_is_there_before_they_do() -> None:
+    seeded = {"PYTHONHASHSEED": "7"}
+    (_, first, *_), (_, second, *_) = run_ranks(what_is_loaded, 2, env=seeded)
+    assert first == second

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from process.joining import LONG_S, hosts
 from process.records import rewritten
 
 from shoal.rendezvous import (
@@ -18,8 +19,7 @@ from shoal.rendezvous import (
 )
 from shoal.rendezvous.record import unseal
 
-LONG_S = 60.0
-HOSTS = [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name} for name in "ab"]
+HOSTS = hosts("a", "b")
 
 # Bytes of the whole conversation, by who says them. Of the kinds WELCOME (4) and KEY_DIFFERS (6)
 # are one bit apart.

@@ -1,105 +1,34 @@
-"""Ranks that meet through a store: as threads, with pretended hosts, and as real processes."""
+"""Ranks that meet through a store, as threads with pretended hosts."""
 
 import contextlib
 import json
 import logging
 import os
-import resource
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from process.ranks import run_ranks, start_ranks
+from process.joining import (
+    LONG_S,
+    ONE_HOST,
+    SHORT_S,
+    Noticing,
+    check_who_is_there,
+    hosts,
+    join_all,
+    joined,
+    no_descriptor_is_left,
+    options,
+    say_who_you_are,
+)
 from process.records import rewritten
 
 from shoal.errors import Closed, TimedOut, UsageError
-from shoal.rendezvous import (
-    JoinOptions,
-    Membership,
-    MemoryStore,
-    Store,
-    TcpStoreClient,
-    TcpStoreServer,
-    farewell,
-    find_place,
-    join,
-)
-from shoal.rendezvous.door import Limits
-from shoal.rendezvous.link import Link
-from shoal.rendezvous.links import Links
-from shoal.rendezvous.listener import listen_tcp, listen_unix, unix_address
+from shoal.rendezvous import Membership, MemoryStore, join
+from shoal.rendezvous.listener import listen_tcp, listen_unix
 
-LONG_S = 60.0  # a join that should succeed
-SHORT_S = 0.3  # a join that cannot: it lasts this long
-ONE_HOST: Mapping[str, str] = {}
-
-
-def hosts(*ids: str, **more: str) -> list[dict[str, str]]:
-    """Environments of ranks on these pretended hosts of one machine."""
-    return [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name, **more} for name in ids]
-
-
-def options(environ: Mapping[str, str], **more: object) -> JoinOptions:
-    return JoinOptions(environ=environ, **more)  # type: ignore[arg-type]
-
-
-def join_all(
-    store: Store,
-    environs: Sequence[Mapping[str, str]],
-    timeout_s: float = LONG_S,
-    fds: Callable[[int], Sequence[int]] = lambda _: (),
-) -> list[Membership | Exception]:
-    """Join as one thread per environment; what each one returned or raised."""
-
-    def one(rank: int) -> Membership | Exception:
-        try:
-            chosen = options(environs[rank])
-            return join(
-                store, rank, len(environs), timeout_s=timeout_s, local_fds=fds, options=chosen
-            )
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            return error
-
-    with ThreadPoolExecutor(len(environs)) as pool:
-        return list(pool.map(one, range(len(environs))))
-
-
-@contextlib.contextmanager
-def joined(
-    store: Store,
-    environs: Sequence[Mapping[str, str]],
-    fds: Callable[[int], Sequence[int]] = lambda _: (),
-) -> Iterator[list[Membership]]:
-    with contextlib.ExitStack() as stack:
-        found = join_all(store, environs, fds=fds)
-        for each in found:
-            if isinstance(each, Exception):
-                raise each
-        yield [stack.enter_context(each) for each in found if isinstance(each, Membership)]
-
-
-def say_who_you_are(membership: Membership) -> None:
-    for peer in membership.peers:
-        os.write(peer.socket_fd, bytes([membership.rank, peer.rank]))
-
-
-def check_who_is_there(membership: Membership) -> None:
-    for peer in membership.peers:
-        os.set_blocking(peer.socket_fd, True)
-        assert os.read(peer.socket_fd, 9) == bytes([peer.rank, membership.rank])
-
-
-def n_open() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@pytest.fixture(autouse=True)
-def _no_descriptor_is_left() -> Iterator[None]:
-    before = n_open()
-    yield
-    assert n_open() == before
+_no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 20])
@@ -218,97 +147,6 @@ def test_a_rank_may_close_at_once_without_harm_to_the_others() -> None:
         store = MemoryStore()
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(one, range(4)))) == 1
-
-
-class Noticing(MemoryStore):
-    """A store that tells when a record comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: dict[int, dict[str, object]] = {}
-        self.published = threading.Event()
-
-    def set(self, key: str, value: bytes) -> None:
-        super().set(key, value)
-        if key.startswith("shoal/rank/"):
-            self.records[int(key.rpartition("/")[2])] = json.loads(value)
-            self.published.set()
-
-
-@contextlib.contextmanager
-def waiting_rank_0(
-    store: Noticing, size: int = 2, environ: Mapping[str, str] = ONE_HOST
-) -> Iterator[tuple[Callable[[], Membership], bytes]]:
-    """Rank 0, waiting for the others; gives its result and its Unix address.
-
-    Silence is allowed for as long as the test may take, so nothing here ends by waiting it out.
-    """
-    patient = options(environ, limits=Limits(pending_s=LONG_S))
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(join, store, 0, size, timeout_s=LONG_S, options=patient)
-        assert store.published.wait(LONG_S)
-        yield waiting.result, unix_address(str(store.records[0]["unix_name"]))
-
-
-@contextlib.contextmanager
-def callers(address: bytes, n_callers: int) -> Iterator[list[socket.socket]]:
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(n_callers)]
-        for sock in made:
-            sock.connect(address)
-        yield made
-
-
-def is_closed(sock: socket.socket) -> bool:
-    try:
-        return sock.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-def test_two_hundred_silent_callers_do_not_hold_up_a_join() -> None:
-    store = Noticing()
-    with waiting_rank_0(store) as (result, address), callers(address, 200) as silent:
-        second = join(store, 1, 2, timeout_s=LONG_S)
-        with second, result():
-            assert all(map(is_closed, silent))
-
-
-def test_garbage_is_closed_without_a_reply_and_the_join_goes_on() -> None:
-    store = Noticing()
-    with waiting_rank_0(store) as (result, address), callers(address, 3) as rude:
-        for sock, garbage in zip(
-            rude, (b"GET /\r\n\r\n", bytes(9000), b"shoal/rv\x04\x00"), strict=True
-        ):
-            sock.sendall(garbage)
-            assert is_closed(sock)
-        with join(store, 1, 2, timeout_s=LONG_S), result():
-            pass
-
-
-def test_strangers_on_tcp_are_treated_alike() -> None:
-    store = Noticing()
-    environs = hosts("a", "b", "c")
-    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
-        waiting = [
-            pool.submit(join, store, rank, 3, timeout_s=LONG_S, options=options(environs[rank]))
-            for rank in (0, 1)
-        ]
-        # The TCP listeners open once all ranks are known: a leftover of rank 2 is enough for that.
-        record = store.get("shoal/rank/0", LONG_S)
-        store.set("shoal/rank/2", rewritten(record, host_id="set:c", key=None))
-        while not store.records[0]["endpoint"]:
-            store.published.clear()
-            store.published.wait(LONG_S)
-        endpoint = store.records[0]["endpoint"]
-        assert isinstance(endpoint, dict)
-        where = endpoint["address"], endpoint["port"]
-        silent = [stack.enter_context(socket.create_connection(where)) for _ in range(100)]
-        silent[0].sendall(b"SSH-2.0-OpenSSH\r\n")
-        assert is_closed(silent[0])
-        last = join(store, 2, 3, timeout_s=LONG_S, options=options(environs[2]))
-        with last, waiting[0].result(), waiting[1].result():
-            assert all(map(is_closed, silent[1:]))
 
 
 def test_ranks_with_different_keys_are_both_told_at_once() -> None:
@@ -432,192 +270,3 @@ def test_too_many_descriptors_are_refused() -> None:
     for error in join_all(MemoryStore(), 2 * [ONE_HOST], fds=lambda _: 17 * (0,)):
         assert isinstance(error, UsageError)
         assert "17 local_fds" in str(error)
-
-
-# Real processes.
-
-
-def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[tuple[int, bool, bytes]]]:
-    """Join through our own store and read every local peer's memory."""
-    place = find_place()
-    os.environ["SHOAL_HOST_ID"] = str(place.rank // ranks_per_host)
-    memory = os.memfd_create("memory")
-    os.write(memory, b"of rank %d" % place.rank)
-    with contextlib.ExitStack() as stack:
-        if place.rank == 0:
-            server = TcpStoreServer(place.master_addr, place.master_port)
-            stack.enter_context(contextlib.closing(server))
-        store = TcpStoreClient(place.master_addr, place.master_port, timeout_s=LONG_S)
-        stack.enter_context(contextlib.closing(store))
-        member = join(
-            store, place.rank, place.size, timeout_s=LONG_S, local_fds=lambda _: (memory,)
-        )
-        stack.enter_context(member)
-        say_who_you_are(member)
-        check_who_is_there(member)
-        return member.epoch, [
-            (peer.rank, peer.is_local, os.pread(peer.fds[0], 20, 0) if peer.fds else b"")
-            for peer in member.peers
-        ]
-
-
-@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
-def test_real_processes_meet_through_our_store(ranks_per_host: int) -> None:
-    results = run_ranks(rank_of_a_job, 4, ranks_per_host)
-    assert len({epoch for epoch, _ in results}) == 1
-    for rank, (_, peers) in enumerate(results):
-        for other, is_local, memory in peers:
-            assert is_local == (rank // ranks_per_host == other // ranks_per_host)
-            assert memory == (b"of rank %d" % other if is_local else b"")
-
-
-def publish_then_die_once() -> int:
-    """Rank 1 dies right after it has published; its successor, rank 2 of the test, takes over."""
-    place = find_place()
-    store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
-    if place.rank == 1:
-        real_set = store.set
-
-        def last_set(key: str, value: bytes) -> None:
-            real_set(key, value)
-            real_set("died", b"")
-            os.kill(os.getpid(), 9)
-
-        store.set = last_set  # type: ignore[method-assign]
-    if place.rank == 2:
-        store.get("died", LONG_S)
-    with join(store, min(place.rank, 1), 2, timeout_s=LONG_S) as member:
-        return member.epoch
-
-
-def test_a_rank_that_dies_while_joining_can_be_started_again() -> None:
-    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
-        port = {"STORE_PORT": str(server.port)}
-        with start_ranks(publish_then_die_once, 3, env=port) as ranks:
-            first, dead, successor = ranks.wait()
-    assert dead.died == "was killed by SIGKILL"
-    assert first.value == successor.value is not None, (first, successor)
-
-
-def offer_then_die_once() -> int:
-    """Rank 1 dies when rank 0 could already introduce it; its successor is rank 3 of the test."""
-    place = find_place()
-    store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
-    if place.rank == 1:
-        real_offer = Link.offer
-
-        def last_offer(self: Link, fds: Sequence[int]) -> None:
-            real_offer(self, fds)
-            store.set("died", b"")
-            os.kill(os.getpid(), 9)
-
-        Link.offer = last_offer  # type: ignore[method-assign]
-    if place.rank == 3:
-        store.get("died", LONG_S)
-    rank = 1 if place.rank == 3 else place.rank
-    with join(store, rank, 3, timeout_s=LONG_S) as member:
-        say_who_you_are(member)
-        check_who_is_there(member)
-        return member.epoch
-
-
-def test_a_rank_that_dies_while_it_is_introduced_can_be_started_again() -> None:
-    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
-        port = {"STORE_PORT": str(server.port)}
-        with start_ranks(offer_then_die_once, 4, env=port) as ranks:
-            first, dead, third, successor = ranks.wait()
-    assert dead.died == "was killed by SIGKILL"
-    assert first.value == third.value == successor.value is not None, (first, third, successor)
-
-
-def join_without_descriptors() -> tuple[bool, bool]:
-    """Callers take every descriptor while rank 0 waits; once they are gone, rank 1 gets in."""
-    store = Noticing()
-    with waiting_rank_0(store) as (result, address):
-        limit = n_open() + 100
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-        with contextlib.ExitStack() as stack:
-            silent: list[socket.socket] = []
-            with contextlib.suppress(OSError):
-                while True:
-                    silent.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
-            n_free = 20
-            for sock in silent[:n_free]:
-                sock.close()
-            silent = silent[n_free:]
-            for sock in silent:
-                sock.connect(address)
-            # More connect than there are descriptors for: the last ones are closed at once.
-            turned_away = is_closed(silent[-1])
-        with join(store, 1, 2, timeout_s=LONG_S), result():
-            return turned_away, len(silent) > n_free
-
-
-class _DiedError(Exception):
-    """In the place of a death: everything of the rank is closed."""
-
-
-def test_a_rank_that_dies_once_it_is_ready_can_be_started_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rank 0 has heard all that it wants from ranks 1 and 3, and sees only rank 2 begin anew."""
-    died = threading.Event()
-    say_ready = Links.say_ready
-
-    def say_ready_and_die(self: Links) -> None:
-        if self._rank == 2 and not died.is_set():
-            return
-        say_ready(self)
-        if self._rank == 1 and self.is_open and not died.is_set():
-            died.wait(0.1)  # until the others have heard
-            died.set()
-            raise _DiedError
-
-    monkeypatch.setattr(Links, "say_ready", say_ready_and_die)
-    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
-    store, environs = MemoryStore(), hosts("a", "b", "b", "b")
-
-    def one(rank: int) -> Membership:
-        while True:
-            with contextlib.suppress(_DiedError):
-                return join(store, rank, 4, timeout_s=10.0, options=options(environs[rank]))
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(one, range(4)))
-    assert len({member.epoch for member in found}) == 1
-    for member in found:
-        member.close()
-
-
-def test_running_out_of_descriptors_turns_callers_away_and_harms_nobody() -> None:
-    assert run_ranks(join_without_descriptors, 1) == [(True, True)]
-
-
-def call_as_nobody(address: bytes) -> bool:
-    os.setuid(65534)
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.connect(address)
-        return is_closed(sock)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_of_the_host_is_turned_away() -> None:
-    store = Noticing()
-    with waiting_rank_0(store) as (result, address):
-        with start_ranks(call_as_nobody, 1, address) as stranger:
-            (outcome,) = stranger.wait()
-        assert outcome.value is True, outcome
-        with join(store, 1, 2, timeout_s=LONG_S), result():
-            pass
-
-
-def test_a_silent_caller_is_closed_at_the_limit_while_the_join_goes_on() -> None:
-    store = Noticing()
-    with ThreadPoolExecutor() as pool:
-        quick = JoinOptions(environ=ONE_HOST, limits=Limits(pending_s=0.01))
-        waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=quick)
-        assert store.published.wait(LONG_S)
-        with callers(unix_address(str(store.records[0]["unix_name"])), 1) as (silent,):
-            assert is_closed(silent)
-        with join(store, 1, 2, timeout_s=LONG_S), waiting.result():
-            pass

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from process.joining import LONG_S, hosts
 from process.records import rewritten
 
 import shoal
@@ -32,8 +33,7 @@ from shoal.rendezvous import (
 )
 from shoal.rendezvous.link import Link
 
-LONG_S = 60.0
-HOSTS = [{"MASTER_ADDR": "127.0.0.1", "SHOAL_HOST_ID": name} for name in "ab"]
+HOSTS = hosts("a", "b")
 
 
 class _HeardError(Exception):
@@ -55,6 +55,21 @@ class Log(logging.Logger):
             raise _HeardError(self.texts[-1])
 
 
+class Together(Log):
+    """Ends the joins of several ranks by the warning that each has got to: none sees another go."""
+
+    def __init__(self, others: threading.Barrier, n_warnings: int) -> None:
+        super().__init__(n_warnings=n_warnings)
+        self._others = others
+
+    def warning(self, msg: object, *args: object, **how: Any) -> None:
+        try:
+            super().warning(msg, *args, **how)
+        except _HeardError:
+            self._others.wait(LONG_S)
+            raise
+
+
 def warning_of(
     log: Log, store: Store, rank: int, size: int, environ: Mapping[str, str], **how: Any
 ) -> str:
@@ -66,7 +81,8 @@ def warning_of(
 
 
 def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() -> None:
-    store, logs = MemoryStore(), [Log(n_warnings=4), Log(n_warnings=4)]
+    store, both = MemoryStore(), threading.Barrier(2)
+    logs = [Together(both, 4), Together(both, 4)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda rank: warning_of(logs[rank], store, rank, 3, {}), range(2)))
     for rank, log in enumerate(logs):

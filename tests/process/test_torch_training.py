@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from process.ranks import run_ranks, start_ranks
-from process.stage import leave_at_once
+from process.stage import Stage, leave_at_once
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -213,22 +213,26 @@ def test_a_lost_peer_is_named_by_ddp_and_the_process_survives(how: str) -> None:
         assert outcome.error is None, str(outcome)
         _, message, took_s = outcome.value
         assert "PeerLost: rank 1" in message, str(outcome)
-        assert float(took_s) < 10
+        assert float(took_s) < 25  # and no deadline of 30 s
 
 
 def start_again() -> list[float]:
-    values = []
-    for _ in range(3):
+    values, stage = [], Stage.from_environment()
+    for attempt in range(3):
         start()
         tensor = torch.ones(5)
         dist.all_reduce(tensor)
         values.append(tensor[0].item())
         dist.destroy_process_group()
+        if os.environ["RANK"] == "0":
+            stage.cue(f"the store of attempt {attempt} is gone")
+        stage.await_cue(f"the store of attempt {attempt} is gone")  # NOT into its last moments
     return values
 
 
 def test_a_process_can_destroy_its_groups_and_start_again() -> None:
-    assert run_ranks(start_again, 2) == [[2.0] * 3] * 2
+    with Stage() as stage:
+        assert run_ranks(start_again, 2, env=stage.env) == [[2.0] * 3] * 2
 
 
 SCRIPT = """

@@ -38,7 +38,7 @@ def test_one_rank_is_not_called_ranks(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_large_group_says_who_stands_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "1MB"]
+    argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "9MB"]
     assert main(argv) == 0
     assert "4 of 512 ranks stand for all" in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ from shoal.dtypes import DType, Op
 from shoal.engine import Seat, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Finish, Recv, Send
+from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
 from shoal.shapes import Shape, agreement, describe
 
 SHAPE = Shape("all_reduce", "ring", DType.FLOAT32, Op.SUM, 1000, rank=1, size=4)
@@ -40,6 +41,14 @@ def test_all_ranks_of_a_call_describe_it_alike() -> None:
 
 def test_equal_calls_share_one_plan() -> None:
     assert plan_for(SHAPE) is plan_for(Shape(*SHAPE))
+
+
+def test_calls_of_different_length_share_a_program_where_they_are_cut_alike() -> None:
+    short = SHAPE._replace(algorithm="sharded", n_elems=3 * STRIPE_FLOOR_BYTES // 4)
+    assert short.found is short._replace(n_elems=short.n_elems + 1).found
+    assert short.found is not short._replace(n_elems=short.n_elems - 1).found
+    whole = [short._replace(n_elems=n_elems).found for n_elems in (1 << 20, 1 << 24)]
+    assert whole == [ALGORITHMS["all_reduce"]["sharded"]] * 2
 
 
 def test_finish_is_kept_only_where_it_divides() -> None:

@@ -127,7 +127,7 @@ def test_where_the_cable_holds_up_all_of_them_cores_do_as_little_as_they_can(
 # Shards.
 
 
-@pytest.mark.parametrize("n_bytes", [4, 4 << 10, 1 << 20, 25 << 20, 100 << 20])
+@pytest.mark.parametrize("n_bytes", [4, 4 << 10, 64 << 10, 100_000, 1 << 20, 25 << 20, 100 << 20])
 @pytest.mark.parametrize("here", [1, 8])
 @pytest.mark.parametrize("size", [8, 256, 2048])
 def test_no_shard_that_crosses_a_wire_is_below_the_floor(
@@ -135,8 +135,24 @@ def test_no_shard_that_crosses_a_wire_is_below_the_floor(
 ) -> None:
     cluster = default_cluster(blocks_of(size // here, here))
     choice = choose("all_reduce", n_bytes, cluster)
-    n_chunks = find("all_reduce", choice.name).n_chunks(size, cluster.hosts)
+    algorithm = find("all_reduce", choice.name).fitted(n_bytes, size)
+    n_chunks = algorithm.n_chunks(size, cluster.hosts)
     assert n_chunks == 1 or n_bytes / n_chunks >= floor_of(site_of(cluster))
+
+
+def test_a_short_buffer_between_hosts_goes_in_fewer_shards_than_there_are_ranks() -> None:
+    eight = default_cluster(range(8))
+    assert choose("all_reduce", 64 << 10, eight).name == "sharded"
+    assert find("all_reduce", "sharded").fitted(64 << 10, 8).n_chunks(8) == 4
+
+
+def test_sharded_is_no_candidate_where_one_rank_or_few_of_a_host_would_do_all() -> None:
+    for size, kib, is_one in ((4, 16, False), (4, 32, True), (8, 64, False), (8, 128, True)):
+        assert ("sharded" in candidates("all_reduce", kib << 10, default_cluster((0,) * size))) == (
+            is_one
+        )
+    assert "sharded" not in candidates("all_reduce", 31 << 10, default_cluster(range(8)))
+    assert "sharded" in candidates("all_reduce", 32 << 10, default_cluster(range(8)))
 
 
 # Work.

@@ -14,6 +14,7 @@ from shoal.plan.cluster import Cluster, LinkCost
 from shoal.plan.formulas import formula_of
 from shoal.plan.site import site_of
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Finish, Recv, Send, find
+from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
 
 # A multiple of every number of chunks that comes up, and less than a segment each.
 N_BYTES = 2520 * 16
@@ -35,12 +36,13 @@ def blocks(n_hosts: int, here: int) -> tuple[int, ...]:
     return tuple(rank // here for rank in range(n_hosts * here))
 
 
-def counted(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
+def counted(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int = N_BYTES) -> Census:
     """Count the steps of every rank."""
-    size, algorithm = len(hosts), find(collective, name)
+    size = len(hosts)
+    algorithm = find(collective, name).fitted(n_bytes, size)
     n_chunks = algorithm.n_chunks(size, hosts)
     in_place = collective in ("all_reduce", "broadcast", "reduce", "barrier")
-    chunk = N_BYTES / n_chunks if in_place else N_BYTES
+    chunk = n_bytes / n_chunks if in_place else n_bytes
     near, far, passed = Counter[int](), Counter[int](), Counter[int]()
     out, into = Counter[int](), Counter[int]()
     for rank in range(size):
@@ -81,7 +83,7 @@ def counted(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
     )
 
 
-def claimed(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
+def claimed(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int = N_BYTES) -> Census:
     """What the formula counts, one thing at a time."""
 
     def load(local: float = 0, wire: float = 0, memory: float = 0, cable: float = 0):  # type: ignore[no-untyped-def]
@@ -94,7 +96,7 @@ def claimed(collective: str, name: str, hosts: tuple[int, ...]) -> Census:
         )
         formula = formula_of(collective, name)
         assert formula is not None
-        return formula(N_BYTES, site_of(cluster))
+        return formula(n_bytes, site_of(cluster))
 
     return Census(
         near=load(local=1).rank,
@@ -131,6 +133,11 @@ ALL = [
 HOSTS = [(0,) * 2, (0,) * 4, (0,) * 8, blocks(4, 1), blocks(8, 1), blocks(2, 4), blocks(4, 4)]
 
 
+def shortest(name: str, hosts: tuple[int, ...]) -> int:
+    """A length that every algorithm cuts as finely as it ever does, in chunks of one segment."""
+    return len(hosts) * STRIPE_FLOOR_BYTES if name == "sharded" else N_BYTES
+
+
 def assert_near(claim: Sequence[float], count: Sequence[float], within: float) -> None:
     for field, said, is_so in zip(Census._fields, claim, count, strict=True):
         assert is_so / within <= said <= is_so * within + 1e-9, (
@@ -143,7 +150,9 @@ def assert_near(claim: Sequence[float], count: Sequence[float], within: float) -
 def test_a_formula_counts_what_the_steps_do(
     collective: str, name: str, hosts: tuple[int, ...]
 ) -> None:
-    assert_near(claimed(collective, name, hosts), counted(collective, name, hosts), 1.5)
+    n_bytes = shortest(name, hosts)
+    claim, count = (of(collective, name, hosts, n_bytes) for of in (claimed, counted))
+    assert_near(claim, count, 1.5)
 
 
 @pytest.mark.parametrize("hosts", [(0,) * 3, (0,) * 7, blocks(5, 1), blocks(3, 4)], ids=str)
@@ -151,7 +160,9 @@ def test_a_formula_counts_what_the_steps_do(
 def test_other_sizes_than_powers_of_two_are_counted_within_a_factor(
     collective: str, name: str, hosts: tuple[int, ...]
 ) -> None:
-    assert_near(claimed(collective, name, hosts), counted(collective, name, hosts), 2.1)
+    n_bytes = shortest(name, hosts)
+    claim, count = (of(collective, name, hosts, n_bytes) for of in (claimed, counted))
+    assert_near(claim, count, 2.1)
 
 
 @pytest.mark.parametrize("name", ["ring_2d", "fairring", "sharded/ring", "sharded/halving"])
@@ -160,11 +171,31 @@ def test_hierarchies_count_both_levels(name: str, hosts: tuple[int, ...]) -> Non
     assert_near(claimed("all_reduce", name, hosts), counted("all_reduce", name, hosts), 1.5)
 
 
-@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("n_stripes", [4, 8, 16])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("hosts", [(0,) * 8, blocks(8, 1), blocks(4, 4)], ids=str)
-def test_fewer_reducers_are_counted(k: int, hosts: tuple[int, ...]) -> None:
-    name = f"sharded({k})"
-    assert_near(claimed("all_reduce", name, hosts), counted("all_reduce", name, hosts), 1.5)
+def test_fewer_reducers_are_counted(k: int, hosts: tuple[int, ...], n_stripes: int) -> None:
+    name, n_bytes = f"sharded({k})", n_stripes * STRIPE_FLOOR_BYTES
+    claim, count = (of("all_reduce", name, hosts, n_bytes) for of in (claimed, counted))
+    assert_near(claim, count, 1.5)
+
+
+@pytest.mark.parametrize("n_stripes", [2, 3, 4, 7])
+@pytest.mark.parametrize("hosts", [(0,) * 8, blocks(8, 1), blocks(4, 4)], ids=str)
+def test_fewer_stripes_of_a_short_buffer_are_counted(
+    hosts: tuple[int, ...], n_stripes: int
+) -> None:
+    n_bytes = n_stripes * STRIPE_FLOOR_BYTES
+    claim, count = (of("all_reduce", "sharded", hosts, n_bytes) for of in (claimed, counted))
+    assert_near(claim, count, 1.5)
+
+
+@pytest.mark.parametrize("k", [1, 3, 4, 8])
+def test_scratch_of_fewer_reducers_is_counted(k: int) -> None:
+    claim, count = (
+        of("all_reduce", f"sharded({k})", (0,) * 8) for of in (scratch_claimed, scratch_counted)
+    )
+    assert claim == pytest.approx(count)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_who_proves_the_key_is_welcomed(house: House) -> None:
         bytes(5000),
         ClientHandshake(Hello(0, 1, 9), KEY).hello,
     ],
+    ids=["a byte", "http", "half a hello", "zeros", "to another rank"],  # NOT the bytes: a nonce
 )
 def test_garbage_is_closed_without_a_reply(house: House, garbage: bytes) -> None:
     caller = house.call(garbage)

@@ -31,6 +31,12 @@ def time_of(steps: list[list[Step]], n_bytes: int, where: Cluster) -> float:
     return simulate_steps(steps, where, lambda _rank, _place: n_bytes).time_us
 
 
+def test_a_short_buffer_is_cut_as_the_engine_cuts_it() -> None:
+    """In four stripes, which ranks 0, 2, 4 and 6 reduce: rank 1 sends each of them its part."""
+    assert simulate("all_reduce", "sharded", cluster(8), 64 * KIB).sent(1) == 64 * KIB
+    assert simulate("all_reduce", "sharded", cluster(8), 128 * KIB).sent(1) == 2 * 7 * 16 * KIB
+
+
 def test_a_message_takes_its_latency_and_its_bytes() -> None:
     steps: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0)]]
     assert time_of(steps, 1000, cluster(2)) == pytest.approx(50 + 10)

@@ -85,7 +85,9 @@ def _is_same(case: Case, name: str, chosen: str) -> bool:
     if not chosen or name == chosen:
         return name == chosen
     hosts = tuple(rank if case.n_hosts else 0 for rank in range(case.n_ranks))
-    one, other = find(case.collective, name), find(case.collective, chosen)
+    one, other = (
+        find(case.collective, each).fitted(case.n_bytes, case.n_ranks) for each in (name, chosen)
+    )
     return one.n_chunks(case.n_ranks, hosts) == other.n_chunks(case.n_ranks, hosts) and all(
         list(one.steps(rank, case.n_ranks, 0, hosts))
         == list(other.steps(rank, case.n_ranks, 0, hosts))

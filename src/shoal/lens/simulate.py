@@ -124,12 +124,13 @@ def simulate(
             f"{root} over {cluster.size} ranks"
         )
     size, hosts = cluster.size, cluster.hosts
+    cut = algorithm.fitted(n_bytes, size)
 
     @functools.cache
     def steps_of(rank: int) -> list[Step]:
-        return list(_calls(algorithm.steps(rank, size, root, hosts), n_calls))
+        return list(_calls(cut.steps(rank, size, root, hosts), n_calls))
 
-    lengths = _Lengths(collective, algorithm, cluster, n_bytes, root)
+    lengths = _Lengths(collective, cut, cluster, n_bytes, root)
     few = sum(len(steps_of(rank)) for rank in (0, size // 2, size - 1)) * size // 3
     if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
         lengths.even_out()

@@ -6,11 +6,11 @@ peers on its host and elsewhere. How memory is counted: see `blocks`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from shoal.plan.blocks import ring_load
 from shoal.plan.site import Load, Site
+from shoal.schedule.stripes import n_stripes_of
 
 Formula = Callable[[float, Site], Load]
 
@@ -33,6 +33,14 @@ def direct(n_bytes: float, site: Site) -> Load:
 
 
 def sharded(n_bytes: float, site: Site) -> Load:
+    """`sharded_by_all`, or with as many stripes and reducers as a short buffer has."""
+    n_stripes = n_stripes_of(int(n_bytes), site.size)
+    if n_stripes < site.size:
+        return sharded_among(n_stripes)(n_bytes, site)
+    return sharded_by_all(n_bytes, site)
+
+
+def sharded_by_all(n_bytes: float, site: Site) -> Load:
     """2 rounds: M/n to each of n-1 reducers, and M/n of result to each of n-1 workers.
 
     Cable: r ranks send two shards to `far` peers.
@@ -50,30 +58,40 @@ def sharded(n_bytes: float, site: Site) -> Load:
 
 
 def sharded_among(n_reducers: int) -> Formula:
-    """`sharded` with k reducers, spread evenly over the ranks: shards of M/k."""
+    """`sharded` with k reducers, spread evenly over the ranks: each has some of the s stripes."""
 
     def formula(n_bytes: float, site: Site) -> Load:
-        """2 rounds: M/k to each of k reducers, and M/k of result to each of n-1 workers.
+        """2 rounds: s stripes to their reducers, and s stripes of result to each of n-1 workers.
 
-        Of a host with q = ceil(k/h) reducers. Cable: r ranks send to the k-q reducers elsewhere, q
-        reducers to the `far` workers.
+        Of a host with q = ceil(k/h) reducers of m = ceil(s/k) stripes each. Cable: r ranks send to
+        the k-q reducers elsewhere, q reducers to the `far` workers. Memory: a reducer's own part of
+        all its stripes but the first goes into scratch and is folded from there.
         """
-        n, near, far, k, here = site.size, site.near, site.far, n_reducers, site.here
-        shard, q = n_bytes / k, min(site.here, math.ceil(k / site.n_hosts))
-        hop = site.hop(shard)
-        # A shard of one segment is all there before any of its result leaves.
-        queued = max(0, q * far - 1) * site.passing(shard)
+        n_stripes = n_stripes_of(int(n_bytes), site.size)
+        n, near, far, here, k = (
+            site.size,
+            site.near,
+            site.far,
+            site.here,
+            min(n_reducers, n_stripes),
+        )
+        stripe, m, q = n_bytes / n_stripes, -(-n_stripes // k), min(here, -(-k // site.n_hosts))
+        hop = site.hop(stripe)
+        # A stripe of one segment is all there before any of its result leaves.
+        queued = max(0, m * q * far - 1) * site.passing(stripe)
         worker = (2 * (q - 1), 2 * (k - q), q - 1, k - 1 + k - q)
-        reducer = (2 * near, 2 * far, near > 0, n - 1 + far)
+        reducer = (2 * near, 2 * far, near > 0, n - 1 + far + 2 * (m - 1) / m)
         busiest = [a + b for a, b in zip(worker, reducer, strict=True)]
         others = (2 * q, 2 * (k - q), q, k + k - q)
         host = [q * a + (here - q) * b for a, b in zip(busiest, others, strict=True)]
+        host = [n_stripes / k * count for count in host]
         return site.load(
-            shard,
+            stripe,
             path=(2 * hop + 2 * queued, site.wait),
-            ends=(busiest[0], busiest[1]),
-            memory=(busiest[2], busiest[3]),
-            cable=(q * far + here * (k - q), site.lost_to_all),
+            ends=(m * busiest[0], m * busiest[1]),
+            memory=(m * busiest[2], m * busiest[3]),
+            cable=(n_stripes / k * (q * far + here * (k - q)), site.lost_to_all),
+            scratch=m - 1,
             host=(host[0], host[1], host[2], host[3]),
         )
 

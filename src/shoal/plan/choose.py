@@ -16,6 +16,7 @@ from shoal.schedule import ALGORITHMS, find
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
+    from shoal.schedule import Algorithm
 
 # Below this, what a message costs outweighs its bytes, and a shard that is halved is not sent any
 # sooner (docs/decisions/0007). Smaller lets large groups drown in messages; larger gives up
@@ -29,6 +30,10 @@ _CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})
 
 # Candidates by hosts: local/across. Others can be forced.
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
+
+# So many ranks of a host may have no stripe of a short buffer to reduce. With more, a tree took 0.6
+# to 0.95 of the time of `sharded` (8 and 16 ranks on 2 cores, 64 KiB); with fewer, 0.8 to 1.1.
+_MOST_IDLE: Final = 3
 
 # Costs that differ by less are taken as equal.
 _EQUAL: Final = 1.02
@@ -82,22 +87,27 @@ def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Load:
 def candidates(collective: str, n_bytes: int, cluster: Cluster) -> list[str]:
     """The algorithms to compare for a call whose blocks are equally long.
 
-    Every one of the table; where ranks share hosts, those by hosts that have won somewhere; and
-    between hosts as many reducers as the floor for shards allows.
+    Every one of the table that has work for enough ranks; and where ranks share hosts, those by
+    hosts that have won somewhere.
     """
     site = site_of(cluster)
     by_host = site.n_hosts > 1 and site.here > 1
     names = [
         name
         for name, algorithm in ALGORITHMS[collective].items()
-        if (by_host or not algorithm.by_host) and formula_of(collective, name)
+        if (by_host or not algorithm.by_host)
+        and formula_of(collective, name)
+        and not (algorithm.fit_rule and _leaves_many_idle(algorithm, n_bytes, site))
     ]
     if collective == "all_reduce":
         names += _BY_HOSTS if by_host else ()
-        n_reducers = n_bytes // floor_of(site)
-        if site.n_hosts > 1 and 1 < n_reducers < site.size:
-            names.append(f"sharded({n_reducers})")
     return names
+
+
+def _leaves_many_idle(algorithm: Algorithm, n_bytes: int, site: Site) -> bool:
+    """Whether one rank would do all the work, or inside a host many would only wait."""
+    n_stripes = algorithm.fitted(n_bytes, site.size).n_chunks(site.size)
+    return n_stripes == 1 or (site.n_hosts == 1 and site.size - n_stripes > _MOST_IDLE)
 
 
 def floor_of(site: Site) -> int:
@@ -141,7 +151,8 @@ def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
     """Whether it would cut a buffer into shards below the floor. Blocks are not its to cut."""
     if collective not in _CUT:
         return False
-    n_chunks = find(collective, name).n_chunks(site.size, site.cluster.hosts)
+    algorithm = find(collective, name).fitted(n_bytes, site.size)
+    n_chunks = algorithm.n_chunks(site.size, site.cluster.hosts)
     return n_chunks > 1 and n_bytes < n_chunks * floor_of(site)
 
 

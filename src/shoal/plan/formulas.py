@@ -16,7 +16,7 @@ Formula = Callable[[float, Site], Load]
 
 FORMULAS: Final[Mapping[str, Mapping[str, Formula]]] = MappingProxyType(
     {
-        "all_reduce": ACROSS,
+        "all_reduce": {**ACROSS, "sharded": all_reduce.sharded},
         "broadcast": {
             "direct": rooted.direct_broadcast,
             "binomial": rooted.binomial_broadcast,

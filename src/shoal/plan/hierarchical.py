@@ -13,12 +13,12 @@ from shoal.schedule import ALGORITHMS
 Formula = Callable[[float, Site], Load]
 
 LOCAL: Final[Mapping[str, Formula]] = MappingProxyType(
-    {"ring": all_reduce.ring, "sharded": all_reduce.sharded}
+    {"ring": all_reduce.ring, "sharded": all_reduce.sharded_by_all}
 )
 ACROSS: Final[Mapping[str, Formula]] = MappingProxyType(
     {
         "direct": all_reduce.direct,
-        "sharded": all_reduce.sharded,
+        "sharded": all_reduce.sharded_by_all,
         "ring": all_reduce.ring,
         "tree": all_reduce.tree,
         "doubling": all_reduce.doubling,

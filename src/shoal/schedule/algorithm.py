@@ -38,9 +38,11 @@ class Algorithm:
             buffer is cut into.
         scratch_rule: called as `function` is: for each scratch chunk of that rank, the chunk of
             the longest buffer whose length it has.
-        owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce; None
-            where several do, or where there is scratch. What has one can be cut in two at its
-            Finish, so `hierarchical` can use it inside a host.
+        owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce, in
+            DATA; None where several do. What has one can be cut in two at its Finish, so
+            `hierarchical` can use it inside a host.
+        fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
+            that length. None: all lengths are cut alike.
         explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
@@ -50,6 +52,7 @@ class Algorithm:
     rooted: bool = False
     by_host: bool = False
     owner_rule: Callable[[int, int], int] | None = None
+    fit_rule: Callable[[int, int], Algorithm] | None = None
     explained_by: Callable[..., object] | None = None
 
     def steps(
@@ -73,6 +76,10 @@ class Algorithm:
     def n_chunks(self, size: int, hosts: Sequence[int] = ()) -> int:
         """How many chunks the collective's longest buffer is cut into."""
         return self.chunk_rule(_hosts(size, hosts) if self.by_host else size)
+
+    def fitted(self, n_bytes: int, size: int) -> Algorithm:
+        """Itself, or its form for buffers of that length, where it cuts short ones less finely."""
+        return self.fit_rule(n_bytes, size) if self.fit_rule else self
 
     @property
     def takes_uneven(self) -> bool:

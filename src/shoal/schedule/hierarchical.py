@@ -8,7 +8,8 @@ the other hosts, and then goes on to tell the rest of its host.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.errors import UsageError
@@ -27,6 +28,8 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
     Args:
         local: an all-reduce with an `owner_rule`.
         across: any all-reduce; each rail takes the chunks and scratch that it needs.
+
+    A sharded level has a stripe for each of its ranks, however short the buffer is.
 
     Cost:   the rounds of both; with h equal hosts of k ranks, each rank sends 2(k-1)/k of the
             buffer inside its host, and 1/k of what `across` sends for all of it between hosts.
@@ -68,6 +71,24 @@ class _Team(NamedTuple):
         return range(self.owned.index(chunk), n_rails, len(self.owned))
 
 
+class _Cut(NamedTuple):
+    """How the chunks of the local algorithm are cut on one host."""
+
+    team: _Team
+    n_rails: int
+    n_across: int
+    """The chunks of each rail."""
+
+    def rails(self, chunk: int) -> range:
+        """The rails that a chunk of the local algorithm stands for."""
+        return self.team.rails(chunk, self.n_rails)
+
+    def chunks(self, chunk: int, first: int = 0) -> list[int]:
+        """The chunks that it stands for, on each rail from one of them on, and round."""
+        turns = [(first + k) % self.n_across for k in range(self.n_across)]
+        return [rail * self.n_across + turn for rail in self.rails(chunk) for turn in turns]
+
+
 # Of one group at a time; the two sides of a group that is split may alternate.
 @functools.lru_cache(maxsize=8)
 def _teams(local: Algorithm, hosts: tuple[int, ...]) -> tuple[_Team, ...]:
@@ -91,6 +112,10 @@ def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
     return tuple(owner_rule(chunk, size) for chunk in range(local.n_chunks(size)))
 
 
+def _cut(teams: Sequence[_Team], host: int, across: Algorithm) -> _Cut:
+    return _Cut(teams[host], _n_rails(teams), across.n_chunks(len(teams)))
+
+
 def _n_rails(teams: Sequence[_Team]) -> int:
     return max(len(team.owned) for team in teams)
 
@@ -107,15 +132,22 @@ def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
 def _scratch(
     local: Algorithm, across: Algorithm, rank: int, hosts: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Scratch chunks of `across`, once for each rail of this rank."""
+    """Scratch chunks of `local`, cut as its chunks are, and those of `across` for each own rail."""
     teams = _teams(local, hosts)
     if len(teams) == 1:
-        return ()
+        return local.scratch(rank, len(hosts))
     if len(teams) == len(hosts):
         return across.scratch(rank, len(hosts))
-    like, n_across = across.scratch(hosts[rank], len(teams)), across.n_chunks(len(teams))
-    rails = [r for r in range(_n_rails(teams)) if teams[hosts[rank]].owner(r) == rank]
-    return tuple(rail * n_across + chunk for rail in rails for chunk in like)
+    cut, like = _cut(teams, hosts[rank], across), across.scratch(hosts[rank], len(teams))
+    rails = [rail for rail in range(cut.n_rails) if cut.team.owner(rail) == rank]
+    of_local = [chunk for _, chunk in _scratch_of_local(local, rank, cut)]
+    return (*of_local, *(rail * cut.n_across + chunk for rail in rails for chunk in like))
+
+
+def _scratch_of_local(local: Algorithm, rank: int, cut: _Cut) -> list[tuple[int, int]]:
+    """The scratch chunks of `local`, each with one of the chunks that its chunk stands for."""
+    like = local.scratch(cut.team.ranks.index(rank), len(cut.team.ranks))
+    return [(place, piece) for place, chunk in enumerate(like) for piece in cut.chunks(chunk)]
 
 
 def _steps(
@@ -133,21 +165,43 @@ def _both(
     local: Algorithm, across: Algorithm, rank: int, host: int, teams: Sequence[_Team]
 ) -> Iterator[Step]:
     """The local steps, each for all rails of its chunk; where they finish, the steps across."""
-    team, n_rails, n_across = teams[host], _n_rails(teams), across.n_chunks(len(teams))
-    n_scratch, n_owned = len(across.scratch(host, len(teams))), 0
-    for step in local.steps(team.ranks.index(rank), len(team.ranks)):
-        for rail in team.rails(step.chunk, n_rails):
-            if isinstance(step, Finish):
-                owners = [other.owner(rail) for other in teams]
-                first = {Buffer.DATA: rail * n_across, Buffer.SCRATCH: n_owned * n_scratch}
-                n_owned += 1
-                for far in across.steps(host, len(teams)):
-                    yield _moved(far, owners, first)
-            else:
-                for k in range(n_across):
-                    # Hosts begin with different chunks, so that they do not all send to one.
-                    chunk = rail * n_across + (host + k) % n_across
-                    yield _moved(step, team.ranks, {Buffer.DATA: chunk - step.chunk})
+    cut = _cut(teams, host, across)
+    scratch = _scratch_of_local(local, rank, cut)
+    places = {pair: place for place, pair in enumerate(scratch)}
+    n_scratch, n_used = len(across.scratch(host, len(teams))), len(scratch)
+    steps = local.steps(cut.team.ranks.index(rank), len(cut.team.ranks))
+    for finishes, run in itertools.groupby(steps, lambda step: isinstance(step, Finish)):
+        if not finishes:
+            yield from _inside(run, host, cut, places)
+            continue
+        # Two owners may have several rails in common, and must go through them in the same order.
+        for rail in sorted(rail for step in run for rail in cut.rails(step.chunk)):
+            owners = [other.owner(rail) for other in teams]
+            first = {Buffer.DATA: rail * cut.n_across, Buffer.SCRATCH: n_used}
+            n_used += n_scratch
+            for far in across.steps(host, len(teams)):
+                yield _moved(far, owners, first)
+
+
+def _inside(
+    steps: Iterable[Step], host: int, cut: _Cut, places: Mapping[tuple[int, int], int]
+) -> Iterator[Step]:
+    """Local steps, each as often as its chunk is cut."""
+    for step in steps:
+        own, saved = _data_and_scratch(step)
+        # Hosts begin with different chunks, so that they do not all send to one.
+        for chunk in cut.chunks(own, first=host):
+            there = places.get((saved, chunk), 0)
+            first = {Buffer.DATA: chunk - own, Buffer.SCRATCH: there - saved}
+            yield _moved(step, cut.team.ranks, first)
+
+
+def _data_and_scratch(step: Step) -> tuple[int, int]:
+    """The chunks of the two that a local step names; -1 for no scratch. All of them name data."""
+    if not isinstance(step, Copy):
+        return step.chunk, -1
+    data, scratch = step.chunk, step.into
+    return (scratch, data) if step.buffer is Buffer.SCRATCH else (data, scratch)
 
 
 def _moved(step: Step, peers: Sequence[int], first: Mapping[Buffer, int]) -> Step:

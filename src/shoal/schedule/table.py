@@ -15,10 +15,10 @@ from shoal.schedule.algorithm import Algorithm, one, one_per_rank
 from shoal.schedule.dissemination import dissemination_barrier, dissemination_scratch
 from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.pairwise import pairwise_all_to_all
-from shoal.schedule.sharded import shard_owner, sharded, sharded_all_reduce
+from shoal.schedule.sharded import sharded
 
 _RING: Final = Algorithm(ring.ring_all_reduce, one_per_rank, owner_rule=ring.ring_owner)
-_SHARDED: Final = Algorithm(sharded_all_reduce, one_per_rank, owner_rule=shard_owner)
+_SHARDED: Final = sharded(())
 
 ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     {

@@ -1,5 +1,5 @@
-// Programs and plans for native tests: the same dataflow rules as src/shoal/engine.py, in C++, so
-// that the engine is tested without Python.
+// Programs and plans made by hand: what no algorithm does, for tests of one property of the engine.
+// The dataflow rules are those of src/shoal/engine.py; test_program.cc holds them to its programs.
 #pragma once
 
 #include <cstdint>
@@ -88,125 +88,7 @@ class ProgramBuilder {
   std::map<std::pair<Place, int>, uint32_t> values_;
 };
 
-// ---- the algorithms of src/shoal/schedule, whose docstrings tell about them
-
-inline std::shared_ptr<Program> direct_all_reduce(int rank, int size) {
-  ProgramBuilder steps;
-  if (size == 1) {
-    steps.finish(0);
-    return steps.done(size);
-  }
-  for (int k = 1; k < size; ++k) steps.send((rank + k) % size, 0);
-  for (int worker = 0; worker < size; ++worker) {
-    if (worker == rank)
-      steps.copy(0, 0, kData, kScratch, worker > 0);
-    else
-      steps.recv(worker, 0, worker > 0, kScratch);
-  }
-  steps.finish(0, kScratch);
-  steps.copy(0, 0, kScratch, kData);
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> sharded_all_reduce(int rank, int size) {
-  ProgramBuilder steps;
-  const auto own = static_cast<uint32_t>(rank);
-  const auto after = [&](int k) { return (rank + k) % size; };
-  const auto before = [&](int k) { return (rank + size - k) % size; };
-  for (int k = 1; k < size; ++k) steps.send(after(k), static_cast<uint32_t>(after(k)));
-  for (int k = 1; k < size; ++k) steps.recv(before(k), own, true);
-  steps.finish(own);
-  for (int k = 1; k < size; ++k) steps.send(after(k), own);
-  for (int k = 1; k < size; ++k) steps.recv(before(k), static_cast<uint32_t>(before(k)));
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> ring_all_reduce(int rank, int size) {
-  ProgramBuilder steps;
-  const int right = (rank + 1) % size, left = (rank + size - 1) % size;
-  const auto chunk = [&](int at) { return static_cast<uint32_t>(((at % size) + size) % size); };
-  for (int k = 0; k < size - 1; ++k) {
-    steps.send(right, chunk(rank - k));
-    steps.recv(left, chunk(rank - k - 1), true);
-  }
-  steps.finish(chunk(rank + 1));
-  for (int k = 0; k < size - 1; ++k) {
-    steps.send(right, chunk(rank + 1 - k));
-    steps.recv(left, chunk(rank - k));
-  }
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> direct_broadcast(int rank, int size, int root) {
-  ProgramBuilder steps;
-  if (rank != root)
-    steps.recv(root, 0);
-  else
-    for (int k = 1; k < size; ++k) steps.send((root + k) % size, 0);
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> chain_broadcast(int rank, int size, int root) {
-  ProgramBuilder steps;
-  const int place = (rank + size - root) % size;
-  if (place > 0) steps.recv((rank + size - 1) % size, 0);
-  if (place < size - 1) steps.send((rank + 1) % size, 0);
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> direct_all_gather(int rank, int size) {
-  ProgramBuilder steps;
-  steps.copy(0, static_cast<uint32_t>(rank), kInput, kOutput);
-  for (int k = 1; k < size; ++k) steps.send((rank + k) % size, 0, kInput);
-  for (int k = 1; k < size; ++k) {
-    const int peer = (rank + size - k) % size;
-    steps.recv(peer, static_cast<uint32_t>(peer), false, kOutput);
-  }
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> ring_all_gather(int rank, int size) {
-  ProgramBuilder steps;
-  const int right = (rank + 1) % size, left = (rank + size - 1) % size;
-  steps.copy(0, static_cast<uint32_t>(rank), kInput, kOutput);
-  if (size > 1) steps.send(right, 0, kInput);
-  for (int k = 1; k < size; ++k) {
-    const auto chunk = static_cast<uint32_t>((rank + size - k) % size);
-    steps.recv(left, chunk, false, kOutput);
-    if (k < size - 1) steps.send(right, chunk, kOutput);
-  }
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> direct_reduce_scatter(int rank, int size) {
-  ProgramBuilder steps;
-  steps.copy(static_cast<uint32_t>(rank), 0, kInput, kOutput);
-  for (int k = 1; k < size; ++k) {
-    const int peer = (rank + k) % size;
-    steps.send(peer, static_cast<uint32_t>(peer), kInput);
-  }
-  for (int k = 1; k < size; ++k) steps.recv((rank + size - k) % size, 0, true, kOutput);
-  steps.finish(0, kOutput);
-  return steps.done(size);
-}
-
-inline std::shared_ptr<Program> ring_reduce_scatter(int rank, int size) {
-  ProgramBuilder steps;
-  const int right = (rank + 1) % size, left = (rank + size - 1) % size;
-  steps.copy(static_cast<uint32_t>(rank), 0, kInput, kOutput);
-  if (size > 1) {
-    steps.send(right, static_cast<uint32_t>(left), kInput);
-    for (int k = 2; k < size; ++k) {
-      const auto partial = static_cast<uint32_t>(k % 2);
-      steps.copy(static_cast<uint32_t>((rank + size - k) % size), partial, kInput, kScratch);
-      steps.recv(left, partial, true, kScratch);
-      steps.send(right, partial, kScratch);
-    }
-    steps.recv(left, 0, true, kOutput);
-  }
-  steps.finish(0, kOutput);
-  return steps.done(size);
-}
+// ---- programs
 
 // Both ranks of a pair replace their buffer by the other's: no dataflow tells that the peer has
 // taken ours when its own comes.

@@ -1,0 +1,235 @@
+// What each rank puts into a job, and what must come out.
+//
+// Integers: what the collective means, by a plain loop over all ranks' inputs; no program is asked.
+// Floats, whose bits depend on the order of the folds: all ranks' steps done one after the other,
+// each as soon as those before it are, on whole chunks. The integers show that the steps do what
+// the collective means, the floats that the engine does them in their order.
+#pragma once
+
+#include <cstring>
+#include <deque>
+#include <map>
+#include <stdexcept>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "test/jobs.h"
+
+namespace shoal::test {
+
+using Bytes = std::vector<std::byte>;
+
+template <class T>
+Bytes bytes_of(const std::vector<T>& elems) {
+  Bytes bytes(elems.size() * sizeof(T));
+  if (!bytes.empty()) std::memcpy(bytes.data(), elems.data(), bytes.size());
+  return bytes;
+}
+
+// ---- inputs
+
+inline uint64_t n_input_elems(const Job& job, int rank, int size) {
+  const std::vector<uint64_t> lengths = lengths_of(job, size);
+  if (job.is("all_gather") || job.is("gather")) return lengths[static_cast<size_t>(rank)];
+  if (job.is("scatter") && rank != job.root) return 0;
+  uint64_t all = 0;
+  for (const uint64_t length : lengths) all += length;
+  return all;
+}
+
+template <class T>
+std::vector<T> random_elems(const Job& job, int rank, int size) {
+  FakeRandom random(job.seed * 1000 + static_cast<uint64_t>(rank));
+  std::vector<T> elems(n_input_elems(job, rank, size));
+  for (T& elem : elems) {
+    if constexpr (std::is_floating_point_v<T>) {
+      // Of many magnitudes, so that every other order of additions gives other bits.
+      elem = static_cast<T>(static_cast<double>(random.next() >> 40) - 8e6) *
+             static_cast<T>(1u << random.below(12));
+    } else {
+      elem = static_cast<T>(random.next());
+    }
+  }
+  return elems;
+}
+
+template <class T>
+using Everyone = std::vector<std::vector<T>>;  // by rank
+
+template <class T>
+Everyone<T> inputs_of(const Job& job, int size) {
+  Everyone<T> inputs;
+  for (int rank = 0; rank < size; ++rank) inputs.push_back(random_elems<T>(job, rank, size));
+  return inputs;
+}
+
+template <class T>
+T folded(FoldOp op, T a, T b) {
+  if (op == FoldOp::kMax) return a > b ? a : b;
+  if constexpr (std::is_integral_v<T>) {
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  } else {
+    return a + b;
+  }
+}
+
+// ---- what a collective means
+
+template <class T>
+std::vector<T> fold_of_all(const Job& job, const Everyone<T>& inputs) {
+  std::vector<T> all = inputs[0];
+  for (size_t rank = 1; rank < inputs.size(); ++rank)
+    for (size_t at = 0; at < all.size(); ++at) all[at] = folded(job.op, all[at], inputs[rank][at]);
+  if (job.op == FoldOp::kAvg)
+    for (T& elem : all) elem = static_cast<T>(elem / static_cast<T>(inputs.size()));
+  return all;
+}
+
+template <class T>
+std::vector<T> meant(const Job& job, const Everyone<T>& inputs, int rank) {
+  const auto size = static_cast<int>(inputs.size());
+  const auto own = static_cast<size_t>(rank), root = static_cast<size_t>(job.root);
+  const auto block_of = [&](const std::vector<T>& all) {  // this rank's
+    const std::vector<uint64_t> lengths = lengths_of(job, size);
+    auto from = all.begin();
+    for (size_t before = 0; before < own; ++before) from += static_cast<int64_t>(lengths[before]);
+    return std::vector<T>(from, from + static_cast<int64_t>(lengths[own]));
+  };
+  std::vector<T> all;
+  if (job.is("all_reduce") || job.is("barrier")) return fold_of_all(job, inputs);
+  if (job.is("reduce")) return rank == job.root ? fold_of_all(job, inputs) : inputs[own];
+  if (job.is("reduce_scatter")) return block_of(fold_of_all(job, inputs));
+  if (job.is("broadcast")) return inputs[root];
+  if (job.is("scatter")) return block_of(inputs[root]);
+  if (job.is("send_recv")) return rank == size - 1 ? inputs[0] : inputs[own];
+  if (job.is("gather") && rank != job.root) return all;
+  for (const std::vector<T>& input : inputs) {
+    const std::vector<T> part = job.is("all_to_all") ? block_of(input) : input;
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+// ---- the order of the steps
+
+// Runs all ranks' programs with nothing in flight but what a queue holds.
+template <class T>
+class InOrder {
+ public:
+  InOrder(const Job& job, const Everyone<T>& inputs) : job_(job) {
+    const auto size = static_cast<int>(inputs.size());
+    for (int rank = 0; rank < size; ++rank) {
+      Side& side = sides_.emplace_back();
+      side.plan = plan_of(job, rank, size);
+      side.done.resize(side.plan->program->steps.size());
+      for (int buffer = 0; buffer < kBuffers; ++buffer)
+        for (const uint64_t n_bytes : side.plan->layout[buffer].n_bytes)
+          side.chunks[buffer].emplace_back(n_bytes / sizeof(T));
+      auto from = inputs[static_cast<size_t>(rank)].begin();
+      for (auto& chunk : side.chunks[job.has_blocks() ? kInput : kData])
+        for (T& elem : chunk) elem = *from++;
+    }
+    while (turn()) {
+    }
+  }
+  std::vector<T> result(int rank) const {
+    const Side& side = sides_[static_cast<size_t>(rank)];
+    std::vector<T> all;
+    for (const bool done : side.done)
+      if (!done) throw std::runtime_error(job_.descriptor() + " does not come to its end");
+    for (const auto& chunk : side.chunks[job_.has_blocks() ? kOutput : kData])
+      all.insert(all.end(), chunk.begin(), chunk.end());
+    return all;
+  }
+
+ private:
+  struct Side {
+    std::shared_ptr<const Plan> plan;
+    std::vector<bool> done;
+    std::vector<std::vector<T>> chunks[kBuffers];
+  };
+
+  bool turn() {
+    bool moved = false;
+    for (size_t rank = 0; rank < sides_.size(); ++rank) {
+      Side& side = sides_[rank];
+      for (size_t at = 0; at < side.done.size(); ++at) {
+        if (side.done[at] || !runs(static_cast<int>(rank), side, at)) continue;
+        side.done[at] = moved = true;
+      }
+    }
+    return moved;
+  }
+  bool runs(int rank, Side& side, size_t at) {
+    const Step& step = side.plan->program->steps[at];
+    for (const uint32_t before : step.waits_for)
+      if (!side.done[before]) return false;
+    std::vector<T>& here = side.chunks[step.buffer][step.chunk];
+    switch (step.kind) {
+      case StepKind::kSend:
+        on_way_[{rank, step.peer, step.flow}] = here;
+        return true;
+      case StepKind::kRecv: {
+        const auto come = on_way_.find({step.peer, rank, step.flow});
+        if (come == on_way_.end()) return false;
+        put(come->second, step.fold, here);
+        return true;
+      }
+      case StepKind::kCopy:
+        put(here, step.fold, side.chunks[step.into_buffer][step.into]);
+        return true;
+      case StepKind::kFinish:
+        for (T& elem : here) elem = static_cast<T>(elem / static_cast<T>(side.plan->divisor));
+        return true;
+    }
+    return false;
+  }
+  void put(const std::vector<T>& from, bool fold, std::vector<T>& into) const {
+    if (from.size() != into.size())
+      throw std::runtime_error(job_.descriptor() + ": chunks of one value differ in length");
+    for (size_t at = 0; at < into.size(); ++at)
+      into[at] = fold ? folded(job_.op, into[at], from[at]) : from[at];
+  }
+
+  const Job job_;
+  std::vector<Side> sides_;
+  std::map<std::tuple<int, int, uint32_t>, std::vector<T>> on_way_;
+};
+
+// ---- both
+
+inline Bytes input_of(const Job& job, int rank, int size) {
+  return job.dtype == DType::kFloat32 ? bytes_of(random_elems<float>(job, rank, size))
+                                      : bytes_of(random_elems<int64_t>(job, rank, size));
+}
+
+inline std::vector<Bytes> expected_of_all(const Job& job, int size) {
+  std::vector<Bytes> all;
+  if (job.dtype == DType::kFloat32) {
+    const InOrder<float> run(job, inputs_of<float>(job, size));
+    for (int rank = 0; rank < size; ++rank) all.push_back(bytes_of(run.result(rank)));
+  } else {
+    const auto inputs = inputs_of<int64_t>(job, size);
+    for (int rank = 0; rank < size; ++rank) all.push_back(bytes_of(meant(job, inputs, rank)));
+  }
+  return all;
+}
+
+// The last few are kept, since tests ask for one rank after the other.
+inline const Bytes& expected(const Job& job, int rank, int size) {
+  struct Kept {
+    Job job;
+    int size;
+    std::vector<Bytes> all;
+  };
+  thread_local std::deque<Kept> kept;
+  for (const Kept& one : kept)
+    if (one.job == job && one.size == size) return one.all[static_cast<size_t>(rank)];
+  if (kept.size() == 16) kept.pop_front();
+  kept.push_back({job, size, expected_of_all(job, size)});
+  return kept.back().all[static_cast<size_t>(rank)];
+}
+
+}  // namespace shoal::test

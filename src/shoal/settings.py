@@ -1,0 +1,55 @@
+"""The names of all environment variables that shoal reads, and a word about those it does not know.
+
+A new setting takes one line here and a row in the README's table; a test compares the two, and
+both with what the source reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+_LOG = logging.getLogger(__name__)
+
+PREFIX: Final = "SHOAL_"
+
+SETTINGS: Final = (
+    "SHOAL_ALGO",
+    "SHOAL_DEBUG",
+    "SHOAL_HOST_ID",
+    "SHOAL_ISA",
+    "SHOAL_KEY",
+    "SHOAL_KEY_FILE",
+    "SHOAL_LINK",
+    "SHOAL_PORT_RANGE",
+    "SHOAL_SOCKET_IFNAME",
+    "SHOAL_SPIN_US",
+    "SHOAL_STAGING_BYTES",
+    "SHOAL_TUNING",
+    "SHOAL_TUNING_MISMATCH",
+)
+
+# For those who change shoal, read by it or by its tests: known, and not suggested to anyone.
+INTERNAL: Final = (
+    "SHOAL_BACKSTOP_MS",
+    "SHOAL_SEEDS",
+    "SHOAL_SOAK",
+)
+
+# What this process has been told of: groups are formed again and again.
+_told: set[str] = set()
+
+
+def warn_of_unknown(environ: Mapping[str, str]) -> None:
+    """Log a warning for each `SHOAL_` variable that nothing reads, once in a process.
+
+    It names the variables and never shows a value: that may be a key under a name misspelt.
+    """
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in {*SETTINGS, *INTERNAL, *_told}:
+            _told.add(name)
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(SETTINGS)}"
+            _LOG.warning("%s is set and shoal does not read it; %s", name, advice)

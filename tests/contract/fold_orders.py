@@ -1,0 +1,47 @@
+"""The order in which sharded reduction folds, written down without shoal (docs/bits.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+FLOOR_BYTES = 16 * 1024
+LINE_BYTES = 64
+
+
+def stripes(n_elems: int, item: int, n_workers: int) -> list[tuple[slice, list[int]]]:
+    """Every stripe of a buffer: where it lies, and the workers in the order of their folding."""
+    n = max(1, min(n_workers, n_elems * item // FLOOR_BYTES))
+    line = LINE_BYTES // item
+    length = math.ceil(math.ceil(n_elems / n) / line) * line if n > 1 else n_elems
+    ends = [min(length * (t + 1), n_elems) for t in range(n)]
+    return [
+        (slice(begin, end), order_of(t, n_workers, n))
+        for t, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))
+    ]
+
+
+def order_of(stripe: int, n_workers: int, n_stripes: int) -> list[int]:
+    """From its first worker down, and round."""
+    first = stripe * n_workers // n_stripes
+    return [(first - k) % n_workers for k in range(n_workers)]
+
+
+def folded(values: Sequence[np.ndarray], fold: np.ufunc = np.add) -> np.ndarray:
+    """What every rank is left with, to the bit, where rank r brings `values[r]`."""
+    result = np.empty_like(values[0])
+    for where, order in stripes(values[0].size, values[0].itemsize, len(values)):
+        held = values[order[0]][where].copy()
+        for rank in order[1:]:
+            held = fold(held, values[rank][where])
+        result[where] = held
+    return result
+
+
+def own(rank: int, n_elems: int, dtype: str = "float32") -> np.ndarray:
+    """Numbers of such different size that the sum depends on the order of addition."""
+    random = np.random.default_rng([rank, n_elems])
+    signs = random.choice([-1.0, 1.0], n_elems)
+    return (signs * random.lognormal(0, 4, n_elems)).astype(dtype)

@@ -1,0 +1,209 @@
+"""Sharded reduction gives the same bits whoever reduces: each stripe has an order of its own.
+
+The contract, in NumPy's words, is `fold_orders.folded`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
+from contract.test_algorithms import go_through
+
+from shoal.dtypes import DType, Op
+from shoal.errors import UsageError
+from shoal.lens.prove import Expression, Proof, prove, prove_steps
+from shoal.schedule import Algorithm, Buffer, Place, Promise, Send, find, promise
+from shoal.schedule.sharded import sharded, sharded_all_reduce, sharded_scratch
+from shoal.schedule.stripes import Reducer, Role, stripes_of
+from shoal.shapes import Shape, layouts_of
+
+FLOOR_ELEMS = FLOOR_BYTES // 4
+SIZES = range(1, 10)
+
+
+def workers(*ranks: int) -> tuple[Reducer, ...]:
+    return tuple(Reducer(Role.WORKER, rank) for rank in ranks)
+
+
+def servers(n: int) -> tuple[Reducer, ...]:
+    return tuple(Reducer(Role.SERVER, rank) for rank in range(n))
+
+
+def reducer_sets(size: int) -> Iterator[tuple[Reducer, ...]]:
+    """Every set of workers, in two orders; of more than five, some sets and the extremes."""
+    ranks = range(size)
+    sets = [s for k in range(1, size + 1) for s in itertools.combinations(ranks, k)]
+    if size > 5:
+        picked = np.random.default_rng(size).choice(len(sets), 12, replace=False)
+        sets = [sets[0], sets[-1], *(sets[i] for i in picked)]
+    for chosen in sets:
+        yield workers(*chosen)
+        yield workers(*reversed(chosen))
+
+
+def lengths(size: int) -> list[int]:
+    """Elements: none, one, odd numbers in one stripe and in some, and in one for each worker."""
+    some = {FLOOR_ELEMS * k + odd for k in (1, 2, size - 1, size) for odd in (0, 7)}
+    return [0, 1, 1009, *sorted(some), 3 * size * FLOOR_ELEMS + 13]
+
+
+def run(algorithm: Algorithm, values: Sequence[np.ndarray], layout: Shape) -> list[np.ndarray]:
+    """Every rank's result, by an interpreter that goes through the steps with NumPy's sums."""
+    size = len(values)
+    begins, n_bytes = layouts_of(layout)[Buffer.DATA]
+    cuts = [slice(at // 4, (at + n) // 4) for at, n in zip(begins, n_bytes, strict=True)]
+    assert algorithm.n_chunks(size) == len(cuts)
+    held = [{(Buffer.DATA, c): one[cut] for c, cut in enumerate(cuts)} for one in values]
+    steps = [deque(algorithm.steps(rank, size)) for rank in range(size)]
+    go_through(steps, held, divide=False)
+    return [np.concatenate([one[Buffer.DATA, c] for c in range(len(cuts))]) for one in held]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_any_set_of_reducers_gives_the_same_bits(size: int) -> None:
+    for n_elems in lengths(size):
+        values = [own(rank, n_elems) for rank in range(size)]
+        want = folded(values)
+        shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, n_elems, rank=0, size=size)
+        for reducers in reducer_sets(size) if n_elems % 2 else [workers(*range(size))]:
+            algorithm = sharded(reducers).fitted(4 * n_elems, size)
+            for rank, got in enumerate(run(algorithm, values, shape)):
+                assert got.tobytes() == want.tobytes(), f"{n_elems} by {reducers} on rank {rank}"
+
+
+def test_another_order_would_give_other_bits() -> None:
+    """Or the test above would show nothing."""
+    for size in range(3, 10):
+        values = [own(rank, 1009) for rank in range(size)]
+        assert functools.reduce(np.add, values[1:], values[0]).tobytes() != folded(values).tobytes()
+        assert functools.reduce(np.add, reversed(values)).tobytes() != folded(values).tobytes()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_any_number_of_reducers_gives_the_same_bits(size: int) -> None:
+    n_elems = size * FLOOR_ELEMS + 77
+    values = [own(rank, n_elems) for rank in range(size)]
+    shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, n_elems, rank=0, size=size)
+    for k in range(1, size + 1):
+        algorithm = find("all_reduce", f"sharded({k})").fitted(4 * n_elems, size)
+        for got in run(algorithm, values, shape):
+            assert got.tobytes() == folded(values).tobytes()
+
+
+def test_the_page_for_users_says_the_same_in_numpy() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bits.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    for size in SIZES:
+        for n_elems in lengths(size):
+            values = [own(rank, n_elems) for rank in range(size)]
+            total = np.empty(n_elems, np.float32)
+            exec(code, {"math": math, "n": size, "x": values, "total": total})
+            assert total.tobytes() == folded(values).tobytes()
+
+
+def test_stripes_begin_where_the_contract_says() -> None:
+    for size in SIZES:
+        for n_elems in lengths(size):
+            for dtype, item in ((DType.FLOAT32, 4), (DType.INT8, 1), (DType.FLOAT64, 8)):
+                shape = Shape("all_reduce", "sharded", dtype, Op.SUM, n_elems, rank=0, size=size)
+                begins, n_bytes = layouts_of(shape)[Buffer.DATA]
+                want = stripes(n_elems, item, size)
+                found = [(b // item, (b + n) // item) for b, n in zip(begins, n_bytes, strict=True)]
+                assert found == [(cut.start, cut.stop) for cut, _ in want]
+
+
+def test_a_worker_that_is_not_there_cannot_reduce() -> None:
+    with pytest.raises(UsageError, match="worker 4 cannot reduce: there are 4 workers"):
+        sharded(workers(1, 4)).steps(0, 4)
+
+
+# By proof, on symbols: for every group size, and with servers, which bring no tensor.
+
+
+def nested(order: Sequence[int]) -> Expression:
+    return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
+
+
+def assert_in_order(proof: Proof, size: int, n_stripes: int) -> None:
+    for rank in range(size):
+        for t in range(n_stripes):
+            want = nested(order_of(t, size, n_stripes))
+            assert proof.expressions[rank, Place(Buffer.DATA, t)] == want
+
+
+@pytest.mark.parametrize("size", [*SIZES, 16, 33])
+def test_each_stripe_is_folded_from_its_first_worker_down(size: int) -> None:
+    for n_stripes in {1, 2, size // 2, size} - {0}:
+        for k in {1, 3, size} if size <= 16 else {5}:
+            algorithm = find("all_reduce", f"sharded({min(k, size)})")
+            cut = algorithm.fitted(n_stripes * FLOOR_BYTES, size)
+            proof = prove("all_reduce", cut, size, n_segments=1, window=0)
+            assert_in_order(proof, size, min(n_stripes, size))
+
+
+@pytest.mark.parametrize("n_servers", range(1, 9))
+def test_servers_reduce_in_the_same_order(n_servers: int) -> None:
+    for size in (*SIZES, 16):
+        for reducers in (servers(n_servers), (*servers(n_servers), *workers(*range(size)))):
+            cut = stripes_of(size, reducers)
+            ranks = range(size + n_servers)
+            proof = prove_steps(
+                [list(sharded_all_reduce(rank, size, cut)) for rank in ranks],
+                [
+                    *(promised_to_worker(rank, size) for rank in range(size)),
+                    *[Promise({}, {}, {})] * n_servers,
+                ],
+                scratch=[sharded_scratch(rank, size, cut) for rank in ranks],
+                window=0,
+            )
+            assert_in_order(proof, size, size)
+            # Each contribution goes to its reducer once, and each result to each worker once.
+            once = sum(stripe.reducer != rank for rank in range(size) for stripe in cut)
+            assert sum(proof.n_sent.values()) == 2 * once
+
+
+def promised_to_worker(rank: int, size: int) -> Promise:
+    """That of an all-reduce over the workers alone."""
+    return promise("all_reduce", rank, size, size)
+
+
+def test_where_all_workers_reduce_their_sends_go_to_different_ranks_at_any_time() -> None:
+    for size in SIZES:
+        peers = [
+            [step.peer for step in sharded_all_reduce(rank, size) if isinstance(step, Send)]
+            for rank in range(size)
+        ]
+        for at_a_time in zip(*peers, strict=True):
+            assert sorted(at_a_time) == list(range(size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_and_reduce_by_shards_fold_in_the_same_order(size: int) -> None:
+    scattered = prove("reduce_scatter", "direct", size).expressions
+    reduced = prove("reduce", "scatter_gather", size, root=size // 2).expressions
+    for t in range(size):
+        want = nested(order_of(t, size, size))
+        assert scattered[t, Place(Buffer.OUTPUT, 0)] == want
+        assert reduced[size // 2, Place(Buffer.DATA, t)] == want
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 0, 1, 1, 1), (0, 0, 0, 0, 1, 1, 2, 2), (0, 1, 0, 1, 1)])
+def test_in_hierarchies_too_the_bits_do_not_tell_who_reduced(hosts: tuple[int, ...]) -> None:
+    size = len(hosts)
+    for all_of_them, few in (
+        ("sharded/ring", "sharded(2)/ring"),
+        ("sharded/ring", "sharded(1)/ring"),
+        ("ring/sharded", "ring/sharded(2)"),
+        ("sharded/sharded", "sharded(2)/sharded(1)"),
+        ("sharded/doubling", "sharded(2)/doubling"),
+    ):
+        one, other = (prove("all_reduce", name, size, hosts=hosts) for name in (all_of_them, few))
+        assert one.expressions == other.expressions

@@ -1,0 +1,178 @@
+"""What checks of the torch frontend share: what ranks put in, what must come out, who runs them.
+
+A file of checks has functions called `check_`, each of which runs in every rank, in a group of its
+own, and is reported as a test of its own; the processes are started once per file and size. The
+expected values come from torch's own arithmetic on one rank, which knows what every other rank put
+in.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import operator
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    Tensor = torch.Tensor
+    Group = dist.ProcessGroup
+
+SIZES = (1, 2, 3, 4)
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPLEX = [torch.complex64, torch.complex128]
+INTEGERS = [
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+]
+DTYPES = [*FLOATS, *COMPLEX, *INTEGERS, torch.bool]
+
+ARITHMETIC = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
+BITWISE = ["BAND", "BOR", "BXOR"]
+FOLDS = (
+    [(dtype, fold) for dtype in FLOATS for fold in ARITHMETIC]
+    + [(dtype, fold) for dtype in COMPLEX for fold in ("SUM", "AVG", "PRODUCT")]
+    + [(dtype, fold) for dtype in INTEGERS for fold in ARITHMETIC + BITWISE]
+    + [(torch.bool, fold) for fold in ("SUM", "PRODUCT", "MIN", "MAX", *BITWISE)]
+)
+
+# The rounding of a fold over four ranks, in whatever order: a few units in the last place.
+TOLERANCE = {
+    torch.float16: 4e-3,
+    torch.bfloat16: 4e-2,
+    torch.float32: 1e-6,
+    torch.complex64: 1e-6,
+}
+
+
+def given(dtype: torch.dtype, rank: int, n: int, seed: int = 0) -> Tensor:
+    """The values of a rank: small, so that no integer overflows, and near one, for products."""
+    source = torch.Generator().manual_seed(1000 * seed + rank)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (n,), generator=source).bool()
+    if dtype in INTEGERS:
+        low = 0 if "uint" in str(dtype) else -3
+        return torch.randint(low, 4, (n,), generator=source).to(dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return (1 + torch.randn(n, generator=source, dtype=wide) / 4).to(dtype)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The same values in the widest type of their kind, in which torch can compute everything."""
+    if tensor.dtype is torch.bool:
+        return tensor
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+def folded(fold: str, tensors: list[Tensor]) -> Tensor:
+    """The fold of all ranks' tensors, in the widest type."""
+    parts = [wide(tensor) for tensor in tensors]
+    if parts[0].dtype is torch.bool:
+        fold = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}.get(fold, fold)
+    if fold == "AVG":
+        total = functools.reduce(operator.add, parts)
+        exact = total.is_floating_point() or total.is_complex()
+        return total / len(parts) if exact else total.div(len(parts), rounding_mode="trunc")
+    steps: dict[str, Callable[..., Tensor]] = {
+        "SUM": operator.add,
+        "PRODUCT": operator.mul,
+        "MIN": torch.minimum,
+        "MAX": torch.maximum,
+        "BAND": operator.and_,
+        "BOR": operator.or_,
+        "BXOR": operator.xor,
+    }
+    return functools.reduce(steps[fold], parts)
+
+
+def all_given(dtype: torch.dtype, group: Group, n: int, seed: int = 0) -> list[Tensor]:
+    return [given(dtype, rank, n, seed) for rank in range(group.size())]
+
+
+def check_close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE.get(actual.dtype, 1e-14)
+    torch.testing.assert_close(
+        wide(actual), expected, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+
+
+def check_equal(actual: Tensor, expected: Tensor) -> None:
+    assert actual.dtype == expected.dtype
+    assert torch.equal(wide(actual), wide(expected)), f"{actual} is not {expected}"
+
+
+def op_of(fold: str) -> Any:
+    return getattr(dist.ReduceOp, fold)
+
+
+def reduced(group: Group, tensor: Tensor, fold: str = "SUM") -> Tensor:
+    """The group's own all_reduce: torch's function would turn complex tensors into real ones."""
+    opts = dist.AllreduceOptions()
+    opts.reduceOp, opts.asyncOp = op_of(fold), False
+    group.allreduce([tensor], opts).wait()
+    return tensor
+
+
+def raised(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - whichever: it is what is tested
+        return error
+    return None
+
+
+def barrier(group: Group) -> None:
+    dist.barrier(group=group)
+
+
+def sync_options() -> Any:
+    opts = dist.AllreduceOptions()
+    opts.asyncOp = False
+    return opts
+
+
+Checks = Mapping[str, Callable[[Any], None]]
+
+
+def checks_in(names: Mapping[str, Any]) -> Checks:
+    """A file's checks, given its globals."""
+    ours = {"check_close", "check_equal"}
+    return {
+        name.removeprefix("check_"): check
+        for name, check in names.items()
+        if name.startswith("check_") and name not in ours
+    }
+
+
+def run_checks(checks: Checks) -> dict[str, str]:
+    """In a rank: how each check failed, "" if it did not."""
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
+    failures = {}
+    for name, check in checks.items():
+        group = dist.new_group(group_desc="a group for checks", timeout=timedelta(seconds=30))
+        try:
+            check(group)
+            failures[name] = ""
+        except Exception:  # noqa: BLE001 - the other checks go on
+            failures[name] = traceback.format_exc()
+    dist.destroy_process_group()
+    return failures
+
+
+def assert_passed(failures: list[dict[str, str]], check: str) -> None:
+    """In the test: no rank has failed this check."""
+    failed = [f"rank {rank}: {each[check]}" for rank, each in enumerate(failures) if each[check]]
+    assert not failed, "\n".join(failed)

@@ -1,0 +1,77 @@
+"""Real processes get the same bits whoever reduces: those of docs/bits.md, worked out by NumPy."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from contract.fold_orders import FLOOR_BYTES, folded, own
+from process.ranks import run_ranks
+from process.stage import pretend_hosts
+from process.test_algorithms_run import Forced, private, shared
+
+import shoal
+from shoal import shapes
+from shoal.schedule import Algorithm, find
+from shoal.schedule.sharded import sharded
+from shoal.schedule.stripes import Reducer, Role
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def by_any_set(size: int) -> dict[str, Algorithm]:
+    """Sharded by every set of workers, by names that nobody else uses."""
+    sets = [s for k in range(1, size + 1) for s in itertools.combinations(range(size), k)]
+    return {
+        f"sharded by {chosen}": sharded([Reducer(Role.WORKER, rank) for rank in chosen])
+        for chosen in sets
+    }
+
+
+@functools.cache
+def given_and_wanted(
+    size: int, n_elems: int, dtype: str, fold: np.ufunc
+) -> tuple[list[Array], bytes]:
+    values = [own(rank, n_elems, dtype) for rank in range(size)]
+    return values, folded(values, fold).tobytes()
+
+
+def check(group: shoal.Group, name: str, n_elems: int, dtype: str, fold: np.ufunc) -> None:
+    values, want = given_and_wanted(group.size, n_elems, dtype, fold)
+    for memory in (private, shared):
+        data = memory(values[group.rank])
+        group.all_reduce(data, {np.add: "sum", np.multiply: "product"}[fold])
+        assert data.tobytes() == want, f"{name}, {n_elems} {dtype}"
+
+
+def reduce_by_everyone(ranks_per_host: int) -> int:
+    """In one stripe, in three, in one for each worker, and in several segments for each."""
+    pretend_hosts(ranks_per_host)
+    n_checked = 0
+    with shoal.init() as group:
+        size = group.size
+        known = by_any_set(size)
+        shapes.find = lambda collective, name: known.get(name) or find(collective, name)
+        names = [*known, "sharded", *(f"sharded({k})" for k in range(1, size + 1))]
+        planner = group.planner
+        for name in names:
+            group.plan_by(Forced(planner, name))
+            for n_elems in (1009, 3 * FLOOR_BYTES // 4 + 7, size * FLOOR_BYTES // 4 + 13):
+                check(group, name, n_elems, "float32", np.add)
+                n_checked += 1
+        for name in (names[1], names[-2], "sharded"):
+            group.plan_by(Forced(planner, name))
+            check(group, name, 300_007, "float32", np.add)
+            check(group, name, size * FLOOR_BYTES // 2 + 5, "float16", np.add)
+            check(group, name, size * FLOOR_BYTES // 8 + 5, "float64", np.multiply)
+        group.plan_by(planner)
+    return n_checked
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(4, 4), (3, 1)])
+def test_real_processes_get_the_same_bits_whoever_reduces(size: int, ranks_per_host: int) -> None:
+    n_checked = 3 * (2**size + size)
+    assert run_ranks(reduce_by_everyone, size, ranks_per_host) == [n_checked] * size

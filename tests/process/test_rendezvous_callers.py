@@ -1,0 +1,131 @@
+"""Callers who are no ranks: they are turned away, and the join goes on."""
+
+import contextlib
+import os
+import resource
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from process.joining import (
+    LONG_S,
+    ONE_HOST,
+    Noticing,
+    callers,
+    hosts,
+    is_closed,
+    n_open,
+    no_descriptor_is_left,
+    options,
+    waiting_rank_0,
+)
+from process.ranks import run_ranks, start_ranks
+from process.records import rewritten
+
+from shoal.rendezvous import JoinOptions, join
+from shoal.rendezvous.door import Limits
+from shoal.rendezvous.listener import unix_address
+
+_no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
+
+
+def test_two_hundred_silent_callers_do_not_hold_up_a_join() -> None:
+    store = Noticing()
+    with waiting_rank_0(store) as (result, address), callers(address, 200) as silent:
+        second = join(store, 1, 2, timeout_s=LONG_S)
+        with second, result():
+            assert all(map(is_closed, silent))
+
+
+def test_garbage_is_closed_without_a_reply_and_the_join_goes_on() -> None:
+    store = Noticing()
+    with waiting_rank_0(store) as (result, address), callers(address, 3) as rude:
+        for sock, garbage in zip(
+            rude, (b"GET /\r\n\r\n", bytes(9000), b"shoal/rv\x04\x00"), strict=True
+        ):
+            sock.sendall(garbage)
+            assert is_closed(sock)
+        with join(store, 1, 2, timeout_s=LONG_S), result():
+            pass
+
+
+def test_strangers_on_tcp_are_treated_alike() -> None:
+    store = Noticing()
+    environs = hosts("a", "b", "c")
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        waiting = [
+            pool.submit(join, store, rank, 3, timeout_s=LONG_S, options=options(environs[rank]))
+            for rank in (0, 1)
+        ]
+        # The TCP listeners open once all ranks are known: a leftover of rank 2 is enough for that.
+        record = store.get("shoal/rank/0", LONG_S)
+        store.set("shoal/rank/2", rewritten(record, host_id="set:c", key=None))
+        while not store.records[0]["endpoint"]:
+            store.published.clear()
+            store.published.wait(LONG_S)
+        endpoint = store.records[0]["endpoint"]
+        assert isinstance(endpoint, dict)
+        where = endpoint["address"], endpoint["port"]
+        silent = [stack.enter_context(socket.create_connection(where)) for _ in range(100)]
+        silent[0].sendall(b"SSH-2.0-OpenSSH\r\n")
+        assert is_closed(silent[0])
+        last = join(store, 2, 3, timeout_s=LONG_S, options=options(environs[2]))
+        with last, waiting[0].result(), waiting[1].result():
+            assert all(map(is_closed, silent[1:]))
+
+
+def join_without_descriptors() -> tuple[bool, bool]:
+    """Callers take every descriptor while rank 0 waits; once they are gone, rank 1 gets in."""
+    store = Noticing()
+    with waiting_rank_0(store) as (result, address):
+        limit = n_open() + 100
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        with contextlib.ExitStack() as stack:
+            silent: list[socket.socket] = []
+            with contextlib.suppress(OSError):
+                while True:
+                    silent.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+            n_free = 20
+            for sock in silent[:n_free]:
+                sock.close()
+            silent = silent[n_free:]
+            for sock in silent:
+                sock.connect(address)
+            # More connect than there are descriptors for: the last ones are closed at once.
+            turned_away = is_closed(silent[-1])
+        with join(store, 1, 2, timeout_s=LONG_S), result():
+            return turned_away, len(silent) > n_free
+
+
+def test_running_out_of_descriptors_turns_callers_away_and_harms_nobody() -> None:
+    assert run_ranks(join_without_descriptors, 1) == [(True, True)]
+
+
+def call_as_nobody(address: bytes) -> bool:
+    os.setuid(65534)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(address)
+        return is_closed(sock)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_host_is_turned_away() -> None:
+    store = Noticing()
+    with waiting_rank_0(store) as (result, address):
+        with start_ranks(call_as_nobody, 1, address) as stranger:
+            (outcome,) = stranger.wait()
+        assert outcome.value is True, outcome
+        with join(store, 1, 2, timeout_s=LONG_S), result():
+            pass
+
+
+def test_a_silent_caller_is_closed_at_the_limit_while_the_join_goes_on() -> None:
+    store = Noticing()
+    with ThreadPoolExecutor() as pool:
+        quick = JoinOptions(environ=ONE_HOST, limits=Limits(pending_s=0.01))
+        waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=quick)
+        assert store.published.wait(LONG_S)
+        with callers(unix_address(str(store.records[0]["unix_name"])), 1) as (silent,):
+            assert is_closed(silent)
+        with join(store, 1, 2, timeout_s=LONG_S), waiting.result():
+            pass

@@ -1,0 +1,161 @@
+"""Ranks that meet as real processes, and those that die on the way and are started again."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from process.joining import (
+    LONG_S,
+    check_who_is_there,
+    hosts,
+    no_descriptor_is_left,
+    options,
+    say_who_you_are,
+)
+from process.ranks import run_ranks, start_ranks
+
+from shoal.rendezvous import (
+    Membership,
+    MemoryStore,
+    TcpStoreClient,
+    TcpStoreServer,
+    farewell,
+    find_place,
+    join,
+)
+from shoal.rendezvous.link import Link
+from shoal.rendezvous.links import Links
+
+_no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
+
+
+def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[tuple[int, bool, bytes]]]:
+    """Join through our own store and read every local peer's memory."""
+    place = find_place()
+    os.environ["SHOAL_HOST_ID"] = str(place.rank // ranks_per_host)
+    memory = os.memfd_create("memory")
+    os.write(memory, b"of rank %d" % place.rank)
+    with contextlib.ExitStack() as stack:
+        if place.rank == 0:
+            server = TcpStoreServer(place.master_addr, place.master_port)
+            stack.enter_context(contextlib.closing(server))
+        store = TcpStoreClient(place.master_addr, place.master_port, timeout_s=LONG_S)
+        stack.enter_context(contextlib.closing(store))
+        member = join(
+            store, place.rank, place.size, timeout_s=LONG_S, local_fds=lambda _: (memory,)
+        )
+        stack.enter_context(member)
+        say_who_you_are(member)
+        check_who_is_there(member)
+        return member.epoch, [
+            (peer.rank, peer.is_local, os.pread(peer.fds[0], 20, 0) if peer.fds else b"")
+            for peer in member.peers
+        ]
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
+def test_real_processes_meet_through_our_store(ranks_per_host: int) -> None:
+    results = run_ranks(rank_of_a_job, 4, ranks_per_host)
+    assert len({epoch for epoch, _ in results}) == 1
+    for rank, (_, peers) in enumerate(results):
+        for other, is_local, memory in peers:
+            assert is_local == (rank // ranks_per_host == other // ranks_per_host)
+            assert memory == (b"of rank %d" % other if is_local else b"")
+
+
+def publish_then_die_once() -> int:
+    """Rank 1 dies right after it has published; its successor, rank 2 of the test, takes over."""
+    place = find_place()
+    store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
+    if place.rank == 1:
+        real_set = store.set
+
+        def last_set(key: str, value: bytes) -> None:
+            real_set(key, value)
+            real_set("died", b"")
+            os.kill(os.getpid(), 9)
+
+        store.set = last_set  # type: ignore[method-assign]
+    if place.rank == 2:
+        store.get("died", LONG_S)
+    with join(store, min(place.rank, 1), 2, timeout_s=LONG_S) as member:
+        return member.epoch
+
+
+def test_a_rank_that_dies_while_joining_can_be_started_again() -> None:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
+        port = {"STORE_PORT": str(server.port)}
+        with start_ranks(publish_then_die_once, 3, env=port) as ranks:
+            first, dead, successor = ranks.wait()
+    assert dead.died == "was killed by SIGKILL"
+    assert first.value == successor.value is not None, (first, successor)
+
+
+def offer_then_die_once() -> int:
+    """Rank 1 dies when rank 0 could already introduce it; its successor is rank 3 of the test."""
+    place = find_place()
+    store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
+    if place.rank == 1:
+        real_offer = Link.offer
+
+        def last_offer(self: Link, fds: Sequence[int]) -> None:
+            real_offer(self, fds)
+            store.set("died", b"")
+            os.kill(os.getpid(), 9)
+
+        Link.offer = last_offer  # type: ignore[method-assign]
+    if place.rank == 3:
+        store.get("died", LONG_S)
+    rank = 1 if place.rank == 3 else place.rank
+    with join(store, rank, 3, timeout_s=LONG_S) as member:
+        say_who_you_are(member)
+        check_who_is_there(member)
+        return member.epoch
+
+
+def test_a_rank_that_dies_while_it_is_introduced_can_be_started_again() -> None:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
+        port = {"STORE_PORT": str(server.port)}
+        with start_ranks(offer_then_die_once, 4, env=port) as ranks:
+            first, dead, third, successor = ranks.wait()
+    assert dead.died == "was killed by SIGKILL"
+    assert first.value == third.value == successor.value is not None, (first, third, successor)
+
+
+class _DiedError(Exception):
+    """In the place of a death: everything of the rank is closed."""
+
+
+def test_a_rank_that_dies_once_it_is_ready_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 has heard all that it wants from ranks 1 and 3, and sees only rank 2 begin anew."""
+    died = threading.Event()
+    say_ready = Links.say_ready
+
+    def say_ready_and_die(self: Links) -> None:
+        if self._rank == 2 and not died.is_set():
+            return
+        say_ready(self)
+        if self._rank == 1 and self.is_open and not died.is_set():
+            died.wait(0.1)  # until the others have heard
+            died.set()
+            raise _DiedError
+
+    monkeypatch.setattr(Links, "say_ready", say_ready_and_die)
+    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
+    store, environs = MemoryStore(), hosts("a", "b", "b", "b")
+
+    def one(rank: int) -> Membership:
+        while True:
+            with contextlib.suppress(_DiedError):
+                return join(store, rank, 4, timeout_s=10.0, options=options(environs[rank]))
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(4)))
+    assert len({member.epoch for member in found}) == 1
+    for member in found:
+        member.close()

@@ -1,0 +1,174 @@
+"""Processes that have imported what is heavy, of which every rank is a fork: a rank starts at once.
+
+A fork is as good as a fresh interpreter only because what is imported beforehand is never ours:
+every rank loads shoal, and its native core, by itself. There are two forkers of each kind, and the
+ranks take turns, so that neighbours differ in what a process draws when it starts: the seed of its
+hashes, and where its memory lies.
+
+What a library reads from the environment as it loads would come too late for a fork: a rank that
+differs in such a variable is given a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+N_FORKERS = 2
+
+# How the names begin of what libraries, the loader and Python itself read when they start.
+_READ_AT_START = ("LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH")
+
+_forkers: dict[tuple[str, int], Forker] = {}
+
+
+def forker_for(rank: int, modules: str, env: Mapping[str, str]) -> Forker | None:
+    """Whose fork this rank can be; None: it needs an interpreter of its own.
+
+    Args:
+        modules: what it should find imported, with spaces between.
+        env: the whole environment of the rank.
+    """
+    key = modules, rank % N_FORKERS
+    if key not in _forkers:
+        _forkers[key] = Forker(modules, {**os.environ, "OMP_NUM_THREADS": "1"})
+    forker = _forkers[key]
+    return forker if forker.at_start == _at_start(env) else None
+
+
+def _at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_READ_AT_START)}
+
+
+class Forker:
+    """A process that forks ranks, until this one ends."""
+
+    def __init__(self, modules: str, env: Mapping[str, str]) -> None:
+        self.at_start = _at_start(env)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            ranks = Path(__file__).with_name("ranks.py")
+            self._process = subprocess.Popen(
+                [sys.executable, ranks, "--fork", str(theirs.fileno()), str(os.getpid()), modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=env,
+            )
+        atexit.register(self._close)
+
+    def start(self, task: bytes, env: Mapping[str, str], output: int, result: int) -> Fork:
+        """A rank with this environment, whose task it reads from a file like from a pipe."""
+        ours, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as request:
+            request.write(pickle.dumps(dict(env)) + task)
+            request.seek(0)
+            fds = [request.fileno(), output, result, theirs.fileno()]
+            socket.send_fds(self._control, [b"."], fds)
+        return Fork(ours)
+
+    def _close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+class Fork:
+    """A rank that was forked, to its test like a Popen."""
+
+    def __init__(self, nurse: socket.socket) -> None:
+        self._nurse = nurse
+        self.returncode: int | None = None
+        self.pid = self._read()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            poll = select.poll()
+            poll.register(self._nurse, select.POLLIN)
+            if not poll.poll(None if timeout is None else 1e3 * timeout):
+                raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
+            self.returncode = self._read()
+            self._nurse.close()  # from now on the number may be another process's
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _read(self) -> int:
+        data = self._nurse.recv(4)
+        if not data:
+            self._nurse.close()
+            raise AssertionError("the process that forks ranks has died; see its words on stderr")
+        return int(struct.unpack("i", data)[0])
+
+
+def fork_ranks(control_fd: int, parent: int, modules: str) -> tuple[int, int]:
+    """Fork a rank for every request. Returns in each rank: its task's descriptor, its result's."""
+    die_with(parent)
+    for name in modules.split():
+        with contextlib.suppress(ImportError):  # then no rank has it
+            importlib.import_module(name)
+    if "shoal._native" in sys.modules or len(os.listdir("/proc/self/task")) > 1:
+        sys.exit(f"{modules} load shoal's native core or start threads: no rank can begin so")
+    control = socket.socket(fileno=control_fd)
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 1, 4)
+        if not message:
+            sys.exit()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        server = os.getpid()
+        if os.fork() == 0:
+            control.close()
+            die_with(server)
+            return _nurse(*fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _nurse(request: int, output: int, result: int, test: int) -> tuple[int, int]:
+    """Fork one rank, tell the test its number and how it ended; returns in the rank."""
+    nurse, rank = os.getpid(), os.fork()
+    if rank:
+        os.close(output)
+        os.close(result)
+        os.write(test, struct.pack("i", rank))
+        end = os.waitid(os.P_PID, rank, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        with contextlib.suppress(OSError):
+            os.write(test, struct.pack("i", code))
+            os.read(test, 1)  # NOT reaped before the test knows: it may be about to signal it
+        os._exit(0)
+    os.close(test)
+    die_with(nurse)
+    for fd in (1, 2):
+        os.dup2(output, fd)
+    os.close(output)
+    return request, result
+
+
+def die_with(parent: int) -> None:
+    """Be killed when the parent ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit("the test ended while this rank was starting")
