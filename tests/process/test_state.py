@@ -63,7 +63,7 @@ def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
         with start_ranks(reduce_with_one_that_stops, 3, 2, env=env) as ranks:
             stage.await_cue("stopping")
             for rank in (0, 2):
-                os.waitid(os.P_PID, ranks.pid(rank), os.WEXITED | os.WNOWAIT)
+                ranks.await_end(rank)
             os.kill(ranks.pid(VICTIM), signal.SIGCONT)
             outcomes = ranks.wait()
     for rank, outcome in enumerate(outcomes):
@@ -89,10 +89,11 @@ def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
     unknown = names_in([files_of(tmp_path, rank) for rank in range(3)]) - set(words)
     assert unknown == set(), "docs/dump.md does not tell what these are"
 
-    assert main(["dump", *map(str, tmp_path.glob("*.json"))]) == 0
+    # Those who waited: the victim may make the call when it wakes, before it hears of its end.
+    assert main(["dump", *map(str, tmp_path.glob("*-rank[02]-*.json"))]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("3 of 3 ranks told\nrank 1 on ")
-    assert "has not made all_reduce float32[200000] sum" in told
+    assert told.startswith("2 of 3 ranks told; nothing is known from rank 1\nrank 1 on ")
+    assert "was not heard in all_reduce float32[200000] sum" in told
     assert told.endswith("all of them wait, directly or through others, for rank 1\n")
 
 
@@ -141,7 +142,8 @@ def test_a_signal_makes_a_rank_write_whatever_its_main_thread_is_doing(tmp_path:
             waiting = next(
                 state
                 for state in asked(ranks, 0, tmp_path)
-                if state["worlds"][0]["groups"][0]["in_flight"]
+                if state["worlds"][0].get("n_threads_waiting") == 1
+                and any(call["waits"] for call in state["worlds"][0]["groups"][0]["in_flight"])
             )
             stuck = next(
                 state for state in asked(ranks, VICTIM, tmp_path) if main_thread_of(state) == here
