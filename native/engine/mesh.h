@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/engine.h"
 #include "transport/arena.h"
 #include "transport/shm_link.h"
@@ -136,7 +137,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool closed_ = false;
   std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
-  int64_t next_backstop_ns_ = 0;
+  // NOT at once: who has just brought the first words may still be about to ring.
+  int64_t next_backstop_ns_ = now_ns() + options_.backstop_ns;
   // Work was found that the bell had not told of: `suspect_bell_` is its count then. Whoever had
   // brought the work just before is about to ring; if the bell has not moved at the next tick,
   // nobody was.
