@@ -105,7 +105,7 @@ class Engine final : public FrameSink {
   std::shared_ptr<Collective> post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
                                         int64_t tag, std::byte* data, int64_t deadline_ns);
 
-  // Runs what can run, at most about `budget` bytes of it. True if anything moved.
+  // Runs what can run, at most about `budget` bytes of it. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);
   bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }

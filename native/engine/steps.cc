@@ -56,7 +56,7 @@ bool Engine::progress(size_t budget) {
   flush();
   if (!endings_.empty()) settle_endings();
   settle_broken();
-  return moved > 0 || !endings_.empty();
+  return moved > 0 || has_work();  // links that were flushed may have made room for more
 }
 
 void Engine::make_ready(Collective& call, uint32_t at) {

@@ -115,7 +115,9 @@ class World {
         if (peer == rank || one.link(peer) == nullptr || random_.chance(options_.idles)) continue;
         one.link(peer)->pump(one);
       }
-      one.progress(1 + random_.below(4096));
+      // Who drives an engine that says so goes to sleep.
+      if (!one.progress(1 + random_.below(4096)) && one.has_work())
+        fail(__FILE__, __LINE__, name(rank) + " had work left when it said that nothing moved");
       if (!tick_due) continue;
       for (int peer = 0; peer < size_; ++peer)  // a beat in shared memory, where there is some
         if (options_.net.shares_memory && peer != rank && runs(peer)) one.heard_from(peer, now);
