@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "engine/collective.h"
+#include "engine/encoded.h"
 #include "engine/program.h"
 #include "engine/staging.h"
 #include "transport/link.h"
@@ -159,6 +160,11 @@ class Engine final : public FrameSink {
   static bool is_forgotten(const Group& group, uint64_t key);
   bool announces_itself(const Collective& call, int peer) const;
 
+  // Encoding and decoding (codecs.cc)
+  void choose_codecs(Collective& call);
+  Encoded::Payload encode(Collective& call, uint32_t at);
+  void use(Collective& call, uint32_t at, const std::byte* from);
+
   // Bounds on what calls and peers may take (bounds.cc)
   void count_ahead(Collective& call);
   bool is_held(const Collective& call, int peer) const {
@@ -209,7 +215,6 @@ class Engine final : public FrameSink {
   size_t recv_from_slot(Collective& call, uint32_t at, const Offered& offer);
   size_t recv_by_reference(Collective& call, uint32_t at, const Offered& offer);
   void consume(Collective& call, uint32_t at, const std::byte* from);
-  void use(Collective& call, uint32_t at, const std::byte* from);
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
   void complete(Collective& call, uint32_t at, uint32_t segment);
@@ -258,8 +263,10 @@ class Engine final : public FrameSink {
   const Options options_;
   Staging staging_;
   Slots slots_;
+  Encoded encoded_;
 
   std::vector<std::unique_ptr<Link>> links_;  // by mesh rank; null: self, left or lost
+  std::vector<bool> far_;  // by peer: its link crosses a network, or did while there was one
   std::vector<PeerState> peer_state_;
   std::vector<int64_t> heard_ns_, said_ns_;
   std::vector<bool> to_flush_;

@@ -74,7 +74,9 @@ class World {
   }
   Call& post_in(int rank, Group& group, const Job& job, int64_t deadline_ns = kNever) {
     const auto n_members = static_cast<int>(group.members.size());
-    return post_plan(rank, group, job, plan_of(job, group.rank, n_members),
+    Job here = job;
+    for (const int member : group.members) here.places.push_back(net.host_of(member));
+    return post_plan(rank, group, here, plan_of(job, group.rank, n_members),
                      input_of(job, group.rank, n_members), deadline_ns);
   }
   // Any plan; `input` fills DATA or INPUT, whichever it has.
