@@ -84,14 +84,17 @@ using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 
 std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
-                                uint32_t divisor, uint32_t segment_bytes,
+                                uint32_t divisor, int codec, uint32_t segment_elems,
                                 const std::string& descriptor, const std::string& agreement,
                                 bool by_pair) {
   auto plan = std::make_shared<Plan>();
-  if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || divisor == 0)
-    throw std::invalid_argument("a plan needs four layouts, a dtype, an operation and a divisor");
+  if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
+      divisor == 0)
+    throw std::invalid_argument(
+        "a plan needs four layouts, a dtype, an operation, a divisor and a codec");
+  const uint64_t segment_bytes = segment_elems * size_of(static_cast<DType>(dtype));
   if (segment_bytes == 0 || segment_bytes % 16 != 0 || segment_bytes > Slots::kSlotBytes)
-    throw std::invalid_argument("segment_bytes must be a multiple of 16, at most " +
+    throw std::invalid_argument("a segment must have a multiple of 16 bytes, at most " +
                                 std::to_string(Slots::kSlotBytes));
   for (int buffer = 0; buffer < kBuffers; ++buffer)
     plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
@@ -105,7 +108,10 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->dtype = static_cast<DType>(dtype);
   plan->fold = fold_function(plan->dtype, static_cast<FoldOp>(op));
   plan->divisor = divisor;
-  plan->segment_bytes = segment_bytes;
+  plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
+  if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
+    throw std::invalid_argument("this codec has no meaning for this dtype and operation");
+  plan->segment_elems = segment_elems;
   plan->descriptor = descriptor;
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
@@ -275,7 +281,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("n_steps", [](const Program& program) { return program.steps.size(); });
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
-                  nb::arg("op"), nb::arg("divisor"), nb::arg("segment_bytes"),
+                  nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("segment_elems"),
                   nb::arg("descriptor"), nb::arg("agreement"), nb::arg("by_pair"))
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
 
@@ -365,6 +371,11 @@ NB_MODULE(_native, m) {
   m.def("can_fold", [](int dtype, int op) {
     return is_dtype(dtype) && is_fold_op(op) &&
            fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
+  });
+  m.def("can_encode", [](int codec, int dtype, int op) {
+    return is_codec(codec) && is_dtype(dtype) && is_fold_op(op) &&
+           narrow_for(static_cast<Codec>(codec), static_cast<DType>(dtype),
+                      static_cast<FoldOp>(op)) != nullptr;
   });
   m.def("fold_isa", &fold_isa);
   m.def("note_signal", [](int signal) {

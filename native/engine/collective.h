@@ -38,6 +38,9 @@ struct Offered {
 
 struct StepState {
   uint32_t n_segments = 0;
+  // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
+  // value is rounded to, since it leaves so.
+  const Narrow* codec = nullptr;
   uint32_t started = 0;  // sends: segments handed to the link
   uint32_t done = 0;     // segments whose memory this step no longer touches
   int64_t moved_ns = 0;  // when `done` last changed, by the last tick's clock
@@ -88,7 +91,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
   enum class Standing : uint8_t { kFree, kCounted, kHeld };
   std::vector<Standing> standing;  // by group rank
   std::vector<bool> peer_open;     // by group rank: it has posted this call
-  uint64_t n_far_bytes = 0;        // that come from other hosts
+  uint64_t n_far_bytes = 0;        // that come from other hosts, as they travel
   struct Staged {
     uint32_t version, segment, slot;
     uint64_t stamp;  // of the slot when it was filled: other calls may have taken it since
@@ -114,6 +117,16 @@ struct Collective : std::enable_shared_from_this<Collective> {
     const uint64_t whole = plan->chunk_bytes(step.buffer, step.chunk);
     const uint64_t from = uint64_t{segment} * plan->segment_bytes;
     return static_cast<size_t>(std::min<uint64_t>(plan->segment_bytes, whole - from));
+  }
+  // The same on its way to or from a peer: of a send or receive, as its flow is encoded.
+  size_t wire_bytes(uint32_t at, uint32_t segment) const {
+    const Step& step = plan->program->steps[at];
+    return as_encoded(at, segment_bytes(step, segment));
+  }
+  // Of so many bytes in memory.
+  size_t as_encoded(uint32_t at, uint64_t n_bytes) const {
+    const Narrow* codec = state[at].codec;
+    return codec == nullptr ? n_bytes : n_bytes / size_of(plan->dtype) * codec->item_bytes;
   }
   std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
     return chunk(buffer, chunk_index) + uint64_t{segment} * plan->segment_bytes;

@@ -30,7 +30,9 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       names_(std::move(names)),
       options_(options),
       staging_(options.staging_bytes),
+      encoded_(staging_, names_.size()),
       links_(names_.size()),
+      far_(names_.size(), false),
       peer_state_(names_.size(), PeerState::kAlive),
       heard_ns_(names_.size(), 0),
       said_ns_(names_.size(), 0),
@@ -63,6 +65,7 @@ Engine::~Engine() {
 
 void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
   links_[peer] = std::move(link);
+  far_[peer] = !links_[peer]->shares_memory();
   heard_ns_[peer] = said_ns_[peer] = now;
   last_tick_ns_ = now_ = now;
 }
@@ -162,14 +165,13 @@ void Engine::launch(Collective& call, uint64_t key) {
   call.peer_open.assign(group.members.size(), false);
   call.standing.assign(group.members.size(), Collective::Standing::kFree);
   call.state.resize(program.steps.size());
+  choose_codecs(call);
   for (size_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
     call.state[at].n_segments = call.plan->n_segments(step);
     if (call.state[at].n_segments > 0) call.steps_left++;
-    if (step.kind != StepKind::kRecv) continue;
-    const Link* link = links_[group.members[step.peer]].get();
-    if (link != nullptr && !link->shares_memory())
-      call.n_far_bytes += call.plan->chunk_bytes(step.buffer, step.chunk);
+    if (step.kind == StepKind::kRecv && far_[group.members[step.peer]])
+      call.n_far_bytes += call.as_encoded(at, call.plan->chunk_bytes(step.buffer, step.chunk));
   }
   group.in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
@@ -252,13 +254,13 @@ void Engine::finish(Collective& call, const Error& error) {
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     StepState& state = call.state[at];
     if (const uint32_t reserved = std::exchange(state.reserved, 0); reserved > 0)
-      staging_.unreserve(size_t{reserved} * call.plan->segment_bytes);
+      staging_.unreserve(reserved * call.as_encoded(at, call.plan->segment_bytes));
     if (!error || (state.arrived.empty() && state.offered.empty())) continue;
     // What came and was not used goes back: the links live on.
     const Step& step = call.plan->program->steps[at];
     for (const Arrived& came : std::exchange(state.arrived, {}))
       if (came.eager)
-        owe_credit(group.members[step.peer], eager_cost(call.segment_bytes(step, came.segment)));
+        owe_credit(group.members[step.peer], eager_cost(call.wire_bytes(at, came.segment)));
     for (const Offered& offer : std::exchange(state.offered, {}))
       if (offer.slot != Slots::kNone && offer.first + offer.count > state.done)
         give_back(group.members[step.peer], offer.slot);

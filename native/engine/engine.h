@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/value.h"
 #include "engine/collective.h"
+#include "engine/encoded.h"
 #include "engine/program.h"
 #include "engine/staging.h"
 #include "engine/traffic.h"
@@ -109,7 +110,7 @@ class Engine final : public FrameSink {
   std::shared_ptr<Collective> post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
                                         int64_t tag, std::byte* data, int64_t deadline_ns);
 
-  // Runs what can run, at most about `budget` bytes of it. True if anything moved.
+  // Runs what can run, at most about `budget` bytes of it. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);
   bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }
@@ -168,6 +169,11 @@ class Engine final : public FrameSink {
   static bool is_forgotten(const Group& group, uint64_t key);
   bool announces_itself(const Collective& call, int peer) const;
 
+  // Encoding and decoding (codecs.cc)
+  void choose_codecs(Collective& call);
+  Encoded::Payload encode(Collective& call, uint32_t at);
+  void use(Collective& call, uint32_t at, const std::byte* from);
+
   // Bounds on what calls and peers may take (bounds.cc)
   void count_ahead(Collective& call);
   bool is_held(const Collective& call, int peer) const {
@@ -218,7 +224,6 @@ class Engine final : public FrameSink {
   size_t recv_from_slot(Collective& call, uint32_t at, const Offered& offer);
   size_t recv_by_reference(Collective& call, uint32_t at, const Offered& offer);
   void consume(Collective& call, uint32_t at, const std::byte* from);
-  void use(Collective& call, uint32_t at, const std::byte* from);
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
   void moved_upto(Collective& call, uint32_t at, uint32_t done);
@@ -268,8 +273,10 @@ class Engine final : public FrameSink {
   const Options options_;
   Staging staging_;
   Slots slots_;
+  Encoded encoded_;
 
   std::vector<std::unique_ptr<Link>> links_;  // by mesh rank; null: self, left or lost
+  std::vector<bool> far_;  // by peer: its link crosses a network, or did while there was one
   std::vector<PeerState> peer_state_;
   std::vector<int64_t> heard_ns_, said_ns_;
   std::vector<bool> to_flush_;

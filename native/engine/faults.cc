@@ -202,6 +202,7 @@ void Engine::end_link(int peer, const std::string& why, bool tell) {
     graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
   }
   std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
+  encoded_.drop_peer(peer);
   slots_.drop_peer(peer);
   for (size_t other = 0; other < names_.size() && tell; ++other)
     if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);

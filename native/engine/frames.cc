@@ -43,7 +43,8 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
       StepState& state = call->state[at];
       const bool next = header.segment == state.done && header.segment < state.n_segments &&
                         header.segment < call->segments_ready(step) && has_memory(*call, step);
-      if (next && !step.fold && call->segment_bytes(step, header.segment) == header.length) {
+      if (next && !step.fold && state.codec == nullptr &&
+          call->segment_bytes(step, header.segment) == header.length) {
         landing.in_place = true;
         return {call->segment_at(step.buffer, step.chunk, header.segment), header.length};
       }
@@ -267,7 +268,7 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
   const uint32_t at = call.plan->program->recvs_from[call.group->rank_of[peer]][header.flow];
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
-  if (call.plan->by_pair && payload.size() != call.segment_bytes(step, header.segment)) {
+  if (call.plan->by_pair && payload.size() != call.wire_bytes(at, header.segment)) {
     discard(peer, header, payload);
     // A larger block was announced by an open frame, which may be late.
     if ((header.flags & kEager) == 0) return;
@@ -281,7 +282,7 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
                          [&](const auto& came) { return came.segment == header.segment; });
   const bool allowed = (header.flags & kEager) != 0 || header.segment < state.grant_said;
   if (twice || !allowed || header.segment >= state.n_segments ||
-      payload.size() != call.segment_bytes(step, header.segment))
+      payload.size() != call.wire_bytes(at, header.segment))
     return protocol_error(peer, "sent segment " + std::to_string(header.segment) + " of " +
                                     call.doing() + " twice, unasked, or with a wrong length of " +
                                     std::to_string(payload.size()) + " B");

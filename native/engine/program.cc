@@ -31,6 +31,7 @@ void Program::index(int group_size) {
 }
 
 void Plan::index() {
+  segment_bytes = segment_elems * static_cast<uint32_t>(size_of(dtype));
   const ChunkLayout& scratch = layout[kScratch];
   for (size_t chunk = 0; chunk < scratch.n_bytes.size(); ++chunk)
     scratch_bytes = std::max(scratch_bytes, scratch.offset[chunk] + scratch.n_bytes[chunk]);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fold/codec.h"
 #include "fold/dtype.h"
 #include "fold/fold.h"
 
@@ -55,9 +56,11 @@ struct Plan {
   std::shared_ptr<const Program> program;
   ChunkLayout layout[kBuffers];
   DType dtype = DType::kFloat32;
-  FoldFn fold = nullptr;  // nullptr when nothing is folded
-  uint32_t divisor = 1;   // Finish divides by it
-  uint32_t segment_bytes = 128u << 10;
+  FoldFn fold = nullptr;           // nullptr when nothing is folded
+  uint32_t divisor = 1;            // Finish divides by it
+  const Narrow* narrow = nullptr;  // how flows between hosts are encoded; nullptr: they are not
+  uint32_t segment_elems = 32u << 10;
+  uint32_t segment_bytes = 0;  // of a whole segment in memory
   uint64_t scratch_bytes = 0;
   // At most about as many frames go to one peer that has yet to make this call.
   uint32_t frames_ahead = 0;
@@ -67,7 +70,7 @@ struct Plan {
   // a program has one flow at most from one rank to another.
   bool by_pair = false;
 
-  void index();  // fills what is derived from the program, the layout and segment_bytes
+  void index();  // fills what is derived from the program, the layout and segment_elems
 
   size_t n_chunks() const {
     size_t n = 0;

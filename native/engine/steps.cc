@@ -34,7 +34,8 @@ uint32_t Engine::granted(const Collective& call, uint32_t at) const {
 bool Engine::is_eager(const Collective& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   const Link* link = links_[call.group->members[step.peer]].get();
-  return link != nullptr && call.plan->chunk_bytes(step.buffer, step.chunk) <= link->max_inline();
+  const uint64_t n_bytes = call.plan->chunk_bytes(step.buffer, step.chunk);
+  return link != nullptr && call.as_encoded(at, n_bytes) <= link->max_inline();
 }
 
 bool Engine::progress(size_t budget) {
@@ -56,7 +57,7 @@ bool Engine::progress(size_t budget) {
   flush();
   if (!endings_.empty()) settle_endings();
   settle_broken();
-  return moved > 0 || !endings_.empty();
+  return moved > 0 || has_work();  // links that were flushed may have made room for more
 }
 
 void Engine::make_ready(Collective& call, uint32_t at) {
@@ -111,7 +112,7 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   if (state.started >= ready || link == nullptr || is_held(call, step.peer)) return 0;
 
   const uint32_t may = granted(call, at);
-  const size_t n_bytes = call.segment_bytes(step, state.started);
+  const size_t n_bytes = call.wire_bytes(at, state.started);
   if (is_eager(call, at)) {
     if (state.started < may) return send_data(call, at, false);
     if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_)
@@ -178,15 +179,25 @@ size_t Engine::send_data(Collective& call, uint32_t at, bool eager) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.group->members[step.peer];
-  const size_t n_bytes = call.segment_bytes(step, state.started);
+  const size_t n_bytes = call.wire_bytes(at, state.started);
+  Encoded::Payload encoded;
+  if (state.codec != nullptr) {
+    encoded = encode(call, at);
+    if (!encoded.block) return 0;
+  }
   Frame frame = frame_for(call, FrameType::kData, step.flow, state.started);
   frame.header.length = static_cast<uint32_t>(n_bytes);
   frame.header.flags = eager ? kEager : 0;
-  frame.payload = call.segment_at(step.buffer, step.chunk, state.started);
+  frame.payload = encoded.block ? encoded.block.data()
+                                : call.segment_at(step.buffer, step.chunk, state.started);
   frame.token = next_token_++;
   if (eager) eager_out_[peer] += eager_cost(n_bytes);
   const uint32_t segment = state.started++;
-  if (send(peer, frame)) {
+  const bool is_free = send(peer, frame);
+  if (encoded.block) {
+    is_free ? encoded_.give_back(encoded) : encoded_.keep(frame.token, peer, std::move(encoded));
+    complete(call, at, segment);  // nobody looks at the segment itself any more
+  } else if (is_free) {
     complete(call, at, segment);
   } else {
     outstanding_[frame.token] = {call.shared_from_this(), at, segment};
@@ -259,6 +270,9 @@ void Engine::sent(int, uint64_t token) {
   const auto found = outstanding_.find(token);
   if (found == outstanding_.end()) {
     texts_.erase(token);
+    // The last made ready is the first to be tried: what comes first in the schedule.
+    for (const auto& [waiting, at] : encoded_.sent(token))
+      if (const auto call = waiting.lock(); call && !call->finished) make_ready(*call, at);
     return;
   }
   const Outstanding what = std::move(found->second);
@@ -318,7 +332,7 @@ size_t Engine::attempt_recv(Collective& call, uint32_t at) {
     grant(call, at);
     return 0;
   }
-  const size_t n_bytes = call.segment_bytes(step, state.done);
+  const size_t n_bytes = call.wire_bytes(at, state.done);
 
   for (size_t i = 0; i < state.arrived.size(); ++i) {
     if (state.arrived[i].segment != state.done) continue;
@@ -417,17 +431,6 @@ void Engine::consume(Collective& call, uint32_t at, const std::byte* from) {
   advance(call, at, call.state[at].done + 1);
 }
 
-void Engine::use(Collective& call, uint32_t at, const std::byte* from) {
-  const Step& step = call.plan->program->steps[at];
-  const uint32_t segment = call.state[at].done;
-  const size_t n_bytes = call.segment_bytes(step, segment);
-  std::byte* into = call.segment_at(step.buffer, step.chunk, segment);
-  if (step.fold)
-    call.plan->fold(into, into, from, n_bytes / size_of(call.plan->dtype));
-  else
-    std::memcpy(into, from, n_bytes);
-}
-
 // Tells the sender how far it may go. Over TCP that is ahead of need, backed by reserved staging;
 // in shared memory only when this step starves, since slots let the sender run ahead by itself.
 void Engine::grant(Collective& call, uint32_t at) {
@@ -459,7 +462,7 @@ void Engine::grant(Collective& call, uint32_t at) {
   if (!link->shares_memory() && upto < state.n_segments) {
     if (state.reserved == 0) {
       const uint32_t wish = std::min(kAhead, state.n_segments - upto);
-      if (staging_.reserve(size_t{wish} * call.plan->segment_bytes))
+      if (staging_.reserve(wish * call.as_encoded(at, call.plan->segment_bytes)))
         state.reserved = wish;
       else
         traffic_[peer].no_staging++;
@@ -485,6 +488,7 @@ size_t Engine::attempt_local(Collective& call, uint32_t at) {
   std::byte* here = call.segment_at(step.buffer, step.chunk, state.done);
   if (step.kind == StepKind::kFinish) {
     if (call.plan->divisor > 1) divide(call.plan->dtype, here, n_elems, call.plan->divisor);
+    if (state.codec != nullptr) state.codec->round(here, n_elems);
   } else {
     std::byte* into = call.segment_at(step.into_buffer, step.into, state.done);
     if (step.fold)

@@ -70,6 +70,11 @@ bool scale(DType dtype, std::byte* data, size_t n_elems, double factor) {
   return true;
 }
 
+const Narrow* narrow_for(Codec codec, DType dtype, FoldOp op) {
+  const bool sums = dtype == DType::kFloat32 && (op == FoldOp::kSum || op == FoldOp::kAvg);
+  return codec == Codec::kBfloat16 && sums ? &chosen().bfloat16_sums : nullptr;
+}
+
 const char* fold_isa() { return chosen().isa; }
 
 }  // namespace shoal

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fold/codec.h"
 #include "fold/dtype.h"
 #include "fold/fold.h"
 
@@ -20,6 +21,7 @@ struct Kernels {
   FoldFn fold[kDTypes][kFoldOps];  // nullptr: the pair has no meaning
   DivideFn divide[kDTypes];        // nullptr: bool
   ScaleFn scale[kDTypes];          // nullptr: integers and bool
+  Narrow bfloat16_sums;            // of float32
 };
 
 extern const Kernels kBaselineKernels;

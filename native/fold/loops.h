@@ -11,23 +11,11 @@
 
 #include "fold/half.h"
 #include "fold/kernels.h"
+#include "fold/narrow_loops.h"
+#include "fold/plain.h"
 
 namespace shoal {
 namespace {
-
-// Iteration i touches element i only, also when out == a: no run-time overlap test is needed (it
-// would send folds in place, the usual kind, down the scalar path).
-#if defined(__clang__)
-#define SHOAL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define SHOAL_INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
-// An element at any address.
-template <class T>
-struct __attribute__((packed, may_alias)) Plain {
-  T value;
-};
 
 // Operations: on numbers, and on vectors of floats for float16.
 
@@ -325,7 +313,8 @@ constexpr Kernels table(const char* isa) {
        divide_integers<uint32_t>, divide_integers<uint64_t>},
       {scale_numbers<float>, scale_numbers<double>, scale_numbers<Float16>, scale_numbers<Bfloat16>,
        nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, scale_numbers<float, 2>,
-       scale_numbers<double, 2>, nullptr, nullptr, nullptr}};
+       scale_numbers<double, 2>, nullptr, nullptr, nullptr},
+      kBfloat16Sums};
 }
 
 }  // namespace

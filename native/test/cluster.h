@@ -43,7 +43,7 @@ class Cluster {
   static constexpr uint64_t kGroup = 7;
 
   // `per_host` ranks share memory; the others reach each other by stream sockets.
-  Cluster(int size, int per_host, int64_t spin_ns = 0) : size_(size) {
+  Cluster(int size, int per_host, int64_t spin_ns = 0) : size_(size), per_host_(per_host) {
     std::vector<std::string> names;
     for (int rank = 0; rank < size; ++rank) {
       names.push_back("rank " + std::to_string(rank));
@@ -83,6 +83,7 @@ class Cluster {
   std::unique_ptr<Part> post(int rank, const Job& job, bool background = false) {
     auto part = std::make_unique<Part>();
     part->job = job;
+    for (int each = 0; each < size_; ++each) part->job.places.push_back(each / per_host_);
     const auto plan = plan_of(job, rank, size_);
     part->memory = input_of(job, rank, size_);
     std::vector<std::vector<std::byte*>> memory = {{part->memory.data()}};
@@ -136,7 +137,7 @@ class Cluster {
     }
   }
 
-  const int size_;
+  const int size_, per_host_;
 };
 
 // Runs `body` for each of `n` in a thread of its own, and waits for all.

@@ -51,12 +51,17 @@ struct Job {
   bool is_uneven = false;       // blocks or chunks differ in length; the algorithm must take that
   uint32_t segment_bytes = 64;
   uint64_t seed = 0;  // of the data, and of uneven lengths
+  Codec codec = Codec::kIdentity;
+  std::vector<int> places;  // which ranks share memory: the host of each; empty: none do
 
   bool operator==(const Job&) const = default;
 
   bool is(std::string_view collective) const { return kind.collective == collective; }
   bool folds() const {
     return is("all_reduce") || is("reduce") || is("reduce_scatter") || is("barrier");
+  }
+  bool is_far(int one, int other) const {
+    return places.empty() || places[static_cast<size_t>(one)] != places[static_cast<size_t>(other)];
   }
   bool has_blocks() const {  // one for each rank, in buffers apart for input and output
     return is("all_gather") || is("gather") || is("reduce_scatter") || is("scatter") ||
@@ -71,6 +76,7 @@ struct Job {
     if (is("broadcast") || is("scatter")) text += " from rank " + std::to_string(root);
     if (is("reduce") || is("gather")) text += " to rank " + std::to_string(root);
     if (!hosts.empty()) text += " on hosts " + std::string(hosts);
+    if (codec != Codec::kIdentity) text += " in bf16";
     return is_uneven ? text + " in uneven parts of seed " + std::to_string(seed) : text;
   }
 };
@@ -117,7 +123,8 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   const ChunkLayout blocks = consecutive(lengths, item);
   const ChunkLayout at_root = rank == job.root ? blocks : ChunkLayout();
   Plan plan;
-  plan.program = recipe.program(rank, average);
+  plan.narrow = narrow_for(job.codec, job.dtype, job.op);
+  plan.program = recipe.program(rank, average || plan.narrow != nullptr);
   if (job.has_blocks()) {
     const ChunkLayout own = consecutive({lengths[static_cast<size_t>(rank)]}, item);
     plan.layout[kInput] = job.is("all_gather") || job.is("gather") ? own
@@ -160,7 +167,10 @@ inline Job random_job(FakeRandom& random, uint64_t key, int size, uint64_t max_e
   job.segment_bytes = random.chance(0.5) ? 64 : 256;
   job.seed = random.below(1u << 20);
   const auto& recipes = Recipes::all().of_size(size);
-  return job_of(*recipes[random.below(recipes.size())], job);
+  job = job_of(*recipes[random.below(recipes.size())], job);
+  const bool sums = job.folds() && narrow_for(Codec::kBfloat16, job.dtype, job.op) != nullptr;
+  if (sums && job.seed % 2 == 1) job.codec = Codec::kBfloat16;
+  return job;
 }
 
 }  // namespace shoal::test

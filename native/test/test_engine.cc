@@ -73,13 +73,14 @@ constexpr Medium kMedia[] = {
      }},
 };
 
-void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds) {
+void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds, int n_hosts = 1) {
   constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
   constexpr size_t kInlines[] = {0, 16, 128, 1024};
   for (uint64_t seed = 0; seed < seeds(n_seeds); ++seed) {
     World::Options options;
     options.net.seed = seed;
     options.net.shares_memory = shares_memory;
+    options.net.n_hosts = n_hosts;
     options.net.max_inline = kInlines[seed % 4];
     options.slot_quota = 1 + static_cast<uint32_t>(seed / 4 % 3);
     medium.spoil(options.net);
@@ -94,6 +95,86 @@ TEST("every algorithm gives the plain loop's bits, whatever a network does to it
 
 TEST("every algorithm gives the plain loop's bits through shared memory, whatever comes when") {
   for (const Medium& medium : kMedia) try_medium(medium, true, 36);
+}
+
+TEST("every algorithm gives the plain loop's bits where only some ranks share memory") {
+  for (const Medium& medium : kMedia) try_medium(medium, true, 24, 3);
+}
+
+TEST("a narrow codec halves the bytes between hosts, and none of those in shared memory") {
+  const auto n_data_bytes = [](Codec codec, bool shares_memory) {
+    World::Options options;
+    options.net.shares_memory = shares_memory;
+    options.net.max_inline = 64;
+    World world(4, options);
+    uint64_t n_bytes = 0;
+    world.net.tamper = [&](int, Header& header, const std::vector<std::byte>&) {
+      if (header.type == FrameType::kData) n_bytes += header.length;
+    };
+    Job job;
+    job.kind = Kind::kShardedAllReduce;
+    job.n_elems = 10'001;
+    job.codec = codec;
+    Calls calls;
+    for (int rank = 0; rank < 4; ++rank) calls.emplace_back(rank, &world.post(rank, job));
+    CHECK(world.run_all());
+    check_results(world, calls, "of 10,001");
+    return n_bytes;
+  };
+  CHECK_EQ(n_data_bytes(Codec::kIdentity, false), 2u * 3 * 4 * 10'001);
+  CHECK_EQ(n_data_bytes(Codec::kBfloat16, false), 2u * 3 * 2 * 10'001);
+  CHECK_EQ(n_data_bytes(Codec::kBfloat16, true), n_data_bytes(Codec::kIdentity, true));
+}
+
+TEST("what is short enough on its way goes at once, however long it is in memory") {
+  const auto n_eager = [](Codec codec) {
+    World::Options options;
+    options.net.max_inline = 64;
+    World world(2, options);
+    int n_frames = 0;
+    world.net.tamper = [&](int, Header& header, const std::vector<std::byte>&) {
+      if (header.type == FrameType::kData && (header.flags & kEager) != 0) n_frames++;
+    };
+    Job job;
+    job.kind = Kind::kShardedAllReduce;
+    job.n_elems = 64;  // two chunks of 128 B, or 64 B
+    job.codec = codec;
+    Calls calls;
+    for (int rank = 0; rank < 2; ++rank) calls.emplace_back(rank, &world.post(rank, job));
+    CHECK(world.run_all());
+    check_results(world, calls, "of 64");
+    return n_frames;
+  };
+  CHECK_EQ(n_eager(Codec::kIdentity), 0);
+  CHECK(n_eager(Codec::kBfloat16) > 0);
+}
+
+TEST("a peer that does not read makes nobody encode more than a few segments for it") {
+  World::Options options;
+  options.net.room = 1;
+  options.net.copied = 0;
+  options.net.max_inline = 64;
+  options.engine.staging_bytes = 1 << 20;
+  World world(3, options);
+  const size_t reserved = world.engine(0).staging().reserved();
+  Job job;
+  job.kind = Kind::kShardedAllReduce;
+  job.n_elems = 100'000;
+  job.segment_bytes = 256;
+  job.codec = Codec::kBfloat16;
+  Calls calls;
+  for (int rank = 0; rank < 3; ++rank) calls.emplace_back(rank, &world.post(rank, job));
+  world.run_steps(20);
+  world.stop(2);
+  world.run_steps(200);
+  // 8 payloads of 128 B and one for each peer, beside what waits for its turn to be folded.
+  CHECK(world.engine(0).staging().used() <= (8 + 2 + 2 * 8) * 128);
+  CHECK(world.n_unfinished() == 3);
+  world.go_on(2);
+  CHECK(world.run_all(200'000));
+  check_results(world, calls, "of 100,000");
+  CHECK_EQ(world.engine(0).staging().used(), 0u);
+  CHECK_EQ(world.engine(0).staging().reserved(), reserved);
 }
 
 // ---- bounds
@@ -230,7 +311,8 @@ TEST("groups that overlap use the same keys side by side") {
       for (int rank = 0; rank < size; ++rank) {
         const int mesh_rank = members[id][static_cast<size_t>(rank)];
         Group& group = world.add_group(mesh_rank, 50 + id, members[id]);
-        calls.emplace_back(&world.post_in(mesh_rank, group, job), expected(job, rank, size));
+        Call& call = world.post_in(mesh_rank, group, job);
+        calls.emplace_back(&call, expected(call.job, rank, size));
       }
     }
     CHECK(world.run_all());

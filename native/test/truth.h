@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "test/jobs.h"
+#include "test/nearest.h"
 
 namespace shoal::test {
 
@@ -170,6 +171,7 @@ class InOrder {
     switch (step.kind) {
       case StepKind::kSend:
         on_way_[{rank, step.peer, step.flow}] = here;
+        if (is_narrow(rank, step)) round(on_way_[{rank, step.peer, step.flow}]);
         return true;
       case StepKind::kRecv: {
         const auto come = on_way_.find({step.peer, rank, step.flow});
@@ -182,9 +184,19 @@ class InOrder {
         return true;
       case StepKind::kFinish:
         for (T& elem : here) elem = static_cast<T>(elem / static_cast<T>(side.plan->divisor));
+        for (const uint32_t next : step.unlocks)
+          if (is_narrow(rank, side.plan->program->steps[next])) round(here);
         return true;
     }
     return false;
+  }
+  bool is_narrow(int rank, const Step& step) const {
+    return step.kind == StepKind::kSend && job_.codec != Codec::kIdentity &&
+           job_.is_far(rank, step.peer);
+  }
+  static void round(std::vector<T>& elems) {
+    if constexpr (std::is_same_v<T, float>)
+      for (T& elem : elems) elem = rounded(elem);
   }
   void put(const std::vector<T>& from, bool fold, std::vector<T>& into) const {
     if (from.size() != into.size())

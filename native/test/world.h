@@ -74,7 +74,9 @@ class World {
   }
   Call& post_in(int rank, Group& group, const Job& job, int64_t deadline_ns = kNever) {
     const auto n_members = static_cast<int>(group.members.size());
-    return post_plan(rank, group, job, plan_of(job, group.rank, n_members),
+    Job here = job;
+    for (const int member : group.members) here.places.push_back(net.host_of(member));
+    return post_plan(rank, group, here, plan_of(job, group.rank, n_members),
                      input_of(job, group.rank, n_members), deadline_ns);
   }
   // Any plan; `input` fills DATA or INPUT, whichever it has.
@@ -115,7 +117,9 @@ class World {
         if (peer == rank || one.link(peer) == nullptr || random_.chance(options_.idles)) continue;
         one.link(peer)->pump(one);
       }
-      one.progress(1 + random_.below(4096));
+      // Who drives an engine that says so goes to sleep.
+      if (!one.progress(1 + random_.below(4096)) && one.has_work())
+        fail(__FILE__, __LINE__, name(rank) + " had work left when it said that nothing moved");
       if (!tick_due) continue;
       for (int peer = 0; peer < size_; ++peer)  // a beat in shared memory, where there is some
         if (options_.net.shares_memory && peer != rank && runs(peer)) one.heard_from(peer, now);

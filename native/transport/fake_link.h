@@ -44,6 +44,7 @@ class FakeNet {
     size_t copied = 256;         // payloads up to this are copied by send(), larger ones borrowed
     size_t room = 0;             // frames on the wire each way before senders queue; 0: no bound
     bool shares_memory = false;  // a link within a host: no landing, put, by reference and slots
+    int n_hosts = 1;             // that share memory: rank r is on host r % n_hosts
 
     double delays = 0;  // comes up to longest_delay steps later, and so do those behind
     uint64_t longest_delay = 8;
@@ -67,6 +68,7 @@ class FakeNet {
     arenas_[static_cast<size_t>(rank)] = {slots, stamps};
   }
 
+  int host_of(int rank) const { return options.shares_memory ? rank % options.n_hosts : rank; }
   void step() { ++now_; }
   void cut(int a, int b);  // both ends break at their next pump
   // Nothing is on any wire, in any queue or half landed.
@@ -130,7 +132,7 @@ class FakeLink final : public Link {
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
   size_t max_inline() const override { return net_.options.max_inline; }
-  bool shares_memory() const override { return net_.options.shares_memory; }
+  bool shares_memory() const override { return net_.host_of(rank_) == net_.host_of(peer_); }
   bool share(uint32_t region) override;
   std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
   PeerSlot peer_slot(uint32_t slot) override;

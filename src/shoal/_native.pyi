@@ -25,7 +25,8 @@ class Plan:
         dtype: int,
         op: int,
         divisor: int,
-        segment_bytes: int,
+        codec: int,
+        segment_elems: int,
         descriptor: str,
         agreement: str,
         by_pair: bool,
@@ -128,6 +129,9 @@ def allocate(n_bytes: int, /) -> int: ...
 def release(address: int, /) -> None: ...
 def scale(dtype: int, address: int, n_elems: int, factor: float, /) -> bool: ...
 def can_fold(dtype: int, op: int, /) -> bool: ...
+def can_encode(codec: int, dtype: int, op: int, /) -> bool:
+    """Whether a narrow codec has a meaning for folds of that kind."""
+
 def fold_isa() -> str: ...
 def frame_rules() -> list[tuple[int, str, int, int, str, str, str]]:
     """Of each frame: type, name, links and flags as bits, who sends it, what it says, what follows.

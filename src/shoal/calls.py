@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from shoal import engine
 from shoal.buffers import Blocks, Span, blocks_of, clash, span_of
+from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.shapes import REDUCING, Shape
+from shoal.shapes import NARROWING, REDUCING, Shape
 from shoal.state import AtDeadline
 from shoal.work import FOR_EVER_S, Work
 from shoal.world import Occurrences, hash_of
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 # Calls by number, by name and messages share the 64-bit key space of a group; those of messages are
 # the engine's and have the highest bit set.
 _NAMED: Final = 1 << 62
+
+# A group's narrow wire is for what is large. Below this nothing is won, since messages take what
+# they take, and small sums are those whose digits count: numbers of samples, losses, norms.
+WIRE_FLOOR_BYTES: Final = 64 << 10
 
 
 class NoGroup:
@@ -60,7 +65,13 @@ class Calls:
     """The calls of one rank in one group; `Group` puts names on them."""
 
     def __init__(
-        self, world: World, members: Sequence[int], name: str, timeout_s: float, planner: Planner
+        self,
+        world: World,
+        members: Sequence[int],
+        name: str,
+        timeout_s: float,
+        planner: Planner,
+        wire: Codec = Codec.IDENTITY,
     ) -> None:
         self._world = world
         self._members = members
@@ -69,6 +80,7 @@ class Calls:
         self.size = len(members)
         self.timeout_s = timeout_s
         self.planner = planner
+        self.wire = wire
         self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members)
         self._next_key = itertools.count(1)
         self._named = Occurrences("calls")
@@ -109,10 +121,17 @@ class Calls:
     # Plans.
 
     def _plan(
-        self, key: tuple[Any, ...], dtype: DType, n_elems: int, op: Op = Op.SUM, root: int = 0
+        self,
+        key: tuple[Any, ...],
+        dtype: DType,
+        n_elems: int,
+        op: Op = Op.SUM,
+        root: int = 0,
+        *,
+        wire: str | None = None,
     ) -> engine.Plan:
         """The plan of a call that is like others, kept under `key`, which begins with its name."""
-        shape = self._shape(key[0], dtype, n_elems, op, root)
+        shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
         if len(self._plans) >= 1024:  # sizes that never come back
             self._plans.clear()
         plan = self._plans[key] = plan_for(shape)
@@ -127,10 +146,11 @@ class Calls:
         blocks: tuple[int, ...] = (),
         sent: tuple[int, ...] = (),
         taken: tuple[int, ...] = (),
+        wire: str | None = None,
     ) -> engine.Plan:
         """The plan of a call whose lengths hardly come again; `Shape` says which they are."""
         # The choice must not depend on what only this rank knows.
-        shape = self._shape(collective, dtype, max(blocks, default=0), op, uneven=True)
+        shape = self._shape(collective, dtype, max(blocks, default=0), op, uneven=True, wire=wire)
         return make_plan(shape._replace(n_elems=0, blocks=blocks, sent=sent, taken=taken))
 
     def _shape(
@@ -142,16 +162,40 @@ class Calls:
         root: int = 0,
         *,
         uneven: bool = False,
+        wire: str | None = None,
     ) -> Shape:
         if collective in REDUCING and not engine.can_fold(dtype, op):
             raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
         n_bytes = n_elems * item_size(dtype)
-        choice = self.planner.choose(collective, n_bytes, uneven)
+        codec = self._codec(collective, dtype, op, n_bytes, wire)
+        choice = self.planner.choose(collective, n_bytes, uneven, codec)
         return Shape(
             *(collective, choice.name, dtype, op, n_elems),
             *(self.rank, self.size, root),
             hosts=self.planner.cluster.hosts,
+            codec=codec,
         )
+
+    def _codec(
+        self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | None
+    ) -> Codec:
+        """How a call travels between hosts: as it asks; else as its group does, where that can be.
+
+        Raises:
+            UsageError: it asks for what has no meaning.
+        """
+        codec = self.wire if asked is None else parse_wire(asked)
+        if codec is Codec.IDENTITY:
+            return codec
+        can = collective in NARROWING and engine.can_encode(codec, dtype, op)
+        if asked is None:
+            return codec if can and n_bytes >= WIRE_FLOOR_BYTES else Codec.IDENTITY
+        if not can:
+            raise UsageError(
+                f"{self}: {collective} {op} of {dtype} cannot travel in {codec}, which is for sum "
+                "and avg of float32; leave out the wire, or give 'identity'"
+            )
+        return codec
 
     # Arguments.
 

@@ -18,6 +18,7 @@ from shoal._native import (
     Program,
     address_of,
     allocate,
+    can_encode,
     can_fold,
     fold_isa,
     n_waiting,
@@ -29,7 +30,8 @@ from shoal._native import (
 from shoal._native import (
     Group as NativeGroup,
 )
-from shoal.dtypes import DType, Op
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
 from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
@@ -45,6 +47,7 @@ __all__ = [
     "address_of",
     "allocate",
     "n_waiting",
+    "can_encode",
     "note_signal",
     "can_fold",
     "error_from",
@@ -75,7 +78,8 @@ def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
 
     Args:
         size: of the group; peers are below it.
-        finish: keep the Finish steps; they do nothing unless the operation divides.
+        finish: keep the Finish steps; they do nothing unless the operation divides, or a narrow
+            codec rounds the result.
     """
     return Program.make(size, rows_of(steps, finish=finish))
 
@@ -145,7 +149,8 @@ def make_plan(shape: Shape) -> Plan:
         dtype=shape.dtype,
         op=Op.SUM if average else shape.op,
         divisor=shape.size if average else 1,
-        segment_bytes=SEGMENT_BYTES,
+        codec=shape.codec,
+        segment_elems=SEGMENT_BYTES // item_size(shape.dtype),
         descriptor=describe(shape),
         agreement=agreement(shape),
         by_pair=shape.agrees_by_pair,
@@ -157,7 +162,7 @@ def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
     """The program of all calls that differ in size and type only, and are cut alike."""
     # A receive from any source is lowered as one from rank 0: the engine puts in who it was.
     steps = algorithm.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
-    return lower(steps, kind.size, finish=kind.op is Op.AVG)
+    return lower(steps, kind.size, finish=kind.op is Op.AVG or kind.codec is not Codec.IDENTITY)
 
 
 class Seat(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.buffers import Blocks, span_of
 from shoal.calls import Calls, How, NoGroup
+from shoal.codec import Codec, parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.errors import Closed, UsageError
 from shoal.plan import Planner, Settings, agreed_planner, card_of, reported_mbit
@@ -38,12 +39,14 @@ def form(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     name: str = "world",
+    wire: str | None = None,
 ) -> Group:
     """Meet all ranks through `store` and return the group of all of them.
 
     Args:
         store: reached by all ranks; only needed until this returns.
         timeout_s: seconds for the meeting, and for every later call that names none of its own.
+        wire: how large sums travel between hosts, as `Group` says; None: as `SHOAL_WIRE` does.
 
     Raises (nothing is left open):
         UsageError: a variable or the tuning file is wrong, or not the same on all ranks; keys
@@ -55,12 +58,15 @@ def form(
     with telling(store, rank, size):
         warn_of_unknown(os.environ)
         settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
+        if wire is not None:
+            settings = settings._replace(wire=parse_wire(wire))
         card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
     world = meet(store, rank, size, timeout_s, card)
     try:
         host_ids = [seat.host_id for seat in world.names]
         planner = agreed_planner(rank, settings, host_ids, world.cards, f"group {name!r}")
-        return Group(world, list(range(size)), name, timeout_s, planner, owns_world=True)
+        members = list(range(size))
+        return Group(world, members, name, timeout_s, planner, settings.wire, owns_world=True)
     except BaseException:
         world.close()
         raise
@@ -92,6 +98,12 @@ class Group(Calls):
         async_op: return a `Work` at once, and work on it in the background.
         work: return a `Work` at once for the caller to `wait()` on next; nobody works before that.
 
+    all_reduce and reduce_scatter also take `wire`, how their elements travel between hosts: "bf16"
+    rounds float32 to bfloat16 and sends half the bytes; sums are folded in float32, and every rank
+    ends with the same bits (docs/wire.md tells the error); only for sum and avg of float32.
+    "identity" sends them as they are. None takes what the group was made with, for sums that can
+    and are 64 KiB or more; what cannot, or is smaller, travels as it is.
+
     Otherwise a call returns None when the result is there. Buffers are Spans or whatever
     `span_of` takes; they are borrowed until the call is done.
 
@@ -110,10 +122,11 @@ class Group(Calls):
         name: str,
         timeout_s: float,
         planner: Planner,
+        wire: Codec = Codec.IDENTITY,
         *,
         owns_world: bool = False,
     ) -> None:
-        super().__init__(world, members, name, timeout_s, planner)
+        super().__init__(world, members, name, timeout_s, planner, wire)
         self._owns_world = owns_world
 
     def __enter__(self) -> Group:
@@ -129,18 +142,21 @@ class Group(Calls):
 
     # Collectives.
 
-    def all_reduce(self, data: Any, op: Op | str = Op.SUM, **how: Unpack[How]) -> Work | None:
+    def all_reduce(
+        self, data: Any, op: Op | str = Op.SUM, *, wire: str | None = None, **how: Unpack[How]
+    ) -> Work | None:
         """Fold `data` over all ranks, in place: the same bits on every rank.
 
         Args:
             data: any number of elements, as many and of the same type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
+            wire: "bf16", "identity" or None, as `Group` says.
         """
         span = span_of(data)
-        key = ("all_reduce", span.dtype, op, span.n_elems)
+        key = ("all_reduce", span.dtype, op, span.n_elems, wire)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plan(key, span.dtype, span.n_elems, parse_op(op))
+            plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
         return self._start_in_place(plan, span, how)
 
     def broadcast(self, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
@@ -192,7 +208,13 @@ class Group(Calls):
         return self._start_between(plan, (span,), blocks.spans, how)
 
     def reduce_scatter(
-        self, output: Any, inputs: Any, op: Op | str = Op.SUM, **how: Unpack[How]
+        self,
+        output: Any,
+        inputs: Any,
+        op: Op | str = Op.SUM,
+        *,
+        wire: str | None = None,
+        **how: Unpack[How],
     ) -> Work | None:
         """Fold block r of every rank's `inputs` into the `output` of rank r.
 
@@ -200,20 +222,20 @@ class Group(Calls):
             output: as long as this rank's block of `inputs`, which it may be; written.
             inputs: one buffer of size * n elements, or `size` buffers, whose lengths may differ
                 and are the same on every rank; never written.
-            op: as for `all_reduce`.
+            op, wire: as for `all_reduce`.
         """
         span = span_of(output)
         blocks = self._blocks("inputs", inputs, writable=False)
         self._check_own("inputs", blocks, "output", span)
         self._check_apart("output", Blocks((span,), (span.n_elems,)), "inputs", blocks)
         if blocks.even:
-            key = ("reduce_scatter", span.dtype, op, span.n_elems)
+            key = ("reduce_scatter", span.dtype, op, span.n_elems, wire)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plan(key, span.dtype, span.n_elems, parse_op(op))
+                plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
         else:
             plan = self._uneven_plan(
-                "reduce_scatter", span.dtype, parse_op(op), blocks=blocks.lengths
+                "reduce_scatter", span.dtype, parse_op(op), blocks=blocks.lengths, wire=wire
             )
         return self._start_between(plan, blocks.spans, (span,), how)
 
@@ -306,12 +328,16 @@ class Group(Calls):
 
     # Membership.
 
-    def subgroup(self, ranks: Sequence[int], name: str) -> Group:
+    def subgroup(self, ranks: Sequence[int], name: str, *, wire: str | None = None) -> Group:
         """The group of some of this group's ranks; the caller must be one of them.
 
         Local: nothing is said to anyone, no thread or memory is added. Every member must call it
-        with the same ranks in the same order and the same name.
+        with the same ranks in the same order, the same name and the same wire.
+
+        Args:
+            wire: how large sums travel between hosts; None: as in this group.
         """
+        codec = self.wire if wire is None else parse_wire(wire)
         if isinstance(self._native, NoGroup):
             raise Closed(self._native.why)
         for rank in ranks:
@@ -320,9 +346,8 @@ class Group(Calls):
             raise UsageError(f"{self}: ranks {list(ranks)} repeat a rank or lack this one")
         members = [self._members[rank] for rank in ranks]
         name = f"{self.name}/{name}"
-        return Group(
-            self._world, members, name, self.timeout_s, self.planner.of(ranks, f"group {name!r}")
-        )
+        planner = self.planner.of(ranks, f"group {name!r}")
+        return Group(self._world, members, name, self.timeout_s, planner, codec)
 
     def abort(self, reason: str = "no reason was given") -> None:
         """End the group on every rank: what is in flight and all later calls raise `Closed`."""

@@ -33,6 +33,7 @@ def init(
     size: int | None = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    wire: str | None = None,
 ) -> Group:
     """Meet all ranks of this job and return their group; use it in a `with` statement.
 
@@ -43,6 +44,9 @@ def init(
     Args:
         store: a meeting place of your own, together with `rank` and `size`.
         timeout_s: seconds for the meeting, and for every later call that names none of its own.
+        wire: how large sums travel between hosts: "bf16" sends float32 as bfloat16, in half the
+            bytes; "identity" as they are. None: as `SHOAL_WIRE` says, else as they are. `Group`
+            tells more. The same on every rank.
 
     Raises:
         UsageError: a variable is missing or wrong, the port is taken, or keys differ.
@@ -53,7 +57,7 @@ def init(
 
     warn_of_unknown(os.environ)  # NOT only when the group forms: meeting may fail for such a slip
     if store is not None and rank is not None and size is not None:
-        return form(store, rank, size, timeout_s=timeout_s)
+        return form(store, rank, size, timeout_s=timeout_s, wire=wire)
     if store is not None or rank is not None or size is not None:
         raise UsageError("shoal.init takes store, rank and size together, or none of them")
     if not timeout_s > 0:
@@ -67,10 +71,10 @@ def init(
         with contextlib.closing(Caller(f"torchrun's store at {where}", deadline)) as caller:
             agent = caller.call("connecting", agent_store, where, port, timeout_s)
         left_s = max(0.001, deadline - time.monotonic())
-        group = form(agent, place.rank, place.size, timeout_s=left_s)
+        group = form(agent, place.rank, place.size, timeout_s=left_s, wire=wire)
         group.timeout_s = timeout_s
         return group
-    return _meet_at_rank_0(place, timeout_s)
+    return _meet_at_rank_0(place, timeout_s, wire)
 
 
 # How long rank 0 serves the others when it could not join: they look every second why not,
@@ -83,7 +87,7 @@ _LEAST_SERVICE_S: Final = 1.0
 _has_met = False
 
 
-def _meet_at_rank_0(place: Place, timeout_s: float) -> Group:
+def _meet_at_rank_0(place: Place, timeout_s: float, wire: str | None) -> Group:
     """Form a group through a store that rank 0 serves for as long as it takes."""
     from shoal.group import form
 
@@ -98,7 +102,7 @@ def _meet_at_rank_0(place: Place, timeout_s: float) -> Group:
             left_s = max(0.001, deadline - time.monotonic())
             client = TcpStoreClient(place.master_addr, place.master_port, timeout_s=left_s, key=key)
             try:
-                group = form(client, place.rank, place.size, timeout_s=left_s)
+                group = form(client, place.rank, place.size, timeout_s=left_s, wire=wire)
             except PeerLost:
                 if client.is_open or not _has_met or time.monotonic() >= deadline:
                     raise

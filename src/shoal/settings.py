@@ -31,6 +31,7 @@ SETTINGS: Final = (
     "SHOAL_STAGING_BYTES",
     "SHOAL_TUNING",
     "SHOAL_TUNING_MISMATCH",
+    "SHOAL_WIRE",
 )
 
 # For those who change shoal, read by it or by its tests: known, and not suggested to anyone.

@@ -6,17 +6,22 @@ import itertools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.schedule import Algorithm, find
 
-# The unit of pipelining. Two segments and what they are folded into fit in a core's L2; smaller
-# ones cost more messages. At most a slot of the arena (native/transport/slots.h).
+# The unit of pipelining: so many bytes of elements, in memory. Two segments and what they are
+# folded into fit in a core's L2; smaller ones cost more messages. At most a slot of the arena
+# (native/transport/slots.h).
 SEGMENT_BYTES: Final = 128 << 10
 
 # Chunks begin on cache lines, so that no two ranks write to the same one.
 _LINE_BYTES: Final = 64
 
 REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter"})
+NARROWING: Final = frozenset({"all_reduce", "reduce_scatter"})
+"""The collectives that may travel in a narrow codec: each contribution goes straight to the rank
+that folds it, so it is rounded once."""
 _FROM_ROOT: Final = frozenset({"broadcast", "scatter"})
 _TO_ROOT: Final = frozenset({"reduce", "gather"})
 
@@ -39,6 +44,7 @@ class Shape(NamedTuple):
             `n_elems` is 0 then.
         sent, taken: elements of the blocks that this rank sends to every rank, and takes from it,
             where these differ (all_to_all); `n_elems` is 0 then.
+        codec: how elements travel between hosts.
     """
 
     collective: str
@@ -53,6 +59,7 @@ class Shape(NamedTuple):
     blocks: tuple[int, ...] = ()
     sent: tuple[int, ...] = ()
     taken: tuple[int, ...] = ()
+    codec: Codec = Codec.IDENTITY
 
     @property
     def found(self) -> Algorithm:
@@ -92,7 +99,8 @@ def describe(shape: Shape) -> str:
         peer = f"rank {shape.root}" if shape.root >= 0 else "any rank"
         way = "to" if shape.algorithm == "send" else "from"
         return f"{shape.algorithm} {shape.dtype}{length} {way} {peer}"
-    return f"{what} by {shape.algorithm}"
+    narrow = "" if shape.codec is Codec.IDENTITY else f", in {shape.codec} between hosts"
+    return f"{what} by {shape.algorithm}{narrow}"
 
 
 def layouts_of(shape: Shape) -> list[Layout]:

@@ -36,6 +36,17 @@ def test_one_wrong_element_is_counted() -> None:
     assert count_wrong(total, Source(range(2))) == 1
 
 
+def test_what_was_rounded_is_right_within_the_error_that_is_allowed_and_never_if_it_is_nan() -> (
+    None
+):
+    total = np.asarray(sum(filled(rank, 70_000) for rank in range(2)), np.float32)
+    total *= np.float32(1.007)
+    assert count_wrong(total, Source(range(2)), 0.008) == 0
+    assert count_wrong(total, Source(range(2)), 0.006) == 70_000
+    total[5] = np.nan
+    assert count_wrong(total, Source(range(2)), 0.008) == 1
+
+
 def test_a_rank_folded_twice_instead_of_another_is_seen() -> None:
     # 0 + 0 + 3 + 3 would look right if the tensors were multiples of one another.
     total = 2 * filled(0, 1000) + 2 * filled(3, 1000)

@@ -23,6 +23,15 @@ def test_plan_prints_a_choice_and_a_reason_for_each_range_of_sizes(
     assert "over 32 ranks on 8 hosts: " in " ".join(lines)
 
 
+def test_plan_shows_what_a_narrow_wire_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan --hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("all_reduce, in bf16 between hosts\n")
+    assert "\nbroadcast\n" in out
+    assert "256 MiB in bf16 over 4 ranks on 4 hosts: sharded takes" in " ".join(out.split())
+
+
 def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--ranks-per-host", "4"]) == 0
     out = capsys.readouterr().out
@@ -38,6 +47,7 @@ def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[st
         ("plan --cores 0", "--cores 0"),
         ("plan --hosts 1000 --ranks-per-host 1000", "are more than 65536"),
         ("plan --hosts 100000000 --ranks-per-host 1000", "more than 1000000"),
+        ("plan --wire fp4", "unknown wire 'fp4'; known are identity, bf16"),
         ("plan --tuning /nowhere", "cannot read the tuning file /nowhere"),
         ("tune --ranks 1", "at least two"),
         ("tune --rounds 0", "at least one"),

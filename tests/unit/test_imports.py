@@ -13,13 +13,14 @@ import shoal
 # The source, or the installed copy of it: whichever the other tests run.
 ROOT = Path(shoal.__file__).parent
 
-# A room may import itself and these. `errors` and `dtypes` are words that every room may use,
-# except where WITHOUT_WORDS says so.
-WORDS = {"errors", "dtypes"}
-WITHOUT_WORDS = {"errors", "dtypes", "schedule"}
+# A room may import itself and these. `errors`, `dtypes` and `codec` are words that every room may
+# use, except where WITHOUT_WORDS says so.
+WORDS = {"errors", "dtypes", "codec"}
+WITHOUT_WORDS = {*WORDS, "schedule"}
 LOWER = {
     "errors": set[str](),
     "dtypes": {"errors"},
+    "codec": {"errors"},
     "buffers": {"engine"},
     "schedule": {"errors"},
     "lens": {"schedule", "plan", "shapes"},

@@ -288,6 +288,7 @@ def test_without_variables_nothing_is_forced_and_nobody_says_what_links_take() -
         {"SHOAL_DEBUG": "LOUD"},
         {"SHOAL_TUNING_MISMATCH": "maybe"},
         {"SHOAL_TUNING": "/nowhere/at/all"},
+        {"SHOAL_WIRE": "fp4"},
     ],
 )
 def test_a_wrong_variable_is_named(variables: dict[str, str]) -> None:

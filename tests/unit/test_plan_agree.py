@@ -3,12 +3,14 @@
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan import Planner, Settings, agreed_planner, card_of, default_cluster, reported_mbit
 from shoal.plan.defaults import wire_of
@@ -123,6 +125,7 @@ def test_the_link_of_a_file_of_another_cluster_is_ignored_with_it() -> None:
         (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO"),
         (Settings(tuning=Tuning((0, 1), 2, {}, digest=7)), "the content of SHOAL_TUNING"),
         (Settings(refuse=False), "SHOAL_TUNING_MISMATCH"),
+        (Settings(wire=Codec.BF16), re.escape("(SHOAL_WIRE, or init(wire=))")),
     ],
 )
 def test_settings_that_differ_name_the_ranks(changed: Settings, variable: str) -> None:

@@ -34,6 +34,7 @@ class Endpoint:
         close: leaves the group.
         ranks: those that take part: whose tensors all_reduce sums.
         torch: what else a rank of torch.distributed can do.
+        error: how far a sum may be off, as a part of it.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Endpoint:
     close: Callable[[], object]
     ranks: Sequence[int]
     torch: TorchRank | None = None
+    error: float = 0.0
 
 
 def join_torch(backend: str) -> Endpoint:
@@ -63,7 +65,7 @@ def join_torch(backend: str) -> Endpoint:
     )
 
 
-def join_group() -> Endpoint:
+def join_group(wire: str = "identity", error: float = 0.0) -> Endpoint:
     """A group of shoal's own on NumPy arrays, without a framework."""
     import shoal
     from shoal.plan import Planner
@@ -74,7 +76,7 @@ def join_group() -> Endpoint:
         array = new(n_elems, np.float32)
         return Buffer(array, array)
 
-    group = shoal.init()
+    group = shoal.init(wire=wire)
     chosen = group.planner
 
     def bind(collective: str, algorithm: str, data: Any, _other: Any) -> Call:
@@ -89,6 +91,7 @@ def join_group() -> Endpoint:
         bind=bind,
         close=group.close,
         ranks=range(group.size),
+        error=error,
     )
 
 
@@ -148,6 +151,8 @@ JOIN: Final[Mapping[str, Callable[[], Endpoint]]] = {
     "gloo": lambda: join_torch("gloo"),
     "shoal": lambda: join_torch("shoal"),
     "group": join_group,
+    # Each contribution is rounded once, and the result: half a unit in the last of 8 bits each.
+    "bf16": lambda: join_group("bf16", error=(1 + 2.0**-8) ** 2 - 1),
     "openmpi": join_mpi,
     "copy": join_nobody,
 }

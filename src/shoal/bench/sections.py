@@ -40,6 +40,7 @@ _OPENMPI: Final = Contestant("openmpi", time_of("openmpi"))
 _SHOAL: Final = Contestant("shoal", time_of("shoal"))
 _EMPTY: Final = Contestant("shoal.empty", time_of("shoal", "shared"))
 _GROUP: Final = Contestant("group", time_of("group"))
+_BF16: Final = Contestant("bf16", time_of("bf16"))
 _FLOOR: Final = Contestant("floor", memory_floor)
 
 
@@ -153,6 +154,17 @@ SECTIONS: Final = (
                 n_hosts=4,
             ),
         ),
+        show_time,
+    ),
+    Section(
+        "wire",
+        "four hosts, 1 Gbit/s: float32 sums that travel in bfloat16",
+        (
+            "group: shoal's Group.all_reduce on NumPy; bf16: the same with wire='bf16'",
+            "ring: 2M(n-1)/n bytes of float32 at the rate of raw TCP streams in a ring",
+        ),
+        (_GROUP, _BF16, Contestant("ring", ring_time)),
+        (Case(4, 25 * _MIB, (Faster("bf16", than="group", times=1.9),), n_samples=3, n_hosts=4),),
         show_time,
     ),
     Section(

@@ -38,10 +38,15 @@ def fill(values: Floats, rank: int) -> None:
         values[piece] = want
 
 
-def count_wrong(values: Floats, source: Source) -> int:
-    """How many elements are not what ranks that were filled give at that place."""
+def count_wrong(values: Floats, source: Source, error: float = 0.0) -> int:
+    """How many elements are not what ranks that were filled give at that place.
+
+    Args:
+        error: how far they may be off, as a part of it.
+    """
     return sum(
-        int(np.count_nonzero(values[piece] != want)) for piece, want in _known(len(values), source)
+        int(np.count_nonzero(~(np.abs(values[piece] - want) <= error * want)))
+        for piece, want in _known(len(values), source)
     )
 
 

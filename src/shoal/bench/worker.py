@@ -47,7 +47,8 @@ class Rank:
         block = len(data.values) // len(ranks) if COLLECTIVES[collective].cut else len(data.values)
         sources = COLLECTIVES[collective].want(self._endpoint.rank, ranks, block)
         parts = [result.values[block * i : block * (i + 1)] for i in range(len(sources))]
-        n_wrong = sum(count_wrong(*each) for each in zip(parts, sources, strict=True))
+        error = self._endpoint.error
+        n_wrong = sum(count_wrong(*each, error) for each in zip(parts, sources, strict=True))
         data.values.fill(0)  # repeated sums must not grow to infinity
         return {"n_wrong": n_wrong}
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.cli.described import add_cluster, cluster_of
+from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.formulas import FORMULAS
 from shoal.plan.planner import Planner
 from shoal.plan.quantities import show_bytes, show_us
 from shoal.plan.settings import forced_from
 from shoal.plan.tuning import read_tuning
+from shoal.shapes import NARROWING
 
 if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
@@ -30,6 +32,7 @@ def add_to(subparsers: Subparsers) -> None:
     add = parser.add_argument
     add("--collective", action="append", choices=sorted(FORMULAS), metavar="NAME", help="only this")
     add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
+    add("--wire", default="identity", metavar="CODEC", help="bf16: float32 sums between hosts")
     add_cluster(parser)
     parser.set_defaults(run=_run)
 
@@ -41,16 +44,20 @@ def _run(args: argparse.Namespace) -> int:
     tuning = read_tuning(args.tuning) if args.tuning else None
     if tuning and (difference := tuning.differs_from(cluster.hosts, cluster.n_cores)):
         raise UsageError(f"the tuning file {args.tuning} is of another cluster: {difference}")
-    planner = Planner(cluster, forced_from(), tuning)
+    planner, codec = Planner(cluster, forced_from(), tuning), parse_wire(args.wire)
     for collective in args.collective or FORMULAS:
-        print("\n".join(_table(collective, planner)))
+        narrow = codec if collective in NARROWING else Codec.IDENTITY
+        print("\n".join(_table(collective, planner, narrow)))
     return 0
 
 
-def _table(collective: str, planner: Planner) -> Iterator[str]:
+def _table(collective: str, planner: Planner, codec: Codec) -> Iterator[str]:
     """One line per range of sizes with the same algorithm, and the reason at its upper end."""
-    yield collective
-    choices = [(n_bytes, planner.choose(collective, n_bytes)) for n_bytes in _sizes(collective)]
+    yield collective if codec is Codec.IDENTITY else f"{collective}, in {codec} between hosts"
+    choices = [
+        (n_bytes, planner.choose(collective, n_bytes, codec=codec))
+        for n_bytes in _sizes(collective)
+    ]
     for place, (n_bytes, choice) in enumerate(choices):
         is_last = place + 1 == len(choices)
         if is_last or choices[place + 1][1].name != choice.name:

@@ -109,7 +109,8 @@ def table(tuning: Tuning, cluster: Cluster) -> str:
 def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     import shoal
 
-    for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK"):  # what is to be found out
+    # What is to be found out, of elements that travel as they are.
+    for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK", "SHOAL_WIRE"):
         os.environ.pop(name, None)
     with shoal.init() as group:
         if group.rank == 0:

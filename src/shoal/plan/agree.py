@@ -40,11 +40,12 @@ class _Card(NamedTuple):
     tuning: int
     link: int
     refuse: int
+    wire: int
     mbit: int
     cores: int
 
 
-_HEAD: Final = struct.Struct("<5q")
+_HEAD: Final = struct.Struct("<6q")
 # Cores with higher numbers share the bits of lower ones: a card is short.
 _N_CORE_BITS: Final = 1024
 
@@ -53,6 +54,7 @@ _VARIABLES: Final = {
     "tuning": "the content of SHOAL_TUNING",
     "link": "SHOAL_LINK",
     "refuse": "SHOAL_TUNING_MISMATCH",
+    "wire": "the wire of the group (SHOAL_WIRE, or init(wire=))",
 }
 
 
@@ -70,6 +72,7 @@ def card_of(
         tuning=settings.tuning.digest if settings.tuning else 0,
         link=_digest(repr(settings.link)),
         refuse=settings.refuse,
+        wire=settings.wire,
         mbit=mbit or 0,
         cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
     )
@@ -110,7 +113,7 @@ def agreed_planner(
 
 def _read(rank: int, card: bytes) -> _Card:
     try:
-        head: tuple[int, int, int, int, int] = _HEAD.unpack_from(card)
+        head: tuple[int, int, int, int, int, int] = _HEAD.unpack_from(card)
     except struct.error as error:
         raise UsageError(
             f"rank {rank} gave a card of {len(card)} bytes, expected at least {_HEAD.size}: "

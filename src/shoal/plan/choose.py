@@ -6,8 +6,10 @@ Pure: every rank that knows the same cluster chooses the same.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan.formulas import formula_of
 from shoal.plan.site import Load, Site, site_of
@@ -72,6 +74,13 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
     return algorithm.takes_uneven or not uneven
 
 
+def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bool:
+    """Whether a codec does no more there than round each contribution and each result once."""
+    if codec is Codec.IDENTITY or cluster.n_hosts == 1:
+        return True
+    return find(collective, name).encodes_once
+
+
 def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Load:
     """What an algorithm takes of a cluster, by its formula.
 
@@ -84,24 +93,27 @@ def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Load:
     return formula(n_bytes, site_of(cluster))
 
 
-def candidates(collective: str, n_bytes: int, cluster: Cluster) -> list[str]:
+def candidates(
+    collective: str, n_bytes: int, cluster: Cluster, codec: Codec = Codec.IDENTITY
+) -> list[str]:
     """The algorithms to compare for a call whose blocks are equally long.
 
     Every one of the table that has work for enough ranks; and where ranks share hosts, those by
-    hosts that have won somewhere.
+    hosts that have won somewhere. With a narrow codec, those that may be used with it: `sharded`
+    is always one of them.
     """
-    site = site_of(cluster)
+    site, narrow = site_of(cluster), codec is not Codec.IDENTITY
     by_host = site.n_hosts > 1 and site.here > 1
     names = [
         name
         for name, algorithm in ALGORITHMS[collective].items()
         if (by_host or not algorithm.by_host)
         and formula_of(collective, name)
-        and not (algorithm.fit_rule and _leaves_many_idle(algorithm, n_bytes, site))
+        and (narrow or not algorithm.fit_rule or not _leaves_many_idle(algorithm, n_bytes, site))
     ]
     if collective == "all_reduce":
         names += _BY_HOSTS if by_host else ()
-    return names
+    return [name for name in names if may_encode(collective, name, cluster, codec)]
 
 
 def _leaves_many_idle(algorithm: Algorithm, n_bytes: int, site: Site) -> bool:
@@ -117,7 +129,12 @@ def floor_of(site: Site) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def choose(
-    collective: str, n_bytes: int, cluster: Cluster, forced: str = "", uneven: bool = False
+    collective: str,
+    n_bytes: int,
+    cluster: Cluster,
+    forced: str = "",
+    uneven: bool = False,
+    codec: Codec = Codec.IDENTITY,
 ) -> Choice:
     """The cheapest algorithm for one call.
 
@@ -127,7 +144,13 @@ def choose(
         forced: an algorithm's name, or empty; where it cannot serve the call, the model chooses.
         uneven: the blocks differ in length by rank: only algorithms that can do with that. What
             `n_bytes` says must then be the same on every rank: of the longest block, or 0.
+        codec: how elements travel between hosts; `n_bytes` are those in memory.
     """
+    if cluster.n_hosts == 1:
+        codec = Codec.IDENTITY
+    # What is counted is bytes in memory: a cable passes more of them in a time.
+    us_per_byte = cluster.wire.us_per_byte * codec.share
+    cluster = replace(cluster, wire=replace(cluster.wire, us_per_byte=us_per_byte))
     if forced and can_serve(collective, forced, cluster, uneven=uneven):
         formula = formula_of(collective, forced)
         cost_us = formula(n_bytes, site_of(cluster)).cost_us if formula else 0.0
@@ -137,14 +160,14 @@ def choose(
     site = site_of(cluster)
     loads: dict[str, Load] = {}
     too_fine: list[str] = []
-    for name in candidates(collective, n_bytes, cluster):
+    for name in candidates(collective, n_bytes, cluster, codec):
         if uneven and not can_serve(collective, name, cluster, uneven=True):
             continue
         if _is_too_fine(collective, name, n_bytes, site):
             too_fine.append(name)
         else:
             loads[name] = cost_of(collective, name, n_bytes, cluster)
-    return _cheapest(loads, too_fine, n_bytes, site)
+    return _cheapest(loads, too_fine, n_bytes, site, codec)
 
 
 def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
@@ -156,7 +179,9 @@ def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
     return n_chunks > 1 and n_bytes < n_chunks * floor_of(site)
 
 
-def _cheapest(loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site) -> Choice:
+def _cheapest(
+    loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site, codec: Codec
+) -> Choice:
     ranked = sorted(loads, key=lambda name: loads[name].cost_us)
     best_us = loads[ranked[0]].cost_us
     # Of those that are as good as equal, those that leave most of the cores to others: what waits
@@ -169,7 +194,9 @@ def _cheapest(loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: S
     ranked.remove(first)
     ranked.insert(0, first)
     best = loads[first]
-    why = f"{show_bytes(n_bytes)} {_where(site)}: {ranked[0]} takes {show_us(best.cost_us)}"
+    narrow = "" if codec is Codec.IDENTITY else f" in {codec}"
+    why = f"{show_bytes(n_bytes)}{narrow} {_where(site)}: "
+    why += f"{ranked[0]} takes {show_us(best.cost_us)}"
     why += f", held up by {best.limit}"
     others = [_compared(name, loads[name].cost_us / best.cost_us) for name in ranked[1:]]
     if others:

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from shoal.plan.choose import Choice, can_serve, choose, size_class
+from shoal.codec import Codec
+from shoal.errors import UsageError
+from shoal.plan.choose import Choice, can_serve, choose, may_encode, size_class
 from shoal.plan.cluster import Cluster, numbered
 from shoal.plan.defaults import default_cluster
 from shoal.plan.settings import Forced
@@ -45,15 +47,24 @@ class Planner:
         self.tuning = tuning if tuning is not None and tuning.hosts == cluster.hosts else None
         self._title = title
         self._level = level
-        self._choices: dict[tuple[str, int, bool], Choice] = {}
+        self._choices: dict[tuple[str, int, bool, Codec], Choice] = {}
         self._warned: set[tuple[str, bool]] = set()  # shared with those of subgroups
 
-    def choose(self, collective: str, n_bytes: int, uneven: bool = False) -> Choice:
+    def choose(
+        self,
+        collective: str,
+        n_bytes: int,
+        uneven: bool = False,
+        codec: Codec = Codec.IDENTITY,
+    ) -> Choice:
         """The algorithm for one call; made and logged once per power of two.
 
         Args: as those of `choose.choose`.
+
+        Raises:
+            UsageError: `SHOAL_ALGO` forces one that `codec` may not be used with.
         """
-        key = (collective, size_class(n_bytes), uneven)
+        key = (collective, size_class(n_bytes), uneven, codec)
         choice = self._choices.get(key)
         if choice is None:
             choice = self._choices[key] = self._choose(*key)
@@ -72,17 +83,31 @@ class Planner:
         part._warned = self._warned
         return part
 
-    def _choose(self, collective: str, n_bytes: int, uneven: bool) -> Choice:
+    def _choose(self, collective: str, n_bytes: int, uneven: bool, codec: Codec) -> Choice:
         forced = self.forced.of(collective)
         if forced and can_serve(collective, forced, self.cluster, uneven=uneven):
-            return choose(collective, n_bytes, self.cluster, forced, uneven)
+            self._check_codec(collective, forced, codec)
+            return choose(collective, n_bytes, self.cluster, forced, uneven, codec)
         if self.forced.is_for(collective) and (collective, uneven) not in self._warned:
             self._warned.add((collective, uneven))
             _LOG.warning(
                 "%s: SHOAL_ALGO asks for %s by %s, which cannot serve %s; the planner chooses",
                 *(self._title, collective, forced, "uneven blocks" if uneven else "this group"),
             )
-        measured = self.tuning and self.tuning.choose(collective, n_bytes)
+        narrow = codec is not Codec.IDENTITY and self.cluster.n_hosts > 1
+        measured = None  # a narrow wire was not
+        if self.tuning and not narrow:
+            measured = self.tuning.choose(collective, n_bytes)
         if measured and can_serve(collective, measured.name, self.cluster, uneven=uneven):
             return measured
-        return choose(collective, n_bytes, self.cluster, "", uneven)
+        return choose(collective, n_bytes, self.cluster, "", uneven, codec)
+
+    def _check_codec(self, collective: str, name: str, codec: Codec) -> None:
+        if may_encode(collective, name, self.cluster, codec):
+            return
+        good = "sharded, sharded(k) or local/sharded" if collective == "all_reduce" else "direct"
+        raise UsageError(
+            f"{self._title}: SHOAL_ALGO asks for {collective} by {name}, which sends sums between "
+            f"hosts before they are complete: {codec} would round them at every hop. Ask for "
+            f"{good}, or leave one of SHOAL_ALGO and the wire out"
+        )

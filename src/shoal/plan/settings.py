@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.tuning import Tuning, read_tuning
 from shoal.plan.wire import link_from
@@ -97,12 +98,14 @@ class Settings(NamedTuple):
         link: `SHOAL_LINK`: what the links between hosts take; None: nobody says.
         tuning: what the file `SHOAL_TUNING` says.
         refuse: `SHOAL_TUNING_MISMATCH`: whether a tuning file of another cluster is an error.
+        wire: `SHOAL_WIRE`: how large sums travel between hosts.
     """
 
     forced: Forced = Forced()
     link: LinkCost | None = None
     tuning: Tuning | None = None
     refuse: bool = True
+    wire: Codec = Codec.IDENTITY
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -118,7 +121,15 @@ class Settings(NamedTuple):
             link=link_from(environ),
             tuning=read_tuning(Path(path)) if path else None,
             refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
+            wire=_wire_from(environ),
         )
+
+
+def _wire_from(environ: Mapping[str, str]) -> Codec:
+    try:
+        return parse_wire(environ.get("SHOAL_WIRE") or Codec.IDENTITY)
+    except UsageError as error:
+        raise UsageError(f"SHOAL_WIRE: {error}") from None
 
 
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

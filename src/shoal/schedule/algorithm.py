@@ -43,6 +43,9 @@ class Algorithm:
             `hierarchical` can use it inside a host.
         fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
             that length. None: all lengths are cut alike.
+        encodes_once: whether every value that one host sends to another is what no other host has
+            added to, or finished, and one rank finishes each chunk and tells every host: so a
+            narrow codec rounds each contribution once and the result once, on all ranks alike.
         explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
@@ -53,6 +56,7 @@ class Algorithm:
     by_host: bool = False
     owner_rule: Callable[[int, int], int] | None = None
     fit_rule: Callable[[int, int], Algorithm] | None = None
+    encodes_once: bool = False
     explained_by: Callable[..., object] | None = None
 
     def steps(

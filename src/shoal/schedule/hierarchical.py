@@ -49,6 +49,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
         functools.partial(_chunks, local, across),
         functools.partial(_scratch, local, across),
         by_host=True,
+        encodes_once=across.encodes_once,
         explained_by=hierarchical,
     )
 

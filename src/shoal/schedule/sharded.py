@@ -138,5 +138,6 @@ def _algorithm(sharding: _Sharding) -> Algorithm:
         sharding.scratch,
         owner_rule=sharding.owner,
         fit_rule=sharding.fit,
+        encodes_once=True,
         explained_by=sharded_all_reduce,
     )

@@ -58,7 +58,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
             "bruck": Algorithm(bruck.bruck_all_gather, one_per_rank),
         },
         "reduce_scatter": {
-            "direct": Algorithm(direct.direct_reduce_scatter, one_per_rank),
+            "direct": Algorithm(direct.direct_reduce_scatter, one_per_rank, encodes_once=True),
             "ring": Algorithm(ring.ring_reduce_scatter, one_per_rank, ring.ring_scratch),
         },
         "gather": {

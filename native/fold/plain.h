@@ -1,0 +1,23 @@
+// What every loop over elements needs, for the kernel sources only (see loops.h on why all is
+// unnamed).
+#pragma once
+
+namespace shoal {
+namespace {
+
+// Iteration i touches element i only, also when out == a: no run-time overlap test is needed (it
+// would send folds in place, the usual kind, down the scalar path).
+#if defined(__clang__)
+#define SHOAL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SHOAL_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+// An element at any address.
+template <class T>
+struct __attribute__((packed, may_alias)) Plain {
+  T value;
+};
+
+}  // namespace
+}  // namespace shoal

@@ -1,0 +1,76 @@
+// The room for encoded payloads: who gets some, who waits, and that all of it comes back.
+#include "engine/collective.h"
+#include "engine/encoded.h"
+#include "test/check.h"
+
+namespace shoal::test {
+namespace {
+
+constexpr size_t kBytes = 100;
+
+// Keeps payloads for `peer` under the tokens from `token` on, until there is no room; how many.
+uint64_t fill(Encoded& encoded, int peer, uint64_t token) {
+  uint64_t n_kept = 0;
+  for (auto payload = encoded.take(peer, kBytes); payload.block;
+       payload = encoded.take(peer, kBytes))
+    encoded.keep(token + n_kept++, peer, std::move(payload));
+  return n_kept;
+}
+
+TEST("eight payloads wait in all, and one for each peer") {
+  Staging staging(1 << 20);
+  Encoded encoded(staging, 4);
+  CHECK_EQ(fill(encoded, 1, 100), 8u);
+  CHECK_EQ(fill(encoded, 2, 200), 1u);
+  CHECK_EQ(fill(encoded, 3, 300), 1u);
+  CHECK_EQ(staging.reserved(), 10 * kBytes);
+  for (uint64_t token = 100; token < 108; ++token) encoded.sent(token);
+  CHECK_EQ(staging.reserved(), 2 * kBytes);
+  CHECK_EQ(fill(encoded, 2, 210), 6u);
+  encoded.drop_peer(2);
+  encoded.sent(300);
+  CHECK_EQ(staging.reserved(), 0u);
+  CHECK_EQ(staging.used(), 0u);
+}
+
+TEST("a peer's first payload needs no room under the ceiling, further ones do") {
+  Staging staging(kBytes);
+  CHECK(staging.reserve(kBytes));
+  Encoded encoded(staging, 2);
+  CHECK_EQ(fill(encoded, 1, 1), 1u);
+  CHECK_EQ(staging.reserved(), kBytes);
+  encoded.sent(1);
+  CHECK_EQ(staging.reserved(), kBytes);
+}
+
+TEST("what the link copied at once leaves nothing behind") {
+  Staging staging(1 << 20);
+  Encoded encoded(staging, 2);
+  for (int n = 0; n < 100; ++n) {
+    const Encoded::Payload payload = encoded.take(1, kBytes);
+    CHECK(payload.block);
+    encoded.give_back(payload);
+  }
+  CHECK_EQ(staging.reserved(), 0u);
+  CHECK_EQ(staging.used(), 0u);
+}
+
+TEST("a step that asks often waits once, and the first of the schedule comes last") {
+  Staging staging(1 << 20);
+  Encoded encoded(staging, 3);
+  const auto call = std::make_shared<Collective>(), other = std::make_shared<Collective>();
+  const uint64_t n_kept = fill(encoded, 1, 1);
+  fill(encoded, 2, 100);
+  for (int n = 0; n < 1000; ++n)
+    for (const uint32_t at : {3u, 7u, 5u}) encoded.wait(1, {call, at});
+  encoded.wait(1, {other, 5});
+  encoded.wait(2, {call, 9});
+  CHECK_EQ(encoded.sent(50).size(), 0u);  // no payload of ours
+  std::vector<uint32_t> steps;
+  for (const auto& [waiting, at] : encoded.sent(1)) steps.push_back(at);
+  CHECK(steps == std::vector<uint32_t>({7, 5, 5, 3}));
+  CHECK_EQ(encoded.sent(n_kept).size(), 0u);
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,141 @@
+"""What `Algorithm.encodes_once` promises, found out by carrying marks through all ranks' steps."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from shoal.plan import numbered
+from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, find
+from shoal.shapes import NARROWING
+
+NAMES = {
+    "all_reduce": (
+        *("direct", "sharded", "ring", "tree", "doubling", "halving", "ring_2d", "fairring"),
+        *("sharded(1)", "sharded(2)", "ring/sharded", "tree/sharded(2)", "sharded/ring"),
+        *("halving/tree", "sharded/doubling", "sharded/direct"),
+    ),
+    "reduce_scatter": ("direct", "ring"),
+}
+LAYOUTS = [
+    *(tuple(range(size)) for size in range(1, 9)),
+    *((0, 0), (0, 0, 1), (0, 1, 0, 1), (0, 0, 1, 1), (0, 0, 0, 1), (0, 0, 1, 1, 2, 2)),
+    *((0, 1, 1, 2, 2, 2), (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 2, 0, 1, 2, 0)),
+]
+
+
+@dataclass
+class Value:
+    """What a chunk holds: how often one of its parts was encoded, and which rank finished it."""
+
+    n_encoded: int = 0
+    finished_by: int = -1
+
+    def encoded(self) -> "Value":
+        """As it arrives at another host. A finished value was rounded by who finished it."""
+        return Value(self.n_encoded + (self.finished_by < 0), self.finished_by)
+
+
+def run(algorithm: Algorithm, hosts: tuple[int, ...]) -> tuple[dict[tuple[int, int], Value], bool]:
+    """The values of DATA or OUTPUT at the end, by rank and chunk; whether who finishes tells all.
+
+    A chunk is finished by a rank that sends it to another host itself, if there is one.
+    """
+    size = len(hosts)
+    held: dict[tuple[int, Buffer, int], Value] = {}
+    wires: dict[tuple[int, int], deque[Value]] = {}
+    waiting = [deque(algorithm.steps(rank, size, 0, hosts)) for rank in range(size)]
+    finished: dict[tuple[int, Buffer, int], bool] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, steps in enumerate(waiting):
+            while steps and step_once(rank, steps[0], hosts, held, wires, finished):
+                steps.popleft()
+                moved = True
+    assert not any(waiting)
+    ends = {
+        (rank, chunk): value
+        for (rank, buffer, chunk), value in held.items()
+        if buffer in (Buffer.DATA, Buffer.OUTPUT)
+    }
+    return ends, all(finished.values()) or len(set(hosts)) == 1
+
+
+def step_once(
+    rank: int,
+    step: Send | Recv | Copy | Finish,
+    hosts: tuple[int, ...],
+    held: dict[tuple[int, Buffer, int], Value],
+    wires: dict[tuple[int, int], deque[Value]],
+    finished: dict[tuple[int, Buffer, int], bool],
+) -> bool:
+    here = (rank, step.buffer, step.chunk)
+    value = held.get(here, Value())
+    if isinstance(step, Send):
+        far = hosts[rank] != hosts[step.peer]
+        wires.setdefault((rank, step.peer), deque()).append(value.encoded() if far else value)
+        if far and here in finished:
+            finished[here] = True
+        return True
+    if isinstance(step, Finish):
+        held[here] = Value(value.n_encoded, rank)
+        finished[here] = False
+        return True
+    if isinstance(step, Copy):
+        here, came = (rank, step.into_buffer, step.into), value
+    else:
+        wire = wires.get((step.peer, rank))
+        if not wire:
+            return False
+        came = wire.popleft()
+    if step.fold:
+        own = held.get(here, Value())
+        came = Value(max(own.n_encoded, came.n_encoded))
+    held[here] = came
+    return True
+
+
+def is_kept(collective: str, algorithm: Algorithm, hosts: tuple[int, ...]) -> bool:
+    ends, tells_all = run(algorithm, hosts)
+    if len(set(hosts)) == 1:
+        return True
+    alike = collective == "reduce_scatter" or (
+        tells_all
+        and all(
+            len({ends[rank, chunk].finished_by for rank in range(len(hosts))}) == 1
+            for _, chunk in ends
+        )
+    )
+    return alike and all(value.n_encoded <= 1 for value in ends.values())
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    for collective, names in NAMES.items():
+        for name in names:
+            yield collective, name
+
+
+@pytest.mark.parametrize(("collective", "name"), list(rows()))
+def test_an_algorithm_encodes_once_if_and_only_if_it_says_so(collective: str, name: str) -> None:
+    algorithm = find(collective, name)
+    layouts = [hosts for hosts in LAYOUTS if can_run(algorithm, hosts)]
+    assert len(layouts) > 10
+    assert algorithm.encodes_once == all(is_kept(collective, algorithm, h) for h in layouts)
+
+
+def can_run(algorithm: Algorithm, hosts: tuple[int, ...]) -> bool:
+    try:
+        algorithm.n_chunks(len(hosts), numbered(hosts))
+    except ValueError:
+        return False
+    return True
+
+
+def test_only_collectives_that_may_be_narrow_have_such_algorithms() -> None:
+    from shoal.schedule import ALGORITHMS
+
+    for collective, algorithms in ALGORITHMS.items():
+        some = any(algorithm.encodes_once for algorithm in algorithms.values())
+        assert some == (collective in NARROWING)

@@ -1,0 +1,274 @@
+"""A narrow wire in real processes: half the digits between hosts, the same bits on every rank."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from process.arrays import Array, check, contribution
+from process.ranks import run_ranks
+from process.stage import pretend_hosts
+
+import shoal
+from shoal.dtypes import Op
+from shoal.plan import Planner
+from shoal.plan.settings import Forced
+
+# bfloat16 has 8 bits of significand, float32 has 24: half a unit in the last place.
+BF16_ERROR, FLOAT32_ERROR = 2.0**-8, 2.0**-24
+
+LENGTHS = (0, 1, 7, 1009, 150_001)  # a segment holds 32768
+ALGORITHMS = ("sharded", "sharded(1)", "sharded(2)", "fairring", "ring/sharded", "tree/sharded(2)")
+
+
+def noise(rank: int, n_elems: int) -> Array:
+    """Of many magnitudes and both signs."""
+    random = np.random.default_rng(rank)
+    return np.float32(random.normal(size=n_elems) * 2.0 ** random.integers(-20, 20, n_elems))
+
+
+def is_bf16(values: Array) -> bool:
+    return not np.any(values.view(np.uint32) & 0xFFFF)
+
+
+def check_sum(found: Array, every: list[Array], n_roundings: int, op: Op) -> None:
+    """`found` is as near to the sum in float64 as the docs promise."""
+    exact, size = np.add.reduce(every, dtype=np.float64), len(every)
+    most = np.add.reduce(np.abs(every), dtype=np.float64)
+    bound = most * ((1 + BF16_ERROR) ** n_roundings * (1 + FLOAT32_ERROR) ** size - 1)
+    divisor = size if op is Op.AVG else 1
+    assert np.all(np.abs(found - exact / divisor) <= bound / divisor)
+
+
+def digest(values: Array) -> str:
+    return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+
+
+def narrow_sums(ranks_per_host: int) -> list[str]:
+    """What every rank got, by call."""
+    pretend_hosts(ranks_per_host)
+    told = []
+    with shoal.init() as group:
+        spans_hosts, ranks = group.size > ranks_per_host, range(group.size)
+        for name in ALGORITHMS:
+            if name.endswith("(2)") and group.size < 2 * ranks_per_host:
+                continue
+            group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
+            for n_elems in LENGTHS:
+                every = [noise(rank, n_elems) for rank in ranks]
+                for op in (Op.SUM, Op.AVG):
+                    found = every[group.rank].copy()
+                    group.all_reduce(found, op, wire="bf16")
+                    check_sum(found, every, 2 if spans_hosts else 0, op)
+                    assert is_bf16(found) or not spans_hosts
+                    told.append(digest(found))
+                # What needs no rounding is exact.
+                exact = [contribution(rank, n_elems) for rank in ranks]
+                found = exact[group.rank].copy()
+                group.all_reduce(found, wire="bf16")
+                check(found, np.add.reduce(exact))
+    return told
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 1), (4, 1), (5, 2)])
+def test_every_rank_has_the_same_bits_and_they_are_near_the_sum(
+    size: int, ranks_per_host: int
+) -> None:
+    told = run_ranks(narrow_sums, size, ranks_per_host)
+    assert len(told[0]) >= 2 * 4 * len(LENGTHS)
+    assert told == size * [told[0]]
+
+
+def in_one_host() -> None:
+    pretend_hosts(3)
+    with shoal.init() as group:
+        for name in ("direct", "ring", "sharded", "doubling"):
+            group.plan_by(Planner(group.planner.cluster, Forced(name, name)))
+            for n_elems in LENGTHS:
+                wide, narrow = noise(group.rank, n_elems), noise(group.rank, n_elems)
+                group.all_reduce(wide)
+                group.all_reduce(narrow, wire="bf16")
+                check(narrow, wide)
+
+
+def test_nothing_is_rounded_inside_a_host_and_any_algorithm_will_do() -> None:
+    run_ranks(in_one_host, 3)
+
+
+def scattered() -> None:
+    pretend_hosts(2)
+    with shoal.init() as group:
+        for n_elems in LENGTHS:
+            every = [noise(rank, group.size * n_elems) for rank in range(group.size)]
+            blocks = [np.split(whole, group.size)[group.rank] for whole in every]
+            for op in (Op.SUM, Op.AVG):
+                output = np.full(n_elems, 7, np.float32)
+                group.reduce_scatter(output, every[group.rank], op, wire="bf16")
+                check_sum(output, blocks, 1, op)
+                # The result does not travel, so it is not rounded.
+                assert n_elems < 1000 or not is_bf16(output)
+        lengths = [40_001 * (rank % 2) + rank for rank in range(group.size)]
+        row = [[noise(10 * who + to, n) for to, n in enumerate(lengths)] for who in range(4)]
+        output = np.empty(lengths[group.rank], np.float32)
+        group.reduce_scatter(output, row[group.rank], wire="bf16")
+        check_sum(output, [blocks[group.rank] for blocks in row], 1, Op.SUM)
+
+
+def test_a_reduce_scatter_rounds_each_contribution_and_not_the_result() -> None:
+    run_ranks(scattered, 4)
+
+
+def specials() -> None:
+    pretend_hosts(1)
+    with shoal.init() as group:
+        n_elems = 30_000  # of which every rank reduces some
+        largest = np.finfo(np.float32).max
+        # By element: what ranks 0, 1 and 2 give, and what comes of it.
+        rows = [
+            (np.nan, 1.0, 1.0, np.nan),
+            (1.0, 1.0, np.nan, np.nan),
+            (np.inf, -1.0, 3.0, np.inf),
+            (np.inf, -np.inf, 0.0, np.nan),
+            (largest, 0.0, 0.0, np.inf),  # beyond the largest bfloat16, 3.39e38
+            (-largest, 0.0, 0.0, -np.inf),
+            (0.0, 2.0**-133, 0.0, 2.0**-133),  # the smallest denormal of bfloat16
+            (0.0, 0.0, 2.0**-149, 0.0),  # one of float32
+            (-0.0, -0.0, -0.0, -0.0),
+            (1.0, 2.0**-8, 0.0, 1.0),  # a tie: to even
+            (257.0, 0.0, 0.0, 256.0),
+        ]
+        columns = [np.resize(np.float32(column), n_elems) for column in zip(*rows, strict=True)]
+        found = columns[group.rank].copy()
+        group.all_reduce(found, wire="bf16")
+        np.testing.assert_array_equal(found, columns[3])
+        zeros = columns[3] == 0
+        np.testing.assert_array_equal(np.signbit(found[zeros]), np.signbit(columns[3][zeros]))
+
+
+def test_nan_infinity_overflow_and_denormals_come_out_as_the_docs_say() -> None:
+    run_ranks(specials, 3)
+
+
+# What a wire is asked for, and where.
+
+
+def differing(wires: tuple[str | None, ...]) -> str:
+    pretend_hosts(1)
+    with shoal.init() as group:
+        with pytest.raises(shoal.UsageError) as refused:
+            group.all_reduce(np.ones(1000, np.float32), wire=wires[group.rank])
+        return str(refused.value)
+
+
+def test_ranks_that_ask_for_different_wires_are_told_so() -> None:
+    for told in run_ranks(differing, 2, ("bf16", None)):
+        assert "in bf16 between hosts" in told
+        assert "rank 0" in told
+        assert "rank 1" in told
+
+
+def calls_that_cannot(group: shoal.Group) -> Iterator[tuple[Array, Any]]:
+    yield np.ones(100_000, np.float64), Op.SUM
+    yield np.ones(100_000, np.int32), Op.SUM
+    yield np.ones(100_000, np.float32), Op.MAX
+
+
+def asks() -> None:
+    pretend_hosts(1)
+    with shoal.init() as group:
+        for data, op in calls_that_cannot(group):
+            with pytest.raises(shoal.UsageError, match="cannot travel in bf16"):
+                group.all_reduce(data, op, wire="bf16")
+            check(data, np.ones_like(data))
+        with pytest.raises(shoal.UsageError, match="unknown wire 'fp4'; known are identity, bf16"):
+            group.all_reduce(np.ones(1, np.float32), wire="fp4")
+        with pytest.raises(TypeError, match="unknown keywords wire"):
+            group.broadcast(np.ones(1, np.float32), wire="bf16")  # type: ignore[call-arg]
+        group.plan_by(Planner(group.planner.cluster, Forced("ring", "ring")))
+        with pytest.raises(shoal.UsageError, match="would round them at every hop"):
+            group.all_reduce(np.ones(1, np.float32), wire="bf16")
+        # Nothing of this has reached anybody.
+        data = np.full(100_000, 257, np.float32)
+        group.all_reduce(data)
+        check(data, np.full(100_000, 514, np.float32))
+
+
+def test_a_call_that_cannot_be_narrow_is_refused_before_anything_moves() -> None:
+    run_ranks(asks, 2)
+
+
+def by_default(how: str) -> list[float]:
+    """Sums of 257, which bfloat16 does not have, in different groups, sizes and kinds of call."""
+    pretend_hosts(1)
+    if how == "SHOAL_WIRE":
+        os.environ["SHOAL_WIRE"] = "bf16"
+    with shoal.init(wire="bf16" if how == "init" else None) as world:
+        group = world.subgroup([0, 1], "narrow", wire="bf16") if how == "subgroup" else world
+        wide = world.subgroup([0, 1], "wide", wire="identity")
+        below = world.subgroup([1, 0], "below") if how != "subgroup" else group
+
+        def summed(by: shoal.Group, n_elems: int, dtype: Any = np.float32, **more: Any) -> float:
+            data = np.full(n_elems, 257, dtype)
+            by.all_reduce(data, **more)
+            assert np.all(data == data[0])
+            return float(data[0])
+
+        for data, op in calls_that_cannot(group):
+            group.all_reduce(data, op)
+            assert np.all(data == (1 if op is Op.MAX else 2))
+        return [
+            summed(group, 16_384),
+            summed(below, 16_384),
+            summed(group, 16_383),  # below 64 KiB
+            summed(group, 16_383, wire="bf16"),
+            summed(group, 16_384, wire="identity"),
+            summed(wide, 16_384),
+            summed(group, 16_384, np.float64),
+        ]
+
+
+@pytest.mark.parametrize("how", ["init", "subgroup", "SHOAL_WIRE"])
+def test_a_groups_wire_is_for_large_sums_that_can_and_the_rest_stays_wide(how: str) -> None:
+    # 256 from the other rank and the own 257 are 513, of which bfloat16 has 512.
+    assert run_ranks(by_default, 2, how) == 2 * [[512, 512, 514, 512, 514, 514, 514]]
+
+
+def init_differently() -> str:
+    pretend_hosts(1)
+    wire = "bf16" if os.environ["RANK"] == "1" else None
+    with pytest.raises(shoal.UsageError) as refused:
+        shoal.init(wire=wire)
+    return str(refused.value)
+
+
+def test_a_group_whose_ranks_want_different_wires_does_not_form() -> None:
+    for told in run_ranks(init_differently, 2):
+        assert "SHOAL_WIRE" in told
+        assert "rank 1 differs from rank 0" in told
+
+
+def by_torch() -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    pretend_hosts(1)
+    os.environ["SHOAL_WIRE"] = "bf16"
+    dist.init_process_group("shoal")
+    large, small, whole = torch.full((16_384,), 257.0), torch.full((9,), 257.0), torch.ones(16_384)
+    dist.all_reduce(large)
+    dist.all_reduce(small)
+    dist.broadcast(whole.mul_(257), 0)
+    mean = torch.full((32_768,), 257.0)
+    block = torch.empty(16_384)
+    dist.reduce_scatter_single(block, mean, op=dist.ReduceOp.AVG) if hasattr(
+        dist, "reduce_scatter_single"
+    ) else dist.reduce_scatter_tensor(block, mean, op=dist.ReduceOp.AVG)
+    dist.destroy_process_group()
+    return [float(each[0]) for each in (large, small, whole, block)]
+
+
+def test_shoal_wire_reaches_the_sums_of_torch() -> None:
+    # Of reduce_scatter the result stays: (256 + 257) / 2.
+    assert run_ranks(by_torch, 2) == 2 * [[512, 514, 257, 256.5]]

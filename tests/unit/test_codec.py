@@ -1,0 +1,103 @@
+"""What a narrow wire is called, which algorithms it may be used with, and what they cost."""
+
+import pytest
+
+from shoal.codec import Codec, parse_wire
+from shoal.dtypes import DType, Op
+from shoal.engine import can_encode
+from shoal.errors import UsageError
+from shoal.plan import Planner, choose, default_cluster
+from shoal.plan.defaults import wire_of
+from shoal.plan.settings import Settings, forced_from
+from shoal.plan.tuning import Tuning
+from shoal.schedule import find
+from shoal.shapes import Shape, describe
+
+SLOW = wire_of(100)
+FOUR_HOSTS = default_cluster((0, 1, 2, 3), wire=SLOW)
+TWO_BY_TWO = default_cluster((0, 0, 1, 1), wire=SLOW)
+ONE_HOST = default_cluster((0,) * 4)
+SIZES = [0, *(1 << power for power in range(29))]
+BF16 = Codec.BF16
+
+
+def test_the_names_and_numbers_are_those_of_the_wire() -> None:
+    assert [(str(codec), f"{codec}", int(codec)) for codec in Codec] == [
+        ("identity", "identity", 0),
+        ("bf16", "bf16", 1),
+    ]
+    assert parse_wire("bf16") is parse_wire(BF16) is BF16
+
+
+@pytest.mark.parametrize("value", ["", "BF16", "bfloat16", 1, None])
+def test_an_unknown_wire_is_told_which_there_are(value: object) -> None:
+    with pytest.raises(UsageError, match="known are identity, bf16"):
+        parse_wire(value)
+
+
+def test_only_sums_and_averages_of_float32_can_be_narrow() -> None:
+    can = {(dtype, op) for dtype in DType for op in Op if can_encode(BF16, dtype, op)}
+    assert can == {(DType.FLOAT32, Op.SUM), (DType.FLOAT32, Op.AVG)}
+    assert not can_encode(Codec.IDENTITY, DType.FLOAT32, Op.SUM)
+
+
+def test_the_environment_names_the_wire_of_groups() -> None:
+    assert Settings.read({"SHOAL_WIRE": "bf16"}).wire is BF16
+    assert Settings.read({"SHOAL_WIRE": ""}).wire is Settings.read({}).wire is Codec.IDENTITY
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("cluster", [FOUR_HOSTS, TWO_BY_TWO, default_cluster(tuple(range(300)))])
+def test_the_planner_takes_an_algorithm_that_encodes_once_at_every_size(
+    collective: str, cluster: object
+) -> None:
+    for n_bytes in SIZES:
+        choice = choose(collective, n_bytes, cluster, codec=BF16)  # type: ignore[arg-type]
+        assert find(collective, choice.name).encodes_once, choice
+
+
+def test_what_a_cable_takes_halves_and_the_reason_says_why() -> None:
+    wide = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded")
+    narrow = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded", codec=BF16)
+    assert narrow.cost_us == pytest.approx(wide.cost_us / 2, rel=0.01)
+    why = choose("all_reduce", 1 << 28, FOUR_HOSTS, codec=BF16).why
+    assert "256 MiB in bf16 over 4 ranks" in why
+
+
+@pytest.mark.parametrize("n_bytes", SIZES)
+def test_inside_a_host_a_narrow_wire_changes_nothing(n_bytes: int) -> None:
+    assert choose("all_reduce", n_bytes, ONE_HOST, codec=BF16) == choose(
+        "all_reduce", n_bytes, ONE_HOST
+    )
+
+
+@pytest.mark.parametrize("text", ["ring", "all_reduce:tree", "sharded/ring", "direct"])
+def test_a_forced_algorithm_that_would_round_again_and_again_is_refused(text: str) -> None:
+    planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}), title="group 'g'")
+    assert planner.choose("all_reduce", 1024).why == "SHOAL_ALGO says so"
+    with pytest.raises(UsageError, match="would round them at every hop"):
+        planner.choose("all_reduce", 1024, codec=BF16)
+    inside = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": text}))
+    assert inside.choose("all_reduce", 1024, codec=BF16).why == "SHOAL_ALGO says so"
+
+
+@pytest.mark.parametrize("text", ["sharded", "sharded(3)", "all_reduce:ring/sharded", "chain"])
+def test_a_forced_algorithm_that_may_be_narrow_is_taken(text: str) -> None:
+    planner = Planner(TWO_BY_TWO, forced_from({"SHOAL_ALGO": text}))
+    name = planner.choose("all_reduce", 1024, codec=BF16).name
+    assert text.endswith(name) or text == "chain"
+
+
+def test_what_was_measured_of_a_wide_wire_does_not_choose_for_a_narrow_one() -> None:
+    times = {"all_reduce": {1024: {"ring": 1.0, "sharded(1)": 2.0}}}
+    planner = Planner(FOUR_HOSTS, tuning=Tuning(FOUR_HOSTS.hosts, FOUR_HOSTS.n_cores, times))
+    assert planner.choose("all_reduce", 1024).name == "ring"
+    assert find("all_reduce", planner.choose("all_reduce", 1024, codec=BF16).name).encodes_once
+
+
+def test_the_wire_is_part_of_what_ranks_must_agree_on() -> None:
+    wide = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, 5, 0, 2, hosts=(0, 1))
+    assert describe(wide) == "all_reduce float32[5] sum by sharded"
+    assert describe(wide._replace(codec=BF16)) == (
+        "all_reduce float32[5] sum by sharded, in bf16 between hosts"
+    )
