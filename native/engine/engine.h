@@ -107,6 +107,8 @@ class Engine final : public FrameSink {
 
   // Runs what can run, at most about `budget` bytes of it. True if anything moved.
   bool progress(size_t budget = 1u << 20);
+  // Links could take more at once than one turn may send: progress() goes on.
+  bool has_unflushed() const { return is_unflushed_; }
   bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
@@ -161,6 +163,7 @@ class Engine final : public FrameSink {
 
   // Bounds on what calls and peers may take (bounds.cc)
   void count_ahead(Collective& call);
+  void look_ahead(Collective& call, uint32_t at, uint32_t upto);
   bool is_held(const Collective& call, int peer) const {
     return call.standing[peer] == Collective::Standing::kHeld;
   }
@@ -263,7 +266,9 @@ class Engine final : public FrameSink {
   std::vector<PeerState> peer_state_;
   std::vector<int64_t> heard_ns_, said_ns_;
   std::vector<bool> to_flush_;
+  bool is_unflushed_ = false;
   std::vector<uint32_t> eager_out_, eager_in_, credit_due_;  // bytes, by peer
+  std::vector<uint32_t> look_ahead_;                         // segments of a flow, by peer
   std::vector<uint32_t> n_early_;                            // frames kept, by peer
   std::vector<uint32_t> n_ended_unborn_;  // groups that we have not made, by peer
   uint32_t eager_allowance_ = 0;
@@ -274,7 +279,11 @@ class Engine final : public FrameSink {
     std::vector<std::byte> control;
     bool in_place = false;
   };
-  std::vector<Landing> landings_;  // by peer: where the payload now arriving goes
+  // By peer and path: where the payload now arriving goes.
+  std::vector<Landing> landings_;
+  Landing& landing_of(int peer, const Header& header) {
+    return landings_[static_cast<size_t>(peer) * Header::kMaxPaths + header.path()];
+  }
 
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_groups_;  // the last ones, in order:

@@ -30,7 +30,7 @@ class FrameSink {
 
 // Threads: under the mesh's lock.
 // Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
-// or the link is closed or broken.
+// or the link is closed or broken. Over paths that is when the peer has acknowledged it.
 class Link {
  public:
   virtual ~Link() = default;
@@ -47,6 +47,9 @@ class Link {
 
   // Frames wait in this link for room in the kernel or the ring.
   virtual bool has_queued() const = 0;
+
+  // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
+  virtual bool is_unflushed() const { return false; }
 
   // From here on nothing in [from, from + n_bytes) is read or written any more: borrowed payloads
   // there are dropped (or copied, where the frame is half sent), a landing there is diverted.
