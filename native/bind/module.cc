@@ -17,6 +17,8 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/shared_memory.h"
+#include "base/signal_note.h"
+#include "bind/value.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
 #include "transport/frame_rules.h"
@@ -225,6 +227,14 @@ struct GroupHandle {
     Released released;
     return tuple_of(mesh->poison_of(*group));
   }
+  nb::object take_state_at_deadline() {
+    std::shared_ptr<const Value> state;
+    {
+      Released released;
+      state = mesh->take_state_at_deadline(*group);
+    }
+    return state == nullptr ? nb::object(nb::none()) : python_of(*state);
+  }
 };
 
 std::shared_ptr<Mesh> make_mesh(
@@ -296,7 +306,9 @@ NB_MODULE(_native, m) {
       .def("post_message", &GroupHandle::post_message)
       .def("abort", &GroupHandle::abort)
       .def("drop", &GroupHandle::drop)
-      .def("error", &GroupHandle::error);
+      .def("error", &GroupHandle::error)
+      .def("take_state_at_deadline", &GroupHandle::take_state_at_deadline)
+      .def_prop_ro("id", [](const GroupHandle& handle) { return handle.group->id; });
   nb::class_<Mesh>(m, "Mesh")
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
                   nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"),
@@ -321,7 +333,15 @@ NB_MODULE(_native, m) {
              if (PyErr_CheckSignals() != 0) throw nb::python_error();
              return n_finished;
            })
-      .def("staging_peak", &Mesh::staging_peak, nb::call_guard<Released>());
+      .def("staging_peak", &Mesh::staging_peak, nb::call_guard<Released>())
+      .def("state", [](Mesh& mesh, double patience_s) {
+        std::shared_ptr<const Value> state;
+        {
+          Released released;
+          state = mesh.state(ns_of(patience_s));
+        }
+        return state == nullptr ? nb::object(nb::none()) : python_of(*state);
+      });
 
   m.def("address_of", [](nb::handle view) {
     Py_buffer buffer;
@@ -352,6 +372,12 @@ NB_MODULE(_native, m) {
            fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
   });
   m.def("fold_isa", &fold_isa);
+  m.def("note_signal", [](int signal) {
+    Error error;
+    const int fd = note_signal(signal, error);
+    raise_if(error);
+    return fd;
+  });
   m.def("frame_rules", [] {
     std::vector<
         std::tuple<int, std::string, uint8_t, uint16_t, std::string, std::string, std::string>>

@@ -210,6 +210,8 @@ void Engine::look_ahead(Collective& call, uint32_t at, uint32_t upto) {
     state.reserved = wish;
     return;
   }
+  if (state.reserved == 0)
+    traffic_[call.group->members[call.plan->program->steps[at].peer]].no_staging++;
 }
 
 }  // namespace shoal

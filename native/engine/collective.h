@@ -40,6 +40,7 @@ struct StepState {
   uint32_t n_segments = 0;
   uint32_t started = 0;  // sends: segments handed to the link
   uint32_t done = 0;     // segments whose memory this step no longer touches
+  int64_t moved_ns = 0;  // when `done` last changed, by the last tick's clock
   // Sends: what the receiver allows.
   uint32_t granted = 0;
   uint32_t gate = Place::kNoGate;

@@ -44,6 +44,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       look_ahead_(names_.size(), kFirstAhead),
       n_early_(names_.size(), 0),
       n_ended_unborn_(names_.size(), 0),
+      traffic_(names_.size()),
       landings_(names_.size() * Header::kMaxPaths),
       ahead_(names_.size(), 0),
       held_(names_.size()) {
@@ -231,6 +232,19 @@ bool Engine::announces_itself(const Collective& call, int peer) const {
   return !sends.empty() && small(sends[0]) && !recvs.empty() && small(recvs[0]);
 }
 
+// The segments of a step below `done` have moved, by whatever way.
+void Engine::moved_upto(Collective& call, uint32_t at, uint32_t done) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const uint32_t before = std::exchange(state.done, done);
+  state.moved_ns = now_;
+  if (step.peer < 0) return;
+  const uint64_t n_bytes =
+      uint64_t{done - before - 1} * call.plan->segment_bytes + call.segment_bytes(step, done - 1);
+  Traffic::Peer& traffic = traffic_[call.group->members[step.peer]];
+  (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
+}
+
 // Where memory runs out in the middle, the call is still in flight, and all of this happens again.
 void Engine::finish(Collective& call, const Error& error) {
   if (call.finished) return;
@@ -374,6 +388,7 @@ bool Engine::send(int peer, const Frame& frame) {
   if (link == nullptr) return true;
   to_flush_[peer] = true;
   said_ns_[peer] = now_;
+  traffic_[peer].n_frames_out++;
   return link->send(frame);
 }
 

@@ -15,9 +15,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/value.h"
 #include "engine/collective.h"
 #include "engine/program.h"
 #include "engine/staging.h"
+#include "engine/traffic.h"
 #include "transport/link.h"
 #include "transport/slots.h"
 
@@ -68,6 +70,8 @@ struct Group : std::enable_shared_from_this<Group> {
   std::deque<uint64_t> finished_order;
   uint64_t last_counted = 0;  // the highest key of a call without a name
   size_t finished_chunks = 0;
+  // What this rank could tell (state_reader.h) just before a deadline ended the group.
+  std::shared_ptr<const Value> at_deadline;
 };
 
 // Threads: one at a time, under the mesh's lock.
@@ -127,6 +131,9 @@ class Engine final : public FrameSink {
   bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
   void close();    // every link ends
 
+  // Runs before a group ends for a deadline, here or on another rank; under the lock, must not
+  // call back in.
+  std::function<void(Group&)> on_deadline;
   // Runs whenever a call finishes or fails; under the lock, must not call back in.
   std::function<void(Collective&)> on_finished;
 
@@ -144,6 +151,8 @@ class Engine final : public FrameSink {
   size_t n_groups() const { return groups_.size() + dropped_groups_.size(); }  // remembered
 
  private:
+  friend class StateReader;
+
   struct Outstanding {  // a borrowed payload on its way
     std::shared_ptr<Collective> call;
     uint32_t step = 0;
@@ -215,6 +224,7 @@ class Engine final : public FrameSink {
   void use(Collective& call, uint32_t at, const std::byte* from);
   void grant(Collective& call, uint32_t at);
   void advance(Collective& call, uint32_t at, uint32_t done);
+  void moved_upto(Collective& call, uint32_t at, uint32_t done);
   void complete(Collective& call, uint32_t at, uint32_t segment);
   void complete_below(Collective& call, uint32_t at, uint32_t done);
   void make_ready(Collective& call, uint32_t at);
@@ -271,6 +281,7 @@ class Engine final : public FrameSink {
   std::vector<uint32_t> look_ahead_;                         // segments of a flow, by peer
   std::vector<uint32_t> n_early_;                            // frames kept, by peer
   std::vector<uint32_t> n_ended_unborn_;  // groups that we have not made, by peer
+  Traffic traffic_;
   uint32_t eager_allowance_ = 0;
   int64_t last_tick_ns_ = 0;
 

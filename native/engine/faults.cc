@@ -72,6 +72,7 @@ void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, u
 void Engine::abort_group(Group& group, const Error& why, bool tell) {
   // All the same if something is in flight: want of memory may have cut an earlier try short.
   if (group.poison && group.in_flight.empty()) return;
+  if (!group.poison && why.fault == Fault::kTimedOut && on_deadline) on_deadline(group);
   tell &= !group.poison;
   if (!group.poison) group.poison = why;
   if (tell) {
@@ -290,6 +291,7 @@ void Engine::tick(int64_t now) {
   if (now - last_tick_ns_ > options_.suspect_ns)
     for (int64_t& heard : heard_ns_) heard = std::max(heard, now - options_.heartbeat_ns);
   last_tick_ns_ = now_ = now;
+  traffic_.sample(now);
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (peer_state_[peer] != PeerState::kAlive || links_[peer] == nullptr) continue;
     if (now - said_ns_[peer] >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {

@@ -60,6 +60,7 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   heard_ns_[peer] = now_;
+  traffic_[peer].n_frames_in++;
   to_flush_[peer] = true;  // what came is to be acknowledged
   if (const Link* link = links_[peer].get(); link != nullptr) {
     const uint8_t over = link->shares_memory() ? kOverRing : kOverTcp;

@@ -7,7 +7,9 @@
 #include <new>
 
 #include "base/clock.h"
+#include "base/locked_within.h"
 #include "engine/lane.h"
+#include "engine/state_reader.h"
 
 namespace shoal {
 namespace {
@@ -92,6 +94,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
     raw->finished_some_ = true;
     raw->n_finished_++;
   };
+  mesh->engine_.on_deadline = [raw](Group& group) { group.at_deadline = raw->state_at_deadline(); };
   if (Error error = Lane::of_process().add(mesh)) return error;
   out = std::move(mesh);
   return {};
@@ -425,6 +428,38 @@ Mesh::Wakeups& Mesh::wakeups() {
 size_t Mesh::staging_peak() {
   std::lock_guard lock(mutex_);
   return engine_.staging().peak();
+}
+
+std::shared_ptr<const Value> Mesh::read_state() {
+  Value told = StateReader(engine_, now_ns()).read();
+  auto& fields = std::get<Fields>(told.is);
+  fields.emplace_back("n_threads_waiting", n_callers_);
+  fields.emplace_back("is_closed", closed_);
+  return std::make_shared<const Value>(std::move(told));
+}
+
+// Groups that end together tell the same: all that was in flight before the first of them ended.
+std::shared_ptr<const Value> Mesh::state_at_deadline() {
+  auto state = last_state_.lock();
+  if (state != nullptr && now_ns() - last_state_ns_ < kTickNs) return state;
+  try {
+    last_state_ = state = read_state();
+  } catch (const std::bad_alloc&) {  // the group ends all the same
+  }
+  last_state_ns_ = now_ns();
+  return state;
+}
+
+std::shared_ptr<const Value> Mesh::state(int64_t patience_ns) {
+  if (forsaken()) return nullptr;
+  const auto lock = locked_within(mutex_, patience_ns);
+  return lock ? read_state() : nullptr;
+}
+
+std::shared_ptr<const Value> Mesh::take_state_at_deadline(Group& group) {
+  if (forsaken()) return nullptr;
+  std::lock_guard lock(mutex_);
+  return std::exchange(group.at_deadline, nullptr);
 }
 
 void Mesh::forsake() {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/engine.h"
 #include "transport/arena.h"
 #include "transport/shm_link.h"
@@ -88,6 +89,12 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool may_sleep();        // arms the bell; false if something came meanwhile
   size_t staging_peak();
 
+  // What this rank can tell of itself (state_reader.h). Null where the lock cannot be had in that
+  // time, and in a forked child: whoever asks may do so because something is stuck.
+  std::shared_ptr<const Value> state(int64_t patience_ns);
+  // What it could tell just before a deadline ended the group: once, null before and afterwards.
+  std::shared_ptr<const Value> take_state_at_deadline(Group& group);
+
  private:
   Mesh(int rank, std::vector<std::string> names, const Options& options);
   std::shared_ptr<Collective> start(std::unique_lock<std::mutex>& lock,
@@ -110,6 +117,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void tick(int64_t now);
   void suspect();
   void settle_suspicion();
+  std::shared_ptr<const Value> read_state();
+  std::shared_ptr<const Value> state_at_deadline();
 
   const int rank_;
   const Options options_;
@@ -129,12 +138,15 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool closed_ = false;
   std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
-  int64_t next_backstop_ns_ = 0;
+  // NOT at once: who has just brought the first words may still be about to ring.
+  int64_t next_backstop_ns_ = now_ns() + options_.backstop_ns;
   // Work was found that the bell had not told of: `suspect_bell_` is its count then. Whoever had
   // brought the work just before is about to ring; if the bell has not moved at the next tick,
   // nobody was.
   bool suspects_ = false;
   uint32_t suspect_bell_ = 0;
+  std::weak_ptr<const Value> last_state_;  // at the last deadline
+  int64_t last_state_ns_ = 0;
 };
 
 }  // namespace shoal

@@ -72,6 +72,7 @@ std::shared_ptr<Collective> Engine::post_recv(Group& group, std::shared_ptr<cons
   nothing->descriptor = plan->descriptor;
   call->plan = std::move(nothing);
   call->unmatched = true;
+  call->posted_ns = now_;
   call->peer_open.assign(group.members.size(), false);
   call->key = kUnmatched | call->serial;
   group.in_flight[call->key] = call;

@@ -84,7 +84,7 @@ void Engine::advance(Collective& call, uint32_t at, uint32_t done) {
   StepState& state = call.state[at];
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
-  state.done = done;
+  moved_upto(call, at, done);
   if (done == state.n_segments) call.steps_left--;
   if (call.steps_left == 0) return finish(call, {});
   if (done < state.n_segments) make_ready(call, at);
@@ -112,6 +112,7 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     if (state.started < may) return send_data(call, at, false);
     if (eager_out_[peer] + eager_cost(n_bytes) <= eager_allowance_)
       return send_data(call, at, true);
+    traffic_[peer].no_credit++;
     if (!state.want_said) {
       if (call.plan->by_pair) send_open(call, step.peer);  // it may not want anything of us
       send(peer, frame_for(call, FrameType::kWant, step.flow, 0));
@@ -119,7 +120,8 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
     state.want_said = true;
     return 0;
   }
-  if (!link->shares_memory()) return state.started < may ? send_data(call, at, false) : 0;
+  if (!link->shares_memory())
+    return state.started < may ? send_data(call, at, false) : stalled(traffic_[peer].no_grant);
 
   // Where the peer's own word on lengths may be late, it is not written to: its block may be
   // shorter.
@@ -136,11 +138,12 @@ size_t Engine::attempt_send(Collective& call, uint32_t at) {
   // The last free slot is kept for segments the receiver can use at once: whatever else fills the
   // slots, those always get through, so no set of calls can block each other.
   const bool granted_now = state.started < may;
-  if (!granted_now && !call.peer_open[step.peer]) return 0;  // its word will wake this step
+  if (!granted_now && !call.peer_open[step.peer])
+    return stalled(traffic_[peer].no_grant);  // its word will wake this step
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return send_in_slot(call, at);
   if (!state.waits_for_slot) waiting_for_slots_.emplace_back(call.weak_from_this(), at);
   state.waits_for_slot = true;
-  return 0;
+  return stalled(traffic_[peer].no_slot);
 }
 
 // Straight into the receiver's own buffer.

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "transport/frame.h"
+#include "transport/link_state.h"
 
 namespace shoal {
 
@@ -50,6 +51,9 @@ class Link {
 
   // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
   virtual bool is_unflushed() const { return false; }
+
+  // For people to read; costs a few microseconds.
+  virtual LinkState state() const { return {}; }
 
   // From here on nothing in [from, from + n_bytes) is read or written any more: borrowed payloads
   // there are dropped (or copied, where the frame is half sent), a landing there is diverted.

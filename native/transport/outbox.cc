@@ -61,6 +61,15 @@ bool Outbox::has_queued() const {
   return !control_.empty() || !small_.empty() || !bulk_.empty() || !again_.empty();
 }
 
+void Outbox::count_queued(size_t& n_frames, size_t& n_bytes) const {
+  for (const Queue* queue : {&control_, &small_, &bulk_}) {
+    n_frames += queue->size();
+    for (const auto& out : *queue) n_bytes += out->size();
+  }
+  n_frames += again_.size();
+  for (const Outgoing* out : again_) n_bytes += out->size();
+}
+
 Outgoing* Outbox::pull_again(bool carries_control) {
   const auto next = std::find_if(again_.begin(), again_.end(), [&](const Outgoing* out) {
     return carries_control || !is_control(out->frame.header);

@@ -51,6 +51,9 @@ class Outbox {
   Outgoing* pull(int path, bool carries_control);
   bool has_queued() const;  // for some path, now or when there is room in the window
 
+  // Adds what waits for a path.
+  void count_queued(size_t& n_frames, size_t& n_bytes) const;
+
   void written(Outgoing& out);  // the path is through with it
 
   // All frames up to `upto` have come. Adds the tokens of those whose payloads are free now to

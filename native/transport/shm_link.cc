@@ -102,6 +102,7 @@ bool ShmLink::find_room(size_t size) {
     return head_ - tail + needed <= Arena::kRingBytes;
   };
   if (has_room()) return true;
+  n_full_++;
   if (ring.is_full.exchange(1) == 0) how_ = Ring::kAlways;
   return has_room();  // it may have read it all before it could see the mark
 }
@@ -147,6 +148,14 @@ bool ShmLink::flush(FrameSink& sink) {
   moved |= n_pushed_ > 0;
   ring_bell();
   return moved;
+}
+
+LinkState ShmLink::state() const {
+  LinkState state;
+  state.n_queued = queue_.size();
+  for (const Frame& frame : queue_) state.queued_bytes += sizeof(Header) + frame.header.length;
+  state.n_full = n_full_;
+  return state;
 }
 
 void ShmLink::disown(const std::byte* from, size_t n_bytes) {

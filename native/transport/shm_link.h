@@ -27,6 +27,7 @@ class ShmLink final : public Link {
   bool flush(FrameSink& sink) override;
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
+  LinkState state() const override;
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
   void forsake() override;
@@ -72,6 +73,7 @@ class ShmLink final : public Link {
   bool closed_ = false;
   uint64_t head_ = 0;      // of the ring, which the peer could write to
   uint32_t n_pushed_ = 0;  // frames that the peer was not told of
+  uint64_t n_full_ = 0;    // how often there was no room for a frame
   Ring how_ = Ring::kCounted;
   std::set<uint32_t> shared_;
   std::map<uint32_t, Mapping> regions_;  // the peer's

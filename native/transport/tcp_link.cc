@@ -162,6 +162,7 @@ bool TcpLink::flush_path(FrameSink& sink, size_t index, size_t& budget) {
     size_t n_wanted = 0;
     const ssize_t n = write_some(path, n_wanted);
     if (n < 0 && errno == EINTR) continue;
+    if (n < static_cast<ssize_t>(n_wanted)) n_full_++;
     if (n < 0 && would_block()) break;
     if (n < 0) {
       // Reading tells more about why: a goodbye may still lie there. The end comes from pump().
@@ -176,6 +177,19 @@ bool TcpLink::flush_path(FrameSink& sink, size_t index, size_t& budget) {
     if (static_cast<size_t>(n) < n_wanted) break;
   }
   return moved;
+}
+
+LinkState TcpLink::state() const {
+  LinkState state;
+  outbox_.count_queued(state.n_queued, state.queued_bytes);
+  state.n_full = n_full_;
+  for (const Path& path : paths_) {
+    if (path.pipe == nullptr) continue;
+    state.n_queued += path.writing.size();
+    for (const Outgoing* out : path.writing) state.queued_bytes += out->size() - out->n_written;
+    state.sockets.push_back(state_of_socket(path.pipe->fd()));
+  }
+  return state;
 }
 
 ssize_t TcpLink::write_some(Path& path, size_t& n_wanted) {

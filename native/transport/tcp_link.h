@@ -28,6 +28,7 @@ class TcpLink final : public PathLink {
   bool pump(FrameSink& sink) override;
   bool has_queued() const override;
   bool is_unflushed() const override { return is_unflushed_; }
+  LinkState state() const override;
   bool lingers() override;
   void close() override;
   void forsake() override;
@@ -67,6 +68,7 @@ class TcpLink final : public PathLink {
   bool is_unflushed_ = false;
   bool is_ending_ = false;
   bool has_lost_ = false;  // a path, since the last flush() began
+  uint64_t n_full_ = 0;    // how often a socket took less than it was given
 };
 
 }  // namespace shoal

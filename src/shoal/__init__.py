@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.group import Group
     from shoal.launch import init
     from shoal.memory import empty
+    from shoal.state import Dump, dump
     from shoal.work import Work
 
 __version__ = "0.1.0"
@@ -42,6 +43,8 @@ _LAZY = {
     "Span": "shoal.buffers",
     "DType": "shoal.dtypes",
     "Op": "shoal.dtypes",
+    "dump": "shoal.state",
+    "Dump": "shoal.state",
 }
 
 
@@ -61,6 +64,8 @@ __all__ = [
     "Span",
     "DType",
     "Op",
+    "dump",
+    "Dump",
     "ShoalError",
     "UsageError",
     "Unsupported",

@@ -1,6 +1,7 @@
 """The face of native/bind/module.cc, for type checkers; import shoal.engine instead."""
 
 from collections.abc import Sequence
+from typing import Any
 
 _Step = tuple[int, bool, int, int, int, int, int, int, list[int]]
 
@@ -91,6 +92,11 @@ class Group:
     def abort(self, why: str, /) -> None: ...
     def drop(self) -> None: ...
     def error(self) -> tuple[int, int, str, str]: ...
+    def take_state_at_deadline(self) -> dict[str, Any] | None:
+        """What `Mesh.state` would have told just before a deadline ended the group; once."""
+
+    @property
+    def id(self) -> int: ...
 
 class Mesh:
     """The process's end of one epoch."""
@@ -114,6 +120,8 @@ class Mesh:
         """Drive until another call than the first `seen` has ended; how many have by now."""
 
     def staging_peak(self) -> int: ...
+    def state(self, patience_s: float, /) -> dict[str, Any] | None:
+        """See native/engine/state_reader.h; None if the lock cannot be had in that time."""
 
 def address_of(view: memoryview, /) -> int: ...
 def allocate(n_bytes: int, /) -> int: ...
@@ -128,5 +136,8 @@ def frame_rules() -> list[tuple[int, str, int, int, str, str, str]]:
     """
 
 def n_waiting() -> int: ...
+def note_signal(number: int, /) -> int:
+    """An eventfd that counts this signal from now on, for blocking reads."""
+
 def wakeups() -> dict[str, int]:
     """Why the sleepers of this process woke; "late": for work that nobody had announced."""

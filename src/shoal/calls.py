@@ -12,6 +12,7 @@ from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.shapes import REDUCING, Shape
+from shoal.state import AtDeadline
 from shoal.work import FOR_EVER_S, Work
 from shoal.world import Occurrences, hash_of
 
@@ -42,6 +43,9 @@ class NoGroup:
     def drop(self) -> None:
         """It is gone already."""
 
+    def take_state_at_deadline(self) -> None:
+        """Nothing is left to tell of."""
+
 
 class How(TypedDict, total=False):
     """The keywords that every call takes; `Group` says what they mean."""
@@ -69,6 +73,7 @@ class Calls:
         self._next_key = itertools.count(1)
         self._named = Occurrences("calls")
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
+        self._at_deadline = AtDeadline()
 
     def __str__(self) -> str:
         return f"group {self.name!r}, rank {self.rank} of {self.size}"
@@ -77,6 +82,11 @@ class Calls:
     def mesh(self) -> engine.Mesh | None:
         """The links that calls run on; None once they are closed."""
         return self._world.mesh
+
+    @property
+    def native_id(self) -> int | None:
+        """Its number in the native core; None once it is closed."""
+        return None if isinstance(self._native, NoGroup) else self._native.id
 
     def forsake(self, why: str) -> None:
         """Refuse all later calls, and say nothing to anyone."""
@@ -89,6 +99,11 @@ class Calls:
 
     def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
         """The exception that a native error of this group stands for."""
+        fault, peer, what, doing = native
+        if fault == engine.TIMED_OUT and (
+            note := self._at_deadline.note(self._world, self._native)
+        ):
+            native = (fault, peer, f"{what}; {note}", doing)
         return engine.error_from(native, self._members, self._world.names)
 
     # Plans.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shoal._native import (
     Arena,
@@ -21,6 +21,7 @@ from shoal._native import (
     can_fold,
     fold_isa,
     n_waiting,
+    note_signal,
     release,
     scale,
     wakeups,
@@ -40,9 +41,11 @@ __all__ = [
     "NativeGroup",
     "Plan",
     "Seat",
+    "TIMED_OUT",
     "address_of",
     "allocate",
     "n_waiting",
+    "note_signal",
     "can_fold",
     "error_from",
     "fold_isa",
@@ -54,6 +57,9 @@ __all__ = [
     "scale",
     "wakeups",
 ]
+
+TIMED_OUT: Final = 2
+"""The native fault of a deadline that passed."""
 
 _SEND, _RECV, _COPY, _FINISH = range(4)
 
@@ -183,5 +189,5 @@ def error_from(
         host, address, _ = names[peer] if 0 <= peer < len(names) else ("", "", "")
         return PeerLost(rank, host, address, doing, what)
     message = f"{doing}: {what}" if doing else what
-    kinds = {2: TimedOut, 3: UsageError, 4: Closed, 5: ShoalError}
+    kinds = {TIMED_OUT: TimedOut, 3: UsageError, 4: Closed, 5: ShoalError}
     return kinds.get(fault, InternalError)(message)

@@ -18,6 +18,8 @@ PREFIX: Final = "SHOAL_"
 SETTINGS: Final = (
     "SHOAL_ALGO",
     "SHOAL_DEBUG",
+    "SHOAL_DUMP",
+    "SHOAL_DUMP_SIGNAL",
     "SHOAL_HOST_ID",
     "SHOAL_ISA",
     "SHOAL_KEY",
@@ -34,6 +36,7 @@ SETTINGS: Final = (
 # For those who change shoal, read by it or by its tests: known, and not suggested to anyone.
 INTERNAL: Final = (
     "SHOAL_BACKSTOP_MS",
+    "SHOAL_PROGRAMS",
     "SHOAL_SEEDS",
     "SHOAL_SOAK",
 )

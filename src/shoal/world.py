@@ -17,6 +17,7 @@ from shoal import engine
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.rendezvous import Membership, Store, join, telling
+from shoal.state import SOURCES, heed_signal
 from shoal.work import COMPLETIONS
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ _LAST_WAIT_S: Final = 2.0
 
 class Member(Protocol):
     """A group, as its world needs it."""
+
+    name: str
+
+    @property
+    def native_id(self) -> int | None:
+        """Its number in the native core; None once it is closed."""
 
     def forsake(self, why: str) -> None:
         """Refuse every call from now on."""
@@ -77,9 +84,15 @@ class World:
     """
 
     def __init__(
-        self, mesh: engine.Mesh, rank: int, names: Sequence[Seat], cards: Sequence[bytes]
+        self,
+        mesh: engine.Mesh,
+        rank: int,
+        names: Sequence[Seat],
+        cards: Sequence[bytes],
+        epoch: int = 0,
     ) -> None:
         self._mesh: engine.Mesh | None = mesh
+        self.epoch = epoch
         self.rank = rank
         self.names = names
         self.cards = cards
@@ -89,6 +102,7 @@ class World:
         self._end = weakref.finalize(self, mesh.close)
         self._end.atexit = False  # `_end_all` has more to do
         _WORLDS.add(self)
+        SOURCES.add(self)
 
     @property
     def mesh(self) -> engine.Mesh | None:
@@ -158,6 +172,7 @@ def _after_fork_in_child() -> None:
     for world in list(_WORLDS):
         world.forsake()
     _WORLDS.clear()
+    SOURCES.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -170,6 +185,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
     """
     with telling(store, rank, size):
         _check_isa()
+        heed_signal()
         staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20, 1 << 40)
         spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0, 10**9)
         backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1, 10**9)
@@ -203,7 +219,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
         raise ShoalError(f"rank {rank} cannot join: {error}") from error
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
-    return World(mesh, rank, seats, membership.cards)
+    return World(mesh, rank, seats, membership.cards, membership.epoch)
 
 
 def _seats(membership: Membership) -> list[Seat]:

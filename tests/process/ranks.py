@@ -154,6 +154,7 @@ def start_ranks(
     task = pickle.dumps((sys.path, *what))
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     master["SHOAL_BACKSTOP_MS"] = str(_BACKSTOP_MS)
+    master["SHOAL_DUMP"] = "off"  # many tests wait for a deadline
     modules = _TORCH if "torch" in function.__globals__ else _NUMPY
     processes: list[_Process] = []
     ranks = Ranks(processes)

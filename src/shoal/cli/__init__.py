@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import shoal
-from shoal.cli import draw, plan, simulate, trace, tune
+from shoal.cli import draw, dump, plan, simulate, trace, tune
 from shoal.cli.options import Parser, Subparsers
 from shoal.errors import ShoalError
 
@@ -24,6 +24,7 @@ COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
     simulate.add_to,
     plan.add_to,
     tune.add_to,
+    dump.add_to,
 )
 """Each adds one subcommand. A line here is the whole registration."""
 

@@ -1,0 +1,66 @@
+// What went to and came from each peer, and what kept this rank from sending. Plain counters, for
+// people who look for what is slow or stuck.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace shoal {
+
+// Counts that a step could not go on; for attempts, which return the bytes they moved.
+inline size_t stalled(uint64_t& how_often) {
+  how_often++;
+  return 0;
+}
+
+// Threads: under the mesh's lock.
+class Traffic {
+ public:
+  struct Peer {
+    uint64_t n_frames_out = 0, n_frames_in = 0;
+    uint64_t n_bytes_out = 0, n_bytes_in = 0;  // of data, by whatever way it moved
+    // How often a step found that it could go on but for this.
+    uint64_t no_grant = 0, no_slot = 0, no_credit = 0, no_staging = 0;
+  };
+
+  explicit Traffic(size_t n_peers) : peers_(n_peers), newer_(n_peers), older_(n_peers) {}
+
+  Peer& operator[](int peer) { return peers_[static_cast<size_t>(peer)]; }
+  const Peer& operator[](int peer) const { return peers_[static_cast<size_t>(peer)]; }
+
+  // Keeps what was counted a second ago and two, so that there are rates.
+  void sample(int64_t now_ns) {
+    if (now_ns - newer_ns_ < kSampleNs) return;
+    older_.swap(newer_);
+    older_ns_ = newer_ns_;
+    newer_ns_ = now_ns;
+    for (size_t peer = 0; peer < peers_.size(); ++peer)
+      newer_[peer] = {peers_[peer].n_bytes_out, peers_[peer].n_bytes_in};
+  }
+
+  // Bytes per second, of the last one to two seconds.
+  struct Rates {
+    double out = 0, in = 0;
+  };
+  Rates rates(int peer, int64_t now_ns) const {
+    const double seconds = static_cast<double>(now_ns - older_ns_) / 1e9;
+    if (older_ns_ == 0 || seconds <= 0) return {};
+    const Peer& now = (*this)[peer];
+    const Count& then = older_[static_cast<size_t>(peer)];
+    return {static_cast<double>(now.n_bytes_out - then.out) / seconds,
+            static_cast<double>(now.n_bytes_in - then.in) / seconds};
+  }
+
+ private:
+  struct Count {
+    uint64_t out = 0, in = 0;
+  };
+  static constexpr int64_t kSampleNs = 1'000'000'000;
+
+  std::vector<Peer> peers_;
+  std::vector<Count> newer_, older_;
+  int64_t newer_ns_ = 0, older_ns_ = 0;
+};
+
+}  // namespace shoal

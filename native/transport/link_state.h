@@ -1,0 +1,29 @@
+// What a link can say of itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace shoal {
+
+// As the kernel tells it (tcp(7), TCP_INFO).
+struct SocketState {
+  bool is_tcp = false;  // else the rest says nothing
+  uint32_t rtt_us = 0, rtt_var_us = 0;
+  uint32_t congestion_window = 0;  // segments
+  uint32_t n_unacked = 0;          // segments
+  uint32_t n_retransmits = 0;      // segments, ever
+  uint32_t unsent_bytes = 0;       // written to the socket, not sent yet
+};
+
+SocketState state_of_socket(int fd);
+
+struct LinkState {
+  size_t n_queued = 0;      // frames that wait in this process
+  size_t queued_bytes = 0;  // of these, with their headers
+  uint64_t n_full = 0;      // how often the ring or the socket had no room
+  std::vector<SocketState> sockets;
+};
+
+}  // namespace shoal

@@ -1,0 +1,233 @@
+"""Who holds up a job, from what its ranks told: which rank lacks a call, and for whom all wait."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from shoal.errors import UsageError
+from shoal.state.document import VERSION
+from shoal.state.text import named, ranks_of
+from shoal.state.waits import WORDS
+
+# Keys below it count the calls without a name (src/shoal/calls.py).
+_NUMBERED: Final = 1 << 62
+# Of the last calls that ended, so many are told (native/engine/state_reader.cc).
+_KEPT: Final = 64
+
+
+def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """The states in these files.
+
+    Raises:
+        UsageError: a file cannot be read, or holds something else.
+    """
+    states = []
+    for path in paths:
+        try:
+            state = json.loads(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise UsageError(f"{path} is no JSON: {error}; give the .json files") from None
+        version = state.get("shoal_dump") if isinstance(state, dict) else None
+        if version != VERSION:
+            what = "is no state of shoal" if version is None else f"has version {version}"
+            raise UsageError(f"{path} {what}; this shoal reads version {VERSION}")
+        states.append(state)
+    return states
+
+
+def verdict(states: Sequence[dict[str, Any]]) -> str:
+    """Who waits for whom, in a few sentences for each world."""
+    worlds: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for state in sorted(states, key=lambda state: state["taken_at_s"]):
+        for world in state["worlds"]:
+            told = {**world, "threads": state["threads"]}
+            before = worlds[world["epoch"]].get(world["rank"])
+            # A rank that tells twice is heard when it waited; its later word if it still does.
+            if before is None or _in_flight(told) or not _in_flight(before):
+                worlds[world["epoch"]][world["rank"]] = told
+    if not worlds:
+        return "no rank was in a group\n"
+    found = [_Case(by_rank) for _, by_rank in sorted(worlds.items())]
+    return "\n".join("\n".join(case.sentences()) + "\n" for case in found)
+
+
+def _in_flight(world: dict[str, Any]) -> bool:
+    return any(group["in_flight"] for group in world["groups"])
+
+
+class _Lack(NamedTuple):
+    """A call that one rank has not made, and those who wait in it."""
+
+    rank: int
+    group: dict[str, Any]
+    call: dict[str, Any]
+    waiting: tuple[int, ...]
+
+
+class _Case:
+    """One world, as far as its ranks told of it."""
+
+    def __init__(self, worlds: Mapping[int, dict[str, Any]]) -> None:
+        self._worlds = worlds
+        self._ranks = next(iter(worlds.values()))["ranks"]
+        self._groups: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        for rank, world in worlds.items():
+            for group in world["groups"]:
+                self._groups[group["id"]][rank] = group
+
+    def sentences(self) -> Iterator[str]:
+        """What is known."""
+        size = len(self._ranks)
+        silent = [rank for rank in range(size) if rank not in self._worlds]
+        heading = f"{len(self._worlds)} of {size} ranks told"
+        yield f"{heading}; nothing is known from {ranks_of(silent)}" if silent else heading
+        if not any(_in_flight(world) for world in self._worlds.values()):
+            yield "none of them had a call in flight"
+            return
+        yield from self._mismatches()
+        lacks = list(self._lacks())
+        for lack in lacks:
+            yield self._of_lack(lack)
+        yield from self._absent(silent)
+        yield from self._waits({lack.rank for lack in lacks})
+
+    def _calls(self, told: Mapping[int, dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+        """By key, then rank: what is in flight in one group."""
+        calls: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        for rank, group in sorted(told.items()):
+            for call in group["in_flight"]:
+                if not call["awaits_message"]:
+                    calls[call["key"]][rank] = call
+        return calls
+
+    def _mismatches(self) -> Iterator[str]:
+        for told in self._groups.values():
+            for by_rank in self._calls(told).values():
+                kinds: defaultdict[str, list[int]] = defaultdict(list)
+                for rank, call in by_rank.items():
+                    kinds[call["agreement"]].append(rank)
+                if len(kinds) > 1:
+                    parts = [
+                        f"{ranks_of(r)} called {by_rank[r[0]]['what']}" for r in kinds.values()
+                    ]
+                    name = _name(next(iter(told.values())))
+                    yield f"the ranks called different things in {name}: {', but '.join(parts)}"
+
+    def _lacks(self) -> Iterator[_Lack]:
+        """For each rank and group, the first call that others wait in and it has not made."""
+        for told in self._groups.values():
+            calls = sorted(
+                self._calls(told).items(),
+                key=lambda item: min(c["serial"] for c in item[1].values()),
+            )
+            made = next((group for group in told.values() if group["is_made"]), None)
+            for rank in made["members"] if made is not None else ():
+                for key, by_rank in calls:
+                    one = next(iter(by_rank.values()))
+                    if rank in self._worlds and _lacks(told.get(rank), key, rank, by_rank):
+                        yield _Lack(rank, made or {}, one, tuple(by_rank))
+                        break
+
+    def _of_lack(self, lack: _Lack) -> str:
+        group = self._groups[lack.group["id"]].get(lack.rank)
+        longest_s = max(
+            call["age_s"]
+            for rank in lack.waiting
+            for call in self._groups[lack.group["id"]][rank]["in_flight"]
+            if call["key"] == lack.call["key"]
+        )
+        text = (
+            f"{named(lack.rank, self._ranks)} has not made {lack.call['what']} "
+            f"(call {lack.call['serial']} in {_name(lack.group)}), which {ranks_of(lack.waiting)} "
+            f"made up to {longest_s:.1f} s ago"
+        )
+        if group is None or not group["is_made"]:
+            text += "; it has not made that group, or has closed it"
+        elif group["finished"]:
+            text += f"; the last call it ended there was {group['finished'][-1]['what']}"
+        else:
+            text += "; it has ended no call there"
+        threads = self._worlds[lack.rank]["threads"]
+        at = next((thread["at"] for thread in threads if thread["name"] == "MainThread"), "")
+        if at:
+            text += f". Its main thread was at {at}"
+        return text
+
+    def _absent(self, silent: Sequence[int]) -> Iterator[str]:
+        """Ranks that told nothing, and were not heard in a call that others wait in."""
+        for told in self._groups.values():
+            for by_rank in self._calls(told).values():
+                for rank in silent:
+                    missed = [
+                        teller
+                        for teller, call in by_rank.items()
+                        if any(w["rank"] == rank and not w["in_call"] for w in call["waits"])
+                    ]
+                    if missed:
+                        what = by_rank[missed[0]]["what"]
+                        yield (
+                            f"{named(rank, self._ranks)}, from which nothing is known, was not "
+                            f"heard in {what} by {ranks_of(missed)}: it has not made it, or is "
+                            "stopped or cut off"
+                        )
+
+    def _waits(self, lacking: set[int]) -> Iterator[str]:
+        """Whom each rank waits for, and where that leads."""
+        edges: dict[int, set[int]] = {}
+        for rank, world in self._worlds.items():
+            waits = [w for g in world["groups"] for call in g["in_flight"] for w in call["waits"]]
+            blamed = [wait for wait in waits if wait["is_blamed"]]
+            if not blamed:
+                continue
+            edges[rank] = {wait["rank"] for wait in blamed}
+            longest = max(blamed, key=lambda wait: wait["since_s"])
+            yield (
+                f"rank {rank} waits for {ranks_of(sorted(edges[rank]))}, up to "
+                f"{longest['since_s']:.1f} s: {WORDS[longest['why']]}"
+            )
+        ends = Counter(end for rank in edges for end in _reached(edges, rank) if end not in edges)
+        if ends:
+            most = max(ends.values())
+            culprits = sorted(end for end, n in ends.items() if n == most)
+            everyone = "all of them wait" if most == len(edges) else f"{most} of them wait"
+            yield f"{everyone}, directly or through others, for {ranks_of(culprits)}"
+        elif edges and not lacking:
+            rings = sorted(rank for rank in edges if rank in _reached(edges, rank))
+            yield (
+                f"{ranks_of(rings)} wait for each other: look at what is queued on their links, "
+                "and at their stalls, in the texts"
+            )
+
+
+def _lacks(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[int, Any]) -> bool:
+    """Whether a rank is known not to have made a call. Messages concern two ranks only."""
+    if rank in by_rank or int(key, 16) >> 63:
+        return False
+    if group is None or not group["is_made"]:
+        return True
+    if int(key, 16) < _NUMBERED:
+        return bool(group["last_number"] < int(key, 16))
+    ended = [call["key"] for call in group["finished"]]
+    is_all = len(ended) < _KEPT and group["n_in_flight_left_out"] == 0
+    return is_all and key not in ended
+
+
+def _reached(edges: Mapping[int, set[int]], start: int) -> set[int]:
+    """Whom a rank waits for, directly or through others."""
+    found: set[int] = set()
+    ahead = [start]
+    while ahead:
+        new = edges.get(ahead.pop(), set()) - found
+        found |= new
+        ahead += new
+    return found
+
+
+def _name(group: dict[str, Any]) -> str:
+    return f"group {group['name']!r}" if group["name"] else f"group {group['id']}"

@@ -1,0 +1,110 @@
+"""Where the state of a process is written: nothing there is lost, or waited for for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+_LOG: Final = logging.getLogger("shoal")
+
+OFF: Final = "off"
+_NAME: Final = "shoal-dump-%h-rank%r-%p"
+_MOST_OF_ONE_NAME: Final = 1000
+
+# A network file system may hang with everything else. The writer goes on by itself then.
+_PATIENCE_S: Final = 5.0
+
+
+def pattern_of_job() -> str | None:
+    """`SHOAL_DUMP`: where it goes when a deadline passes or a signal comes; None: nowhere."""
+    wanted = os.environ.get("SHOAL_DUMP", "")
+    if wanted == OFF:
+        return None
+    return wanted or tempfile.gettempdir() + os.sep
+
+
+def stem_of(pattern: str, rank: int | None, host: str, pid: int) -> str:
+    """The path of the files of one process, without its ending.
+
+    A folder (one that exists, or a name that ends in a slash) gets files with names of their own.
+    In any other name %r is the rank, %h the host, %p the process and %% a percent sign; where it
+    has neither %r nor %p, the rank is added, since all ranks are told the same name.
+    """
+    if pattern.endswith(os.sep) or os.path.isdir(pattern):
+        pattern = os.path.join(pattern, _NAME)
+    elif pattern.endswith((".json", ".txt")):
+        pattern = pattern.rpartition(".")[0]
+    if not re.search(r"(?<!%)(%%)*%[rp]", pattern):
+        pattern += "-rank%r"
+    # A host may call itself anything.
+    safe_host = re.sub(r"[^A-Za-z0-9._-]", "_", host)
+    values = {"r": str(pid if rank is None else rank), "h": safe_host, "p": str(pid), "%": "%"}
+    return re.sub("%([rhp%])", lambda found: values[found[1]], pattern)
+
+
+def write(state: dict[str, Any], text: str, pattern: str) -> tuple[Path, ...]:
+    """Write the JSON file and the readable one; their paths, in this order.
+
+    Files that exist are never written to. What fails is logged, and the job goes on: empty then.
+    """
+    stem = stem_of(pattern, state["rank"], state["host"], state["pid"])
+    outcome: list[tuple[Path, ...]] = []
+
+    def work() -> None:
+        try:
+            outcome.append(_write(stem, json.dumps(state, indent=1) + "\n", text))
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+            _LOG.warning("the state of this rank cannot be written to %s: %s", stem, error)
+
+    try:
+        writer = threading.Thread(target=work, name="shoal-dump-writer", daemon=True)
+        writer.start()
+    except RuntimeError as error:  # no thread is left
+        _LOG.warning("the state of this rank cannot be written to %s: %s", stem, error)
+        return ()
+    writer.join(_PATIENCE_S)
+    if writer.is_alive():
+        _LOG.warning("%s takes longer than %g s to write; it goes on", stem, _PATIENCE_S)
+    return outcome[0] if outcome else ()
+
+
+def _write(stem: str, *contents: str) -> tuple[Path, ...]:
+    folder = os.path.dirname(stem)
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    for n in range(1, _MOST_OF_ONE_NAME + 1):
+        name = stem if n == 1 else f"{stem}-{n}"
+        paths = (Path(name + ".json"), Path(name + ".txt"))
+        with contextlib.suppress(FileExistsError):
+            _create(paths, contents)
+            return paths
+    raise FileExistsError(f"there are {_MOST_OF_ONE_NAME} files of this name already")
+
+
+def _create(paths: tuple[Path, ...], contents: tuple[str, ...]) -> None:
+    """All of them, or none."""
+    made: list[Path] = []
+    try:
+        for path, content in zip(paths, contents, strict=True):
+            # NOT for others to read where the folder is for everybody: names of hosts, of calls.
+            with open(
+                path, "x", encoding="utf-8", errors="backslashreplace", opener=_for_me_alone
+            ) as file:
+                made.append(path)
+                file.write(content)
+    except OSError:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
+
+
+def _for_me_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

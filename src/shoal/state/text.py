@@ -1,0 +1,162 @@
+"""The state of a process in words, from the same data as the JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from shoal.plan.text import show_bytes
+from shoal.state.waits import WORDS
+
+_MOST_STEPS: Final = 24  # of a call; the JSON file has more
+_MOST_NAMED: Final = 8
+
+_STALLS: Final = {
+    "no_grant": "no grant",
+    "no_slot": "no slot",
+    "no_credit": "no credit",
+    "no_staging": "no staging",
+    "link_full": "link full",
+}
+
+
+def text_of(state: dict[str, Any]) -> str:
+    """All of it, for people."""
+    return "\n".join(_lines(state)) + "\n"
+
+
+def named(rank: int, ranks: Sequence[dict[str, str]]) -> str:
+    """A rank and its host."""
+    host = ranks[rank]["host"] if 0 <= rank < len(ranks) else ""
+    return f"rank {rank} on {host}" if host else f"rank {rank}"
+
+
+def ranks_of(ranks: Sequence[int]) -> str:
+    """Several ranks, by number."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {_some([str(rank) for rank in ranks])}"
+
+
+def _lines(state: dict[str, Any]) -> Iterator[str]:
+    versions = ", ".join(f"{what} {which}" for what, which in state["versions"].items() if which)
+    yield f"shoal on {state['host']}, process {state['pid']}, {state['taken_at']}: {state['why']}"
+    yield f"{versions}; {state['fold_isa']}"
+    for name, value in state["settings"].items():
+        yield f"{name}={value}"
+    for world in state["worlds"]:
+        yield ""
+        yield from _world(world)
+    yield ""
+    yield "wake-ups: " + ", ".join(f"{n} {what}" for what, n in state["wakeups"].items())
+    for thread in state["threads"]:
+        yield f"thread {thread['name']}"
+        yield from (f"  {line}" for line in thread["stack"])
+
+
+def _world(world: dict[str, Any]) -> Iterator[str]:
+    ranks = world["ranks"]
+    yield f"world {world['epoch']}: {named(world['rank'], ranks)} of {len(ranks)}"
+    if world["is_stuck"]:
+        yield "  nothing can be told: a thread holds its lock"
+    if world["is_closed"]:
+        yield "  closed"
+    for group in world["groups"]:
+        yield from _group(group, ranks)
+    for peer in world["peers"]:
+        if peer["state"] != "self":
+            yield f"  {named(peer['rank'], ranks)}: {_peer(peer)}"
+    if "staging" in world:
+        staging = {what: show_bytes(n) for what, n in world["staging"].items()}
+        yield (
+            f"  staging: {staging['used_bytes']} used, {staging['reserved_bytes']} reserved, at "
+            f"most {staging['peak_bytes']} used so far, of {staging['ceiling_bytes']}; scratch: "
+            f"{show_bytes(world['scratch_bytes'])}"
+        )
+
+
+def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str]:
+    name = f"group {group['name']!r}" if group["name"] else f"group {group['id']}"
+    if not group["is_made"]:
+        yield f"  {name}: not made here yet, but others have made calls on it"
+    else:
+        members = _some([str(rank) for rank in group["members"]])
+        n_now = len(group["in_flight"])
+        yield f"  {name} of ranks {members}: {_calls(group['n_calls'])} made, {n_now} in flight"
+    if group["ended"]:
+        yield f"    has ended: {group['ended']}"
+    for call in group["in_flight"]:
+        yield from _call(call, ranks)
+    if group["n_in_flight_left_out"]:
+        yield f"    {_calls(group['n_in_flight_left_out'])} more in flight"
+    if group["made_by_others"]:
+        by = sorted({rank for call in group["made_by_others"] for rank in call["by"]})
+        yield f"    {_calls(len(group['made_by_others']))} made by {ranks_of(by)} and not here"
+    if group["finished"]:
+        yield f"    the last call that ended: {group['finished'][-1]['what']}"
+
+
+def _call(call: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str]:
+    left = "" if call["left_s"] is None else f", {max(0.0, call['left_s']):.1f} s left"
+    n_over = call["n_steps"] - call["n_steps_left"]
+    yield (
+        f"    call {call['serial']}, {call['what']}, {show_bytes(call['n_bytes'])}: made "
+        f"{call['age_s']:.1f} s ago{left}; {n_over} of {call['n_steps']} steps are over"
+    )
+    if call["awaits_message"]:
+        yield "      waits for a message to this rank"
+    if call["scratch"] == "awaited":
+        yield f"      waits for {show_bytes(call['scratch_bytes'])} of scratch, which others hold"
+    for wait in call["waits"]:
+        absent = "" if wait["in_call"] else "; it was not heard in this call"
+        also = "waits" if wait["is_blamed"] else "also waits"
+        yield (
+            f"      {also} for {named(wait['rank'], ranks)}, {wait['since_s']:.1f} s: "
+            f"{WORDS[wait['why']]}{absent}"
+        )
+    for step in call["steps"][:_MOST_STEPS]:
+        yield f"        {_step(step)}"
+    n_more = len(call["steps"][_MOST_STEPS:]) + call["n_steps_left_out"]
+    if n_more > 0:
+        yield f"        {n_more} more steps"
+
+
+def _step(step: dict[str, Any]) -> str:
+    what = step["kind"]
+    if "peer" in step:
+        what += f" {'to' if what == 'send' else 'from'} rank {step['peer']}"
+    counts = [f"{step['done']} of {step['n_segments']} segments done", f"{step['ready']} ready"]
+    counts += [
+        f"{step[key]} {key}" for key in ("started", "granted", "arrived", "offered") if key in step
+    ]
+    return f"step {step['step']}, {what}: {', '.join(counts)}; awaits {step['awaits']}"
+
+
+def _peer(peer: dict[str, Any]) -> str:
+    parts = [peer["state"] if peer["link"] == "none" else f"{peer['link']}, {peer['state']}"]
+    if peer["heard_s"] is not None:
+        parts.append(f"heard {peer['heard_s']:.1f} s ago")
+    parts += [
+        f"{way} {show_bytes(peer[f'n_bytes_{way}'])} and {peer[f'n_frames_{way}']} frames "
+        f"(now {show_bytes(round(peer[f'bytes_{way}_per_s']))}/s)"
+        for way in ("out", "in")
+    ]
+    if peer["n_queued"]:
+        parts.append(f"{peer['n_queued']} frames queued, {show_bytes(peer['queued_bytes'])}")
+    stalls = [f"{n} {_STALLS[what]}" for what, n in peer["stalls"].items() if n]
+    if stalls:
+        parts.append(f"stalls: {', '.join(stalls)}")
+    parts += [
+        f"rtt {socket['rtt_us'] / 1000:.1f} ms, window {socket['congestion_window']} segments, "
+        f"{socket['n_unacked']} unacknowledged, {socket['n_retransmits']} sent again, "
+        f"{show_bytes(socket['unsent_bytes'])} unsent"
+        for socket in peer["sockets"]
+    ]
+    return "; ".join(parts)
+
+
+def _calls(n: int) -> str:
+    return "1 call" if n == 1 else f"{n} calls"
+
+
+def _some(words: Sequence[str]) -> str:
+    n_more = len(words) - _MOST_NAMED
+    return ", ".join(words[:_MOST_NAMED]) + (f" and {n_more} more" if n_more > 0 else "")

@@ -1,0 +1,189 @@
+"""Ranks that hang, and what the others write down of it; and ranks that are asked while they do."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import Ranks, run_ranks, start_ranks
+from process.stage import Stage, error_of, pretend_hosts
+
+import shoal
+from shoal.cli import main
+from shoal.errors import TimedOut
+
+VICTIM = 1
+
+
+def reduce_with_one_that_stops(ranks_per_host: int) -> str:
+    """What the call that the victim never makes in time raises."""
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        group.all_reduce(np.ones(100_000, np.float32))
+        if group.rank == VICTIM:
+            Stage.from_environment().cue("stopping")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        error = error_of(group.all_reduce, np.ones(200_000, np.float32), timeout_s=1)
+    assert isinstance(error, TimedOut), error
+    return str(error)
+
+
+def files_of(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """What a rank wrote, in its order."""
+    paths = sorted(folder.glob(f"*-rank{rank}-*.json"), key=lambda path: (len(path.name), path))
+    return [json.loads(path.read_bytes()) for path in paths]
+
+
+def names_in(told: Any) -> set[str]:
+    """Every field of it, and of what is in it."""
+    if isinstance(told, list):
+        return set().union(*map(names_in, told))
+    if not isinstance(told, dict):
+        return set()
+    deeper = {name: value for name, value in told.items() if name not in ("settings", "versions")}
+    return set().union(deeper, *map(names_in, deeper.values()))
+
+
+def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No setting: the files are where temporary files go. Ranks 0 and 1 share a host.
+    place = {"SHOAL_DUMP": "", "TMPDIR": str(tmp_path)}
+    with Stage() as stage:
+        env = {**stage.env, **place}
+        with start_ranks(reduce_with_one_that_stops, 3, 2, env=env) as ranks:
+            stage.await_cue("stopping")
+            for rank in (0, 2):
+                ranks.await_end(rank)
+            os.kill(ranks.pid(VICTIM), signal.SIGCONT)
+            outcomes = ranks.wait()
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.value is not None, outcome
+        (state,) = files_of(tmp_path, rank)
+        assert state["why"] == "a deadline passed"
+        (text,) = tmp_path.glob(f"*-rank{rank}-*.txt")
+        assert outcome.value.endswith(f"; what it waited for is in {text}")
+    for rank in (0, 2):
+        (state,) = files_of(tmp_path, rank)
+        (group,) = state["worlds"][0]["groups"]
+        (call,) = group["in_flight"]
+        assert group["name"] == "world"
+        assert call["serial"] == 2
+        assert call["what"].startswith("all_reduce float32[200000] sum")
+        blamed = {wait["rank"] for wait in call["waits"] if wait["is_blamed"]}
+        assert VICTIM in blamed
+        assert 0.5 < call["age_s"] < 30
+        kinds = [peer["link"] for peer in state["worlds"][0]["peers"]]
+        assert kinds == [["none", "shm", "tcp"], [], ["tcp", "tcp", "none"]][rank]
+
+    words = re.findall(r"`(\w+)`", (Path(__file__).parents[2] / "docs/dump.md").read_text())
+    unknown = names_in([files_of(tmp_path, rank) for rank in range(3)]) - set(words)
+    assert unknown == set(), "docs/dump.md does not tell what these are"
+
+    # Those who waited: the victim may make the call when it wakes, before it hears of its end.
+    assert main(["dump", *map(str, tmp_path.glob("*-rank[02]-*.json"))]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("2 of 3 ranks told; nothing is known from rank 1\nrank 1 on ")
+    assert "was not heard in all_reduce float32[200000] sum" in told
+    assert told.endswith("all of them wait, directly or through others, for rank 1\n")
+
+
+def wait_and_be_asked() -> tuple[bool, str]:
+    """Rank 0 waits for rank 1, whose main thread is in a C function that never returns by itself.
+
+    Returns:
+        whether the result is right, and what shoal.dump() told.
+    """
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        data = np.full(10, group.rank + 1.0)
+        if group.rank == VICTIM:
+            readable, writable = os.pipe()
+            stage.store.set("pipe", f"/proc/{os.getpid()}/fd/{writable}".encode())
+            stage.store.set("line", str(sys._getframe().f_lineno + 3).encode())
+            stage.cue("reading")
+            # Restarted by the kernel after every signal: no handler of Python's would run.
+            ctypes.CDLL(None).read(readable, ctypes.create_string_buffer(1), 1)
+        group.all_reduce(data, name="the odd one")
+        return bool((data == 3).all()), shoal.dump().text
+
+
+def main_thread_of(state: dict[str, Any]) -> str:
+    """Where it left the code of the program."""
+    return next(str(one["at"]) for one in state["threads"] if one["name"] == "MainThread")
+
+
+def asked(ranks: Ranks, rank: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """What a rank says, each time it gets the signal."""
+    until = time.monotonic() + 30
+    for n in range(1, 1000):
+        os.kill(ranks.pid(rank), signal.SIGUSR2)
+        while len(list(folder.glob(f"*-rank{rank}-*.txt"))) < n:  # written after the other file
+            assert time.monotonic() < until, "it did not write"
+            os.sched_yield()
+        yield files_of(folder, rank)[-1]
+
+
+def test_a_signal_makes_a_rank_write_whatever_its_main_thread_is_doing(tmp_path: Path) -> None:
+    with Stage() as stage:
+        env = {**stage.env, "SHOAL_DUMP": f"{tmp_path}/", "SHOAL_DUMP_SIGNAL": "USR2"}
+        with start_ranks(wait_and_be_asked, 2, env=env) as ranks:
+            stage.await_cue("reading")
+            here = f"{__file__}:{stage.store.get('line', 30).decode()} in wait_and_be_asked"
+            waiting = next(
+                state
+                for state in asked(ranks, 0, tmp_path)
+                if state["worlds"][0].get("n_threads_waiting") == 1
+                and any(call["waits"] for call in state["worlds"][0]["groups"][0]["in_flight"])
+            )
+            stuck = next(
+                state for state in asked(ranks, VICTIM, tmp_path) if main_thread_of(state) == here
+            )
+            with open(stage.store.get("pipe", 30).decode(), "wb") as pipe:
+                pipe.write(b"x")
+            outcomes = ranks.wait()
+    assert waiting["why"] == stuck["why"] == "SIGUSR2 came"
+    (call,) = waiting["worlds"][0]["groups"][0]["in_flight"]
+    assert [wait["rank"] for wait in call["waits"]] == [VICTIM]
+    assert waiting["worlds"][0]["n_threads_waiting"] == 1
+    assert waiting["worlds"][0]["epoch"] == stuck["worlds"][0]["epoch"]
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome
+        is_right, text = outcome.value
+        assert is_right
+        assert "group 'world' of ranks 0, 1: 1 call made, 0 in flight" in text
+
+
+def ask_for_what_cannot_be_had() -> str:
+    return str(error_of(shoal.init))
+
+
+def test_a_wrong_signal_is_refused_before_anyone_is_kept_waiting() -> None:
+    env = {"SHOAL_DUMP_SIGNAL": "KILL"}
+    assert "is none of USR1, USR2" in run_ranks(ask_for_what_cannot_be_had, 1, env=env)[0]
+
+
+def dump_from_a_child() -> tuple[str, int]:
+    """The worlds of which a forked child tells, and how many the parent has."""
+    with shoal.init(), tempfile.TemporaryFile() as told:
+        child = os.fork()
+        if child == 0:
+            told.write(json.dumps(shoal.dump().state["worlds"]).encode())
+            told.flush()
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+        told.seek(0)
+        return told.read().decode(), len(shoal.dump().state["worlds"])
+
+
+def test_a_forked_child_has_nothing_to_tell() -> None:
+    assert run_ranks(dump_from_a_child, 1) == [("[]", 1)]

@@ -1,0 +1,483 @@
+"""What a rank tells of itself: in words, in files, and what many of them say together."""
+
+import json
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal import UsageError
+from shoal.cli import main
+from shoal.state import AtDeadline, document, watch
+from shoal.state.culprit import verdict
+from shoal.state.files import pattern_of_job, stem_of, write
+from shoal.state.text import text_of
+from shoal.state.waits import WORDS, waits_of
+
+WHAT = "all_reduce float32[1024] sum by ring"
+
+
+def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> dict[str, Any]:
+    counts = {"started": 0} if kind == "send" else {"arrived": 0, "offered": 0}
+    return {
+        "step": 0,
+        "kind": kind,
+        "peer": peer,
+        "awaits": awaits,
+        "since_s": since_s,
+        "n_bytes": 4096,
+        "n_segments": 4,
+        "ready": 4,
+        "done": 1,
+        "granted": 2,
+        **counts,
+    }
+
+
+def call(
+    steps: list[dict[str, Any]],
+    absent: tuple[int, ...] = (),
+    key: int = 5,
+    what: str = WHAT,
+) -> dict[str, Any]:
+    peers = sorted({one["peer"] for one in steps})
+    told = {
+        "serial": 5,
+        "key": f"{key:016x}",
+        "what": what,
+        "agreement": f"hash of {what}",
+        "n_bytes": 4096,
+        "age_s": 12.3,
+        "left_s": 4.0,
+        "awaits_message": False,
+        "scratch": "none",
+        "scratch_bytes": 0,
+        "n_steps": 7,
+        "n_steps_left": len(steps),
+        "n_steps_left_out": 0,
+        "steps": steps,
+        "peers": [{"rank": rank, "in_call": rank not in absent} for rank in peers],
+    }
+    return {**told, "waits": waits_of(told)}
+
+
+def state(
+    rank: int, calls: list[dict[str, Any]], last_number: int = 5, size: int = 3
+) -> dict[str, Any]:
+    """What rank `rank` of one group told."""
+    peer = {
+        "state": "alive",
+        "link": "tcp",
+        "heard_s": 0.2,
+        "said_s": 0.1,
+        "n_queued": 2,
+        "queued_bytes": 2048,
+        "n_frames_out": 3,
+        "n_frames_in": 4,
+        "n_bytes_out": 1 << 20,
+        "n_bytes_in": 0,
+        "bytes_out_per_s": 1024.0,
+        "bytes_in_per_s": 0.0,
+        "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
+        "sockets": [
+            {
+                "rtt_us": 1500,
+                "rtt_var_us": 10,
+                "congestion_window": 12,
+                "n_unacked": 3,
+                "n_retransmits": 8,
+                "unsent_bytes": 512,
+            }
+        ],
+    }
+    group = {
+        "id": "ab",
+        "name": "world",
+        "is_made": True,
+        "rank": rank,
+        "n_calls": last_number,
+        "members": list(range(size)),
+        "last_number": last_number,
+        "ended": None,
+        "in_flight": calls,
+        "n_in_flight_left_out": 0,
+        "made_by_others": [],
+        "finished": [{"key": "1", "what": "barrier"}],
+    }
+    world = {
+        "epoch": "e",
+        "rank": rank,
+        "is_closed": False,
+        "is_stuck": False,
+        "groups": [group],
+        "ranks": [{"host": f"host-{other}", "address": ""} for other in range(size)],
+        "peers": [{**peer, "rank": other} for other in range(size) if other != rank],
+        "staging": dict.fromkeys(("used_bytes", "reserved_bytes", "peak_bytes"), 1024),
+        "scratch_bytes": 0,
+    }
+    world["staging"]["ceiling_bytes"] = 4096
+    return {
+        "shoal_dump": 1,
+        "why": "it was asked for",
+        "taken_at": "now",
+        "taken_at_s": 1.0 + rank,
+        "rank": rank,
+        "host": f"host-{rank}",
+        "pid": 100 + rank,
+        "fold_isa": "avx2",
+        "versions": {"shoal": "1"},
+        "settings": {"SHOAL_ALGO": "ring"},
+        "wakeups": {"late": 0},
+        "threads": [{"name": "MainThread", "stack": ["train.py:7 in step"], "at": "train.py:7"}],
+        "worlds": [world],
+    }
+
+
+# For whom a call waits.
+
+
+def test_who_owes_data_is_to_blame_before_who_takes_none() -> None:
+    waits = call([step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "data", 9.0)])
+    assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waits["waits"]] == [
+        (2, True, 9.0),
+        (1, False, 1.0),
+    ]
+
+
+def test_of_those_who_owe_data_who_has_not_made_the_call_is_to_blame() -> None:
+    waits = call([step(1, "data", 9.0), step(2, "data", 3.0)], absent=(2,))["waits"]
+    assert [(w["rank"], w["is_blamed"]) for w in waits] == [(2, True), (1, False)]
+
+
+@pytest.mark.parametrize("word", ["turn", "scratch", "nothing"])
+def test_a_step_that_waits_for_nobody_blames_nobody(word: str) -> None:
+    assert call([step(1, word)])["waits"] == []
+
+
+def test_every_word_of_the_native_core_is_known() -> None:
+    source = Path(__file__).parents[2] / "native/engine/state_reader.cc"
+    told = source.read_text().partition("// What keeps a step that is not over")[2]
+    told = told.partition("// ---- peers")[0]
+    words = {word for word in told.split('"')[1::2] if "." not in word}
+    assert words == WORDS.keys() | {"turn", "scratch", "nothing"}
+
+
+# In words.
+
+
+def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
+    text = text_of(state(0, [call([step(1, "data", 12.0)], absent=(1,))]))
+    for line in (
+        "shoal on host-0, process 100, now: it was asked for",
+        "world e: rank 0 on host-0 of 3",
+        "  group 'world' of ranks 0, 1, 2: 5 calls made, 1 in flight",
+        f"    call 5, {WHAT}, 4 KiB: made 12.3 s ago, 4.0 s left; 6 of 7 steps are over",
+        "      waits for rank 1 on host-1, 12.0 s: no data has come from it; it was not heard",
+        "        step 0, recv from rank 1: 1 of 4 segments done, 4 ready, 2 granted, 0 arrived, ",
+        "  rank 1 on host-1: tcp, alive; heard 0.2 s ago; out 1 MiB and 3 frames (now 1 KiB/s); ",
+        "in 0 B and 4 frames (now 0 B/s); 2 frames queued, 2 KiB; stalls: 7 no grant, 1 link full",
+        "; rtt 1.5 ms, window 12 segments, 3 unacknowledged, 8 sent again, 512 B unsent",
+        "SHOAL_ALGO=ring",
+        "  train.py:7 in step",
+    ):
+        assert line in text
+
+
+def test_a_rank_whose_lock_is_held_says_so() -> None:
+    told = state(0, [])
+    told["worlds"][0].update(is_stuck=True, groups=[], peers=[])
+    del told["worlds"][0]["staging"]
+    assert "nothing can be told: a thread holds its lock" in text_of(told)
+
+
+def test_keys_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_KEY", "sesame")
+    monkeypatch.setenv("SHOAL_KEY_FILE", "/a/path")
+    told = document.describe("test")
+    assert "sesame" not in json.dumps(told) + text_of(told)
+    assert told["settings"]["SHOAL_KEY"] == "(set)"
+    assert told["settings"]["SHOAL_KEY_FILE"] == "/a/path"
+
+
+def test_a_thread_tells_where_it_left_the_code_of_the_program() -> None:
+    told = document.describe("test")["threads"]
+    mine = next(one for one in told if one["name"] == threading.current_thread().name)
+    assert mine["at"].startswith(f"{__file__}:")
+
+
+# In files.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stem"),
+    [
+        ("/a/b-%r", "/a/b-3"),
+        ("/a/b-%p.json", "/a/b-77"),
+        ("/a/b", "/a/b-rank3"),
+        ("/a/b.txt", "/a/b-rank3"),
+        ("/a/%h/b", "/a/host_1/b-rank3"),
+        ("/a/100%%r", "/a/100%r-rank3"),
+        ("/a/%%%r", "/a/%3"),
+        ("/nowhere/", "/nowhere/shoal-dump-host_1-rank3-77"),
+    ],
+)
+def test_a_pattern_names_files_of_every_rank_apart(pattern: str, stem: str) -> None:
+    assert stem_of(pattern, 3, "host/1", 77) == stem
+
+
+def test_a_folder_that_exists_gets_files_of_names_of_their_own(tmp_path: Path) -> None:
+    assert stem_of(str(tmp_path), 3, "h", 77) == f"{tmp_path}/shoal-dump-h-rank3-77"
+
+
+def test_files_that_exist_are_left_alone(tmp_path: Path) -> None:
+    pattern, told = str(tmp_path / "new" / "a-%r"), state(0, [])
+    first = write(told, "one", pattern)
+    assert [path.name for path in first] == ["a-0.json", "a-0.txt"]
+    (tmp_path / "new" / "a-0-2.txt").write_text("mine")
+    second = write(told, "two", pattern)
+    assert [path.name for path in second] == ["a-0-3.json", "a-0-3.txt"]
+    assert [path.read_text() for path in (first[1], second[1])] == ["one", "two"]
+    assert json.loads(second[0].read_text()) == told
+    assert (tmp_path / "new" / "a-0-2.txt").read_text() == "mine"
+    assert not (tmp_path / "new" / "a-0-2.json").exists()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a-0.json").symlink_to(tmp_path / "elsewhere")
+    assert write(state(0, []), "one", str(tmp_path / "a-%r"))[0].name == "a-0-2.json"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
+    for path in write(state(0, []), "one", str(tmp_path)):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("pattern", ["{}/file/below", "/proc/nowhere/%r", "/a\0b"])
+def test_what_cannot_be_written_is_a_warning(
+    pattern: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert write(state(0, []), "one", pattern.format(tmp_path)) == ()
+    assert "cannot be written to" in caplog.text
+
+
+def test_a_disk_that_hangs_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_back = threading.Event()
+    monkeypatch.setattr("shoal.state.files._PATIENCE_S", 0.0)
+    monkeypatch.setattr("shoal.state.files._write", lambda *_: is_back.wait() and ())
+    assert write(state(0, []), "one", str(tmp_path)) == ()
+    is_back.set()
+    assert "it goes on" in caplog.text
+
+
+def test_the_setting_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("SHOAL_DUMP", raising=False)
+    assert pattern_of_job() == f"{tmp_path}/"
+    monkeypatch.setenv("SHOAL_DUMP", "/x/%r")
+    assert pattern_of_job() == "/x/%r"
+    monkeypatch.setenv("SHOAL_DUMP", "off")
+    assert pattern_of_job() is None
+
+
+class Native:
+    """A group that a deadline has ended."""
+
+    def __init__(self, taken_ns: int) -> None:
+        self.told: dict[str, Any] | None = {"taken_ns": taken_ns, "groups": [], "peers": []}
+
+    def take_state_at_deadline(self) -> dict[str, Any] | None:
+        told, self.told = self.told, None
+        return told
+
+
+class World:
+    """Without links."""
+
+    epoch, rank, names, groups, mesh = 1, 0, (), (), None
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("SHOAL_DUMP", str(tmp_path))
+    monkeypatch.setattr(AtDeadline, "_last", (0, ""))
+    monkeypatch.setattr(AtDeadline, "_n_written", 0)
+    return tmp_path
+
+
+def test_a_deadline_is_written_down_once_for_all_groups_that_end_with_it(fresh: Path) -> None:
+    one = AtDeadline()
+    native = Native(7)
+    note = one.note(World(), native)
+    assert note == f"what it waited for is in {next(fresh.glob('*.txt'))}"
+    assert one.note(World(), native) == note
+    assert AtDeadline().note(World(), Native(7)) == note
+    assert len(list(fresh.iterdir())) == 2
+
+
+def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
+    notes = [AtDeadline().note(World(), Native(n)) for n in range(1, 20)]
+    assert len(list(fresh.glob("*.json"))) == 8
+    assert notes[7].startswith("what it waited for is in ")
+    assert notes[8] == "not written: 8 deadlines before left files already"
+
+
+def test_an_error_is_told_even_if_its_state_cannot_be(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.state.text_of", lambda _state: 1 / 0)
+    note = AtDeadline().note(World(), Native(7))
+    assert note.startswith("what it waited for could not be written: ZeroDivisionError")
+    assert list(fresh.iterdir()) == []
+
+
+def test_an_error_without_files_says_nothing_of_them(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fresh.exists()
+    monkeypatch.setenv("SHOAL_DUMP", "off")
+    assert AtDeadline().note(World(), Native(7)) == ""
+
+
+# The signal.
+
+
+def test_the_signal_is_read_with_and_without_its_prefix() -> None:
+    assert watch.signal_of({}) is None
+    for name in ("USR2", "SIGUSR2", "sigusr2"):
+        wanted = watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
+        assert wanted is not None
+        assert wanted.name == "SIGUSR2"
+
+
+@pytest.mark.parametrize("name", ["KILL", "SEGV", "INT", "12", "USR3"])
+def test_a_signal_that_cannot_be_had_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"SHOAL_DUMP_SIGNAL='{name}' is none of USR1, USR2"):
+        watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
+
+
+def test_a_job_does_not_fail_for_want_of_the_signal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_number: int) -> int:
+        raise MemoryError("no descriptor is left")
+
+    monkeypatch.setattr("shoal.engine.note_signal", refused)
+    monkeypatch.setattr(watch, "_watched", 0)
+    with caplog.at_level(logging.WARNING):
+        watch.call_at(signal.SIGUSR2, print)
+    assert "SIGUSR2 will not make this process write its state: no descriptor" in caplog.text
+
+
+# What they say together.
+
+
+def test_a_rank_that_has_not_made_a_call_is_named_with_what_it_did_instead() -> None:
+    waiting = [call([step(1, "data", 12.0)], absent=(1,))]
+    text = verdict([state(0, waiting), state(2, waiting), state(1, [], last_number=4)])
+    assert text == (
+        "3 of 3 ranks told\n"
+        f"rank 1 on host-1 has not made {WHAT} (call 5 in group 'world'), which ranks 0, 2 made up "
+        "to 12.3 s ago; the last call it ended there was barrier. Its main thread was at "
+        "train.py:7\n"
+        "rank 0 waits for rank 1, up to 12.0 s: no data has come from it\n"
+        "rank 2 waits for rank 1, up to 12.0 s: no data has come from it\n"
+        "all of them wait, directly or through others, for rank 1\n"
+    )
+
+
+def test_a_rank_that_said_nothing_is_named_when_nobody_heard_it() -> None:
+    waiting = [call([step(1, "data", 12.0)], absent=(1,))]
+    text = verdict([state(0, waiting), state(2, [call([step(0, "data", 11.0)])])])
+    assert text == (
+        "2 of 3 ranks told; nothing is known from rank 1\n"
+        f"rank 1 on host-1, from which nothing is known, was not heard in {WHAT} by rank 0: it has "
+        "not made it, or is stopped or cut off\n"
+        "rank 0 waits for rank 1, up to 12.0 s: no data has come from it\n"
+        "rank 2 waits for rank 0, up to 11.0 s: no data has come from it\n"
+        "all of them wait, directly or through others, for rank 1\n"
+    )
+
+
+def test_ranks_that_called_different_things_are_told_apart() -> None:
+    other = call([step(0, "data")], what="broadcast float32[8] from rank 0 by tree")
+    text = verdict([state(0, [call([step(1, "data")])]), state(1, [other])])
+    assert (
+        f"the ranks called different things in group 'world': rank 0 called {WHAT}, but rank 1 "
+        "called broadcast float32[8] from rank 0 by tree\n"
+    ) in text
+
+
+def test_ranks_that_wait_for_each_other_are_named() -> None:
+    text = verdict(
+        [
+            state(0, [call([step(1, "link", kind="send")])], size=2),
+            state(1, [call([step(0, "data")])], size=2),
+        ]
+    )
+    assert "ranks 0, 1 wait for each other: look at what is queued on their links" in text
+
+
+def test_a_rank_that_ended_a_call_before_the_others_does_not_lack_it() -> None:
+    text = verdict([state(0, [], last_number=5), state(1, [call([step(0, "data")])])])
+    assert "has not made" not in text
+
+
+def test_a_call_with_a_name_is_missed_by_its_key() -> None:
+    named = call([step(1, "data")], absent=(1,), key=(1 << 62) + 9)
+    ended = state(1, [], last_number=0)
+    assert "rank 1 on host-1 has not made" in verdict([state(0, [named]), ended])
+    ended["worlds"][0]["groups"][0]["finished"] = [{"key": named["key"], "what": WHAT}]
+    assert "has not made" not in verdict([state(0, [named]), ended])
+
+
+def test_messages_are_missed_by_nobody_else() -> None:
+    message = call([step(1, "data")], key=3 << 62)
+    assert "has not made" not in verdict([state(0, [message]), state(2, [], last_number=0)])
+
+
+def test_of_two_words_of_a_rank_the_one_with_calls_in_flight_counts() -> None:
+    after = state(0, [])
+    after["taken_at_s"] = 99.0
+    assert "rank 0 waits for rank 1" in verdict([after, state(0, [call([step(1, "data")])])])
+
+
+def test_ranks_that_do_nothing_say_so() -> None:
+    assert (
+        verdict([state(0, [], size=1)]) == "1 of 1 ranks told\nnone of them had a call in flight\n"
+    )
+
+
+def test_the_command_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = state(0, [call([step(1, "data", 12.0)], absent=(1,))])
+    files = [str(write(one, "", str(tmp_path))[0]) for one in (waiting, state(1, [], 4))]
+    assert main(["dump", *files]) == 0
+    assert "rank 1 on host-1 has not made" in capsys.readouterr().out
+    assert main(["dump", "--text", files[0]]) == 0
+    assert capsys.readouterr().out.startswith("shoal on host-0")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no state of shoal; this shoal reads version 1"),
+        ('{"shoal_dump": 2}', "has version 2; this shoal reads version 1"),
+        ('{"shoal_dump": 1, "taken_at_s": 1, "worlds": [{}], "threads": []}', "is damaged"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_refused(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["dump", str(path)]) == 2
+    assert message in capsys.readouterr().err
