@@ -40,6 +40,8 @@ uint32_t eight_bytes(uint32_t crc, const std::byte* from) {
 
 Crc32cFn best_here() {
 #if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+    return crc32c_avx512;
   if (__builtin_cpu_supports("sse4.2")) return crc32c_sse42;
 #endif
   return crc32c_tables;

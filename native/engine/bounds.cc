@@ -25,6 +25,10 @@ constexpr size_t kMostDropped = 1u << 16;
 // Another of its steps may have taken some meanwhile, and want of memory may have ended its group.
 bool lacks_scratch(const Collective& call) { return !call.finished && call.scratch == nullptr; }
 
+// Segments of staging promised per flow whose turn has not come (TCP), at most. 64 x 128 KiB are
+// what 10 Gbit/s bring in 7 ms, a few turns of a busy core.
+constexpr uint32_t kMostLookAhead = 64;
+
 }  // namespace
 
 // Decides which peers of a new call hear of it now. One that was not heard in many calls before
@@ -191,6 +195,24 @@ void Engine::forget(Group& group) {
     dropped_order_.pop_front();
   }
   groups_.erase(id);
+}
+
+// Promises staging for segments from `upto` on. Together they must cover rate times delay, which
+// nobody knows: where everything that was promised is here before more was, the sender has stood
+// still for want of it, and the peer's flows get twice as much.
+void Engine::look_ahead(Collective& call, uint32_t at, uint32_t upto) {
+  StepState& state = call.state[at];
+  uint32_t& ahead = look_ahead_[call.group->members[call.plan->program->steps[at].peer]];
+  const bool starved = state.reserved > 0 && state.done + state.arrived.size() >= state.grant_said;
+  if (starved && state.reserved >= ahead) ahead = std::min(2 * ahead, kMostLookAhead);
+  for (uint32_t wish = std::min(ahead, state.n_segments - upto); wish > state.reserved; wish /= 2) {
+    if (!staging_.reserve((wish - state.reserved) * call.as_encoded(at, call.plan->segment_bytes)))
+      continue;
+    state.reserved = wish;
+    return;
+  }
+  if (state.reserved == 0)
+    traffic_[call.group->members[call.plan->program->steps[at].peer]].no_staging++;
 }
 
 }  // namespace shoal

@@ -13,6 +13,9 @@ namespace {
 constexpr size_t kFinishedKept = 4096;
 constexpr size_t kFinishedChunksKept = 1 << 20;
 
+// Segments of staging promised to a sender at first (bounds.cc): 1 ms at 8 Gbit/s.
+constexpr uint32_t kFirstAhead = 8;
+
 // The owner gets this memory back: should the kernel refuse to fence it, going on could be wrong in
 // silence.
 void take_away(const std::byte* data, size_t n_bytes, Regions::Against against) {
@@ -40,6 +43,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       eager_out_(names_.size(), 0),
       eager_in_(names_.size(), 0),
       credit_due_(names_.size(), 0),
+      look_ahead_(names_.size(), kFirstAhead),
       n_early_(names_.size(), 0),
       n_ended_unborn_(names_.size(), 0),
       traffic_(names_.size()),
@@ -402,10 +406,16 @@ void Engine::send_text(int peer, Header header, const std::string& text) {
 }
 
 void Engine::flush() {
+  is_unflushed_ = false;
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (!to_flush_[peer]) continue;
     to_flush_[peer] = false;
-    if (links_[peer] != nullptr) links_[peer]->flush(*this);
+    Link* link = links_[peer].get();
+    if (link == nullptr) continue;
+    link->flush(*this);
+    if (!link->is_unflushed()) continue;
+    to_flush_[peer] = true;
+    is_unflushed_ = true;
   }
 }
 

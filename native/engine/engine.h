@@ -3,6 +3,7 @@
 // very same code. docs/architecture.md tells how a segment travels.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -112,6 +113,8 @@ class Engine final : public FrameSink {
 
   // Runs what can run, at most about `budget` bytes of it. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);
+  // Links could take more at once than one turn may send: progress() goes on.
+  bool has_unflushed() const { return is_unflushed_; }
   bool has_work() const { return !runnable_.empty() || !endings_.empty(); }
   size_t n_in_flight() const { return n_in_flight_; }
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
@@ -176,6 +179,7 @@ class Engine final : public FrameSink {
 
   // Bounds on what calls and peers may take (bounds.cc)
   void count_ahead(Collective& call);
+  void look_ahead(Collective& call, uint32_t at, uint32_t upto);
   bool is_held(const Collective& call, int peer) const {
     return call.standing[peer] == Collective::Standing::kHeld;
   }
@@ -280,7 +284,9 @@ class Engine final : public FrameSink {
   std::vector<PeerState> peer_state_;
   std::vector<int64_t> heard_ns_, said_ns_;
   std::vector<bool> to_flush_;
+  bool is_unflushed_ = false;
   std::vector<uint32_t> eager_out_, eager_in_, credit_due_;  // bytes, by peer
+  std::vector<uint32_t> look_ahead_;                         // segments of a flow, by peer
   std::vector<uint32_t> n_early_;                            // frames kept, by peer
   std::vector<uint32_t> n_ended_unborn_;  // groups that we have not made, by peer
   Traffic traffic_;
@@ -292,7 +298,13 @@ class Engine final : public FrameSink {
     std::vector<std::byte> control;
     bool in_place = false;
   };
-  std::vector<Landing> landings_;  // by peer: where the payload now arriving goes
+  // By peer and path, from the first frame on: where the payload now arriving goes.
+  std::vector<std::unique_ptr<std::array<Landing, Header::kMaxPaths>>> landings_;
+  Landing& landing_of(int peer, const Header& header) {
+    auto& of_peer = landings_[static_cast<size_t>(peer)];
+    if (of_peer == nullptr) of_peer = std::make_unique<std::array<Landing, Header::kMaxPaths>>();
+    return (*of_peer)[header.path()];
+  }
 
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_groups_;  // the last ones, in order:

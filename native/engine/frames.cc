@@ -27,7 +27,7 @@ Collective* Engine::find(const Header& header) {
 }
 
 std::span<std::byte> Engine::landing(int peer, const Header& header) {
-  Landing& landing = landings_[peer];
+  Landing& landing = landing_of(peer, header);
   landing.in_place = false;
   if (header.type != FrameType::kData) {
     if (header.length > kMaxText) return {};
@@ -41,9 +41,14 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
       const uint32_t at = flows[header.flow];
       const Step& step = program.steps[at];
       StepState& state = call->state[at];
-      const bool next = header.segment == state.done && header.segment < state.n_segments &&
-                        header.segment < call->segments_ready(step) && has_memory(*call, step);
-      if (next && !step.fold && state.codec == nullptr &&
+      // Whatever its turn: paths bring segments in any order.
+      const bool is_new =
+          header.segment >= state.done &&
+          std::none_of(state.arrived.begin(), state.arrived.end(),
+                       [&](const auto& came) { return came.segment == header.segment; });
+      const bool ready = is_new && header.segment < state.n_segments &&
+                         header.segment < call->segments_ready(step) && has_memory(*call, step);
+      if (ready && !step.fold && state.codec == nullptr &&
           call->segment_bytes(step, header.segment) == header.length) {
         landing.in_place = true;
         return {call->segment_at(step.buffer, step.chunk, header.segment), header.length};
@@ -57,6 +62,7 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   heard_ns_[peer] = now_;
   traffic_[peer].n_frames_in++;
+  to_flush_[peer] = true;  // what came is to be acknowledged
   if (const Link* link = links_[peer].get(); link != nullptr) {
     const uint8_t over = link->shares_memory() ? kOverRing : kOverTcp;
     const std::string broken = broken_rule(header, payload.size(), over);
@@ -64,6 +70,7 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
   }
   switch (header.type) {
     case FrameType::kHeartbeat:
+    case FrameType::kAck:  // the link has seen to it
       return;
     case FrameType::kCredit: {
       const uint64_t back = place_of(payload).offset;
@@ -146,7 +153,7 @@ void Engine::keep_early(Group& group, int peer, const Header& header,
   n_early_[peer]++;
   group.early[header.key].push_back(
       {peer, header, {payload.begin(), payload.end()}, ++group.n_early});
-  landings_[peer].block = {};
+  landing_of(peer, header).block = {};
   if (!group.receiving.empty()) match_early(group, group.rank_of[peer], header.key);
 }
 
@@ -275,7 +282,7 @@ void Engine::on_data(Collective& call, int peer, const Header& header,
     return lengths_differ(call, call.group->rank_of[peer], call.group->rank, payload.size(),
                           call.plan->chunk_bytes(step.buffer, step.chunk));
   }
-  Landing& landing = landings_[peer];
+  Landing& landing = landing_of(peer, header);
   const bool twice = header.segment < state.done ||
                      std::any_of(
                          state.arrived.begin(), state.arrived.end(),

@@ -68,7 +68,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
   Error failed;
   for (const PeerSocket& peer : peers) {
     if (peer.memory_fd < 0) {
-      mesh->engine_.set_link(peer.rank, std::make_unique<TcpLink>(peer.rank, peer.socket_fd, epoch),
+      mesh->engine_.set_link(peer.rank, std::make_unique<TcpLink>(peer.rank, peer.path_fds, epoch),
                              now);
       continue;
     }
@@ -189,6 +189,7 @@ bool Mesh::step() {
     const bool came = pump_rings();
     moved = engine_.progress(kTurnBytes) || came;
   });
+  if (engine_.has_unflushed()) Lane::of_process().kick();  // sockets are its own
   return moved;
 }
 
@@ -222,9 +223,11 @@ void Mesh::wake_sleepers() {
 
 void Mesh::after_step(std::unique_lock<std::mutex>& lock) {
   const bool wake = (finished_some_ || engine_.has_work()) && n_callers_ > 0;
+  const bool is_unflushed = engine_.has_unflushed();
   finished_some_ = false;
   lock.unlock();
   if (wake) arena_->wake_callers();
+  if (is_unflushed) Lane::of_process().kick();  // sockets are the lane's
 }
 
 bool Mesh::wait(Collective& call, int64_t timeout_ns) {
@@ -327,7 +330,7 @@ std::vector<Mesh::Watched> Mesh::watched() {
     if (shm_links_[peer] != nullptr)
       all.push_back({shm_links_[peer]->fd(), peer});
     else if (auto* tcp = static_cast<TcpLink*>(engine_.link(peer)))
-      all.push_back({tcp->fd(), peer});
+      for (const int fd : tcp->fds()) all.push_back({fd, peer});
   }
   return all;
 }
@@ -371,9 +374,10 @@ bool Mesh::turn(int64_t now) {
   more |= !unread.empty();
   guarded([&] {
     for (const int peer : unread) pump_tcp(peer);
-    if (!unread.empty()) engine_.progress(kTurnBytes);
+    if (!unread.empty() || engine_.has_unflushed()) engine_.progress(kTurnBytes);
     if (now >= next_tick_ns_) tick(now);
   });
+  more |= engine_.has_unflushed();
   after_step(lock);
   return more;
 }
@@ -407,7 +411,9 @@ bool Mesh::is_called_for(int64_t now) {
 
 bool Mesh::may_sleep() {
   std::lock_guard lock(mutex_);
-  if (closed_ || n_callers_ > 0) return true;
+  if (closed_) return true;
+  if (engine_.has_unflushed()) return false;
+  if (n_callers_ > 0) return true;
   arena_->header().watch.fetch_or(kLaneSleeps);
   if (!has_inbound() && !engine_.has_work()) return true;
   arena_->header().watch.fetch_and(~kLaneSleeps);

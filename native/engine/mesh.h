@@ -19,8 +19,9 @@ namespace shoal {
 // A connected, authenticated peer. Descriptors pass to the mesh.
 struct PeerSocket {
   int rank = -1;
-  int socket_fd = -1;
-  int memory_fd = -1;  // its arena; -1: on another host
+  int socket_fd = -1;         // on this host
+  std::vector<int> path_fds;  // on another
+  int memory_fd = -1;         // its arena; -1: on another host
   int event_fd = -1;
 };
 

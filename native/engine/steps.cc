@@ -14,10 +14,6 @@ namespace {
 // cost the peer later starts of what follows; more cost a wake-up each.
 constexpr uint32_t kSegmentsPerNote = 8;
 
-// Segments of staging promised per flow whose turn has not come (TCP). Together they must cover the
-// round trip: 8 x 128 KiB is 1 ms at 8 Gbit/s.
-constexpr uint32_t kAhead = 8;
-
 }  // namespace
 
 // What the receiver allows, counting its promise to be ready once we have consumed its own flow.
@@ -460,13 +456,7 @@ void Engine::grant(Collective& call, uint32_t at) {
     }
   }
   if (!link->shares_memory() && upto < state.n_segments) {
-    if (state.reserved == 0) {
-      const uint32_t wish = std::min(kAhead, state.n_segments - upto);
-      if (staging_.reserve(wish * call.as_encoded(at, call.plan->segment_bytes)))
-        state.reserved = wish;
-      else
-        traffic_[peer].no_staging++;
-    }
+    look_ahead(call, at, upto);
     upto = std::min(upto + state.reserved, state.n_segments);
   }
   const bool worth_it = upto == state.n_segments || upto - state.grant_said >= state.reserved / 2;

@@ -43,7 +43,8 @@ class Cluster {
   static constexpr uint64_t kGroup = 7;
 
   // `per_host` ranks share memory; the others reach each other by stream sockets.
-  Cluster(int size, int per_host, int64_t spin_ns = 0) : size_(size), per_host_(per_host) {
+  Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1)
+      : size_(size), per_host_(per_host), n_paths_(n_paths) {
     std::vector<std::string> names;
     for (int rank = 0; rank < size; ++rank) {
       names.push_back("rank " + std::to_string(rank));
@@ -119,25 +120,34 @@ class Cluster {
   std::vector<std::shared_ptr<Arena>> arenas;
   std::vector<std::shared_ptr<Mesh>> meshes;
   std::vector<Group*> groups;
+  std::vector<int> first_paths;  // an end of each pair's first connection, borrowed
 
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
 
   void connect(std::vector<std::vector<PeerSocket>>& peers, int one, int other, int per_host) {
-    std::array<int, 2> fds{};
-    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
-    for (const auto& [rank, peer, fd] :
-         {std::tuple{one, other, fds[0]}, std::tuple{other, one, fds[1]}}) {
-      PeerSocket socket{peer, fd};
-      if (one / per_host == other / per_host) {
-        socket.memory_fd = dup(arenas[at(peer)]->memory_fd());
-        socket.event_fd = dup(arenas[at(peer)]->event_fd());
+    const bool is_local = one / per_host == other / per_host;
+    std::array<PeerSocket, 2> ends;
+    for (int path = 0; path < (is_local ? 1 : n_paths_); ++path) {
+      std::array<int, 2> fds{};
+      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
+      if (path == 0) first_paths.push_back(fds[0]);
+      for (size_t end = 0; end < 2; ++end) {
+        if (is_local) ends[end].socket_fd = fds[end];
+        if (!is_local) ends[end].path_fds.push_back(fds[end]);
       }
-      peers[at(rank)].push_back(socket);
+    }
+    for (const auto& [rank, peer, end] : {std::tuple{one, other, 0u}, std::tuple{other, one, 1u}}) {
+      ends[end].rank = peer;
+      if (is_local) {
+        ends[end].memory_fd = dup(arenas[at(peer)]->memory_fd());
+        ends[end].event_fd = dup(arenas[at(peer)]->event_fd());
+      }
+      peers[at(rank)].push_back(ends[end]);
     }
   }
 
-  const int size_, per_host_;
+  const int size_, per_host_, n_paths_;
 };
 
 // Runs `body` for each of `n` in a thread of its own, and waits for all.

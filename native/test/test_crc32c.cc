@@ -35,6 +35,8 @@ std::vector<Crc32cFn> kernels() {
   std::vector<Crc32cFn> all{crc32c_tables};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("sse4.2")) all.push_back(crc32c_sse42);
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+    all.push_back(crc32c_avx512);
 #endif
   return all;
 }

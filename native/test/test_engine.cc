@@ -73,6 +73,24 @@ constexpr Medium kMedia[] = {
      }},
 };
 
+// Over streams of bytes, as TCP: frames are numbered and acknowledged.
+constexpr Medium kPaths[] = {
+    {"one path", [](FakeNet::Options& net) { net.n_paths = 1; }},
+    {"one path in pieces",
+     [](FakeNet::Options& net) {
+       net.n_paths = 1;
+       net.delays = net.splits = 0.3;
+       net.copied = 0;
+     }},
+    {"three paths that break, and what is on them with them",
+     [](FakeNet::Options& net) {
+       net.n_paths = 3;
+       net.path_cuts = 0.03;
+       net.delays = net.splits = 0.3;
+       net.copied = 32;
+     }},
+};
+
 void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds, int n_hosts = 1) {
   constexpr int kSizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 13};
   constexpr size_t kInlines[] = {0, 16, 128, 1024};
@@ -91,6 +109,10 @@ void try_medium(const Medium& medium, bool shares_memory, uint64_t n_seeds, int 
 
 TEST("every algorithm gives the plain loop's bits, whatever a network does to its frames") {
   for (const Medium& medium : kMedia) try_medium(medium, false, 36);
+}
+
+TEST("every algorithm gives the plain loop's bits over paths that break") {
+  for (const Medium& medium : kPaths) try_medium(medium, false, 36);
 }
 
 TEST("every algorithm gives the plain loop's bits through shared memory, whatever comes when") {

@@ -163,7 +163,7 @@ TEST("claims to have put what was not granted end the link") {
 }
 
 TEST("frames of unknown types and of groups that the sender is not in end the link") {
-  for (const int type : {0, 16, 77, 255}) {
+  for (const int type : {0, 17, 77, 255}) {
     Duel duel;
     duel.say(duel.frame(static_cast<FrameType>(type)));
     duel.check_ended("sent a frame of unknown type " + std::to_string(type));

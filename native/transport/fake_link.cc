@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <cstring>
 
+#include "transport/tcp_link.h"
+
 namespace shoal {
 namespace {
 
 constexpr size_t kNone = ~size_t{0};
 
-void seal(Header& header, const std::byte* payload, size_t n_bytes) {
+void seal(Header& header, const std::byte* payload, size_t n_bytes, uint64_t epoch) {
   header.length = static_cast<uint32_t>(n_bytes);
   header.payload_crc = n_bytes == 0 ? 0 : crc32c(0, payload, n_bytes);
-  header.header_crc = header.own_crc();
+  header.header_crc = header.own_crc(epoch);
 }
 
 bool overlap(const std::byte* a, size_t n_a, const std::byte* b, size_t n_b) {
@@ -36,16 +38,23 @@ FakeNet::FakeNet(int n_ranks, const Options& chosen)
       random_(chosen.seed),
       n_delivered_(static_cast<size_t>(n_ranks), 0),
       wires_(static_cast<size_t>(n_ranks * n_ranks)),
+      streams_(chosen.n_paths > 0 ? wires_.size() * Header::kMaxPaths : 0),
       links_(wires_.size(), nullptr),
       arenas_(static_cast<size_t>(n_ranks)) {}
 
 FakeNet::~FakeNet() = default;
 
 std::unique_ptr<Link> FakeNet::link(int rank, int peer) {
-  return std::make_unique<FakeLink>(*this, rank, peer);
+  if (options.n_paths == 0) return std::make_unique<FakeLink>(*this, rank, peer);
+  std::vector<std::unique_ptr<Pipe>> pipes;
+  for (uint32_t path = 0; path < options.n_paths; ++path)
+    pipes.push_back(std::make_unique<FakePipe>(*this, rank, peer, path));
+  const Outbox::Sizes sizes = {options.copied, options.max_inline};
+  return std::make_unique<TcpLink>(peer, std::move(pipes), options.epoch, sizes);
 }
 
 void FakeNet::cut(int a, int b) {
+  for (uint32_t path = 0; path < options.n_paths; ++path) cut_path(a, b, path);
   for (Wire* one_way : {&wire(a, b), &wire(b, a)}) {
     one_way->parcels.clear();
     one_way->cut = true;
@@ -59,7 +68,9 @@ bool FakeNet::is_idle() const {
   };
   return std::none_of(links_.begin(), links_.end(), busy) &&
          std::all_of(wires_.begin(), wires_.end(),
-                     [](const Wire& one_way) { return one_way.parcels.empty(); });
+                     [](const Wire& one_way) { return one_way.parcels.empty(); }) &&
+         std::all_of(streams_.begin(), streams_.end(),
+                     [](const FakeStream& one_way) { return one_way.bytes.empty(); });
 }
 
 void FakeNet::accuse(const std::string& what) {
@@ -87,9 +98,8 @@ bool FakeLink::send(const Frame& frame) {
     net_.accuse("a large payload was sent through shared memory instead of offered by place");
   Parcel& parcel = queue_.emplace_back();
   parcel.header = frame.header;
-  parcel.header.epoch = net_.options.epoch;
   // Now: whoever writes to a borrowed payload before sent() is found out at the other end.
-  seal(parcel.header, frame.bytes(), n_bytes);
+  seal(parcel.header, frame.bytes(), n_bytes, net_.options.epoch);
   if (frame.payload == nullptr || n_bytes <= net_.options.copied) {
     parcel.own.assign(frame.bytes(), frame.bytes() + n_bytes);
     return true;
@@ -124,7 +134,7 @@ void FakeLink::put_on_wire(Parcel parcel) {
   if (net_.tamper) {
     read(parcel);
     net_.tamper(rank_, parcel.header, parcel.own);
-    seal(parcel.header, parcel.own.data(), parcel.own.size());
+    seal(parcel.header, parcel.own.data(), parcel.own.size(), options.epoch);
   }
   if (random.chance(options.corrupts)) damage(parcel);
   if (++net_.n_sent_ == options.cuts_at || random.chance(options.cuts))
@@ -226,8 +236,7 @@ bool FakeLink::begin(FrameSink& sink) {
   n_landed_ = 0;
   landing_ = {};
   landing_now_ = true;
-  if (header.magic != Header::kMagic || header.version != Header::kVersion ||
-      header.header_crc != header.own_crc()) {
+  if (!header.is_sound(net_.options.epoch)) {
     fail(sink, "sent a corrupt header (wrong magic, version or checksum)");
   } else if (header.length == 0) {
     end(sink);

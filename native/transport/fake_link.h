@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/shared_memory.h"
+#include "transport/fake_pipe.h"
 #include "transport/link.h"
 #include "transport/slots.h"
 
@@ -56,6 +57,11 @@ class FakeNet {
     double cuts = 0;           // the connection breaks instead
     uint64_t cuts_at = 0;      // the connection that takes the n-th frame of all breaks instead
     double refuses_share = 0;  // share() answers "not now"
+
+    // Not 0: links are TcpLinks over so many streams of bytes each. Then delays, splits and
+    // corrupts are per write and read.
+    uint32_t n_paths = 0;
+    double path_cuts = 0;  // per write: the path breaks, where another lives
   };
 
   FakeNet(int n_ranks, const Options& options);
@@ -71,11 +77,13 @@ class FakeNet {
   int host_of(int rank) const { return options.shares_memory ? rank % options.n_hosts : rank; }
   void step() { ++now_; }
   void cut(int a, int b);  // both ends break at their next pump
+  void cut_path(int a, int b, uint32_t path);
   // Nothing is on any wire, in any queue or half landed.
   bool is_idle() const;
 
   uint64_t n_delivered_to(int rank) const { return n_delivered_[static_cast<size_t>(rank)]; }
   uint64_t n_corrupted() const { return n_corrupted_; }
+  uint64_t n_paths_cut() const { return n_paths_cut_; }
   uint64_t n_sent() const { return n_sent_; }  // frames, by all ranks
   // The first breach of link.h's contract by who uses the links; empty if there was none.
   const std::string& violation() const { return violation_; }
@@ -87,6 +95,7 @@ class FakeNet {
 
  private:
   friend class FakeLink;
+  friend class FakePipe;
   struct Parcel {
     Header header;
     std::vector<std::byte> own;           // the payload, once it was read
@@ -102,6 +111,8 @@ class FakeNet {
   };
 
   Wire& wire(int from, int to) { return wires_[static_cast<size_t>(from * n_ranks_ + to)]; }
+  FakeStream& stream(int from, int to, uint32_t path);
+  size_t n_living_paths(int a, int b);
   void accuse(const std::string& what);
 
   const int n_ranks_;
@@ -112,6 +123,8 @@ class FakeNet {
   std::vector<uint64_t> n_delivered_;  // by receiver
   std::string violation_;
   std::vector<Wire> wires_;
+  std::vector<FakeStream> streams_;  // by from, to and path
+  uint64_t n_paths_cut_ = 0;
   std::vector<FakeLink*> links_;
   struct Arena {
     std::byte* slots = nullptr;

@@ -26,6 +26,7 @@ enum class FrameType : uint8_t {
   kHeartbeat = 13,
   kRegion = 14,   // a shared region's descriptor rides along (SCM_RIGHTS)
   kRelease = 15,  // the region is gone: drop the mapping
+  kAck = 16,      // nothing but its header's `acknowledged`
 };
 
 // Sixteen more bytes, carried as the payload of kGrant, kOffer, kCredit, kRegion and kRelease.
@@ -49,7 +50,7 @@ static_assert(sizeof(Lengths) == sizeof(Place));
 
 struct Header {
   static constexpr uint32_t kMagic = 0x6c616f68;  // "hoal", little endian
-  static constexpr uint8_t kVersion = 1;
+  static constexpr uint8_t kVersion = 2;
   // Larger frames would hold a connection longer than a heartbeat at 10 Mbit/s.
   static constexpr uint32_t kMaxPayload = 4u << 20;
 
@@ -57,7 +58,10 @@ struct Header {
   uint8_t version = kVersion;
   FrameType type = FrameType::kHeartbeat;
   uint16_t flags = 0;
-  uint64_t epoch = 0;
+  // Over paths only: which frame of the link this is, from 1 on, 0 where nobody keeps it; and that
+  // all frames up to this one have come from the peer. Both wrap.
+  uint32_t sequence = 0;
+  uint32_t acknowledged = 0;
   uint64_t group = 0;
   uint64_t key = 0;
   uint64_t descriptor = 0;
@@ -68,7 +72,20 @@ struct Header {
   uint32_t payload_crc = 0;
   uint32_t header_crc = 0;
 
-  uint32_t own_crc() const { return crc32c(0, this, offsetof(Header, header_crc)); }
+  // Begins with the epoch, which both ends know: a frame of another one is taken for damaged.
+  uint32_t own_crc(uint64_t epoch) const {
+    return crc32c(crc32c(0, &epoch, sizeof(epoch)), this, offsetof(Header, header_crc));
+  }
+  bool is_sound(uint64_t epoch) const {
+    return magic == kMagic && version == kVersion && header_crc == own_crc(epoch);
+  }
+  // By which path of its link a frame came. Written by the link that received it.
+  static constexpr uint32_t kMaxPaths = 8;
+  static constexpr uint16_t kPathFlags = 0xe000;
+  uint32_t path() const { return flags >> 13; }
+  void set_path(uint32_t path) {
+    flags = static_cast<uint16_t>((flags & 0x1fffu) | (path & (kMaxPaths - 1)) << 13);
+  }
 };
 static_assert(sizeof(Header) == 64);
 
@@ -80,6 +97,9 @@ inline constexpr uint16_t kInSlot = 1;
 
 // kData: sent before the receiver granted it; counts against the eager allowance.
 inline constexpr uint16_t kEager = 2;
+
+// Over paths: the sender waits for this frame to be acknowledged, to have its memory back.
+inline constexpr uint16_t kAckSoon = 4;
 
 // A frame on its way out. The payload is borrowed until the link says it was sent; small ones
 // travel in `small` and are never borrowed.

@@ -55,6 +55,9 @@ constexpr std::array kRules = {
     FrameRule{FrameType::kRelease, "release", kOverSocket, 0, Carries::kPlace,
               "the owner of shared memory, once it is gone", "drop your mapping of this region",
               "nothing"},
+    FrameRule{FrameType::kAck, "ack", kOverTcp, 0, Carries::kNothing,
+              "a link whose frames are waited for, where nothing else goes back",
+              "what its header acknowledges", "nothing"},
 };
 
 constexpr bool are_in_order() {
@@ -92,7 +95,7 @@ std::string broken_rule(const Header& header, size_t n_bytes, uint8_t over) {
   const std::string frame = std::string("sent a frame `") + rule.name + "` ";
   if ((rule.over & over) == 0)
     return frame + (over == kOverTcp ? "of shared memory over a network" : "over a ring");
-  if ((header.flags & ~rule.flags) != 0)
+  if ((header.flags & ~(rule.flags | Header::kPathFlags)) != 0)
     return frame + "with flags " + std::to_string(header.flags);
   if (!may_carry(rule.carries, n_bytes))
     return frame + "with " + std::to_string(n_bytes) + " B of payload";

@@ -31,7 +31,7 @@ class FrameSink {
 
 // Threads: under the mesh's lock.
 // Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
-// or the link is closed or broken.
+// or the link is closed or broken. Over paths that is when the peer has acknowledged it.
 class Link {
  public:
   virtual ~Link() = default;
@@ -48,6 +48,9 @@ class Link {
 
   // Frames wait in this link for room in the kernel or the ring.
   virtual bool has_queued() const = 0;
+
+  // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
+  virtual bool is_unflushed() const { return false; }
 
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }

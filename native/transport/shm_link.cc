@@ -218,7 +218,7 @@ bool ShmLink::deliver(FrameSink& sink) {
 bool ShmLink::tell(FrameType type, const Place& place, int fd) {
   Note note;
   note.header.type = type;
-  note.header.epoch = epoch_;
+  note.header.group = epoch_;
   note.header.length = sizeof(Place);
   note.place = place;
   iovec vector{&note, sizeof(note)};
@@ -286,7 +286,7 @@ ShmLink::Notes ShmLink::take_notes() {
     if (rider != nullptr && rider->cmsg_type == SCM_RIGHTS)
       std::memcpy(&fd, CMSG_DATA(rider), sizeof(int));
     const bool whole = n == static_cast<ssize_t>(sizeof(note)) &&
-                       note.header.magic == Header::kMagic && note.header.epoch == epoch_;
+                       note.header.magic == Header::kMagic && note.header.group == epoch_;
     result = Notes::kTaken;
     if (whole && note.header.type == FrameType::kRegion)
       take_region(note.place, fd);

@@ -1,308 +1,318 @@
 #include "transport/tcp_link.h"
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
-#include <new>
+
+#include "transport/socket_pipe.h"
 
 namespace shoal {
 namespace {
 
-// Read in one call beyond the frame at hand: small frames come many at a time.
-constexpr size_t kReadAhead = 32u << 10;
-// Payloads up to this size are copied into the queue; larger ones are borrowed.
-constexpr size_t kCopied = 1u << 10;
+// Read in one call beyond the frame at hand: small frames come many at a time. Of a large payload
+// that follows so much at most is copied once more.
+constexpr size_t kReadAhead = 4u << 10;
+// Behind a payload larger than that most likely comes another: its header, and nothing of it.
+constexpr size_t kReadAheadOfBulk = sizeof(Header);
 constexpr int kMaxVectors = 32;
-// One pump moves at most this much, so that one link cannot keep the lane from the others.
-constexpr size_t kPumpBytes = 1u << 20;
+// One turn reads and writes at most about this much: sending does not starve receiving, nor one
+// link the others.
+constexpr size_t kTurnBytes = 1u << 20;
+// A path that has so much does not pull more. What it has cannot be overtaken any more.
+constexpr size_t kPulledBytes = 256u << 10;
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+std::vector<std::unique_ptr<Pipe>> pipes_of(const std::vector<int>& fds) {
+  std::vector<std::unique_ptr<Pipe>> pipes;
+  for (const int fd : fds) pipes.push_back(std::make_unique<SocketPipe>(fd, fds.size() > 1));
+  return pipes;
+}
 
 }  // namespace
 
-TcpLink::TcpLink(int peer, int fd, uint64_t epoch)
-    : peer_(peer), fd_(fd), epoch_(epoch), ahead_(kReadAhead) {
-  fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK);
-  const int on = 1;
-  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // no effect on a Unix socket
+TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, uint64_t epoch,
+                 const Outbox::Sizes& sizes)
+    : PathLink(peer, pipes.size(), epoch, sizes), sizes_(sizes), paths_(pipes.size()) {
+  for (size_t at = 0; at < pipes.size(); ++at) {
+    paths_[at].pipe = std::move(pipes[at]);
+    paths_[at].ahead.resize(kReadAhead);
+  }
 }
+
+TcpLink::TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch)
+    : TcpLink(peer, pipes_of(fds), epoch) {}
 
 TcpLink::~TcpLink() { close(); }
 
+void TcpLink::close_path(size_t index) {
+  Path& path = paths_[index];
+  path.pipe = nullptr;
+  has_lost_ = true;
+  path.writing.clear();
+  path.n_waiting = 0;
+}
+
+void TcpLink::cut_path(size_t index) {
+  Path& path = paths_[index];
+  if (path.pipe != nullptr) path.pipe->end(true);
+  path.is_stuck = true;
+  path.writing.clear();
+  path.n_waiting = 0;
+}
+
 void TcpLink::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-  queue_.clear();
+  for (size_t path = 0; path < paths_.size(); ++path) close_path(path);
+  PathLink::close();
 }
 
 void TcpLink::forsake() {
-  if (fd_ >= 0) ::close(fd_);
+  for (const int fd : fds()) ::close(fd);
+}
+
+std::vector<int> TcpLink::fds() const {
+  std::vector<int> living;
+  for (const Path& path : paths_)
+    if (path.pipe != nullptr) living.push_back(path.pipe->fd());
+  return living;
+}
+
+bool TcpLink::is_drained() const {
+  return is_refused_ || std::all_of(paths_.begin(), paths_.end(), [](const Path& path) {
+           return path.pipe == nullptr || path.is_drained;
+         });
+}
+
+bool TcpLink::has_queued() const {
+  bool can_write = false, has = PathLink::has_queued();
+  for (const Path& path : paths_) {
+    can_write |= path.pipe != nullptr && !path.is_stuck;
+    has |= !path.writing.empty();
+  }
+  return can_write && has;
 }
 
 // A socket that is closed while data lies unread in it is reset, and what the peer had not read yet
 // is lost with it: perhaps the word of who died.
 bool TcpLink::lingers() {
-  if (fd_ < 0) return false;
-  shutdown(fd_, SHUT_WR);
-  for (;;) {
-    const ssize_t n = read(fd_, ahead_.data(), ahead_.size());
-    if (n > 0 || (n < 0 && errno == EINTR)) continue;
-    return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+  bool any = false;
+  for (Path& path : paths_) {
+    if (path.pipe == nullptr) continue;
+    path.pipe->end(false);
+    const iovec away = {path.ahead.data(), path.ahead.size()};
+    ssize_t n;
+    do n = path.pipe->read(&away, 1);
+    while (n > 0 || (n < 0 && errno == EINTR));
+    any |= n < 0 && would_block();
   }
-}
-
-void TcpLink::fail(FrameSink& sink, const std::string& what) {
-  if (fd_ < 0) return;
-  close();
-  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
-}
-
-// What the peer sent is not to be read any further, but it can still be told why.
-void TcpLink::refuse(FrameSink& sink, const std::string& what) {
-  refused_ = true;
-  in_payload_ = false;
-  std::erase_if(queue_, [](const Queued& queued) { return queued.n_sent == 0; });
-  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+  return any;
 }
 
 // ---- out
 
-// A grant overtakes data that has not begun to leave: otherwise two ranks that send to each other
-// would do so one after the other, the second once the first has sent all it was granted.
-bool TcpLink::send(const Frame& frame) {
-  if (fd_ < 0) return true;
-  auto at = queue_.end();
-  if (frame.header.type == FrameType::kGrant)
-    while (at != queue_.begin() && std::prev(at)->is_data_at_rest()) --at;
-  Queued& queued = *queue_.emplace(at);
-  queued.frame = frame;
-  if (frame.payload == nullptr) return true;
-  if (frame.header.length > kCopied) return false;
-  queued.owned.assign(frame.payload, frame.payload + frame.header.length);
-  queued.frame.payload = nullptr;
-  queued.frame.token = 0;
-  return true;
-}
-
-// Checksums are taken just before the bytes leave, when the copy to the kernel finds them warm.
-void TcpLink::seal(Queued& queued) {
-  Header& header = queued.frame.header;
-  header.epoch = epoch_;
-  header.payload_crc = header.length == 0 ? 0 : crc32c(0, queued.payload(), header.length);
-  header.header_crc = header.own_crc();
-  queued.sealed = true;
-}
-
 bool TcpLink::flush(FrameSink& sink) {
   bool moved = false;
-  while (fd_ >= 0 && !queue_.empty()) {
-    iovec vectors[kMaxVectors];
-    int n_vectors = 0;
-    size_t wanted = 0;
-    for (auto queued = queue_.begin();
-         queued != queue_.end() && n_vectors + 2 <= kMaxVectors && wanted < kPumpBytes; ++queued) {
-      if (!queued->sealed) seal(*queued);
-      size_t skip = queued->n_sent;
-      if (skip < sizeof(Header))
-        vectors[n_vectors++] = {reinterpret_cast<std::byte*>(&queued->frame.header) + skip,
-                                sizeof(Header) - skip};
-      skip = skip < sizeof(Header) ? 0 : skip - sizeof(Header);
-      if (skip < queued->frame.header.length)
-        vectors[n_vectors++] = {const_cast<std::byte*>(queued->payload()) + skip,
-                                queued->frame.header.length - skip};
-      wanted += queued->size() - queued->n_sent;
+  is_unflushed_ = false;
+  do {  // once more for what a path had that was lost meanwhile
+    has_lost_ = false;
+    for (size_t index = 0; index < paths_.size(); ++index) {
+      size_t budget = kTurnBytes;
+      moved |= flush_path(sink, index, budget);
     }
-    msghdr message{};
-    message.msg_iov = vectors;
-    message.msg_iovlen = static_cast<size_t>(n_vectors);
-    const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (has_lost_ && !is_closed_);
+  return acknowledge(sink) || moved;
+}
+
+// Where nothing else went that said so.
+bool TcpLink::acknowledge(FrameSink& sink) {
+  const size_t index = control_path();
+  if (!is_ack_due() || is_closed_ || is_refused_ || index == paths_.size()) return false;
+  Path& path = paths_[index];
+  if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // it waits: so does the peer
+  path.acknowledgement = acknowledgement();
+  path.acknowledgement.at = Outgoing::At::kPath;
+  path.writing.push_back(&path.acknowledgement);
+  path.n_waiting += path.acknowledgement.size();
+  size_t budget = kTurnBytes;
+  return flush_path(sink, index, budget);
+}
+
+// Pulls what one write may take. False if there is nothing to write.
+bool TcpLink::fill(size_t index) {
+  Path& path = paths_[index];
+  while (path.n_waiting < kPulledBytes && 2 * (path.writing.size() + 1) <= kMaxVectors) {
+    Outgoing* out = pull(index);
+    if (out == nullptr) break;
+    path.writing.push_back(out);
+    path.n_waiting += out->size();
+  }
+  return !path.writing.empty();
+}
+
+bool TcpLink::flush_path(FrameSink& sink, size_t index, size_t& budget) {
+  Path& path = paths_[index];
+  bool moved = false;
+  while (path.pipe != nullptr && !path.is_stuck && fill(index)) {
+    if (budget == 0) {
+      is_unflushed_ = true;
+      break;
+    }
+    size_t n_wanted = 0;
+    const ssize_t n = write_some(path, n_wanted);
     if (n < 0 && errno == EINTR) continue;
-    if (static_cast<ssize_t>(wanted) > n) n_full_++;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (n < static_cast<ssize_t>(n_wanted)) n_full_++;
+    if (n < 0 && would_block()) break;
     if (n < 0) {
       // Reading tells more about why: a goodbye may still lie there. The end comes from pump().
-      if (errno == EPIPE || errno == ECONNRESET) {
-        queue_.clear();
-        break;
-      }
-      fail(sink, std::string("could not be written to: ") + std::strerror(errno));
+      path.is_stuck = errno == EPIPE || errno == ECONNRESET;
+      if (!path.is_stuck)
+        lose_path(sink, index, std::string("could not be written to: ") + std::strerror(errno));
       break;
     }
     moved = true;
-    // All is counted before anyone is told: the sink may send, and overtake what is at rest.
-    size_t left = static_cast<size_t>(n);
-    for (auto queued = queue_.begin(); left > 0; ++queued) {
-      const size_t step = std::min(left, queued->size() - queued->n_sent);
-      queued->n_sent += step;
-      left -= step;
-    }
-    while (!queue_.empty() && queue_.front().n_sent == queue_.front().size()) {
-      const uint64_t token = queue_.front().frame.token;
-      const bool spoiled = queue_.front().is_spoiled();
-      queue_.pop_front();
-      if (token != 0 && !refused_) spoiled ? sink.spoiled(peer_, token) : sink.sent(peer_, token);
-      if (fd_ < 0) return true;
-    }
-    if (static_cast<size_t>(n) < wanted) break;
+    count_written(path, static_cast<size_t>(n));
+    budget -= std::min(budget, static_cast<size_t>(n));
+    if (static_cast<size_t>(n) < n_wanted) break;
   }
-  for (auto queued = queue_.begin(); queued != queue_.end() && queued->sealed; ++queued)
-    queued->waited = true;
   return moved;
 }
 
 LinkState TcpLink::state() const {
   LinkState state;
-  state.n_queued = queue_.size();
-  for (const Queued& queued : queue_) state.queued_bytes += queued.size() - queued.n_sent;
+  outbox_.count_queued(state.n_queued, state.queued_bytes);
   state.n_full = n_full_;
-  state.sockets = {state_of_socket(fd_)};
+  for (const Path& path : paths_) {
+    if (path.pipe == nullptr) continue;
+    state.n_queued += path.writing.size();
+    for (const Outgoing* out : path.writing) state.queued_bytes += out->size() - out->n_written;
+    state.sockets.push_back(state_of_socket(path.pipe->fd()));
+  }
   return state;
+}
+
+ssize_t TcpLink::write_some(Path& path, size_t& n_wanted) {
+  iovec vectors[kMaxVectors];
+  size_t n_vectors = 0;
+  for (Outgoing* out : path.writing) {
+    if (n_vectors + 2 > kMaxVectors) break;
+    if (!out->sealed) seal(*out);  // disowned since it was pulled
+    size_t skip = out->n_written;
+    if (skip < sizeof(Header))
+      vectors[n_vectors++] = {reinterpret_cast<std::byte*>(&out->frame.header) + skip,
+                              sizeof(Header) - skip};
+    skip = skip < sizeof(Header) ? 0 : skip - sizeof(Header);
+    if (skip < out->frame.header.length)
+      vectors[n_vectors++] = {const_cast<std::byte*>(out->payload()) + skip,
+                              out->frame.header.length - skip};
+    n_wanted += out->size() - out->n_written;
+  }
+  return path.pipe->write(vectors, n_vectors);
+}
+
+void TcpLink::count_written(Path& path, size_t n_bytes) {
+  while (n_bytes > 0) {
+    Outgoing& out = *path.writing.front();
+    const size_t step = std::min(n_bytes, out.size() - out.n_written);
+    out.n_written += step;
+    n_bytes -= step;
+    if (out.n_written < out.size()) break;
+    path.n_waiting -= std::min(path.n_waiting, out.size());
+    path.writing.pop_front();
+    if (&out == &path.acknowledgement)
+      out.at = Outgoing::At::kSent;
+    else
+      written(out);
+  }
+  if (path.writing.empty()) path.n_waiting = 0;  // what was disowned had become smaller
 }
 
 // ---- in
 
 bool TcpLink::pump(FrameSink& sink) {
-  if (refused_) return false;
+  if (is_refused_ || is_closed_) return false;
   bool moved = flush(sink);
-  size_t budget = kPumpBytes;
-  drained_ = false;
-  while (fd_ >= 0 && !refused_ && !drained_ && budget > 0) {
-    if (!read_some(sink)) break;
+  for (size_t index = 0; index < paths_.size(); ++index) moved |= pump_path(sink, index);
+  // Nobody else knows that the other paths, which may have room, have something to send again.
+  if (has_lost_ && !is_closed_) moved |= flush(sink);
+  return moved;
+}
+
+bool TcpLink::pump_path(FrameSink& sink, size_t index) {
+  Path& path = paths_[index];
+  bool moved = false;
+  path.is_drained = false;
+  for (size_t n_bytes = 0; n_bytes < kTurnBytes && !path.is_drained;) {
+    if (path.pipe == nullptr || is_refused_ || is_closed_) break;
+    const size_t n = read_some(sink, index);
+    if (n == 0) break;
     moved = true;
-    budget -= std::min(budget, kReadAhead);
-    while (fd_ >= 0 && !refused_ && parse(sink)) {
+    n_bytes += n;
+    while (path.pipe != nullptr && !is_refused_ && !is_closed_ && parse(sink, index)) {
     }
   }
   return moved;
 }
 
-// Reads the rest of the payload at hand straight to where it belongs, and what follows into ahead_.
+// Reads the rest of the payload at hand straight to where it belongs, and what follows into ahead.
 // Less than asked for means that the socket is empty (epoll(7)); another read would only say so, or
-// that it has ended.
-bool TcpLink::read_some(FrameSink& sink) {
-  if (ahead_begin_ > 0) {
-    std::memmove(ahead_.data(), ahead_.data() + ahead_begin_, ahead_end_ - ahead_begin_);
-    ahead_end_ -= ahead_begin_;
-    ahead_begin_ = 0;
+// that it has ended. Returns the bytes read.
+size_t TcpLink::read_some(FrameSink& sink, size_t index) {
+  Path& path = paths_[index];
+  Incoming& in = incoming_[index];
+  if (path.ahead_begin > 0) {
+    std::memmove(path.ahead.data(), path.ahead.data() + path.ahead_begin,
+                 path.ahead_end - path.ahead_begin);
+    path.ahead_end -= path.ahead_begin;
+    path.ahead_begin = 0;
   }
   iovec vectors[2];
-  int n_vectors = 0;
-  const size_t rest = in_payload_ ? landing_.size() - n_landed_ : 0;
-  if (rest > 0) vectors[n_vectors++] = {landing_.data() + n_landed_, rest};
-  vectors[n_vectors++] = {ahead_.data() + ahead_end_, ahead_.size() - ahead_end_};
-  const size_t wanted = rest + ahead_.size() - ahead_end_;
-  const ssize_t n = readv(fd_, vectors, n_vectors);
-  if (n < 0 && errno == EINTR) return false;
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-    drained_ = true;
-    return false;
+  size_t n_vectors = 0;
+  const size_t rest = in.in_payload ? in.landing.size() - in.n_landed : 0;
+  if (rest > 0) vectors[n_vectors++] = {in.landing.data() + in.n_landed, rest};
+  const bool in_bulk = rest > 0 && in.header.length > kReadAhead;
+  const size_t room = in_bulk ? kReadAheadOfBulk : path.ahead.size() - path.ahead_end;
+  vectors[n_vectors++] = {path.ahead.data() + path.ahead_end, room};
+  const ssize_t n = path.pipe->read(vectors, n_vectors);
+  if (n < 0 && errno == EINTR) return 0;
+  if (n < 0 && would_block()) {
+    path.is_drained = true;
+    return 0;
   }
   if (n <= 0) {
-    fail(sink, n == 0 || errno == ECONNRESET
-                   ? "closed the connection without a goodbye (its process died, or its host)"
-                   : std::string("could not be read from: ") + std::strerror(errno));
-    return false;
+    lose_path(sink, index,
+              n == 0 || errno == ECONNRESET
+                  ? "closed the connection without a goodbye (its process died, or its host)"
+                  : std::string("could not be read from: ") + std::strerror(errno));
+    return 0;
   }
   const size_t landed = std::min(rest, static_cast<size_t>(n));
-  n_landed_ += landed;
-  drained_ = static_cast<size_t>(n) < wanted && !ending_;
-  ahead_end_ += static_cast<size_t>(n) - landed;
-  return true;
+  in.n_landed += landed;
+  path.is_drained = static_cast<size_t>(n) < rest + room && !is_ending_;
+  path.ahead_end += static_cast<size_t>(n) - landed;
+  return static_cast<size_t>(n);
 }
 
 // One move forward with the bytes at hand; false when more must be read first.
-bool TcpLink::parse(FrameSink& sink) {
-  if (!in_payload_) return begin_frame(sink);
-  const size_t here = std::min(landing_.size() - n_landed_, ahead_end_ - ahead_begin_);
+bool TcpLink::parse(FrameSink& sink, size_t index) {
+  Path& path = paths_[index];
+  Incoming& in = incoming_[index];
+  if (!in.in_payload) {
+    if (path.ahead_end - path.ahead_begin < sizeof(Header)) return false;
+    std::memcpy(&in.header, path.ahead.data() + path.ahead_begin, sizeof(Header));
+    // The header counts as read once there is a place for what follows: finding one may throw.
+    if (!begin(sink, index)) return false;
+    path.ahead_begin += sizeof(Header);
+    return true;
+  }
+  const size_t here = std::min(in.landing.size() - in.n_landed, path.ahead_end - path.ahead_begin);
   if (here > 0) {
-    std::memcpy(landing_.data() + n_landed_, ahead_.data() + ahead_begin_, here);
-    n_landed_ += here;
-    ahead_begin_ += here;
+    std::memcpy(in.landing.data() + in.n_landed, path.ahead.data() + path.ahead_begin, here);
+    in.n_landed += here;
+    path.ahead_begin += here;
   }
-  return n_landed_ == landing_.size() && end_frame(sink);
-}
-
-bool TcpLink::begin_frame(FrameSink& sink) {
-  if (ahead_end_ - ahead_begin_ < sizeof(Header)) return false;
-  std::memcpy(&header_, ahead_.data() + ahead_begin_, sizeof(Header));
-  if (header_.magic != Header::kMagic || header_.version != Header::kVersion ||
-      header_.header_crc != header_.own_crc()) {
-    refuse(sink, "sent a corrupt header (wrong magic, version or checksum)");
-    return false;
-  }
-  if (header_.epoch != epoch_) {
-    refuse(sink, "sent a frame of another epoch");
-    return false;
-  }
-  if (header_.length > Header::kMaxPayload) {
-    refuse(sink, "announced a payload of " + std::to_string(header_.length) + " B; at most " +
-                     std::to_string(Header::kMaxPayload) + " are allowed");
-    return false;
-  }
-  // The header counts as read once there is a place for what follows: finding one may throw.
-  landing_ = header_.length == 0 ? std::span<std::byte>() : sink.landing(peer_, header_);
-  if (landing_.size() != header_.length) {
-    refuse(sink, "sent a frame of " + std::to_string(header_.length) + " B that nobody expects");
-    return false;
-  }
-  ahead_begin_ += sizeof(Header);
-  n_landed_ = 0;
-  in_payload_ = true;
-  return true;
-}
-
-bool TcpLink::end_frame(FrameSink& sink) {
-  in_payload_ = false;
-  if (header_.length > 0 && crc32c(0, landing_.data(), landing_.size()) != header_.payload_crc) {
-    refuse(sink,
-           "sent a corrupt payload (" + std::to_string(header_.length) +
-               " B, checksum does not match): the network damaged it, or its program wrote to "
-               "the memory of a call in flight");
-    return false;
-  }
-  const std::vector<std::byte> keep = std::move(diverted_);
-  diverted_.clear();
-  sink.arrived(peer_, header_, landing_);
-  return true;
-}
-
-void TcpLink::disown(const std::byte* from, size_t n_bytes) {
-  try {
-    let_go(from, n_bytes);
-  } catch (const std::bad_alloc&) {
-    // Without memory for a copy of what is half sent or half here, the connection is of no use; the
-    // kernel tells of its end.
-    queue_.clear();
-    in_payload_ = false;
-    if (fd_ >= 0) shutdown(fd_, SHUT_RDWR);
-  }
-}
-
-void TcpLink::let_go(const std::byte* from, size_t n_bytes) {
-  const auto inside = [&](const std::byte* at) { return at >= from && at < from + n_bytes; };
-  for (auto queued = queue_.begin(); queued != queue_.end();) {
-    if (queued->frame.payload == nullptr || !inside(queued->frame.payload)) {
-      ++queued;
-    } else if (queued->n_sent == 0) {
-      queued = queue_.erase(queued);
-    } else {
-      queued->owned.assign(queued->frame.payload,
-                           queued->frame.payload + queued->frame.header.length);
-      queued->frame.payload = nullptr;
-      queued->frame.token = 0;
-      ++queued;
-    }
-  }
-  if (in_payload_ && !landing_.empty() && inside(landing_.data())) {
-    diverted_.assign(landing_.begin(), landing_.end());
-    landing_ = diverted_;
-  }
+  return in.n_landed == in.landing.size() && end(sink, index);
 }
 
 }  // namespace shoal

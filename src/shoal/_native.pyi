@@ -108,7 +108,7 @@ class Mesh:
         names: Sequence[str],
         epoch: int,
         arena: Arena,
-        peers: Sequence[tuple[int, int, int, int]],
+        peers: Sequence[tuple[int, Sequence[int], int, int]],
         staging_bytes: int,
         spin_us: float,
         backstop_s: float,

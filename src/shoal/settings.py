@@ -25,6 +25,7 @@ SETTINGS: Final = (
     "SHOAL_KEY",
     "SHOAL_KEY_FILE",
     "SHOAL_LINK",
+    "SHOAL_PATHS",
     "SHOAL_PORT_RANGE",
     "SHOAL_SOCKET_IFNAME",
     "SHOAL_SPIN_US",

@@ -205,7 +205,10 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
             names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
             epoch=membership.epoch,
             arena=arenas[-1],
-            peers=[(peer.rank, peer.socket_fd, *_two(peer.fds)) for peer in membership.take()],
+            peers=[
+                (peer.rank, [peer.socket_fd, *peer.more_fds], *_two(peer.fds))
+                for peer in membership.take()
+            ],
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
             backstop_s=backstop_ms / 1e3,

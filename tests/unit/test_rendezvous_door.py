@@ -98,7 +98,7 @@ def test_who_proves_the_key_is_welcomed(house: House) -> None:
     [
         b"\0",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"shoal/rv\x04\x00",
+        b"shoal/rv\x05\x00",
         bytes(5000),
         ClientHandshake(Hello(0, 1, 9), KEY).hello,
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress, ServerHandshake
 
-HELLO = Hello(epoch=0x1122334455667788, rank=3, to_rank=1)
+HELLO = Hello(epoch=0x1122334455667788, rank=3, to_rank=1, path=5)
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
 CLIENT_NONCE, SERVER_NONCE = bytes(range(16)), bytes(range(16, 32))
 
@@ -39,8 +39,8 @@ def test_two_holders_of_the_key_both_finish() -> None:
 
 def test_the_bytes_on_the_wire_are_these() -> None:
     one, other = client(), server()
-    head = b"shoal/rv\x03\x00"
-    body = bytes.fromhex("8877665544332211 03000000 01000000")
+    head = b"shoal/rv\x04\x00"
+    body = bytes.fromhex("8877665544332211 03000000 01000000 05000000")
     assert one.hello == head + b"\x01\x00" + body + CLIENT_NONCE
     challenge = other.feed(one.hello)
     assert challenge == head + b"\x02\x00" + SERVER_NONCE
@@ -114,7 +114,7 @@ def test_a_hello_for_somebody_else_gets_no_reply() -> None:
     [
         b"GET / HTTP/1.1\r\n",
         b"\x00",
-        b"shoal/rv\x04",  # a later version
+        b"shoal/rv\x05",  # a later version
         b"shoal/rv\x03\x00\x03\x00" + bytes(32),  # a proof before any hello
         b"shoal/rv\x03\x00\x01\x00" + bytes(33),  # more than a hello
     ],
@@ -130,7 +130,7 @@ def test_a_server_without_the_key_does_not_convince_the_client() -> None:
     one.feed(other.feed(one.hello))
     said = one.hello + b"shoal/rv\x03\x00\x02\x00" + SERVER_NONCE
     forged = hmac.new(OTHER_KEY, b"server" + said, hashlib.sha256).digest()
-    one.feed(b"shoal/rv\x03\x00\x04\x00" + forged)
+    one.feed(b"shoal/rv\x04\x00\x04\x00" + forged)
     assert one.progress is Progress.REFUSED
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.rendezvous import interface
-from shoal.rendezvous.interface import Interface, choose_address
+from shoal.rendezvous.interface import Interface, choose_address, choose_addresses
 
 HOST = [
     Interface("lo", ("127.0.0.1", "::1"), is_loopback=True),
@@ -38,6 +38,16 @@ def _made_up_host(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_interface_is_named_in_nccls_way(wanted: str, name: str) -> None:
     assert choose_address("head", {"SHOAL_SOCKET_IFNAME": wanted}).interface == name
+
+
+def test_paths_take_turns_over_the_interfaces_that_are_named() -> None:
+    def names(n_paths: int, wanted: str) -> list[str]:
+        environ = {"SHOAL_SOCKET_IFNAME": wanted}
+        return [one.interface for one in choose_addresses(n_paths, "head", environ)]
+
+    assert names(3, "eth10,docker0") == ["eth10", "docker0", "eth10"]
+    assert names(2, "eth10") == ["eth10", "eth10"]
+    assert [one.address for one in choose_addresses(2, "head", {})] == 2 * ["10.10.0.5"]
 
 
 def test_an_exclusion_takes_the_first_that_is_up_and_no_loopback() -> None:

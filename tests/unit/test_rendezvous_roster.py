@@ -39,10 +39,12 @@ def test_what_is_no_record_is_none() -> None:
     wrong += [
         {**fields, "endpoint": {"address": "some.name", "port": 1, "interface": ""}},
         {**fields, "endpoint": {"address": "10.0.0.1", "port": 65536, "interface": ""}},
+        {**fields, "more": [{"address": "10.0.0.1", "port": 65536, "interface": ""}]},
         {**fields, "nonce": "00"},
         {**fields, "host_label": "x" * 1000},
     ]
     wrong = [each for each in wrong if each.get("has_own_key") not in ([], "\n", -1, 1.5)]
+    wrong.remove(fields)  # with an empty list of further endpoints, as it was
     for value in [
         b"",
         b"\xff",
@@ -120,6 +122,17 @@ def test_a_remote_rank_can_be_dialled_once_it_says_where() -> None:
     assert roster.remote_ranks() == [0]
 
 
+def test_the_lower_rank_says_how_many_paths_there_are_and_where_each_leads() -> None:
+    store = MemoryStore()
+    other = Endpoint("10.0.1.1", 4712, "eth1")
+    publish(store, 0, record(0, host_id="elsewhere", endpoint=ENDPOINT, more=(other,)))
+    publish(store, 2, record(2, host_id="elsewhere", endpoint=ENDPOINT, more=(other, other)))
+    roster = Roster(store, 1, record(1, more=()), None)
+    roster.refresh(0.0)
+    assert (roster.n_paths(0), roster.n_paths(2)) == (2, 1)
+    assert [roster.target(0, path) for path in (0, 1)] == [ENDPOINT, other]
+
+
 def test_a_leftover_of_a_group_of_another_size_is_not_used() -> None:
     store = MemoryStore()
     publish(store, 0, record(0, size=4))
@@ -147,7 +160,7 @@ def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, b'{"version": 1}')
     publish(store, 2)
-    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 3"):
+    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 4"):
         Roster(store, 1, record(1), None).refresh(0.0)
 
 

@@ -29,7 +29,9 @@ class Dialing:
         roster: says where a rank is; is told when something speaks against its record.
         dial_s: seconds for one attempt.
         trouble: by rank, takes what went wrong with it last.
-        on_proven: takes over a socket that has proved to lead to this rank; the selector knows it.
+        path_to_dial: which of the paths to a rank is to be opened next.
+        on_proven: takes over a socket that has proved to lead to this rank, by this path; the
+            selector knows it.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class Dialing:
         roster: Roster,
         dial_s: float,
         trouble: dict[int, str],
-        on_proven: Callable[[int, socket.socket], None],
+        path_to_dial: Callable[[int], int],
+        on_proven: Callable[[int, int, socket.socket], None],
     ) -> None:
         self._selector = selector
         self._roster = roster
         self._dial_s = dial_s
         self._trouble = trouble
+        self._path_to_dial = path_to_dial
         self._on_proven = on_proven
         self._dials: dict[int, Dial] = {}
         self._until: dict[int, float] = {}  # when to give a dial up
@@ -55,9 +59,10 @@ class Dialing:
         for rank in ranks:
             if rank in self._dials or now < self._not_before.get(rank, 0.0):
                 continue
-            target = self._roster.target(rank)
+            path = self._path_to_dial(rank)
+            target = self._roster.target(rank, path)
             if target is not None:
-                self._dial(rank, target, now)
+                self._dial(rank, path, target, now)
 
     def expire(self, now: float) -> None:
         """Give up what has taken too long."""
@@ -105,15 +110,15 @@ class Dialing:
         for dial in self._dials.values():
             dial.close()
 
-    def _dial(self, rank: int, target: Endpoint | str, now: float) -> None:
+    def _dial(self, rank: int, path: int, target: Endpoint | str, now: float) -> None:
         epoch = self._roster.epoch
         if epoch is None:
             return
         own_rank = self._roster.rank
         key = pair_key(self._roster.job_key, epoch, own_rank, rank)
-        handshake = ClientHandshake(Hello(epoch, own_rank, rank), key)
+        handshake = ClientHandshake(Hello(epoch, own_rank, rank, path), key)
         try:
-            dial = Dial(rank, target, handshake)
+            dial = Dial(rank, path, target, handshake)
         except OSError as error:
             self.fail(rank, error)
             return
@@ -137,7 +142,7 @@ class Dialing:
             return
         if progress is Progress.DONE:
             del self._dials[dial.rank]
-            self._on_proven(dial.rank, dial.sock)
+            self._on_proven(dial.rank, dial.path, dial.sock)
         elif progress is Progress.WAITING:
             if not was_connected:
                 on_ready = functools.partial(self._on_ready, dial)

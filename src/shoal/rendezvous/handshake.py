@@ -1,19 +1,20 @@
 """Both ends of the proof that opens every connection, without any I/O.
 
     client                                   server
-    HELLO {epoch, rank, to_rank, nonce}  ->
+    HELLO {epoch, rank, to_rank,
+           path, nonce}                  ->
                                          <-  CHALLENGE {nonce}    or STALE, or silence
     PROOF {mac of "client"}              ->
                                          <-  WELCOME {mac of "server"}    or KEY_DIFFERS {digest}
 
-Both macs cover HELLO and CHALLENGE, so a proof binds the epoch, the two ranks and both nonces and
-cannot be replayed or reflected. KEY_DIFFERS ends a job, so it holds a digest of all that the server
-saw: a client that sent or saw something else was not refused for its key, but for a bit that
-flipped on the way, and may try again.
+Both macs cover HELLO and CHALLENGE, so a proof binds the epoch, the two ranks, the path and both
+nonces, and cannot be replayed or reflected. KEY_DIFFERS ends a job, so it holds a digest of all
+that the server saw: a client that sent or saw something else was not refused for its key, but for a
+bit that flipped on the way, and may try again.
 
 Every message has a fixed size: no length is ever read from the wire, and an end reads exactly
 `wants` bytes, so what the peer sends after the handshake is never touched. Until it is proved
-right, a peer gets at most 88 bytes read.
+right, a peer gets at most 92 bytes read.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 MAGIC: Final = b"shoal/rv"
-VERSION: Final = 3
+VERSION: Final = 4
 N_NONCE_BYTES: Final = 16
 
 _HELLO, _CHALLENGE, _PROOF, _WELCOME, _STALE, _KEY_DIFFERS = range(1, 7)
 _PREFIX = struct.Struct("<8sHH")  # magic, version, kind
-_HELLO_FORM = struct.Struct(f"<8sHHQII{N_NONCE_BYTES}s")
+_HELLO_FORM = struct.Struct(f"<8sHHQIII{N_NONCE_BYTES}s")
 _SHORT_FORM = struct.Struct(f"<8sHH{N_NONCE_BYTES}s")  # CHALLENGE, STALE
 _LONG_FORM = struct.Struct("<8sHH32s")  # PROOF, WELCOME, KEY_DIFFERS
 
@@ -53,6 +54,7 @@ class Hello(NamedTuple):
     epoch: int
     rank: int
     to_rank: int
+    path: int = 0
 
 
 class _End:
@@ -98,7 +100,7 @@ class ClientHandshake(_End):
         super().__init__(_SHORT_FORM.size)
         fresh = os.urandom(N_NONCE_BYTES) if nonce is None else nonce
         self.hello = _HELLO_FORM.pack(
-            MAGIC, VERSION, _HELLO, hello.epoch, hello.rank, hello.to_rank, fresh
+            MAGIC, VERSION, _HELLO, hello.epoch, hello.rank, hello.to_rank, hello.path, fresh
         )
         self._key = key
         self._said = b""
@@ -154,14 +156,15 @@ class ServerHandshake(_End):
     def _take_hello(self, kind: int, message: bytes) -> bytes:
         if kind != _HELLO:
             return self._end(Progress.REFUSED)
-        _, _, _, epoch, rank, to_rank, _ = _HELLO_FORM.unpack(message)
-        verdict = self._admit(Hello(epoch, rank, to_rank))
+        _, _, _, epoch, rank, to_rank, path, _ = _HELLO_FORM.unpack(message)
+        hello = Hello(epoch, rank, to_rank, path)
+        verdict = self._admit(hello)
         if verdict is Progress.STALE:
             stale = _SHORT_FORM.pack(MAGIC, VERSION, _STALE, bytes(N_NONCE_BYTES))
             return self._end(Progress.STALE, stale)
         if isinstance(verdict, Progress):
             return self._end(Progress.REFUSED)
-        self.hello, self._key = Hello(epoch, rank, to_rank), verdict
+        self.hello, self._key = hello, verdict
         challenge = _SHORT_FORM.pack(MAGIC, VERSION, _CHALLENGE, self._nonce)
         self._said = message + challenge
         self._n_message_bytes = _LONG_FORM.size

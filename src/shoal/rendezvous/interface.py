@@ -53,11 +53,23 @@ def choose_address(
         UsageError: the interface asked for does not exist or has no address, the master's name
             does not resolve, or there is no route. The message lists what there is.
     """
+    return choose_addresses(1, master_addr, environ)[0]
+
+
+def choose_addresses(
+    n_paths: int, master_addr: str | None = None, environ: Mapping[str, str] | None = None
+) -> list[Advertised]:
+    """The same for each of several paths: in turn over the interfaces that were named."""
     env = os.environ if environ is None else environ
     found = list_interfaces()
     for variable in _VARIABLES:
         if env.get(variable):
-            return _named(variable, env[variable], found, master_addr)
+            named = _named(variable, env[variable], found, master_addr)
+            return [named[path % len(named)] for path in range(n_paths)]
+    return [_routed(found, master_addr)] * n_paths
+
+
+def _routed(found: list[Interface], master_addr: str | None) -> Advertised:
     address = master_addr and _source_towards(master_addr)
     if address and master_addr and (not is_loopback(address) or names_loopback(master_addr)):
         return Advertised(address, _name_of(address, found), f"the route to {master_addr}")
@@ -112,7 +124,8 @@ def names_loopback(host: str) -> bool:
 
 def _named(
     variable: str, wanted: str, found: list[Interface], master_addr: str | None
-) -> Advertised:
+) -> list[Advertised]:
+    """An address of each interface that the variable selects, best first."""
     usable = [one for one in found if any(map(_is_reachable, one.addresses))]
     matches = _matching(wanted, usable)
     if not matches:
@@ -120,11 +133,14 @@ def _named(
             f"{variable}={wanted} matches no network interface of this host that has an address; "
             f"there are {_describe(found)}"
         )
-    addresses = [address for address in matches[0].addresses if _is_reachable(address)]
     # All ranks should speak the master's family, IPv4 where nothing is known.
     wants_v6 = master_addr is not None and ":" in master_addr
-    best = next((address for address in addresses if (":" in address) == wants_v6), addresses[0])
-    return Advertised(best, matches[0].name, f"{variable}={wanted}")
+    chosen = []
+    for match in matches:
+        addresses = [address for address in match.addresses if _is_reachable(address)]
+        best = next((one for one in addresses if (":" in one) == wants_v6), addresses[0])
+        chosen.append(Advertised(best, match.name, f"{variable}={wanted}"))
+    return chosen
 
 
 def _matching(wanted: str, found: list[Interface]) -> list[Interface]:

@@ -26,7 +26,7 @@ from shoal.rendezvous.handshake import N_NONCE_BYTES, Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
 from shoal.rendezvous.link import MAX_FDS
 from shoal.rendezvous.links import Links
-from shoal.rendezvous.listener import listen_for_hosts, listen_unix, port_range
+from shoal.rendezvous.listener import listen_for_hosts, listen_unix, n_paths, port_range
 from shoal.rendezvous.membership import Membership, PeerInfo
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.record import MAX_CARD_BYTES, Record, epoch_of, find_host_id
@@ -149,6 +149,7 @@ class _Join:
         self._store = store
         given_key = job_key(options.environ)
         self._ports = port_range(options.environ)
+        n_paths(options.environ)  # is right, or nothing begins
         host_id = find_host_id(options.environ)
         # From here on nothing may fail but `run`: nobody would close what is open.
         listener, unix_name = listen_unix()
@@ -169,7 +170,12 @@ class _Join:
         # Links and dials are of the epoch that the roster shows.
         self._links = Links(rank, size, selector, self._lost)
         self._dialing = Dialing(
-            selector, self._roster, options.dial_s, self._trouble, self._links.add
+            selector,
+            self._roster,
+            options.dial_s,
+            self._trouble,
+            self._links.path_to_dial,
+            self._add,
         )
         self._reread_at = float("inf")
         self._reread_s = _FIRST_REREAD_S
@@ -312,9 +318,20 @@ class _Join:
         if not is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._trouble.pop(hello.rank, None)
+        if hello.path > 0:
+            self._links.add_path(hello.rank, hello.path, sock)
+            return
         self._links.drop(hello.rank)
         self._selector.register(sock, selectors.EVENT_READ)
-        self._links.add(hello.rank, sock)
+        self._add(hello.rank, 0, sock)
+
+    def _add(self, rank: int, path: int, sock: socket.socket) -> None:
+        """Keep a proven socket, which the selector knows."""
+        if path == 0:
+            self._links.add(rank, sock, self._roster.n_paths(rank))
+            return
+        self._selector.unregister(sock)
+        self._links.add_path(rank, path, sock)
 
     def key_differs(self, hello: Hello) -> None:
         """Remember it for the deadline, and look soon whether it has left: it is told at once."""
@@ -378,10 +395,12 @@ class _Join:
     def _listen_for_hosts(self) -> None:
         environ = self._options.environ
         master = self._options.master_addr or environ.get("MASTER_ADDR") or self._store.host
-        listener, endpoint = listen_for_hosts(self._rank, master, self._ports, environ)
-        self._door.open(listener)
+        listeners, paths = listen_for_hosts(self._rank, master, self._ports, environ)
+        for listener in listeners:
+            self._door.open(listener)
         self._has_tcp = True
-        self._roster.publish(self._roster.own._replace(endpoint=endpoint))
+        own = self._roster.own._replace(endpoint=paths[0], more=tuple(paths[1:]))
+        self._roster.publish(own)
 
     # The end of it.
 
@@ -392,9 +411,12 @@ class _Join:
         peers = []
         for link in self._links.take():
             address = link.address
+            more = link.detach_more()
             for rank, (socket_fd, fds) in link.detach().items():
                 host_id, label = self._roster.host_id(rank), self._roster.label(rank)
-                peers.append(PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds))
+                peers.append(
+                    PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds, more)
+                )
         peers.sort(key=lambda peer: peer.rank)
         own = self._roster.own
         key = self._roster.job_key

@@ -31,8 +31,11 @@ _ROOM: Final = socket.CMSG_SPACE(MAX_FDS_AT_ONCE * array.array("i").itemsize)
 class Dial:
     """One attempt to reach a peer: connect, then prove the key to it."""
 
-    def __init__(self, rank: int, target: Endpoint | str, handshake: ClientHandshake) -> None:
+    def __init__(
+        self, rank: int, path: int, target: Endpoint | str, handshake: ClientHandshake
+    ) -> None:
         self.rank = rank
+        self.path = path
         self._target = target
         self._handshake = handshake
         self._is_connected = False
@@ -97,11 +100,20 @@ class Link:
 
     Args:
         to_come: the ranks that the peer is to introduce to us, itself included.
+        n_paths: how many connections there are to be, this one included.
     """
 
-    def __init__(self, rank: int, sock: socket.socket, to_come: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        sock: socket.socket,
+        to_come: Set[int] = frozenset(),
+        n_paths: int = 1,
+    ) -> None:
         self.rank = rank
         self.sock = sock
+        self.n_paths = n_paths
+        self._more: dict[int, socket.socket] = {}  # by path; `sock` is path 0
         self.is_local = sock.family == socket.AF_UNIX
         self.is_settled = False
         self.waits_for: int | None = None  # whom the peer lacks to introduce us
@@ -114,7 +126,22 @@ class Link:
     @property
     def is_open(self) -> bool:
         """Whether it is of use: proven, and all descriptors that are to come over it are here."""
-        return len(self._fds) >= max(1, len(self._to_come))
+        has_paths = len(self._more) == self.n_paths - 1
+        return has_paths and len(self._fds) >= max(1, len(self._to_come))
+
+    @property
+    def next_path(self) -> int:
+        """The first path that is not there, or `n_paths`."""
+        return next(path for path in range(1, self.n_paths + 1) if path not in self._more)
+
+    def add_path(self, path: int, sock: socket.socket) -> bool:
+        """Keep another proven connection to the peer, in the place of one it has given up."""
+        if not 1 <= path < self.n_paths or self._has_said_ready:
+            return False
+        if path in self._more:
+            self._more[path].close()
+        self._more[path] = sock
+        return True
 
     @property
     def introduced(self) -> Set[int]:
@@ -164,6 +191,11 @@ class Link:
         except BlockingIOError:
             return
 
+    def detach_more(self) -> tuple[int, ...]:
+        """The sockets of all paths but the first, which are the caller's from here on."""
+        more, self._more = self._more, {}
+        return tuple(more[path].detach() for path in sorted(more))
+
     def detach(self) -> dict[int, tuple[int, tuple[int, ...]]]:
         """By rank, the sockets and descriptors, which are the caller's from here on."""
         held, self._fds = self._fds, {}
@@ -174,6 +206,8 @@ class Link:
     def close(self) -> None:
         """Close the connection and what came over it."""
         self.sock.close()
+        for sock in self._more.values():
+            sock.close()
         held, self._fds = self._fds, {}
         _close_all(fd for fds in held.values() for fd in fds)
 

@@ -54,10 +54,11 @@ class Links:
         self._direct = sorted([*remote, *(others if is_guide else [guide])])
         self._guide = Guide(self._rank, fds, others if is_guide else [], self._links)
 
-    def add(self, rank: int, sock: socket.socket) -> None:
-        """Keep a proven socket, which the selector knows already."""
+    def add(self, rank: int, sock: socket.socket, n_paths: int = 1) -> None:
+        """Keep a proven socket, which the selector knows already: the first of `n_paths`."""
         is_guide = rank == self.host[0]
-        link = Link(rank, sock, set(self.host) - {self._rank} if is_guide else frozenset())
+        to_come = set(self.host) - {self._rank} if is_guide else frozenset()
+        link = Link(rank, sock, to_come, n_paths)
         self._links[rank] = link
         on_ready = functools.partial(self._on_ready, link)
         self._selector.modify(sock, selectors.EVENT_READ, on_ready)
@@ -66,6 +67,12 @@ class Links:
                 link.offer(self._fds)
         except OSError as error:
             self._lose(link, error)
+
+    def add_path(self, rank: int, path: int, sock: socket.socket) -> None:
+        """Keep another proven socket to a rank that we are linked to; else it is closed."""
+        link = self._links.get(rank)
+        if link is None or not link.add_path(path, sock):
+            sock.close()
 
     def drop(self, rank: int) -> None:
         """Close the link to this rank, if there is one."""
@@ -101,8 +108,17 @@ class Links:
         return rank in self._direct
 
     def to_dial(self) -> list[int]:
-        """The lower ranks that a link is lacking to."""
-        return [rank for rank in self._direct if rank < self._rank and rank not in self._links]
+        """The lower ranks that a link, or a path of it, is lacking to."""
+        return [rank for rank in self._direct if rank < self._rank and self._lacks(rank)]
+
+    def path_to_dial(self, rank: int) -> int:
+        """The path to such a rank that is to be opened next."""
+        link = self._links.get(rank)
+        return 0 if link is None else link.next_path
+
+    def _lacks(self, rank: int) -> bool:
+        link = self._links.get(rank)
+        return link is None or link.next_path < link.n_paths
 
     def met(self) -> set[int]:
         """The ranks that we are linked to, or were introduced to."""

@@ -11,8 +11,8 @@ from typing import Final
 
 from shoal.errors import UsageError
 from shoal.rendezvous.door import is_out_of_descriptors
-from shoal.rendezvous.interface import choose_address
-from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.interface import Advertised, choose_addresses
+from shoal.rendezvous.record import MAX_PATHS, Endpoint
 
 # Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
 _BACKLOG: Final = 1024
@@ -38,8 +38,8 @@ def unix_address(name: str) -> bytes:
 
 def listen_for_hosts(
     rank: int, master: str | None, ports: Iterable[int], environ: Mapping[str, str]
-) -> tuple[socket.socket, Endpoint]:
-    """A listener on the interface that leads to the other hosts, and where they find it.
+) -> tuple[list[socket.socket], list[Endpoint]]:
+    """Listeners on the interfaces that lead to the other hosts, and an endpoint for each path.
 
     Args:
         master: decides the interface, unless the environment does.
@@ -47,7 +47,34 @@ def listen_for_hosts(
     Raises:
         UsageError: it cannot listen there; says what to set.
     """
-    chosen = choose_address(master, environ)
+    found: dict[str, tuple[socket.socket, Endpoint]] = {}
+    paths = choose_addresses(n_paths(environ), master, environ)
+    try:
+        for chosen in paths:
+            if chosen.address not in found:
+                found[chosen.address] = _listen_at(rank, chosen, ports, environ)
+    except BaseException:
+        for listener, _ in found.values():
+            listener.close()
+        raise
+    return [listener for listener, _ in found.values()], [found[one.address][1] for one in paths]
+
+
+def n_paths(environ: Mapping[str, str]) -> int:
+    """How many connections two ranks of different hosts have, by `SHOAL_PATHS`.
+
+    Raises:
+        UsageError: the value is no such number.
+    """
+    text = environ.get("SHOAL_PATHS", "") or "1"
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_PATHS:
+        raise UsageError(f"SHOAL_PATHS={text!r} is not a number from 1 to {MAX_PATHS}")
+    return int(text)
+
+
+def _listen_at(
+    rank: int, chosen: Advertised, ports: Iterable[int], environ: Mapping[str, str]
+) -> tuple[socket.socket, Endpoint]:
     try:
         listener = listen_tcp(chosen.address, ports)
     except OSError as error:

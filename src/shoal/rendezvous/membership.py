@@ -21,6 +21,7 @@ class PeerInfo(NamedTuple):
         is_local: whether the peer is on this host, so that memory can be shared with it.
         socket_fd: connected, proven, non-blocking; a Unix stream inside a host, otherwise TCP
             without delay. Nothing of what the peer sent after the handshake has been read.
+        more_fds: the same by its other paths; empty inside a host.
         fds: what the peer passed as its `local_fds`, in its order; empty between hosts.
     """
 
@@ -31,15 +32,16 @@ class PeerInfo(NamedTuple):
     is_local: bool
     socket_fd: int
     fds: tuple[int, ...] = ()
+    more_fds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Membership:
     """One epoch of a group, as one rank sees it.
 
-    Owns every `socket_fd` and every `fds` of its peers until `take()` hands them over; `close()`
-    closes them if nobody took them. All are close-on-exec. The `local_fds` that were given to
-    `join` stay their caller's.
+    Owns every `socket_fd`, `more_fds` and `fds` of its peers until `take()` hands them over;
+    `close()` closes them if nobody took them. All are close-on-exec. The `local_fds` that were
+    given to `join` stay their caller's.
 
     Args:
         epoch: 64 random bits, the same on all ranks.
@@ -59,7 +61,7 @@ class Membership:
     _held: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        held = [fd for peer in self.peers for fd in (peer.socket_fd, *peer.fds)]
+        held = [fd for peer in self.peers for fd in (peer.socket_fd, *peer.more_fds, *peer.fds)]
         object.__setattr__(self, "_held", held)
 
     def take(self) -> tuple[PeerInfo, ...]:

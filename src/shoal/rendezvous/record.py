@@ -14,6 +14,7 @@ from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
 from shoal.rendezvous.key import N_KEY_BYTES
 
 MAX_CARD_BYTES: Final = 255
+MAX_PATHS: Final = 8  # native/transport/frame.h
 _MAX_TEXT: Final = 255  # characters of a name: HOST_NAME_MAX is 64, a DNS name at most 253
 _SEAL: Final = b', "crc": '
 
@@ -36,6 +37,7 @@ class Record(NamedTuple):
     `has_own_key` says whether the rank was given a job key. `key` is set by rank 0 if it was not:
     a random one for the whole job. The two travel in one record so that nobody can pair the key
     of an earlier group with the nonce of this one. `card` is the caller's, for all ranks to read.
+    A rank of another host opens a path to `endpoint` and to each of `more`.
     """
 
     size: int
@@ -46,8 +48,14 @@ class Record(NamedTuple):
     has_own_key: bool
     key: bytes | None = None
     endpoint: Endpoint | None = None
+    more: tuple[Endpoint, ...] = ()
     card: bytes = b""
     version: int = VERSION
+
+    @property
+    def n_paths(self) -> int:
+        """How many connections each higher rank of another host opens to this one."""
+        return 1 + len(self.more)
 
     def encode(self) -> bytes:
         """As JSON, so that a person can read it in the store, with a checksum."""
@@ -55,6 +63,7 @@ class Record(NamedTuple):
         fields["nonce"] = self.nonce.hex()
         fields["key"] = None if self.key is None else self.key.hex()
         fields["endpoint"] = None if self.endpoint is None else self.endpoint._asdict()
+        fields["more"] = [endpoint._asdict() for endpoint in self.more]
         fields["card"] = self.card.hex()
         return seal(fields)
 
@@ -142,6 +151,7 @@ def _checked(fields: dict[str, Any]) -> Record:
         has_own_key=fields["has_own_key"] is True,
         key=None if fields["key"] is None else _secret(fields["key"], N_KEY_BYTES),
         endpoint=None if fields["endpoint"] is None else _endpoint(fields["endpoint"]),
+        more=tuple(map(_endpoint, fields["more"][: MAX_PATHS - 1])),
         card=bytes.fromhex(short_text(fields["card"])),
     )
 

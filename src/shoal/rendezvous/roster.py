@@ -110,12 +110,20 @@ class Roster:
         record = self._records.get(rank)
         return record.host_label if record is not None else "an unknown host"
 
-    def target(self, rank: int) -> Endpoint | str | None:
+    def target(self, rank: int, path: int = 0) -> Endpoint | str | None:
         """Where to connect to: a Unix name, an endpoint, or None if that is not known yet."""
         record = self._records.get(rank)
         if self.epoch is None or record is None:
             return None
-        return record.unix_name if self.is_local(rank) else record.endpoint
+        if self.is_local(rank):
+            return record.unix_name
+        return record.more[path - 1] if 0 < path < record.n_paths else record.endpoint
+
+    def n_paths(self, rank: int) -> int:
+        """How many connections we have with a rank that has a record: the lower rank decides."""
+        if self.is_local(rank):
+            return 1
+        return (self._records[rank] if rank < self.rank else self.own).n_paths
 
     def remote_ranks(self) -> list[int]:
         """The ranks on other hosts, as far as they have a record."""

@@ -1,0 +1,255 @@
+// Two connected ends of a link, and a sink that keeps what came: for the tests of links.
+#pragma once
+
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "test/check.h"
+#include "transport/fake_link.h"
+#include "transport/tcp_link.h"
+
+namespace shoal::test {
+
+using Bytes = std::vector<std::byte>;
+
+inline constexpr uint64_t kEpoch = 77;
+
+inline bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline Bytes random_bytes(FakeRandom& random, size_t n_bytes) {
+  Bytes bytes(n_bytes);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
+  return bytes;
+}
+
+// Keeps what came, and holds the link to its word about when it may call.
+class Recorder final : public FrameSink {
+ public:
+  struct Came {
+    Header header;
+    Bytes payload;
+  };
+
+  std::span<std::byte> landing(int peer, const Header& header) override {
+    check_open(peer);
+    CHECK(header.length > 0);
+    CHECK(header.length <= Header::kMaxPayload);
+    n_landings++;
+    if (refuses) return {};
+    last_path = header.path();
+    memory() = std::make_unique<std::byte[]>(header.length);
+    n_bytes = header.length;
+    return {memory().get(), n_bytes};
+  }
+  void arrived(int peer, const Header& header, std::span<std::byte> payload) override {
+    check_open(peer);
+    CHECK_EQ(payload.size(), header.length);
+    came.push_back({header, Bytes(payload.begin(), payload.end())});
+    if (on_arrived) on_arrived(header);
+  }
+  void sent(int peer, uint64_t token) override {
+    check_open(peer);
+    CHECK(token != 0);
+    n_sent[token]++;
+    if (on_sent) on_sent(token);
+  }
+  void spoiled(int peer, uint64_t token) override {
+    check_open(peer);
+    n_spoiled[token]++;
+  }
+  void broken(int peer, const Error& error) override {
+    check_open(peer);
+    why = error;
+    is_over = true;
+  }
+  void check_open(int peer) const {
+    CHECK_EQ(peer, expected_peer);
+    CHECK(!is_over);
+  }
+
+  int expected_peer = 0;
+  std::vector<Came> came;
+  std::map<uint64_t, int> n_sent, n_spoiled;
+  Error why;
+  bool is_over = false;  // broken, or closed by the test: nothing may be called any more
+  int n_landings = 0;
+  bool refuses = false;
+  std::unique_ptr<std::byte[]>& memory() { return landings[last_path]; }  // of the last landing
+  std::array<std::unique_ptr<std::byte[]>, Header::kMaxPaths> landings;
+  uint32_t last_path = 0;
+  size_t n_bytes = 0;
+  std::function<void(const Header&)> on_arrived;
+  std::function<void(uint64_t)> on_sent;
+};
+
+// Two connected ends of one kind of link. End 0 talks to peer 1 and the other way round.
+struct Pair {
+  virtual ~Pair() = default;
+  // What the lane does when a descriptor is ready. True if anything moved.
+  virtual bool pump(int end) {
+    return links[static_cast<size_t>(end)]->pump(sinks[static_cast<size_t>(end)]);
+  }
+  // Waits, if the medium works in the background; false if it does not.
+  virtual bool wait() { return false; }
+
+  Pair() {
+    sinks[0].expected_peer = 1;
+    sinks[1].expected_peer = 0;
+  }
+  Link& link(int end) { return *links[static_cast<size_t>(end)]; }
+  Recorder& sink(int end) { return sinks[static_cast<size_t>(end)]; }
+  template <class Until>
+  bool run(Until until) {
+    for (int n_idle = 0; n_idle < 50 && !until();) {
+      bool moved = pump(0);
+      moved |= pump(1);
+      if (!moved && !until() && !wait()) n_idle++;
+      if (moved) n_idle = 0;
+    }
+    return until();
+  }
+  void settle() {
+    run([] { return false; });
+  }
+
+  std::array<std::unique_ptr<Link>, 2> links;
+  std::array<Recorder, 2> sinks;
+};
+
+struct FakePair final : Pair {
+  explicit FakePair(const FakeNet::Options& options) : net(2, options) {
+    for (const int end : {0, 1}) links[static_cast<size_t>(end)] = net.link(end, 1 - end);
+  }
+  ~FakePair() override { links = {}; }
+  bool pump(int end) override {
+    net.step();
+    return Pair::pump(end);
+  }
+
+  FakeNet net;
+};
+
+inline std::array<int, 2> unix_sockets() {
+  std::array<int, 2> fds{};
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
+  return fds;
+}
+
+inline std::array<int, 2> tcp_sockets() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* any = reinterpret_cast<sockaddr*>(&address);
+  CHECK_EQ(bind(listener, any, length), 0);
+  CHECK_EQ(listen(listener, 1), 0);
+  CHECK_EQ(getsockname(listener, any, &length), 0);
+  const int near = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK_EQ(connect(near, any, length), 0);
+  const int far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  CHECK(far >= 0);
+  close(listener);
+  return {near, far};
+}
+
+struct TcpPair final : Pair {
+  explicit TcpPair(const std::vector<std::array<int, 2>>& paths) {
+    for (const int end : {0, 1}) {
+      std::vector<int> fds;
+      for (const auto& path : paths) fds.push_back(path[static_cast<size_t>(end)]);
+      links[static_cast<size_t>(end)] = std::make_unique<TcpLink>(1 - end, fds, kEpoch);
+    }
+  }
+  // Loopback delivers in the background of its own: a moment is enough.
+  bool wait() override {
+    std::vector<pollfd> fds;
+    for (const auto& link : links)
+      for (const int fd : static_cast<TcpLink&>(*link).fds()) fds.push_back({fd, POLLIN, 0});
+    return poll(fds.data(), fds.size(), 1) > 0;
+  }
+};
+
+inline FakeNet::Options fake_options() {
+  FakeNet::Options options;
+  options.epoch = kEpoch;
+  return options;
+}
+
+inline Frame data_frame(const Bytes& payload, uint32_t number, uint64_t token = 0) {
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  frame.header.group = 3;
+  frame.header.key = 1000 + number;
+  frame.header.descriptor = ~uint64_t{number};
+  frame.header.flow = number % 7;
+  frame.header.segment = number;
+  frame.header.flags = kEager;
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.token = token;
+  return frame;
+}
+
+inline void check_came(const Recorder::Came& came, const Bytes& payload, uint32_t number) {
+  CHECK(came.header.type == FrameType::kData);
+  CHECK_EQ(came.header.group, 3u);
+  CHECK_EQ(came.header.key, 1000u + number);
+  CHECK_EQ(came.header.descriptor, ~uint64_t{number});
+  CHECK_EQ(came.header.flow, number % 7);
+  CHECK_EQ(came.header.segment, number);
+  Header by_path_0 = came.header;
+  by_path_0.set_path(0);
+  CHECK_EQ(by_path_0.flags, kEager);
+  CHECK(came.payload == payload);
+}
+
+// A TcpLink that reads what the test writes.
+struct Stream {
+  Stream() {
+    const auto fds = unix_sockets();
+    raw = fds[0];
+    link = std::make_unique<TcpLink>(0, std::vector<int>{fds[1]}, kEpoch);
+  }
+  ~Stream() { close(raw); }
+  void write(const void* bytes, size_t n_bytes) {
+    CHECK_EQ(send(raw, bytes, n_bytes, MSG_NOSIGNAL), static_cast<ssize_t>(n_bytes));
+    for (int n = 0; n < 4 && !sink.is_over; ++n) link->pump(sink);
+  }
+
+  int raw;
+  std::unique_ptr<TcpLink> link;
+  Recorder sink;
+};
+
+// The bytes of frames as a TcpLink writes them.
+inline Bytes bytes_of(const std::vector<Frame>& frames) {
+  const auto fds = unix_sockets();
+  TcpLink link(1, std::vector{fds[0]}, kEpoch);
+  Recorder sink;
+  sink.expected_peer = 1;
+  size_t n_bytes = 0;
+  for (const Frame& frame : frames) {
+    link.send(frame);
+    n_bytes += sizeof(Header) + frame.header.length;
+  }
+  link.flush(sink);
+  Bytes bytes(n_bytes);
+  CHECK_EQ(recv(fds[1], bytes.data(), bytes.size(), MSG_WAITALL),
+           static_cast<ssize_t>(bytes.size()));
+  close(fds[1]);
+  return bytes;
+}
+
+}  // namespace shoal::test

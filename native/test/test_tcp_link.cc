@@ -1,0 +1,184 @@
+// Links over TCP: damage on the bytes of a stream, who overtakes whom, and how it ends.
+#include "test/links.h"
+
+namespace shoal::test {
+namespace {
+
+// ---- damage
+
+TEST("a flipped bit anywhere in a frame breaks the link and says that it is corrupt") {
+  FakeRandom random(7);
+  const Bytes payload = random_bytes(random, 100);
+  const Bytes whole = bytes_of({data_frame(payload, 3)});
+  for (size_t at = 0; at < whole.size(); ++at) {
+    Stream stream;
+    Bytes damaged = whole;
+    damaged[at] ^= std::byte{1} << random.below(8);
+    stream.write(damaged.data(), damaged.size());
+    CHECK(stream.sink.is_over);
+    CHECK(stream.sink.came.empty());
+    CHECK(has(stream.sink.why.text, at < sizeof(Header) ? "corrupt header" : "corrupt payload"));
+  }
+}
+
+TEST("a frame arrives whole in whatever pieces it is written") {
+  FakeRandom random(8);
+  const Bytes payload = random_bytes(random, 3000);
+  const Bytes whole =
+      bytes_of({data_frame(payload, 0), data_frame(payload, 1), data_frame(payload, 2)});
+  for (int n = 0; n < 30; ++n) {
+    Stream stream;
+    for (size_t at = 0; at < whole.size();) {
+      const size_t piece =
+          std::min<size_t>(whole.size() - at, 1 + random.below(n < 15 ? 100 : 4000));
+      stream.write(whole.data() + at, piece);
+      at += piece;
+    }
+    CHECK_EQ(stream.sink.came.size(), 3u);
+    for (uint32_t at = 0; at < stream.sink.came.size(); ++at)
+      check_came(stream.sink.came[at], payload, at);
+  }
+}
+
+TEST("garbage instead of a header breaks the link before anything lands") {
+  FakeRandom random(9);
+  for (int n = 0; n < 100; ++n) {
+    Stream stream;
+    const Bytes garbage = random_bytes(random, 64 + random.below(500));
+    stream.write(garbage.data(), garbage.size());
+    CHECK(stream.sink.is_over);
+    CHECK_EQ(stream.sink.n_landings, 0);
+    CHECK(has(stream.sink.why.text, "corrupt header"));
+  }
+}
+
+void write_sealed(Stream& stream, Header header, uint64_t epoch = kEpoch) {
+  header.header_crc = header.own_crc(epoch);
+  stream.write(&header, sizeof(header));
+}
+
+TEST("an oversize payload breaks the link before memory is asked for") {
+  for (const uint32_t n_bytes : {Header::kMaxPayload + 1, 0x7fffffffu, ~0u}) {
+    Stream stream;
+    Header header;
+    header.type = FrameType::kData;
+    header.length = n_bytes;
+    write_sealed(stream, header);
+    CHECK(stream.sink.is_over);
+    CHECK_EQ(stream.sink.n_landings, 0);
+    CHECK(has(stream.sink.why.text, std::to_string(n_bytes)));
+  }
+}
+
+TEST("a frame of another epoch or version breaks the link") {
+  Header header;
+  Stream other_epoch;
+  write_sealed(other_epoch, header, kEpoch + 1);
+  CHECK(has(other_epoch.sink.why.text, "epoch"));
+  header.version = Header::kVersion + 1;
+  Stream other_version;
+  write_sealed(other_version, header);
+  CHECK(has(other_version.sink.why.text, "version"));
+}
+
+TEST("the end of a stream in the middle of a frame breaks the link") {
+  const Bytes payload(100);
+  const Bytes whole = bytes_of({data_frame(payload, 3)});
+  for (const size_t n_bytes : {size_t{1}, size_t{63}, size_t{64}, size_t{65}, whole.size() - 1}) {
+    Stream stream;
+    stream.write(whole.data(), n_bytes);
+    CHECK(!stream.sink.is_over);
+    shutdown(stream.raw, SHUT_WR);
+    stream.link->pump(stream.sink);
+    CHECK(stream.sink.is_over);
+    CHECK(stream.sink.came.empty());
+    CHECK(has(stream.sink.why.text, "closed the connection"));
+  }
+}
+
+// ---- order and end
+
+TEST("over TCP control and small messages overtake bulk data that has not begun to leave") {
+  const auto [near, far] = unix_sockets();
+  TcpLink link(1, std::vector{near}, kEpoch);
+  TcpLink peer(0, std::vector{far}, kEpoch);
+  Recorder sink, peers_sink;
+  sink.expected_peer = 1;
+  FakeRandom random(9);
+  const Bytes payload = random_bytes(random, 128 << 10);
+  constexpr uint32_t kFrames = 100;  // more than a socket holds
+  for (uint32_t number = 0; number < kFrames; ++number)
+    link.send(data_frame(payload, number, number + 1));
+  link.flush(sink);
+  CHECK(link.has_queued());
+  const Bytes small = random_bytes(random, 4);
+  link.send(data_frame(small, kFrames));
+  for (const auto type : {FrameType::kGoodbye, FrameType::kGrant, FrameType::kOpen}) {
+    Frame frame;
+    frame.header.type = type;
+    link.send(frame);
+  }
+  while (peers_sink.came.size() < kFrames + 4) {
+    link.pump(sink);
+    peer.pump(peers_sink);
+  }
+  // Only what the path had pulled before is ahead of them, and each kind keeps its order.
+  const auto& came = peers_sink.came;
+  std::vector<FrameType> others;
+  uint32_t n_bulk = 0, n_ahead = 0;
+  for (const auto& one : came) {
+    const bool bulk = one.payload.size() == payload.size();
+    if (bulk) CHECK_EQ(one.header.segment, n_bulk++);
+    if (!bulk) others.push_back(one.header.type);
+    if (!bulk && others.size() == 1) n_ahead = n_bulk;
+  }
+  CHECK(n_ahead < kFrames / 2);
+  CHECK((others ==
+         std::vector{FrameType::kGrant, FrameType::kOpen, FrameType::kData, FrameType::kGoodbye}));
+  CHECK(came.back().header.type == FrameType::kGoodbye);
+}
+
+TEST("over TCP a payload that its owner wrote to in flight is the owner's fault, and it hears so") {
+  TcpPair pair({unix_sockets()});
+  Bytes payload(4u << 20, std::byte{1});  // more than a socket takes at once
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  frame.token = 5;
+  CHECK(!pair.link(0).send(frame));
+  pair.pump(0);
+  payload.back() = std::byte{2};  // which has not left yet
+  CHECK(pair.run([&] { return pair.sink(1).is_over; }));
+  Frame word;  // as the engine gives its peer up
+  word.header.type = FrameType::kLost;
+  pair.link(1).send(word);
+  pair.link(1).flush(pair.sink(1));
+  CHECK(pair.run([&] { return pair.sink(0).came.size() == 1; }));
+  CHECK_EQ(pair.sink(0).n_spoiled[5], 1);
+  CHECK_EQ(pair.sink(0).n_sent[5], 0);
+  CHECK(has(pair.sink(1).why.text, "its program wrote to the memory of a call in flight"));
+}
+
+TEST("over TCP an end that was announced is read behind what came before it, however much") {
+  for (const bool announced : {false, true}) {
+    const auto [near, far] = unix_sockets();
+    TcpLink link(1, std::vector{near}, kEpoch);
+    Recorder sink;
+    sink.expected_peer = 1;
+    {
+      TcpLink peer(0, std::vector{far}, kEpoch);
+      Recorder peers_sink;
+      peer.send(Frame{});
+      peer.flush(peers_sink);
+    }
+    if (announced) link.expect_end();
+    do link.pump(sink);
+    while (!link.is_drained());
+    CHECK_EQ(sink.came.size(), size_t{1});
+    CHECK_EQ(sink.is_over, announced);  // else the next pump would find it
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test

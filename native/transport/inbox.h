@@ -1,0 +1,38 @@
+// Which frames of a link over paths have come: what is new, and what to acknowledge.
+#pragma once
+
+#include <array>
+
+#include "transport/outbox.h"
+
+namespace shoal {
+
+// Threads: one at a time, under the mesh's lock.
+class Inbox {
+ public:
+  enum class Verdict : uint8_t { kNew, kAgain, kBeyond };
+
+  // kBeyond: so far ahead that no honest peer has sent it.
+  Verdict judge(uint32_t sequence) const {
+    const uint32_t ahead = sequence - floor_;
+    if (static_cast<int32_t>(ahead) <= 0) return Verdict::kAgain;
+    if (ahead > kSeen) return Verdict::kBeyond;
+    return seen_[sequence % kSeen] ? Verdict::kAgain : Verdict::kNew;
+  }
+
+  // A new frame is here, whole.
+  void take(uint32_t sequence) {
+    seen_[sequence % kSeen] = true;
+    while (seen_[(floor_ + 1) % kSeen]) seen_[++floor_ % kSeen] = false;
+  }
+
+  uint32_t floor() const { return floor_; }  // all frames up to this one have come
+
+ private:
+  static constexpr uint32_t kSeen = 2 * Outbox::kWindow;  // last words go beyond the window
+
+  uint32_t floor_ = 0;
+  std::array<bool, kSeen> seen_{};
+};
+
+}  // namespace shoal

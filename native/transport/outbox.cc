@@ -1,0 +1,194 @@
+#include "transport/outbox.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal {
+namespace {
+
+// So much of small data goes while bulk data waits: enough for many calls, and no starving.
+constexpr size_t kSmallRun = 1u << 20;
+// While there is more to send, an acknowledgement is asked for this often. Each costs the peer a
+// frame and this end a wake-up; between them memory is held.
+constexpr size_t kAskEvery = 512u << 10;
+
+bool is_before(uint32_t one, uint32_t other) { return static_cast<int32_t>(one - other) < 0; }
+
+// What ends something comes after all that was said before it: it waits among bulk data.
+bool is_ending(const Header& header) {
+  return header.type == FrameType::kAbort || header.type == FrameType::kLost ||
+         header.type == FrameType::kGoodbye;
+}
+
+bool is_control(const Header& header) {
+  return header.type != FrameType::kData && !is_ending(header);
+}
+
+bool is_within(const Outgoing& out, const std::byte* from, size_t n_bytes) {
+  return out.is_borrowed() && out.frame.payload >= from && out.frame.payload < from + n_bytes;
+}
+
+void copy(Outgoing& out) {
+  if (!out.is_borrowed()) return;
+  out.owned.assign(out.frame.payload, out.frame.payload + out.frame.header.length);
+  out.frame.payload = nullptr;
+  out.frame.token = 0;
+}
+
+// Its number still has to come, but nobody wants what it said.
+void hollow(Outgoing& out) {
+  const uint32_t sequence = out.frame.header.sequence;
+  out.frame = Frame{};
+  out.frame.header.sequence = sequence;
+  out.owned.clear();
+  out.sealed = false;
+}
+
+}  // namespace
+
+bool Outbox::send(const Frame& frame) {
+  const Header& header = frame.header;
+  const bool small = header.type == FrameType::kData && header.length <= sizes_.small;
+  auto out = std::make_unique<Outgoing>();
+  out->frame = frame;
+  const bool borrows = frame.payload != nullptr && header.length > sizes_.copied;
+  if (frame.payload != nullptr && !borrows) copy(*out);
+  (is_control(header) ? control_ : small ? small_ : bulk_).push_back(std::move(out));
+  return !borrows;
+}
+
+bool Outbox::has_queued() const {
+  return !control_.empty() || !small_.empty() || !bulk_.empty() || !again_.empty();
+}
+
+void Outbox::count_queued(size_t& n_frames, size_t& n_bytes) const {
+  for (const Queue* queue : {&control_, &small_, &bulk_}) {
+    n_frames += queue->size();
+    for (const auto& out : *queue) n_bytes += out->size();
+  }
+  n_frames += again_.size();
+  for (const Outgoing* out : again_) n_bytes += out->size();
+}
+
+Outgoing* Outbox::pull_again(bool carries_control) {
+  const auto next = std::find_if(again_.begin(), again_.end(), [&](const Outgoing* out) {
+    return carries_control || !is_control(out->frame.header);
+  });
+  if (next == again_.end()) return nullptr;
+  Outgoing* out = *next;
+  again_.erase(next);
+  return out;
+}
+
+Outbox::Queue* Outbox::next_queue(bool carries_control) {
+  if (carries_control && !control_.empty()) return &control_;
+  const bool has_bulk = !bulk_.empty() && (!is_ending(bulk_.front()->frame.header) ||
+                                           (control_.empty() && small_.empty()));
+  if (!has_bulk) small_run_ = 0;
+  if (!small_.empty() && small_run_ < kSmallRun) {
+    small_run_ += small_.front()->size();
+    return &small_;
+  }
+  small_run_ = 0;
+  return has_bulk ? &bulk_ : nullptr;
+}
+
+// For the frames that the caller waits for: with the last one of all for now, and now and then.
+void Outbox::ask_for_ack(Outgoing& out) {
+  if (out.is_borrowed()) n_unasked_ += out.size();
+  if (n_unasked_ == 0) return;
+  if (n_unasked_ < kAskEvery && !(small_.empty() && bulk_.empty())) return;
+  n_unasked_ = 0;
+  out.frame.header.flags |= kAckSoon;
+}
+
+Outgoing* Outbox::pull(int path, bool carries_control) {
+  Outgoing* out = pull_again(carries_control);
+  if (out == nullptr) {
+    if (sent_.size() >= kWindow && !last_words_) return nullptr;
+    Queue* queue = next_queue(carries_control);
+    if (queue == nullptr) return nullptr;
+    sent_.push_back(std::move(queue->front()));
+    queue->pop_front();
+    out = sent_.back().get();
+    out->frame.header.sequence = ++last_;
+    ask_for_ack(*out);
+  }
+  out->at = Outgoing::At::kPath;
+  out->path = path;
+  out->n_written = 0;
+  return out;
+}
+
+void Outbox::written(Outgoing& out) {
+  out.at = Outgoing::At::kSent;
+  std::erase_if(acknowledged_in_writing_, [&](const auto& one) { return one.get() == &out; });
+}
+
+bool Outbox::acknowledge(uint32_t upto, std::vector<uint64_t>& tokens) {
+  if (is_before(last_, upto)) return false;
+  for (; is_before(acknowledged_, upto); ++acknowledged_) {
+    Outgoing& out = *sent_.front();
+    const uint64_t token = out.frame.token;
+    if (out.at == Outgoing::At::kPath) {
+      copy(out);
+      acknowledged_in_writing_.push_back(std::move(sent_.front()));
+    } else if (out.at == Outgoing::At::kAgain) {
+      std::erase(again_, &out);
+    }
+    sent_.pop_front();
+    if (token != 0) tokens.push_back(token);
+  }
+  return true;
+}
+
+void Outbox::lost(int path) {
+  for (const auto& out : sent_) {
+    if (out->path != path || out->at == Outgoing::At::kAgain) continue;
+    out->at = Outgoing::At::kAgain;
+    again_.push_back(out.get());
+  }
+  std::sort(again_.begin(), again_.end(), [](const Outgoing* one, const Outgoing* other) {
+    return is_before(one->frame.header.sequence, other->frame.header.sequence);
+  });
+  std::erase_if(acknowledged_in_writing_, [&](const auto& out) { return out->path == path; });
+}
+
+void Outbox::disown(const std::byte* from, size_t n_bytes) {
+  for (Queue* queue : {&control_, &small_, &bulk_})
+    std::erase_if(*queue, [&](const auto& out) { return is_within(*out, from, n_bytes); });
+  for (const auto& out : sent_) {
+    if (!is_within(*out, from, n_bytes)) continue;
+    const bool half_written = out->at == Outgoing::At::kPath && out->n_written > 0;
+    half_written ? copy(*out) : hollow(*out);
+  }
+  // The frame that was to ask for an acknowledgement of those before it may be gone.
+  if (n_unasked_ == 0 || !small_.empty() || !bulk_.empty()) return;
+  n_unasked_ = 0;
+  Frame frame;
+  frame.header.flags = kAckSoon;
+  send(frame);
+}
+
+std::vector<uint64_t> Outbox::spoiled() const {
+  std::vector<uint64_t> tokens;
+  for (const auto& out : sent_)
+    if (out->sealed && out->is_borrowed() && out->frame.token != 0 &&
+        crc32c(0, out->payload(), out->frame.header.length) != out->frame.header.payload_crc)
+      tokens.push_back(out->frame.token);
+  return tokens;
+}
+
+void Outbox::drop_queued() {
+  for (Queue* queue : {&control_, &small_, &bulk_}) queue->clear();
+  last_words_ = true;
+}
+
+void Outbox::clear() {
+  drop_queued();
+  again_.clear();
+  sent_.clear();
+  acknowledged_in_writing_.clear();
+}
+
+}  // namespace shoal

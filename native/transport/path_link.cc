@@ -1,0 +1,225 @@
+#include "transport/path_link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace shoal {
+namespace {
+
+// Frames that nobody waits for are acknowledged with whatever goes back, and at the latest after
+// this many: a small part of the window.
+constexpr uint32_t kMostUnsaid = Outbox::kWindow / 8;
+
+bool is_ending(FrameType type) {
+  return type == FrameType::kAbort || type == FrameType::kLost || type == FrameType::kGoodbye;
+}
+
+}  // namespace
+
+void PathLink::close() {
+  is_closed_ = true;
+  outbox_.clear();
+  endings_.clear();
+}
+
+// ---- out
+
+size_t PathLink::control_path() const {
+  const auto living = std::find(is_lost_.begin(), is_lost_.end(), false);
+  return static_cast<size_t>(living - is_lost_.begin());
+}
+
+Outgoing* PathLink::pull(size_t path) {
+  Outgoing* out = outbox_.pull(static_cast<int>(path), path == control_path());
+  if (out != nullptr) seal(*out);
+  return out;
+}
+
+// Checksums are taken just before the bytes leave, when the copy to the kernel finds them warm.
+void PathLink::seal(Outgoing& out) {
+  Header& header = out.frame.header;
+  if (!out.sealed)
+    header.payload_crc = header.length == 0 ? 0 : crc32c(0, out.payload(), header.length);
+  out.sealed = true;
+  header.acknowledged = inbox_.floor();
+  ack_due_ = false;
+  n_unsaid_ = 0;
+  header.header_crc = header.own_crc(epoch_);
+}
+
+Outgoing PathLink::acknowledgement() {
+  Outgoing out;
+  out.frame.header.type = FrameType::kAck;
+  seal(out);
+  return out;
+}
+
+// ---- in
+
+// What the sink is told may end this link.
+bool PathLink::take_acknowledged(FrameSink& sink, uint32_t upto) {
+  std::vector<uint64_t> tokens;
+  if (!outbox_.acknowledge(upto, tokens)) {
+    refuse(sink, "acknowledged frames that it was not sent");
+    return false;
+  }
+  for (const uint64_t token : tokens) {
+    sink.sent(peer_, token);
+    if (is_closed_) return false;
+  }
+  return true;
+}
+
+bool PathLink::begin(FrameSink& sink, size_t path) {
+  Incoming& in = incoming_[path];
+  Header& header = in.header;
+  const std::string n_bytes = std::to_string(header.length) + " B";
+  if (!header.is_sound(epoch_)) {
+    refuse(sink, "sent a corrupt header (wrong magic, version, epoch or checksum)");
+    return false;
+  }
+  if (header.length > Header::kMaxPayload) {
+    refuse(sink, "announced a payload of " + n_bytes + "; at most " +
+                     std::to_string(Header::kMaxPayload) + " are allowed");
+    return false;
+  }
+  if (!take_acknowledged(sink, header.acknowledged) || is_lost_[path]) return false;
+  const bool counts = header.type != FrameType::kAck;
+  const auto verdict = counts ? inbox_.judge(header.sequence) : Inbox::Verdict::kNew;
+  if (verdict == Inbox::Verdict::kBeyond || (!counts && header.length > 0)) {
+    refuse(sink, "sent frame " + std::to_string(header.sequence) + " of type " +
+                     std::to_string(static_cast<int>(header.type)) +
+                     ", which is far ahead of those before it");
+    return false;
+  }
+  in.is_again = verdict == Inbox::Verdict::kAgain;
+  header.set_path(static_cast<uint32_t>(path));
+  in.landing = {};
+  if (in.is_again) {
+    in.diverted.resize(header.length);
+    in.landing = in.diverted;
+  } else if (header.length > 0) {
+    in.landing = sink.landing(peer_, header);
+  }
+  if (in.landing.size() != header.length) {
+    refuse(sink, "sent a frame of " + n_bytes + " that nobody expects");
+    return false;
+  }
+  in.n_landed = 0;
+  in.in_payload = true;
+  return true;
+}
+
+bool PathLink::end(FrameSink& sink, size_t path) {
+  Incoming& in = incoming_[path];
+  in.in_payload = false;
+  Header header = in.header;
+  const std::span<std::byte> payload = in.landing;
+  const std::vector<std::byte> keep = std::exchange(in.diverted, {});
+  if (!payload.empty() && crc32c(0, payload.data(), payload.size()) != header.payload_crc) {
+    refuse(sink,
+           "sent a corrupt payload (" + std::to_string(header.length) +
+               " B, checksum does not match): the network damaged it, or its program wrote to "
+               "the memory of a call in flight");
+    return false;
+  }
+  if (header.type == FrameType::kAck) return true;
+  if (in.is_again) {
+    ack_due_ = true;  // its sender has not heard of it
+    return true;
+  }
+  take(path);
+  header.flags &= static_cast<uint16_t>(~kAckSoon);
+  return deliver(sink, header, payload) && deliver_endings(sink);
+}
+
+// The frame of this path is here. Another may be bringing the same, sent once more: it must not
+// write to memory that is somebody else's now.
+void PathLink::take(size_t path) {
+  const Header& header = incoming_[path].header;
+  const uint32_t floor = inbox_.floor();
+  inbox_.take(header.sequence);
+  const bool fills_a_gap = inbox_.floor() - floor > 1;
+  n_unsaid_++;
+  ack_due_ |= (header.flags & kAckSoon) != 0 || fills_a_gap || n_unsaid_ >= kMostUnsaid;
+  for (Incoming& other : incoming_) {
+    if (!other.in_payload || other.is_again || other.header.sequence != header.sequence) continue;
+    divert(other);
+    other.is_again = true;
+  }
+}
+
+void PathLink::divert(Incoming& in) {
+  if (in.landing.data() == in.diverted.data()) return;
+  in.diverted.assign(in.landing.begin(), in.landing.end());
+  in.landing = in.diverted;
+}
+
+bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload) {
+  // Its own number is counted: it waits while a frame before it is missing.
+  if (is_ending(header.type) && static_cast<int32_t>(header.sequence - inbox_.floor()) > 0) {
+    endings_[header.sequence] = {header, {payload.begin(), payload.end()}};
+    return true;
+  }
+  // It has given us up, perhaps for a payload that is not what its checksum says. Whose doing that
+  // is can be seen here.
+  if (header.type == FrameType::kLost)
+    for (const uint64_t token : outbox_.spoiled()) sink.spoiled(peer_, token);
+  sink.arrived(peer_, header, payload);
+  return !is_closed_ && !is_refused_;
+}
+
+bool PathLink::deliver_endings(FrameSink& sink) {
+  for (auto next = endings_.begin(); next != endings_.end();) {
+    if (static_cast<int32_t>(next->first - inbox_.floor()) > 0) {
+      ++next;
+      continue;
+    }
+    Ending ending = std::move(next->second);
+    endings_.erase(next);
+    if (!deliver(sink, ending.header, ending.payload)) return false;
+    next = endings_.begin();
+  }
+  return true;
+}
+
+// ---- the end
+
+void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
+  if (is_closed_ || is_lost_[path]) return;
+  is_lost_[path] = true;
+  incoming_[path] = {};
+  close_path(path);
+  outbox_.lost(static_cast<int>(path));
+  if (control_path() < is_lost_.size()) return;
+  close();
+  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why});
+}
+
+void PathLink::refuse(FrameSink& sink, const std::string& what) {
+  is_refused_ = true;
+  for (Incoming& in : incoming_) in.in_payload = false;
+  outbox_.drop_queued();
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+}
+
+void PathLink::disown(const std::byte* from, size_t n_bytes) {
+  try {
+    outbox_.disown(from, n_bytes);
+    for (Incoming& in : incoming_) {
+      const std::byte* at = in.landing.data();
+      if (in.in_payload && !in.landing.empty() && at >= from && at < from + n_bytes) divert(in);
+    }
+  } catch (const std::bad_alloc&) {
+    // Without memory for a copy of what is half sent or half here, the paths are of no use; they
+    // tell of their end.
+    for (size_t path = 0; path < is_lost_.size(); ++path) {
+      incoming_[path].in_payload = false;
+      cut_path(path);
+    }
+    outbox_.clear();
+  }
+}
+
+}  // namespace shoal

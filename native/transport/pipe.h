@@ -1,0 +1,25 @@
+// One stream of bytes each way to one peer: a socket, or its seeded double.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+
+namespace shoal {
+
+// Closed when it is destroyed, if not before.
+class Pipe {
+ public:
+  virtual ~Pipe() = default;
+
+  // As a socket does that never blocks: bytes moved, or -1 and errno. Reading 0 is the end. To have
+  // read less than asked for means that there is no more for now.
+  virtual ssize_t write(const iovec* vectors, size_t n_vectors) = 0;
+  virtual ssize_t read(const iovec* vectors, size_t n_vectors) = 0;
+  // Nothing more is written; `both`: nor read.
+  virtual void end(bool both) = 0;
+  virtual int fd() const { return -1; }
+};
+
+}  // namespace shoal

@@ -1,0 +1,67 @@
+#include "transport/socket_pipe.h"
+
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace shoal {
+namespace {
+
+// What lies unsent in the kernel cannot be overtaken; when it runs out while this process has no
+// core, the wire stands still. So a millisecond's worth of it, at the rate of the last moments.
+constexpr uint64_t kUnsentPerSecond = 1000;
+constexpr uint64_t kLeastUnsent = 128u << 10;
+constexpr uint64_t kMostUnsent = 4u << 20;
+constexpr uint64_t kLookEvery = 4u << 20;  // bytes
+constexpr int kSilentMs = 4000;
+
+}  // namespace
+
+// The options have no effect on Unix sockets.
+SocketPipe::SocketPipe(int fd, bool has_others) : fd_(fd) {
+  fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK);
+  set(TCP_NODELAY, 1);
+  if (has_others) set(TCP_USER_TIMEOUT, kSilentMs);
+  bound_unsent();
+}
+
+SocketPipe::~SocketPipe() { ::close(fd_); }
+
+void SocketPipe::set(int option, int value) {
+  setsockopt(fd_, IPPROTO_TCP, option, &value, sizeof(value));
+}
+
+void SocketPipe::bound_unsent() {
+  n_until_look_ = kLookEvery;
+  tcp_info info{};
+  socklen_t n_bytes = sizeof(info);
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) return;
+  const uint64_t worth = info.tcpi_delivery_rate / kUnsentPerSecond;
+  const auto unsent = static_cast<int>(std::clamp(worth, kLeastUnsent, kMostUnsent));
+  if (unsent != unsent_) set(TCP_NOTSENT_LOWAT, unsent);
+  unsent_ = unsent;
+}
+
+ssize_t SocketPipe::write(const iovec* vectors, size_t n_vectors) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(vectors);
+  message.msg_iovlen = n_vectors;
+  const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n <= 0) return n;
+  n_until_look_ -= std::min(n_until_look_, static_cast<uint64_t>(n));
+  if (n_until_look_ == 0) bound_unsent();
+  return n;
+}
+
+ssize_t SocketPipe::read(const iovec* vectors, size_t n_vectors) {
+  return readv(fd_, vectors, static_cast<int>(n_vectors));
+}
+
+void SocketPipe::end(bool both) { shutdown(fd_, both ? SHUT_RDWR : SHUT_WR); }
+
+}  // namespace shoal
