@@ -29,7 +29,7 @@ class Forced:
         self._name = name
         self.cluster = planner.cluster
 
-    def choose(self, collective: str, n_bytes: int, uneven: bool = False) -> Choice:
+    def choose(self, collective: str, n_bytes: int, *_: object) -> Choice:
         return Choice(self._name, 0.0, "forced")
 
 

@@ -41,7 +41,7 @@ def test_garbage_is_closed_without_a_reply_and_the_join_goes_on() -> None:
     store = Noticing()
     with waiting_rank_0(store) as (result, address), callers(address, 3) as rude:
         for sock, garbage in zip(
-            rude, (b"GET /\r\n\r\n", bytes(9000), b"shoal/rv\x04\x00"), strict=True
+            rude, (b"GET /\r\n\r\n", bytes(9000), b"shoal/rv\xff\x00"), strict=True
         ):
             sock.sendall(garbage)
             assert is_closed(sock)
