@@ -145,6 +145,11 @@ void Engine::give_scratch_back(Collective& call) {
   } else if (n_bytes > kSmallScratch) {
     staging_.unreserve(n_bytes);
   }
+}
+
+// To calls that wait for some, now that one has ended. NOT while it ends: where there is no memory
+// for theirs, their group ends, which may be its own.
+void Engine::pass_scratch_on() {
   for (const auto& waiting : std::exchange(waiting_for_scratch_, {})) {
     const auto other = waiting.lock();
     if (other != nullptr && lacks_scratch(*other) && !take_scratch(*other) && lacks_scratch(*other))

@@ -282,6 +282,7 @@ void Engine::finish(Collective& call, const Error& error) {
     std::erase_if(outstanding_, [&](const auto& entry) { return entry.second.call == keep; });
     fence(call);
   }
+  const bool had_scratch = call.scratch != nullptr;
   give_scratch_back(call);
   // From here on it is over.
   group.in_flight.erase(call.key);
@@ -291,6 +292,7 @@ void Engine::finish(Collective& call, const Error& error) {
   if (!call.unmatched)
     for (const int peer : call.plan->program->peers) leave_ahead(call, peer);
   remember(group, call);
+  if (had_scratch) pass_scratch_on();
 }
 
 // Whether a call under this key has finished so long ago that nothing is known of it any more.

@@ -191,6 +191,7 @@ class Engine final : public FrameSink {
   bool take_scratch(Collective& call);
   void wait_for_scratch(Collective& call, uint32_t at);
   void give_scratch_back(Collective& call);
+  void pass_scratch_on();
   void grant_overdue_scratch();
   Group& unborn(uint64_t id);
   void end_unborn(int peer, uint64_t id, const Error& why);

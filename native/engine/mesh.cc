@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/locked_within.h"
 #include "engine/lane.h"
 #include "engine/state_reader.h"
@@ -23,19 +24,6 @@ constexpr int64_t kLookNs = 100 * kMillisecond;
 constexpr size_t kTurnBytes = 1u << 20;
 // From other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
 constexpr uint64_t kSpinBytes = 256u << 10;
-
-int usable_cores() {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-}
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 

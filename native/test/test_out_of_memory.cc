@@ -1,14 +1,17 @@
 // Large allocations fail from a moment on: nobody crashes, nobody waits, everybody is told.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "test/check.h"
 #include "test/cluster.h"
+#include "test/world.h"
 
 namespace {
 
 std::atomic<size_t> most_bytes{SIZE_MAX};
+std::atomic<bool> no_scratch{false};     // only the engine's scratch is asked for quietly
 std::atomic<int64_t> n_left{INT64_MAX};  // allocations until one fails
 
 bool fails(size_t n_bytes) {
@@ -28,7 +31,7 @@ void* operator new(size_t n_bytes) {
 }
 void* operator new[](size_t n_bytes) { return operator new(n_bytes); }
 void* operator new(size_t n_bytes, const std::nothrow_t&) noexcept {
-  return fails(n_bytes) ? nullptr : std::malloc(n_bytes);
+  return no_scratch || fails(n_bytes) ? nullptr : std::malloc(n_bytes);
 }
 void* operator new[](size_t n_bytes, const std::nothrow_t& quietly) noexcept {
   return operator new(n_bytes, quietly);
@@ -104,6 +107,28 @@ TEST("want of memory for what arrives ends the groups in words, whichever thread
 
 TEST("want of memory for a call's scratch ends its group in words") {
   check_all_are_told(Kind::kDirectAllReduce, 2, "B of memory left for all_reduce");
+}
+
+TEST("a call that ends well stays so where there is no scratch left for the next of its group") {
+  World::Options options;
+  options.idles = 0;
+  options.engine.staging_bytes = 64u << 10;  // one call's scratch at a time, beyond the ceiling
+  World world(3, options);
+  Job job;
+  job.kind = Kind::kDirectAllReduce;
+  job.n_elems = 64u << 10;
+  job.segment_bytes = 16u << 10;
+  std::vector<Call*> calls;
+  for (job.key = 0; job.key < 4; ++job.key)
+    for (const int rank : {0, 1, 2}) calls.push_back(&world.post(rank, job));
+  const auto has_scratch = [&](int rank) { return world.engine(rank).scratch_bytes() > 0; };
+  CHECK(world.run([&] { return has_scratch(0) && has_scratch(1) && has_scratch(2); }));
+  no_scratch = true;
+  CHECK(world.run_all(60'000));
+  no_scratch = false;
+  CHECK(calls[0]->ok() || calls[1]->ok() || calls[2]->ok());  // the first to end
+  CHECK(std::any_of(calls.begin(), calls.end(), [](const Call* call) { return !call->ok(); }));
+  for (const int rank : {0, 1, 2}) CHECK_EQ(world.engine(rank).n_in_flight(), 0);
 }
 
 }  // namespace
