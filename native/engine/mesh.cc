@@ -35,7 +35,7 @@ Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
 
 Mesh::~Mesh() { close(); }
 
-Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
+Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, Bytes job_key,
                    std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
                    const Options& options, std::shared_ptr<Mesh>& out) {
   const size_t size = names.size();
@@ -56,8 +56,9 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
   Error failed;
   for (const PeerSocket& peer : peers) {
     if (peer.memory_fd < 0) {
-      mesh->engine_.set_link(peer.rank, std::make_unique<TcpLink>(peer.rank, peer.path_fds, epoch),
-                             now);
+      FrameKeys keys(job_key, epoch, rank, peer.rank);
+      mesh->engine_.set_link(
+          peer.rank, std::make_unique<TcpLink>(peer.rank, peer.path_fds, std::move(keys)), now);
       continue;
     }
     auto link =
