@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 #include "transport/socket_pipe.h"
 
@@ -46,6 +47,17 @@ TcpLink::TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys)
     : TcpLink(peer, pipes_of(fds), std::move(keys)) {}
 
 TcpLink::~TcpLink() { close(); }
+
+Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
+  auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
+  try {
+    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank);
+    out = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
+    return {};
+  } catch (const std::runtime_error& error) {
+    return {Fault::kInternal, -1, error.what()};
+  }
+}
 
 void TcpLink::close_path(size_t index) {
   Path& path = paths_[index];
