@@ -39,13 +39,12 @@ void CallFrames::arrived(Collective& call, int peer, const Header& header,
   if (known && call.plan->by_pair) {
     // Blocks of different length: the open frame, which is on the way, will say so.
     const uint32_t count = header.type == FrameType::kOffer ? header.count : 0;
-    if (uint64_t{header.segment} + count > n_segments)
-      return ways_.discard(peer, header, payload);
+    if (uint64_t{header.segment} + count > n_segments) return ways_.discard(peer, header, payload);
   }
   if (!known || header.segment > n_segments)
-    return judge_.protocol_error(peer, "named flow " + std::to_string(header.flow) +
-                                           ", segment " + std::to_string(header.segment) +
-                                           " of " + call.doing() + ", which it does not have");
+    return judge_.protocol_error(peer, "named flow " + std::to_string(header.flow) + ", segment " +
+                                           std::to_string(header.segment) + " of " + call.doing() +
+                                           ", which it does not have");
   const uint32_t at = flows[header.flow];
   switch (header.type) {
     case FrameType::kGrant:
@@ -80,7 +79,7 @@ void CallFrames::on_data(Collective& call, uint32_t at, const Header& header,
 bool CallFrames::same_lengths(Collective& call, int from, std::span<const std::byte> payload) {
   if (!call.plan->by_pair) return true;
   if (payload.size() != sizeof(Lengths)) {
-    judge_.protocol_error(call.group->members[from], "did not say how long its blocks are");
+    judge_.protocol_error((*call.members)[from], "did not say how long its blocks are");
     return false;
   }
   Lengths theirs;

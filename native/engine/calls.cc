@@ -8,7 +8,7 @@ namespace shoal {
 std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
                                            const Memory& memory, int64_t deadline_ns) {
   auto call = std::make_shared<Collective>();
-  call->group = &group;
+  group.own(*call);
   call->plan = std::move(plan);
   call->serial = ++group.n_calls;
   call->deadline_ns = deadline_ns;
@@ -26,7 +26,7 @@ void Calls::refuse(Collective& call, const Error& why) {
 void Calls::hold(Collective& call, uint64_t key) {
   call.key = key;
   call.posted_ns = now_;
-  call.peer_open.assign(call.group->members.size(), false);
+  call.peer_open.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
 }
@@ -61,7 +61,7 @@ void Calls::launch(Collective& call, uint64_t key) {
 // What is derived from the plan and the links.
 void Calls::index(Collective& call) {
   const Program& program = *call.plan->program;
-  call.standing.assign(call.group->members.size(), Collective::Standing::kFree);
+  call.standing.assign(call.members->size(), Collective::Standing::kFree);
   call.state.resize(program.steps.size());
   ways_.choose(call);
   for (uint32_t at = 0; at < program.steps.size(); ++at) {

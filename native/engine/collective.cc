@@ -2,11 +2,7 @@
 
 #include <cstring>
 
-#include "engine/group.h"
-
 namespace shoal {
-
-int Collective::peer_of(const Step& step) const { return group->members[step.peer]; }
 
 uint32_t Collective::granted(uint32_t at) const {
   const StepState& send = state[at];
@@ -32,7 +28,7 @@ void Collective::use(uint32_t at, const std::byte* from) {
 Frame Collective::frame(FrameType type, uint32_t flow, uint32_t segment) const {
   Frame frame;
   frame.header.type = type;
-  frame.header.group = group->id;
+  frame.header.group = group_id;
   frame.header.key = key;
   frame.header.descriptor = plan->descriptor_hash;
   frame.header.flow = flow;

@@ -42,9 +42,9 @@ struct StepState {
   // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
   // value is rounded to, since it leaves so.
   const Narrow* codec = nullptr;
-  uint32_t started = 0;  // sends: segments handed to the link
-  uint32_t done = 0;     // segments whose memory this step no longer touches
-  int64_t moved_ns = 0;  // when `done` last changed, by the last tick's clock
+  uint32_t started = 0;   // sends: segments handed to the link
+  uint32_t done = 0;      // segments whose memory this step no longer touches
+  int64_t moved_ns = 0;   // when `done` last changed, by the last tick's clock
   bool is_eager = false;  // sends and receives: so short a flow that it goes without asking
   // Sends: how the next segment moves, and how if the receiver had granted no place for it.
   Way* way = nullptr;
@@ -71,7 +71,9 @@ struct StepState {
 
 // Threads: under the mesh's lock, except `finished`.
 struct Collective : std::enable_shared_from_this<Collective> {
-  Group* group = nullptr;
+  Group* group = nullptr;  // this and the next two: see Group::own
+  uint64_t group_id = 0;
+  const std::vector<int>* members = nullptr;
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   uint64_t serial = 0;  // which call on this group, for messages
@@ -168,7 +170,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
     };
     return {bytes(plan->program->sends_to[peer]), bytes(plan->program->recvs_from[peer])};
   }
-  int peer_of(const Step& step) const;  // mesh rank
+  int peer_of(const Step& step) const { return (*members)[step.peer]; }  // mesh rank
   bool is_held(int peer) const { return standing[peer] == Standing::kHeld; }
   // Whether the memory that a step works on is there.
   bool has_memory(const Step& step) const {

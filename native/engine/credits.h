@@ -39,7 +39,7 @@ class Credits {
 
   Links& links_;
   const size_t n_others_;
-  const uint32_t allowance_;  // bytes to one peer
+  const uint32_t allowance_;              // bytes to one peer
   std::vector<uint32_t> out_, in_, due_;  // by peer
 };
 

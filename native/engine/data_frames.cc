@@ -11,9 +11,9 @@ namespace {
 
 // Whatever its turn: paths bring segments in any order.
 bool has_come(const StepState& state, uint32_t segment) {
-  return segment < state.done ||
-         std::any_of(state.arrived.begin(), state.arrived.end(),
-                     [&](const Arrived& came) { return came.segment == segment; });
+  return segment < state.done || std::any_of(
+                                     state.arrived.begin(), state.arrived.end(),
+                                     [&](const Arrived& came) { return came.segment == segment; });
 }
 
 }  // namespace
@@ -137,10 +137,10 @@ void DataFrames::arrived(Collective& call, uint32_t at, const Header& header,
   const bool allowed = eager || header.segment < state.grant_said;
   if (has_come(state, header.segment) || !allowed || header.segment >= state.n_segments ||
       payload.size() != call.wire_bytes(at, header.segment))
-    return judge_.protocol_error(
-        peer, "sent segment " + std::to_string(header.segment) + " of " + call.doing() +
-                  " twice, unasked, or with a wrong length of " + std::to_string(payload.size()) +
-                  " B");
+    return judge_.protocol_error(peer, "sent segment " + std::to_string(header.segment) + " of " +
+                                           call.doing() +
+                                           " twice, unasked, or with a wrong length of " +
+                                           std::to_string(payload.size()) + " B");
   // The peer sends this only after consuming our own segment: that send is done.
   if (step.gate != Place::kNoGate && !eager) {
     const uint32_t before = call.plan->program->sends_to[step.peer][step.gate];

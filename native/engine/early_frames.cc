@@ -23,8 +23,8 @@ bool EarlyFrames::keep(Group& group, int peer, const Header& header, std::span<s
     return false;
   }
   if (n_kept(peer) == kMost) {
-    judge_.protocol_error(
-        peer, "is more than " + std::to_string(kMost) + " frames ahead of this rank");
+    judge_.protocol_error(peer,
+                          "is more than " + std::to_string(kMost) + " frames ahead of this rank");
     return false;
   }
   n_kept_[static_cast<size_t>(peer)]++;

@@ -202,7 +202,7 @@ void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int 
   if (header.type == FrameType::kDisagree)
     return on_disagree(group, *plan, header.key, peer, payload);
   Collective past;
-  past.group = &group;
+  group.own(past);
   past.plan = std::move(plan);
   past.key = header.key;
   const bool differs = header.descriptor != past.plan->descriptor_hash;

@@ -50,8 +50,8 @@ void Engine::launched(Collective& call) {
     return peer_state_[peer] == PeerState::kLeft && needs(call, peer);
   };
   const auto& peers = call.plan->program->peers;
-  const bool stuck = call.unmatched ? nobody_sends(group)
-                                    : std::any_of(peers.begin(), peers.end(), has_left);
+  const bool stuck =
+      call.unmatched ? nobody_sends(group) : std::any_of(peers.begin(), peers.end(), has_left);
   if (stuck) abort_group(group, group.departed, true);
 }
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/group.h"
-
 namespace shoal {
 
 void Grants::grant(Collective& call, uint32_t at) {
@@ -20,8 +18,7 @@ void Grants::grant(Collective& call, uint32_t at) {
     place.gate = step.gate;
     upto = state.n_segments;
   }
-  if (!link->shares_memory() && upto < state.n_segments)
-    upto = granted_.look_ahead(call, at, upto);
+  if (!link->shares_memory() && upto < state.n_segments) upto = granted_.look_ahead(call, at, upto);
   const bool worth_it = upto == state.n_segments || upto - state.grant_said >= state.reserved / 2;
   if (upto <= state.grant_said || !worth_it) return;
   state.grant_said = upto;
@@ -34,7 +31,7 @@ void Grants::on_grant(Collective& call, int from, const Header& header, const Pl
   const uint32_t at = call.plan->program->sends_to[from][header.flow];
   StepState& state = call.state[at];
   if (place.gate != Place::kNoGate && place.gate >= call.plan->program->recvs_from[from].size())
-    return judge_.protocol_error(call.group->members[from],
+    return judge_.protocol_error((*call.members)[from],
                                  "waits for a flow of " + call.doing() + " that it does not send");
   state.granted = std::max(state.granted, header.segment);
   if (place.gate != Place::kNoGate) state.gate = place.gate;

@@ -59,6 +59,12 @@ struct Group : std::enable_shared_from_this<Group> {
   FinishedCalls finished;
   // What this rank could tell (state_reader.h) just before a deadline ended the group.
   std::shared_ptr<const Value> at_deadline;
+
+  void own(Collective& call) {  // one of its calls
+    call.group = this;
+    call.group_id = id;
+    call.members = &members;
+  }
 };
 
 }  // namespace shoal

@@ -52,7 +52,7 @@ bool Openings::announces_itself(const Collective& call, int peer) const {
 }
 
 void Openings::send_open(const Collective& call, int peer) {
-  links_.send(call.group->members[peer], call.open_frame(peer));
+  links_.send((*call.members)[peer], call.open_frame(peer));
 }
 
 void Openings::announce(const Collective& call) {
@@ -84,7 +84,7 @@ void Openings::finished(Collective& call) {
 void Openings::leave(Collective& call, int from) {
   const auto was = std::exchange(call.standing[from], Collective::Standing::kFree);
   if (was != Collective::Standing::kCounted) return;
-  const int peer = call.group->members[from];
+  const int peer = (*call.members)[from];
   ahead_[peer] -= call.plan->frames_ahead;
   release_held(peer);
 }

@@ -47,13 +47,12 @@ size_t ReferenceWay::take(Collective& call, uint32_t at, const Offered& offer) {
   const uint64_t offset = offer.offset + uint64_t{segment - offer.first} * call.plan->segment_bytes;
   const std::byte* from = link->peer_address(offer.place, offset, n_bytes);
   if (from == nullptr) {
-    judge_.abort_group(
-        *call.group,
-        {Fault::kResource, rank_,
-         judge_.who(rank_) + " could not map shared memory of " + judge_.who(peer) +
-             ": it has no descriptor or mapping left; raise the limit of open files "
-             "(ulimit -n) or of mappings (vm.max_map_count)"},
-        true);
+    judge_.abort_group(*call.group,
+                       {Fault::kResource, rank_,
+                        judge_.who(rank_) + " could not map shared memory of " + judge_.who(peer) +
+                            ": it has no descriptor or mapping left; raise the limit of open files "
+                            "(ulimit -n) or of mappings (vm.max_map_count)"},
+                       true);
     return 0;
   }
   const bool note = segment + 1 == offer.first + offer.count ||

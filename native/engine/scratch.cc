@@ -81,8 +81,7 @@ void Scratch::grant_overdue() {
   const auto call = overdue->lock();
   call->scratch_wanted_ns = now_;
   most_overdrawn_ = n_overdrawn_ + 1;
-  if (give(*call))
-    std::erase_if(waiting_, [&](const auto& entry) { return entry.lock() == call; });
+  if (give(*call)) std::erase_if(waiting_, [&](const auto& entry) { return entry.lock() == call; });
 }
 
 }  // namespace shoal

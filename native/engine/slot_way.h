@@ -4,7 +4,8 @@
 //   sender                               receiver
 //     copies a segment into a slot
 //     offer (slot) ------------------->    folds or copies it from there
-//                  <-------------------  taken (slot): the slot is free, when all its readers said so
+//                  <-------------------  taken (slot): the slot is free, when all its readers said
+//                  so
 //                  <-------------------  grant, where it starves: it gets the last slot
 //
 // A segment is done for its sender once it lies in the slot. The slot's stamp tells a reader

@@ -146,8 +146,8 @@ Value StateReader::finished(const Group& group) const {
   List told;
   const auto& keys = group.finished.keys();
   for (size_t at = keys.size() - std::min(keys.size(), kLastFinished); at < keys.size(); ++at)
-    told.push_back(Fields{{"key", hex(keys[at])},
-                          {"what", group.finished.plan_of(keys[at])->descriptor}});
+    told.push_back(
+        Fields{{"key", hex(keys[at])}, {"what", group.finished.plan_of(keys[at])->descriptor}});
   return told;
 }
 

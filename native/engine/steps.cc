@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/group.h"
-
 namespace shoal {
 
 void Steps::make_ready(Collective& call, uint32_t at) {
@@ -30,7 +28,7 @@ Collective* Steps::next(uint32_t& at) {
 
 bool Steps::is_runnable(uint64_t group) const {
   return std::any_of(runnable_.begin(), runnable_.end(),
-                     [&](const auto& call) { return !call->finished && call->group->id == group; });
+                     [&](const auto& call) { return !call->finished && call->group_id == group; });
 }
 
 void Steps::opened(Collective& call, int from) {

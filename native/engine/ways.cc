@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/shared_memory.h"
-#include "engine/group.h"
 
 namespace shoal {
 
@@ -86,7 +85,7 @@ void Ways::take_back(Collective& call) {
     const auto& layout = call.plan->layout[buffer];
     for (uint32_t chunk = 0; chunk < layout.n_bytes.size(); ++chunk)
       for (const int peer : call.plan->program->peers)
-        if (Link* link = links_[call.group->members[peer]])
+        if (Link* link = links_[(*call.members)[peer]])
           link->disown(call.chunk(buffer, chunk), layout.n_bytes[chunk]);
   }
   frames.drop_call(call);
