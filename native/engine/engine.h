@@ -47,6 +47,7 @@ class Engine final : public FrameSink, private Judge {
   void set_link(int peer, std::unique_ptr<Link> link, int64_t now);
   void set_slots(Slots slots) { ways_.slot.set_slots(std::move(slots)); }
   Link* link(int peer) const { return links_[peer]; }
+  int size() const { return static_cast<int>(names_.size()); }
 
   Group& add_group(uint64_t id, std::vector<int> members);
   void drop_group(Group& group);

@@ -36,36 +36,29 @@ Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
 Mesh::~Mesh() { close(); }
 
 Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
-                   std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
+                   std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
                    const Options& options, std::shared_ptr<Mesh>& out) {
   const size_t size = names.size();
   std::shared_ptr<Mesh> mesh(new Mesh(rank, std::move(names), options));
   mesh->arena_ = std::move(arena);
-  mesh->shm_links_.assign(size, nullptr);
 
   std::vector<int> local = {rank};
-  for (const PeerSocket& peer : peers)
+  for (const PeerSockets& peer : peers)
     if (peer.memory_fd >= 0) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
-  const auto position = [&](int of) {
-    return static_cast<int>(std::lower_bound(local.begin(), local.end(), of) - local.begin());
-  };
+  const Site site{rank, epoch, *mesh->arena_, std::move(local)};
   const int64_t now = now_ns();
   mesh->arena_->header().heartbeat_ns.store(now);
   Error failed;
-  for (const PeerSocket& peer : peers) {
-    if (peer.memory_fd < 0) {
-      mesh->engine_.set_link(peer.rank, std::make_unique<TcpLink>(peer.rank, peer.path_fds, epoch),
-                             now);
-      continue;
+  for (const PeerSockets& peer : peers) {
+    std::unique_ptr<Link> link;
+    if (Error error = connect(site, peer, link); error && !failed) failed = error;
+    if (link == nullptr) continue;
+    if (link->rings_bell()) {
+      mesh->bell_links_.push_back(link.get());
+      mesh->bell_peers_.push_back(peer.rank);
     }
-    auto link =
-        std::make_unique<ShmLink>(peer.rank, *mesh->arena_, position(rank), position(peer.rank),
-                                  peer.socket_fd, peer.event_fd, epoch);
-    if (Error error = link->open(peer.memory_fd, n_local); error && !failed) failed = error;
-    mesh->shm_links_[peer.rank] = link.get();
-    mesh->local_peers_.push_back(peer.rank);
     mesh->engine_.set_link(peer.rank, std::move(link), now);
   }
   if (failed) {
@@ -157,18 +150,18 @@ std::shared_ptr<Collective> Mesh::start(std::unique_lock<std::mutex>& lock,
 
 bool Mesh::pump_rings() {
   bool moved = false;
-  for (const int peer : local_peers_) {
-    ShmLink* link = shm_links_[peer];
-    if (engine_.link(peer) != link) continue;  // it is gone
-    if (link->has_inbound() || link->has_queued()) moved |= link->pump(engine_);
+  for (size_t at = 0; at < bell_links_.size(); ++at) {
+    if (!is_bell_link(at)) continue;  // it is gone
+    Link& link = *bell_links_[at];
+    if (link.has_inbound() || link.has_queued()) moved |= link.pump(engine_);
   }
   return moved;
 }
 
 bool Mesh::has_inbound() const {
-  return std::any_of(local_peers_.begin(), local_peers_.end(), [&](int peer) {
-    return engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound();
-  });
+  for (size_t at = 0; at < bell_links_.size(); ++at)
+    if (is_bell_link(at) && bell_links_[at]->has_inbound()) return true;
+  return false;
 }
 
 bool Mesh::step() {
@@ -314,39 +307,29 @@ void Mesh::settle_suspicion() {
 std::vector<Mesh::Watched> Mesh::watched() {
   std::lock_guard lock(mutex_);
   std::vector<Watched> all = {{arena_->event_fd(), -1}};
-  for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer) {
-    if (shm_links_[peer] != nullptr)
-      all.push_back({shm_links_[peer]->fd(), peer});
-    else if (auto* tcp = static_cast<TcpLink*>(engine_.link(peer)))
-      for (const int fd : tcp->fds()) all.push_back({fd, peer});
+  for (int peer = 0; peer < engine_.size(); ++peer) {
+    const Link* link = engine_.link(peer);
+    if (link == nullptr) continue;
+    for (const int fd : link->fds()) all.push_back({fd, peer});
   }
   return all;
 }
 
 // Events are edge-triggered: what is left in a socket is for the next turn, as nobody tells again.
-void Mesh::pump_tcp(int peer) {
-  auto* link = static_cast<TcpLink*>(engine_.link(peer));
+void Mesh::serve(int peer, bool ended) {
+  Link* link = engine_.link(peer);
   if (link == nullptr) return;
-  link->pump(engine_);
+  link->on_event(engine_, ended);
   const bool listed = std::find(unread_.begin(), unread_.end(), peer) != unread_.end();
   if (!link->is_drained() && !listed) unread_.push_back(peer);
 }
 
-// `ended`: the peer will send no more. What it sent before may hide that from many a pump, and the
-// kernel does not tell again.
 void Mesh::on_event(int peer, bool ended) {
   std::unique_lock lock(mutex_);
   if (peer < 0) wakeups().lane_rung++;
   if (closed_ || peer < 0) return;
-  Link* link = engine_.link(peer);
-  if (link == nullptr) return;
   guarded([&] {
-    if (link == shm_links_[peer]) {
-      shm_links_[peer]->pump_socket(engine_);
-    } else {
-      if (ended) static_cast<TcpLink*>(link)->expect_end();
-      pump_tcp(peer);
-    }
+    serve(peer, ended);
     engine_.progress(kTurnBytes);
   });
   after_step(lock);
@@ -361,7 +344,7 @@ bool Mesh::turn(int64_t now) {
   unread_.clear();
   more |= !unread.empty();
   guarded([&] {
-    for (const int peer : unread) pump_tcp(peer);
+    for (const int peer : unread) serve(peer, false);
     if (!unread.empty() || engine_.has_unflushed()) engine_.progress(kTurnBytes);
     if (now >= next_tick_ns_) tick(now);
   });
@@ -373,11 +356,8 @@ bool Mesh::turn(int64_t now) {
 void Mesh::tick(int64_t now) {
   next_tick_ns_ = now + kTickNs;
   arena_->header().heartbeat_ns.store(now);
-  for (const int peer : local_peers_) {
-    if (engine_.link(peer) != shm_links_[peer]) continue;
-    engine_.heard_from(peer, shm_links_[peer]->peer_heartbeat_ns());
-    shm_links_[peer]->release_regions();
-  }
+  for (int peer = 0; peer < engine_.size(); ++peer)
+    if (Link* link = engine_.link(peer)) engine_.heard_from(peer, link->tick());
   // Who is named as late must not have words here that nobody was woken for: they were not all.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);
@@ -454,7 +434,7 @@ void Mesh::forsake() {
   forsaken_.store(true);
   ::close(arena_->event_fd());
   arena_->close_memory_fd();
-  for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer)
+  for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) link->forsake();
 }
 

@@ -11,19 +11,9 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "transport/arena.h"
-#include "transport/shm_link.h"
-#include "transport/tcp_link.h"
+#include "transport/transport.h"
 
 namespace shoal {
-
-// A connected, authenticated peer. Descriptors pass to the mesh.
-struct PeerSocket {
-  int rank = -1;
-  int socket_fd = -1;         // on this host
-  std::vector<int> path_fds;  // on another
-  int memory_fd = -1;         // its arena; -1: on another host
-  int event_fd = -1;
-};
 
 // Threads: any; one lock guards all state. A thread in wait() drives the mesh; the lane drives it
 // when nobody waits, and always serves the sockets.
@@ -47,7 +37,7 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   static Wakeups& wakeups();
 
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
-                      std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
+                      std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
                       const Options& options, std::shared_ptr<Mesh>& out);
   ~Mesh();
 
@@ -105,7 +95,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void out_of_memory();
   bool pump_rings();
   bool has_inbound() const;
-  void pump_tcp(int peer);
+  void serve(int peer, bool ended);
+  bool is_bell_link(size_t at) const { return engine_.link(bell_peers_[at]) == bell_links_[at]; }
   void wake_sleepers();
   void after_step(std::unique_lock<std::mutex>& lock);
   template <class Done>
@@ -126,10 +117,11 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   std::shared_ptr<Arena> arena_;
   Engine engine_;
   std::unique_ptr<std::byte[]>
-      spare_;                        // given up to end everything in words when no memory is left
-  std::vector<ShmLink*> shm_links_;  // by mesh rank, null elsewhere; owned by the engine
-  std::vector<int> local_peers_;
-  std::vector<int> unread_;  // TCP peers whose last pump may have left something in the socket
+      spare_;  // given up to end everything in words when no memory is left
+  // Those whose peers ring our bell, and these peers; owned by the engine while it has them.
+  std::vector<Link*> bell_links_;
+  std::vector<int> bell_peers_;
+  std::vector<int> unread_;  // peers whose links may have something left that nobody tells of
   bool oversubscribed_ = false;
   int n_callers_ = 0;   // in drive()
   int n_sleeping_ = 0;  // of them, on the bell

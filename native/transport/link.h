@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "transport/frame.h"
@@ -68,6 +69,29 @@ class Link {
 
   // In a forked child: closes the descriptors, which are the parent's, and does nothing else.
   virtual void forsake() {}
+
+  // ---- For whoever serves it, who knows no kind of link (engine/mesh.h, transport.h). The
+  // defaults are those of a link that only pump() moves.
+
+  // One word for people.
+  virtual const char* kind() const { return "fake"; }
+  // Descriptors to watch for reading, writing and the peer's end; edge-triggered.
+  virtual std::vector<int> fds() const { return {}; }
+  // One of them has told of something; `ended`: that the peer will send no more by it, which the
+  // kernel does not tell again. Moves what one turn may. True if anything moved.
+  virtual bool on_event(FrameSink& sink, bool ended) {
+    (void)ended;
+    return pump(sink);
+  }
+  // Whether the last on_event() left nothing to read: the descriptors will tell when more comes.
+  // Else it is to be called again, since nobody will.
+  virtual bool is_drained() const { return true; }
+  // The peer writes to memory of this process and rings the bell of its arena: whoever drives looks
+  // at has_inbound(), and pumps.
+  virtual bool rings_bell() const { return false; }
+  virtual bool has_inbound() const { return false; }
+  // Ten times a second. When the peer was alive, where it does not say so in frames; else 0.
+  virtual int64_t tick() { return 0; }
 
   // The largest payload send() takes by copy without `sent`; larger ones are borrowed, or for
   // links that share memory must be offered by place.

@@ -47,6 +47,11 @@ TcpLink::TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch)
 
 TcpLink::~TcpLink() { close(); }
 
+Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
+  out = std::make_unique<TcpLink>(peer.rank, peer.fds, site.epoch);
+  return {};
+}
+
 void TcpLink::close_path(size_t index) {
   Path& path = paths_[index];
   path.pipe = nullptr;

@@ -27,7 +27,7 @@ LOWER = {
     "plan": {"schedule"},
     "shapes": {"schedule"},
     "engine": {"schedule", "shapes", "_native"},
-    "rendezvous": set[str](),
+    "rendezvous": {"engine"},
     "settings": set[str](),
     "memory": {"engine"},
     "state": {"engine", "plan"},
@@ -144,6 +144,21 @@ def test_files_of_the_engine_include_one_way() -> None:
     assert in_circles(includes) == set()
 
 
+def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:
+    kinds = [path.name for path in (NATIVE / "transport").glob("*_link.h")]
+    kinds.remove("path_link.h")  # what links over paths have in common
+    assert "tcp_link.h" in kinds
+    wrong = [
+        f"{path.relative_to(NATIVE)} includes {kind}"
+        for path in sorted(NATIVE.glob("*/*.*"))
+        for kind in kinds
+        if f'#include "transport/{kind}"' in path.read_text()
+        and path.parent.name != "test"
+        and path.stem not in (Path(kind).stem, "transport")
+    ]
+    assert wrong == []
+
+
 def test_every_native_room_is_known() -> None:
     rooms = {path.name for path in NATIVE.iterdir() if path.is_dir()}
     assert rooms == NATIVE_LOWER.keys() | {"test"}
@@ -160,6 +175,7 @@ def test_every_native_room_is_known() -> None:
         ("lens/prove.py", "def f():\n    from shoal.engine import run"),
         ("plan/choose.py", "import shoal.engine"),
         ("group.py", "from shoal._native import Engine"),
+        ("rendezvous/key.py", "from shoal._native import pair_key"),
         ("bench/run.py", "import shoal._native"),
         ("average/fusion.py", "import torch.nn"),
         ("average/fusion.py", "import shoal"),
