@@ -65,6 +65,7 @@ void Scratch::give_back(Collective& call) {
 }
 
 void Scratch::pass_on() {
+  if (waiting_.empty()) return;
   for (const auto& waiting : std::exchange(waiting_, {})) {
     const auto other = waiting.lock();
     if (other != nullptr && lacks_scratch(*other) && !give(*other) && lacks_scratch(*other))
