@@ -60,6 +60,7 @@ TEST("what was used of an allowance goes back half of it at a time") {
     credits.used(1, 744);
   }
   CHECK_EQ(frames.size(), 1u);
+  if (frames.empty()) return;
   CHECK(frames[0].header.type == FrameType::kCredit);
   Place place;
   std::memcpy(&place, frames[0].small.data(), sizeof(place));
@@ -90,7 +91,7 @@ TEST("a finished call is known by its key while few others have finished since")
   CHECK(finished.is_forgotten(1));
   CHECK(!finished.is_forgotten(5000 - 4096));
   CHECK(!finished.is_forgotten(5001));
-  CHECK(!finished.is_forgotten(kMessage | 1));  // keys of messages tell nothing of their order
+  CHECK(!finished.is_forgotten(~uint64_t{0}));  // keys of messages tell nothing of their order
 }
 
 TEST("finished calls of many chunks are forgotten sooner") {

@@ -135,7 +135,7 @@ def test_a_circle_of_includes_is_seen() -> None:
 
 
 def test_files_of_the_engine_include_one_way() -> None:
-    # A class lives in one pair of files. The lane drives meshes, which ask it to: these two are one.
+    # A class lives in one pair of files. The lane and the meshes that it drives count as one.
     includes = dict[str, set[str]]()
     for path in sorted((NATIVE / "engine").iterdir()):
         names = re.findall(r'^#include "engine/(\w+)\.h"', path.read_text(), re.MULTILINE)
