@@ -99,7 +99,8 @@ void Calls::use_early(Collective& call) {
 void Calls::finish(Collective& call, const Error& error) {
   if (call.finished) return;
   Group& group = *call.group;
-  if (!error && group.disputed) return;  // nothing succeeds once we know that the ranks differ
+  if (!error && group.life.is_disputed())
+    return;  // nothing succeeds once we know that the ranks differ
   const auto keep = call.shared_from_this();
   call.error = error;
   call.ready.clear();

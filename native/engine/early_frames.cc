@@ -12,7 +12,7 @@ constexpr uint32_t kMost = 1u << 16;  // per peer; a call costs a peer a handful
 
 bool EarlyFrames::keep(Group& group, int peer, const Header& header, std::span<std::byte> payload) {
   // Nobody can disagree with a call that we have not made: it is one we have forgotten.
-  if (group.poison || header.type == FrameType::kDisagree ||
+  if (group.life.has_ended() || header.type == FrameType::kDisagree ||
       group.finished.is_forgotten(header.key)) {
     ways_.discard(peer, header, payload);
     return false;

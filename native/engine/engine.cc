@@ -25,9 +25,13 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       calls_(links_, steps_, scratch_, ways_, openings_, call_frames_, early_, *this, now_),
       messages_(rank, calls_, *this, options.most_tags),
       groups_(rank, names_.size(), *this),
-      peer_state_(names_.size(), PeerState::kAlive),
+      peers_(names_.size(), rank),
+      news_(rank, peers_,
+            [this](int peer, const Header& header, const std::string& text) {
+              send_text(peer, header, text);
+            }),
+      doubts_(rank, peers_, *this),
       heard_ns_(names_.size(), 0) {
-  peer_state_[rank_] = PeerState::kSelf;
   staging_.reserve(credits_.reserve_bytes());
 }
 
@@ -53,9 +57,10 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
     if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
   // Who has left in good order may have sent what the others still need of it.
   for (const int member : group.members)
-    if (peer_state_[member] == PeerState::kLeft && !group.departed)
-      group.departed = {Fault::kPeerLost, member, "had left when the group was made"};
-  if (const Error missing = missing_in(group)) abort_group(group, missing, false);
+    if (peers_.is(member, PeerState::kLeft))
+      group.life.depart({Fault::kPeerLost, member, "had left when the group was made"});
+  if (const Loss* loss = losses_.ends(group.rank_of))
+    abort_group(group, loss->error_on(rank_), false);
   return group;
 }
 
@@ -94,7 +99,7 @@ void Engine::finished(Collective& call) {
 bool Engine::progress(size_t budget) {
   size_t moved = 0;
   // Who was given up must not use what it finds: others may have other data there by now.
-  if (!breaking_.empty() && breaking_.front().at_once) settle_broken();
+  if (!breaking_.empty() && breaking_.front().how == Breaking::kGaveUp) settle_broken();
   uint32_t at = 0;
   while (moved < budget) {
     Collective* call = steps_.next(at);
@@ -134,6 +139,7 @@ std::span<std::byte> Engine::landing(int peer, const Header& header) {
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   heard_ns_[peer] = now_;
+  heard(peer);
   traffic_[peer].n_frames_in++;
   links_.will_flush(peer);  // what came is to be acknowledged
   if (const Link* link = links_[peer]; link != nullptr) {
@@ -154,8 +160,17 @@ bool Engine::is_for_link(int peer, const Header& header, std::span<std::byte> pa
       credits_.came_back(peer, place_of(payload).offset);
       return true;
     case FrameType::kGoodbye:
-      peer_state_[peer] = PeerState::kLeft;
-      breaking_.push_back({peer, "", false});
+      if (!peers_.become(peer, PeerState::kLeft)) return true;
+      doubts_.left(peer);
+      news_.pass_again();
+      breaking_.push_back({peer, Breaking::kGoodbye, {}});
+      return true;
+    case FrameType::kAsk:
+    case FrameType::kAnswer:
+      on_asking(peer, header);
+      return true;
+    case FrameType::kUnmade:
+      news_.will_not_pass(peer, header.group);
       return true;
     case FrameType::kAbort:
       on_abort(peer, header, payload);
@@ -185,7 +200,7 @@ void Engine::of_a_group(int peer, const Header& header, std::span<std::byte> pay
     return keep_early(groups_.find_or_expect(header.group), peer, header, payload);
   }
   Group& group = *known;
-  if (group.born && group.rank_of[peer] < 0)
+  if (group.is_made() && group.rank_of[peer] < 0)
     return protocol_error(peer, "sent a frame of a group it is not in");
   if (const auto found = group.in_flight.find(header.key); found != group.in_flight.end()) {
     const auto call = found->second;
@@ -206,7 +221,7 @@ void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int 
   past.plan = std::move(plan);
   past.key = header.key;
   const bool differs = header.descriptor != past.plan->descriptor_hash;
-  if (differs && !group.poison) disagree(past, peer);
+  if (differs && !group.life.has_ended()) disagree(past, peer);
   if (!differs && header.type == FrameType::kOpen)
     call_frames_.same_lengths(past, group.rank_of[peer], payload);
   ways_.discard(peer, header, payload);

@@ -14,12 +14,16 @@
 #include "base/error.h"
 #include "engine/call_frames.h"
 #include "engine/calls.h"
+#include "engine/doubts.h"
 #include "engine/early_frames.h"
 #include "engine/groups.h"
 #include "engine/judge.h"
 #include "engine/links.h"
+#include "engine/losses.h"
 #include "engine/messages.h"
+#include "engine/news.h"
 #include "engine/openings.h"
+#include "engine/peers.h"
 #include "engine/runner.h"
 #include "engine/scratch.h"
 #include "engine/staging.h"
@@ -30,7 +34,7 @@
 namespace shoal {
 
 // Threads: one at a time, under the mesh's lock.
-class Engine final : public FrameSink, private Judge {
+class Engine final : public FrameSink, private Judge, private Doubts::Voice {
  public:
   struct Options {
     size_t staging_bytes = 50u << 20;
@@ -39,7 +43,7 @@ class Engine final : public FrameSink, private Judge {
     int64_t dead_ns = 5'000'000'000;
     size_t most_tags = 1u << 22;  // per group; each takes about 50 bytes
   };
-  enum class PeerState : uint8_t { kSelf, kAlive, kLeft, kLost };
+  using PeerState = shoal::PeerState;
 
   Engine(int rank, std::vector<std::string> names, const Options& options);
   ~Engine() override;
@@ -78,7 +82,9 @@ class Engine final : public FrameSink, private Judge {
   bool is_overdue(int64_t now) const;  // some call has reached its deadline
   void heard_from(int peer, int64_t when) { heard_ns_[peer] = std::max(heard_ns_[peer], when); }
   void peer_lost(int peer, const std::string& why);
-  void abort_group(Group& group, const Error& why, bool tell) override;
+  void abort_group(Group& group, const Error& why, bool tell) override {
+    end_group(group, why, tell, {});
+  }
   void say_goodbye();
   bool has_queued() const;  // in any link
   void pump_all();
@@ -99,7 +105,7 @@ class Engine final : public FrameSink, private Judge {
   void spoiled(int peer, uint64_t token) override;
   void broken(int peer, const Error& error) override;
 
-  PeerState state_of(int peer) const { return peer_state_[peer]; }
+  PeerState state_of(int peer) const { return peers_[peer]; }
   const std::string& name_of_rank(int peer) const { return names_[peer]; }
   const Staging& staging() const { return staging_; }
   size_t scratch_bytes() const { return scratch_.n_bytes(); }  // held now
@@ -133,12 +139,11 @@ class Engine final : public FrameSink, private Judge {
   void launched(Collective& call) override;
   void finished(Collective& call) override;
   void on_abort(int peer, const Header& header, std::span<std::byte> payload);
+  void say_unmade(int peer, uint64_t group);
+  // `from`: who told this rank, and need not be told.
+  void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
-  void settle_broken();
-  void end_link(int peer, const std::string& why, bool tell);
-  void settle_endings();
-  void severed(int one, int other, const std::string& why);
-  Error missing_in(const Group& group) const;
+  static std::string printable(std::span<const std::byte> payload);
   void settle_departed(int peer);
   bool nobody_sends(const Group& group) const;
   bool is_in(const Collective& call, size_t rank) const;
@@ -166,25 +171,54 @@ class Engine final : public FrameSink, private Judge {
   Messages messages_;
   Groups groups_;
 
-  std::vector<PeerState> peer_state_;
+  Peers peers_;
+  Losses losses_;
+  News news_;
+  Doubts doubts_;
   std::vector<int64_t> heard_ns_;
   int64_t last_tick_ns_ = 0;
   // Lost and broken peers are dealt with after the current frame or step, never inside it.
   struct Breaking {
     int peer;
-    std::string why;
-    bool at_once;  // the peer has given this rank up: no step runs before
+    enum How : uint8_t {
+      kGoodbye,
+      kNoPath,  // the way to the peer is gone
+      kParted,  // this rank has reason to give it up
+      kGaveUp,  // it has given this rank up: no step runs before
+    } how;
+    Loss loss;
   };
   std::deque<Breaking> breaking_;
   std::vector<std::unique_ptr<Link>> graveyard_;
+  // What others said has ended: a group, or all that a loss ends.
   struct Ending {
     uint64_t group;
     Error why;
+    std::optional<Loss> loss;
+    std::vector<int> from;
     int n_turns;  // that have passed since it was said
   };
   std::vector<Ending> endings_;
-  // Pairs of other ranks that have lost each other, and why: no group can hold both.
-  std::map<std::pair<int, int>, std::string> severed_;
+
+  // Parting with peers (parting.cc)
+  void settle_broken();
+  void settle(const Breaking& broken);
+  void part(int peer, Loss loss, bool tell);
+  void end_link(int peer, const Loss& loss);
+  void end_groups_of(const Loss& loss);
+  int64_t patience() const;
+  void listen_to(int peer);
+  void heard(int peer);
+  void excuse_silence(int64_t now);
+  void ask(int peer, int about) override;
+  void answer(int peer, int about, Hears what) override;
+  void on_asking(int peer, const Header& header);
+  void conclude(Loss loss) override;
+  bool is_far(int peer) const override { return links_.is_far(peer); }
+  void settle(Ending& ending);
+  static bool concerns(const Ending& ending, const Group& group);
+  bool is_runnable(const Ending& ending) const;
+  void settle_endings();
 };
 
 }  // namespace shoal

@@ -14,6 +14,7 @@
 #include "base/value.h"
 #include "engine/collective.h"
 #include "engine/finished_calls.h"
+#include "engine/group_life.h"
 #include "engine/message_counts.h"
 
 namespace shoal {
@@ -39,16 +40,13 @@ struct Receiving {
 struct Group : std::enable_shared_from_this<Group> {
   uint64_t id = 0;
   int rank = -1;             // of this process, in this group
-  std::vector<int> members;  // group rank -> mesh rank
+  std::vector<int> members;  // group rank -> mesh rank; empty: only frames of it have been seen
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
-  bool born = false;         // false: only frames of it have been seen
+  GroupLife life;
   uint64_t n_calls = 0;
-  Error poison;  // set once: everything in flight and later fails with it
   std::vector<std::pair<int, Error>>
-      told;        // before it was born: who said that it has ended, and why
-  Error departed;  // a member has left in good order: calls that need nothing more of it go on
+      told;                               // before it was made: who said that it has ended, and why
   std::unordered_set<int> disputed_with;  // mesh ranks that were told what we called
-  bool disputed = false;  // ranks called different things; the words for the poison are on the way
 
   std::unordered_map<uint64_t, std::shared_ptr<Collective>> in_flight;  // by key
   std::unordered_map<uint64_t, std::vector<Early>> early;
@@ -60,6 +58,7 @@ struct Group : std::enable_shared_from_this<Group> {
   // What this rank could tell (state_reader.h) just before a deadline ended the group.
   std::shared_ptr<const Value> at_deadline;
 
+  bool is_made() const { return !members.empty(); }
   void own(Collective& call) {  // one of its calls
     call.group = this;
     call.group_id = id;

@@ -22,7 +22,7 @@ Group& Groups::add(uint64_t id, std::vector<int> members) {
   for (size_t at = 0; at < group.members.size(); ++at)
     group.rank_of[group.members[at]] = static_cast<int>(at);
   group.rank = group.rank_of[rank_];
-  group.born = true;
+  group.life.make();
   dropped_.erase(id);
   return group;
 }

@@ -61,7 +61,7 @@ void Messages::match(Group& group, int64_t tag) {
   // Apart from the group: posting may end it.
   std::deque<Receiving> waiting = std::move(group.receiving[tag]);
   group.receiving.erase(tag);
-  while (!waiting.empty() && !group.poison) {
+  while (!waiting.empty() && !group.life.has_ended()) {
     const int source =
         waiting.front().source >= 0 ? waiting.front().source : first_to_send(group, tag);
     if (source < 0) break;
@@ -76,7 +76,7 @@ void Messages::match(Group& group, int64_t tag) {
     call.source = source;
     calls_.launch(call, group.messages.take(source, group.rank, tag));
   }
-  if (!waiting.empty() && !group.poison) group.receiving[tag] = std::move(waiting);
+  if (!waiting.empty() && !group.life.has_ended()) group.receiving[tag] = std::move(waiting);
 }
 
 // Of the ranks whose next message of this tag has come, in part, the one whose came first; or -1.

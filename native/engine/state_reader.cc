@@ -38,19 +38,6 @@ const char* name_of(StepKind kind) {
   }
 }
 
-const char* name_of(Engine::PeerState state) {
-  switch (state) {
-    case Engine::PeerState::kSelf:
-      return "self";
-    case Engine::PeerState::kAlive:
-      return "alive";
-    case Engine::PeerState::kLeft:
-      return "left";
-    default:
-      return "lost";
-  }
-}
-
 uint64_t bytes_in(const ChunkLayout& layout) {
   uint64_t n_bytes = 0;
   for (const uint64_t chunk : layout.n_bytes) n_bytes += chunk;
@@ -113,12 +100,12 @@ Value StateReader::group(const Group& group) {
   for (const int member : group.members) members.push_back(member);
   const uint64_t n_left_out = order.size() - calls.size();
   return Fields{{"id", hex(group.id)},
-                {"is_made", group.born},
+                {"is_made", group.is_made()},
                 {"rank", group.rank},
                 {"members", std::move(members)},
                 {"n_calls", group.n_calls},
                 {"last_number", last_number},
-                {"ended", group.poison ? Value(group.poison.text) : Value()},
+                {"ended", group.life.has_ended() ? Value(group.life.why().text) : Value()},
                 {"in_flight", std::move(calls)},
                 {"n_in_flight_left_out", n_left_out},
                 {"made_by_others", early(group)},
@@ -292,7 +279,7 @@ Value StateReader::peer(int rank) const {
   return Fields{
       {"rank", rank},
       {"name", engine_.names_[at]},
-      {"state", name_of(engine_.peer_state_[at])},
+      {"state", name_of(engine_.peers_[rank])},
       {"link", kind},
       {"heard_s", link != nullptr ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
       {"said_s", link != nullptr ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},

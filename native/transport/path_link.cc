@@ -227,7 +227,7 @@ void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
   outbox_.lost(static_cast<int>(path));
   if (control_path() < is_lost_.size()) return;
   close();
-  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why});
+  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why, {}, true});
 }
 
 void PathLink::refuse(FrameSink& sink, const std::string& what) {
