@@ -185,6 +185,7 @@ class Engine final : public FrameSink, private Judge {
   std::vector<Ending> endings_;
   // Pairs of other ranks that have lost each other, and why: no group can hold both.
   std::map<std::pair<int, int>, std::string> severed_;
+  std::map<int, std::string> why_lost_;  // by lost peer
 };
 
 }  // namespace shoal

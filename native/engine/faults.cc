@@ -28,7 +28,7 @@ std::string Engine::who(int peer) const { return names_[peer]; }
 Error Engine::missing_in(const Group& group) const {
   for (const int member : group.members)
     if (peer_state_[member] == PeerState::kLost)
-      return {Fault::kPeerLost, member, "was gone already when the group was made"};
+      return {Fault::kPeerLost, member, why_lost_.at(member) + ", before the group was made"};
   for (const auto& [pair, why] : severed_)
     if (group.rank_of[pair.first] >= 0 && group.rank_of[pair.second] >= 0)
       return {Fault::kPeerLost, pair.second, why};
@@ -220,6 +220,7 @@ void Engine::settle_broken() {
 // The link with a peer is gone, whoever is to blame. `tell`: every other rank hears so and ends the
 // groups that hold both, NOT where the peer has given us up, and tells them of us in its own words.
 void Engine::end_link(int peer, const std::string& why, bool tell) {
+  why_lost_[peer] = why;
   peer_state_[peer] = PeerState::kLost;
   Header header;
   header.type = FrameType::kLost;

@@ -251,6 +251,8 @@ TEST("a rank that was given up by one hears so, and from nobody else that the ot
   CHECK(world.engine(2).state_of(0) == Engine::PeerState::kAlive);
   CHECK(has(world.groups[1]->poison.text, "gave this rank up: this rank is gone, rank 0 says"));
   for (const Group* group : world.groups) CHECK(group->poison.fault == Fault::kPeerLost);
+  const Group& later = world.add_group(1, 60, {0, 1});
+  CHECK(has(later.poison.text, "gave this rank up: this rank is gone, rank 0 says, before the"));
 }
 
 // Rank 2 is stopped with a segment of rank 0's in a slot that it has not read, and given up; the
