@@ -28,19 +28,23 @@ LOWER = {
     "shapes": {"schedule"},
     "engine": {"schedule", "shapes", "_native"},
     "rendezvous": {"engine"},
+    "view": set[str](),
+    "shrink": {"engine", "work", "calls", "view"},
     "settings": set[str](),
     "memory": {"engine"},
     "state": {"engine", "plan"},
     "work": {"engine"},
     "world": {"engine", "rendezvous", "work", "state"},
     "calls": {"plan", "shapes", "engine", "work", "buffers", "world", "state"},
-    "group": {"plan", "engine", "rendezvous", "settings", "work", "buffers", "world", "calls"},
+    "members": {"plan", "work", "world", "calls", "view", "shrink"},
+    "group": {"plan", "engine", "rendezvous", "settings", "work", "buffers", "world", "calls"}
+    | {"members"},
     "average": {"group"},
     "server": {"group"},
     "frontend": {"group", "average", "rendezvous", "work", "buffers"},
     "launch": {"group", "rendezvous", "settings", "frontend"},
     "_autoload": {"frontend"},
-    "torch": {"_autoload"},
+    "torch": {"_autoload", "frontend"},
 }
 # These are built out of everything, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "lab", "__main__"}

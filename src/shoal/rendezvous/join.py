@@ -421,4 +421,5 @@ class _Join:
         own = self._roster.own
         key = self._roster.job_key
         cards = self._roster.cards()
-        return Membership(epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key)
+        ids = self._roster.process_ids()
+        return Membership(epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key, ids)

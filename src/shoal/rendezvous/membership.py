@@ -48,6 +48,7 @@ class Membership:
         host_id: of this rank's host.
         peers: all other ranks, ascending.
         cards: by rank, what it gave `join` as its card.
+        process_ids: by rank, 128 random bits; the epoch, which every link proves, is made of them.
         job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
     """
 
@@ -58,6 +59,7 @@ class Membership:
     peers: tuple[PeerInfo, ...]
     cards: tuple[bytes, ...]
     job_key: bytes = field(repr=False)
+    process_ids: tuple[bytes, ...]
     _held: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
