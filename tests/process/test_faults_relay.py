@@ -76,8 +76,11 @@ def check(outcomes: list[Outcome], what: str) -> None:
 
 
 def is_late(what: str, error: Exception) -> bool:
-    """A frame that is missing, and nothing else, may be noticed at the deadline of its call."""
-    return what.startswith("drop") and isinstance(error, TimedOut)
+    """A frame that is missing, and nothing else, may be noticed at the deadline of its call.
+
+    One that is to come after the next one is missing where no next one comes.
+    """
+    return what.startswith(("drop", "swap")) and isinstance(error, TimedOut)
 
 
 FAULTS = {
