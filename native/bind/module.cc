@@ -245,7 +245,8 @@ struct GroupHandle {
 };
 
 std::shared_ptr<Mesh> make_mesh(
-    int rank, std::vector<std::string> names, uint64_t epoch, std::shared_ptr<Arena> arena,
+    int rank, std::vector<std::string> names, uint64_t epoch, const nb::bytes& job_key,
+    std::shared_ptr<Arena> arena,
     const std::vector<std::tuple<int, std::vector<int>, int, int>>& peers, uint64_t staging_bytes,
     double spin_us, double backstop_s) {
   std::vector<PeerSockets> sockets;
@@ -260,9 +261,10 @@ std::shared_ptr<Mesh> make_mesh(
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   options.backstop_ns = ns_of(backstop_s);
   std::shared_ptr<Mesh> mesh;
+  const Bytes key = bytes_of(job_key);
   Released released;
   const Error error =
-      Mesh::create(rank, std::move(names), epoch, std::move(arena), sockets, options, mesh);
+      Mesh::create(rank, std::move(names), epoch, key, std::move(arena), sockets, options, mesh);
   if (error) {
     nb::gil_scoped_acquire acquire;
     raise_if(error);
@@ -318,8 +320,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("id", [](const GroupHandle& handle) { return handle.group->id; });
   nb::class_<Mesh>(m, "Mesh")
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
-                  nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"),
-                  nb::arg("backstop_s"))
+                  nb::arg("job_key"), nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"),
+                  nb::arg("spin_us"), nb::arg("backstop_s"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
              std::shared_ptr<Group> group;

@@ -24,6 +24,42 @@ std::string printable(std::span<const std::byte> payload) {
 
 std::string Engine::who(int peer) const { return names_[peer]; }
 
+// Why a group can do nothing from the start: a member is lost, or two have lost each other.
+Error Engine::missing_in(const Group& group) const {
+  for (const int member : group.members)
+    if (peer_state_[member] == PeerState::kLost)
+      return {Fault::kPeerLost, member, "was gone already when the group was made"};
+  for (const auto& [pair, why] : severed_)
+    if (group.rank_of[pair.first] >= 0 && group.rank_of[pair.second] >= 0)
+      return {Fault::kPeerLost, pair.second, why};
+  return {};
+}
+
+Error Engine::ended(const Group& group) const {
+  if (group.poison) return group.poison;
+  for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
+    if (ending.group == group.id) return ending.why;
+  return {};
+}
+
+void Engine::launched(Collective& call) {
+  Group& group = *call.group;
+  if (!group.departed) return;
+  const auto has_left = [&](int from) {
+    const int peer = group.members[from];
+    return peer_state_[peer] == PeerState::kLeft && needs(call, peer);
+  };
+  const auto& peers = call.plan->program->peers;
+  const bool stuck =
+      call.unmatched ? nobody_sends(group) : std::any_of(peers.begin(), peers.end(), has_left);
+  if (stuck) abort_group(group, group.departed, true);
+}
+
+bool Engine::nobody_sends(const Group& group) const {
+  return std::none_of(group.members.begin(), group.members.end(),
+                      [&](int member) { return peer_state_[member] == PeerState::kAlive; });
+}
+
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
 void Engine::disagree(Collective& call, int peer) {
@@ -37,8 +73,7 @@ void Engine::disagree(Collective& call, int peer) {
                         who(rank_) + " called " + call.plan->descriptor + ", but " + who(peer) +
                             " called something else, and has left since"},
                        true);
-  Header header = frame_for(call, FrameType::kDisagree, 0, 0).header;
-  send_text(peer, header, call.plan->descriptor);
+  send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, call.plan->descriptor);
 }
 
 void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int peer,
@@ -47,7 +82,7 @@ void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int pee
   std::string one = who(rank_) + " called " + mine.descriptor;
   std::string other = who(peer) + " called " + theirs;
   if (peer < rank_) std::swap(one, other);  // the same words whoever says them
-  abort_group(*groups_.at(group.id),
+  abort_group(*groups_.find(group.id),
               {Fault::kMismatch, peer,
                one + ", but " + other +
                    "; every rank of a group must make the same calls in the same order"},
@@ -89,27 +124,27 @@ void Engine::abort_group(Group& group, const Error& why, bool tell) {
   for (const auto& [key, call] : in_flight) {
     Error error = why;
     error.doing = call->doing();
-    finish(*call, error);
+    calls_.finish(*call, error);
   }
-  for (auto& [key, frames] : std::exchange(group.early, {})) discard_early(std::move(frames));
+  for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
   flush();
 }
 
 // Another rank tells us that a group has ended.
 void Engine::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
-  const auto known = groups_.find(header.group);
-  const bool is_born = known != groups_.end() && known->second->born;
-  if (is_born && known->second->rank_of[peer] < 0)
+  const Group* known = groups_.find(header.group);
+  const bool is_born = known != nullptr && known->born;
+  if (is_born && known->rank_of[peer] < 0)
     return protocol_error(peer, "ended a group it is not in");
   const auto told = [&](const Ending& ending) { return ending.group == header.group; };
   if (std::any_of(endings_.begin(), endings_.end(), told)) return;
-  if (known == groups_.end() ? was_dropped(header.group) : bool{known->second->poison}) return;
+  if (known == nullptr ? groups_.was_dropped(header.group) : bool{known->poison}) return;
   const auto fault = header.count > 0 && header.count <= static_cast<uint32_t>(Fault::kInternal)
                          ? static_cast<Fault>(header.count)
                          : Fault::kClosed;
   const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
   const Error why = {fault, culprit, printable(payload)};
-  if (!is_born) return end_unborn(peer, header.group, why);
+  if (!is_born) return groups_.end_unborn(peer, header.group, why);
   endings_.push_back({header.group, why, 0});
 }
 
@@ -132,11 +167,6 @@ void Engine::severed(int one, int other, const std::string& why) {
       endings_.push_back({id, {Fault::kPeerLost, other, why}, 0});
 }
 
-bool Engine::is_runnable(uint64_t group) const {
-  return std::any_of(runnable_.begin(), runnable_.end(),
-                     [&](const auto& call) { return !call->finished && call->group->id == group; });
-}
-
 // Ends the groups that others said have ended, one turn after they said so: what came before their
 // word, on other links too, is used first, and a call that it completes ends well.
 void Engine::settle_endings() {
@@ -145,15 +175,15 @@ void Engine::settle_endings() {
   constexpr int kMostTurns = 16;
   std::vector<Ending> endings = std::exchange(endings_, {});
   for (Ending& ending : endings) {
-    const auto group = groups_.find(ending.group);
-    if (group == groups_.end()) continue;
-    const bool waits = ending.n_turns == 0 || is_runnable(ending.group);
+    Group* group = groups_.find(ending.group);
+    if (group == nullptr) continue;
+    const bool waits = ending.n_turns == 0 || steps_.is_runnable(ending.group);
     if (waits && ++ending.n_turns <= kMostTurns) {
       endings_.push_back(std::move(ending));
       continue;
     }
     // Passed on: nobody shall hear of our leaving before the reason for it.
-    abort_group(*group->second, ending.why, true);
+    abort_group(*group, ending.why, true);
   }
 }
 
@@ -199,11 +229,9 @@ void Engine::end_link(int peer, const std::string& why, bool tell) {
     links_[peer]->flush(*this);
     // A socket with unread data would take the words back: it goes with the next tick.
     if (!links_[peer]->lingers()) links_[peer]->close();
-    graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
+    graveyard_.push_back(links_.remove(peer));  // perhaps still on the stack above us
   }
-  std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
-  encoded_.drop_peer(peer);
-  slots_.drop_peer(peer);
+  ways_.drop_peer(peer);
   for (size_t other = 0; other < names_.size() && tell; ++other)
     if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
   for (auto& [id, group] : groups_)
@@ -274,7 +302,8 @@ void Engine::end_groups(const Error& why, bool tell) {
 
 bool Engine::lingers() {
   bool any = false;
-  for (const auto& link : links_) any |= link != nullptr && link->lingers();
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    any |= links_[peer] != nullptr && links_[peer]->lingers();
   return any;
 }
 
@@ -282,7 +311,7 @@ void Engine::close() {
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (links_[peer] == nullptr) continue;
     links_[peer]->close();
-    graveyard_.push_back(std::move(links_[peer]));
+    graveyard_.push_back(links_.remove(static_cast<int>(peer)));
     peer_state_[peer] = PeerState::kLeft;
   }
 }
@@ -295,7 +324,7 @@ void Engine::tick(int64_t now) {
   traffic_.sample(now);
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (peer_state_[peer] != PeerState::kAlive || links_[peer] == nullptr) continue;
-    if (now - said_ns_[peer] >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {
+    if (now - links_.said_ns(peer) >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {
       Frame frame;
       frame.header.type = FrameType::kHeartbeat;
       send(static_cast<int>(peer), frame);
@@ -304,11 +333,11 @@ void Engine::tick(int64_t now) {
     if (silent >= options_.dead_ns)
       peer_lost(static_cast<int>(peer), "was silent for " + seconds(silent));
   }
-  grant_overdue_scratch();
+  scratch_.grant_overdue();
   for (auto& [id, group] : groups_) {
     for (const auto& [key, call] : group->in_flight) {
       if (now < call->deadline_ns) {
-        greet_late(*call);
+        openings_.greet_late(*call, now - options_.heartbeat_ns);
         continue;
       }
       abort_group(*group,
@@ -330,15 +359,6 @@ bool Engine::is_overdue(int64_t now) const {
     const auto& calls = entry.second->in_flight;
     return std::any_of(calls.begin(), calls.end(), late);
   });
-}
-
-// A call of small messages does not announce itself to ranks that it sends nothing. If they called
-// something else under its key, nobody would find out before the deadline.
-void Engine::greet_late(Collective& call) {
-  if (call.greeted_all || now_ - call.posted_ns < options_.heartbeat_ns) return;
-  call.greeted_all = true;
-  for (const int peer : call.plan->program->peers)
-    if (!is_held(call, peer)) send_open(call, peer);
 }
 
 // Whether a frame of `call` has come from that rank of the group, so that it has made the call too.

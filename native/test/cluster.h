@@ -63,7 +63,7 @@ class Cluster {
     std::iota(everyone.begin(), everyone.end(), 0);
     for (int rank = 0; rank < size; ++rank) {
       std::shared_ptr<Mesh> mesh;
-      CHECK(!Mesh::create(rank, names, 77, arenas[at(rank)], peers[at(rank)], options, mesh));
+      CHECK(!Mesh::create(rank, names, 77, {}, arenas[at(rank)], peers[at(rank)], options, mesh));
       meshes.push_back(mesh);
       groups.push_back(&mesh->add_group(kGroup, everyone));
     }

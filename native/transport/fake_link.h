@@ -13,6 +13,7 @@
 
 #include "base/shared_memory.h"
 #include "transport/fake_pipe.h"
+#include "transport/header_seal.h"
 #include "transport/link.h"
 #include "transport/slots.h"
 
@@ -41,6 +42,7 @@ class FakeNet {
   struct Options {
     uint64_t seed = 1;
     uint64_t epoch = 1;
+    Bytes job_key = std::as_bytes(std::span("the key of the net"));
     size_t max_inline = 1024;
     size_t copied = 256;         // payloads up to this are copied by send(), larger ones borrowed
     size_t room = 0;             // frames on the wire each way before senders queue; 0: no bound
@@ -115,7 +117,10 @@ class FakeNet {
   size_t n_living_paths(int a, int b);
   void accuse(const std::string& what);
 
+  void seal(Header& header, const std::byte* payload, size_t n_bytes) const;
+
   const int n_ranks_;
+  const HeaderSeal seal_;  // of all frames that go by no path
   FakeRandom random_;
   uint64_t now_ = 0;
   uint64_t n_corrupted_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 #include "transport/socket_pipe.h"
 
@@ -34,23 +35,29 @@ std::vector<std::unique_ptr<Pipe>> pipes_of(const std::vector<int>& fds) {
 
 }  // namespace
 
-TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, uint64_t epoch,
+TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, FrameKeys keys,
                  const Outbox::Sizes& sizes)
-    : PathLink(peer, pipes.size(), epoch, sizes), sizes_(sizes), paths_(pipes.size()) {
+    : PathLink(peer, pipes.size(), std::move(keys), sizes), sizes_(sizes), paths_(pipes.size()) {
   for (size_t at = 0; at < pipes.size(); ++at) {
     paths_[at].pipe = std::move(pipes[at]);
     paths_[at].ahead.resize(kReadAhead);
   }
 }
 
-TcpLink::TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch)
-    : TcpLink(peer, pipes_of(fds), epoch) {}
+TcpLink::TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys)
+    : TcpLink(peer, pipes_of(fds), std::move(keys)) {}
 
 TcpLink::~TcpLink() { close(); }
 
 Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
-  out = std::make_unique<TcpLink>(peer.rank, peer.fds, site.epoch);
-  return {};
+  auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
+  try {
+    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank);
+    out = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
+    return {};
+  } catch (const std::runtime_error& error) {
+    return {Fault::kInternal, -1, error.what()};
+  }
 }
 
 void TcpLink::close_path(size_t index) {
@@ -137,7 +144,7 @@ bool TcpLink::acknowledge(FrameSink& sink) {
   if (!is_ack_due() || is_closed_ || is_refused_ || index == paths_.size()) return false;
   Path& path = paths_[index];
   if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // it waits: so does the peer
-  path.acknowledgement = acknowledgement();
+  path.acknowledgement = acknowledgement(index);
   path.acknowledgement.at = Outgoing::At::kPath;
   path.writing.push_back(&path.acknowledgement);
   path.n_waiting += path.acknowledgement.size();

@@ -108,6 +108,7 @@ class Mesh:
         rank: int,
         names: Sequence[str],
         epoch: int,
+        job_key: bytes,
         arena: Arena,
         peers: Sequence[tuple[int, Sequence[int], int, int]],
         staging_bytes: int,

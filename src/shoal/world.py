@@ -204,6 +204,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
             rank=rank,
             names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
             epoch=membership.epoch,
+            job_key=membership.job_key,
             arena=arenas[-1],
             peers=[
                 (peer.rank, [peer.socket_fd, *peer.more_fds], *_two(peer.fds))

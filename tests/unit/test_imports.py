@@ -122,6 +122,28 @@ def test_native_rooms_include_one_way(room: str) -> None:
     assert wrong == []
 
 
+def in_circles(includes: dict[str, set[str]]) -> set[str]:
+    """The files that include each other, or something that does, by any way round."""
+    left = set(includes)
+    while free := {stem for stem in left if not includes[stem] & left - {stem}}:
+        left -= free
+    return left
+
+
+def test_a_circle_of_includes_is_seen() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set(), "e": {"d"}}) == set("abc")
+
+
+def test_files_of_the_engine_include_one_way() -> None:
+    # A class lives in one pair of files. The lane and the meshes that it drives count as one.
+    includes = dict[str, set[str]]()
+    for path in sorted((NATIVE / "engine").iterdir()):
+        names = re.findall(r'^#include "engine/(\w+)\.h"', path.read_text(), re.MULTILINE)
+        stem = {"lane": "mesh"}.get(path.stem, path.stem)
+        includes.setdefault(stem, set()).update({"lane": "mesh"}.get(name, name) for name in names)
+    assert in_circles(includes) == set()
+
+
 def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:
     kinds = [path.name for path in (NATIVE / "transport").glob("*_link.h")]
     kinds.remove("path_link.h")  # what links over paths have in common
