@@ -160,7 +160,7 @@ TEST("small data waits for one frame of bulk at most where the pipe takes less t
   NarrowPipe& pipe = *made;
   std::vector<std::unique_ptr<Pipe>> pipes;
   pipes.push_back(std::move(made));
-  TcpLink link(1, std::move(pipes), kEpoch);
+  TcpLink link(1, std::move(pipes), keys_of(0, 1));
   Recorder sink;
   FakeRandom random(9);
   const Bytes payload = random_bytes(random, 128 << 10), small = random_bytes(random, 4);

@@ -26,7 +26,7 @@ from process.relay import (
 from process.stage import Stage, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost, TimedOut
+from shoal.errors import PeerLost
 
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_ELEMS = 300_007
@@ -71,21 +71,14 @@ def check(outcomes: list[Outcome], what: str) -> None:
         n_right, error = outcome.value
         assert (n_right == N_CALLS) == (error is None), (what, str(outcome))
         if error is not None:
-            assert isinstance(error, PeerLost) or is_late(what, error), (what, str(outcome))
-            assert f"rank {1 - outcome.rank} " in str(error), (what, str(outcome))
-
-
-def is_late(what: str, error: Exception) -> bool:
-    """A frame that is missing, and nothing else, may be noticed at the deadline of its call.
-
-    One that is to come after the next one is missing where no next one comes.
-    """
-    return what.startswith(("drop", "swap")) and isinstance(error, TimedOut)
+            assert isinstance(error, PeerLost), (what, str(outcome))
+            assert error.rank == 1 - outcome.rank, (what, str(outcome))
 
 
 FAULTS = {
     "flips a bit of a header": ("client", flip(LATE, 30)),
     "flips a bit of a payload": ("server", flip(LATE, HEADER_BYTES + 1000)),
+    "drops a frame": ("client", drop(LATE)),
     "repeats a frame": ("server", repeat(LATE)),
     "loses a byte": ("client", shorten(LATE, HEADER_BYTES + 1000)),
     "injects bytes": ("server", inject(LATE, bytes(HEADER_BYTES))),
