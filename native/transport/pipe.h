@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace shoal {
 
@@ -20,6 +21,8 @@ class Pipe {
   // Nothing more is written; `both`: nor read.
   virtual void end(bool both) = 0;
   virtual int fd() const { return -1; }
+  // About how many bytes it takes before it makes its writer wait.
+  virtual size_t appetite() const { return SIZE_MAX; }
 };
 
 }  // namespace shoal

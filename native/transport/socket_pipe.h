@@ -1,6 +1,7 @@
 // A connected stream socket as a pipe.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "transport/pipe.h"
@@ -18,6 +19,7 @@ class SocketPipe final : public Pipe {
   ssize_t read(const iovec* vectors, size_t n_vectors) override;
   void end(bool both) override;
   int fd() const override { return fd_; }
+  size_t appetite() const override { return static_cast<size_t>(unsent_); }
 
  private:
   void set(int option, int value);
@@ -25,7 +27,7 @@ class SocketPipe final : public Pipe {
 
   const int fd_;
   uint64_t n_until_look_ = 0;  // bytes
-  int unsent_ = 0;
+  int unsent_ = INT_MAX;       // where there is no such bound
 };
 
 }  // namespace shoal

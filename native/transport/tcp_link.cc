@@ -21,7 +21,8 @@ constexpr int kMaxVectors = 32;
 // One turn reads and writes at most about this much: sending does not starve receiving, nor one
 // link the others.
 constexpr size_t kTurnBytes = 1u << 20;
-// A path that has so much does not pull more. What it has cannot be overtaken any more.
+// A path that has so much does not pull more, nor one that has what its pipe takes. What it has
+// cannot be overtaken any more.
 constexpr size_t kPulledBytes = 256u << 10;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
@@ -154,7 +155,8 @@ bool TcpLink::acknowledge(FrameSink& sink) {
 // Pulls what one write may take. False if there is nothing to write.
 bool TcpLink::fill(size_t index) {
   Path& path = paths_[index];
-  while (path.n_waiting < kPulledBytes && 2 * (path.writing.size() + 1) <= kMaxVectors) {
+  const size_t most = std::min(kPulledBytes, path.pipe->appetite());
+  while (path.n_waiting < most && 2 * (path.writing.size() + 1) <= kMaxVectors) {
     Outgoing* out = pull(index);
     if (out == nullptr) break;
     path.writing.push_back(out);
