@@ -121,6 +121,9 @@ void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payloa
   const int other = static_cast<int>(header.flow);
   if (other == rank_) return gave_up(peer, "this rank " + printable(payload));
   severed(peer, other, printable(payload));
+  // Nobody who waits for it to come back has heard better of it.
+  if (links_[other] != nullptr && links_[other]->is_suspended())
+    peer_lost(other, who(peer) + " gave it up: " + printable(payload));
 }
 
 // Groups that hold two ranks who have lost each other end: the second counts as the one lost.
@@ -295,12 +298,13 @@ void Engine::tick(int64_t now) {
   traffic_.sample(now);
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (peer_state_[peer] != PeerState::kAlive || links_[peer] == nullptr) continue;
+    links_[peer]->tick(*this, now);
     if (now - said_ns_[peer] >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {
       Frame frame;
       frame.header.type = FrameType::kHeartbeat;
       send(static_cast<int>(peer), frame);
     }
-    const int64_t silent = now - heard_ns_[peer];
+    const int64_t silent = now - std::max(heard_ns_[peer], links_[peer]->listens_since());
     if (silent >= options_.dead_ns)
       peer_lost(static_cast<int>(peer), "was silent for " + seconds(silent));
   }

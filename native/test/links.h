@@ -134,10 +134,12 @@ struct FakePair final : Pair {
   ~FakePair() override { links = {}; }
   bool pump(int end) override {
     net.step();
+    if (net.options.longest_remake > 0) link(end).tick(sink(end), ++n_steps * kMillisecond);
     return Pair::pump(end);
   }
 
   FakeNet net;
+  int64_t n_steps = 0;
 };
 
 inline std::array<int, 2> unix_sockets() {

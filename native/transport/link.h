@@ -52,6 +52,14 @@ class Link {
   // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
   virtual bool is_unflushed() const { return false; }
 
+  // Looks at what time has changed. Often, at least every 0.1 s.
+  virtual void tick(FrameSink&, int64_t) {}
+
+  // No way leads to the peer now, and one may be found again. Its silence means nothing.
+  virtual bool is_suspended() const { return false; }
+  // Since when a silent peer could have been heard, as of the last tick; 0: ever.
+  virtual int64_t listens_since() const { return 0; }
+
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }
 

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "base/clock.h"
+
 namespace shoal {
 namespace {
 
@@ -15,9 +17,15 @@ bool is_ending(FrameType type) {
   return type == FrameType::kAbort || type == FrameType::kLost || type == FrameType::kGoodbye;
 }
 
+std::string seconds(int64_t ns) {
+  const int64_t tenths = ns / (100 * kMillisecond);
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
 }  // namespace
 
 void PathLink::close() {
+  if (source_ != nullptr && !is_closed_) source_->ended(peer_);
   is_closed_ = true;
   outbox_.clear();
   endings_.clear();
@@ -25,9 +33,11 @@ void PathLink::close() {
 
 // ---- out
 
-size_t PathLink::control_path() const {
-  const auto living = std::find(is_lost_.begin(), is_lost_.end(), false);
-  return static_cast<size_t>(living - is_lost_.begin());
+bool PathLink::send(const Frame& frame) {
+  if (is_closed_) return true;
+  // It says that this process lives, now.
+  if (frame.header.type == FrameType::kHeartbeat && is_suspended()) return true;
+  return outbox_.send(frame);
 }
 
 Outgoing* PathLink::pull(size_t path) {
@@ -166,6 +176,10 @@ bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byt
   // is can be seen here.
   if (header.type == FrameType::kLost)
     for (const uint64_t token : outbox_.spoiled()) sink.spoiled(peer_, token);
+  if (header.type == FrameType::kGoodbye) {
+    has_left_ = true;
+    if (source_ != nullptr) source_->ended(peer_);
+  }
   sink.arrived(peer_, header, payload);
   return !is_closed_ && !is_refused_;
 }
@@ -184,21 +198,85 @@ bool PathLink::deliver_endings(FrameSink& sink) {
   return true;
 }
 
-// ---- the end
+// ---- paths that go and come
 
-void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
-  if (is_closed_ || is_lost_[path]) return;
+void PathLink::resume_by(PathSource& source, int64_t resume_ns) {
+  source_ = &source;
+  resume_ns_ = resume_ns;
+}
+
+bool PathLink::has_path() const {
+  return std::find(is_lost_.begin(), is_lost_.end(), false) != is_lost_.end();
+}
+
+void PathLink::forget_path(size_t path, const std::string& why) {
   is_lost_[path] = true;
+  histories_[path].why = why;
+  histories_[path].lost_ns = 0;
   incoming_[path] = {};
   close_path(path);
   outbox_.lost(static_cast<int>(path));
-  if (control_path() < is_lost_.size()) return;
+  // What went by it may have acknowledged what came by another, and nobody sends that again.
+  ack_due_ = true;
+  if (path != control_path_ || !has_path()) return;
+  const auto living = std::find(is_lost_.begin(), is_lost_.end(), false);
+  control_path_ = static_cast<size_t>(living - is_lost_.begin());
+}
+
+void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
+  if (is_closed_ || is_lost_[path]) return;
+  forget_path(path, why);
+  if (can_resume())
+    source_->lost(peer_, path);
+  else if (!has_path())
+    break_off(sink, why);
+}
+
+void PathLink::take_path(size_t path) {
+  if (!has_path()) control_path_ = path;
+  is_lost_[path] = false;
+  histories_[path].n_made_anew++;
+  given_up_.clear();
+  ack_due_ = true;  // so that the peer need not send again what has come
+}
+
+void PathLink::give_up(const std::string& why) {
+  if (is_suspended()) given_up_ = why;
+}
+
+void PathLink::settle(FrameSink& sink) {
+  if (given_up_.empty() || !is_suspended()) return;
+  break_off(sink, histories_[control_path_].why + "; " + given_up_);
+}
+
+// Time in which this process did not run counts for little: nobody tried to make a path then.
+void PathLink::tick(FrameSink& sink, int64_t now) {
+  constexpr int64_t kMostNs = 500 * kMillisecond;
+  const int64_t passed = now_ == 0 ? 0 : std::min(now - now_, kMostNs);
+  now_ = now;
+  if (is_closed_) return;
+  for (size_t path = 0; path < histories_.size(); ++path)
+    if (is_lost_[path] && histories_[path].lost_ns == 0) histories_[path].lost_ns = now;
+  if (!is_suspended()) {
+    if (suspended_ns_ > 0) listens_since_ = now;
+    suspended_ns_ = 0;
+    return;
+  }
+  suspended_ns_ += passed;
+  settle(sink);
+  if (is_closed_ || suspended_ns_ < resume_ns_) return;
+  break_off(sink, histories_[control_path_].why + "; no connection could be made again for " +
+                      seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
+}
+
+void PathLink::break_off(FrameSink& sink, const std::string& why) {
   close();
   if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why});
 }
 
 void PathLink::refuse(FrameSink& sink, const std::string& what) {
   is_refused_ = true;
+  if (source_ != nullptr) source_->ended(peer_);
   for (Incoming& in : incoming_) in.in_payload = false;
   outbox_.drop_queued();
   sink.broken(peer_, {Fault::kPeerLost, peer_, what});

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "transport/socket_pipe.h"
 
 namespace shoal {
@@ -22,12 +23,19 @@ constexpr int kMaxVectors = 32;
 constexpr size_t kTurnBytes = 1u << 20;
 // A path that has so much does not pull more. What it has cannot be overtaken any more.
 constexpr size_t kPulledBytes = 256u << 10;
+// A path that owes a confirmation for so long is lost, if another has answered meanwhile: it costs
+// a call no more than this. Kernels confirm a lonely packet within 40 ms. Shorter would give up
+// paths for a packet that the network lost; that does no harm, but dials again.
+constexpr int64_t kSuspectNs = 80 * kMillisecond;
+constexpr int64_t kAnswersNs = 40 * kMillisecond;
+// And whatever others do, well before its silence makes a peer dead that is only cut off.
+constexpr int64_t kSilentNs = 2 * kSecond;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 std::vector<std::unique_ptr<Pipe>> pipes_of(const std::vector<int>& fds) {
   std::vector<std::unique_ptr<Pipe>> pipes;
-  for (const int fd : fds) pipes.push_back(std::make_unique<SocketPipe>(fd, fds.size() > 1));
+  for (const int fd : fds) pipes.push_back(std::make_unique<SocketPipe>(fd));
   return pipes;
 }
 
@@ -42,17 +50,24 @@ TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, uint64_t ep
   }
 }
 
+bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe) {
+  if (!can_resume() || index >= paths_.size()) return false;
+  if (!is_lost(index)) forget_path(index, "was made anew by the peer");
+  Path& path = paths_[index];
+  path.pipe = std::move(pipe);
+  path.ahead.resize(kReadAhead);
+  take_path(index);
+  return true;
+}
+
 TcpLink::TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch)
     : TcpLink(peer, pipes_of(fds), epoch) {}
 
 TcpLink::~TcpLink() { close(); }
 
 void TcpLink::close_path(size_t index) {
-  Path& path = paths_[index];
-  path.pipe = nullptr;
+  paths_[index] = {};
   has_lost_ = true;
-  path.writing.clear();
-  path.n_waiting = 0;
 }
 
 void TcpLink::cut_path(size_t index) {
@@ -91,7 +106,11 @@ bool TcpLink::has_queued() const {
     can_write |= path.pipe != nullptr && !path.is_stuck;
     has |= !path.writing.empty();
   }
-  return can_write && has;
+  return (can_write || is_suspended()) && has;
+}
+
+void TcpLink::expect_end() {
+  for (Path& path : paths_) path.is_ending = true;
 }
 
 // A socket that is closed while data lies unread in it is reset, and what the peer had not read yet
@@ -128,7 +147,11 @@ bool TcpLink::flush(FrameSink& sink) {
 // Where nothing else went that said so.
 bool TcpLink::acknowledge(FrameSink& sink) {
   const size_t index = control_path();
-  if (!is_ack_due() || is_closed_ || is_refused_ || index == paths_.size()) return false;
+  if (!is_ack_due() || is_closed_ || is_refused_ || is_lost(index)) return false;
+  return acknowledge_by(sink, index);
+}
+
+bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
   if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // it waits: so does the peer
   path.acknowledgement = acknowledgement();
@@ -231,6 +254,7 @@ void TcpLink::count_written(Path& path, size_t n_bytes) {
 // ---- in
 
 bool TcpLink::pump(FrameSink& sink) {
+  settle(sink);
   if (is_refused_ || is_closed_) return false;
   bool moved = flush(sink);
   for (size_t index = 0; index < paths_.size(); ++index) moved |= pump_path(sink, index);
@@ -289,7 +313,7 @@ size_t TcpLink::read_some(FrameSink& sink, size_t index) {
   }
   const size_t landed = std::min(rest, static_cast<size_t>(n));
   in.n_landed += landed;
-  path.is_drained = static_cast<size_t>(n) < rest + room && !is_ending_;
+  path.is_drained = static_cast<size_t>(n) < rest + room && !path.is_ending;
   path.ahead_end += static_cast<size_t>(n) - landed;
   return static_cast<size_t>(n);
 }
@@ -313,6 +337,41 @@ bool TcpLink::parse(FrameSink& sink, size_t index) {
     path.ahead_begin += here;
   }
   return in.n_landed == in.landing.size() && end(sink, index);
+}
+
+// ---- time
+
+void TcpLink::tick(FrameSink& sink, int64_t now) {
+  PathLink::tick(sink, now);
+  if (is_closed_ || is_refused_) return;
+  lose_silent_paths(sink);
+  if (has_lost_) flush(sink);
+}
+
+void TcpLink::lose_silent_paths(FrameSink& sink) {
+  for (size_t index = 0; index < paths_.size(); ++index) {
+    if (paths_[index].pipe == nullptr) continue;
+    const Pipe::Silence silence = paths_[index].pipe->silence();
+    const bool is_suspect = silence.owed_ns >= std::max(kSuspectNs, 4 * silence.usual_ns);
+    const bool is_cut = silence.owed_ns >= kSilentNs && can_resume();
+    if (is_cut || (is_suspect && others_answer(sink, index, silence)))
+      lose_path(sink, index,
+                "confirmed nothing for " + std::to_string(silence.owed_ns / kMillisecond) + " ms");
+    if (is_closed_) return;
+  }
+}
+
+// Whether another path has brought a confirmation while this one owed one. Those that are idle have
+// nothing to confirm: they are asked, by a frame that says nothing new.
+bool TcpLink::others_answer(FrameSink& sink, size_t index, const Pipe::Silence& silence) {
+  for (size_t other = 0; other < paths_.size(); ++other) {
+    Path& path = paths_[other];
+    if (other == index || path.pipe == nullptr) continue;
+    const Pipe::Silence theirs = path.pipe->silence();
+    if (theirs.heard_ns + kAnswersNs <= silence.owed_ns) return true;
+    if (theirs.owed_ns == 0) acknowledge_by(sink, other);
+  }
+  return false;
 }
 
 }  // namespace shoal

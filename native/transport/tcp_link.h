@@ -30,6 +30,8 @@ class TcpLink final : public PathLink {
   bool is_unflushed() const override { return is_unflushed_; }
   LinkState state() const override;
   bool lingers() override;
+  void tick(FrameSink& sink, int64_t now) override;
+  bool add_path(size_t path, std::unique_ptr<Pipe> pipe) override;
   void close() override;
   void forsake() override;
   size_t max_inline() const override { return sizes_.small; }
@@ -38,7 +40,9 @@ class TcpLink final : public PathLink {
   // Whether the last pump() saw the sockets empty, or ended: the kernel will tell when more comes.
   bool is_drained() const;
   // The peer will send no more by some path: from here on, drained means that its end was read.
-  void expect_end() { is_ending_ = true; }
+  void expect_end();
+  // A path that falls silent is to be noticed soon: tick() should come every 20 ms.
+  bool is_watchful() const { return paths_.size() > 1 && outbox_.n_unacknowledged() > 0; }
 
  private:
   struct Path {
@@ -48,6 +52,7 @@ class TcpLink final : public PathLink {
     Outgoing acknowledgement;  // where it is not queued, `at` is not kPath
     bool is_stuck = false;     // cannot be written to: reading will tell why
     bool is_drained = false;
+    bool is_ending = false;        // the peer sends no more by it
     std::vector<std::byte> ahead;  // bytes read past what was asked for
     size_t ahead_begin = 0, ahead_end = 0;
   };
@@ -57,16 +62,18 @@ class TcpLink final : public PathLink {
   ssize_t write_some(Path& path, size_t& n_wanted);
   void count_written(Path& path, size_t n_bytes);
   bool acknowledge(FrameSink& sink);
+  bool acknowledge_by(FrameSink& sink, size_t index);
   bool pump_path(FrameSink& sink, size_t index);
   size_t read_some(FrameSink& sink, size_t index);
   bool parse(FrameSink& sink, size_t index);
+  void lose_silent_paths(FrameSink& sink);
+  bool others_answer(FrameSink& sink, size_t index, const Pipe::Silence& silence);
   void close_path(size_t path) override;
   void cut_path(size_t path) override;
 
   const Outbox::Sizes sizes_;
   std::vector<Path> paths_;
   bool is_unflushed_ = false;
-  bool is_ending_ = false;
   bool has_lost_ = false;  // a path, since the last flush() began
   uint64_t n_full_ = 0;    // how often a socket took less than it was given
 };
