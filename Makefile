@@ -1,5 +1,6 @@
-# Everything a developer runs. Needs Python 3.10 to 3.13 with headers, venv and pip, and a C++20
-# compiler; all else (cmake, ninja, formatters, torch) comes from PyPI into .venv.
+# Everything a developer runs. Needs Python 3.10 to 3.13 with headers, venv and pip, a C++20
+# compiler, and OpenSSL's headers; all else (cmake, ninja, formatters, torch) comes from PyPI into
+# .venv.
 
 PYTHON ?= python3
 VENV ?= .venv

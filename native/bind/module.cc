@@ -18,6 +18,7 @@
 #include "base/crc32c.h"
 #include "base/shared_memory.h"
 #include "base/signal_note.h"
+#include "bind/handshake.h"
 #include "bind/value.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
@@ -281,6 +282,7 @@ NB_MODULE(_native, m) {
   // report.
   nb::set_leak_warnings(false);
 
+  bind_handshake(m);
   nb::class_<Program>(m, "Program")
       .def_static("make", &make_program, nb::arg("group_size"), nb::arg("steps"))
       .def_prop_ro("n_steps", [](const Program& program) { return program.steps.size(); });

@@ -1,7 +1,8 @@
-"""The face of native/bind/module.cc, for type checkers; import shoal.engine instead."""
+"""The face of native/bind/, for type checkers; import shoal.engine instead."""
 
-from collections.abc import Sequence
-from typing import Any
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 _Step = tuple[int, bool, int, int, int, int, int, int, list[int]]
 
@@ -145,3 +146,68 @@ def note_signal(number: int, /) -> int:
 
 def wakeups() -> dict[str, int]:
     """Why the sleepers of this process woke; "late": for work that nobody had announced."""
+
+HANDSHAKE_MAGIC: Final[bytes]
+HANDSHAKE_VERSION: Final[int]
+N_NONCE_BYTES: Final[int]
+
+class Progress(enum.Enum):
+    """How far one end of a handshake has come; all but WAITING are final."""
+
+    WAITING = 0
+    DONE = 1
+    STALE = 2
+    KEY_DIFFERS = 3
+    REFUSED = 4
+
+class Hello:
+    """What a client says it is, before it has proved anything."""
+
+    def __init__(self, epoch: int, rank: int, to_rank: int, path: int = 0) -> None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def to_rank(self) -> int: ...
+    @property
+    def path(self) -> int: ...
+
+class ClientHandshake:
+    """The end that connects. Send `hello` first, then whatever `feed` returns."""
+
+    def __init__(self, hello: Hello, key: bytes, nonce: bytes | None = None) -> None: ...
+    @property
+    def hello(self) -> bytes: ...
+    @property
+    def wants(self) -> int:
+        """How many bytes to read next, at most; 0 once `progress` is final."""
+
+    @property
+    def progress(self) -> Progress: ...
+    def feed(self, data: bytes, /) -> bytes:
+        """Take what was read and return what to send, often nothing. Bad bytes never raise."""
+
+class ServerHandshake:
+    """The end that was connected to. Says nothing to whoever does not speak the protocol."""
+
+    def __init__(
+        self, admit: Callable[[Hello], bytes | Progress], nonce: bytes | None = None
+    ) -> None:
+        """`admit` returns the key to prove, or STALE (which is told), or REFUSED (which is not)."""
+
+    @property
+    def hello(self) -> Hello | None:
+        """Set once admitted; believe it only when DONE."""
+
+    @property
+    def wants(self) -> int:
+        """How many bytes to read next, at most; 0 once `progress` is final."""
+
+    @property
+    def progress(self) -> Progress: ...
+    def feed(self, data: bytes, /) -> bytes:
+        """Take what was read and return what to send; raises what `admit` raises, nothing else."""
+
+def pair_key(key: bytes, epoch: int, a: int, b: int, role: str = "link") -> bytes:
+    """The key of one pair of ranks in one epoch, for one use; the order of a and b is free."""

@@ -1,6 +1,7 @@
 """Turns schedules into native programs and plans, and native errors into exceptions.
 
-The only module that imports the native core. Everything here runs once per kind of call; what
+The only module that imports the native core; what others use of it as it is (the handshake, memory)
+passes through. Everything else here runs once per kind of call; what
 runs on every call is native.
 """
 
@@ -11,11 +12,18 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from shoal._native import (
+    HANDSHAKE_MAGIC,
+    HANDSHAKE_VERSION,
+    N_NONCE_BYTES,
     Arena,
     Call,
+    ClientHandshake,
+    Hello,
     Mesh,
     Plan,
     Program,
+    Progress,
+    ServerHandshake,
     address_of,
     allocate,
     can_encode,
@@ -23,6 +31,7 @@ from shoal._native import (
     fold_isa,
     n_waiting,
     note_signal,
+    pair_key,
     release,
     scale,
     wakeups,
@@ -39,6 +48,14 @@ from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
 __all__ = [
     "Arena",
     "Call",
+    "ClientHandshake",
+    "HANDSHAKE_MAGIC",
+    "HANDSHAKE_VERSION",
+    "Hello",
+    "N_NONCE_BYTES",
+    "Progress",
+    "ServerHandshake",
+    "pair_key",
     "Mesh",
     "NativeGroup",
     "Plan",

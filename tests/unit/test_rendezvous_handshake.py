@@ -1,15 +1,25 @@
 """Both ends of the handshake, fed by hand: who gets in, who does not, and the bytes on the wire."""
 
+import gc
 import hashlib
 import hmac
 import random
+import weakref
 
 import pytest
 
-from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress, ServerHandshake
+from shoal.rendezvous.handshake import (
+    MAGIC,
+    VERSION,
+    ClientHandshake,
+    Hello,
+    Progress,
+    ServerHandshake,
+)
 
 HELLO = Hello(epoch=0x1122334455667788, rank=3, to_rank=1, path=5)
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
+HEAD = b"shoal/rv\x04\x00"  # how every message begins
 CLIENT_NONCE, SERVER_NONCE = bytes(range(16)), bytes(range(16, 32))
 
 
@@ -39,20 +49,19 @@ def test_two_holders_of_the_key_both_finish() -> None:
 
 def test_the_bytes_on_the_wire_are_these() -> None:
     one, other = client(), server()
-    head = b"shoal/rv\x04\x00"
     body = bytes.fromhex("8877665544332211 03000000 01000000 05000000")
-    assert one.hello == head + b"\x01\x00" + body + CLIENT_NONCE
+    assert one.hello == HEAD + b"\x01\x00" + body + CLIENT_NONCE
     challenge = other.feed(one.hello)
-    assert challenge == head + b"\x02\x00" + SERVER_NONCE
+    assert challenge == HEAD + b"\x02\x00" + SERVER_NONCE
     said = one.hello + challenge
     proof = one.feed(challenge)
-    assert proof == head + b"\x03\x00" + hmac.new(KEY, b"client" + said, hashlib.sha256).digest()
+    assert proof == HEAD + b"\x03\x00" + hmac.new(KEY, b"client" + said, hashlib.sha256).digest()
     refused = server(OTHER_KEY)
     refused.feed(one.hello)
     digest = hashlib.sha256(b"differs" + said + proof[12:]).digest()
-    assert refused.feed(proof) == head + b"\x06\x00" + digest
+    assert refused.feed(proof) == HEAD + b"\x06\x00" + digest
     welcome = other.feed(proof)
-    assert welcome == head + b"\x04\x00" + hmac.new(KEY, b"server" + said, hashlib.sha256).digest()
+    assert welcome == HEAD + b"\x04\x00" + hmac.new(KEY, b"server" + said, hashlib.sha256).digest()
 
 
 def test_it_works_byte_by_byte_and_never_wants_more_than_its_message() -> None:
@@ -114,9 +123,9 @@ def test_a_hello_for_somebody_else_gets_no_reply() -> None:
     [
         b"GET / HTTP/1.1\r\n",
         b"\x00",
-        b"shoal/rv\x05",  # a later version
-        b"shoal/rv\x03\x00\x03\x00" + bytes(32),  # a proof before any hello
-        b"shoal/rv\x03\x00\x01\x00" + bytes(33),  # more than a hello
+        MAGIC + (VERSION + 1).to_bytes(2, "little"),  # a later version
+        HEAD + b"\x03\x00" + bytes(36),  # a proof before any hello
+        HEAD + b"\x01\x00" + bytes(37),  # more than a hello
     ],
 )
 def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: bytes) -> None:
@@ -128,9 +137,10 @@ def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: byt
 def test_a_server_without_the_key_does_not_convince_the_client() -> None:
     one, other = client(), server(OTHER_KEY)
     one.feed(other.feed(one.hello))
-    said = one.hello + b"shoal/rv\x03\x00\x02\x00" + SERVER_NONCE
+    said = one.hello + HEAD + b"\x02\x00" + SERVER_NONCE
     forged = hmac.new(OTHER_KEY, b"server" + said, hashlib.sha256).digest()
-    one.feed(b"shoal/rv\x04\x00\x04\x00" + forged)
+    assert one.wants == 44
+    one.feed(HEAD + b"\x04\x00" + forged)
     assert one.progress is Progress.REFUSED
 
 
@@ -163,3 +173,30 @@ def test_no_bytes_at_all_make_either_end_raise_or_finish() -> None:
                 end.feed(bytes(noise[:n_bytes]))
                 noise = noise[n_bytes:] or bytearray(chance.randbytes(60))
             assert end.progress is not Progress.DONE
+
+
+def test_what_the_doorkeeper_raises_comes_out_of_feed() -> None:
+    def admit(_: Hello) -> bytes:
+        raise LookupError("no such rank")
+
+    with pytest.raises(LookupError, match="no such rank"):
+        ServerHandshake(admit).feed(client().hello)
+
+
+def test_a_server_that_leads_back_to_itself_is_collected() -> None:
+    class Keeper:
+        def admit(self, _: Hello) -> bytes:
+            return KEY
+
+    keeper = Keeper()
+    keeper.end = ServerHandshake(keeper.admit)  # type: ignore[attr-defined]
+    seen = weakref.ref(keeper)
+    del keeper
+    gc.collect()
+    assert seen() is None
+
+
+def test_neither_end_shows_its_key() -> None:
+    one, other = client(), server()
+    talk(one, other)
+    assert KEY.decode() not in repr(one) + repr(other) + repr(vars(type(one)))

@@ -1,4 +1,4 @@
-"""Turns a store, a rank and a size into proven sockets to every peer; standard library only."""
+"""Turns a store, a rank and a size into proven sockets to every peer; no framework."""
 
 from shoal.rendezvous.asking import Caller
 from shoal.rendezvous.environment import Place, find_place

@@ -7,14 +7,15 @@ keys against a recorded proof, use a long random one: `openssl rand -hex 32 > ke
 
 from __future__ import annotations
 
-import hmac
 import os
 import stat
-import struct
 from collections.abc import Mapping
 from typing import Final
 
+from shoal.engine import pair_key
 from shoal.errors import UsageError
+
+__all__ = ["HOW_TO_SET_KEY", "N_KEY_BYTES", "job_key", "pair_key", "random_key"]
 
 N_KEY_BYTES: Final = 32  # of a key we make ourselves: the width of SHA-256
 _MIN_BYTES: Final = 16  # 128 bits if random; shorter ones are passwords
@@ -44,16 +45,6 @@ def job_key(environ: Mapping[str, str] | None = None) -> bytes | None:
 def random_key() -> bytes:
     """A fresh key for a job that was given none."""
     return os.urandom(N_KEY_BYTES)
-
-
-def pair_key(key: bytes, epoch: int, a: int, b: int, role: str = "link") -> bytes:
-    """The key of one pair of ranks in one epoch, for one use; the order of `a` and `b` is free.
-
-    A proof made with it is worthless for another pair, another epoch or another use.
-    """
-    low, high = min(a, b), max(a, b)
-    context = b"shoal link v1" + struct.pack("<QII", epoch, low, high) + role.encode("ascii")
-    return hmac.digest(key, context, "sha256")
 
 
 def _read(path: str) -> bytes:

@@ -1,0 +1,177 @@
+#include "transport/handshake.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shoal {
+namespace {
+
+enum Kind : uint16_t {
+  kHello = 1,
+  kChallenge = 2,
+  kProof = 3,
+  kWelcome = 4,
+  kStaleNote = 5,
+  kKeyDiffersNote = 6,
+};
+
+// Every message begins with magic, version and kind, little endian and without gaps.
+constexpr size_t kVersionedBytes = kHandshakeMagic.size() + sizeof(uint16_t);
+constexpr size_t kPrefixBytes = kVersionedBytes + sizeof(uint16_t);
+constexpr size_t kHelloBytes = kPrefixBytes + 8 + 3 * 4 + sizeof(Nonce);
+constexpr size_t kShortBytes = kPrefixBytes + sizeof(Nonce);  // CHALLENGE, STALE
+constexpr size_t kLongBytes = kPrefixBytes + sizeof(Digest);  // PROOF, WELCOME, KEY_DIFFERS
+
+using Message = std::vector<std::byte>;
+
+void put(Message& to, Bytes bytes) {
+  const size_t at = to.size();
+  to.resize(at + bytes.size());
+  std::ranges::copy(bytes, to.begin() + static_cast<ptrdiff_t>(at));
+}
+
+void put(Message& to, std::string_view text) { put(to, std::as_bytes(std::span(text))); }
+
+template <class Number>
+void put_number(Message& to, Number number) {
+  put(to, std::as_bytes(std::span(&number, 1)));
+}
+
+template <class Number>
+Number number_at(Bytes message, size_t at) {
+  Number number;
+  std::memcpy(&number, message.subspan(at, sizeof(number)).data(), sizeof(number));
+  return number;
+}
+
+Message versioned() {
+  Message message;
+  put(message, kHandshakeMagic);
+  put_number(message, kHandshakeVersion);
+  return message;
+}
+
+Message message_of(Kind kind, Bytes body) {
+  Message message = versioned();
+  put_number<uint16_t>(message, kind);
+  put(message, body);
+  return message;
+}
+
+}  // namespace
+
+Nonce fresh_nonce() {
+  Nonce nonce;
+  fill_random(nonce);
+  return nonce;
+}
+
+Secret pair_key(Bytes job_key, uint64_t epoch, uint32_t a, uint32_t b, std::string_view role) {
+  Message context;
+  put(context, "shoal link v1");
+  put_number(context, epoch);
+  put_number(context, std::min(a, b));
+  put_number(context, std::max(a, b));
+  put(context, role);
+  return Secret(hmac_sha256(job_key, context));
+}
+
+void Handshake::feed(Bytes data, std::vector<std::byte>& reply) {
+  if (data.empty()) return;
+  if (data.size() > wants()) return end(Progress::kRefused);
+  put(inbox_, data);
+  const Message expected = versioned();
+  const size_t n_known = std::min(expected.size(), inbox_.size());
+  if (!std::equal(expected.begin(), expected.begin() + static_cast<ptrdiff_t>(n_known),
+                  inbox_.begin()))
+    return end(Progress::kRefused);
+  if (wants() > 0) return;
+  const Message message = std::exchange(inbox_, {});
+  take(number_at<uint16_t>(message, kVersionedBytes), message, reply);
+}
+
+Digest Handshake::mac(std::string_view who) const {
+  Message message;
+  put(message, who);
+  put(message, said_);
+  return hmac_sha256(key_.bytes(), message);
+}
+
+Digest Handshake::digest_of_refusal(Bytes proof) const {
+  Message message;
+  put(message, "differs");
+  put(message, said_);
+  put(message, proof);
+  return sha256(message);
+}
+
+// ---- client
+
+ClientHandshake::ClientHandshake(const Hello& hello, Secret key, const Nonce& nonce)
+    : Handshake(kShortBytes, std::move(key)), hello_(message_of(kHello, {})) {
+  put_number(hello_, hello.epoch);
+  put_number(hello_, hello.rank);
+  put_number(hello_, hello.to_rank);
+  put_number(hello_, hello.path);
+  put(hello_, nonce);
+}
+
+void ClientHandshake::take(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
+  if (!proof_) return take_challenge(kind, message, reply);
+  const Bytes mac_here = message.subspan(kPrefixBytes);
+  if (kind == kKeyDiffersNote && is_same(mac_here, digest_of_refusal(*proof_)))
+    return end(Progress::kKeyDiffers);
+  const bool is_right = is_same(mac_here, mac("server"));
+  end(kind == kWelcome && is_right ? Progress::kDone : Progress::kRefused);
+}
+
+void ClientHandshake::take_challenge(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
+  if (kind == kStaleNote) return end(Progress::kStale);
+  if (kind != kChallenge) return end(Progress::kRefused);
+  said_ = hello_;
+  put(said_, message);
+  proof_ = mac("client");
+  expect(kLongBytes);
+  put(reply, message_of(kProof, *proof_));
+}
+
+// ---- server
+
+ServerHandshake::ServerHandshake(Admit admit, const Nonce& nonce)
+    : Handshake(kHelloBytes, Secret()), admit_(std::move(admit)), nonce_(nonce) {}
+
+void ServerHandshake::take(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
+  if (!hello_) return take_hello(kind, message, reply);
+  const Bytes proof = message.subspan(kPrefixBytes);
+  if (kind != kProof) return end(Progress::kRefused);
+  if (!is_same(proof, mac("client"))) {
+    put(reply, message_of(kKeyDiffersNote, digest_of_refusal(proof)));
+    return end(Progress::kKeyDiffers);
+  }
+  put(reply, message_of(kWelcome, mac("server")));
+  end(Progress::kDone);
+}
+
+void ServerHandshake::take_hello(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
+  if (kind != kHello) return end(Progress::kRefused);
+  Hello hello;
+  hello.epoch = number_at<uint64_t>(message, kPrefixBytes);
+  hello.rank = number_at<uint32_t>(message, kPrefixBytes + 8);
+  hello.to_rank = number_at<uint32_t>(message, kPrefixBytes + 12);
+  hello.path = number_at<uint32_t>(message, kPrefixBytes + 16);
+  auto verdict = admit_(hello);
+  if (Secret* key = std::get_if<Secret>(&verdict)) {
+    key_ = std::move(*key);
+    hello_ = hello;
+    said_.assign(message.begin(), message.end());
+    const Message challenge = message_of(kChallenge, nonce_);
+    put(said_, challenge);
+    put(reply, challenge);
+    return expect(kLongBytes);
+  }
+  const bool is_stale = std::get<Progress>(verdict) == Progress::kStale;
+  if (is_stale) put(reply, message_of(kStaleNote, Nonce{}));
+  end(is_stale ? Progress::kStale : Progress::kRefused);
+}
+
+}  // namespace shoal
