@@ -298,7 +298,7 @@ void Engine::tick(int64_t now) {
   traffic_.sample(now);
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (peer_state_[peer] != PeerState::kAlive || links_[peer] == nullptr) continue;
-    links_[peer]->tick(*this, now);
+    links_[peer]->look(*this, now);
     if (now - said_ns_[peer] >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {
       Frame frame;
       frame.header.type = FrameType::kHeartbeat;

@@ -134,7 +134,7 @@ struct FakePair final : Pair {
   ~FakePair() override { links = {}; }
   bool pump(int end) override {
     net.step();
-    if (net.options.longest_remake > 0) link(end).tick(sink(end), ++n_steps * kMillisecond);
+    if (net.options.longest_remake > 0) link(end).look(sink(end), ++n_steps * kMillisecond);
     return Pair::pump(end);
   }
 

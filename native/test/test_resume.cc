@@ -49,7 +49,7 @@ struct ResumedPair final : Pair {
     for (const size_t end : {0, 1}) CHECK(give(end, path));
   }
   void tick(int64_t now) {
-    for (const size_t end : {0, 1}) links[end]->tick(sinks[end], now);
+    for (const size_t end : {0, 1}) links[end]->look(sinks[end], now);
   }
 
   std::vector<std::array<int, 2>> paths;

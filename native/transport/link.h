@@ -53,11 +53,11 @@ class Link {
   virtual bool is_unflushed() const { return false; }
 
   // Looks at what time has changed. Often, at least every 0.1 s.
-  virtual void tick(FrameSink&, int64_t) {}
+  virtual void look(FrameSink&, int64_t) {}
 
   // No way leads to the peer now, and one may be found again. Its silence means nothing.
   virtual bool is_suspended() const { return false; }
-  // Since when a silent peer could have been heard, as of the last tick; 0: ever.
+  // Since when a silent peer could have been heard, as of the last look(); 0: ever.
   virtual int64_t listens_since() const { return 0; }
 
   // For people to read; costs a few microseconds.

@@ -236,8 +236,14 @@ void PathLink::take_path(size_t path) {
   if (!has_path()) control_path_ = path;
   is_lost_[path] = false;
   histories_[path].n_made_anew++;
+  histories_[path].made_ns = now_;
   given_up_.clear();
   ack_due_ = true;  // so that the peer need not send again what has come
+}
+
+void PathLink::doubt(FrameSink& sink, size_t path) {
+  if (path >= is_lost_.size() || now_ - histories_[path].made_ns < kSecond) return;
+  lose_path(sink, path, "was lost by the peer");
 }
 
 void PathLink::give_up(const std::string& why) {
@@ -250,7 +256,7 @@ void PathLink::settle(FrameSink& sink) {
 }
 
 // Time in which this process did not run counts for little: nobody tried to make a path then.
-void PathLink::tick(FrameSink& sink, int64_t now) {
+void PathLink::look(FrameSink& sink, int64_t now) {
   constexpr int64_t kMostNs = 500 * kMillisecond;
   const int64_t passed = now_ == 0 ? 0 : std::min(now - now_, kMostNs);
   now_ = now;

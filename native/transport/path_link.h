@@ -39,16 +39,19 @@ class PathLink : public Link {
   bool has_queued() const override { return !is_closed_ && outbox_.has_queued(); }
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
-  void tick(FrameSink& sink, int64_t now) override;
+  void look(FrameSink& sink, int64_t now) override;
   int64_t listens_since() const override { return is_suspended() ? now_ : listens_since_; }
   bool is_suspended() const override { return can_resume() && !has_path(); }
 
   // From here on a lost path may come back, and the link breaks only once it has been without any
-  // for `resume_ns`, by tick(). `source` outlives the link.
+  // for `resume_ns`, by look(). `source` outlives the link.
   void resume_by(PathSource& source, int64_t resume_ns);
   // The path stands again; also in the place of one that this end took for alive. What was
   // unacknowledged on it goes again. False if the link has no use for it.
   virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe) = 0;
+  // The peer has lost the path, and this end may not know. Not believed of one that was made in the
+  // last second: the word was on its way meanwhile.
+  void doubt(FrameSink& sink, size_t path);
   // The peer is known to be gone. Where no path says otherwise the link breaks, at the next pump().
   void give_up(const std::string& why);
 
@@ -109,6 +112,7 @@ class PathLink : public Link {
   struct History {
     std::string why;      // it was lost last
     int64_t lost_ns = 0;  // since when; 0: not known yet
+    int64_t made_ns = 0;  // the last time
     uint32_t n_made_anew = 0;
   };
   const History& history(size_t path) const { return histories_[path]; }
@@ -134,7 +138,7 @@ class PathLink : public Link {
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;
   int64_t resume_ns_ = 0;
-  int64_t now_ = 0;            // at the last tick
+  int64_t now_ = 0;            // at the last look()
   int64_t suspended_ns_ = 0;   // for how long, as far as this process ran
   int64_t listens_since_ = 0;  // when it resumed last
   bool has_left_ = false;      // the peer said goodbye

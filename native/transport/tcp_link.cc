@@ -341,8 +341,8 @@ bool TcpLink::parse(FrameSink& sink, size_t index) {
 
 // ---- time
 
-void TcpLink::tick(FrameSink& sink, int64_t now) {
-  PathLink::tick(sink, now);
+void TcpLink::look(FrameSink& sink, int64_t now) {
+  PathLink::look(sink, now);
   if (is_closed_ || is_refused_) return;
   lose_silent_paths(sink);
   if (has_lost_) flush(sink);

@@ -30,7 +30,7 @@ class TcpLink final : public PathLink {
   bool is_unflushed() const override { return is_unflushed_; }
   LinkState state() const override;
   bool lingers() override;
-  void tick(FrameSink& sink, int64_t now) override;
+  void look(FrameSink& sink, int64_t now) override;
   bool add_path(size_t path, std::unique_ptr<Pipe> pipe) override;
   void close() override;
   void forsake() override;
@@ -41,7 +41,7 @@ class TcpLink final : public PathLink {
   bool is_drained() const;
   // The peer will send no more by some path: from here on, drained means that its end was read.
   void expect_end();
-  // A path that falls silent is to be noticed soon: tick() should come every 20 ms.
+  // A path that falls silent is to be noticed soon: look() should come every 20 ms.
   bool is_watchful() const { return paths_.size() > 1 && outbox_.n_unacknowledged() > 0; }
 
  private:
