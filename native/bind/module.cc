@@ -248,13 +248,12 @@ std::shared_ptr<Mesh> make_mesh(
     int rank, std::vector<std::string> names, uint64_t epoch, std::shared_ptr<Arena> arena,
     const std::vector<std::tuple<int, std::vector<int>, int, int>>& peers, uint64_t staging_bytes,
     double spin_us, double backstop_s) {
-  std::vector<PeerSocket> sockets;
+  std::vector<PeerSockets> sockets;
   for (const auto& [peer, fds, memory_fd, event_fd] : peers) {
     const bool is_local = memory_fd >= 0;
     if (fds.empty() || fds.size() > (is_local ? 1 : Header::kMaxPaths))
       throw std::invalid_argument("a peer has too few or too many connections");
-    sockets.push_back(
-        {peer, is_local ? fds[0] : -1, is_local ? std::vector<int>{} : fds, memory_fd, event_fd});
+    sockets.push_back({peer, fds, memory_fd, event_fd});
   }
   Mesh::Options options;
   options.engine.staging_bytes = staging_bytes;

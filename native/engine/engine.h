@@ -94,6 +94,7 @@ class Engine final : public FrameSink {
   void set_link(int peer, std::unique_ptr<Link> link, int64_t now);
   void set_slots(Slots slots) { slots_ = std::move(slots); }
   Link* link(int peer) const { return links_[peer].get(); }
+  int size() const { return static_cast<int>(names_.size()); }
 
   Group& add_group(uint64_t id, std::vector<int> members);
   void drop_group(Group& group);

@@ -22,6 +22,7 @@ constexpr int64_t kTickNs = 100 * kMillisecond;
 constexpr int64_t kLookNs = 100 * kMillisecond;
 // Bytes a driver moves before it lets others have the lock.
 constexpr size_t kTurnBytes = 1u << 20;
+constexpr int64_t kWatchPathsNs = 20 * kMillisecond;
 // From other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
 constexpr uint64_t kSpinBytes = 256u << 10;
 
@@ -36,36 +37,31 @@ Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
 Mesh::~Mesh() { close(); }
 
 Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
-                   std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
-                   const Options& options, std::shared_ptr<Mesh>& out) {
+                   std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
+                   const Options& options, std::shared_ptr<Mesh>& out,
+                   std::unique_ptr<PathMaker> paths) {
   const size_t size = names.size();
   std::shared_ptr<Mesh> mesh(new Mesh(rank, std::move(names), options));
+  mesh->paths_ = std::move(paths);
   mesh->arena_ = std::move(arena);
-  mesh->shm_links_.assign(size, nullptr);
 
   std::vector<int> local = {rank};
-  for (const PeerSocket& peer : peers)
+  for (const PeerSockets& peer : peers)
     if (peer.memory_fd >= 0) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
-  const auto position = [&](int of) {
-    return static_cast<int>(std::lower_bound(local.begin(), local.end(), of) - local.begin());
-  };
+  const Site site{rank, epoch, *mesh->arena_, std::move(local), mesh->paths_.get()};
   const int64_t now = now_ns();
   mesh->arena_->header().heartbeat_ns.store(now);
   Error failed;
-  for (const PeerSocket& peer : peers) {
-    if (peer.memory_fd < 0) {
-      mesh->engine_.set_link(peer.rank, std::make_unique<TcpLink>(peer.rank, peer.path_fds, epoch),
-                             now);
-      continue;
+  for (const PeerSockets& peer : peers) {
+    std::unique_ptr<Link> link;
+    if (Error error = connect(site, peer, link); error && !failed) failed = error;
+    if (link == nullptr) continue;
+    if (link->rings_bell()) {
+      mesh->bell_links_.push_back(link.get());
+      mesh->bell_peers_.push_back(peer.rank);
     }
-    auto link =
-        std::make_unique<ShmLink>(peer.rank, *mesh->arena_, position(rank), position(peer.rank),
-                                  peer.socket_fd, peer.event_fd, epoch);
-    if (Error error = link->open(peer.memory_fd, n_local); error && !failed) failed = error;
-    mesh->shm_links_[peer.rank] = link.get();
-    mesh->local_peers_.push_back(peer.rank);
     mesh->engine_.set_link(peer.rank, std::move(link), now);
   }
   if (failed) {
@@ -157,18 +153,18 @@ std::shared_ptr<Collective> Mesh::start(std::unique_lock<std::mutex>& lock,
 
 bool Mesh::pump_rings() {
   bool moved = false;
-  for (const int peer : local_peers_) {
-    ShmLink* link = shm_links_[peer];
-    if (engine_.link(peer) != link) continue;  // it is gone
-    if (link->has_inbound() || link->has_queued()) moved |= link->pump(engine_);
+  for (size_t at = 0; at < bell_links_.size(); ++at) {
+    if (!is_bell_link(at)) continue;  // it is gone
+    Link& link = *bell_links_[at];
+    if (link.has_inbound() || link.has_queued()) moved |= link.pump(engine_);
   }
   return moved;
 }
 
 bool Mesh::has_inbound() const {
-  return std::any_of(local_peers_.begin(), local_peers_.end(), [&](int peer) {
-    return engine_.link(peer) == shm_links_[peer] && shm_links_[peer]->has_inbound();
-  });
+  for (size_t at = 0; at < bell_links_.size(); ++at)
+    if (is_bell_link(at) && bell_links_[at]->has_inbound()) return true;
+  return false;
 }
 
 bool Mesh::step() {
@@ -313,43 +309,62 @@ void Mesh::settle_suspicion() {
 
 std::vector<Mesh::Watched> Mesh::watched() {
   std::lock_guard lock(mutex_);
-  std::vector<Watched> all = {{arena_->event_fd(), -1}};
-  for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer) {
-    if (shm_links_[peer] != nullptr)
-      all.push_back({shm_links_[peer]->fd(), peer});
-    else if (auto* tcp = static_cast<TcpLink*>(engine_.link(peer)))
-      for (const int fd : tcp->fds()) all.push_back({fd, peer});
+  std::vector<Watched> all = {{arena_->event_fd(), kBell}};
+  if (paths_ != nullptr) all.push_back({paths_->fd(), kPaths});
+  for (int peer = 0; peer < engine_.size(); ++peer) {
+    const Link* link = engine_.link(peer);
+    if (link == nullptr) continue;
+    for (const int fd : link->fds()) all.push_back({fd, peer});
   }
   return all;
 }
 
 // Events are edge-triggered: what is left in a socket is for the next turn, as nobody tells again.
-void Mesh::pump_tcp(int peer) {
-  auto* link = static_cast<TcpLink*>(engine_.link(peer));
+void Mesh::serve(int peer, bool ended) {
+  Link* link = engine_.link(peer);
   if (link == nullptr) return;
-  link->pump(engine_);
+  link->on_event(engine_, ended);
   const bool listed = std::find(unread_.begin(), unread_.end(), peer) != unread_.end();
   if (!link->is_drained() && !listed) unread_.push_back(peer);
 }
 
-// `ended`: the peer will send no more. What it sent before may hide that from many a pump, and the
-// kernel does not tell again.
 void Mesh::on_event(int peer, bool ended) {
+  if (peer == kPaths) return make_paths();
   std::unique_lock lock(mutex_);
   if (peer < 0) wakeups().lane_rung++;
   if (closed_ || peer < 0) return;
-  Link* link = engine_.link(peer);
-  if (link == nullptr) return;
   guarded([&] {
-    if (link == shm_links_[peer]) {
-      shm_links_[peer]->pump_socket(engine_);
-    } else {
-      if (ended) static_cast<TcpLink*>(link)->expect_end();
-      pump_tcp(peer);
-    }
+    serve(peer, ended);
     engine_.progress(kTurnBytes);
   });
   after_step(lock);
+}
+
+// Strangers cost the lane time, and nobody else: they are dealt with without the lock.
+void Mesh::make_paths() {
+  paths_->step();
+  std::unique_lock lock(mutex_);
+  if (closed_) return;
+  guarded([&] {
+    const auto watch = [&](int fd, int peer) {
+      return !Lane::of_process().watch_also(this, {fd, peer});
+    };
+    for (const int peer : paths_->tell_links(engine_, watch)) serve(peer, false);
+    engine_.progress(kTurnBytes);
+  });
+  after_step(lock);
+}
+
+void Mesh::watch_paths(int64_t now) {
+  bool any = false;
+  for (int peer = 0; peer < engine_.size(); ++peer) {
+    Link* link = engine_.link(peer);
+    if (link == nullptr || !link->is_watchful()) continue;
+    link->look(engine_, now);
+    any = true;
+  }
+  watch_paths_ns_ = now + kWatchPathsNs;
+  if (any) paths_->wake_at(watch_paths_ns_);
 }
 
 bool Mesh::turn(int64_t now) {
@@ -361,9 +376,10 @@ bool Mesh::turn(int64_t now) {
   unread_.clear();
   more |= !unread.empty();
   guarded([&] {
-    for (const int peer : unread) pump_tcp(peer);
+    for (const int peer : unread) serve(peer, false);
     if (!unread.empty() || engine_.has_unflushed()) engine_.progress(kTurnBytes);
     if (now >= next_tick_ns_) tick(now);
+    if (paths_ != nullptr && now >= watch_paths_ns_) watch_paths(now);
   });
   more |= engine_.has_unflushed();
   after_step(lock);
@@ -373,11 +389,8 @@ bool Mesh::turn(int64_t now) {
 void Mesh::tick(int64_t now) {
   next_tick_ns_ = now + kTickNs;
   arena_->header().heartbeat_ns.store(now);
-  for (const int peer : local_peers_) {
-    if (engine_.link(peer) != shm_links_[peer]) continue;
-    engine_.heard_from(peer, shm_links_[peer]->peer_heartbeat_ns());
-    shm_links_[peer]->release_regions();
-  }
+  for (int peer = 0; peer < engine_.size(); ++peer)
+    if (Link* link = engine_.link(peer)) engine_.heard_from(peer, link->tick());
   // Who is named as late must not have words here that nobody was woken for: they were not all.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);
@@ -454,8 +467,9 @@ void Mesh::forsake() {
   forsaken_.store(true);
   ::close(arena_->event_fd());
   arena_->close_memory_fd();
-  for (int peer = 0; peer < static_cast<int>(shm_links_.size()); ++peer)
+  for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) link->forsake();
+  if (paths_ != nullptr) paths_->forsake();
 }
 
 void Mesh::close() {
@@ -484,6 +498,7 @@ void Mesh::close() {
       lock.lock();
     }
     engine_.close();
+    if (paths_ != nullptr) paths_->close();
     arena_->close_memory_fd();
     lock.unlock();
     arena_->wake_callers();

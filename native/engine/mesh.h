@@ -11,19 +11,9 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "transport/arena.h"
-#include "transport/shm_link.h"
-#include "transport/tcp_link.h"
+#include "transport/transport.h"
 
 namespace shoal {
-
-// A connected, authenticated peer. Descriptors pass to the mesh.
-struct PeerSocket {
-  int rank = -1;
-  int socket_fd = -1;         // on this host
-  std::vector<int> path_fds;  // on another
-  int memory_fd = -1;         // its arena; -1: on another host
-  int event_fd = -1;
-};
 
 // Threads: any; one lock guards all state. A thread in wait() drives the mesh; the lane drives it
 // when nobody waits, and always serves the sockets.
@@ -47,8 +37,9 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   static Wakeups& wakeups();
 
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
-                      std::shared_ptr<Arena> arena, const std::vector<PeerSocket>& peers,
-                      const Options& options, std::shared_ptr<Mesh>& out);
+                      std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
+                      const Options& options, std::shared_ptr<Mesh>& out,
+                      std::unique_ptr<PathMaker> paths = nullptr);
   ~Mesh();
 
   Group& add_group(uint64_t id, std::vector<int> members);
@@ -79,9 +70,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool forsaken() const { return forsaken_.load(std::memory_order_relaxed); }
 
   // For the lane.
+  static constexpr int kBell = -1, kPaths = -2;
   struct Watched {
     int fd;
-    int peer;  // -1: the bell's eventfd
+    int peer;  // or kBell, kPaths
   };
   std::vector<Watched> watched();
   void on_event(int peer, bool ended);
@@ -105,7 +97,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   void out_of_memory();
   bool pump_rings();
   bool has_inbound() const;
-  void pump_tcp(int peer);
+  void serve(int peer, bool ended);
+  void make_paths();
+  void watch_paths(int64_t now);
+  bool is_bell_link(size_t at) const { return engine_.link(bell_peers_[at]) == bell_links_[at]; }
   void wake_sleepers();
   void after_step(std::unique_lock<std::mutex>& lock);
   template <class Done>
@@ -124,12 +119,15 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   const Options options_;
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
+  std::unique_ptr<PathMaker> paths_;  // null: lost paths stay lost. Outlives the links
+  int64_t watch_paths_ns_ = 0;        // when to look at them again
   Engine engine_;
   std::unique_ptr<std::byte[]>
-      spare_;                        // given up to end everything in words when no memory is left
-  std::vector<ShmLink*> shm_links_;  // by mesh rank, null elsewhere; owned by the engine
-  std::vector<int> local_peers_;
-  std::vector<int> unread_;  // TCP peers whose last pump may have left something in the socket
+      spare_;  // given up to end everything in words when no memory is left
+  // Those whose peers ring our bell, and these peers; owned by the engine while it has them.
+  std::vector<Link*> bell_links_;
+  std::vector<int> bell_peers_;
+  std::vector<int> unread_;  // peers whose links may have something left that nobody tells of
   bool oversubscribed_ = false;
   int n_callers_ = 0;   // in drive()
   int n_sleeping_ = 0;  // of them, on the bell

@@ -290,8 +290,7 @@ Value StateReader::peer(int rank) const {
                              {"n_retransmits", socket.n_retransmits},
                              {"unsent_bytes", socket.unsent_bytes}});
   }
-  const char* kind = "none";
-  if (link != nullptr) kind = link->shares_memory() ? "shm" : "tcp";
+  const char* kind = link != nullptr ? link->kind() : "none";
   return Fields{
       {"rank", rank},
       {"name", engine_.names_[at]},

@@ -52,7 +52,7 @@ class Cluster {
       const int n_local = std::min(per_host, size - rank / per_host * per_host);
       CHECK(!Arena::create(n_local, *arenas.back()));
     }
-    std::vector<std::vector<PeerSocket>> peers(static_cast<size_t>(size));
+    std::vector<std::vector<PeerSockets>> peers(static_cast<size_t>(size));
     for (int one = 0; one < size; ++one)
       for (int other = 0; other < one; ++other) connect(peers, one, other, per_host);
     Mesh::Options options;
@@ -125,17 +125,14 @@ class Cluster {
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
 
-  void connect(std::vector<std::vector<PeerSocket>>& peers, int one, int other, int per_host) {
+  void connect(std::vector<std::vector<PeerSockets>>& peers, int one, int other, int per_host) {
     const bool is_local = one / per_host == other / per_host;
-    std::array<PeerSocket, 2> ends;
+    std::array<PeerSockets, 2> ends;
     for (int path = 0; path < (is_local ? 1 : n_paths_); ++path) {
       std::array<int, 2> fds{};
       CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
       if (path == 0) first_paths.push_back(fds[0]);
-      for (size_t end = 0; end < 2; ++end) {
-        if (is_local) ends[end].socket_fd = fds[end];
-        if (!is_local) ends[end].path_fds.push_back(fds[end]);
-      }
+      for (size_t end = 0; end < 2; ++end) ends[end].fds.push_back(fds[end]);
     }
     for (const auto& [rank, peer, end] : {std::tuple{one, other, 0u}, std::tuple{other, one, 1u}}) {
       ends[end].rank = peer;

@@ -22,9 +22,8 @@ struct ShmPair final : Pair {
   }
   ~ShmPair() override { links = {}; }
   bool pump(int end) override {
-    auto& link = static_cast<ShmLink&>(*links[static_cast<size_t>(end)]);
     const bool moved = Pair::pump(end);
-    return link.pump_socket(sinks[static_cast<size_t>(end)]) || moved;
+    return link(end).on_event(sink(end), false) || moved;
   }
 
   std::array<Arena, 2> arenas;
@@ -487,7 +486,7 @@ TEST("a corrupt note on the socket of a shared memory link breaks it") {
   const Bytes garbage(sizeof(Header) + sizeof(Place), std::byte{0x5a});
   CHECK(send(fds[0], garbage.data(), garbage.size(), MSG_NOSIGNAL) > 0);
   Recorder sink;
-  link.pump_socket(sink);
+  link.on_event(sink, false);
   CHECK(sink.is_over);
   CHECK(has(sink.why.text, "corrupt note"));
   close(fds[0]);

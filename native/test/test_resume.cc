@@ -13,6 +13,8 @@ constexpr int64_t kResumeNs = 10 * kSecond;
 
 // Keeps what a link asked for.
 struct Asked final : PathSource {
+  int64_t resume_ns() const override { return kResumeNs; }
+  void attached(int, PathLink&) override {}
   void lost(int, size_t path) override { paths.insert(path); }
   void ended(int) override { has_ended = true; }
 
@@ -28,7 +30,7 @@ struct ResumedPair final : Pair {
       std::vector<int> fds;
       for (const auto& path : paths) fds.push_back(path[end]);
       links[end] = std::make_unique<TcpLink>(1 - static_cast<int>(end), fds, kEpoch);
-      tcp(end).resume_by(asked[end], kResumeNs);
+      tcp(end).resume_by(asked[end]);
     }
   }
   ~ResumedPair() override { links = {}; }  // before who is asked
@@ -199,7 +201,7 @@ TEST("a frame that had come in part only comes whole after the link has resumed"
   auto before = unix_sockets(), after = unix_sockets();
   Asked asked;
   TcpLink link(0, std::vector{before[1]}, kEpoch);
-  link.resume_by(asked, kResumeNs);
+  link.resume_by(asked);
   Recorder sink;
   CHECK_EQ(send(before[0], bytes.data(), 10'000, 0), 10'000);
   link.pump(sink);

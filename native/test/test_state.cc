@@ -13,6 +13,8 @@
 #include "test/check.h"
 #include "test/cluster.h"
 #include "test/world.h"
+#include "transport/shm_link.h"
+#include "transport/tcp_link.h"
 
 namespace shoal::test {
 namespace {

@@ -105,6 +105,10 @@ Pipe::Silence FakePipe::silence() {
 
 struct FakePaths::End final : PathSource {
   End(FakePaths& paths_of, int of) : paths(paths_of), rank(of) {}
+  int64_t resume_ns() const override { return paths.net_.options.resume_ns; }
+  void attached(int peer, PathLink& link) override {
+    paths.links_[paths.index(rank, peer)] = &link;
+  }
   void lost(int peer, size_t path) override { paths.lost(rank, peer, static_cast<uint32_t>(path)); }
   void ended(int peer) override { paths.links_[paths.index(rank, peer)] = nullptr; }
 
@@ -128,10 +132,7 @@ std::unique_ptr<Link> FakePaths::link(int rank, int peer) {
     pipes.push_back(std::make_unique<FakePipe>(net_, rank, peer, path, streams(rank, peer, path)));
   const Outbox::Sizes sizes = {net_.options.copied, net_.options.max_inline};
   auto link = std::make_unique<TcpLink>(peer, std::move(pipes), net_.options.epoch, sizes);
-  if (net_.options.longest_remake > 0) {
-    link->resume_by(*ends_[static_cast<size_t>(rank)], net_.options.resume_ns);
-    links_[index(rank, peer)] = link.get();
-  }
+  if (net_.options.longest_remake > 0) link->resume_by(*ends_[static_cast<size_t>(rank)]);
   return link;
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "transport/frame.h"
@@ -52,9 +53,6 @@ class Link {
   // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
   virtual bool is_unflushed() const { return false; }
 
-  // Looks at what time has changed. Often, at least every 0.1 s.
-  virtual void look(FrameSink&, int64_t) {}
-
   // No way leads to the peer now, and one may be found again. Its silence means nothing.
   virtual bool is_suspended() const { return false; }
   // Since when a silent peer could have been heard, as of the last look(); 0: ever.
@@ -76,6 +74,33 @@ class Link {
 
   // In a forked child: closes the descriptors, which are the parent's, and does nothing else.
   virtual void forsake() {}
+
+  // ---- For whoever serves it, who knows no kind of link (engine/mesh.h, transport.h). The
+  // defaults are those of a link that only pump() moves.
+
+  // One word for people.
+  virtual const char* kind() const { return "fake"; }
+  // Descriptors to watch for reading, writing and the peer's end; edge-triggered.
+  virtual std::vector<int> fds() const { return {}; }
+  // One of them has told of something; `ended`: that the peer will send no more by it, which the
+  // kernel does not tell again. Moves what one turn may. True if anything moved.
+  virtual bool on_event(FrameSink& sink, bool ended) {
+    (void)ended;
+    return pump(sink);
+  }
+  // Whether the last on_event() left nothing to read: the descriptors will tell when more comes.
+  // Else it is to be called again, since nobody will.
+  virtual bool is_drained() const { return true; }
+  // The peer writes to memory of this process and rings the bell of its arena: whoever drives looks
+  // at has_inbound(), and pumps.
+  virtual bool rings_bell() const { return false; }
+  virtual bool has_inbound() const { return false; }
+  // Ten times a second. When the peer was alive, where it does not say so in frames; else 0.
+  virtual int64_t tick() { return 0; }
+  // Looks at what time has changed, ten times a second; is_watchful(): fifty times, so that a path
+  // that falls silent is found soon.
+  virtual void look(FrameSink&, int64_t) {}
+  virtual bool is_watchful() const { return false; }
 
   // The largest payload send() takes by copy without `sent`; larger ones are borrowed, or for
   // links that share memory must be offered by place.

@@ -200,9 +200,9 @@ bool PathLink::deliver_endings(FrameSink& sink) {
 
 // ---- paths that go and come
 
-void PathLink::resume_by(PathSource& source, int64_t resume_ns) {
+void PathLink::resume_by(PathSource& source) {
   source_ = &source;
-  resume_ns_ = resume_ns;
+  source.attached(peer_, *this);
 }
 
 bool PathLink::has_path() const {
@@ -270,7 +270,7 @@ void PathLink::look(FrameSink& sink, int64_t now) {
   }
   suspended_ns_ += passed;
   settle(sink);
-  if (is_closed_ || suspended_ns_ < resume_ns_) return;
+  if (is_closed_ || suspended_ns_ < source_->resume_ns()) return;
   break_off(sink, histories_[control_path_].why + "; no connection could be made again for " +
                       seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
 }

@@ -21,12 +21,17 @@
 
 namespace shoal {
 
+class PathLink;
+
 // Who makes lost paths anew, and brings them with PathLink::add_path().
 //
 // Threads: under the mesh's lock.
 class PathSource {
  public:
   virtual ~PathSource() = default;
+  // How long a link waits for a path when it has none.
+  virtual int64_t resume_ns() const = 0;
+  virtual void attached(int peer, PathLink& link) = 0;
   virtual void lost(int peer, size_t path) = 0;
   // The link has no use for paths any more: the peer has left or is given up, or it was closed.
   virtual void ended(int peer) = 0;
@@ -44,8 +49,8 @@ class PathLink : public Link {
   bool is_suspended() const override { return can_resume() && !has_path(); }
 
   // From here on a lost path may come back, and the link breaks only once it has been without any
-  // for `resume_ns`, by look(). `source` outlives the link.
-  void resume_by(PathSource& source, int64_t resume_ns);
+  // for source.resume_ns(), by look(). `source` outlives the link.
+  void resume_by(PathSource& source);
   // The path stands again; also in the place of one that this end took for alive. What was
   // unacknowledged on it goes again. False if the link has no use for it.
   virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe) = 0;
@@ -137,7 +142,6 @@ class PathLink : public Link {
   std::vector<History> histories_;
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;
-  int64_t resume_ns_ = 0;
   int64_t now_ = 0;            // at the last look()
   int64_t suspended_ns_ = 0;   // for how long, as far as this process ran
   int64_t listens_since_ = 0;  // when it resumed last

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "transport/frame.h"
+#include "transport/socket_pipe.h"
 
 namespace shoal {
 namespace {
@@ -52,7 +53,7 @@ PathMaker::PathMaker(Options options)
       resume_ns_(options.resume_ns),
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
       timer_fd_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
-  for (Peer& peer : options.peers) peers_[peer.rank] = {std::move(peer), false};
+  for (Peer& peer : options.peers) peers_[peer.rank] = {std::move(peer), nullptr};
   acceptor_ = std::make_unique<Acceptor>(
       epoll_fd_, kAcceptorTags, std::move(options.listeners),
       [this](const Hello& hello) { return judge(hello); },
@@ -148,7 +149,7 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
   const size_t path = hello.path % kAsks;
   if (hello.path >= 2 * kAsks || path >= known->second.peer.n_paths || asks != (from < rank_))
     return Progress::kRefused;
-  if (known->second.has_ended) return Progress::kStale;  // a rank that was given up learns so
+  if (known->second.link == nullptr) return Progress::kStale;  // who was given up learns so
   return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
 }
 
@@ -166,20 +167,43 @@ void PathMaker::proven(Proven who, bool dialled) {
   ::close(who.fd);
 }
 
-bool PathMaker::next_news(News& out) {
-  std::lock_guard lock(forking());
-  if (news_.empty()) return false;
-  out = std::move(news_.front());
-  news_.erase(news_.begin());
-  return true;
+std::vector<int> PathMaker::tell_links(FrameSink& sink, const Watch& watch) {
+  std::vector<int> peers;
+  for (;;) {
+    std::unique_lock lock(forking());
+    if (news_.empty()) return peers;
+    News news = std::move(news_.front());
+    news_.erase(news_.begin());
+    PathLink* link = peers_[news.peer].link;
+    bool is_watched = true;
+    if (news.kind == News::Kind::kMade) {
+      // NOT without the lock before the descriptor is the link's: a child of a fork that does not
+      // know of it would keep the connection open.
+      auto pipe = std::make_unique<SocketPipe>(news.fd);
+      is_watched = link != nullptr && watch(news.fd, news.peer);
+      if (is_watched) link->add_path(news.path, std::move(pipe));
+    }
+    lock.unlock();
+    if (link == nullptr) continue;
+    if (!is_watched && news.peer < rank_) lost(news.peer, news.path);  // dials it once more
+    if (news.kind == News::Kind::kGone) link->give_up(news.why);
+    if (news.kind == News::Kind::kAsked) link->doubt(sink, news.path);
+    peers.push_back(news.peer);
+  }
 }
 
 // ---- what is wanted
 
+void PathMaker::attached(int peer, PathLink& link) {
+  std::lock_guard lock(forking());
+  const auto known = peers_.find(peer);
+  if (known != peers_.end()) known->second.link = &link;
+}
+
 void PathMaker::lost(int peer, size_t path) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
-  if (known == peers_.end() || known->second.has_ended) return;
+  if (known == peers_.end() || known->second.link == nullptr) return;
   const Peer& who = known->second.peer;
   const bool dials = peer < rank_;
   Connector::Wish wish;
@@ -201,7 +225,7 @@ void PathMaker::ended(int peer) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
   if (known == peers_.end()) return;
-  known->second.has_ended = true;
+  known->second.link = nullptr;
   connector_->forget(static_cast<uint32_t>(peer));
 }
 

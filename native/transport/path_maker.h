@@ -41,25 +41,19 @@ class PathMaker final : public PathSource {
   ~PathMaker() override;
 
   int fd() const { return epoll_fd_; }  // to be read when step() has something to do
-  int64_t resume_ns() const { return resume_ns_; }
 
   void step();
   // Makes fd() readable at that time at the latest.
   void wake_at(int64_t when);
 
-  struct News {
-    enum class Kind : uint8_t { kMade, kGone, kAsked };
-    Kind kind = Kind::kMade;
-    int peer = -1;
-    size_t path = 0;
-    int fd = -1;      // kMade: who takes the news closes it
-    Secret session;   // kMade
-    std::string why;  // kGone: it can be reached, and is not there any more
-  };
-  // The lower rank says of a path that it is lost; this end may not know.
-  bool next_news(News& out);
+  // Under the mesh's lock: tells the links what has come of it. The peers whose links are to be
+  // served now. `watch`: begins to watch a new path's descriptor; without that the path is none.
+  using Watch = std::function<bool(int fd, int peer)>;
+  std::vector<int> tell_links(FrameSink& sink, const Watch& watch);
 
   // PathSource
+  int64_t resume_ns() const override { return resume_ns_; }
+  void attached(int peer, PathLink& link) override;
   void lost(int peer, size_t path) override;
   void ended(int peer) override;
 
@@ -74,9 +68,18 @@ class PathMaker final : public PathSource {
   void proven(Proven who, bool dialled);
   void arm();
 
+  struct News {
+    enum class Kind : uint8_t { kMade, kGone, kAsked };
+    Kind kind = Kind::kMade;
+    int peer = -1;
+    size_t path = 0;
+    int fd = -1;      // kMade
+    Secret session;   // kMade
+    std::string why;  // kGone: its host answers, and it is not there any more
+  };
   struct Known {
     Peer peer;
-    bool has_ended = false;
+    PathLink* link = nullptr;  // null: it was not made, or has ended
   };
 
   const uint64_t epoch_;

@@ -62,6 +62,19 @@ Error ShmLink::open(int memory_fd, int n_local) {
   return error;
 }
 
+Error ShmLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
+  const auto position = [&](int rank) {
+    const auto at = std::lower_bound(site.local.begin(), site.local.end(), rank);
+    return static_cast<int>(at - site.local.begin());
+  };
+  auto link =
+      std::make_unique<ShmLink>(peer.rank, site.arena, position(site.rank), position(peer.rank),
+                                peer.fds[0], peer.event_fd, site.epoch);
+  Error error = link->open(peer.memory_fd, static_cast<int>(site.local.size()));
+  out = std::move(link);
+  return error;
+}
+
 void ShmLink::close() {
   if (closed_) return;
   closed_ = true;
@@ -300,7 +313,7 @@ ShmLink::Notes ShmLink::take_notes() {
   return result;
 }
 
-bool ShmLink::pump_socket(FrameSink& sink) {
+bool ShmLink::on_event(FrameSink& sink, bool) {
   const Notes notes = take_notes();
   if (notes == Notes::kEnded) {
     deliver(sink);  // what it still said, perhaps a goodbye

@@ -7,6 +7,7 @@
 
 #include "transport/arena.h"
 #include "transport/link.h"
+#include "transport/transport.h"
 
 namespace shoal {
 
@@ -22,6 +23,10 @@ class ShmLink final : public Link {
           uint64_t epoch);
   ~ShmLink() override;
   Error open(int memory_fd, int n_local);
+
+  // See Transport.
+  static bool reaches(const PeerSockets& peer) { return peer.memory_fd >= 0; }
+  static Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
 
   bool send(const Frame& frame) override;
   bool flush(FrameSink& sink) override;
@@ -39,16 +44,19 @@ class ShmLink final : public Link {
   std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
   PeerSlot peer_slot(uint32_t slot) override;
 
-  bool has_inbound() const {
+  const char* kind() const override { return "shm"; }
+  std::vector<int> fds() const override { return {socket_fd_}; }
+  // The socket has notes: takes descriptors, notices the end.
+  bool on_event(FrameSink& sink, bool ended) override;
+  bool rings_bell() const override { return true; }
+  bool has_inbound() const override {
     return inbound_->head.load(std::memory_order_acquire) !=
            inbound_->tail.load(std::memory_order_relaxed);
   }
-  // The socket became readable: takes descriptors, notices the end. True if anything moved.
-  bool pump_socket(FrameSink& sink);
-  // Tells the peer to unmap regions that are gone.
-  void release_regions();
-  int64_t peer_heartbeat_ns() const { return theirs_.header().heartbeat_ns.load(); }
-  int fd() const { return socket_fd_; }
+  int64_t tick() override {
+    release_regions();
+    return theirs_.header().heartbeat_ns.load();
+  }
 
  private:
   bool push(const Frame& frame);
@@ -59,6 +67,7 @@ class ShmLink final : public Link {
   enum class Notes { kNone, kTaken, kEnded, kCorrupt };
   Notes take_notes();
   void take_region(const Place& place, int fd);
+  void release_regions();  // tells the peer to unmap those that are gone
   void fail(FrameSink& sink, const std::string& what);
 
   const int peer_;

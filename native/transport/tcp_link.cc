@@ -65,6 +65,13 @@ TcpLink::TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch)
 
 TcpLink::~TcpLink() { close(); }
 
+Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
+  auto link = std::make_unique<TcpLink>(peer.rank, peer.fds, site.epoch);
+  if (site.paths != nullptr) link->resume_by(*site.paths);
+  out = std::move(link);
+  return {};
+}
+
 void TcpLink::close_path(size_t index) {
   paths_[index] = {};
   has_lost_ = true;
@@ -109,8 +116,9 @@ bool TcpLink::has_queued() const {
   return (can_write || is_suspended()) && has;
 }
 
-void TcpLink::expect_end() {
-  for (Path& path : paths_) path.is_ending = true;
+bool TcpLink::on_event(FrameSink& sink, bool ended) {
+  for (Path& path : paths_) path.is_ending |= ended;
+  return pump(sink);
 }
 
 // A socket that is closed while data lies unread in it is reset, and what the peer had not read yet

@@ -7,6 +7,7 @@
 
 #include "transport/path_link.h"
 #include "transport/pipe.h"
+#include "transport/transport.h"
 
 namespace shoal {
 
@@ -24,6 +25,10 @@ class TcpLink final : public PathLink {
   TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch);
   ~TcpLink() override;
 
+  // See Transport.
+  static bool reaches(const PeerSockets& peer) { return peer.memory_fd < 0; }
+  static Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+
   bool flush(FrameSink& sink) override;
   bool pump(FrameSink& sink) override;
   bool has_queued() const override;
@@ -36,13 +41,15 @@ class TcpLink final : public PathLink {
   void forsake() override;
   size_t max_inline() const override { return sizes_.small; }
 
-  std::vector<int> fds() const;  // of the paths that live
-  // Whether the last pump() saw the sockets empty, or ended: the kernel will tell when more comes.
-  bool is_drained() const;
-  // The peer will send no more by some path: from here on, drained means that its end was read.
-  void expect_end();
-  // A path that falls silent is to be noticed soon: look() should come every 20 ms.
-  bool is_watchful() const { return paths_.size() > 1 && outbox_.n_unacknowledged() > 0; }
+  const char* kind() const override { return "tcp"; }
+  std::vector<int> fds() const override;  // of the paths that live
+  // What the peer sent before its end may hide that from many a pump: from then on, drained means
+  // that the end was read.
+  bool on_event(FrameSink& sink, bool ended) override;
+  bool is_drained() const override;
+  bool is_watchful() const override {
+    return paths_.size() > 1 && outbox_.n_unacknowledged() > 0;
+  }
 
  private:
   struct Path {

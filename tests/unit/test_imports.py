@@ -122,6 +122,21 @@ def test_native_rooms_include_one_way(room: str) -> None:
     assert wrong == []
 
 
+def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:
+    kinds = [path.name for path in (NATIVE / "transport").glob("*_link.h")]
+    kinds.remove("path_link.h")  # what links over paths have in common
+    assert "tcp_link.h" in kinds
+    wrong = [
+        f"{path.relative_to(NATIVE)} includes {kind}"
+        for path in sorted(NATIVE.glob("*/*.*"))
+        for kind in kinds
+        if f'#include "transport/{kind}"' in path.read_text()
+        and path.parent.name != "test"
+        and path.stem not in (Path(kind).stem, "transport")
+    ]
+    assert wrong == []
+
+
 def test_every_native_room_is_known() -> None:
     rooms = {path.name for path in NATIVE.iterdir() if path.is_dir()}
     assert rooms == NATIVE_LOWER.keys() | {"test"}

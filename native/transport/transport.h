@@ -1,0 +1,47 @@
+// Which transports there are, and how a peer gets a link by one of them. The engine knows links
+// (link.h) and no kind of them; another transport is its own files and a line in transport.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/arena.h"
+#include "transport/link.h"
+#include "transport/path_maker.h"
+
+namespace shoal {
+
+// A connected, authenticated peer. Descriptors pass to its link.
+struct PeerSockets {
+  int rank = -1;
+  std::vector<int> fds;  // the sockets: each a path, where the transport knows several
+  // What it handed over for shared memory; -1: on another host.
+  int memory_fd = -1;
+  int event_fd = -1;
+};
+
+// What is the same for all links of a rank.
+struct Site {
+  int rank;
+  uint64_t epoch;
+  const Arena& arena;            // of this process; outlives the links
+  const std::vector<int> local;  // the ranks of this host, ascending, this one included
+  PathMaker* paths;              // makes lost paths anew; null: nobody does. Outlives the links
+};
+
+struct Transport {
+  const char* name;
+  bool (*reaches)(const PeerSockets& peer);
+  // Takes the descriptors, also on an error; `out` closes them.
+  Error (*connect)(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+};
+
+// In the order in which they are asked.
+const std::vector<Transport>& transports();
+
+// The link to a peer by the first transport that reaches it.
+Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+
+}  // namespace shoal
