@@ -86,16 +86,6 @@ TEST("a rank whose process ends is lost by who dials it, and by who waits to be 
   }
 }
 
-TEST("a mesh that closes while it has no connection tells its peer when it has one again") {
-  Cluster cluster(2, 1, 0, 1, kHour);
-  cluster.run_all(job_of(1));
-  for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
-  cluster.meshes[1]->close();
-  const auto part = cluster.post(0, job_of(2), true);
-  CHECK(eventually([&] { return part->call->finished.load(); }));
-  CHECK(part->call->error.text.find("left the group") != std::string::npos);
-}
-
 TEST("a child that is forked while connections are made anew has none of them") {
   Cluster cluster(2, 1, 0, 1, kHour);
   std::atomic<bool> is_over{false};

@@ -275,6 +275,13 @@ void PathLink::look(FrameSink& sink, int64_t now) {
                       seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
 }
 
+void PathLink::tell_paths(LinkState& state) const {
+  for (size_t path = 0; path < histories_.size(); ++path) {
+    const History& history = histories_[path];
+    state.paths.push_back({is_lost_[path], history.lost_ns, history.n_made_anew, history.why});
+  }
+}
+
 void PathLink::break_off(FrameSink& sink, const std::string& why) {
   close();
   if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why});

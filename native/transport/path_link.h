@@ -113,14 +113,7 @@ class PathLink : public Link {
   bool can_resume() const {
     return source_ != nullptr && !is_closed_ && !is_refused_ && !has_left_;
   }
-  // For people to read.
-  struct History {
-    std::string why;      // it was lost last
-    int64_t lost_ns = 0;  // since when; 0: not known yet
-    int64_t made_ns = 0;  // the last time
-    uint32_t n_made_anew = 0;
-  };
-  const History& history(size_t path) const { return histories_[path]; }
+  void tell_paths(LinkState& state) const;
 
   const int peer_;
   const uint64_t epoch_;
@@ -139,6 +132,12 @@ class PathLink : public Link {
 
   Inbox inbox_;
   std::vector<bool> is_lost_;
+  struct History {
+    std::string why;      // it was lost last
+    int64_t lost_ns = 0;  // since when; 0: not known yet
+    int64_t made_ns = 0;  // the last time
+    uint32_t n_made_anew = 0;
+  };
   std::vector<History> histories_;
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;

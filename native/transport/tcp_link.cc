@@ -214,6 +214,7 @@ LinkState TcpLink::state() const {
   LinkState state;
   outbox_.count_queued(state.n_queued, state.queued_bytes);
   state.n_full = n_full_;
+  tell_paths(state);
   for (const Path& path : paths_) {
     if (path.pipe == nullptr) continue;
     state.n_queued += path.writing.size();

@@ -133,6 +133,7 @@ def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> No
         if f'#include "transport/{kind}"' in path.read_text()
         and path.parent.name != "test"
         and path.stem not in (Path(kind).stem, "transport")
+        and not path.stem.startswith("fake_")  # the seeded network runs links over its own streams
     ]
     assert wrong == []
 
