@@ -1,9 +1,11 @@
 #include "base/mac.h"
 
+#include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
+#include <openssl/params.h>
 #include <sys/random.h>
 
 #include <cerrno>
@@ -33,6 +35,12 @@ const unsigned char* raw(Bytes bytes) {
                            ". Is its default provider switched off?");
 }
 
+// Looked up once, for it takes a microsecond; and kept, because threads may outlive main().
+EVP_MAC* siphash() {
+  static EVP_MAC* const found = EVP_MAC_fetch(nullptr, "SIPHASH", nullptr);
+  return found;
+}
+
 }  // namespace
 
 Secret::~Secret() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
@@ -53,6 +61,33 @@ Digest hmac_sha256(Bytes key, Bytes message) {
     throw_failure("HMAC-SHA256");
   return digest;
 }
+
+ShortMac::ShortMac(Secret key) : key_(std::move(key)) {
+  if (siphash() == nullptr) throw_failure("SipHash");
+  context_.reset(EVP_MAC_CTX_new(siphash()));
+  unsigned int n_bytes = sizeof(uint64_t);
+  const OSSL_PARAM size[] = {OSSL_PARAM_construct_uint(OSSL_MAC_PARAM_SIZE, &n_bytes),
+                             OSSL_PARAM_construct_end()};
+  if (context_ == nullptr || EVP_MAC_CTX_set_params(context_.get(), size) != 1 ||
+      EVP_MAC_init(context_.get(), raw(key_.bytes()), key_.bytes().size(), nullptr) != 1)
+    throw_failure("SipHash");
+}
+
+// With the key each time: the first versions of OpenSSL 3.0 do not begin anew without it. It costs
+// 3 ns of 80. Nothing in it can fail once it has worked.
+uint64_t ShortMac::of(Bytes message) const {
+  uint64_t mac = 0;
+  size_t n_bytes = 0;
+  if (EVP_MAC_init(context_.get(), raw(key_.bytes()), key_.bytes().size(), nullptr) != 1 ||
+      EVP_MAC_update(context_.get(), raw(message), message.size()) != 1 ||
+      EVP_MAC_final(context_.get(), reinterpret_cast<unsigned char*>(&mac), &n_bytes,
+                    sizeof(mac)) != 1 ||
+      n_bytes != sizeof(mac))
+    end_process({Fault::kInternal, -1, "libcrypto does not compute SipHash any more"});
+  return mac;
+}
+
+void ShortMac::Free::operator()(evp_mac_ctx_st* context) const { EVP_MAC_CTX_free(context); }
 
 bool is_same(Bytes one, Bytes other) {
   return one.size() == other.size() && CRYPTO_memcmp(one.data(), other.data(), one.size()) == 0;

@@ -16,10 +16,6 @@ using namespace nb::literals;
 namespace shoal {
 namespace {
 
-Bytes bytes_of(const nb::bytes& object) {
-  return {reinterpret_cast<const std::byte*>(object.data()), object.size()};
-}
-
 nb::bytes python_bytes(Bytes bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
 Nonce nonce_of(const std::optional<nb::bytes>& given) {

@@ -258,18 +258,16 @@ PathMaker::Peer known_peer(int rank, const std::vector<int>& fds,
 }
 
 std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64_t epoch,
-                                std::shared_ptr<Arena> arena, const std::vector<PeerTuple>& peers,
-                                uint64_t staging_bytes, double spin_us, double backstop_s,
-                                const std::vector<int>& listeners, const nb::bytes& job_key,
-                                double resume_s) {
+                                const nb::bytes& job_key, std::shared_ptr<Arena> arena,
+                                const std::vector<PeerTuple>& peers, uint64_t staging_bytes,
+                                double spin_us, double backstop_s,
+                                const std::vector<int>& listeners, double resume_s) {
   std::vector<PeerSockets> sockets;
   PathMaker::Options making;
   making.epoch = epoch;
   making.rank = rank;
   making.listeners = listeners;
   making.resume_ns = ns_of(resume_s);
-  const auto* key = reinterpret_cast<const std::byte*>(job_key.data());
-  making.job_key.assign(key, key + job_key.size());
   for (const auto& [peer, fds, memory_fd, event_fd, listens_at] : peers) {
     const bool is_local = memory_fd >= 0;
     if (!is_local) making.peers.push_back(known_peer(peer, fds, listens_at));
@@ -282,14 +280,15 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   options.backstop_ns = ns_of(backstop_s);
   std::shared_ptr<Mesh> mesh;
+  const Bytes key = bytes_of(job_key);
+  making.job_key.assign(key.begin(), key.end());
   std::unique_ptr<PathMaker> paths;
   Released released;
-  // Without a time to resume the last lost connection is the peer lost; the others are made anew.
   Error error;
   if (!listeners.empty()) error = PathMaker::create(std::move(making), paths);
   if (!error)
-    error = Mesh::create(rank, std::move(names), epoch, std::move(arena), sockets, options, mesh,
-                         std::move(paths));
+    error = Mesh::create(rank, std::move(names), epoch, key, std::move(arena), sockets, options,
+                         mesh, std::move(paths));
   if (error) {
     nb::gil_scoped_acquire acquire;
     raise_if(error);
@@ -345,8 +344,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("id", [](const GroupHandle& handle) { return handle.group->id; });
   nb::class_<Mesh>(m, "Mesh")
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
-                  nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"), nb::arg("spin_us"),
-                  nb::arg("backstop_s"), nb::arg("listeners"), nb::arg("job_key"),
+                  nb::arg("job_key"), nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"),
+                  nb::arg("spin_us"), nb::arg("backstop_s"), nb::arg("listeners"),
                   nb::arg("resume_s"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {

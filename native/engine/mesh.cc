@@ -36,7 +36,7 @@ Mesh::Mesh(int rank, std::vector<std::string> names, const Options& options)
 
 Mesh::~Mesh() { close(); }
 
-Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
+Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, Bytes job_key,
                    std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
                    const Options& options, std::shared_ptr<Mesh>& out,
                    std::unique_ptr<PathMaker> paths) {
@@ -50,7 +50,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch,
     if (peer.memory_fd >= 0) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
-  const Site site{rank, epoch, *mesh->arena_, std::move(local), mesh->paths_.get()};
+  const Site site{rank, epoch, job_key, *mesh->arena_, std::move(local), mesh->paths_.get()};
   const int64_t now = now_ns();
   mesh->arena_->header().heartbeat_ns.store(now);
   Error failed;

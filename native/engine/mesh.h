@@ -36,7 +36,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   };
   static Wakeups& wakeups();
 
-  static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
+  // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts.
+  static Error create(int rank, std::vector<std::string> names, uint64_t epoch, Bytes job_key,
                       std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
                       const Options& options, std::shared_ptr<Mesh>& out,
                       std::unique_ptr<PathMaker> paths = nullptr);

@@ -67,8 +67,8 @@ class Cluster {
       for (int rank = 0; rank < size; ++rank) listeners.push_back(listen_on_loopback());
     for (int rank = 0; rank < size; ++rank) {
       std::shared_ptr<Mesh> mesh;
-      CHECK(!Mesh::create(rank, names, kEpoch, arenas[at(rank)], peers[at(rank)], options, mesh,
-                          maker_of(rank)));
+      CHECK(!Mesh::create(rank, names, kEpoch, key(), arenas[at(rank)], peers[at(rank)], options,
+                          mesh, maker_of(rank)));
       meshes.push_back(mesh);
       groups.push_back(&mesh->add_group(kGroup, everyone));
     }

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "test/check.h"
@@ -22,6 +23,12 @@ namespace shoal::test {
 using Bytes = std::vector<std::byte>;
 
 inline constexpr uint64_t kEpoch = 77;
+
+// Of the frames that `rank` exchanges with `peer`.
+inline FrameKeys keys_of(int rank, int peer, uint64_t epoch = kEpoch,
+                         std::string_view job_key = "the key of the tests") {
+  return {std::as_bytes(std::span(job_key)), epoch, rank, peer};
+}
 
 inline bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -147,7 +154,8 @@ struct TcpPair final : Pair {
     for (const int end : {0, 1}) {
       std::vector<int> fds;
       for (const auto& path : paths) fds.push_back(path[static_cast<size_t>(end)]);
-      links[static_cast<size_t>(end)] = std::make_unique<TcpLink>(1 - end, fds, kEpoch);
+      links[static_cast<size_t>(end)] =
+          std::make_unique<TcpLink>(1 - end, fds, keys_of(end, 1 - end));
     }
   }
   // Loopback delivers in the background of its own: a moment is enough.
@@ -198,12 +206,19 @@ struct Stream {
   Stream() {
     const auto fds = unix_sockets();
     raw = fds[0];
-    link = std::make_unique<TcpLink>(0, std::vector<int>{fds[1]}, kEpoch);
+    link = std::make_unique<TcpLink>(0, std::vector<int>{fds[1]}, keys_of(1, 0));
   }
   ~Stream() { close(raw); }
   void write(const void* bytes, size_t n_bytes) {
     CHECK_EQ(send(raw, bytes, n_bytes, MSG_NOSIGNAL), static_cast<ssize_t>(n_bytes));
     for (int n = 0; n < 4 && !sink.is_over; ++n) link->pump(sink);
+  }
+
+  // Sealed as the peer's frame `place`, and on the link the one that it says.
+  void write_sealed(Header header, uint64_t place = 0) {
+    const uint64_t sequence = header.type == FrameType::kAck ? 0 : header.sequence;
+    header.seal = keys_of(0, 1).out(0).of(header, {place, sequence, header.acknowledged});
+    write(&header, sizeof(header));
   }
 
   int raw;
@@ -214,7 +229,7 @@ struct Stream {
 // The bytes of frames as a TcpLink writes them.
 inline Bytes bytes_of(const std::vector<Frame>& frames) {
   const auto fds = unix_sockets();
-  TcpLink link(1, std::vector{fds[0]}, kEpoch);
+  TcpLink link(1, std::vector{fds[0]}, keys_of(0, 1));
   Recorder sink;
   sink.expected_peer = 1;
   size_t n_bytes = 0;

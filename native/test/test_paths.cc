@@ -67,8 +67,7 @@ TEST("an acknowledgement of what was not sent breaks the link") {
   Header header;
   header.type = FrameType::kAck;
   header.acknowledged = 1;
-  header.header_crc = header.own_crc(kEpoch);
-  stream.write(&header, sizeof(header));
+  stream.write_sealed(header);
   CHECK(stream.sink.is_over);
   CHECK(has(stream.sink.why.text, "acknowledged frames that it was not sent"));
 }
@@ -77,20 +76,54 @@ TEST("a frame far ahead of those before it breaks the link") {
   Stream stream;
   Header header;
   header.sequence = 1u << 20;
-  header.header_crc = header.own_crc(kEpoch);
-  stream.write(&header, sizeof(header));
+  stream.write_sealed(header);
   CHECK(has(stream.sink.why.text, "far ahead"));
 }
 
-TEST("a frame that comes twice is delivered once") {
+TEST("an acknowledgement older than the last one changes nothing") {
+  Stream stream;
+  const Bytes payload(5000);
+  for (uint32_t number = 1; number <= 3; ++number)
+    stream.link->send(data_frame(payload, number, number));
+  stream.link->flush(stream.sink);
+  Header header;
+  header.type = FrameType::kAck;
+  uint64_t place = 0;
+  for (const uint32_t upto : {2, 1, 0, 2}) {
+    header.acknowledged = upto;
+    stream.write_sealed(header, place++);
+  }
+  CHECK(!stream.sink.is_over);
+  CHECK_EQ(stream.sink.n_sent.size(), 2u);
+  CHECK_EQ(stream.sink.n_sent[1], 1);
+  CHECK_EQ(stream.sink.n_sent[2], 1);
+}
+
+// The first frame of `bytes`, sealed for another path.
+Bytes by_path(Bytes bytes, uint32_t path) {
+  Header header;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  header.seal = keys_of(0, 1).out(path).of(header, {0, header.sequence, header.acknowledged});
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  return bytes;
+}
+
+TEST("a frame that comes by two paths is delivered once") {
   const Bytes payload(100, std::byte{3});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
-  Stream stream;
-  stream.write(bytes.data(), bytes.size());
-  stream.write(bytes.data(), bytes.size());
-  CHECK(!stream.sink.is_over);
-  CHECK_EQ(stream.sink.came.size(), 1u);
-  CHECK_EQ(stream.sink.n_landings, 1);
+  const auto one = unix_sockets(), other = unix_sockets();
+  TcpLink link(0, std::vector{one[1], other[1]}, keys_of(1, 0));
+  Recorder sink;
+  for (const uint32_t path : {0u, 1u}) {
+    const Bytes sealed = by_path(bytes, path);
+    CHECK_EQ(send((path == 0 ? one : other)[0], sealed.data(), sealed.size(), 0),
+             static_cast<ssize_t>(sealed.size()));
+    for (int n = 0; n < 4; ++n) link.pump(sink);
+  }
+  CHECK(!sink.is_over);
+  CHECK_EQ(sink.came.size(), 1u);
+  CHECK_EQ(sink.n_landings, 1);
+  for (const int fd : {one[0], other[0]}) close(fd);
 }
 
 TEST("numbers may wrap") {
@@ -156,10 +189,11 @@ TEST("a frame that came by another path is not written to memory that was given 
   const Bytes payload(20'000, std::byte{7});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   const auto slow = unix_sockets(), quick = unix_sockets();
-  TcpLink link(0, std::vector{slow[1], quick[1]}, kEpoch);
+  TcpLink link(0, std::vector{slow[1], quick[1]}, keys_of(1, 0));
   Recorder sink;
   const auto write = [&](int fd, size_t from, size_t to) {
-    CHECK_EQ(send(fd, bytes.data() + from, to - from, 0), static_cast<ssize_t>(to - from));
+    const Bytes sealed = by_path(bytes, fd == slow[0] ? 0 : 1);
+    CHECK_EQ(send(fd, sealed.data() + from, to - from, 0), static_cast<ssize_t>(to - from));
     link.pump(sink);
   };
   write(slow[0], 0, 10'000);

@@ -29,7 +29,8 @@ struct ResumedPair final : Pair {
     for (const size_t end : {0, 1}) {
       std::vector<int> fds;
       for (const auto& path : paths) fds.push_back(path[end]);
-      links[end] = std::make_unique<TcpLink>(1 - static_cast<int>(end), fds, kEpoch);
+      const int own = static_cast<int>(end);
+      links[end] = std::make_unique<TcpLink>(1 - own, fds, keys_of(own, 1 - own));
       tcp(end).resume_by(asked[end]);
     }
   }
@@ -44,7 +45,7 @@ struct ResumedPair final : Pair {
   void make(size_t path) { paths[path] = unix_sockets(); }
   bool give(size_t end, size_t path) {
     asked[end].paths.erase(path);
-    return tcp(end).add_path(path, std::make_unique<SocketPipe>(paths[path][end]));
+    return tcp(end).add_path(path, std::make_unique<SocketPipe>(paths[path][end]), {});
   }
   void make_anew(size_t path) {
     make(path);
@@ -200,7 +201,7 @@ TEST("a frame that had come in part only comes whole after the link has resumed"
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   auto before = unix_sockets(), after = unix_sockets();
   Asked asked;
-  TcpLink link(0, std::vector{before[1]}, kEpoch);
+  TcpLink link(0, std::vector{before[1]}, keys_of(1, 0));
   link.resume_by(asked);
   Recorder sink;
   CHECK_EQ(send(before[0], bytes.data(), 10'000, 0), 10'000);
@@ -208,7 +209,7 @@ TEST("a frame that had come in part only comes whole after the link has resumed"
   close(before[0]);
   for (int n = 0; n < 3; ++n) link.pump(sink);
   CHECK(link.is_suspended());
-  CHECK(link.add_path(0, std::make_unique<SocketPipe>(after[1])));
+  CHECK(link.add_path(0, std::make_unique<SocketPipe>(after[1]), {}));
   CHECK_EQ(send(after[0], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
   link.pump(sink);
   CHECK_EQ(sink.came.size(), 1u);

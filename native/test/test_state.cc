@@ -379,7 +379,7 @@ TEST("a ring whose peer does not read fills up, and says so") {
 TEST("a socket whose peer does not read fills up, and says so") {
   std::array<int, 2> fds{};
   CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
-  TcpLink link(1, std::vector{fds[0]}, 77);
+  TcpLink link(1, std::vector{fds[0]}, FrameKeys({}, 77, 0, 1));
   Nobody sink;
   const Bytes payload(4u << 20);
   Frame frame;

@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/crc32c.h"
+
 namespace shoal {
 namespace {
 
 constexpr size_t kNone = ~size_t{0};
-
-void seal(Header& header, const std::byte* payload, size_t n_bytes, uint64_t epoch) {
-  header.length = static_cast<uint32_t>(n_bytes);
-  header.payload_crc = n_bytes == 0 ? 0 : crc32c(0, payload, n_bytes);
-  header.header_crc = header.own_crc(epoch);
-}
 
 bool overlap(const std::byte* a, size_t n_a, const std::byte* b, size_t n_b) {
   return a < b + n_b && b < a + n_a;
@@ -33,6 +29,7 @@ uint64_t FakeRandom::next() {
 FakeNet::FakeNet(int n_ranks, const Options& chosen)
     : options(chosen),
       n_ranks_(n_ranks),
+      seal_(FrameKeys(chosen.job_key, chosen.epoch, 0, 0).out(0)),
       random_(chosen.seed),
       n_delivered_(static_cast<size_t>(n_ranks), 0),
       wires_(static_cast<size_t>(n_ranks * n_ranks)),
@@ -41,6 +38,12 @@ FakeNet::FakeNet(int n_ranks, const Options& chosen)
       arenas_(static_cast<size_t>(n_ranks)) {}
 
 FakeNet::~FakeNet() = default;
+
+void FakeNet::seal(Header& header, const std::byte* payload, size_t n_bytes) const {
+  header.length = static_cast<uint32_t>(n_bytes);
+  header.payload_crc = n_bytes == 0 ? 0 : crc32c(0, payload, n_bytes);
+  header.seal = seal_.of(header, {});
+}
 
 std::unique_ptr<Link> FakeNet::link(int rank, int peer) {
   if (options.n_paths == 0) return std::make_unique<FakeLink>(*this, rank, peer);
@@ -92,7 +95,7 @@ bool FakeLink::send(const Frame& frame) {
   Parcel& parcel = queue_.emplace_back();
   parcel.header = frame.header;
   // Now: whoever writes to a borrowed payload before sent() is found out at the other end.
-  seal(parcel.header, frame.bytes(), n_bytes, net_.options.epoch);
+  net_.seal(parcel.header, frame.bytes(), n_bytes);
   if (frame.payload == nullptr || n_bytes <= net_.options.copied) {
     parcel.own.assign(frame.bytes(), frame.bytes() + n_bytes);
     return true;
@@ -127,7 +130,7 @@ void FakeLink::put_on_wire(Parcel parcel) {
   if (net_.tamper) {
     read(parcel);
     net_.tamper(rank_, parcel.header, parcel.own);
-    seal(parcel.header, parcel.own.data(), parcel.own.size(), options.epoch);
+    net_.seal(parcel.header, parcel.own.data(), parcel.own.size());
   }
   if (random.chance(options.corrupts)) damage(parcel);
   if (++net_.n_sent_ == options.cuts_at || random.chance(options.cuts))
@@ -229,8 +232,8 @@ bool FakeLink::begin(FrameSink& sink) {
   n_landed_ = 0;
   landing_ = {};
   landing_now_ = true;
-  if (!header.is_sound(net_.options.epoch)) {
-    fail(sink, "sent a corrupt header (wrong magic, version or checksum)");
+  if (!net_.seal_.fits(header, {})) {
+    fail(sink, "sent a corrupt header: its seal does not fit");
   } else if (header.length == 0) {
     end(sink);
   } else if (shares_memory()) {

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/shared_memory.h"
 #include "transport/fake_pipe.h"
+#include "transport/header_seal.h"
 #include "transport/link.h"
 #include "transport/slots.h"
 
@@ -42,6 +43,7 @@ class FakeNet {
   struct Options {
     uint64_t seed = 1;
     uint64_t epoch = 1;
+    Bytes job_key = std::as_bytes(std::span("the key of the net"));
     size_t max_inline = 1024;
     size_t copied = 256;         // payloads up to this are copied by send(), larger ones borrowed
     size_t room = 0;             // frames on the wire each way before senders queue; 0: no bound
@@ -125,7 +127,10 @@ class FakeNet {
   Wire& wire(int from, int to) { return wires_[static_cast<size_t>(from * n_ranks_ + to)]; }
   void accuse(const std::string& what);
 
+  void seal(Header& header, const std::byte* payload, size_t n_bytes) const;
+
   const int n_ranks_;
+  const HeaderSeal seal_;  // of all frames that go by no path
   FakeRandom random_;
   uint64_t now_ = 0;
   uint64_t n_corrupted_ = 0;

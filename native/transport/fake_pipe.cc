@@ -131,7 +131,9 @@ std::unique_ptr<Link> FakePaths::link(int rank, int peer) {
   for (uint32_t path = 0; path < net_.options.n_paths; ++path)
     pipes.push_back(std::make_unique<FakePipe>(net_, rank, peer, path, streams(rank, peer, path)));
   const Outbox::Sizes sizes = {net_.options.copied, net_.options.max_inline};
-  auto link = std::make_unique<TcpLink>(peer, std::move(pipes), net_.options.epoch, sizes);
+  auto link = std::make_unique<TcpLink>(
+      peer, std::move(pipes), FrameKeys(net_.options.job_key, net_.options.epoch, rank, peer),
+      sizes);
   if (net_.options.longest_remake > 0) link->resume_by(*ends_[static_cast<size_t>(rank)]);
   return link;
 }
@@ -212,7 +214,7 @@ void FakePaths::arrive(Arrival arrival) {
     in_making_[at] = false;
   }
   auto pipe = std::make_unique<FakePipe>(net_, rank, peer, path, arrival.streams);
-  if (link != nullptr) link->add_path(path, std::move(pipe));
+  if (link != nullptr) link->add_path(path, std::move(pipe), {});
 }
 
 }  // namespace shoal

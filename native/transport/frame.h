@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/crc32c.h"
-
 namespace shoal {
 
 enum class FrameType : uint8_t {
@@ -49,17 +47,19 @@ struct Lengths {
 static_assert(sizeof(Lengths) == sizeof(Place));
 
 struct Header {
-  static constexpr uint32_t kMagic = 0x6c616f68;  // "hoal", little endian
-  static constexpr uint8_t kVersion = 2;
+  static constexpr uint64_t kUnsealed = 0x6172666c616f6873;  // "shoalfra", little endian
+  static constexpr uint8_t kVersion = 3;
   // Larger frames would hold a connection longer than a heartbeat at 10 Mbit/s.
   static constexpr uint32_t kMaxPayload = 4u << 20;
 
-  uint32_t magic = kMagic;
+  // Over paths: header_seal.h. In a ring, where only the peer can write, it is always the same.
+  uint64_t seal = kUnsealed;
   uint8_t version = kVersion;
   FrameType type = FrameType::kHeartbeat;
   uint16_t flags = 0;
+  uint32_t payload_crc = 0;
   // Over paths only: which frame of the link this is, from 1 on, 0 where nobody keeps it; and that
-  // all frames up to this one have come from the peer. Both wrap.
+  // all frames up to this one have come from the peer. The lower halves of what each end counts.
   uint32_t sequence = 0;
   uint32_t acknowledged = 0;
   uint64_t group = 0;
@@ -69,16 +69,7 @@ struct Header {
   uint32_t segment = 0;
   uint32_t count = 0;
   uint32_t length = 0;  // payload bytes behind this header
-  uint32_t payload_crc = 0;
-  uint32_t header_crc = 0;
 
-  // Begins with the epoch, which both ends know: a frame of another one is taken for damaged.
-  uint32_t own_crc(uint64_t epoch) const {
-    return crc32c(crc32c(0, &epoch, sizeof(epoch)), this, offsetof(Header, header_crc));
-  }
-  bool is_sound(uint64_t epoch) const {
-    return magic == kMagic && version == kVersion && header_crc == own_crc(epoch);
-  }
   // By which path of its link a frame came. Written by the link that received it.
   static constexpr uint32_t kMaxPaths = 8;
   static constexpr uint16_t kPathFlags = 0xe000;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/crc32c.h"
+
 namespace shoal {
 namespace {
 
@@ -111,7 +113,7 @@ Outgoing* Outbox::pull(int path, bool carries_control) {
     sent_.push_back(std::move(queue->front()));
     queue->pop_front();
     out = sent_.back().get();
-    out->frame.header.sequence = ++last_;
+    out->frame.header.sequence = static_cast<uint32_t>(++last_);
     ask_for_ack(*out);
   }
   out->at = Outgoing::At::kPath;
@@ -125,9 +127,9 @@ void Outbox::written(Outgoing& out) {
   std::erase_if(acknowledged_in_writing_, [&](const auto& one) { return one.get() == &out; });
 }
 
-bool Outbox::acknowledge(uint32_t upto, std::vector<uint64_t>& tokens) {
-  if (is_before(last_, upto)) return false;
-  for (; is_before(acknowledged_, upto); ++acknowledged_) {
+bool Outbox::acknowledge(uint64_t upto, std::vector<uint64_t>& tokens) {
+  if (upto > last_) return false;
+  for (; acknowledged_ < upto; ++acknowledged_) {
     Outgoing& out = *sent_.front();
     const uint64_t token = out.frame.token;
     if (out.at == Outgoing::At::kPath) {

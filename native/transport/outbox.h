@@ -18,6 +18,7 @@ struct Outgoing {
   size_t n_written = 0;          // of header and payload together
   int path = -1;                 // that has it, or had it last
   At at = At::kQueue;
+  uint64_t place = 0;   // how many frames that path had taken before it
   bool sealed = false;  // the payload's checksum is taken
 
   bool is_borrowed() const { return frame.payload != nullptr; }
@@ -40,8 +41,10 @@ class Outbox {
   struct Sizes {
     size_t copied = 1u << 10;  // payloads up to this size are copied, larger ones borrowed
     size_t small = 64u << 10;  // data up to this size overtakes larger data
+    uint64_t n_before = 0;     // frames that count as sent and come; tests begin where numbers wrap
   };
-  explicit Outbox(const Sizes& sizes) : sizes_(sizes) {}
+  explicit Outbox(const Sizes& sizes)
+      : sizes_(sizes), last_(sizes.n_before), acknowledged_(sizes.n_before) {}
 
   // True if the payload is free again already.
   bool send(const Frame& frame);
@@ -58,7 +61,7 @@ class Outbox {
 
   // All frames up to `upto` have come. Adds the tokens of those whose payloads are free now to
   // `tokens`. False if no such frame was sent.
-  bool acknowledge(uint32_t upto, std::vector<uint64_t>& tokens);
+  bool acknowledge(uint64_t upto, std::vector<uint64_t>& tokens);
 
   // A path is gone: what it had, and what left by it unacknowledged, is to be pulled again.
   void lost(int path);
@@ -73,7 +76,8 @@ class Outbox {
   void drop_queued();
   void clear();
 
-  uint32_t n_unacknowledged() const { return last_ - acknowledged_; }
+  uint64_t n_unacknowledged() const { return last_ - acknowledged_; }
+  uint64_t last() const { return last_; }  // the number of the last frame that has one
 
  private:
   using Queue = std::deque<std::unique_ptr<Outgoing>>;
@@ -89,7 +93,7 @@ class Outbox {
   Queue sent_;                     // numbered, not acknowledged; in order
   std::deque<Outgoing*> again_;    // of them, those to be sent once more; in order
   Queue acknowledged_in_writing_;  // a path must still finish them: a stream has no gaps
-  uint32_t last_ = 0, acknowledged_ = 0;
+  uint64_t last_, acknowledged_;   // whose lower halves the wire carries
   bool last_words_ = false;
 };
 

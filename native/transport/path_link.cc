@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/clock.h"
+#include "base/crc32c.h"
 
 namespace shoal {
 namespace {
@@ -12,6 +13,10 @@ namespace {
 // Frames that nobody waits for are acknowledged with whatever goes back, and at the latest after
 // this many: a small part of the window.
 constexpr uint32_t kMostUnsaid = Outbox::kWindow / 8;
+
+uint64_t sequence_of(const Header& header, uint64_t near) {
+  return header.type == FrameType::kAck ? 0 : widen(header.sequence, near);
+}
 
 bool is_ending(FrameType type) {
   return type == FrameType::kAbort || type == FrameType::kLost || type == FrameType::kGoodbye;
@@ -23,6 +28,23 @@ std::string seconds(int64_t ns) {
 }
 
 }  // namespace
+
+PathLink::PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes)
+    : peer_(peer),
+      keys_(std::move(keys)),
+      outbox_(sizes),
+      incoming_(n_paths),
+      inbox_(sizes.n_before),
+      is_lost_(n_paths),
+      histories_(n_paths) {
+  for (uint32_t path = 0; path < n_paths; ++path)
+    seals_.push_back({keys_.out(path), keys_.in(path)});
+}
+
+void PathLink::begin_path(size_t path, Bytes session) {
+  const auto number = static_cast<uint32_t>(path);
+  seals_[path] = {keys_.out(number, session), keys_.in(number, session)};
+}
 
 void PathLink::close() {
   if (source_ != nullptr && !is_closed_) source_->ended(peer_);
@@ -42,7 +64,9 @@ bool PathLink::send(const Frame& frame) {
 
 Outgoing* PathLink::pull(size_t path) {
   Outgoing* out = outbox_.pull(static_cast<int>(path), path == control_path());
-  if (out != nullptr) seal(*out);
+  if (out == nullptr) return nullptr;
+  out->place = seals_[path].n_out++;
+  seal(*out);
   return out;
 }
 
@@ -52,15 +76,18 @@ void PathLink::seal(Outgoing& out) {
   if (!out.sealed)
     header.payload_crc = header.length == 0 ? 0 : crc32c(0, out.payload(), header.length);
   out.sealed = true;
-  header.acknowledged = inbox_.floor();
+  header.acknowledged = static_cast<uint32_t>(inbox_.floor());
   ack_due_ = false;
   n_unsaid_ = 0;
-  header.header_crc = header.own_crc(epoch_);
+  const HeaderSeal& with = seals_[static_cast<size_t>(out.path)].out;
+  header.seal = with.of(header, {out.place, sequence_of(header, outbox_.last()), inbox_.floor()});
 }
 
-Outgoing PathLink::acknowledgement() {
+Outgoing PathLink::acknowledgement(size_t path) {
   Outgoing out;
   out.frame.header.type = FrameType::kAck;
+  out.path = static_cast<int>(path);
+  out.place = seals_[path].n_out++;
   seal(out);
   return out;
 }
@@ -68,7 +95,7 @@ Outgoing PathLink::acknowledgement() {
 // ---- in
 
 // What the sink is told may end this link.
-bool PathLink::take_acknowledged(FrameSink& sink, uint32_t upto) {
+bool PathLink::take_acknowledged(FrameSink& sink, uint64_t upto) {
   std::vector<uint64_t> tokens;
   if (!outbox_.acknowledge(upto, tokens)) {
     refuse(sink, "acknowledged frames that it was not sent");
@@ -85,8 +112,13 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
   Incoming& in = incoming_[path];
   Header& header = in.header;
   const std::string n_bytes = std::to_string(header.length) + " B";
-  if (!header.is_sound(epoch_)) {
-    refuse(sink, "sent a corrupt header (wrong magic, version, epoch or checksum)");
+  Seals& seals = seals_[path];
+  const uint64_t acknowledged = widen(header.acknowledged, outbox_.last());
+  if (!seals.in.fits(header, {seals.n_in, sequence_of(header, inbox_.floor()), acknowledged})) {
+    refuse(sink, "sent a corrupt header as frame " + std::to_string(seals.n_in) + " of path " +
+                     std::to_string(path) +
+                     ": its seal does not fit, so it was damaged, repeated, moved or made up on "
+                     "its way, or is of another version, epoch or key");
     return false;
   }
   if (header.length > Header::kMaxPayload) {
@@ -94,7 +126,7 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
                      std::to_string(Header::kMaxPayload) + " are allowed");
     return false;
   }
-  if (!take_acknowledged(sink, header.acknowledged) || is_lost_[path]) return false;
+  if (!take_acknowledged(sink, acknowledged) || is_lost_[path]) return false;
   const bool counts = header.type != FrameType::kAck;
   const auto verdict = counts ? inbox_.judge(header.sequence) : Inbox::Verdict::kNew;
   if (verdict == Inbox::Verdict::kBeyond || (!counts && header.length > 0)) {
@@ -118,6 +150,7 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
   }
   in.n_landed = 0;
   in.in_payload = true;
+  seals.n_in++;  // NOT before: what finds no memory is begun once more
   return true;
 }
 
@@ -148,7 +181,7 @@ bool PathLink::end(FrameSink& sink, size_t path) {
 // write to memory that is somebody else's now.
 void PathLink::take(size_t path) {
   const Header& header = incoming_[path].header;
-  const uint32_t floor = inbox_.floor();
+  const uint64_t floor = inbox_.floor();
   inbox_.take(header.sequence);
   const bool fills_a_gap = inbox_.floor() - floor > 1;
   n_unsaid_++;
@@ -168,7 +201,7 @@ void PathLink::divert(Incoming& in) {
 
 bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload) {
   // Its own number is counted: it waits while a frame before it is missing.
-  if (is_ending(header.type) && static_cast<int32_t>(header.sequence - inbox_.floor()) > 0) {
+  if (is_ending(header.type) && widen(header.sequence, inbox_.floor()) > inbox_.floor()) {
     endings_[header.sequence] = {header, {payload.begin(), payload.end()}};
     return true;
   }
@@ -186,7 +219,7 @@ bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byt
 
 bool PathLink::deliver_endings(FrameSink& sink) {
   for (auto next = endings_.begin(); next != endings_.end();) {
-    if (static_cast<int32_t>(next->first - inbox_.floor()) > 0) {
+    if (widen(next->first, inbox_.floor()) > inbox_.floor()) {
       ++next;
       continue;
     }

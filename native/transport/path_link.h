@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/header_seal.h"
 #include "transport/inbox.h"
 #include "transport/link.h"
 #include "transport/outbox.h"
@@ -52,8 +53,9 @@ class PathLink : public Link {
   // for source.resume_ns(), by look(). `source` outlives the link.
   void resume_by(PathSource& source);
   // The path stands again; also in the place of one that this end took for alive. What was
-  // unacknowledged on it goes again. False if the link has no use for it.
-  virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe) = 0;
+  // unacknowledged on it goes again. False if the link has no use for it. `session`: what only the
+  // two ends of this connection know; headers are sealed with it.
+  virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) = 0;
   // The peer has lost the path, and this end may not know. Not believed of one that was made in the
   // last second: the word was on its way meanwhile.
   void doubt(FrameSink& sink, size_t path);
@@ -71,19 +73,16 @@ class PathLink : public Link {
     std::vector<std::byte> diverted;  // where it lands, if not where the sink said
   };
 
-  PathLink(int peer, size_t n_paths, uint64_t epoch, const Outbox::Sizes& sizes)
-      : peer_(peer),
-        epoch_(epoch),
-        outbox_(sizes),
-        incoming_(n_paths),
-        is_lost_(n_paths),
-        histories_(n_paths) {}
+  PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes);
+
+  // The path is a new connection from here on: its first frame each way has place 0.
+  void begin_path(size_t path, Bytes session);
 
   // Out. The next frame for a path, sealed; nullptr if there is none.
   Outgoing* pull(size_t path);
   void written(Outgoing& out) { outbox_.written(out); }
   // A frame that tells nothing but what has come; it is the path's. Call it with is_ack_due().
-  Outgoing acknowledgement();
+  Outgoing acknowledgement(size_t path);
   bool is_ack_due() const { return ack_due_; }
   void seal(Outgoing& out);
 
@@ -116,20 +115,25 @@ class PathLink : public Link {
   void tell_paths(LinkState& state) const;
 
   const int peer_;
-  const uint64_t epoch_;
+  const FrameKeys keys_;
   Outbox outbox_;
   std::vector<Incoming> incoming_;  // by path
   bool is_closed_ = false;
   bool is_refused_ = false;
 
  private:
-  bool take_acknowledged(FrameSink& sink, uint32_t upto);
+  bool take_acknowledged(FrameSink& sink, uint64_t upto);
   void take(size_t path);
   bool deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload);
   bool deliver_endings(FrameSink& sink);
   static void divert(Incoming& in);
   void break_off(FrameSink& sink, const std::string& why);
 
+  struct Seals {
+    HeaderSeal out, in;
+    uint64_t n_out = 0, n_in = 0;  // frames that went, and that came
+  };
+  std::vector<Seals> seals_;  // by path
   Inbox inbox_;
   std::vector<bool> is_lost_;
   struct History {

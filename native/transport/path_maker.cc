@@ -181,7 +181,7 @@ std::vector<int> PathMaker::tell_links(FrameSink& sink, const Watch& watch) {
       // know of it would keep the connection open.
       auto pipe = std::make_unique<SocketPipe>(news.fd);
       is_watched = link != nullptr && watch(news.fd, news.peer);
-      if (is_watched) link->add_path(news.path, std::move(pipe));
+      if (is_watched) link->add_path(news.path, std::move(pipe), news.session.bytes());
     }
     lock.unlock();
     if (link == nullptr) continue;

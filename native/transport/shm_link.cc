@@ -199,7 +199,8 @@ bool ShmLink::deliver(FrameSink& sink) {
     std::memcpy(&header, inbound_data_ + at, sizeof(Header));
     const size_t size = sizeof(Header) + padded(header.length);
     const bool padding = static_cast<uint8_t>(header.type) == kPadding;
-    if (header.magic != Header::kMagic || size > upto - tail || size > Arena::kRingBytes - at ||
+    if (header.seal != Header::kUnsealed || header.version != Header::kVersion ||
+        size > upto - tail || size > Arena::kRingBytes - at ||
         (!padding && header.length > Arena::kMaxInline)) {
       fail(sink, "wrote a corrupt record into its ring");
       return true;
@@ -299,7 +300,7 @@ ShmLink::Notes ShmLink::take_notes() {
     if (rider != nullptr && rider->cmsg_type == SCM_RIGHTS)
       std::memcpy(&fd, CMSG_DATA(rider), sizeof(int));
     const bool whole = n == static_cast<ssize_t>(sizeof(note)) &&
-                       note.header.magic == Header::kMagic && note.header.group == epoch_;
+                       note.header.seal == Header::kUnsealed && note.header.group == epoch_;
     result = Notes::kTaken;
     if (whole && note.header.type == FrameType::kRegion)
       take_region(note.place, fd);

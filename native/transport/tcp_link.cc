@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <stdexcept>
 
 #include "base/clock.h"
 #include "transport/socket_pipe.h"
@@ -41,35 +42,42 @@ std::vector<std::unique_ptr<Pipe>> pipes_of(const std::vector<int>& fds) {
 
 }  // namespace
 
-TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, uint64_t epoch,
+TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, FrameKeys keys,
                  const Outbox::Sizes& sizes)
-    : PathLink(peer, pipes.size(), epoch, sizes), sizes_(sizes), paths_(pipes.size()) {
+    : PathLink(peer, pipes.size(), std::move(keys), sizes), sizes_(sizes), paths_(pipes.size()) {
   for (size_t at = 0; at < pipes.size(); ++at) {
     paths_[at].pipe = std::move(pipes[at]);
     paths_[at].ahead.resize(kReadAhead);
   }
 }
 
-bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe) {
+bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe, Bytes session) {
   if (!can_resume() || index >= paths_.size()) return false;
   if (!is_lost(index)) forget_path(index, "was made anew by the peer");
   Path& path = paths_[index];
   path.pipe = std::move(pipe);
   path.ahead.resize(kReadAhead);
+  begin_path(index, session);
   take_path(index);
   return true;
 }
 
-TcpLink::TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch)
-    : TcpLink(peer, pipes_of(fds), epoch) {}
+TcpLink::TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys)
+    : TcpLink(peer, pipes_of(fds), std::move(keys)) {}
 
 TcpLink::~TcpLink() { close(); }
 
 Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
-  auto link = std::make_unique<TcpLink>(peer.rank, peer.fds, site.epoch);
-  if (site.paths != nullptr) link->resume_by(*site.paths);
-  out = std::move(link);
-  return {};
+  auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
+  try {
+    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank);
+    auto link = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
+    if (site.paths != nullptr) link->resume_by(*site.paths);
+    out = std::move(link);
+    return {};
+  } catch (const std::runtime_error& error) {
+    return {Fault::kInternal, -1, error.what()};
+  }
 }
 
 void TcpLink::close_path(size_t index) {
@@ -162,7 +170,7 @@ bool TcpLink::acknowledge(FrameSink& sink) {
 bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
   if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // it waits: so does the peer
-  path.acknowledgement = acknowledgement();
+  path.acknowledgement = acknowledgement(index);
   path.acknowledgement.at = Outgoing::At::kPath;
   path.writing.push_back(&path.acknowledgement);
   path.n_waiting += path.acknowledgement.size();

@@ -13,16 +13,16 @@ namespace shoal {
 
 // Owns its pipes, connected and authenticated already: at least one, at most Header::kMaxPaths.
 //
-// Headers and payloads carry CRC32C: TCP's own checksum lets about one damaged packet in ten
-// million through (Stone & Partridge, SIGCOMM 2000).
+// Headers are sealed with a keyed MAC, payloads carry CRC32C: TCP's own checksum lets about one
+// damaged packet in ten million through (Stone & Partridge, SIGCOMM 2000).
 class TcpLink final : public PathLink {
  public:
   // Flows up to `sizes.small` go without asking. Larger costs the receiver memory when it is late,
   // smaller costs a round trip for what is cheap to keep.
-  TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, uint64_t epoch,
+  TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, FrameKeys keys,
           const Outbox::Sizes& sizes = {});
   // Of sockets, which become the link's and non-blocking.
-  TcpLink(int peer, const std::vector<int>& fds, uint64_t epoch);
+  TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys);
   ~TcpLink() override;
 
   // See Transport.
@@ -36,7 +36,7 @@ class TcpLink final : public PathLink {
   LinkState state() const override;
   bool lingers() override;
   void look(FrameSink& sink, int64_t now) override;
-  bool add_path(size_t path, std::unique_ptr<Pipe> pipe) override;
+  bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) override;
   void close() override;
   void forsake() override;
   size_t max_inline() const override { return sizes_.small; }
@@ -47,9 +47,7 @@ class TcpLink final : public PathLink {
   // that the end was read.
   bool on_event(FrameSink& sink, bool ended) override;
   bool is_drained() const override;
-  bool is_watchful() const override {
-    return paths_.size() > 1 && outbox_.n_unacknowledged() > 0;
-  }
+  bool is_watchful() const override { return paths_.size() > 1 && outbox_.n_unacknowledged() > 0; }
 
  private:
   struct Path {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/mac.h"
 #include "transport/arena.h"
 #include "transport/link.h"
 #include "transport/path_maker.h"
@@ -26,6 +27,7 @@ struct PeerSockets {
 struct Site {
   int rank;
   uint64_t epoch;
+  Bytes job_key;                 // of the caller
   const Arena& arena;            // of this process; outlives the links
   const std::vector<int> local;  // the ranks of this host, ascending, this one included
   PathMaker* paths;              // makes lost paths anew; null: nobody does. Outlives the links

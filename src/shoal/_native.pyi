@@ -108,13 +108,13 @@ class Mesh:
         rank: int,
         names: Sequence[str],
         epoch: int,
+        job_key: bytes,
         arena: Arena,
         peers: Sequence[tuple[int, Sequence[int], int, int, Sequence[tuple[str, int]]]],
         staging_bytes: int,
         spin_us: float,
         backstop_s: float,
         listeners: Sequence[int],
-        job_key: bytes,
         resume_s: float,
     ) -> Mesh:
         """Peers: rank, sockets, arena (or -1), eventfd (or -1), where it listens for other hosts.

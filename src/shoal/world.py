@@ -209,6 +209,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
             rank=rank,
             names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
             epoch=membership.epoch,
+            job_key=membership.job_key,
             arena=arenas[-1],
             peers=[
                 (
@@ -220,7 +221,6 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
                 for peer in membership.take()
             ],
             listeners=list(membership.listener_fds),
-            job_key=membership.job_key,
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),

@@ -98,11 +98,11 @@ def test_who_proves_the_key_is_welcomed(house: House) -> None:
     [
         b"\0",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"shoal/rv\x05\x00",
+        b"shoal/rv\x01\x00",
         bytes(5000),
         ClientHandshake(Hello(0, 1, 9), KEY).hello,
     ],
-    ids=["a byte", "http", "half a hello", "zeros", "to another rank"],  # NOT the bytes: a nonce
+    ids=["a byte", "http", "an old version", "zeros", "to another rank"],  # NOT the bytes: a nonce
 )
 def test_garbage_is_closed_without_a_reply(house: House, garbage: bytes) -> None:
     caller = house.call(garbage)

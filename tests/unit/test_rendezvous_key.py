@@ -3,6 +3,8 @@
 import hashlib
 import hmac
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,14 @@ def test_a_pair_has_one_key_and_every_other_pair_epoch_and_role_another() -> Non
         pair_key(random_key(), 7, 1, 2),
     ]
     assert len({pair_key(job, 7, 1, 2), *others}) == 6
+
+
+def test_a_libcrypto_without_its_algorithms_is_an_error_that_names_it(tmp_path: Path) -> None:
+    conf = "openssl_conf=a\n[a]\nproviders=b\n[b]\nbase=c\n[c]\nactivate=1\n"
+    (tmp_path / "openssl.cnf").write_text(conf)
+    environ = os.environ | {"OPENSSL_CONF": str(tmp_path / "openssl.cnf")}
+    program = "from shoal.engine import pair_key; pair_key(b'k' * 32, 1, 0, 1)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False
+    )
+    assert "RuntimeError: libcrypto cannot compute HMAC-SHA256: " in ran.stderr
