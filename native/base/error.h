@@ -24,6 +24,7 @@ struct Error {
   int peer = -1;           // rank of the mesh to blame, -1 if none
   std::string text;        // what happened; kPeerLost: a verb phrase about the peer
   std::string doing = {};  // the call that was in flight, empty if none
+  bool of_path = false;    // kPeerLost, from a link: the way to the peer is gone; it may live
 
   explicit operator bool() const { return fault != Fault::kNone; }
 };

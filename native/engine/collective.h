@@ -17,23 +17,24 @@
 namespace shoal {
 
 struct Group;
+class Way;  // how a segment moves, see way.h
+class FrameWay;
+class PlaceWay;
 
-// A segment that came before its step could use it.
+// A segment that came in a frame before its step could use it.
 struct Arrived {
   uint32_t segment = 0;
   Block block;  // holds the bytes, unless they landed where they belong
   bool in_place = false;
-  bool eager = false;
+  FrameWay* way = nullptr;  // by which it came
 };
 
-// Segments [first, first + count) of a flow that lie in the peer's shared memory, or that the peer
-// has put where they belong.
+// Segments [first, first + count) of a flow that lie in memory that both ranks share.
 struct Offered {
   uint32_t first = 0, count = 0;
-  uint32_t region = 0;
-  uint64_t offset = 0;  // of segment `first`; in a slot: the slot's stamp
-  uint32_t slot = ~0u;  // the peer's slot to give back, or ~0: the peer's own buffer
-  bool in_place = false;
+  PlaceWay* way = nullptr;  // by which they are offered; it knows what the rest means
+  uint32_t place = 0;       // the peer's region, or slot
+  uint64_t offset = 0;      // of segment `first`; in a slot: the slot's stamp
 };
 
 struct StepState {
@@ -41,13 +42,17 @@ struct StepState {
   // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
   // value is rounded to, since it leaves so.
   const Narrow* codec = nullptr;
-  uint32_t started = 0;  // sends: segments handed to the link
-  uint32_t done = 0;     // segments whose memory this step no longer touches
-  int64_t moved_ns = 0;  // when `done` last changed, by the last tick's clock
+  uint32_t started = 0;   // sends: segments handed to the link
+  uint32_t done = 0;      // segments whose memory this step no longer touches
+  int64_t moved_ns = 0;   // when `done` last changed, by the last tick's clock
+  bool is_eager = false;  // sends and receives: so short a flow that it goes without asking
+  // Sends: how the next segment moves, and how if the receiver had granted no place for it.
+  Way* way = nullptr;
+  Way* unplaced = nullptr;
   // Sends: what the receiver allows.
   uint32_t granted = 0;
   uint32_t gate = Place::kNoGate;
-  uint32_t region = 0;  // != 0: put segments there
+  uint32_t region = 0;  // the receiver's, to put segments there
   uint64_t offset = 0;
   uint32_t unsaid = 0;  // segments put there since the receiver was last told
   bool want_said = false;
@@ -66,14 +71,16 @@ struct StepState {
 
 // Threads: under the mesh's lock, except `finished`.
 struct Collective : std::enable_shared_from_this<Collective> {
-  Group* group = nullptr;
+  Group* group = nullptr;  // this and the next two: see Group::own
+  uint64_t group_id = 0;
+  const std::vector<int>* members = nullptr;
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   uint64_t serial = 0;  // which call on this group, for messages
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;     // by the last tick's clock
   bool greeted_all = false;  // every peer was told that this call is posted
-  bool unmatched = false;    // a receive that waits for its message, see messages.cc
+  bool unmatched = false;    // a receive that waits for its message, see messages.h
   int source = -1;           // of a message, once it is known: group rank
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
@@ -86,8 +93,9 @@ struct Collective : std::enable_shared_from_this<Collective> {
   std::vector<StepState> state;  // by step
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
                                  // its steps while it is warm in the cache
-  bool queued = false;           // in Engine::runnable_
-  // What a peer may get of this call before it is heard in it (bounds.cc).
+  bool queued = false;           // in Steps::runnable_
+  bool is_through = false;       // its last step is over; Calls has yet to end it
+  // What a peer may get of this call before it is heard in it (openings.h).
   enum class Standing : uint8_t { kFree, kCounted, kHeld };
   std::vector<Standing> standing;  // by group rank
   std::vector<bool> peer_open;     // by group rank: it has posted this call
@@ -162,6 +170,22 @@ struct Collective : std::enable_shared_from_this<Collective> {
     };
     return {bytes(plan->program->sends_to[peer]), bytes(plan->program->recvs_from[peer])};
   }
+  int peer_of(const Step& step) const { return (*members)[step.peer]; }  // mesh rank
+  bool is_held(int peer) const { return standing[peer] == Standing::kHeld; }
+  // Whether the memory that a step works on is there.
+  bool has_memory(const Step& step) const {
+    const bool in_scratch =
+        step.buffer == kScratch || (step.kind == StepKind::kCopy && step.into_buffer == kScratch);
+    return !in_scratch || scratch != nullptr;
+  }
+  // What the receiver of a send allows, counting its promise to be ready once this rank has
+  // consumed its own flow.
+  uint32_t granted(uint32_t at) const;
+  // Folds or stores the next segment of a receive, as it travelled.
+  void use(uint32_t at, const std::byte* from);
+
+  Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
+  Frame open_frame(int peer) const;
   std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
 };
 

@@ -5,40 +5,57 @@
 #include "engine/engine.h"
 
 namespace shoal {
-namespace {
-
-std::string seconds(int64_t ns) {
-  const int64_t tenths = ns / 100'000'000;
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
-}
 
 // What a peer wrote goes into exceptions and logs: no control characters, no broken UTF-8.
-std::string printable(std::span<const std::byte> payload) {
+std::string Engine::printable(std::span<const std::byte> payload) {
   std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
   for (char& c : text)
     if (c < ' ' || c > '~') c = '?';
   return text;
 }
 
-}  // namespace
-
 std::string Engine::who(int peer) const { return names_[peer]; }
+
+Error Engine::ended(const Group& group) const {
+  if (group.life.has_ended()) return group.life.why();
+  for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
+    if (concerns(ending, group)) return ending.loss ? ending.loss->error_on(rank_) : ending.why;
+  return {};
+}
+
+void Engine::launched(Collective& call) {
+  Group& group = *call.group;
+  if (!group.life.departed()) return;
+  const auto has_left = [&](int from) {
+    const int peer = group.members[from];
+    return peers_.is(peer, PeerState::kLeft) && needs(call, peer);
+  };
+  const auto& peers = call.plan->program->peers;
+  const bool stuck =
+      call.unmatched ? nobody_sends(group) : std::any_of(peers.begin(), peers.end(), has_left);
+  if (stuck) abort_group(group, group.life.departed(), true);
+}
+
+bool Engine::nobody_sends(const Group& group) const {
+  return std::none_of(group.members.begin(), group.members.end(), [&](int member) {
+    return peers_.lives(member) || peers_.is_doubted(member);
+  });
+}
 
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
 void Engine::disagree(Collective& call, int peer) {
   Group& group = *call.group;
-  group.disputed = true;
+  group.life.dispute();
   // One word is enough, and a peer that sends more than it reads must not fill our memory.
   if (!group.disputed_with.insert(peer).second) return;
-  if (peer_state_[peer] == PeerState::kLeft)
+  if (peers_.is(peer, PeerState::kLeft))
     return abort_group(group,
                        {Fault::kMismatch, peer,
                         who(rank_) + " called " + call.plan->descriptor + ", but " + who(peer) +
                             " called something else, and has left since"},
                        true);
-  Header header = frame_for(call, FrameType::kDisagree, 0, 0).header;
-  send_text(peer, header, call.plan->descriptor);
+  send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, call.plan->descriptor);
 }
 
 void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int peer,
@@ -47,7 +64,7 @@ void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int pee
   std::string one = who(rank_) + " called " + mine.descriptor;
   std::string other = who(peer) + " called " + theirs;
   if (peer < rank_) std::swap(one, other);  // the same words whoever says them
-  abort_group(*groups_.at(group.id),
+  abort_group(*groups_.find(group.id),
               {Fault::kMismatch, peer,
                one + ", but " + other +
                    "; every rank of a group must make the same calls in the same order"},
@@ -69,149 +86,56 @@ void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, u
       true);
 }
 
-void Engine::abort_group(Group& group, const Error& why, bool tell) {
+void Engine::end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from) {
   // All the same if something is in flight: want of memory may have cut an earlier try short.
-  if (group.poison && group.in_flight.empty()) return;
-  if (!group.poison && why.fault == Fault::kTimedOut && on_deadline) on_deadline(group);
-  tell &= !group.poison;
-  if (!group.poison) group.poison = why;
-  if (tell) {
+  const bool is_new = !group.life.has_ended();
+  if (!is_new && group.in_flight.empty()) return;
+  if (is_new && why.fault == Fault::kTimedOut && on_deadline) on_deadline(group);
+  group.life.end(why);
+  if (tell && is_new && group.is_made()) {
     Header header;
     header.type = FrameType::kAbort;
     header.group = group.id;
     header.flow = static_cast<uint32_t>(why.peer);
     header.count = static_cast<uint32_t>(why.fault);
-    for (const int member : group.members)
-      if (member != rank_) send_text(member, header, why.text);
+    news_.pass(header, why.text, group.members, from, now_);
   }
   group.receiving.clear();  // these calls are in flight too
   const auto in_flight = group.in_flight;
   for (const auto& [key, call] : in_flight) {
     Error error = why;
     error.doing = call->doing();
-    finish(*call, error);
+    calls_.finish(*call, error);
   }
-  for (auto& [key, frames] : std::exchange(group.early, {})) discard_early(std::move(frames));
+  for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
   flush();
 }
 
 // Another rank tells us that a group has ended.
 void Engine::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
-  const auto known = groups_.find(header.group);
-  const bool is_born = known != groups_.end() && known->second->born;
-  if (is_born && known->second->rank_of[peer] < 0)
+  const Group* known = groups_.find(header.group);
+  const bool is_made = known != nullptr && known->is_made();
+  if (is_made && known->rank_of[peer] < 0)
     return protocol_error(peer, "ended a group it is not in");
-  const auto told = [&](const Ending& ending) { return ending.group == header.group; };
-  if (std::any_of(endings_.begin(), endings_.end(), told)) return;
-  if (known == groups_.end() ? was_dropped(header.group) : bool{known->second->poison}) return;
+  for (Ending& ending : endings_)
+    if (!ending.loss && ending.group == header.group) return ending.from.push_back(peer);
+  if (!is_made) say_unmade(peer, header.group);
+  if (known == nullptr ? groups_.was_dropped(header.group) : known->life.has_ended()) return;
   const auto fault = header.count > 0 && header.count <= static_cast<uint32_t>(Fault::kInternal)
                          ? static_cast<Fault>(header.count)
                          : Fault::kClosed;
   const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
   const Error why = {fault, culprit, printable(payload)};
-  if (!is_born) return end_unborn(peer, header.group, why);
-  endings_.push_back({header.group, why, 0});
+  if (!is_made) return groups_.end_unborn(peer, header.group, why);
+  endings_.push_back({header.group, why, {}, {peer}, 0});
 }
 
-// Another rank has lost its link with the rank `header.flow`. What it says of its own link is true
-// whoever is to blame; of ours with that rank it says nothing.
-void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payload) {
-  if (header.flow >= names_.size() || static_cast<int>(header.flow) == peer)
-    return protocol_error(peer, "lost a rank that there is not");
-  const int other = static_cast<int>(header.flow);
-  if (other == rank_) return gave_up(peer, "this rank " + printable(payload));
-  severed(peer, other, printable(payload));
-  // Nobody who waits for it to come back has heard better of it.
-  if (links_[other] != nullptr && links_[other]->is_suspended())
-    peer_lost(other, who(peer) + " gave it up: " + printable(payload));
-}
-
-// Groups that hold two ranks who have lost each other end: the second counts as the one lost.
-void Engine::severed(int one, int other, const std::string& why) {
-  constexpr size_t kKept = 256;  // of words; one such text for each pair of ranks is kept
-  if (!severed_.emplace(std::pair{one, other}, why.substr(0, kKept)).second) return;
-  for (const auto& [id, group] : groups_)
-    if (group->born && !group->poison && group->rank_of[one] >= 0 && group->rank_of[other] >= 0)
-      endings_.push_back({id, {Fault::kPeerLost, other, why}, 0});
-}
-
-bool Engine::is_runnable(uint64_t group) const {
-  return std::any_of(runnable_.begin(), runnable_.end(),
-                     [&](const auto& call) { return !call->finished && call->group->id == group; });
-}
-
-// Ends the groups that others said have ended, one turn after they said so: what came before their
-// word, on other links too, is used first, and a call that it completes ends well.
-void Engine::settle_endings() {
-  // A call that goes on for longer than this would have to be a very long one, of a group that has
-  // lost a member; other groups are not waited for at all.
-  constexpr int kMostTurns = 16;
-  std::vector<Ending> endings = std::exchange(endings_, {});
-  for (Ending& ending : endings) {
-    const auto group = groups_.find(ending.group);
-    if (group == groups_.end()) continue;
-    const bool waits = ending.n_turns == 0 || is_runnable(ending.group);
-    if (waits && ++ending.n_turns <= kMostTurns) {
-      endings_.push_back(std::move(ending));
-      continue;
-    }
-    // Passed on: nobody shall hear of our leaving before the reason for it.
-    abort_group(*group->second, ending.why, true);
-  }
-}
-
-void Engine::peer_lost(int peer, const std::string& why) {
-  if (peer_state_[peer] != PeerState::kAlive) return;
-  breaking_.push_back({peer, why, false});
-}
-
-// The peer counts us as lost and will never read us again: so is it for us, before anything else.
-void Engine::gave_up(int peer, const std::string& why) {
-  breaking_.push_front({peer, "gave this rank up: " + why, true});
-}
-
-void Engine::broken(int peer, const Error& error) { peer_lost(peer, error.text); }
-
-void Engine::protocol_error(int peer, const std::string& what) {
-  peer_lost(peer, "broke the protocol: it " + what);
-}
-
-void Engine::settle_broken() {
-  while (!breaking_.empty()) {
-    // Who ends a group and then leaves has said why: that comes first.
-    if (!endings_.empty() && !breaking_.front().at_once) break;
-    const Breaking next = std::move(breaking_.front());
-    breaking_.pop_front();
-    if (peer_state_[next.peer] == PeerState::kLeft)
-      settle_departed(next.peer);
-    else if (peer_state_[next.peer] == PeerState::kAlive)
-      end_link(next.peer, next.why, !next.at_once);
-  }
-  flush();
-}
-
-// The link with a peer is gone, whoever is to blame. `tell`: every other rank hears so and ends the
-// groups that hold both, NOT where the peer has given us up, and tells them of us in its own words.
-void Engine::end_link(int peer, const std::string& why, bool tell) {
-  peer_state_[peer] = PeerState::kLost;
-  Header header;
-  header.type = FrameType::kLost;
-  header.flow = static_cast<uint32_t>(peer);
-  if (links_[peer] != nullptr) {
-    send_text(peer, header, why);  // it may live: then it must know
-    links_[peer]->flush(*this);
-    // A socket with unread data would take the words back: it goes with the next tick.
-    if (!links_[peer]->lingers()) links_[peer]->close();
-    graveyard_.push_back(std::move(links_[peer]));  // perhaps still on the stack above us
-  }
-  std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
-  encoded_.drop_peer(peer);
-  slots_.drop_peer(peer);
-  for (size_t other = 0; other < names_.size() && tell; ++other)
-    if (links_[other] != nullptr) send_text(static_cast<int>(other), header, why);
-  for (auto& [id, group] : groups_)
-    if (group->born && group->rank_of[peer] >= 0)
-      abort_group(*group, {Fault::kPeerLost, peer, why}, false);
+// This rank cannot pass on that a group has ended: it does not know the members, or not any more.
+void Engine::say_unmade(int peer, uint64_t group) {
+  Frame frame;
+  frame.header.type = FrameType::kUnmade;
+  frame.header.group = group;
+  send(peer, frame);
 }
 
 // A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
@@ -220,10 +144,10 @@ void Engine::settle_departed(int peer) {
   const Error left = {Fault::kPeerLost, peer,
                       "left the group (it closed it, or its program ended)"};
   for (auto& [id, group] : groups_) {
-    if (!group->born || group->rank_of[peer] < 0) continue;
-    if (!group->departed) group->departed = left;
+    if (!group->is_made() || group->rank_of[peer] < 0) continue;
+    group->life.depart(left);
     // A disputed group waits for the other side's words, which may not come any more.
-    const bool stuck = group->disputed ||
+    const bool stuck = group->life.is_disputed() ||
                        std::any_of(group->in_flight.begin(), group->in_flight.end(),
                                    [&](const auto& entry) { return needs(*entry.second, peer); });
     // Told to all: who does not need the departed may wait for us.
@@ -249,17 +173,22 @@ bool Engine::needs(const Collective& call, int peer) const {
                      [&](uint32_t at) { return call.state[at].done < call.state[at].n_segments; });
 }
 
+// Nobody shall hear of our leaving before the reason for it, and we pass on nothing more.
 void Engine::say_goodbye() {
+  for (Ending& ending : std::exchange(endings_, {})) settle(ending);
   Frame frame;
   frame.header.type = FrameType::kGoodbye;
-  for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (links_[peer] != nullptr) send(static_cast<int>(peer), frame);
+  for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
+    if (links_[peer] == nullptr) continue;
+    if (!peers_.is(peer, PeerState::kLeft)) news_.tell_all(peer);
+    send(peer, frame);
+  }
   flush();
 }
 
 bool Engine::has_queued() const {
   for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (peer_state_[peer] == PeerState::kAlive && links_[peer] != nullptr &&
+    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
         links_[peer]->has_queued())
       return true;
   return false;
@@ -277,7 +206,8 @@ void Engine::end_groups(const Error& why, bool tell) {
 
 bool Engine::lingers() {
   bool any = false;
-  for (const auto& link : links_) any |= link != nullptr && link->lingers();
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    any |= links_[peer] != nullptr && links_[peer]->lingers();
   return any;
 }
 
@@ -285,34 +215,24 @@ void Engine::close() {
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (links_[peer] == nullptr) continue;
     links_[peer]->close();
-    graveyard_.push_back(std::move(links_[peer]));
-    peer_state_[peer] = PeerState::kLeft;
+    graveyard_.push_back(links_.remove(static_cast<int>(peer)));
+    peers_.become(static_cast<int>(peer), PeerState::kLeft);
   }
 }
 
 void Engine::tick(int64_t now) {
-  // If this process itself was stopped, it knows nothing about who was silent meanwhile.
-  if (now - last_tick_ns_ > options_.suspect_ns)
-    for (int64_t& heard : heard_ns_) heard = std::max(heard, now - options_.heartbeat_ns);
+  excuse_silence(now);
   last_tick_ns_ = now_ = now;
   traffic_.sample(now);
-  for (size_t peer = 0; peer < links_.size(); ++peer) {
-    if (peer_state_[peer] != PeerState::kAlive || links_[peer] == nullptr) continue;
-    links_[peer]->look(*this, now);
-    if (now - said_ns_[peer] >= options_.heartbeat_ns && !links_[peer]->shares_memory()) {
-      Frame frame;
-      frame.header.type = FrameType::kHeartbeat;
-      send(static_cast<int>(peer), frame);
-    }
-    const int64_t silent = now - std::max(heard_ns_[peer], links_[peer]->listens_since());
-    if (silent >= options_.dead_ns)
-      peer_lost(static_cast<int>(peer), "was silent for " + seconds(silent));
-  }
-  grant_overdue_scratch();
+  news_.forget_old(now);
+  for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer)
+    if (links_[peer] != nullptr && (peers_.lives(peer) || peers_.is(peer, PeerState::kSilent)))
+      listen_to(peer);
+  scratch_.grant_overdue();
   for (auto& [id, group] : groups_) {
     for (const auto& [key, call] : group->in_flight) {
       if (now < call->deadline_ns) {
-        greet_late(*call);
+        openings_.greet_late(*call, now - options_.heartbeat_ns);
         continue;
       }
       abort_group(*group,
@@ -334,15 +254,6 @@ bool Engine::is_overdue(int64_t now) const {
     const auto& calls = entry.second->in_flight;
     return std::any_of(calls.begin(), calls.end(), late);
   });
-}
-
-// A call of small messages does not announce itself to ranks that it sends nothing. If they called
-// something else under its key, nobody would find out before the deadline.
-void Engine::greet_late(Collective& call) {
-  if (call.greeted_all || now_ - call.posted_ns < options_.heartbeat_ns) return;
-  call.greeted_all = true;
-  for (const int peer : call.plan->program->peers)
-    if (!is_held(call, peer)) send_open(call, peer);
 }
 
 // Whether a frame of `call` has come from that rank of the group, so that it has made the call too.

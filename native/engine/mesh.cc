@@ -109,7 +109,7 @@ void Mesh::abort_group(Group& group, const std::string& why) {
 
 Error Mesh::poison_of(Group& group) {
   std::lock_guard lock(mutex_);
-  return group.poison;
+  return group.life.why();
 }
 
 std::shared_ptr<Collective> Mesh::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,

@@ -38,19 +38,6 @@ const char* name_of(StepKind kind) {
   }
 }
 
-const char* name_of(Engine::PeerState state) {
-  switch (state) {
-    case Engine::PeerState::kSelf:
-      return "self";
-    case Engine::PeerState::kAlive:
-      return "alive";
-    case Engine::PeerState::kLeft:
-      return "left";
-    default:
-      return "lost";
-  }
-}
-
 uint64_t bytes_in(const ChunkLayout& layout) {
   uint64_t n_bytes = 0;
   for (const uint64_t chunk : layout.n_bytes) n_bytes += chunk;
@@ -82,14 +69,14 @@ Value StateReader::read() {
   return Fields{{"taken_ns", now_},
                 {"rank", engine_.rank_},
                 {"size", static_cast<uint64_t>(engine_.names_.size())},
-                {"n_in_flight", static_cast<uint64_t>(engine_.n_in_flight_)},
+                {"n_in_flight", static_cast<uint64_t>(engine_.n_in_flight())},
                 {"groups", std::move(groups)},
                 {"peers", std::move(peers)},
                 {"staging", Fields{{"ceiling_bytes", uint64_t{engine_.options_.staging_bytes}},
                                    {"reserved_bytes", uint64_t{staging.reserved()}},
                                    {"used_bytes", uint64_t{staging.used()}},
                                    {"peak_bytes", uint64_t{staging.peak()}}}},
-                {"scratch_bytes", static_cast<uint64_t>(engine_.scratch_bytes_)}};
+                {"scratch_bytes", static_cast<uint64_t>(engine_.scratch_bytes())}};
 }
 
 // ---- groups
@@ -100,7 +87,7 @@ Value StateReader::group(const Group& group) {
   for (const auto& [key, one] : group.in_flight) order.push_back(one.get());
   for (const Collective* one : order)
     if (one->key < kNumbered) last_number = std::max(last_number, one->key);
-  for (const auto& [key, plan] : group.finished)
+  for (const uint64_t key : group.finished.keys())
     if (key < kNumbered) last_number = std::max(last_number, key);
   std::sort(order.begin(), order.end(),
             [](const auto* one, const auto* other) { return one->serial < other->serial; });
@@ -113,12 +100,12 @@ Value StateReader::group(const Group& group) {
   for (const int member : group.members) members.push_back(member);
   const uint64_t n_left_out = order.size() - calls.size();
   return Fields{{"id", hex(group.id)},
-                {"is_made", group.born},
+                {"is_made", group.is_made()},
                 {"rank", group.rank},
                 {"members", std::move(members)},
                 {"n_calls", group.n_calls},
                 {"last_number", last_number},
-                {"ended", group.poison ? Value(group.poison.text) : Value()},
+                {"ended", group.life.has_ended() ? Value(group.life.why().text) : Value()},
                 {"in_flight", std::move(calls)},
                 {"n_in_flight_left_out", n_left_out},
                 {"made_by_others", early(group)},
@@ -144,12 +131,10 @@ Value StateReader::early(const Group& group) const {
 
 Value StateReader::finished(const Group& group) const {
   List told;
-  const size_t n_kept = group.finished_order.size();
-  for (size_t at = n_kept - std::min(n_kept, kLastFinished); at < n_kept; ++at) {
-    const auto plan = group.finished.find(group.finished_order[at]);
-    if (plan == group.finished.end()) continue;
-    told.push_back(Fields{{"key", hex(plan->first)}, {"what", plan->second->descriptor}});
-  }
+  const auto& keys = group.finished.keys();
+  for (size_t at = keys.size() - std::min(keys.size(), kLastFinished); at < keys.size(); ++at)
+    told.push_back(
+        Fields{{"key", hex(keys[at])}, {"what", group.finished.plan_of(keys[at])->descriptor}});
   return told;
 }
 
@@ -214,7 +199,7 @@ Value StateReader::step(const Collective& call, uint32_t at, const char* awaits)
   if (step.peer >= 0) told.emplace_back("peer", call.group->members[step.peer]);
   if (step.kind == StepKind::kSend) {
     told.emplace_back("started", state.started);
-    told.emplace_back("granted", engine_.granted(call, at));
+    told.emplace_back("granted", call.granted(at));
   }
   if (step.kind == StepKind::kRecv) {
     uint32_t n_offered = 0;
@@ -232,7 +217,7 @@ List StateReader::peers_of(const Collective& call) const {
   for (const int from : call.plan->program->peers)
     told.push_back(Fields{{"rank", call.group->members[from]},
                           {"in_call", engine_.is_in(call, static_cast<size_t>(from))},
-                          {"held_back", engine_.is_held(call, from)}});
+                          {"held_back", call.is_held(from)}});
   return told;
 }
 
@@ -245,24 +230,24 @@ int64_t StateReader::since(const Collective& call, uint32_t at) const {
 }
 
 // What keeps a step that is not over; the words are those of docs/dump.md. The order of the
-// questions is that of Engine::attempt.
+// questions is that of Runner::attempt.
 const char* StateReader::awaits(const Collective& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   if (call.state[at].done >= call.segments_ready(step)) return "turn";
-  if (!Engine::has_memory(call, step)) return "scratch";
+  if (!call.has_memory(step)) return "scratch";
   if (step.peer < 0) return "nothing";
-  if (engine_.links_[call.group->members[step.peer]] == nullptr) return "lost peer";
-  if (engine_.is_held(call, step.peer)) return "earlier calls";
+  if (engine_.links_[call.peer_of(step)] == nullptr) return "lost peer";
+  if (call.is_held(step.peer)) return "earlier calls";
   return step.kind == StepKind::kSend ? send_awaits(call, at) : recv_awaits(call, at);
 }
 
 const char* StateReader::send_awaits(const Collective& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
-  const Link& link = *engine_.links_[call.group->members[step.peer]];
+  const Link& link = *engine_.links_[call.peer_of(step)];
   if (state.started >= call.segments_ready(step)) return state.by_reference ? "taken" : "link";
-  if (state.started < engine_.granted(call, at)) return state.waits_for_slot ? "slot" : "nothing";
-  if (engine_.is_eager(call, at)) return state.want_said ? "credit" : "nothing";
+  if (state.started < call.granted(at)) return state.waits_for_slot ? "slot" : "nothing";
+  if (state.is_eager) return state.want_said ? "credit" : "nothing";
   if (!link.shares_memory()) return "grant";
   if (state.waits_for_slot) return "slot";
   return call.peer_open[step.peer] ? "nothing" : "grant";
@@ -276,7 +261,7 @@ const char* StateReader::recv_awaits(const Collective& call, uint32_t at) const 
 
 Value StateReader::peer(int rank) const {
   const auto at = static_cast<size_t>(rank);
-  const Link* link = engine_.links_[at].get();
+  const Link* link = engine_.links_[at];
   const LinkState state = link != nullptr ? link->state() : LinkState{};
   const Traffic::Peer& traffic = engine_.traffic_[rank];
   const Traffic::Rates rates = engine_.traffic_.rates(rank, now_);
@@ -302,10 +287,10 @@ Value StateReader::peer(int rank) const {
   return Fields{
       {"rank", rank},
       {"name", engine_.names_[at]},
-      {"state", name_of(engine_.peer_state_[at])},
+      {"state", name_of(engine_.peers_[rank])},
       {"link", kind},
       {"heard_s", link != nullptr ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
-      {"said_s", link != nullptr ? Value(seconds_since(engine_.said_ns_[at])) : Value()},
+      {"said_s", link != nullptr ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
       {"n_queued", uint64_t{state.n_queued}},
       {"queued_bytes", uint64_t{state.queued_bytes}},
       {"n_frames_out", traffic.n_frames_out},
@@ -314,8 +299,8 @@ Value StateReader::peer(int rank) const {
       {"n_bytes_in", traffic.n_bytes_in},
       {"bytes_out_per_s", rates.out},
       {"bytes_in_per_s", rates.in},
-      {"eager_out_bytes", engine_.eager_out_[at]},
-      {"n_early_frames", engine_.n_early_[at]},
+      {"eager_out_bytes", engine_.credits_.out_bytes(rank)},
+      {"n_early_frames", engine_.early_.n_kept(rank)},
       {"stalls", Fields{{"no_grant", traffic.no_grant},
                         {"no_slot", traffic.no_slot},
                         {"no_credit", traffic.no_credit},

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace shoal {
@@ -24,19 +25,25 @@ class Traffic {
     uint64_t no_grant = 0, no_slot = 0, no_credit = 0, no_staging = 0;
   };
 
-  explicit Traffic(size_t n_peers) : peers_(n_peers), newer_(n_peers), older_(n_peers) {}
+  explicit Traffic(size_t n_peers) : peers_(n_peers) {}
 
-  Peer& operator[](int peer) { return peers_[static_cast<size_t>(peer)]; }
-  const Peer& operator[](int peer) const { return peers_[static_cast<size_t>(peer)]; }
+  Peer& operator[](int peer) {
+    auto& kept = peers_[static_cast<size_t>(peer)];
+    if (kept == nullptr) kept = std::make_unique<Kept>();
+    return kept->now;
+  }
+  const Peer& operator[](int peer) const { return kept_of(peer).now; }
 
   // Keeps what was counted a second ago and two, so that there are rates.
   void sample(int64_t now_ns) {
     if (now_ns - newer_ns_ < kSampleNs) return;
-    older_.swap(newer_);
     older_ns_ = newer_ns_;
     newer_ns_ = now_ns;
-    for (size_t peer = 0; peer < peers_.size(); ++peer)
-      newer_[peer] = {peers_[peer].n_bytes_out, peers_[peer].n_bytes_in};
+    for (const auto& kept : peers_) {
+      if (kept == nullptr) continue;
+      kept->older = kept->newer;
+      kept->newer = {kept->now.n_bytes_out, kept->now.n_bytes_in};
+    }
   }
 
   // Bytes per second, of the last one to two seconds.
@@ -47,7 +54,7 @@ class Traffic {
     const double seconds = static_cast<double>(now_ns - older_ns_) / 1e9;
     if (older_ns_ == 0 || seconds <= 0) return {};
     const Peer& now = (*this)[peer];
-    const Count& then = older_[static_cast<size_t>(peer)];
+    const Count& then = kept_of(peer).older;
     return {static_cast<double>(now.n_bytes_out - then.out) / seconds,
             static_cast<double>(now.n_bytes_in - then.in) / seconds};
   }
@@ -57,9 +64,17 @@ class Traffic {
     uint64_t out = 0, in = 0;
   };
   static constexpr int64_t kSampleNs = 1'000'000'000;
+  struct Kept {
+    Peer now;
+    Count newer, older;
+  };
+  const Kept& kept_of(int peer) const {
+    static const Kept nothing;
+    const auto& kept = peers_[static_cast<size_t>(peer)];
+    return kept != nullptr ? *kept : nothing;
+  }
 
-  std::vector<Peer> peers_;
-  std::vector<Count> newer_, older_;
+  std::vector<std::unique_ptr<Kept>> peers_;  // from the first word to or from a peer on
   int64_t newer_ns_ = 0, older_ns_ = 0;
 };
 

@@ -89,7 +89,7 @@ TEST("a group that was ended before it was made counts no longer once it is") {
   for (uint64_t id = 100; id < 100 + 3 * 4096; ++id) {
     world.engine(0).abort_group(world.add_group(0, id, {0, 1}), {Fault::kClosed, 0, "over"}, true);
     world.run_steps(4);
-    CHECK(world.add_group(1, id, {0, 1}).poison.fault == Fault::kClosed);
+    CHECK(world.add_group(1, id, {0, 1}).life.why().fault == Fault::kClosed);
   }
   CHECK(world.engine(1).state_of(0) == Engine::PeerState::kAlive);
 }
@@ -148,7 +148,7 @@ TEST("a group counts so many tags and then refuses new ones in words") {
   CHECK(refused->finished);
   CHECK(refused->error.fault == Fault::kMismatch);
   CHECK(has(refused->error.text, "10 pairs of a rank and a tag"));
-  CHECK(!world.groups[0]->poison);
+  CHECK(!world.groups[0]->life.has_ended());
   world.run_steps(10);
 }
 

@@ -68,7 +68,7 @@ TEST("a call that differs from one that has ended here already is found out") {
   CHECK(world.run_all(100));
   CHECK(root.ok());
   CHECK(late.error.fault == Fault::kMismatch);
-  CHECK(world.groups[0]->poison.fault == Fault::kMismatch);
+  CHECK(world.groups[0]->life.why().fault == Fault::kMismatch);
 }
 
 TEST("a call that differs from one whose caller has left already fails, and does not wait for it") {
@@ -171,7 +171,7 @@ TEST("an abort by a rank outside the group is the outsider's fault, not the grou
   Group& alien = world.add_group(2, 99, {0, 1, 2});
   world.engine(2).abort_group(alien, {Fault::kClosed, 2, "mine"}, true);
   world.run_steps(20);
-  CHECK(!group.poison);
+  CHECK(!group.life.has_ended());
   CHECK(world.engine(0).state_of(2) == Engine::PeerState::kLost);
   CHECK(world.engine(0).state_of(1) == Engine::PeerState::kAlive);
 }

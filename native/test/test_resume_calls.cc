@@ -110,19 +110,5 @@ TEST("a peer that resumes is listened to for as long as any other before it coun
   CHECK(world.engine(0).state_of(1) == Engine::PeerState::kLost);
 }
 
-TEST("who waits for a peer to come back gives it up when another rank has") {
-  World::Options options = resumed(1);
-  options.net.longest_remake = 100'000;
-  World world(3, options);
-  world.run_steps(200);
-  world.net.cut(0, 2);
-  world.run_steps(200);
-  CHECK(world.engine(0).link(2)->is_suspended());
-  world.engine(1).peer_lost(2, "is gone, rank 1 says");
-  world.run_steps(300);
-  CHECK(world.engine(0).state_of(2) == Engine::PeerState::kLost);
-  CHECK(has(world.groups[0]->poison.text, "is gone, rank 1 says"));
-}
-
 }  // namespace
 }  // namespace shoal::test

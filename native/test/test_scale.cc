@@ -101,6 +101,28 @@ Cost cost_of(World& world, const Job& job, const std::vector<std::shared_ptr<Pla
   return cost;
 }
 
+// One rank dies.
+Cost cost_of_death(World& world) {
+  const int n_left = world.size() - 1;
+  std::vector<uint64_t> got;
+  for (int rank = 0; rank < world.size(); ++rank) got.push_back(world.net.n_delivered_to(rank));
+  world.kill(1);
+  const uint64_t sent = world.net.n_sent();
+  const int64_t before = n_live_bytes;
+  world.run_steps(50);
+  Cost cost;
+  cost.frames = static_cast<double>(world.net.n_sent() - sent) / n_left;
+  cost.call_bytes = (n_live_bytes - before) / n_left;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    if (rank == 1) continue;
+    cost.most =
+        std::max(cost.most, world.net.n_delivered_to(rank) - got[static_cast<size_t>(rank)]);
+    CHECK(world.engine(rank).state_of(1) == Engine::PeerState::kLost);
+    CHECK_EQ(world.groups[static_cast<size_t>(rank)]->life.why().peer, 1);
+  }
+  return cost;
+}
+
 void measure(const Recipe& recipe) {
   const int64_t before = n_live_bytes;
   World world(recipe.size, calm());
@@ -115,27 +137,26 @@ void measure(const Recipe& recipe) {
   const int64_t plan_bytes = (n_live_bytes - unplanned) / recipe.size;
   const Cost cost = cost_of(world, job, plans);
   const double data = static_cast<double>(n_segments_sent(plans)) / recipe.size;
-  const uint64_t sent = world.net.n_sent();
-  world.kill(1);
-  world.run_steps(5);
   const double log_size = std::log2(recipe.size);
   CHECK(cost.frames <= data + log_size);
   CHECK(cost.call_bytes <= 1024 + 512 * static_cast<int64_t>(data * 4));
-  const double of_death = static_cast<double>(world.net.n_sent() - sent) / (recipe.size - 1);
-  for (int rank = 2; rank < recipe.size; ++rank)
-    CHECK(world.engine(rank).state_of(1) == Engine::PeerState::kLost);
+  const Cost of_death = cost_of_death(world);
+  CHECK(of_death.frames <= std::ceil(log_size) + 2);
+  CHECK(static_cast<double>(of_death.most) <= 4 * std::ceil(log_size) + 4);
+  CHECK(of_death.call_bytes <= 1024 + 512 * static_cast<int64_t>(std::ceil(log_size)));
   std::printf(
       "%s: %d ranks; frames a rank sends: %.1f (%.1f of data; most that one gets: %llu), "
-      "at a death %.1f; bytes on a rank: engine and group %lld, with its fake links %lld, "
-      "plan %lld, call %lld\n",
+      "at a death %.1f (%llu; %lld bytes); bytes on a rank: engine and group %lld, with its fake "
+      "links %lld, plan %lld, call %lld\n",
       recipe.algorithm.c_str(), recipe.size, cost.frames, data,
-      static_cast<unsigned long long>(cost.most), of_death,
+      static_cast<unsigned long long>(cost.most), of_death.frames,
+      static_cast<unsigned long long>(of_death.most), static_cast<long long>(of_death.call_bytes),
       static_cast<long long>(idle_bytes(recipe.size)), static_cast<long long>(world_bytes),
       static_cast<long long>(plan_bytes), static_cast<long long>(cost.call_bytes));
 }
 
-TEST("a peer with which nothing is exchanged takes less than 400 bytes of the engine") {
-  CHECK((idle_bytes(200) - idle_bytes(100)) / 100 < 400);
+TEST("a peer with which nothing is exchanged takes less than 220 bytes of the engine") {
+  CHECK((idle_bytes(200) - idle_bytes(100)) / 100 < 220);
 }
 
 TEST(

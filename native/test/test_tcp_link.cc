@@ -130,6 +130,56 @@ TEST("over TCP control and small messages overtake bulk data that has not begun 
   CHECK(came.back().header.type == FrameType::kGoodbye);
 }
 
+// Takes what the test lets it, and says that a little is enough.
+class NarrowPipe final : public Pipe {
+ public:
+  ssize_t write(const iovec* vectors, size_t n_vectors) override {
+    size_t n_taken = 0;
+    for (const iovec* one = vectors; one < vectors + n_vectors; ++one) {
+      const auto* from = static_cast<const std::byte*>(one->iov_base);
+      const size_t step = std::min(one->iov_len, room - std::min(room, taken.size()));
+      taken.insert(taken.end(), from, from + step);
+      n_taken += step;
+    }
+    errno = EAGAIN;
+    return n_taken > 0 ? static_cast<ssize_t>(n_taken) : -1;
+  }
+  ssize_t read(const iovec*, size_t) override {
+    errno = EAGAIN;
+    return -1;
+  }
+  void end(bool) override {}
+  size_t appetite() const override { return 32u << 10; }
+
+  Bytes taken;
+  size_t room = 1000;
+};
+
+TEST("small data waits for one frame of bulk at most where the pipe takes less than that at once") {
+  auto made = std::make_unique<NarrowPipe>();
+  NarrowPipe& pipe = *made;
+  std::vector<std::unique_ptr<Pipe>> pipes;
+  pipes.push_back(std::move(made));
+  TcpLink link(1, std::move(pipes), keys_of(0, 1));
+  Recorder sink;
+  FakeRandom random(9);
+  const Bytes payload = random_bytes(random, 128 << 10), small = random_bytes(random, 4);
+  for (uint32_t number = 0; number < 8; ++number)
+    link.send(data_frame(payload, number, number + 1));
+  link.flush(sink);
+  link.send(data_frame(small, 8));
+  pipe.room = SIZE_MAX;
+  link.flush(sink);
+  size_t at = 0;
+  std::vector<uint32_t> lengths;
+  for (Header header; at < pipe.taken.size(); at += sizeof(Header) + header.length) {
+    std::memcpy(&header, pipe.taken.data() + at, sizeof(Header));
+    lengths.push_back(header.length);
+  }
+  CHECK_EQ(lengths.size(), 9u);
+  CHECK_EQ(lengths[1], small.size());
+}
+
 TEST("over TCP a payload that its owner wrote to in flight is the owner's fault, and it hears so") {
   TcpPair pair({unix_sockets()});
   Bytes payload(4u << 20, std::byte{1});  // more than a socket takes at once

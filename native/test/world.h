@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +116,7 @@ class World {
       Engine& one = engine(rank);
       for (const int peer : shuffled(size_)) {
         if (peer == rank || one.link(peer) == nullptr || random_.chance(options_.idles)) continue;
+        if (deaf_.count({rank, peer}) != 0) continue;
         one.link(peer)->pump(one);
       }
       // Who drives an engine that says so goes to sleep.
@@ -164,6 +166,9 @@ class World {
   }
   // Stopped, as by SIGSTOP: nothing is told to anyone.
   void stop(int rank) { stopped_[index(rank)] = true; }
+  // From here on, or no longer, `rank` does not look at what `peer` says.
+  void deafen(int rank, int peer) { deaf_.insert({rank, peer}); }
+  void undeafen(int rank, int peer) { deaf_.erase({rank, peer}); }
   void go_on(int rank) { stopped_[index(rank)] = false; }
   bool runs(int rank) const { return engines[index(rank)] != nullptr && !stopped_[index(rank)]; }
   // An orderly end, as Mesh::close() does it.
@@ -293,6 +298,7 @@ class World {
   FakeRandom random_;
   int64_t next_tick_ = 0;
   std::vector<bool> stopped_;
+  std::set<std::pair<int, int>> deaf_;
   std::vector<std::unique_ptr<std::byte[]>> arenas_;
   std::deque<std::vector<std::atomic<uint64_t>>> stamps_;
   std::vector<std::unique_ptr<Kept>> calls_;

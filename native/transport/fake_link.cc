@@ -181,7 +181,7 @@ bool FakeLink::pump(FrameSink& sink) {
   if (closed_) return false;
   const bool moved = flush(sink);
   if (!closed_ && in().cut) {
-    fail(sink, "closed the connection without a goodbye (the connection was reset)");
+    fail(sink, "closed the connection without a goodbye (its process died, or its host)", true);
     return true;
   }
   return deliver(sink) || moved;
@@ -199,7 +199,7 @@ bool FakeLink::deliver(FrameSink& sink) {
     if (!land(sink)) break;
   }
   if (!closed_ && in().ended && in().parcels.empty() && !landing_now_) {
-    fail(sink, "closed the connection without a goodbye (its process died)");
+    fail(sink, "closed the connection without a goodbye (its process died, or its host)", true);
     return true;
   }
   return moved;
@@ -281,10 +281,10 @@ void FakeLink::end(FrameSink& sink) {
   sink.arrived(peer_, header, landing_);
 }
 
-void FakeLink::fail(FrameSink& sink, const std::string& what) {
+void FakeLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
   if (closed_) return;
   close();
-  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what, {}, of_path});
 }
 
 // ---- the end

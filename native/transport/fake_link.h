@@ -184,7 +184,7 @@ class FakeLink final : public Link {
   bool land(FrameSink& sink);
   void end(FrameSink& sink);
   bool is_intact(const Parcel& parcel, std::span<const std::byte> payload);
-  void fail(FrameSink& sink, const std::string& what);
+  void fail(FrameSink& sink, const std::string& what, bool of_path = false);
 
   FakeNet& net_;
   const int rank_, peer_;

@@ -317,7 +317,7 @@ void PathLink::tell_paths(LinkState& state) const {
 
 void PathLink::break_off(FrameSink& sink, const std::string& why) {
   close();
-  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why});
+  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why, {}, true});
 }
 
 void PathLink::refuse(FrameSink& sink, const std::string& what) {

@@ -46,7 +46,7 @@ class PathLink : public Link {
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
   void look(FrameSink& sink, int64_t now) override;
-  int64_t listens_since() const override { return is_suspended() ? now_ : listens_since_; }
+  int64_t listens_since() const override { return has_path() ? listens_since_ : now_; }
   bool is_suspended() const override { return can_resume() && !has_path(); }
 
   // From here on a lost path may come back, and the link breaks only once it has been without any

@@ -29,6 +29,8 @@ class Pipe {
     int64_t usual_ns = 0;  // that it takes
   };
   virtual Silence silence() { return {}; }
+  // About how many bytes it takes before it makes its writer wait.
+  virtual size_t appetite() const { return SIZE_MAX; }
 };
 
 }  // namespace shoal

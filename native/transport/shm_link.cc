@@ -28,6 +28,9 @@ Ring how_to_ring(FrameType type) {
     case FrameType::kLost:
     case FrameType::kDisagree:
     case FrameType::kGoodbye:
+    case FrameType::kAsk:
+    case FrameType::kAnswer:
+    case FrameType::kUnmade:
       return Ring::kAlways;
     default:
       return Ring::kNow;
@@ -89,10 +92,10 @@ void ShmLink::forsake() {
   ::close(event_fd_);
 }
 
-void ShmLink::fail(FrameSink& sink, const std::string& what) {
+void ShmLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
   if (closed_) return;
   close();
-  sink.broken(peer_, {Fault::kPeerLost, peer_, what});
+  sink.broken(peer_, {Fault::kPeerLost, peer_, what, {}, of_path});
 }
 
 // ---- out
@@ -263,6 +266,7 @@ bool ShmLink::share(uint32_t id) {
 }
 
 void ShmLink::release_regions() {
+  if (closed_) return;
   for (auto id = shared_.begin(); id != shared_.end();) {
     const bool gone = Regions::of_process().with_id(*id).id == 0;
     id = gone && tell(FrameType::kRelease, {*id, 0, 0}, -1) ? shared_.erase(id) : std::next(id);
@@ -318,7 +322,7 @@ bool ShmLink::on_event(FrameSink& sink, bool) {
   const Notes notes = take_notes();
   if (notes == Notes::kEnded) {
     deliver(sink);  // what it still said, perhaps a goodbye
-    fail(sink, "closed the connection without a goodbye (its process died)");
+    fail(sink, "closed the connection without a goodbye (its process died, or its host)", true);
   }
   if (notes == Notes::kCorrupt) fail(sink, "sent a corrupt note over its socket");
   return notes != Notes::kNone;

@@ -50,8 +50,8 @@ class ShmLink final : public Link {
   bool on_event(FrameSink& sink, bool ended) override;
   bool rings_bell() const override { return true; }
   bool has_inbound() const override {
-    return inbound_->head.load(std::memory_order_acquire) !=
-           inbound_->tail.load(std::memory_order_relaxed);
+    return !closed_ && inbound_->head.load(std::memory_order_acquire) !=
+                           inbound_->tail.load(std::memory_order_relaxed);
   }
   int64_t tick() override {
     release_regions();
@@ -68,7 +68,7 @@ class ShmLink final : public Link {
   Notes take_notes();
   void take_region(const Place& place, int fd);
   void release_regions();  // tells the peer to unmap those that are gone
-  void fail(FrameSink& sink, const std::string& what);
+  void fail(FrameSink& sink, const std::string& what, bool of_path = false);
 
   const int peer_;
   const int own_local_;

@@ -15,9 +15,10 @@ namespace shoal {
 namespace {
 
 // What lies unsent in the kernel cannot be overtaken; when it runs out while this process has no
-// core, the wire stands still. So a millisecond's worth of it, at the rate of the last moments.
-constexpr uint64_t kUnsentPerSecond = 1000;
-constexpr uint64_t kLeastUnsent = 128u << 10;
+// core and its queue is empty too, the wire stands still. So a quarter of a millisecond's worth of
+// it, at the rate of the last moments.
+constexpr uint64_t kUnsentPerSecond = 4000;
+constexpr uint64_t kLeastUnsent = 32u << 10;
 constexpr uint64_t kMostUnsent = 4u << 20;
 constexpr uint64_t kLookEvery = 4u << 20;  // bytes
 // A connection that lies idle is asked so often, in seconds, and ends when that many of the

@@ -1,6 +1,7 @@
 // A connected stream socket as a pipe.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "transport/pipe.h"
@@ -18,14 +19,15 @@ class SocketPipe final : public Pipe {
   void end(bool both) override;
   int fd() const override { return fd_; }
   Silence silence() override;
+  size_t appetite() const override { return static_cast<size_t>(unsent_); }
 
  private:
   void set(int option, int value);
   void bound_unsent();
 
   const int fd_;
-  uint64_t n_until_look_ = 0;  // bytes
-  int unsent_ = 0;
+  uint64_t n_until_look_ = 0;         // bytes
+  int unsent_ = INT_MAX;              // where there is no such bound
   int64_t first_unconfirmed_ns_ = 0;  // when the first byte left that may be so; 0: none
 };
 

@@ -22,7 +22,8 @@ constexpr int kMaxVectors = 32;
 // One turn reads and writes at most about this much: sending does not starve receiving, nor one
 // link the others.
 constexpr size_t kTurnBytes = 1u << 20;
-// A path that has so much does not pull more. What it has cannot be overtaken any more.
+// A path that has so much does not pull more, nor one that has what its pipe takes. What it has
+// cannot be overtaken any more.
 constexpr size_t kPulledBytes = 256u << 10;
 // A path that owes a confirmation for so long is lost, if another has answered meanwhile: it costs
 // a call no more than this. Kernels confirm a lonely packet within 40 ms. Shorter would give up
@@ -181,7 +182,8 @@ bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
 // Pulls what one write may take. False if there is nothing to write.
 bool TcpLink::fill(size_t index) {
   Path& path = paths_[index];
-  while (path.n_waiting < kPulledBytes && 2 * (path.writing.size() + 1) <= kMaxVectors) {
+  const size_t most = std::min(kPulledBytes, path.pipe->appetite());
+  while (path.n_waiting < most && 2 * (path.writing.size() + 1) <= kMaxVectors) {
     Outgoing* out = pull(index);
     if (out == nullptr) break;
     path.writing.push_back(out);

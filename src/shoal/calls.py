@@ -72,6 +72,7 @@ class Calls:
         timeout_s: float,
         planner: Planner,
         wire: Codec = Codec.IDENTITY,
+        native_id: int | None = None,
     ) -> None:
         self._world = world
         self._members = members
@@ -81,7 +82,7 @@ class Calls:
         self.timeout_s = timeout_s
         self.planner = planner
         self.wire = wire
-        self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members)
+        self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members, native_id)
         self._next_key = itertools.count(1)
         self._named = Occurrences("calls")
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
@@ -99,6 +100,10 @@ class Calls:
     def native_id(self) -> int | None:
         """Its number in the native core; None once it is closed."""
         return None if isinstance(self._native, NoGroup) else self._native.id
+
+    def ended(self) -> ShoalError | None:
+        """What every call raises from now on; None while the group lives, or has been closed."""
+        return None if isinstance(self._native, NoGroup) else self.error_from(self._native.error())
 
     def forsake(self, why: str) -> None:
         """Refuse all later calls, and say nothing to anyone."""

@@ -183,11 +183,15 @@ def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
 
 
 class Seat(NamedTuple):
-    """Where a rank is: its host's name, the address it was reached at, and the host's identity."""
+    """Where a rank is: its host's name, the address it was reached at, and the host's identity.
+
+    `process_id`: 32 hexadecimal digits, drawn by its process for this epoch.
+    """
 
     host: str
     address: str
     host_id: str
+    process_id: str = ""
 
     def __str__(self) -> str:
         return f"{self.host}, {self.address}" if self.address else self.host
@@ -208,7 +212,7 @@ def error_from(
         return None
     if fault == 1:
         rank = members.index(peer) if peer in members else -1
-        host, address, _ = names[peer] if 0 <= peer < len(names) else ("", "", "")
+        host, address, *_ = names[peer] if 0 <= peer < len(names) else ("", "")
         return PeerLost(rank, host, address, doing, what)
     message = f"{doing}: {what}" if doing else what
     kinds = {TIMED_OUT: TimedOut, 3: UsageError, 4: Closed, 5: ShoalError}

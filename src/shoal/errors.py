@@ -33,10 +33,10 @@ class Unsupported(UsageError, NotImplementedError):  # noqa: N818 - says what ha
 
 
 class PeerLost(ShoalError):  # noqa: N818 - says what happened
-    """A peer is gone, and with it this epoch of the group.
+    """A peer is gone, and with it this view of the group.
 
     Tensors of collectives that were in flight are partly folded: discard them. Every later call on
-    this group raises the same; the survivors go on in a new group.
+    this group raises the same; the survivors go on in what `shrink` returns.
 
     Args:
         rank: the culprit's rank in the group; -1 if it is not known.
@@ -63,7 +63,10 @@ class PeerLost(ShoalError):  # noqa: N818 - says what happened
         address = f"at {self.address}" if self.address else ""
         doing = f"({self.doing})" if self.doing else ""
         what = " ".join(filter(None, (who, host, address, self.reason, doing)))
-        return f"{what}; rebuild the group to go on without it"
+        # Who gave this rank up has gone on, and nobody shrinks a group with it.
+        if self.reason.startswith(("gave this rank up", "goes on without this rank")):
+            return f"{what}; this rank can only form a new group, with whoever meets it"
+        return f"{what}; shrink the group to go on without it"
 
 
 class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - says what happened

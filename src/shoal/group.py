@@ -7,25 +7,24 @@ of it, locally and for free.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.buffers import Blocks, span_of
-from shoal.calls import Calls, How, NoGroup
-from shoal.codec import Codec, parse_wire
+from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
-from shoal.errors import Closed, UsageError
-from shoal.plan import Planner, Settings, agreed_planner, card_of, reported_mbit
+from shoal.errors import UsageError
+from shoal.members import Members
+from shoal.plan import Settings, agreed_planner, card_of, reported_mbit
 from shoal.rendezvous import telling
 from shoal.rendezvous.door import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
 from shoal.settings import warn_of_unknown
-from shoal.world import World, meet
+from shoal.world import meet
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from shoal.calls import How
     from shoal.rendezvous import Store
     from shoal.work import Work
 
@@ -66,7 +65,9 @@ def form(
         host_ids = [seat.host_id for seat in world.names]
         planner = agreed_planner(rank, settings, host_ids, world.cards, f"group {name!r}")
         members = list(range(size))
-        return Group(world, members, name, timeout_s, planner, settings.wire, owns_world=True)
+        group = Group(world, members, name, timeout_s, planner, settings.wire)
+        group.owns_world = True
+        return group
     except BaseException:
         world.close()
         raise
@@ -86,7 +87,7 @@ def _mbit_of(store: Store) -> int | None:
         ) from error
 
 
-class Group(Calls):
+class Group(Members):
     """Ranks that do collectives together.
 
     Every rank makes the same calls in the same order, or gives them the same names.
@@ -110,35 +111,11 @@ class Group(Calls):
     Raises (every call):
         UsageError: bad arguments, and nothing has moved; or the ranks called different things,
             and the group has ended.
-        PeerLost: a rank is gone, and the group has ended. Buffers are partly folded.
+        PeerLost: a rank is gone, and the group has ended; `shrink` gives that of the survivors.
+            Buffers are partly folded.
         TimedOut: the deadline passed, and the group has ended.
         Closed: the group was closed or aborted.
     """
-
-    def __init__(
-        self,
-        world: World,
-        members: Sequence[int],
-        name: str,
-        timeout_s: float,
-        planner: Planner,
-        wire: Codec = Codec.IDENTITY,
-        *,
-        owns_world: bool = False,
-    ) -> None:
-        super().__init__(world, members, name, timeout_s, planner, wire)
-        self._owns_world = owns_world
-
-    def __enter__(self) -> Group:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # Collectives.
 
@@ -325,46 +302,3 @@ class Group(Calls):
                 tells whose it was.
         """
         return self._message("recv", data, source, tag, how)
-
-    # Membership.
-
-    def subgroup(self, ranks: Sequence[int], name: str, *, wire: str | None = None) -> Group:
-        """The group of some of this group's ranks; the caller must be one of them.
-
-        Local: nothing is said to anyone, no thread or memory is added. Every member must call it
-        with the same ranks in the same order, the same name and the same wire.
-
-        Args:
-            wire: how large sums travel between hosts; None: as in this group.
-        """
-        codec = self.wire if wire is None else parse_wire(wire)
-        if isinstance(self._native, NoGroup):
-            raise Closed(self._native.why)
-        for rank in ranks:
-            self._check_rank(rank, "ranks")
-        if len(set(ranks)) != len(ranks) or self.rank not in ranks:
-            raise UsageError(f"{self}: ranks {list(ranks)} repeat a rank or lack this one")
-        members = [self._members[rank] for rank in ranks]
-        name = f"{self.name}/{name}"
-        planner = self.planner.of(ranks, f"group {name!r}")
-        return Group(self._world, members, name, self.timeout_s, planner, codec)
-
-    def abort(self, reason: str = "no reason was given") -> None:
-        """End the group on every rank: what is in flight and all later calls raise `Closed`."""
-        self._native.abort(reason)
-
-    def close(self) -> None:
-        """Leave. Idempotent.
-
-        The group that `form` made takes its subgroups and all links with it, and peers that still
-        need this rank get `PeerLost`. Leaving a subgroup tells nobody: a call of its other members
-        that needs this rank ends at its deadline.
-        """
-        if self._owns_world:
-            self._world.close()
-            for group in list(self._world.groups):
-                group.forsake("it was closed")
-        else:
-            native = self._native
-            self.forsake("it was closed")  # before it is: other threads may be calling
-            native.drop()

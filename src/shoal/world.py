@@ -113,14 +113,22 @@ class World:
         """The links; None once they are closed."""
         return self._mesh
 
-    def enrol(self, group: Member, name: str, members: Sequence[int]) -> engine.NativeGroup:
-        """The native group of a new one. All members get the same id for it, and never again."""
+    def enrol(
+        self, group: Member, name: str, members: Sequence[int], native_id: int | None = None
+    ) -> engine.NativeGroup:
+        """The native group of a new one. All members get the same id for it, and never again.
+
+        Args:
+            native_id: that id, where the members have agreed on one; None: they all make as many
+                groups of this name.
+        """
         if self._mesh is None:
             raise Closed(f"group {name!r} cannot be made: its world was closed")
-        who = (name, *members)
-        n_th = self._made.count(hash_of(*who))
+        if native_id is None:
+            who = (name, *members)
+            native_id = hash_of(*who, self._made.count(hash_of(*who)))
         self.groups.add(group)
-        return self._mesh.group(hash_of(*who, n_th), members)
+        return self._mesh.group(native_id, members)
 
     def keep(self, work: Work) -> None:
         """Keep the buffers of a call until it is done, whoever drops them: the engine uses them."""
@@ -242,7 +250,8 @@ def _seats(membership: Membership) -> list[Seat]:
         for peer in membership.peers
     }
     seats[membership.rank] = Seat(socket.gethostname(), "", membership.host_id)
-    return [seats[rank] for rank in range(membership.size)]
+    ids = membership.process_ids
+    return [seats[rank]._replace(process_id=ids[rank].hex()) for rank in range(membership.size)]
 
 
 def _two(fds: tuple[int, ...]) -> tuple[int, int]:

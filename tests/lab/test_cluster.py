@@ -115,3 +115,26 @@ def test_senseless_clusters_are_refused(n_hosts: int, rate_mbit: float) -> None:
 
 def test_in_a_ring_every_host_sends_once_and_receives_once() -> None:
     assert ring_of(3) == [Flow(0, 1), Flow(1, 2), Flow(2, 0)]
+
+
+@needs_root
+def test_a_further_cable_has_an_address_and_a_rate_of_its_own() -> None:
+    with Cluster(2, 400, more_mbit=[100]) as cluster:
+        assert cluster.environment["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
+        assert cluster.environment["SHOAL_PATHS"] == "2"
+        assert link_of(cluster.environment["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 500)
+        assert cluster.hosts[1].addresses == ("10.77.0.2", "10.78.0.2")
+        (rate,) = measure_streams(cluster, [Flow(0, 1, cable=1)], n_bytes=5_000_000)
+    assert 0.5 * 100e6 < 8 * rate < 1.2 * 100e6
+
+
+@needs_root
+def test_what_is_cut_is_silent_until_it_is_mended(cluster: Cluster) -> None:
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.5)"
+    argv = cluster.command(0, [sys.executable, "-c", connect, cluster.hosts[1].address])
+    ends = []
+    for change in (cluster.cut, cluster.mend):
+        change(0, 1)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        ends.append(done.stderr.splitlines()[-1].partition(":")[0])
+    assert ends == ["TimeoutError", "ConnectionRefusedError"]

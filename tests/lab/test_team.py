@@ -60,3 +60,18 @@ def test_no_process_outlives_a_team_that_failed() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_many_ranks_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.bench.launch._FORKED_FROM", 2)
+    with Team(COPIERS, NOWHERE) as team:
+        parents = {
+            Path(f"/proc/{answer['pid']}/stat").read_text().rpartition(")")[2].split()[1]
+            for answer in team.ask("peak")
+        }
+        assert len(parents) == 1
+        assert parents != {str(os.getpid())}
+        assert team.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
+        for answer in team.ask("footprint"):
+            assert answer["pss_bytes"] > 1 << 20
+            assert answer["n_fds"] > 3

@@ -54,3 +54,21 @@ def test_an_algorithm_can_be_asked_for_and_the_planner_names_its_own() -> None:
 def test_only_torch_can_be_asked_to_form_groups() -> None:
     with Team(Crew("copy", 2), NOWHERE) as team, pytest.raises(Failure, match=r"only torch"):
         team.ask("restart")
+
+
+def test_buckets_in_flight_are_right_and_are_timed(team: Team) -> None:
+    what = {"n_bytes": 4096, "memory": "private", "collective": "buckets"}
+    assert team.ask("check", **what) == [{"n_wrong": 0}, {"n_wrong": 0}]
+
+
+@pytest.mark.parametrize("n_bulk", [0, 2])
+def test_every_rank_times_the_same_small_calls_beside_large_ones(team: Team, n_bulk: int) -> None:
+    first, second = team.ask("latencies", n_bulk=n_bulk, bulk_bytes=1 << 20)
+    assert len(first["times_s"]) == len(second["times_s"])
+    assert n_bulk or len(first["times_s"]) > 100
+
+
+def test_calls_that_nobody_cuts_have_a_median(team: Team) -> None:
+    for answer in team.ask("cut_calls", n_bytes=4096, n_calls=3, interface="none", down_s=0.0):
+        assert answer["cut_s"] == []
+        assert answer["median_s"] > 0

@@ -17,6 +17,8 @@ from shoal.bench.contest import Case, Contestant, Row, Section, run_section, sum
 from shoal.bench.failure import Failure
 from shoal.bench.goals import Below, Faster, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
+from shoal.bench.iperf import iperf_time, rate_of
+from shoal.bench.measures import Latency, added_by_cut
 from shoal.bench.sections import SECTIONS
 from shoal.bench.table import align, render, show_memory, show_size, show_time
 from shoal.bench.teams import Settings, Teams
@@ -378,3 +380,47 @@ def test_an_algorithm_that_is_the_same_schedule_as_the_choice_is_no_rival() -> N
             replace(case, collective="broadcast"), "direct", planner=[3.0, 3.0], chain=[1.0, 1.0]
         )
         assert choice_lines([row])[1].split()[-1] == expected
+
+
+def test_iperfs_rate_is_half_of_what_both_directions_carry() -> None:
+    end = {
+        "sum_sent": {"bits_per_second": 1.0},
+        "sum_received": {"bits_per_second": 8e9},
+        "sum_received_bidir_reverse": {"bits_per_second": 16e9},
+    }
+    assert rate_of({"end": end}) == 1.5e9
+
+
+def test_where_iperf_is_missing_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    with pytest.raises(Failure, match="iperf3 is not installed"):
+        iperf_time(FakeTeams([]), Case(2, 1024, n_hosts=2))  # type: ignore[arg-type]
+
+
+class FakeTeams:
+    """Of one team, whose ranks answer what they are told to."""
+
+    def __init__(self, answers: list[dict[str, object]]) -> None:
+        self._answers = answers
+
+    def ask(self, *_what: object, **_arguments: object) -> list[dict[str, object]]:
+        return self._answers
+
+    def cluster(self, *_which: object) -> None:
+        return None
+
+
+def test_a_latency_is_that_of_the_slowest_rank_of_each_call() -> None:
+    fast, slow = [1.0, 1.0, 1.0, 9.0], [2.0, 3.0, 4.0, 1.0]
+    teams = FakeTeams([{"times_s": fast}, {"times_s": slow}])
+    latency = Latency("shoal", 2)
+    case = Case(2, 4)
+    with pytest.raises(Failure, match="no latencies"):
+        latency.percentile_99(teams, case)  # type: ignore[arg-type]
+    assert latency.median(teams, case) == 3.5  # type: ignore[arg-type]
+    assert latency.percentile_99(teams, case) == 9.0  # type: ignore[arg-type]
+
+
+def test_what_a_cut_adds_is_counted_from_the_median_of_the_calls_that_are_not_cut() -> None:
+    teams = FakeTeams([{"cut_s": [3.0, 5.0], "median_s": 1.0}] * 2)
+    assert added_by_cut("shoal")(teams, Case(2, 4)) == 3.0  # type: ignore[arg-type]

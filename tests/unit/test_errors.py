@@ -35,12 +35,12 @@ def test_peer_lost_says_who_where_how_and_what_was_waited_for() -> None:
     lost = PeerLost(3, "node7", "10.0.0.7:4711", "recv 65536 B, chunk 5", reason="closed the link")
     assert str(lost) == (
         "rank 3 on node7 at 10.0.0.7:4711 closed the link (recv 65536 B, chunk 5); "
-        "rebuild the group to go on without it"
+        "shrink the group to go on without it"
     )
 
 
 def test_peer_lost_leaves_out_what_is_not_known() -> None:
-    assert str(PeerLost(-1)) == "an unknown rank is gone; rebuild the group to go on without it"
+    assert str(PeerLost(-1)) == "an unknown rank is gone; shrink the group to go on without it"
 
 
 def test_peer_lost_survives_pickling() -> None:

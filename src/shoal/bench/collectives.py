@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from shoal.bench.values import Source
 
+N_BUCKETS: Final = 8
+
 Call = Callable[[], object]
 Want = Callable[[int, Sequence[int], int], list[Source]]
 
@@ -84,6 +86,18 @@ def _ping_pong(on: On, data: Any, other: Any) -> Call:
     return call
 
 
+def _buckets(on: On, data: Any, _other: Any) -> Call:
+    """Several all-reduces in flight at once, each of a part of the tensor."""
+    parts = data.chunk(N_BUCKETS)
+
+    def call() -> None:
+        works = [on.dist.all_reduce(part, group=on.group, async_op=True) for part in parts]
+        for work in works:
+            work.wait()
+
+    return call
+
+
 def _sum(_rank: int, ranks: Sequence[int], _n: int) -> list[Source]:
     return [Source(ranks)]
 
@@ -131,4 +145,9 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
             in_place=True,
         ),
     }
+)
+
+# Whatever a rank can be told to call: what is no collective of its own is no part of the grid.
+CALLS: Final[Mapping[str, Collective]] = MappingProxyType(
+    {**COLLECTIVES, "buckets": Collective(_buckets, _sum, in_place=True)}
 )

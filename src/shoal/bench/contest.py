@@ -26,7 +26,8 @@ class Case:
         n_samples: samples of one round.
         n_hosts: hosts of a lab cluster; 0 is this machine without one.
         rate_mbit: of their cables; None: as much as the cores can move.
-        collective: one of `COLLECTIVES`.
+        collective: one of `CALLS`.
+        more_mbit: of further cables of each host.
     """
 
     n_ranks: int
@@ -37,6 +38,7 @@ class Case:
     n_hosts: int = 0
     rate_mbit: float | None = 1000
     collective: str = "all_reduce"
+    more_mbit: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

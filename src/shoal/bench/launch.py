@@ -20,6 +20,9 @@ from shoal.lab.cluster import INTERFACE
 if TYPE_CHECKING:
     from shoal.lab import Cluster
 
+# Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
+_FORKED_FROM: Final = 32
+
 # In a cluster's hosts every port is free, but several crews may be there at once.
 _LAB_PORTS: Final = itertools.count(29500)
 
@@ -29,13 +32,14 @@ class Crew:
     """Which processes: a library, how many ranks, and on how many hosts of a cluster.
 
     With `n_hosts` 0 all ranks are on this machine, outside any cluster. `rate_mbit` is that of a
-    host's cable; None: not shaped.
+    host's cable; None: not shaped. `more_mbit` are those of further cables of each host.
     """
 
     library: str
     n_ranks: int
     n_hosts: int = 0
     rate_mbit: float | None = 1000
+    more_mbit: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def start(
         return [_start_mpi(crew, around.openmpi, worker, control.parent, errors)]
     job = _job_environment(crew, around.cluster)
     argv = [sys.executable, *worker]
+    if crew.n_ranks >= _FORKED_FROM and around.cluster is None:
+        return [_popen([*argv, "--fork", str(crew.n_ranks)], job, errors)]
     return [
         _popen(
             around.cluster.command(_host_of(crew, rank), argv) if around.cluster else argv,

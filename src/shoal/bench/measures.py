@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from shoal.bench.failure import Failure
 from shoal.lab import Flow, measure_streams, ring_of
+from shoal.lab.cluster import interface_of
 
 if TYPE_CHECKING:
     from shoal.bench.contest import Case, Measure
@@ -19,6 +22,7 @@ _GIGABYTE: Final = 1e9
 _STREAM_BYTES: Final = 60_000_000
 # Half a second of what two cores move, at 1 GB/s.
 _UNSHAPED_STREAM_BYTES: Final = 500_000_000
+_BULK_BYTES: Final = 100 << 20
 _PRINT_PEAK: Final = """
 import torch
 from shoal.bench.worker import peak_resident_bytes
@@ -59,6 +63,61 @@ def line_time(teams: Teams, case: Case) -> float:
 def ring_time(teams: Teams, case: Case) -> float:
     """The same at the rate of the slowest raw stream when all hosts send in a ring at once."""
     return _ideal_s(teams, case, ring_of(case.n_hosts))
+
+
+def cables_time(teams: Teams, case: Case) -> float:
+    """The same at the sum of what raw streams in a ring reach on all cables of a host at once."""
+    cluster = teams.cluster(case.n_hosts, case.rate_mbit, case.more_mbit)
+    n_cables = 1 + len(case.more_mbit)
+    ring = ring_of(case.n_hosts)
+    flows = [flow._replace(cable=cable) for cable in range(n_cables) for flow in ring]
+    rates = measure_streams(cluster, flows, _STREAM_BYTES // n_cables)
+    by_cable = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
+    return sent_by_ring(case) / sum(map(min, by_cable))
+
+
+class Latency:
+    """A 4 B all-reduce of one library beside `n_bulk` large ones in flight; of every rank.
+
+    The percentile is of the calls of which the median was asked for before.
+    """
+
+    def __init__(self, library: str, n_bulk: int) -> None:
+        self._library, self._n_bulk = library, n_bulk
+        self._last: list[float] = []
+
+    def median(self, teams: Teams, case: Case) -> float:
+        """Seconds of the slowest rank in the median call."""
+        self._last = []
+        what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
+        ranks = teams.ask(self._library, case, "latencies", **what)
+        self._last = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
+        return statistics.median(self._last)
+
+    def percentile_99(self, _teams: Teams, _case: Case) -> float:
+        """Seconds of the slowest rank that one call of a hundred takes at least."""
+        if not self._last:
+            raise Failure(f"{self._library} gave no latencies")
+        return sorted(self._last)[len(self._last) * 99 // 100]
+
+
+def added_by_cut(library: str) -> Measure:
+    """Seconds that a call takes longer when a cable of the second host is cut in its middle.
+
+    It is the last cable of each host: for a second where there are others, else for two.
+    """
+
+    def measure(teams: Teams, case: Case) -> float:
+        what = {
+            "n_bytes": case.n_bytes,
+            "n_calls": case.n_calls,
+            "interface": interface_of(len(case.more_mbit)),
+            "down_s": 1.0 if case.more_mbit else 2.0,
+        }
+        ranks = teams.ask(library, case, "cut_calls", **what)
+        return max(statistics.fmean(rank["cut_s"]) - float(rank["median_s"]) for rank in ranks)
+
+    return measure
 
 
 def peak_of(library: str) -> Measure:
@@ -110,7 +169,12 @@ def subgroups_of(library: str, *, used: bool) -> Measure:
 def _ideal_s(teams: Teams, case: Case, flows: list[Flow]) -> float:
     n_bytes = _STREAM_BYTES if case.rate_mbit else _UNSHAPED_STREAM_BYTES
     rate = min(measure_streams(teams.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
-    return 2 * case.n_bytes * (case.n_ranks - 1) / case.n_ranks / rate
+    return sent_by_ring(case) / rate
+
+
+def sent_by_ring(case: Case) -> float:
+    """Bytes that each rank sends in the all-reduce of a ring: no algorithm sends fewer."""
+    return 2 * case.n_bytes * (case.n_ranks - 1) / case.n_ranks
 
 
 def _torch_alone() -> int:

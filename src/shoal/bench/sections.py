@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.bench.between import HOST_SECTIONS
 from shoal.bench.choices import (
     choice_cases,
     choice_contestants,
@@ -17,14 +18,13 @@ from shoal.bench.choices import (
 from shoal.bench.contest import Case, Contestant, Section
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
+from shoal.bench.many import MANY_SECTIONS
 from shoal.bench.measures import (
     N_SUBGROUPS,
     cpu_of,
-    line_time,
     memory_floor,
     peak_of,
     restart_of,
-    ring_time,
     start_of,
     subgroups_of,
     time_of,
@@ -40,7 +40,6 @@ _OPENMPI: Final = Contestant("openmpi", time_of("openmpi"))
 _SHOAL: Final = Contestant("shoal", time_of("shoal"))
 _EMPTY: Final = Contestant("shoal.empty", time_of("shoal", "shared"))
 _GROUP: Final = Contestant("group", time_of("group"))
-_BF16: Final = Contestant("bf16", time_of("bf16"))
 _FLOOR: Final = Contestant("floor", memory_floor)
 
 
@@ -132,65 +131,7 @@ SECTIONS: Final = (
         ),
         show_time,
     ),
-    Section(
-        "hosts",
-        "four hosts, 1 Gbit/s (network namespaces, tbf on both ends of every cable)",
-        (
-            "line: 2M(n-1)/n bytes at the rate of one raw TCP stream of this run",
-            "ring: the same while all hosts send in a ring, at the slowest stream's rate",
-        ),
-        (
-            _GLOO,
-            _SHOAL,
-            Contestant("line", line_time),
-            Contestant("ring", ring_time),
-        ),
-        (
-            Case(
-                4,
-                25 * _MIB,
-                (Faster("shoal", than="gloo", times=1), Within("shoal", of="line", times=1.08)),
-                n_samples=3,
-                n_hosts=4,
-            ),
-        ),
-        show_time,
-    ),
-    Section(
-        "wire",
-        "four hosts, 1 Gbit/s: float32 sums that travel in bfloat16",
-        (
-            "group: shoal's Group.all_reduce on NumPy; bf16: the same with wire='bf16'",
-            "ring: 2M(n-1)/n bytes of float32 at the rate of raw TCP streams in a ring",
-        ),
-        (_GROUP, _BF16, Contestant("ring", ring_time)),
-        (Case(4, 25 * _MIB, (Faster("bf16", than="group", times=1.9),), n_samples=3, n_hosts=4),),
-        show_time,
-    ),
-    Section(
-        "unshaped",
-        "hosts whose cables are not shaped: all of them share the cores of this machine",
-        (
-            "torch.distributed.all_reduce, float32, private memory, a rank on each host; one call",
-            "ring: 2M(n-1)/n bytes at the slowest stream's rate while all hosts send in a ring,",
-            "over raw TCP sockets, which neither fold nor check",
-        ),
-        (_GLOO, _SHOAL, Contestant("ring", ring_time)),
-        tuple(
-            Case(
-                n_hosts,
-                n_bytes,
-                (Faster("shoal", than="gloo", times=1),),
-                n_samples=3,
-                n_hosts=n_hosts,
-                rate_mbit=None,
-            )
-            for n_hosts in (2, 4, 8)
-            for n_bytes in (25 * _MIB, 256 * _MIB)
-        ),
-        show_time,
-        in_quick=lambda case: case.n_bytes == 25 * _MIB,
-    ),
+    *HOST_SECTIONS,
     Section(
         "cpu",
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, private memory",
@@ -278,4 +219,5 @@ SECTIONS: Final = (
         show_time,
         in_quick=lambda case: case.n_ranks == 8,
     ),
+    *MANY_SECTIONS,
 )

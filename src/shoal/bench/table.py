@@ -28,6 +28,11 @@ def show_memory(n_bytes: float) -> str:
     return f"{n_bytes / _MIB:.1f} MiB"
 
 
+def show_count(number: float) -> str:
+    """Of things: one decimal, for it may be a mean."""
+    return f"{number:.1f}"
+
+
 def show_size(n_bytes: int) -> str:
     """A size as people say it: 4 B, 16 KiB, 25 MiB."""
     for unit, name in ((_MIB, "MiB"), (1024, "KiB")):

@@ -54,7 +54,7 @@ class Teams:
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
         self._teams: dict[Crew, Team] = {}
-        self._clusters: dict[tuple[int, float | None], Cluster] = {}
+        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Cluster] = {}
         self._unstartable: dict[Crew, str] = {}
         self._n_calls: dict[_Kind, int] = {}
         self._unable: dict[tuple[Crew, str, str], str] = {}
@@ -108,9 +108,11 @@ class Teams:
         crew = _crew(library, case)
         return Team(crew, self._surroundings(crew))
 
-    def cluster(self, n_hosts: int, rate_mbit: float | None) -> Cluster:
+    def cluster(
+        self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
+    ) -> Cluster:
         """A cluster of so many hosts; see `Cluster`."""
-        which = (n_hosts, rate_mbit)
+        which = (n_hosts, rate_mbit, more_mbit)
         if which not in self._clusters:
             try:
                 self._clusters[which] = self._stack.enter_context(Cluster(*which))
@@ -142,8 +144,8 @@ class Teams:
         self._teams.pop(crew).close()
 
     def _surroundings(self, crew: Crew) -> Surroundings:
-        cluster = self.cluster(crew.n_hosts, crew.rate_mbit) if crew.n_hosts else None
-        return Surroundings(self.settings.openmpi, cluster)
+        cables = (crew.n_hosts, crew.rate_mbit, crew.more_mbit)
+        return Surroundings(self.settings.openmpi, self.cluster(*cables) if crew.n_hosts else None)
 
     def _sample(self, team: Team, case: Case, memory: str, algorithm: str) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
@@ -164,7 +166,7 @@ class Teams:
 
 
 def _crew(library: str, case: Case) -> Crew:
-    return Crew(library, case.n_ranks, case.n_hosts, case.rate_mbit)
+    return Crew(library, case.n_ranks, case.n_hosts, case.rate_mbit, case.more_mbit)
 
 
 class _Kind(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.bench.collectives import COLLECTIVES, Call, On
+from shoal.bench.collectives import CALLS, Call, On
 from shoal.bench.values import Buffer
 
 
@@ -55,11 +55,11 @@ class TorchRank:
             self._groups[algorithm] = _group_by(algorithm)
         group = self._groups[algorithm] if algorithm else dist.group.WORLD
         on = On(dist, group, self.rank, self.size)
-        return COLLECTIVES[collective].bind(on, data, other)
+        return CALLS[collective].bind(on, data, other)
 
     def choice(self, collective: str, n_bytes: int) -> str:
         """The algorithm that the planner takes for a collective of so many bytes."""
-        block = n_bytes // self.size if COLLECTIVES[collective].cut else n_bytes
+        block = n_bytes // self.size if CALLS[collective].cut else n_bytes
         return str(_shoal_group(dist.group.WORLD).planner.choose(collective, block).name)
 
     def subgroups(self, n_groups: int, n_members: int) -> tuple[float, float]:

@@ -14,13 +14,14 @@ import os
 import queue
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from shoal.bench.collectives import COLLECTIVES, Call
+from shoal.bench.collectives import CALLS, Call
 from shoal.bench.endpoints import JOIN, Endpoint
 from shoal.bench.values import Buffer, count_wrong, fill
 
@@ -44,8 +45,8 @@ class Rank:
         fill(data.values, self._endpoint.rank)
         self._endpoint.barrier()
         call()
-        block = len(data.values) // len(ranks) if COLLECTIVES[collective].cut else len(data.values)
-        sources = COLLECTIVES[collective].want(self._endpoint.rank, ranks, block)
+        block = len(data.values) // len(ranks) if CALLS[collective].cut else len(data.values)
+        sources = CALLS[collective].want(self._endpoint.rank, ranks, block)
         parts = [result.values[block * i : block * (i + 1)] for i in range(len(sources))]
         error = self._endpoint.error
         n_wrong = sum(count_wrong(*each, error) for each in zip(parts, sources, strict=True))
@@ -91,6 +92,26 @@ class Rank:
         form_s, use_s = self._torch().subgroups(n_groups, n_members)
         return {"form_s": form_s, "use_s": use_s}
 
+    def latencies(self, n_bulk: int, bulk_bytes: int) -> dict[str, Any]:
+        """Time small calls beside large ones."""
+        self._torch()
+        from shoal.bench.disturbed import latencies_beside
+
+        return {"times_s": latencies_beside(n_bulk, bulk_bytes)}
+
+    def cut_calls(
+        self, n_bytes: int, n_calls: int, interface: str, down_s: float
+    ) -> dict[str, Any]:
+        """Time calls in whose middle an interface goes down."""
+        self._torch()
+        from shoal.bench.disturbed import cut_calls
+
+        return cut_calls(n_bytes, n_calls, interface, down_s)._asdict()
+
+    def footprint(self) -> dict[str, Any]:
+        """The memory and the descriptors of this rank."""
+        return {"pss_bytes": proportional_bytes(), "n_fds": len(os.listdir("/proc/self/fd"))}
+
     def peak(self) -> dict[str, Any]:
         """The peak resident memory, and how much of it are the buffers."""
         tensors = sum(n_bytes for n_bytes, *_ in self._buffers)
@@ -116,7 +137,7 @@ class Rank:
     ) -> tuple[Call, Buffer, Buffer]:
         """The call, and the tensors of its input and its result."""
         data = self._buffer(n_bytes, memory, "data")
-        in_place = COLLECTIVES[collective].in_place
+        in_place = CALLS[collective].in_place
         other = data if in_place else self._buffer(n_bytes, memory, "other")
         call = self._endpoint.bind(collective, algorithm, data.data, other.data)
         return call, data, other
@@ -133,6 +154,32 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
+
+
+def proportional_bytes() -> int:
+    """Pss of this process: what is shared counts in part, by how many processes map it."""
+    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def fork_ranks(n_ranks: int) -> None:
+    """Return in each of so many forks, a rank; this process waits for them and ends.
+
+    Raises:
+        RuntimeError: shoal's core is loaded already: no rank can begin so.
+    """
+    import torch.distributed  # noqa: F401 - once for all of them
+
+    if "shoal._native" in sys.modules:
+        raise RuntimeError("the core of shoal is loaded, and forks of this process would share it")
+    for rank in range(n_ranks):
+        if os.fork() == 0:
+            places = {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": n_ranks}
+            os.environ.update({name: str(value) for name, value in places.items()})
+            return
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(n_ranks)]
+    sys.exit(max(map(abs, codes)))
 
 
 def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> None:
@@ -162,7 +209,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", choices=sorted(JOIN))
     parser.add_argument("control", help="path of the launcher's Unix socket")
+    parser.add_argument("--fork", type=int, default=0, help="ranks of one host that this becomes")
     args = parser.parse_args()
+    if args.fork:
+        fork_ranks(args.fork)
     with socket.socket(socket.AF_UNIX) as control:
         control.connect(args.control)
 

@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, each with one cable to a switch.
+"""Hosts as network namespaces, each with a cable, or several, to a switch.
 
     with Cluster(4, rate_mbit=1000) as cluster:
         cluster.run(0, ["ping", "-c1", cluster.hosts[3].address])
@@ -25,10 +25,10 @@ from typing import Any, Final
 
 from shoal.errors import Unsupported, UsageError
 
-__all__ = ["BURST_BYTES", "INTERFACE", "Cluster", "Host", "remove_stale"]
+__all__ = ["BURST_BYTES", "INTERFACE", "Cluster", "Host", "interface_of", "remove_stale"]
 
-INTERFACE: Final = "eth0"  # the one cable of every host, under this name in its namespace
-_SUBNET: Final = "10.77.0"  # every cluster's: they cannot see each other
+INTERFACE: Final = "eth0"  # the first cable of every host, under this name in its namespace
+_FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
 _PREFIX: Final = "shoal-lab"
 _NAMESPACES: Final = Path("/run/netns")  # where `ip netns` keeps the names
 _MAX_HOSTS: Final = 200
@@ -46,20 +46,32 @@ _LIMIT_BYTES: Final = 1024 * 1024
 # What a message between two hosts takes besides its bytes: on the way, and a core of each end.
 _MESSAGE: Final = "10us,16us"
 
+_NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
+
 _serials = itertools.count()
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a cluster: its network namespace and its address inside the cluster."""
+    """One host of a cluster: its network namespace, and its address at each of its cables."""
 
     index: int
     namespace: str
-    address: str
+    addresses: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """That at the first cable."""
+        return self.addresses[0]
+
+
+def interface_of(cable: int) -> str:
+    """The name of a host's interface, by the number of its cable."""
+    return f"eth{cable}"
 
 
 class Cluster:
-    """Hosts on one machine, cabled to one switch; each cable carries `rate_mbit` each way.
+    """Hosts on one machine, cabled to a switch; each cable carries `rate_mbit` each way.
 
     Without a rate nothing is shaped: the cores of this machine are what limits the cables.
 
@@ -69,14 +81,19 @@ class Cluster:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
         rate_mbit: megabits per second of the wire; headers count, so TCP carries 95.6 % of it.
             None: as much as the cores can move.
+        more_mbit: the rates of further cables of each host, each to a switch of its own: 10.78.0.1
+            and so on at the second one.
 
     Raises (on entering, with nothing left behind):
         UsageError: not root, or no iproute2.
         Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
     """
 
-    def __init__(self, n_hosts: int, rate_mbit: float | None = 1000) -> None:
-        if not 1 <= n_hosts <= _MAX_HOSTS or (rate_mbit is not None and rate_mbit <= 0):
+    def __init__(
+        self, n_hosts: int, rate_mbit: float | None = 1000, more_mbit: Sequence[float] = ()
+    ) -> None:
+        self._rates = (rate_mbit, *more_mbit)
+        if not 1 <= n_hosts <= _MAX_HOSTS or any(r is not None and r <= 0 for r in self._rates):
             raise UsageError(
                 f"a cluster of {n_hosts} hosts at {rate_mbit} Mbit/s: "
                 f"expected 1 to {_MAX_HOSTS} hosts and a rate above 0"
@@ -84,7 +101,12 @@ class Cluster:
         name = f"{_PREFIX}-{os.getpid()}-{next(_serials)}"
         self.rate_mbit = rate_mbit
         self.hosts = tuple(
-            Host(index, f"{name}-{index}", f"{_SUBNET}.{index + 1}") for index in range(n_hosts)
+            Host(
+                index,
+                f"{name}-{index}",
+                tuple(f"10.{_FIRST_NET + cable}.0.{index + 1}" for cable in range(self.n_cables)),
+            )
+            for index in range(n_hosts)
         )
         self._switch = f"{name}-switch"
 
@@ -95,10 +117,19 @@ class Cluster:
         An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
         cores of one machine.
         """
-        told = {"SHOAL_SOCKET_IFNAME": INTERFACE}
+        names = ",".join(map(interface_of, range(self.n_cables)))
+        told = {"SHOAL_SOCKET_IFNAME": names}
+        if self.n_cables > 1:
+            told["SHOAL_PATHS"] = str(self.n_cables)
         if self.rate_mbit is not None:
-            told["SHOAL_LINK"] = f"{self.rate_mbit:.10g}Mb,{_MESSAGE}"
+            rate_mbit = sum(rate for rate in self._rates if rate is not None)
+            told["SHOAL_LINK"] = f"{rate_mbit:.10g}Mb,{_MESSAGE}"
         return told
+
+    @property
+    def n_cables(self) -> int:
+        """How many each host has."""
+        return len(self._rates)
 
     def __enter__(self) -> Cluster:
         _check_powers()
@@ -106,7 +137,10 @@ class Cluster:
         try:
             self._build_switch()
             for host in self.hosts:
-                self._build_host(host)
+                _ip("netns", "add", host.namespace)
+                _ip("-n", host.namespace, "link", "set", "lo", "up")
+                for cable in range(self.n_cables):
+                    self._lay_cable(host, cable)
         except BaseException:
             self.close()
             raise
@@ -134,6 +168,20 @@ class Cluster:
         """`subprocess.Popen` in a host, for text. Killed with the cluster if it still runs."""
         return subprocess.Popen(self.command(host, argv), text=True, **options)
 
+    def cut(self, source: int, to: int, cable: int = 0) -> None:
+        """From now on, all that one host sends to another by a cable is lost in silence."""
+        # To a station that does not exist: the bridge floods it, and nobody takes it.
+        self._neighbour("replace", source, to, cable, "lladdr", _NOBODY, "nud", "permanent")
+
+    def mend(self, source: int, to: int, cable: int = 0) -> None:
+        """Undo `cut`: the next packet finds its way."""
+        self._neighbour("del", source, to, cable)
+
+    def _neighbour(self, what: str, source: int, to: int, cable: int, *how: str) -> None:
+        address, outlet = self.hosts[to].addresses[cable], interface_of(cable)
+        where = ("-n", self.hosts[source].namespace)
+        _ip(*where, "neigh", what, address, "dev", outlet, *how)
+
     def close(self) -> None:
         """Kill what runs in the hosts and remove them. Idempotent."""
         for namespace in (*(host.namespace for host in self.hosts), self._switch):
@@ -141,22 +189,22 @@ class Cluster:
 
     def _build_switch(self) -> None:
         _ip("netns", "add", self._switch)
-        _ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", self._switch, "link", "set", "bridge", "up")
+        for cable in range(self.n_cables):
+            _ip("-n", self._switch, "link", "add", f"bridge{cable}", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", f"bridge{cable}", "up")
 
-    def _build_host(self, host: Host) -> None:
-        inside, port = host.namespace, f"port{host.index}"
-        veth = ("link", "add", INTERFACE, "type", "veth", "peer", "name", port)
-        _ip("netns", "add", inside)
+    def _lay_cable(self, host: Host, cable: int) -> None:
+        inside, outlet, port = host.namespace, interface_of(cable), f"port{host.index}-{cable}"
+        rate_mbit = self._rates[cable]
+        veth = ("link", "add", outlet, "type", "veth", "peer", "name", port)
         _ip("-n", inside, *veth, "netns", self._switch)
-        _ip("-n", inside, "addr", "add", f"{host.address}/24", "dev", INTERFACE)
-        _ip("-n", inside, "link", "set", "lo", "up")
-        _ip("-n", self._switch, "link", "set", port, "master", "bridge")
+        _ip("-n", inside, "addr", "add", f"{host.addresses[cable]}/24", "dev", outlet)
+        _ip("-n", self._switch, "link", "set", port, "master", f"bridge{cable}")
         # tbf shapes what leaves an interface: one end limits what the host sends, the other what it
         # is sent.
-        for namespace, interface in ((inside, INTERFACE), (self._switch, port)):
-            if self.rate_mbit is not None:
-                _shape(namespace, interface, self.rate_mbit)
+        for namespace, interface in ((inside, outlet), (self._switch, port)):
+            if rate_mbit is not None:
+                _shape(namespace, interface, rate_mbit)
             _ip("-n", namespace, "link", "set", interface, "up")
 
 

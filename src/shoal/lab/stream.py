@@ -29,10 +29,11 @@ _DEADLINE_S: Final = 90.0
 
 
 class Flow(NamedTuple):
-    """One stream: from one host of a cluster to another."""
+    """One stream: from one host of a cluster to another, by one of their cables."""
 
     source: int
     to: int
+    cable: int = 0
 
 
 def ring_of(n_hosts: int) -> list[Flow]:
@@ -63,7 +64,7 @@ def measure_streams(cluster: Cluster, flows: Sequence[Flow], n_bytes: int) -> li
         for receiver in receivers:
             _line_of(receiver)  # it listens
         for index, flow in enumerate(flows):
-            address = cluster.hosts[flow.to].address
+            address = cluster.hosts[flow.to].addresses[flow.cable]
             start(flow.source, "send", address, _FIRST_PORT + index, n_bytes)
         return [float(_line_of(receiver)) for receiver in receivers]
 

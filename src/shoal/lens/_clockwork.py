@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.lens.dataflow import Dataflow
     from shoal.plan.cluster import Cluster
 
-# The engine's own numbers: native/transport/tcp_link.h, native/engine/steps.cc.
+# The engine's own numbers: native/transport/tcp_link.h, native/engine/granted_way.cc.
 EAGER_BYTES: Final = 64 << 10
 N_AHEAD: Final = 8
 

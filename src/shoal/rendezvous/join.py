@@ -423,8 +423,9 @@ class _Join:
         own = self._roster.own
         key = self._roster.job_key
         cards = self._roster.cards()
+        ids = self._roster.process_ids()
         listeners = tuple(listener.detach() for listener in self._door.hand_over())
-        whole = (epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key)
+        whole = (epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key, ids)
         return Membership(*whole, listeners)
 
     def _listens_at(self, link: Link) -> tuple[tuple[str, int], ...]:

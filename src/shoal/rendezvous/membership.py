@@ -52,6 +52,7 @@ class Membership:
         peers: all other ranks, ascending.
         cards: by rank, what it gave `join` as its card.
         listener_fds: where ranks of other hosts can reach this one for the life of the job.
+        process_ids: by rank, 128 random bits; the epoch, which every link proves, is made of them.
         job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
     """
 
@@ -62,6 +63,7 @@ class Membership:
     peers: tuple[PeerInfo, ...]
     cards: tuple[bytes, ...]
     job_key: bytes = field(repr=False)
+    process_ids: tuple[bytes, ...]
     listener_fds: tuple[int, ...] = ()
     _held: list[int] = field(init=False, repr=False, compare=False)
 

@@ -93,6 +93,10 @@ class Roster:
         """By rank, what each one gave for all to read. Needs all records."""
         return tuple(self._records[rank].card for rank in range(self.own.size))
 
+    def process_ids(self) -> tuple[bytes, ...]:
+        """By rank, the 128 random bits that its process drew for this epoch. Needs all records."""
+        return tuple(self._records[rank].nonce for rank in range(self.own.size))
+
     def record(self, rank: int) -> Record | None:
         """What is known of a rank."""
         return self._records.get(rank)

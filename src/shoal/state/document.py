@@ -113,7 +113,10 @@ def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
     world: dict[str, Any] = {
         "epoch": f"{source.epoch:016x}",
         "rank": source.rank,
-        "ranks": [{"host": seat.host, "address": seat.address} for seat in source.names],
+        "ranks": [
+            {"host": seat.host, "address": seat.address, "process_id": seat.process_id}
+            for seat in source.names
+        ],
         "is_closed": mesh is None,
         "is_stuck": mesh is not None and native is None,
     }

@@ -5,7 +5,9 @@ Importing shoal is not needed: `import torch` registers the backend (shoal/_auto
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -20,7 +22,19 @@ from shoal.frontend.torch.store import TorchStore
 if TYPE_CHECKING:
     from shoal.group import Group
 
-__all__ = ["create_process_group", "ShoalBackend", "ShoalProcessGroup"]
+__all__ = ["create_process_group", "default_group", "heir", "ShoalBackend", "ShoalProcessGroup"]
+
+_heirs: Final[list[Group]] = []
+
+
+@contextlib.contextmanager
+def heir(group: Group) -> Iterator[None]:
+    """Meanwhile this group is what torch gets for a default group: nobody meets."""
+    _heirs.append(group)
+    try:
+        yield
+    finally:
+        _heirs.clear()
 
 
 def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup:
@@ -50,7 +64,9 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
 
 def _form(opts: Any) -> Group:
     ranks = list(opts.global_ranks_in_group)
-    default = _default_group() if ranks else None
+    if _heirs and not ranks:
+        return _heirs[0]
+    default = default_group() if ranks else None
     if default is not None:
         return default.subgroup(ranks, name=opts.group_id)
     name = opts.group_id if ranks else "world"
@@ -59,7 +75,7 @@ def _form(opts: Any) -> Group:
     return shoal.group.form(store, opts.group_rank, opts.group_size, timeout_s=timeout_s, name=name)
 
 
-def _default_group() -> Group | None:
+def default_group() -> Group | None:
     """The shoal group inside torch's default group, if it is one."""
     if not dist.is_initialized():
         return None

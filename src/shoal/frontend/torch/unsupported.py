@@ -26,7 +26,7 @@ MISSING: Final[Mapping[str, Missing]] = {
     "merge_remote_group": _MERGE,
     "mergeRemoteGroup": _MERGE,
     "merge": _MERGE,
-    "shrink": Missing("shrink_group", "use dist.new_group with the ranks that are left"),
+    "shrink": Missing("shrink_group", "use shoal.torch.shrink_group"),
     "reconfigure": _RECONFIGURE,
     "get_reconfigure_handle": _RECONFIGURE,
     "new_window": Missing("new_window", "use send and recv"),

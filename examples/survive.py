@@ -1,0 +1,50 @@
+"""Train on after a worker was killed: the others shrink the group, in the same processes.
+
+Starts the workers, each a `train_on.py`; one of them is killed (as by `kill -9`) half-way.
+
+    python examples/survive.py                        # four workers; number 2 is killed
+    python examples/survive.py --workers 3 --kill 0   # also the one that served the meeting
+
+NOT under torchrun: it ends all workers of a host when one of them dies.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+TRAIN = Path(__file__).with_name("train_on.py")
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--kill", type=int, default=2, metavar="RANK", help="whom; -1: nobody")
+    parser.add_argument("--steps", type=int, default=100)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Start the workers, and return 0 if all end well but the one that is killed."""
+    args = parse_args()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environ = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environ |= {"WORLD_SIZE": str(args.workers), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(TRAIN), f"--steps={args.steps}", f"--kill={args.kill}"]
+    workers = [
+        subprocess.Popen(command, env=environ | {"RANK": str(rank)}) for rank in range(args.workers)
+    ]
+    try:
+        codes = [worker.wait() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return int(any(code for rank, code in enumerate(codes) if rank != args.kill))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

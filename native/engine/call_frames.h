@@ -1,0 +1,33 @@
+// Frames of calls that this rank has in flight: each goes to the object that speaks its protocol.
+#pragma once
+
+#include <span>
+
+#include "engine/judge.h"
+#include "engine/openings.h"
+#include "engine/ways.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock.
+class CallFrames {
+ public:
+  CallFrames(Steps& steps, Ways& ways, Openings& openings, Judge& judge)
+      : steps_(steps), ways_(ways), openings_(openings), judge_(judge) {}
+
+  // The call may be through afterwards.
+  void arrived(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
+
+  // Whether the blocks between this rank and a peer are as long for both; ends the group if not.
+  bool same_lengths(Collective& call, int from, std::span<const std::byte> payload);
+
+ private:
+  void on_data(Collective& call, uint32_t at, const Header& header, std::span<std::byte> payload);
+
+  Steps& steps_;
+  Ways& ways_;
+  Openings& openings_;
+  Judge& judge_;
+};
+
+}  // namespace shoal

@@ -1,0 +1,138 @@
+#include "engine/calls.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal {
+
+std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
+                                           const Memory& memory, int64_t deadline_ns) {
+  auto call = std::make_shared<Collective>();
+  group.own(*call);
+  call->plan = std::move(plan);
+  call->serial = ++group.n_calls;
+  call->deadline_ns = deadline_ns;
+  for (size_t buffer = 0; buffer < memory.size(); ++buffer) call->memory[buffer] = memory[buffer];
+  if (const Error ended = judge_.ended(group)) refuse(*call, ended);
+  return call;
+}
+
+void Calls::refuse(Collective& call, const Error& why) {
+  call.error = why;
+  call.error.doing = call.doing();
+  call.finished = true;
+}
+
+void Calls::hold(Collective& call, uint64_t key) {
+  call.key = key;
+  call.posted_ns = now_;
+  call.peer_open.assign(call.members->size(), false);
+  call.group->in_flight[key] = call.shared_from_this();
+  ++n_in_flight_;
+}
+
+void Calls::let_go(Collective& call) {
+  call.group->in_flight.erase(call.key);
+  --n_in_flight_;
+}
+
+void Calls::launch(Collective& call, uint64_t key) {
+  Group& group = *call.group;
+  if (group.in_flight.count(key) != 0)
+    return refuse(call, {Fault::kMismatch, -1, "a call with this name is in flight already"});
+  const Program& program = *call.plan->program;
+  group.finished.launched(key);
+  index(call);
+  hold(call, key);
+  openings_.count(call);
+  for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
+    const Step& step = program.steps[at];
+    if (call.state[at].n_segments == 0) continue;
+    if (step.waits_for.empty()) steps_.make_ready(call, at);
+    if (step.kind == StepKind::kRecv && step.gate != Place::kNoGate) ways_.grants.grant(call, at);
+  }
+  openings_.announce(call);
+  grant_far(call);
+  use_early(call);
+  if (!call.finished) judge_.launched(call);
+  if (call.steps_left == 0 && !call.finished) finish(call, {});
+}
+
+// What is derived from the plan and the links.
+void Calls::index(Collective& call) {
+  const Program& program = *call.plan->program;
+  call.standing.assign(call.members->size(), Collective::Standing::kFree);
+  call.state.resize(program.steps.size());
+  ways_.choose(call);
+  for (uint32_t at = 0; at < program.steps.size(); ++at) {
+    const Step& step = program.steps[at];
+    call.state[at].n_segments = call.plan->n_segments(step);
+    if (call.state[at].n_segments > 0) call.steps_left++;
+    if (step.kind == StepKind::kRecv && links_.is_far(call.peer_of(step)))
+      call.n_far_bytes += call.as_encoded(at, call.plan->chunk_bytes(step.buffer, step.chunk));
+  }
+}
+
+// Before any data of ours, which may fill the socket: the peer is to send at the same time.
+void Calls::grant_far(Collective& call) {
+  const Program& program = *call.plan->program;
+  for (uint32_t at = 0; at < program.steps.size(); ++at) {
+    const Step& step = program.steps[at];
+    if (step.kind != StepKind::kRecv || !step.waits_for.empty()) continue;
+    const Link* link = links_[call.peer_of(step)];
+    if (link != nullptr && !link->shares_memory() && call.state[at].n_segments > 0)
+      ways_.grants.grant(call, at);
+  }
+}
+
+void Calls::use_early(Collective& call) {
+  std::vector<Early> frames = early_.take(*call.group, call.key);
+  for (Early& frame : frames) {
+    if (call.finished) break;
+    frames_.arrived(call, frame.peer, frame.header, frame.payload);
+    early_.used(frame);
+    settle(call);
+  }
+  early_.discard(std::move(frames));
+}
+
+void Calls::finish(Collective& call, const Error& error) {
+  if (call.finished) return;
+  Group& group = *call.group;
+  if (!error && group.life.is_disputed())
+    return;  // nothing succeeds once we know that the ranks differ
+  const auto keep = call.shared_from_this();
+  call.error = error;
+  call.ready.clear();
+  ways_.granted.unreserve(call);
+  if (error) ways_.take_back(call);  // the caller may free its memory now
+  const bool had_scratch = call.scratch != nullptr;
+  scratch_.give_back(call);
+  // From here on it is over.
+  let_go(call);
+  call.finished.store(true, std::memory_order_release);
+  judge_.finished(call);
+  openings_.finished(call);
+  group.finished.remember(call.key, call.plan);
+  if (had_scratch) scratch_.pass_on();
+}
+
+uint32_t Calls::frames_awaited(const Collective& call) const {
+  if (n_in_flight_ != 1 || call.finished) return 1;
+  uint32_t awaited = 0;
+  const Program& program = *call.plan->program;
+  for (uint32_t at = 0; at < program.steps.size(); ++at) {
+    const Step& step = program.steps[at];
+    const StepState& state = call.state[at];
+    if (state.done == state.n_segments || step.peer < 0) continue;
+    // What is still to be sent may hang on the very next frame, and only frames in shared memory
+    // ring the bell.
+    const Link* link = links_[call.peer_of(step)];
+    const bool to_send = step.kind == StepKind::kSend && state.started < state.n_segments;
+    if (to_send || link == nullptr || !link->shares_memory() || !state.is_eager) return 1;
+    if (step.kind == StepKind::kRecv && state.arrived.empty()) ++awaited;
+  }
+  return std::max(1u, awaited);
+}
+
+}  // namespace shoal

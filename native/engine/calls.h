@@ -1,0 +1,76 @@
+// Calls begin and end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/call_frames.h"
+#include "engine/early_frames.h"
+#include "engine/group.h"
+#include "engine/openings.h"
+#include "engine/scratch.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock. `now`: of the last tick.
+class Calls {
+ public:
+  using Memory = std::vector<std::vector<std::byte*>>;
+
+  Calls(Links& links, Steps& steps, Scratch& scratch, Ways& ways, Openings& openings,
+        CallFrames& frames, EarlyFrames& early, Judge& judge, const int64_t& now)
+      : links_(links),
+        steps_(steps),
+        scratch_(scratch),
+        ways_(ways),
+        openings_(openings),
+        frames_(frames),
+        early_(early),
+        judge_(judge),
+        now_(now) {}
+
+  // A call that is not in flight yet; it has failed already if its group has ended.
+  std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
+                                      const Memory& memory, int64_t deadline_ns);
+  // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
+  void launch(Collective& call, uint64_t key);
+  // Ends a call that never was in flight.
+  static void refuse(Collective& call, const Error& why);
+
+  // In flight under `key`, where it does nothing (for now) but can fail as any call.
+  void hold(Collective& call, uint64_t key);
+  void let_go(Collective& call);
+
+  // Ends a call whose last step is over. Whoever has moved a call's steps calls this.
+  void settle(Collective& call) {
+    if (call.is_through && !call.finished) finish(call, {});
+  }
+  // With an error: nobody touches its memory any more. Where memory runs out in the middle, the
+  // call is still in flight, and all of this happens again.
+  void finish(Collective& call, const Error& error);
+
+  size_t n_in_flight() const { return n_in_flight_; }
+  // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
+  // wake earlier. 1 when other calls might need this process sooner.
+  uint32_t frames_awaited(const Collective& call) const;
+
+ private:
+  void index(Collective& call);
+  void grant_far(Collective& call);
+  void use_early(Collective& call);
+
+  Links& links_;
+  Steps& steps_;
+  Scratch& scratch_;
+  Ways& ways_;
+  Openings& openings_;
+  CallFrames& frames_;
+  EarlyFrames& early_;
+  Judge& judge_;
+  const int64_t& now_;
+  size_t n_in_flight_ = 0;
+};
+
+}  // namespace shoal

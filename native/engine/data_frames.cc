@@ -1,0 +1,176 @@
+#include "engine/data_frames.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/group.h"
+
+namespace shoal {
+namespace {
+
+// Whatever its turn: paths bring segments in any order.
+bool has_come(const StepState& state, uint32_t segment) {
+  return segment < state.done || std::any_of(
+                                     state.arrived.begin(), state.arrived.end(),
+                                     [&](const Arrived& came) { return came.segment == segment; });
+}
+
+}  // namespace
+
+// ---- out
+
+// The next segment of a send as it travels; empty while too much for the peer waits to leave.
+Encoded::Payload DataFrames::encode(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  const StepState& state = call.state[at];
+  const int peer = call.peer_of(step);
+  Encoded::Payload payload = encoded_.take(peer, call.wire_bytes(at, state.started));
+  if (payload.block)
+    state.codec->encode(payload.block.data(),
+                        call.segment_at(step.buffer, step.chunk, state.started),
+                        call.segment_bytes(step, state.started) / size_of(call.plan->dtype));
+  else
+    encoded_.wait(peer, {call.weak_from_this(), at});
+  return payload;
+}
+
+size_t DataFrames::send(Collective& call, uint32_t at, uint16_t flags) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.peer_of(step);
+  const size_t n_bytes = call.wire_bytes(at, state.started);
+  Encoded::Payload encoded;
+  if (state.codec != nullptr) {
+    encoded = encode(call, at);
+    if (!encoded.block) return 0;
+  }
+  Frame frame = call.frame(FrameType::kData, step.flow, state.started);
+  frame.header.length = static_cast<uint32_t>(n_bytes);
+  frame.header.flags = flags;
+  frame.payload = encoded.block ? encoded.block.data()
+                                : call.segment_at(step.buffer, step.chunk, state.started);
+  frame.token = links_.new_token();
+  const uint32_t segment = state.started++;
+  const bool is_free = links_.send(peer, frame);
+  if (encoded.block) {
+    is_free ? encoded_.give_back(encoded) : encoded_.keep(frame.token, peer, std::move(encoded));
+    steps_.complete(call, at, segment);  // nobody looks at the segment itself any more
+  } else if (is_free) {
+    steps_.complete(call, at, segment);
+  } else {
+    borrowed_[frame.token] = {call.shared_from_this(), at, segment};
+  }
+  if (state.started < state.n_segments) steps_.make_ready(call, at);
+  return n_bytes;
+}
+
+std::shared_ptr<Collective> DataFrames::sent(uint64_t token) {
+  const auto found = borrowed_.find(token);
+  if (found == borrowed_.end()) {
+    // The last made ready is the first to be tried: what comes first in the schedule.
+    for (const auto& [waiting, at] : encoded_.sent(token))
+      if (const auto call = waiting.lock(); call && !call->finished) steps_.make_ready(*call, at);
+    return nullptr;
+  }
+  const Borrowed what = std::move(found->second);
+  borrowed_.erase(found);
+  if (what.call->finished) return nullptr;
+  steps_.complete(*what.call, what.step, what.segment);
+  return what.call;
+}
+
+std::shared_ptr<Collective> DataFrames::spoiled(uint64_t token) {
+  const auto found = borrowed_.find(token);
+  if (found == borrowed_.end()) return nullptr;
+  auto call = std::move(found->second.call);
+  borrowed_.erase(found);
+  return call;
+}
+
+void DataFrames::drop_call(const Collective& call) {
+  std::erase_if(borrowed_, [&](const auto& entry) { return entry.second.call.get() == &call; });
+}
+
+// ---- in
+
+std::span<std::byte> DataFrames::landing(int peer, const Header& header, const Collective* call) {
+  Landing& landing = landings_.of(peer, header);
+  landing.in_place = false;
+  if (header.type != FrameType::kData) {
+    if (header.length > kMaxText) return {};
+    landing.control.resize(header.length);
+    return landing.control;
+  }
+  const int from = call == nullptr ? -1 : call->group->rank_of[peer];
+  if (std::byte* place = from < 0 ? nullptr : own_place(*call, from, header)) {
+    landing.in_place = true;
+    return {place, header.length};
+  }
+  landing.block = staging_.take(header.length);
+  return {landing.block.data(), header.length};
+}
+
+// Where a segment belongs, if it may be written there now; else nullptr.
+std::byte* DataFrames::own_place(const Collective& call, int from, const Header& header) const {
+  const Program& program = *call.plan->program;
+  const auto& flows = program.recvs_from[from];
+  if (header.descriptor != call.plan->descriptor_hash || header.flow >= flows.size())
+    return nullptr;
+  const uint32_t at = flows[header.flow];
+  const Step& step = program.steps[at];
+  const StepState& state = call.state[at];
+  const bool ready = !has_come(state, header.segment) && header.segment < state.n_segments &&
+                     header.segment < call.segments_ready(step) && call.has_memory(step);
+  if (!ready || step.fold || state.codec != nullptr ||
+      call.segment_bytes(step, header.segment) != header.length)
+    return nullptr;
+  return call.segment_at(step.buffer, step.chunk, header.segment);
+}
+
+void DataFrames::arrived(Collective& call, uint32_t at, const Header& header,
+                         std::span<std::byte> payload, FrameWay& way) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.peer_of(step);
+  const bool eager = (header.flags & kEager) != 0;
+  const bool allowed = eager || header.segment < state.grant_said;
+  if (has_come(state, header.segment) || !allowed || header.segment >= state.n_segments ||
+      payload.size() != call.wire_bytes(at, header.segment))
+    return judge_.protocol_error(peer, "sent segment " + std::to_string(header.segment) + " of " +
+                                           call.doing() +
+                                           " twice, unasked, or with a wrong length of " +
+                                           std::to_string(payload.size()) + " B");
+  // The peer sends this only after consuming our own segment: that send is done.
+  if (step.gate != Place::kNoGate && !eager) {
+    const uint32_t before = call.plan->program->sends_to[step.peer][step.gate];
+    call.state[before].way->taken(call, before, header.segment + 1);
+  }
+  Landing& landing = landings_.of(peer, header);
+  const bool has_place = call.has_memory(step);
+  const bool landed = landing.in_place && has_place &&
+                      payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
+  if (header.segment == state.done && state.done < call.segments_ready(step) && has_place) {
+    // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
+    // was kept until now lies elsewhere, and the landing may be in use.
+    Block used;
+    if (landing.block.data() == payload.data()) used = std::move(landing.block);
+    return way.take(call, at, landed ? nullptr : payload.data());
+  }
+  keep(state, landing, payload, {header.segment, {}, landed, &way});
+}
+
+void DataFrames::keep(StepState& state, Landing& landing, std::span<std::byte> payload,
+                      Arrived came) {
+  if (!came.in_place) {
+    if (landing.block && landing.block.data() == payload.data()) {
+      came.block = std::move(landing.block);
+    } else {
+      came.block = staging_.take(payload.size());
+      std::memcpy(came.block.data(), payload.data(), payload.size());
+    }
+  }
+  state.arrived.push_back(std::move(came));
+}
+
+}  // namespace shoal

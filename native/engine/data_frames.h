@@ -1,0 +1,68 @@
+// Segments in frames, whether they were granted or go eagerly: they are encoded if their flow is,
+// borrowed until they have left, and land where they belong or in staging.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+
+#include "engine/encoded.h"
+#include "engine/landings.h"
+#include "engine/staging.h"
+#include "engine/way.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock.
+class DataFrames {
+ public:
+  DataFrames(Links& links, Steps& steps, Staging& staging, Judge& judge, size_t n_peers)
+      : links_(links),
+        steps_(steps),
+        staging_(staging),
+        judge_(judge),
+        encoded_(staging, n_peers),
+        landings_(n_peers) {}
+
+  // Sends the next segment of a send. 0: too much that is encoded waits for the peer's link.
+  size_t send(Collective& call, uint32_t at, uint16_t flags);
+  // A frame has left. The call whose segment it was, if that may have come to its end by it.
+  std::shared_ptr<Collective> sent(uint64_t token);
+  // The call whose segment is not what it was when it left; null: of none.
+  std::shared_ptr<Collective> spoiled(uint64_t token);
+
+  // Where the payload of a frame goes. `call`: the one it is of, if this rank has it in flight.
+  std::span<std::byte> landing(int peer, const Header& header, const Collective* call);
+  // A segment of a receive has come; `way` is how.
+  void arrived(Collective& call, uint32_t at, const Header& header, std::span<std::byte> payload,
+               FrameWay& way);
+  // The payload was kept elsewhere.
+  void drop_landing(int peer, const Header& header) { landings_.of(peer, header).block = {}; }
+
+  void drop_call(const Collective& call);  // no link borrows its memory any more
+  void drop_peer(int peer) { encoded_.drop_peer(peer); }
+  void clear() { borrowed_.clear(); }
+
+ private:
+  struct Borrowed {  // a payload on its way
+    std::shared_ptr<Collective> call;
+    uint32_t step = 0;
+    uint32_t segment = 0;
+  };
+
+  Encoded::Payload encode(Collective& call, uint32_t at);
+  std::byte* own_place(const Collective& call, int from, const Header& header) const;
+  void keep(StepState& state, Landing& landing, std::span<std::byte> payload, Arrived came);
+
+  Links& links_;
+  Steps& steps_;
+  Staging& staging_;
+  Judge& judge_;
+  Encoded encoded_;
+  Landings landings_;
+  std::unordered_map<uint64_t, Borrowed> borrowed_;  // by token
+};
+
+}  // namespace shoal

@@ -1,0 +1,38 @@
+// The last calls of a group that are over.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+
+#include "engine/program.h"
+
+namespace shoal {
+
+// What calls were, so that a late frame of another call under the same key is noticed.
+//
+// Threads: under the mesh's lock.
+class FinishedCalls {
+ public:
+  // A call without a name: its key is how many of the group's came before it, more or less.
+  static bool is_counted(uint64_t key) { return key >> 62 == 0; }
+
+  // A call was launched, which says how far the keys have come.
+  void launched(uint64_t key);
+  void remember(uint64_t key, std::shared_ptr<const Plan> plan);
+
+  std::shared_ptr<const Plan> plan_of(uint64_t key) const;  // null: not known (any more)
+  // Whether a call under this key has finished so long ago that nothing is known of it any more.
+  bool is_forgotten(uint64_t key) const;
+  const std::deque<uint64_t>& keys() const { return order_; }  // the oldest first
+
+ private:
+  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
+  std::deque<uint64_t> order_;
+  uint64_t last_counted_ = 0;  // the highest key of a call without a name
+  size_t n_chunks_ = 0;
+};
+
+}  // namespace shoal

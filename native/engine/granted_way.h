@@ -1,0 +1,34 @@
+// Between hosts: in a frame, once the receiver has granted it.
+//
+//   sender                               receiver
+//     open         ------------------->    (if no small data tells of the call)
+//                  <-------------------  grant: what its step is ready for, and segments ahead of
+//     data         ------------------->    that, backed by reserved staging
+#pragma once
+
+#include "engine/data_frames.h"
+#include "engine/staging.h"
+#include "engine/way.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock.
+class GrantedWay final : public FrameWay {
+ public:
+  GrantedWay(Steps& steps, Traffic& traffic, Staging& staging, DataFrames& frames, size_t n_peers);
+
+  size_t send(Collective& call, uint32_t at) override;
+  // Receiver: up to where a sender may go whose segments below `upto` can be used at once.
+  uint32_t look_ahead(Collective& call, uint32_t at, uint32_t upto);
+  void unreserve(Collective& call);  // it is over
+
+ private:
+  void reserve(Collective& call, uint32_t at, uint32_t most);
+
+  Traffic& traffic_;
+  Staging& staging_;
+  DataFrames& frames_;
+  std::vector<uint32_t> look_ahead_;  // segments of a flow, by peer
+};
+
+}  // namespace shoal

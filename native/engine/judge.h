@@ -1,0 +1,47 @@
+// Whom the parts of an engine tell what went wrong, and who decides what that ends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+
+namespace shoal {
+
+struct Collective;
+struct Group;
+struct Plan;
+
+// Threads: under the mesh's lock.
+class Judge {
+ public:
+  virtual std::string who(int peer) const = 0;  // in words
+
+  // The link with a peer ends: after the current frame or step, never inside it.
+  virtual void protocol_error(int peer, const std::string& what) = 0;
+  // The same before any other step runs: the peer has given this rank up.
+  virtual void gave_up(int peer, const std::string& why) = 0;
+  // At once. `tell`: the other members too.
+  virtual void abort_group(Group& group, const Error& why, bool tell) = 0;
+
+  // A peer has called something else under this key; it says what.
+  virtual void disagree(Collective& call, int peer) = 0;
+  virtual void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
+                           std::span<std::byte> payload) = 0;
+  // Two members of a call (group ranks) count different bytes between them.
+  virtual void lengths_differ(Collective& call, int from, int to, uint64_t sent,
+                              uint64_t taken) = 0;
+
+  // Why a group starts no more calls; empty if it does.
+  virtual Error ended(const Group& group) const = 0;
+  // A call is in flight now: its group ends if it waits for somebody who has left.
+  virtual void launched(Collective& call) = 0;
+  virtual void finished(Collective& call) = 0;
+
+ protected:
+  ~Judge() = default;
+};
+
+}  // namespace shoal

@@ -1,0 +1,36 @@
+// Where the payload goes that each path of each peer is bringing.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "engine/staging.h"
+#include "transport/frame.h"
+
+namespace shoal {
+
+struct Landing {
+  Block block;                     // of a segment
+  std::vector<std::byte> control;  // of any other frame
+  bool in_place = false;           // the segment lands where it belongs
+};
+
+// Threads: under the mesh's lock.
+class Landings {
+ public:
+  explicit Landings(size_t n_peers) : by_peer_(n_peers) {}
+
+  Landing& of(int peer, const Header& header) {
+    auto& paths = by_peer_[static_cast<size_t>(peer)];  // from its first frame on
+    if (paths == nullptr) paths = std::make_unique<Paths>();
+    return (*paths)[header.path()];
+  }
+
+ private:
+  using Paths = std::array<Landing, Header::kMaxPaths>;
+  std::vector<std::unique_ptr<Paths>> by_peer_;
+};
+
+}  // namespace shoal

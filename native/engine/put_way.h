@@ -1,0 +1,34 @@
+// Straight into the receiver's own buffer, where that lies in shared memory and is not folded into.
+//
+//   sender                               receiver
+//                  <-------------------  grant: segments, and the place of the flow
+//     copies segments there
+//     placed       ------------------->    uses them where they lie
+//
+// The place holds for the whole flow. Segments beyond what is granted move as they would without.
+#pragma once
+
+#include "engine/way.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock.
+class PutWay final : public PlaceWay {
+ public:
+  using PlaceWay::PlaceWay;
+
+  // Receiver: the place of a flow to grant; region 0: there is none.
+  Place place_for(Collective& call, uint32_t at);
+  void on_place(Collective& call, uint32_t at, const Place& place);  // sender
+  size_t send(Collective& call, uint32_t at) override;
+  void on_placed(Collective& call, uint32_t at, const Header& header);  // receiver
+  size_t take(Collective& call, uint32_t at, const Offered& offer) override;
+
+  // The call has failed: a peer that has yet to hear so must not write to its memory any more.
+  void fence(const Collective& call) const;
+
+ private:
+  void say_placed(Collective& call, uint32_t at);
+};
+
+}  // namespace shoal

@@ -1,0 +1,33 @@
+// Attempts the steps of calls: what is sent, received, copied or finished next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/scratch.h"
+#include "engine/ways.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock.
+class Runner {
+ public:
+  Runner(Links& links, Steps& steps, Scratch& scratch, Ways& ways)
+      : links_(links), steps_(steps), scratch_(scratch), ways_(ways) {}
+
+  // Moves one segment (by reference: all that are ready) of a step if it can. Returns bytes
+  // handled.
+  size_t attempt(Collective& call, uint32_t at);
+
+ private:
+  size_t attempt_send(Collective& call, uint32_t at);
+  size_t attempt_recv(Collective& call, uint32_t at);
+  size_t attempt_local(Collective& call, uint32_t at);
+
+  Links& links_;
+  Steps& steps_;
+  Scratch& scratch_;
+  Ways& ways_;
+};
+
+}  // namespace shoal

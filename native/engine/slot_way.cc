@@ -1,0 +1,143 @@
+#include "engine/slot_way.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "base/fence.h"
+
+namespace shoal {
+
+// ---- sender
+
+size_t SlotWay::send(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.peer_of(step);
+  // The last free slot is kept for segments the receiver can use at once: whatever else fills the
+  // slots, those always get through, so no set of calls can block each other.
+  const bool granted_now = state.started < call.granted(at);
+  if (!granted_now && !call.peer_open[step.peer])
+    return stalled(traffic_[peer].no_grant);  // its word will wake this step
+  if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return put_in_slot(call, at);
+  if (!state.waits_for_slot) waiting_.emplace_back(call.weak_from_this(), at);
+  state.waits_for_slot = true;
+  return stalled(traffic_[peer].no_slot);
+}
+
+size_t SlotWay::put_in_slot(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.peer_of(step);
+  size_t moved = 1;
+  uint32_t slot = staged(call, step, state.started);
+  if (slot == Slots::kNone) {
+    slot = fill_slot(call, step, state.started);
+    if (slot == Slots::kNone) return 0;
+    moved = call.segment_bytes(step, state.started);
+  }
+  slots_.lend(slot, peer);
+  // Allowed because we consumed the peer's own flow: it cannot use this before it knows that.
+  if (state.gate != Place::kNoGate && state.started < state.granted)
+    reference_.say_taken(call, call.plan->program->recvs_from[step.peer][state.gate]);
+  Frame frame = call.frame(FrameType::kOffer, step.flow, state.started);
+  frame.header.count = 1;
+  frame.header.flags = kInSlot;
+  frame.carry({slot, Place::kNoGate, slots_.stamp(slot)});
+  links_.send(peer, frame);
+  steps_.complete(call, at, state.started++);
+  if (state.started < state.n_segments) steps_.make_ready(call, at);
+  return moved;
+}
+
+// The slot that holds this very value for another peer already, or kNone.
+uint32_t SlotWay::staged(const Collective& call, const Step& step, uint32_t segment) const {
+  uint32_t slot = Slots::kNone;
+  for (const auto& one : call.staged)
+    if (one.version == step.version && one.segment == segment && slots_.is_lent(one.slot) &&
+        slots_.stamp(one.slot) == one.stamp)
+      slot = one.slot;
+  return slot;
+}
+
+// kNone: there was no memory for it, and the group has ended.
+uint32_t SlotWay::fill_slot(Collective& call, const Step& step, uint32_t segment) {
+  uint32_t slot = Slots::kNone;
+  if (Error error = slots_.take(slot)) {
+    judge_.abort_group(
+        *call.group,
+        {Fault::kResource, rank_, judge_.who(rank_) + " could not send: " + error.text}, true);
+    return Slots::kNone;
+  }
+  std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, segment),
+              call.segment_bytes(step, segment));
+  std::erase_if(call.staged, [&](const auto& old) {
+    return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
+  });
+  call.staged.push_back({step.version, segment, slot, slots_.stamp(slot)});
+  return slot;
+}
+
+void SlotWay::on_taken(int peer, uint32_t slot) {
+  if (!slots_.give_back(slot, peer))
+    return judge_.protocol_error(peer, "gave back a slot it does not hold");
+  std::erase_if(waiting_, [&](const auto& waiting) {
+    const auto call = waiting.first.lock();
+    if (call == nullptr || call->finished) return true;
+    if (call->peer_of(call->plan->program->steps[waiting.second]) != peer) return false;
+    call->state[waiting.second].waits_for_slot = false;
+    steps_.make_ready(*call, waiting.second);
+    return true;
+  });
+}
+
+// ---- receiver
+
+void SlotWay::on_offer(Collective& call, uint32_t at, const Header& header, const Place& place) {
+  if (!has_segments(call, at, header)) return;
+  const int peer = call.peer_of(call.plan->program->steps[at]);
+  if (header.count != 1 || links_[peer]->peer_slot(place.region).data == nullptr)
+    return judge_.protocol_error(peer, "offered a segment in a slot that it does not have");
+  keep(call, at, {header.segment, 1, this, place.region, place.offset});
+}
+
+// If the peer has given this rank up meanwhile, it uses the slot for something else: what was read
+// then is nothing, and so is this rank's part in the call.
+size_t SlotWay::take(Collective& call, uint32_t at, const Offered& offer) {
+  const Step& step = call.plan->program->steps[at];
+  StepState& state = call.state[at];
+  const int peer = call.peer_of(step);
+  const size_t n_bytes = call.segment_bytes(step, state.done);
+  Link* link = links_[peer];
+  if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
+  const Link::PeerSlot slot = link->peer_slot(offer.place);
+  const auto is_current = [&](std::memory_order order) {
+    return slot.stamp->load(order) == offer.offset;
+  };
+  bool current = is_current(std::memory_order_acquire);
+  if (current) {
+    call.use(at, slot.data);
+    memory_fence(std::memory_order_acquire);
+    current = is_current(std::memory_order_relaxed);
+  }
+  if (!current) {
+    judge_.gave_up(peer, "what it was sent has made way for other data");
+    return 0;
+  }
+  Frame taken = call.frame(FrameType::kTaken, step.flow, state.done + 1);
+  taken.header.flags = kInSlot;
+  taken.header.count = offer.place;
+  state.taken_said = state.done + 1;
+  steps_.advance(call, at, state.done + 1);
+  links_.send(peer, taken);
+  return n_bytes;
+}
+
+void SlotWay::give_back(int peer, uint32_t slot) {
+  Frame frame;
+  frame.header.type = FrameType::kTaken;
+  frame.header.flags = kInSlot;
+  frame.header.count = slot;
+  links_.send(peer, frame);
+}
+
+}  // namespace shoal

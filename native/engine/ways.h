@@ -1,0 +1,54 @@
+// The ways of one engine, and which of them a flow takes.
+#pragma once
+
+#include "engine/eager_way.h"
+#include "engine/granted_way.h"
+#include "engine/put_way.h"
+#include "engine/reference_way.h"
+#include "engine/slot_way.h"
+
+namespace shoal {
+
+// Threads: under the mesh's lock.
+class Ways {
+ public:
+  Ways(int rank, size_t n_peers, Links& links, Steps& steps, Staging& staging, Traffic& traffic,
+       Credits& credits, Judge& judge)
+      : frames(links, steps, staging, judge, n_peers),
+        granted(steps, traffic, staging, frames, n_peers),
+        put(links, steps, judge),
+        slot(rank, links, steps, judge, traffic, reference),
+        reference(rank, links, steps, judge, slot),
+        grants(links, steps, judge, granted, put),
+        eager(links, steps, traffic, credits, frames, grants),
+        links_(links) {}
+
+  // Gives every flow of a new call its codec, and every send its way.
+  void choose(Collective& call);
+
+  // A segment, or an offer of some, has come for a receive.
+  void on_data(Collective& call, uint32_t at, const Header& header, std::span<std::byte> payload);
+  void on_offer(Collective& call, uint32_t at, const Header& header, const Place& place);
+  // A frame that nobody wants any more still holds something of its sender's.
+  void discard(int peer, const Header& header, std::span<const std::byte> payload);
+
+  // The call is over before its time: no link and no peer touches its memory any more.
+  void take_back(Collective& call);
+  void drop_peer(int peer);
+
+  DataFrames frames;
+  GrantedWay granted;
+  PutWay put;
+  SlotWay slot;
+  ReferenceWay reference;
+  Grants grants;
+  EagerWay eager;
+
+ private:
+  void choose_codecs(Collective& call);
+  Way& way_of(const Collective& call, uint32_t at);
+
+  Links& links_;
+};
+
+}  // namespace shoal

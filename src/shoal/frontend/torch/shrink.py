@@ -1,0 +1,90 @@
+"""`shoal.torch.shrink_group`: torch's default group goes on without the ranks it has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+import shoal.frontend.torch as frontend
+from shoal.errors import PeerLost, Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from shoal.group import Group
+
+__all__ = ["peer_lost", "shrink_group"]
+
+
+def peer_lost() -> PeerLost | None:
+    """Why torch's default group has ended, if it was the loss of a rank; else None.
+
+    Layers such as DistributedDataParallel raise a RuntimeError that only quotes the error: this
+    tells whether `shrink_group` is the answer to it.
+    """
+    group = frontend.default_group()
+    error = None if group is None else group.ended()
+    return error if isinstance(error, PeerLost) else None
+
+
+def shrink_group(
+    ranks_to_exclude: Sequence[int] = (),
+    group: dist.ProcessGroup | None = None,
+    *,
+    timeout: timedelta | None = None,
+) -> dist.ProcessGroup:
+    """Replace torch's default group by one of the ranks that are left, and return it.
+
+    All survivors call it, like `shoal.Group.shrink`. Ranks are numbered anew, in their old order.
+    All other process groups are destroyed, as with `torch.distributed.shrink_group`: make them
+    again, and whatever holds one, such as DistributedDataParallel.
+
+    Args:
+        ranks_to_exclude: ranks to leave out though they live, the same on every rank. Unlike
+            torch's, this finds out by itself who is lost.
+        group: None, or the default group.
+        timeout: until all survivors must have called it; None takes that of the default group.
+
+    Raises:
+        Unsupported: the default group is not one of shoal's alone; or another group is given.
+        TimedOut, PeerLost, UsageError: as `shoal.Group.shrink`. Nothing has changed.
+    """
+    old = _default(group)
+    timeout_s = timeout.total_seconds() if timeout is not None else None
+    new = old.shrink(ranks_to_exclude, timeout_s=timeout_s)
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    try:
+        with frontend.heir(new):
+            dist.init_process_group(
+                "shoal",
+                store=PrefixStore(f"shoal/view/{new.view.number}", store),
+                rank=new.rank,
+                world_size=new.size,
+                timeout=timedelta(seconds=new.timeout_s),
+            )
+    except BaseException:
+        new.close()
+        raise
+    return cast("dist.ProcessGroup", dist.group.WORLD)
+
+
+def _default(group: dist.ProcessGroup | None) -> Group:
+    """The shoal group that is torch's default group."""
+    if not dist.is_initialized():
+        raise UsageError("shrink_group: there is no default group; call init_process_group first")
+    if group is not None and group is not dist.group.WORLD:
+        raise Unsupported(
+            "shrink_group: only the default group can be shrunk; shrink it, and make this one "
+            "anew with dist.new_group"
+        )
+    old = frontend.default_group()
+    config = dict(part.split(":") for part in dist.get_backend_config().split(","))
+    if old is None or set(config.values()) != {"shoal"}:
+        raise Unsupported(
+            f"shrink_group: the default group's backends are {dist.get_backend_config()!r}, and "
+            "only those of shoal can be shrunk"
+        )
+    return old

@@ -1,0 +1,101 @@
+"""A network that loses all that one host sends to another, for a while or for good.
+
+Packets vanish in silence, one way or both ways, while the ranks all-reduce again and again. What is
+cut for less than the ranks' patience costs time and nothing else; after that the silent one is
+lost. `SHOAL_SOAK=1` adds the cuts that take long, as `make test-soak` does.
+"""
+
+import os
+import secrets
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from lab.test_hosts import enter
+from process.ranks import Outcome, start_ranks
+from process.stage import Stage
+
+import shoal
+from shoal.errors import PeerLost, ShoalError
+from shoal.lab import Cluster
+from shoal.lab.cluster import INTERFACE
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
+)
+
+SOAK = os.environ.get("SHOAL_SOAK") == "1"
+N_ELEMS = 300_007
+WAYS = {"one way": [(0, 1)], "both ways": [(0, 1), (1, 0)]}
+# Whoever is silent for five seconds is dead: a cut that is shorter is harmless, one that is longer
+# costs the group, and one of five seconds may do either.
+HARMLESS, EITHER, DEADLY = "harmless", "either", "deadly"
+FOR_GOOD = float("inf")
+CUTS = [("one way", 1, HARMLESS), ("both ways", 1, HARMLESS), ("one way", FOR_GOOD, DEADLY)]
+if SOAK:
+    CUTS += [(way, 5, EITHER) for way in WAYS] + [(way, 30, DEADLY) for way in WAYS]
+
+
+def reduce_through_a_cut(namespaces: list[str]) -> tuple[int, Exception | None]:
+    """All-reduce until told to stop, or until it fails; after how many right calls, and how."""
+    rank = int(os.environ["RANK"])
+    stage = Stage.from_environment()
+    stage.cue(f"rank {rank} is here")  # connects, which cannot be done from a host of the cluster
+    enter(namespaces[rank])
+    n_calls = 0
+    with shoal.init() as group:
+        try:
+            go_on = np.ones(1)
+            while go_on[0]:
+                data = np.full(N_ELEMS, rank + n_calls, np.float32)
+                group.all_reduce(data)
+                assert (data == 1 + 2 * n_calls).all(), f"wrong sum in call {n_calls}"
+                n_calls += 1
+                if n_calls == 3:
+                    stage.cue(f"rank {rank} is busy")
+                go_on[0] = rank != 0 or stage.store.try_get("cue/enough") is None
+                group.all_reduce(go_on, "min")
+        except ShoalError as error:
+            return n_calls, error
+    return n_calls, None
+
+
+def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
+    with Cluster(2) as cluster, Stage() as stage:
+        env = {
+            "MASTER_ADDR": cluster.hosts[0].address,
+            "SHOAL_SOCKET_IFNAME": INTERFACE,
+            "SHOAL_KEY": secrets.token_hex(32),
+            **stage.env,
+        }
+        namespaces = [host.namespace for host in cluster.hosts]
+        with start_ranks(reduce_through_a_cut, 2, namespaces, env=env) as ranks:
+            for rank in range(2):
+                stage.await_cue(f"rank {rank} is busy")
+            for source, to in ways:
+                cluster.cut(source, to)
+            if cut_s == FOR_GOOD:
+                return ranks.wait(60)
+            threading.Event().wait(cut_s)  # real time passes here: a silence is nothing else
+            for source, to in ways:
+                cluster.mend(source, to)
+            stage.cue("enough")
+            return ranks.wait(30)
+
+
+@pytest.mark.parametrize(("way", "cut_s", "meaning"), CUTS)
+def test_a_network_that_is_silent_for_a_while_is_harmless_and_for_long_names_the_lost_peer(
+    way: str, cut_s: float, meaning: str
+) -> None:
+    outcomes = run_through(WAYS[way], cut_s)
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome
+        n_calls, error = outcome.value
+        assert n_calls >= 3, outcome
+        if error is not None:
+            assert isinstance(error, PeerLost), outcome
+            assert error.rank == 1 - outcome.rank, outcome
+        assert meaning == EITHER or (error is None) == (meaning == HARMLESS), outcome
+    assert len({outcome.value[1] is None for outcome in outcomes}) == 1

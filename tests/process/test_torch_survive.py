@@ -1,0 +1,106 @@
+"""torch's default group goes on without the ranks it lost: the example, and what it stands on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+import shoal.torch
+from shoal.errors import PeerLost, Unsupported, UsageError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "survive.py"
+
+
+def test_training_goes_on_to_the_same_weights_everywhere_after_rank_0_is_killed() -> None:
+    run = subprocess.run(
+        [sys.executable, EXAMPLE, "--workers=3", "--kill=0", "--steps=30"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    went_on = re.findall(r"worker (\d) goes on as rank (\d) of (\d): (rank 0 .*)", run.stdout)
+    assert sorted(found[:3] for found in went_on) == [("1", "0", "2"), ("2", "1", "2")]
+    ends = sorted(re.findall(r"worker (\d) ends with (loss [\d.]+, weights [-\d.]+)", run.stdout))
+    assert [worker for worker, _ in ends] == ["1", "2"]
+    assert ends[0][1] == ends[1][1]
+
+
+def lose_a_rank(victim: int) -> tuple[Any, ...]:
+    """Everything that a program may have open when a rank dies is made anew, and works."""
+    with pytest.raises(UsageError, match="init_process_group first"):
+        shoal.torch.shrink_group()
+    dist.init_process_group("shoal")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    old = dist.group.WORLD
+    part = dist.new_group([0, 1])
+    dist.barrier()
+    assert shoal.torch.peer_lost() is None
+    with pytest.raises(Unsupported, match="only the default group"):
+        shoal.torch.shrink_group(group=part)
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost):
+        dist.all_reduce(torch.ones(10))
+    lost = shoal.torch.peer_lost()
+    assert lost is not None
+    assert lost.rank == victim
+
+    group = shoal.torch.shrink_group()
+    assert group is dist.group.WORLD is not old
+    assert shoal.torch.peer_lost() is None
+    rest = [other for other in range(size) if other != victim]
+    assert (dist.get_rank(), dist.get_world_size()) == (rest.index(rank), size - 1)
+    data = torch.arange(7.0) * (rank + 1)
+    dist.all_reduce(data)
+    expected = np.arange(7) * sum(other + 1 for other in rest)
+    np.testing.assert_array_equal(data.numpy(), expected)
+    pair = dist.new_group([0, 1])
+    told: list[Any] = [None, None]
+    dist.all_gather_object(told, rank, group=pair)
+    again = shoal.torch.shrink_group()  # with nobody lost: the same ranks
+    assert dist.get_process_group_ranks(again) == [0, 1]
+    dist.barrier()
+    dist.destroy_process_group()
+    return tuple(told)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_default_group_its_rank_and_its_new_groups_are_those_of_the_survivors(
+    victim: int,
+) -> None:
+    with start_ranks(lose_a_rank, 3, victim) as ranks:
+        outcomes = ranks.wait(60)
+    rest = tuple(rank for rank in range(3) if rank != victim)
+    for rank in rest:
+        assert outcomes[rank].value == rest, outcomes[rank]
+
+
+def shrink_another_backend() -> None:
+    dist.init_process_group("gloo")
+    assert shoal.torch.peer_lost() is None
+    with pytest.raises(Unsupported, match="only those of shoal can be shrunk"):
+        shoal.torch.shrink_group()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_default_group_of_another_backend_is_refused() -> None:
+    run_ranks(shrink_another_backend, 1)

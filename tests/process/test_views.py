@@ -1,0 +1,295 @@
+"""Survivors of a loss go on in the next view: in the same processes, over the same links."""
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage, error_of, pretend_hosts
+
+import shoal
+from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+from shoal.view import View
+
+N_ELEMS = 100_003
+
+
+def values(rank: int, turn: int) -> np.ndarray:
+    """What a rank adds in a turn: its rank is the one it had first."""
+    return np.random.default_rng([rank, turn]).standard_normal(N_ELEMS)
+
+
+def check_sum(group: shoal.Group, turn: int) -> None:
+    """The sum of all members is that of NumPy, up to the order of the additions."""
+    ranks = group.view.ranks
+    data = values(ranks[group.rank], turn)
+    group.all_reduce(data)
+    np.testing.assert_allclose(data, sum(values(rank, turn) for rank in ranks), atol=1e-12)
+
+
+def go_on(group: shoal.Group, error: BaseException | None) -> shoal.Group:
+    """Shrink for as long as views end before they have done anything."""
+    while error is not None:
+        assert isinstance(error, PeerLost), error
+        group = group.shrink(timeout_s=40)
+        error = error_of(check_sum, group, 1)
+    return group
+
+
+def die_in_a_call(victims: tuple[int, ...], ranks_per_host: int) -> tuple[Any, ...]:
+    """The victims are killed while all reduce; those who are left have a view of their own."""
+    pretend_hosts(ranks_per_host)
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        data, rank = np.ones(4 << 20, np.float32), group.rank
+        error = None
+        while error is None:
+            if rank in victims:
+                stage.cue(f"{rank} is busy")
+            error = error_of(group.all_reduce, data, "max")
+        last = go_on(group, error)
+        assert last.view.ranks[last.rank] == rank
+        gathered = np.empty(last.size, np.int64)
+        last.all_gather(gathered, np.array([rank]))
+        part = last.subgroup(range(last.size), "part")
+        check_sum(last, 2)
+        part.barrier()
+        return last.view, gathered.tolist(), str(last)
+
+
+CAST = [
+    pytest.param(2, (0,), 2, id="two, all dead but one"),
+    pytest.param(2, (1,), 1, id="two hosts, all dead but one"),
+    pytest.param(3, (0,), 3, id="three"),
+    pytest.param(4, (3, 0), 4, id="four, two deaths"),
+    pytest.param(4, (1, 2), 2, id="two hosts, a death on each"),
+    pytest.param(8, (0, 5), 3, id="eight on three hosts, two deaths"),
+    pytest.param(4, (0, 1, 3), 1, id="four hosts, all dead but one"),
+]
+
+
+@pytest.mark.parametrize(("size", "victims", "ranks_per_host"), CAST)
+def test_survivors_of_kills_in_a_call_go_on_together_in_the_next_view(
+    size: int, victims: tuple[int, ...], ranks_per_host: int
+) -> None:
+    with (
+        Stage() as stage,
+        start_ranks(die_in_a_call, size, victims, ranks_per_host, env=stage.env) as ranks,
+    ):
+        for victim in victims:
+            stage.await_cue(f"{victim} is busy")
+            os.kill(ranks.pid(victim), signal.SIGKILL)
+        outcomes = ranks.wait(60)
+    rest = [rank for rank in range(size) if rank not in victims]
+    seen = set()
+    for rank in rest:
+        assert outcomes[rank].value is not None, outcomes[rank]
+        view, gathered, name = outcomes[rank].value
+        seen.add(view)
+        assert gathered == rest
+        assert f"(view {view.number})" in name
+    [view] = seen
+    assert view.ranks == tuple(rest)
+    assert view.lost == tuple(sorted(victims))
+    assert 2 <= view.number <= 1 + len(victims)
+
+
+def die_in_shrink(moment: str) -> tuple[Any, ...]:
+    """Rank 3 is dead, and rank 1 dies at a moment of the shrinking that follows."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        rank = group.rank
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        error = error_of(group.barrier)
+        if rank == 1:
+            arrange_death(moment)
+        last = go_on(group, error)
+        stage.cue(f"{rank} is through")
+        for other in (0, 2):
+            stage.await_cue(f"{other} is through")
+        return last.view
+
+
+def arrange_death(moment: str) -> None:
+    """Have this rank kill itself in `shrink`: at the n-th word it sends, or when it has agreed."""
+    from shoal.members import Members
+    from shoal.shrink import Line
+
+    def die(*_args: object) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "agreed":
+        Members._enter = die  # type: ignore[method-assign]
+        return
+    n_words, pair = int(moment), Line._pair
+    asked: list[int] = []
+
+    def pair_until(line: Line, peer: int) -> Any:
+        asked.append(peer)
+        if len(asked) > n_words:
+            die()
+        return pair(line, peer)
+
+    Line._pair = pair_until  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("moment", ["0", "1", "2", "3", "5", "agreed"])
+def test_a_rank_that_dies_while_others_shrink_is_in_no_view_that_works(moment: str) -> None:
+    with Stage() as stage, start_ranks(die_in_shrink, 4, moment, env=stage.env) as ranks:
+        outcomes = ranks.wait(60)
+    assert outcomes[1].died == "was killed by SIGKILL", outcomes[1]
+    assert outcomes[0].value is not None, outcomes[0]
+    assert outcomes[0].value == outcomes[2].value, outcomes[2]
+    assert outcomes[0].value.ranks == (0, 2)
+
+
+ZOMBIE = 2
+
+
+def wake_after_the_others_went_on() -> tuple[Any, ...]:
+    """Rank 3 dies; rank 2 is stopped before it can shrink, and comes back when all is over."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        rank = group.rank
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        errors = [error_of(group.barrier)]
+        if rank == ZOMBIE:
+            stage.cue("told")
+            stage.await_cue("0 went on")
+            stage.await_cue("1 went on")
+            # It may hear of the others' last words first, and get a view that has ended.
+            out = error_of(go_on, group, errors[0])
+            errors += [out, error_of(group.barrier)]
+            return None, *map(repr, errors), str(out)
+        last = go_on(group, errors[0])
+        stage.cue(f"{rank} went on")
+        for turn in range(20):
+            check_sum(last, turn)
+        stage.await_cue("the zombie has ended")
+        check_sum(last, 20)
+        return last.view.ranks, *map(repr, errors)
+
+
+def test_a_rank_that_was_stopped_while_the_others_went_on_is_refused_and_disturbs_nobody() -> None:
+    with Stage() as stage, start_ranks(wake_after_the_others_went_on, 4, env=stage.env) as ranks:
+        stage.await_cue("told")
+        stop(ranks.pid(ZOMBIE))
+        for rank in (0, 1):
+            stage.await_cue(f"{rank} went on")
+        os.kill(ranks.pid(ZOMBIE), signal.SIGCONT)
+        ranks.await_end(ZOMBIE)
+        stage.cue("the zombie has ended")
+        outcomes = ranks.wait(30)
+    for survivor in outcomes[:2]:
+        assert survivor.value is not None, survivor
+        assert survivor.value[0] == (0, 1)
+    assert outcomes[ZOMBIE].value is not None, outcomes[ZOMBIE]
+    _, *errors, text = outcomes[ZOMBIE].value
+    assert all(error.startswith("PeerLost(") for error in errors)
+    assert "gave this rank up: this rank was silent for" in text
+    assert text.endswith("this rank can only form a new group, with whoever meets it")
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and return when each of its threads has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
+        os.sched_yield()
+
+
+def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
+    """Two of four hosts lose each other, and nobody dies."""
+    pretend_hosts(1)
+    with shoal.init() as group:
+        rank = group.rank
+        if rank == low:
+            cut(group, high)
+        error = None
+        while error is None:
+            error = error_of(group.barrier)
+        assert isinstance(error, PeerLost)
+        try:
+            return go_on(group, error).view.ranks, None
+        except PeerLost as out:
+            return None, out
+
+
+def cut(group: shoal.Group, peer: int) -> None:
+    """Shut every connection of this process with a peer."""
+    host, port = group._world.names[peer].address.rsplit(":", 1)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
+            if end.getpeername() == (host, int(port)):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 2), (1, 3)])
+def test_of_two_that_lost_only_each_other_one_goes_on_with_the_rest(low: int, high: int) -> None:
+    rest = tuple(rank for rank in range(4) if rank != high)
+    results = run_ranks(lose_a_link, 4, low, high)
+    for rank, (went_on, error) in enumerate(results):
+        if rank == high:
+            assert isinstance(error, PeerLost)
+            assert f"which has lost rank {low}" in str(error)
+        else:
+            assert error is None
+            assert went_on == rest
+
+
+def shrink_by_hand() -> list[str]:
+    """What shrink does where nobody is dead: wait, copy, leave out; and for groups of groups."""
+    stage = Stage.from_environment()
+    with shoal.init() as group:
+        rank = group.rank
+        if rank < 2:
+            late = error_of(group.shrink, timeout_s=0.3)
+            assert isinstance(late, TimedOut)
+            assert "for rank 2 (" in str(late)
+            assert "to call it too" in str(late)
+            check_sum(group.subgroup([0, 1], "meanwhile"), 0)  # the links are as they were
+            stage.cue(f"{rank} waited")
+        stage.await_cue("0 waited")
+        stage.await_cue("1 waited")
+        check_sum(group, 1)
+        copy = group.shrink(timeout_s=40)
+        assert (copy.view.number, copy.view.ranks, copy.view.lost) == (2, (0, 1, 2), ())
+        assert isinstance(error_of(group.barrier), Closed)
+        assert isinstance(error_of(group.shrink), Closed)
+        check_sum(copy, 2)
+        assert isinstance(error_of(copy.shrink, [rank]), UsageError)
+        assert isinstance(error_of(copy.shrink, [3]), UsageError)
+
+        if rank != 0:
+            part = copy.subgroup([2, 1], "part")
+            if rank == 2:
+                left_out = error_of(part.shrink)
+                assert isinstance(left_out, PeerLost)
+                assert left_out.rank == 1
+                assert "goes on without this rank" in str(left_out)
+            else:
+                alone = part.shrink([0])
+                assert alone.view == View(2, (1,), (0,))
+                check_sum(alone.subgroup([0], "one"), 2)
+        check_sum(copy, 3)
+        last = copy.shrink()
+        check_sum(last, 4)
+        last.barrier()
+        [world] = shoal.dump().state["worlds"]
+    assert isinstance(error_of(last.barrier), Closed)  # the with statement has closed it
+    return [seat["process_id"] for seat in world["ranks"]]
+
+
+def test_shrink_waits_for_all_copies_what_is_whole_and_leaves_out_whom_it_is_told_to() -> None:
+    with Stage() as stage:
+        ids = run_ranks(shrink_by_hand, 3, env=stage.env)
+    assert ids[0] == ids[1] == ids[2]  # who is who does not change with the view
+    assert len(set(ids[0])) == 3
+    assert all(len(bytes.fromhex(one)) == 16 for one in ids[0])
