@@ -244,14 +244,33 @@ struct GroupHandle {
   }
 };
 
-std::shared_ptr<Mesh> make_mesh(
-    int rank, std::vector<std::string> names, uint64_t epoch, const nb::bytes& job_key,
-    std::shared_ptr<Arena> arena,
-    const std::vector<std::tuple<int, std::vector<int>, int, int>>& peers, uint64_t staging_bytes,
-    double spin_us, double backstop_s) {
+// Rank, its connections, its arena, its eventfd, and where it listens for lost connections.
+using PeerTuple =
+    std::tuple<int, std::vector<int>, int, int, std::vector<std::pair<std::string, int>>>;
+
+PathMaker::Peer known_peer(int rank, const std::vector<int>& fds,
+                           const std::vector<std::pair<std::string, int>>& listens_at) {
+  PathMaker::Peer peer{rank, fds.size(), {}, {}};
+  for (const auto& [host, port] : listens_at)
+    peer.listens_at.push_back(Address::of(host, static_cast<uint16_t>(port)));
+  for (const int fd : fds) peer.from.push_back(Address::local_of(fd));
+  return peer;
+}
+
+std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64_t epoch,
+                                const nb::bytes& job_key, std::shared_ptr<Arena> arena,
+                                const std::vector<PeerTuple>& peers, uint64_t staging_bytes,
+                                double spin_us, double backstop_s,
+                                const std::vector<int>& listeners, double resume_s) {
   std::vector<PeerSockets> sockets;
-  for (const auto& [peer, fds, memory_fd, event_fd] : peers) {
+  PathMaker::Options making;
+  making.epoch = epoch;
+  making.rank = rank;
+  making.listeners = listeners;
+  making.resume_ns = ns_of(resume_s);
+  for (const auto& [peer, fds, memory_fd, event_fd, listens_at] : peers) {
     const bool is_local = memory_fd >= 0;
+    if (!is_local) making.peers.push_back(known_peer(peer, fds, listens_at));
     if (fds.empty() || fds.size() > (is_local ? 1 : Header::kMaxPaths))
       throw std::invalid_argument("a peer has too few or too many connections");
     sockets.push_back({peer, fds, memory_fd, event_fd});
@@ -262,9 +281,14 @@ std::shared_ptr<Mesh> make_mesh(
   options.backstop_ns = ns_of(backstop_s);
   std::shared_ptr<Mesh> mesh;
   const Bytes key = bytes_of(job_key);
+  making.job_key.assign(key.begin(), key.end());
+  std::unique_ptr<PathMaker> paths;
   Released released;
-  const Error error =
-      Mesh::create(rank, std::move(names), epoch, key, std::move(arena), sockets, options, mesh);
+  Error error;
+  if (!listeners.empty()) error = PathMaker::create(std::move(making), paths);
+  if (!error)
+    error = Mesh::create(rank, std::move(names), epoch, key, std::move(arena), sockets, options,
+                         mesh, std::move(paths));
   if (error) {
     nb::gil_scoped_acquire acquire;
     raise_if(error);
@@ -321,7 +345,8 @@ NB_MODULE(_native, m) {
   nb::class_<Mesh>(m, "Mesh")
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
                   nb::arg("job_key"), nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"),
-                  nb::arg("spin_us"), nb::arg("backstop_s"))
+                  nb::arg("spin_us"), nb::arg("backstop_s"), nb::arg("listeners"),
+                  nb::arg("resume_s"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
              std::shared_ptr<Group> group;

@@ -26,6 +26,10 @@ uint64_t tag_of(uint32_t mesh, int peer) {
   return uint64_t{mesh} << 32 | static_cast<uint32_t>(peer);
 }
 
+uint32_t events_of(int peer) {
+  return peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+}
+
 }  // namespace
 
 Lane& Lane::of_process() {
@@ -114,9 +118,7 @@ Error Lane::enter(const std::shared_ptr<Mesh>& mesh) {
   std::lock_guard lock(mutex_);
   const uint32_t id = next_id_++;
   for (auto one = watched.begin(); one != watched.end(); ++one) {
-    const uint32_t events =
-        one->peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-    Error error = watch(one->fd, tag_of(id, one->peer), events);
+    Error error = watch(one->fd, tag_of(id, one->peer), events_of(one->peer));
     if (!error) continue;
     while (one != watched.begin()) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (--one)->fd, nullptr);
     return error;
@@ -125,6 +127,13 @@ Error Lane::enter(const std::shared_ptr<Mesh>& mesh) {
   asleep_ = true;
   kick();
   return {};
+}
+
+Error Lane::watch_also(const Mesh* mesh, Mesh::Watched one) {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, entry] : meshes_)
+    if (entry.mesh.get() == mesh) return watch(one.fd, tag_of(id, one.peer), events_of(one.peer));
+  return {Fault::kInternal, -1, "the lane does not know this mesh"};
 }
 
 void Lane::remove(const Mesh* mesh) {
@@ -201,11 +210,13 @@ bool Lane::round(bool more) {
 
 void Lane::before_fork() {
   life_.lock();
+  PathMaker::forking().lock();
   mutex_.lock();
 }
 
 void Lane::after_fork_in_parent() {
   mutex_.unlock();
+  PathMaker::forking().unlock();
   life_.unlock();
 }
 
@@ -221,6 +232,7 @@ void Lane::after_fork_in_child() {
     new std::thread(std::move(thread_));  // leaked: there is no such thread to join
   }
   mutex_.unlock();
+  PathMaker::forking().unlock();
   life_.unlock();
 }
 

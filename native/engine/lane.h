@@ -24,6 +24,8 @@ class Lane {
   Error add(const std::shared_ptr<Mesh>& mesh);
   // Afterwards the lane does not touch the mesh any more. Not from the lane's own thread.
   void remove(const Mesh* mesh);
+  // One more descriptor of a mesh that was added; it goes with its last copy.
+  Error watch_also(const Mesh* mesh, Mesh::Watched one);
   // Wakes the thread if it sleeps.
   void kick();
 

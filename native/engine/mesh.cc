@@ -22,6 +22,7 @@ constexpr int64_t kTickNs = 100 * kMillisecond;
 constexpr int64_t kLookNs = 100 * kMillisecond;
 // Bytes a driver moves before it lets others have the lock.
 constexpr size_t kTurnBytes = 1u << 20;
+constexpr int64_t kWatchPathsNs = 20 * kMillisecond;
 // From other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
 constexpr uint64_t kSpinBytes = 256u << 10;
 
@@ -37,9 +38,11 @@ Mesh::~Mesh() { close(); }
 
 Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, Bytes job_key,
                    std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
-                   const Options& options, std::shared_ptr<Mesh>& out) {
+                   const Options& options, std::shared_ptr<Mesh>& out,
+                   std::unique_ptr<PathMaker> paths) {
   const size_t size = names.size();
   std::shared_ptr<Mesh> mesh(new Mesh(rank, std::move(names), options));
+  mesh->paths_ = std::move(paths);
   mesh->arena_ = std::move(arena);
 
   std::vector<int> local = {rank};
@@ -47,7 +50,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, Byt
     if (peer.memory_fd >= 0) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
-  const Site site{rank, epoch, job_key, *mesh->arena_, std::move(local)};
+  const Site site{rank, epoch, job_key, *mesh->arena_, std::move(local), mesh->paths_.get()};
   const int64_t now = now_ns();
   mesh->arena_->header().heartbeat_ns.store(now);
   Error failed;
@@ -306,7 +309,8 @@ void Mesh::settle_suspicion() {
 
 std::vector<Mesh::Watched> Mesh::watched() {
   std::lock_guard lock(mutex_);
-  std::vector<Watched> all = {{arena_->event_fd(), -1}};
+  std::vector<Watched> all = {{arena_->event_fd(), kBell}};
+  if (paths_ != nullptr) all.push_back({paths_->fd(), kPaths});
   for (int peer = 0; peer < engine_.size(); ++peer) {
     const Link* link = engine_.link(peer);
     if (link == nullptr) continue;
@@ -325,6 +329,7 @@ void Mesh::serve(int peer, bool ended) {
 }
 
 void Mesh::on_event(int peer, bool ended) {
+  if (peer == kPaths) return make_paths();
   std::unique_lock lock(mutex_);
   if (peer < 0) wakeups().lane_rung++;
   if (closed_ || peer < 0) return;
@@ -333,6 +338,33 @@ void Mesh::on_event(int peer, bool ended) {
     engine_.progress(kTurnBytes);
   });
   after_step(lock);
+}
+
+// Strangers cost the lane time, and nobody else: they are dealt with without the lock.
+void Mesh::make_paths() {
+  paths_->step();
+  std::unique_lock lock(mutex_);
+  if (closed_) return;
+  guarded([&] {
+    const auto watch = [&](int fd, int peer) {
+      return !Lane::of_process().watch_also(this, {fd, peer});
+    };
+    for (const int peer : paths_->tell_links(engine_, watch)) serve(peer, false);
+    engine_.progress(kTurnBytes);
+  });
+  after_step(lock);
+}
+
+void Mesh::watch_paths(int64_t now) {
+  bool any = false;
+  for (int peer = 0; peer < engine_.size(); ++peer) {
+    Link* link = engine_.link(peer);
+    if (link == nullptr || !link->is_watchful()) continue;
+    link->look(engine_, now);
+    any = true;
+  }
+  watch_paths_ns_ = now + kWatchPathsNs;
+  if (any) paths_->wake_at(watch_paths_ns_);
 }
 
 bool Mesh::turn(int64_t now) {
@@ -347,6 +379,7 @@ bool Mesh::turn(int64_t now) {
     for (const int peer : unread) serve(peer, false);
     if (!unread.empty() || engine_.has_unflushed()) engine_.progress(kTurnBytes);
     if (now >= next_tick_ns_) tick(now);
+    if (paths_ != nullptr && now >= watch_paths_ns_) watch_paths(now);
   });
   more |= engine_.has_unflushed();
   after_step(lock);
@@ -436,6 +469,7 @@ void Mesh::forsake() {
   arena_->close_memory_fd();
   for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) link->forsake();
+  if (paths_ != nullptr) paths_->forsake();
 }
 
 void Mesh::close() {
@@ -464,6 +498,7 @@ void Mesh::close() {
       lock.lock();
     }
     engine_.close();
+    if (paths_ != nullptr) paths_->close();
     arena_->close_memory_fd();
     lock.unlock();
     arena_->wake_callers();

@@ -39,7 +39,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts.
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch, Bytes job_key,
                       std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
-                      const Options& options, std::shared_ptr<Mesh>& out);
+                      const Options& options, std::shared_ptr<Mesh>& out,
+                      std::unique_ptr<PathMaker> paths = nullptr);
   ~Mesh();
 
   Group& add_group(uint64_t id, std::vector<int> members);
@@ -70,9 +71,10 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool forsaken() const { return forsaken_.load(std::memory_order_relaxed); }
 
   // For the lane.
+  static constexpr int kBell = -1, kPaths = -2;
   struct Watched {
     int fd;
-    int peer;  // -1: the bell's eventfd
+    int peer;  // or kBell, kPaths
   };
   std::vector<Watched> watched();
   void on_event(int peer, bool ended);
@@ -97,6 +99,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   bool pump_rings();
   bool has_inbound() const;
   void serve(int peer, bool ended);
+  void make_paths();
+  void watch_paths(int64_t now);
   bool is_bell_link(size_t at) const { return engine_.link(bell_peers_[at]) == bell_links_[at]; }
   void wake_sleepers();
   void after_step(std::unique_lock<std::mutex>& lock);
@@ -116,6 +120,8 @@ class Mesh : public std::enable_shared_from_this<Mesh> {
   const Options options_;
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
+  std::unique_ptr<PathMaker> paths_;  // null: lost paths stay lost. Outlives the links
+  int64_t watch_paths_ns_ = 0;        // when to look at them again
   Engine engine_;
   std::unique_ptr<std::byte[]>
       spare_;  // given up to end everything in words when no memory is left

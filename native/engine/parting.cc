@@ -106,13 +106,15 @@ void Engine::end_groups_of(const Loss& loss) {
 int64_t Engine::patience() const { return options_.dead_ns + options_.heartbeat_ns; }
 
 void Engine::listen_to(int peer) {
+  links_[peer]->look(*this, now_);
   if (now_ - links_.said_ns(static_cast<size_t>(peer)) >= options_.heartbeat_ns &&
       !links_[peer]->shares_memory()) {
     Frame frame;
     frame.header.type = FrameType::kHeartbeat;
     send(peer, frame);
   }
-  const bool is_silent = now_ - heard_ns_[peer] >= options_.dead_ns;
+  const int64_t since = std::max(heard_ns_[peer], links_[peer]->listens_since());
+  const bool is_silent = now_ - since >= options_.dead_ns;
   if (!is_silent) return heard(peer);
   if (!peers_.become(peer, PeerState::kSilent)) return;
   const std::string why = "was silent for " + seconds(options_.dead_ns);

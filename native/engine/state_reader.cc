@@ -275,6 +275,14 @@ Value StateReader::peer(int rank) const {
                              {"n_retransmits", socket.n_retransmits},
                              {"unsent_bytes", socket.unsent_bytes}});
   }
+  List paths;
+  for (const PathState& path : state.paths) {
+    const bool is_known = path.is_lost && path.lost_ns != 0;
+    paths.push_back(Fields{{"is_lost", path.is_lost},
+                           {"lost_s", is_known ? Value(seconds_since(path.lost_ns)) : Value()},
+                           {"why_lost", path.why},
+                           {"n_made_anew", path.n_made_anew}});
+  }
   const char* kind = link != nullptr ? link->kind() : "none";
   return Fields{
       {"rank", rank},
@@ -298,6 +306,7 @@ Value StateReader::peer(int rank) const {
                         {"no_credit", traffic.no_credit},
                         {"no_staging", traffic.no_staging},
                         {"link_full", state.n_full}}},
+      {"paths", std::move(paths)},
       {"sockets", std::move(sockets)}};
 }
 

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "engine/mesh.h"
 #include "test/check.h"
+#include "test/sockets.h"
 #include "test/truth.h"
 
 namespace shoal::test {
@@ -42,9 +43,10 @@ class Cluster {
  public:
   static constexpr uint64_t kGroup = 7;
 
-  // `per_host` ranks share memory; the others reach each other by stream sockets.
-  Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1)
-      : size_(size), per_host_(per_host), n_paths_(n_paths) {
+  // `per_host` ranks share memory; the others reach each other by stream sockets. `resume_ns`: by
+  // TCP, and lost connections are made anew.
+  Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1, int64_t resume_ns = 0)
+      : size_(size), per_host_(per_host), n_paths_(n_paths), resume_ns_(resume_ns) {
     std::vector<std::string> names;
     for (int rank = 0; rank < size; ++rank) {
       names.push_back("rank " + std::to_string(rank));
@@ -61,9 +63,12 @@ class Cluster {
     options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
     std::vector<int> everyone(static_cast<size_t>(size));
     std::iota(everyone.begin(), everyone.end(), 0);
+    if (resume_ns > 0)
+      for (int rank = 0; rank < size; ++rank) listeners.push_back(listen_on_loopback());
     for (int rank = 0; rank < size; ++rank) {
       std::shared_ptr<Mesh> mesh;
-      CHECK(!Mesh::create(rank, names, 77, {}, arenas[at(rank)], peers[at(rank)], options, mesh));
+      CHECK(!Mesh::create(rank, names, kEpoch, key(), arenas[at(rank)], peers[at(rank)], options,
+                          mesh, maker_of(rank)));
       meshes.push_back(mesh);
       groups.push_back(&mesh->add_group(kGroup, everyone));
     }
@@ -121,16 +126,35 @@ class Cluster {
   std::vector<std::shared_ptr<Mesh>> meshes;
   std::vector<Group*> groups;
   std::vector<int> first_paths;  // an end of each pair's first connection, borrowed
+  std::vector<int> listeners;    // by rank, borrowed, where lost connections are made anew
+  static const std::vector<std::byte>& key() {
+    static const std::vector<std::byte> key(32, std::byte{7});
+    return key;
+  }
+  static constexpr uint64_t kEpoch = 77;
 
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
+
+  std::unique_ptr<PathMaker> maker_of(int rank) const {
+    if (resume_ns_ == 0) return nullptr;
+    PathMaker::Options options{kEpoch, rank, key(), {listeners[at(rank)]}, {}, resume_ns_};
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer / per_host_ == rank / per_host_) continue;
+      const auto n_paths = static_cast<size_t>(n_paths_);
+      const std::vector<Address> there(n_paths, address_of(listeners[at(peer)]));
+      options.peers.push_back({peer, n_paths, there, {}});
+    }
+    std::unique_ptr<PathMaker> maker;
+    CHECK(!PathMaker::create(std::move(options), maker));
+    return maker;
+  }
 
   void connect(std::vector<std::vector<PeerSockets>>& peers, int one, int other, int per_host) {
     const bool is_local = one / per_host == other / per_host;
     std::array<PeerSockets, 2> ends;
     for (int path = 0; path < (is_local ? 1 : n_paths_); ++path) {
-      std::array<int, 2> fds{};
-      CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
+      const auto fds = is_local || resume_ns_ == 0 ? unix_sockets() : tcp_sockets();
       if (path == 0) first_paths.push_back(fds[0]);
       for (size_t end = 0; end < 2; ++end) ends[end].fds.push_back(fds[end]);
     }
@@ -145,6 +169,7 @@ class Cluster {
   }
 
   const int size_, per_host_, n_paths_;
+  const int64_t resume_ns_;
 };
 
 // Runs `body` for each of `n` in a thread of its own, and waits for all.

@@ -1,7 +1,6 @@
 // Two connected ends of a link, and a sink that keeps what came: for the tests of links.
 #pragma once
 
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "test/check.h"
+#include "test/sockets.h"
 #include "transport/fake_link.h"
 #include "transport/tcp_link.h"
 
@@ -141,35 +141,13 @@ struct FakePair final : Pair {
   ~FakePair() override { links = {}; }
   bool pump(int end) override {
     net.step();
+    if (net.options.longest_remake > 0) link(end).look(sink(end), ++n_steps * kMillisecond);
     return Pair::pump(end);
   }
 
   FakeNet net;
+  int64_t n_steps = 0;
 };
-
-inline std::array<int, 2> unix_sockets() {
-  std::array<int, 2> fds{};
-  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
-  return fds;
-}
-
-inline std::array<int, 2> tcp_sockets() {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  CHECK_EQ(bind(listener, any, length), 0);
-  CHECK_EQ(listen(listener, 1), 0);
-  CHECK_EQ(getsockname(listener, any, &length), 0);
-  const int near = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK_EQ(connect(near, any, length), 0);
-  const int far = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  CHECK(far >= 0);
-  close(listener);
-  return {near, far};
-}
 
 struct TcpPair final : Pair {
   explicit TcpPair(const std::vector<std::array<int, 2>>& paths) {

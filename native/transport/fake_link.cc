@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/crc32c.h"
-#include "transport/tcp_link.h"
 
 namespace shoal {
 namespace {
@@ -34,8 +33,8 @@ FakeNet::FakeNet(int n_ranks, const Options& chosen)
       random_(chosen.seed),
       n_delivered_(static_cast<size_t>(n_ranks), 0),
       wires_(static_cast<size_t>(n_ranks * n_ranks)),
-      streams_(chosen.n_paths > 0 ? wires_.size() * Header::kMaxPaths : 0),
       links_(wires_.size(), nullptr),
+      paths_(*this, n_ranks),
       arenas_(static_cast<size_t>(n_ranks)) {}
 
 FakeNet::~FakeNet() = default;
@@ -48,12 +47,7 @@ void FakeNet::seal(Header& header, const std::byte* payload, size_t n_bytes) con
 
 std::unique_ptr<Link> FakeNet::link(int rank, int peer) {
   if (options.n_paths == 0) return std::make_unique<FakeLink>(*this, rank, peer);
-  std::vector<std::unique_ptr<Pipe>> pipes;
-  for (uint32_t path = 0; path < options.n_paths; ++path)
-    pipes.push_back(std::make_unique<FakePipe>(*this, rank, peer, path));
-  const Outbox::Sizes sizes = {options.copied, options.max_inline};
-  return std::make_unique<TcpLink>(peer, std::move(pipes),
-                                   FrameKeys(options.job_key, options.epoch, rank, peer), sizes);
+  return paths_.link(rank, peer);
 }
 
 void FakeNet::cut(int a, int b) {
@@ -72,8 +66,7 @@ bool FakeNet::is_idle() const {
   return std::none_of(links_.begin(), links_.end(), busy) &&
          std::all_of(wires_.begin(), wires_.end(),
                      [](const Wire& one_way) { return one_way.parcels.empty(); }) &&
-         std::all_of(streams_.begin(), streams_.end(),
-                     [](const FakeStream& one_way) { return one_way.bytes.empty(); });
+         paths_.is_idle();
 }
 
 void FakeNet::accuse(const std::string& what) {

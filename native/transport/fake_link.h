@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/shared_memory.h"
 #include "transport/fake_pipe.h"
 #include "transport/header_seal.h"
@@ -63,7 +64,12 @@ class FakeNet {
     // Not 0: links are TcpLinks over so many streams of bytes each. Then delays, splits and
     // corrupts are per write and read.
     uint32_t n_paths = 0;
-    double path_cuts = 0;  // per write: the path breaks, where another lives
+    double path_cuts = 0;   // per write: the path breaks, where another lives
+    double path_mutes = 0;  // per write: what goes by the path is lost, and nobody is told
+    // Not 0: whatever path is lost is made anew so many steps later at most, each end at a time of
+    // its own; then the last one may break too.
+    uint64_t longest_remake = 0;
+    int64_t resume_ns = 10 * kSecond;
   };
 
   FakeNet(int n_ranks, const Options& options);
@@ -77,15 +83,20 @@ class FakeNet {
   }
 
   int host_of(int rank) const { return options.shares_memory ? rank % options.n_hosts : rank; }
-  void step() { ++now_; }
+  void step() {
+    ++now_;
+    paths_.step();
+  }
   void cut(int a, int b);  // both ends break at their next pump
-  void cut_path(int a, int b, uint32_t path);
+  void cut_path(int a, int b, uint32_t path) { paths_.cut(a, b, path); }
+  void mute_path(int a, int b, uint32_t path) { paths_.mute(a, b, path); }
   // Nothing is on any wire, in any queue or half landed.
   bool is_idle() const;
 
   uint64_t n_delivered_to(int rank) const { return n_delivered_[static_cast<size_t>(rank)]; }
   uint64_t n_corrupted() const { return n_corrupted_; }
-  uint64_t n_paths_cut() const { return n_paths_cut_; }
+  uint64_t n_paths_cut() const { return paths_.n_cut(); }
+  uint64_t n_paths_made_anew() const { return paths_.n_made_anew(); }
   uint64_t n_sent() const { return n_sent_; }  // frames, by all ranks
   // The first breach of link.h's contract by who uses the links; empty if there was none.
   const std::string& violation() const { return violation_; }
@@ -98,6 +109,7 @@ class FakeNet {
  private:
   friend class FakeLink;
   friend class FakePipe;
+  friend class FakePaths;
   struct Parcel {
     Header header;
     std::vector<std::byte> own;           // the payload, once it was read
@@ -113,8 +125,6 @@ class FakeNet {
   };
 
   Wire& wire(int from, int to) { return wires_[static_cast<size_t>(from * n_ranks_ + to)]; }
-  FakeStream& stream(int from, int to, uint32_t path);
-  size_t n_living_paths(int a, int b);
   void accuse(const std::string& what);
 
   void seal(Header& header, const std::byte* payload, size_t n_bytes) const;
@@ -128,9 +138,8 @@ class FakeNet {
   std::vector<uint64_t> n_delivered_;  // by receiver
   std::string violation_;
   std::vector<Wire> wires_;
-  std::vector<FakeStream> streams_;  // by from, to and path
-  uint64_t n_paths_cut_ = 0;
   std::vector<FakeLink*> links_;
+  FakePaths paths_;
   struct Arena {
     std::byte* slots = nullptr;
     std::span<std::atomic<uint64_t>> stamps;

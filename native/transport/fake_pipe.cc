@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/clock.h"
 #include "transport/fake_link.h"
+#include "transport/tcp_link.h"
 
 namespace shoal {
 namespace {
 
 constexpr size_t kRoom = 8192;  // bytes that a stream holds before it is full
+constexpr int64_t kStepNs = kMillisecond;
 
 size_t size_of(const iovec* vectors, size_t n_vectors) {
   size_t n_bytes = 0;
@@ -23,8 +26,9 @@ ssize_t failed(int why) {
 
 }  // namespace
 
-FakePipe::FakePipe(FakeNet& net, int rank, int peer, uint32_t path)
-    : net_(net), rank_(rank), peer_(peer), path_(path) {}
+FakePipe::FakePipe(FakeNet& net, int rank, int peer, uint32_t path,
+                   std::shared_ptr<FakeStreams> streams)
+    : net_(net), rank_(rank), peer_(peer), path_(path), streams_(std::move(streams)) {}
 
 FakePipe::~FakePipe() {
   out().is_ended = true;
@@ -32,15 +36,17 @@ FakePipe::~FakePipe() {
   in().bytes.clear();
 }
 
-FakeStream& FakePipe::out() { return net_.stream(rank_, peer_, path_); }
-FakeStream& FakePipe::in() { return net_.stream(peer_, rank_, path_); }
-
 ssize_t FakePipe::write(const iovec* vectors, size_t n_vectors) {
   FakeRandom& random = net_.random_;
   const FakeNet::Options& options = net_.options;
-  if (random.chance(options.path_cuts) && net_.n_living_paths(rank_, peer_) > 1)
-    net_.cut_path(rank_, peer_, path_);
+  const bool may_go = options.longest_remake > 0 || net_.paths_.n_living(rank_, peer_) > 1;
+  if (random.chance(options.path_cuts) && may_go) net_.paths_.cut(rank_, peer_, path_);
+  if (random.chance(options.path_mutes) && may_go) net_.paths_.mute(rank_, peer_, path_);
   FakeStream& stream = out();
+  if (stream.mute_at > 0) {
+    stream.has_swallowed = true;
+    return static_cast<ssize_t>(size_of(vectors, n_vectors));
+  }
   if (stream.is_cut || stream.is_unread) return failed(random.chance(0.5) ? EPIPE : ECONNRESET);
   const size_t room = kRoom - std::min(kRoom, stream.bytes.size());
   size_t left = std::min(size_of(vectors, n_vectors), room);
@@ -65,6 +71,7 @@ ssize_t FakePipe::read(const iovec* vectors, size_t n_vectors) {
   FakeRandom& random = net_.random_;
   FakeStream& stream = in();
   if (stream.bytes.empty()) {
+    if (stream.mute_at > 0) return failed(EAGAIN);
     if (stream.is_cut) return failed(ECONNRESET);
     return stream.is_ended ? 0 : failed(EAGAIN);
   }
@@ -84,28 +91,130 @@ ssize_t FakePipe::read(const iovec* vectors, size_t n_vectors) {
 
 void FakePipe::end(bool both) {
   out().is_ended = true;
-  if (both) net_.cut_path(rank_, peer_, path_);
+  if (both && !out().is_cut) net_.paths_.cut(rank_, peer_, path_);
+}
+
+// Before a stream falls mute, what it takes is confirmed at once.
+Pipe::Silence FakePipe::silence() {
+  if (out().mute_at == 0) return {};
+  const int64_t since = static_cast<int64_t>(net_.now_ - out().mute_at) * kStepNs;
+  return {out().has_swallowed ? since : 0, since, 0};
 }
 
 // ---- the net's side
 
-FakeStream& FakeNet::stream(int from, int to, uint32_t path) {
-  return streams_[static_cast<size_t>(from * n_ranks_ + to) * Header::kMaxPaths + path];
+struct FakePaths::End final : PathSource {
+  End(FakePaths& paths_of, int of) : paths(paths_of), rank(of) {}
+  int64_t resume_ns() const override { return paths.net_.options.resume_ns; }
+  void attached(int peer, PathLink& link) override {
+    paths.links_[paths.index(rank, peer)] = &link;
+  }
+  void lost(int peer, size_t path) override { paths.lost(rank, peer, static_cast<uint32_t>(path)); }
+  void ended(int peer) override { paths.links_[paths.index(rank, peer)] = nullptr; }
+
+  FakePaths& paths;
+  const int rank;
+};
+
+FakePaths::FakePaths(FakeNet& net, int n_ranks)
+    : net_(net), n_ranks_(n_ranks), links_(static_cast<size_t>(n_ranks * n_ranks), nullptr) {
+  if (net.options.n_paths == 0) return;
+  streams_.resize(links_.size() * Header::kMaxPaths);
+  in_making_.resize(streams_.size());
+  for (int rank = 0; rank < n_ranks; ++rank) ends_.push_back(std::make_unique<End>(*this, rank));
+}
+
+FakePaths::~FakePaths() = default;
+
+std::unique_ptr<Link> FakePaths::link(int rank, int peer) {
+  std::vector<std::unique_ptr<Pipe>> pipes;
+  for (uint32_t path = 0; path < net_.options.n_paths; ++path)
+    pipes.push_back(std::make_unique<FakePipe>(net_, rank, peer, path, streams(rank, peer, path)));
+  const Outbox::Sizes sizes = {net_.options.copied, net_.options.max_inline};
+  auto link = std::make_unique<TcpLink>(
+      peer, std::move(pipes), FrameKeys(net_.options.job_key, net_.options.epoch, rank, peer),
+      sizes);
+  if (net_.options.longest_remake > 0) link->resume_by(*ends_[static_cast<size_t>(rank)]);
+  return link;
+}
+
+std::shared_ptr<FakeStreams>& FakePaths::streams(int a, int b, uint32_t path) {
+  const size_t at = index(std::min(a, b), std::max(a, b)) * Header::kMaxPaths + path;
+  if (streams_[at] == nullptr) streams_[at] = std::make_shared<FakeStreams>();
+  return streams_[at];
 }
 
 // What is on the way is lost from some byte on, acknowledgements too.
-void FakeNet::cut_path(int a, int b, uint32_t path) {
-  for (FakeStream* one_way : {&stream(a, b, path), &stream(b, a, path)}) {
-    one_way->bytes.resize(random_.below(one_way->bytes.size() + 1));
-    one_way->is_cut = true;
+void FakePaths::cut(int a, int b, uint32_t path) {
+  for (FakeStream& one_way : *streams(a, b, path)) {
+    one_way.bytes.resize(net_.random_.below(one_way.bytes.size() + 1));
+    one_way.is_cut = true;
   }
-  n_paths_cut_++;
+  n_cut_++;
 }
 
-size_t FakeNet::n_living_paths(int a, int b) {
+void FakePaths::mute(int a, int b, uint32_t path) {
+  for (FakeStream& one_way : *streams(a, b, path)) {
+    one_way.bytes.resize(net_.random_.below(one_way.bytes.size() + 1));
+    one_way.mute_at = std::max<uint64_t>(1, net_.now_);
+  }
+  n_cut_++;
+}
+
+size_t FakePaths::n_living(int a, int b) const {
   size_t n = 0;
-  for (uint32_t path = 0; path < options.n_paths; ++path) n += !stream(a, b, path).is_cut;
+  for (uint32_t path = 0; path < net_.options.n_paths; ++path) {
+    const auto& both = streams_[index(std::min(a, b), std::max(a, b)) * Header::kMaxPaths + path];
+    n += both == nullptr || !((*both)[0].is_cut || (*both)[0].mute_at > 0);
+  }
   return n;
+}
+
+bool FakePaths::is_idle() const {
+  return arrivals_.empty() && std::all_of(streams_.begin(), streams_.end(), [](const auto& both) {
+           return both == nullptr || ((*both)[0].bytes.empty() && (*both)[1].bytes.empty());
+         });
+}
+
+// Either end says so, at a time of its own; both get the new one, each at a time of its own.
+void FakePaths::lost(int rank, int peer, uint32_t path) {
+  const size_t at = index(std::min(rank, peer), std::max(rank, peer)) * Header::kMaxPaths + path;
+  if (in_making_[at]) return;
+  in_making_[at] = true;
+  const uint64_t due = net_.now_ + 1 + net_.random_.below(net_.options.longest_remake);
+  arrivals_.push_back({due, rank, peer, path, nullptr, true});
+}
+
+void FakePaths::step() {
+  for (size_t left = arrivals_.size(); left > 0; --left) {
+    Arrival arrival = std::move(arrivals_.front());
+    arrivals_.pop_front();
+    if (arrival.due > net_.now_)
+      arrivals_.push_back(std::move(arrival));
+    else
+      arrive(std::move(arrival));
+  }
+}
+
+void FakePaths::arrive(Arrival arrival) {
+  const auto& [due, rank, peer, path, made, is_first] = arrival;
+  const size_t at = index(std::min(rank, peer), std::max(rank, peer)) * Header::kMaxPaths + path;
+  PathLink* link = links_[index(rank, peer)];
+  if (is_first && links_[index(peer, rank)] == nullptr) {  // its process is gone
+    in_making_[at] = false;
+    if (link != nullptr) link->give_up("nobody listens there any more");
+    return;
+  }
+  if (is_first) {
+    arrival.streams = streams_[at] = std::make_shared<FakeStreams>();
+    arrivals_.push_back({due + net_.random_.below(net_.options.longest_remake), peer, rank, path,
+                         arrival.streams, false});
+    n_made_anew_++;
+  } else {
+    in_making_[at] = false;
+  }
+  auto pipe = std::make_unique<FakePipe>(net_, rank, peer, path, arrival.streams);
+  if (link != nullptr) link->add_path(path, std::move(pipe), {});
 }
 
 }  // namespace shoal

@@ -53,6 +53,11 @@ class Link {
   // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
   virtual bool is_unflushed() const { return false; }
 
+  // No way leads to the peer now, and one may be found again. Its silence means nothing.
+  virtual bool is_suspended() const { return false; }
+  // Since when a silent peer could have been heard, as of the last look(); 0: ever.
+  virtual int64_t listens_since() const { return 0; }
+
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }
 
@@ -92,6 +97,10 @@ class Link {
   virtual bool has_inbound() const { return false; }
   // Ten times a second. When the peer was alive, where it does not say so in frames; else 0.
   virtual int64_t tick() { return 0; }
+  // Looks at what time has changed, ten times a second; is_watchful(): fifty times, so that a path
+  // that falls silent is found soon.
+  virtual void look(FrameSink&, int64_t) {}
+  virtual bool is_watchful() const { return false; }
 
   // The largest payload send() takes by copy without `sent`; larger ones are borrowed, or for
   // links that share memory must be offered by place.

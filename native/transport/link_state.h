@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace shoal {
@@ -19,11 +20,20 @@ struct SocketState {
 
 SocketState state_of_socket(int fd);
 
+// One of the connections that a link has or had.
+struct PathState {
+  bool is_lost = false;      // and being dialled
+  int64_t lost_ns = 0;       // since when; 0: a moment ago
+  uint32_t n_made_anew = 0;  // ever
+  std::string why;           // it was lost last
+};
+
 struct LinkState {
   size_t n_queued = 0;      // frames that wait in this process
   size_t queued_bytes = 0;  // of these, with their headers
   uint64_t n_full = 0;      // how often the ring or the socket had no room
   std::vector<SocketState> sockets;
+  std::vector<PathState> paths;
 };
 
 }  // namespace shoal

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 
 namespace shoal {
@@ -21,6 +22,11 @@ bool is_ending(FrameType type) {
   return type == FrameType::kAbort || type == FrameType::kLost || type == FrameType::kGoodbye;
 }
 
+std::string seconds(int64_t ns) {
+  const int64_t tenths = ns / (100 * kMillisecond);
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
+}
+
 }  // namespace
 
 PathLink::PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes)
@@ -29,7 +35,8 @@ PathLink::PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes
       outbox_(sizes),
       incoming_(n_paths),
       inbox_(sizes.n_before),
-      is_lost_(n_paths) {
+      is_lost_(n_paths),
+      histories_(n_paths) {
   for (uint32_t path = 0; path < n_paths; ++path)
     seals_.push_back({keys_.out(path), keys_.in(path)});
 }
@@ -40,6 +47,7 @@ void PathLink::begin_path(size_t path, Bytes session) {
 }
 
 void PathLink::close() {
+  if (source_ != nullptr && !is_closed_) source_->ended(peer_);
   is_closed_ = true;
   outbox_.clear();
   endings_.clear();
@@ -47,9 +55,11 @@ void PathLink::close() {
 
 // ---- out
 
-size_t PathLink::control_path() const {
-  const auto living = std::find(is_lost_.begin(), is_lost_.end(), false);
-  return static_cast<size_t>(living - is_lost_.begin());
+bool PathLink::send(const Frame& frame) {
+  if (is_closed_) return true;
+  // It says that this process lives, now.
+  if (frame.header.type == FrameType::kHeartbeat && is_suspended()) return true;
+  return outbox_.send(frame);
 }
 
 Outgoing* PathLink::pull(size_t path) {
@@ -199,6 +209,10 @@ bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byt
   // is can be seen here.
   if (header.type == FrameType::kLost)
     for (const uint64_t token : outbox_.spoiled()) sink.spoiled(peer_, token);
+  if (header.type == FrameType::kGoodbye) {
+    has_left_ = true;
+    if (source_ != nullptr) source_->ended(peer_);
+  }
   sink.arrived(peer_, header, payload);
   return !is_closed_ && !is_refused_;
 }
@@ -217,21 +231,98 @@ bool PathLink::deliver_endings(FrameSink& sink) {
   return true;
 }
 
-// ---- the end
+// ---- paths that go and come
 
-void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
-  if (is_closed_ || is_lost_[path]) return;
+void PathLink::resume_by(PathSource& source) {
+  source_ = &source;
+  source.attached(peer_, *this);
+}
+
+bool PathLink::has_path() const {
+  return std::find(is_lost_.begin(), is_lost_.end(), false) != is_lost_.end();
+}
+
+void PathLink::forget_path(size_t path, const std::string& why) {
   is_lost_[path] = true;
+  histories_[path].why = why;
+  histories_[path].lost_ns = 0;
   incoming_[path] = {};
   close_path(path);
   outbox_.lost(static_cast<int>(path));
-  if (control_path() < is_lost_.size()) return;
+  // What went by it may have acknowledged what came by another, and nobody sends that again.
+  ack_due_ = true;
+  if (path != control_path_ || !has_path()) return;
+  const auto living = std::find(is_lost_.begin(), is_lost_.end(), false);
+  control_path_ = static_cast<size_t>(living - is_lost_.begin());
+}
+
+void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
+  if (is_closed_ || is_lost_[path]) return;
+  forget_path(path, why);
+  if (can_resume())
+    source_->lost(peer_, path);
+  else if (!has_path())
+    break_off(sink, why);
+}
+
+void PathLink::take_path(size_t path) {
+  if (!has_path()) control_path_ = path;
+  is_lost_[path] = false;
+  histories_[path].n_made_anew++;
+  histories_[path].made_ns = now_;
+  given_up_.clear();
+  ack_due_ = true;  // so that the peer need not send again what has come
+}
+
+void PathLink::doubt(FrameSink& sink, size_t path) {
+  if (path >= is_lost_.size() || now_ - histories_[path].made_ns < kSecond) return;
+  lose_path(sink, path, "was lost by the peer");
+}
+
+void PathLink::give_up(const std::string& why) {
+  if (is_suspended()) given_up_ = why;
+}
+
+void PathLink::settle(FrameSink& sink) {
+  if (given_up_.empty() || !is_suspended()) return;
+  break_off(sink, histories_[control_path_].why + "; " + given_up_);
+}
+
+// Time in which this process did not run counts for little: nobody tried to make a path then.
+void PathLink::look(FrameSink& sink, int64_t now) {
+  constexpr int64_t kMostNs = 500 * kMillisecond;
+  const int64_t passed = now_ == 0 ? 0 : std::min(now - now_, kMostNs);
+  now_ = now;
+  if (is_closed_) return;
+  for (size_t path = 0; path < histories_.size(); ++path)
+    if (is_lost_[path] && histories_[path].lost_ns == 0) histories_[path].lost_ns = now;
+  if (!is_suspended()) {
+    if (suspended_ns_ > 0) listens_since_ = now;
+    suspended_ns_ = 0;
+    return;
+  }
+  suspended_ns_ += passed;
+  settle(sink);
+  if (is_closed_ || suspended_ns_ < source_->resume_ns()) return;
+  break_off(sink, histories_[control_path_].why + "; no connection could be made again for " +
+                      seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
+}
+
+void PathLink::tell_paths(LinkState& state) const {
+  for (size_t path = 0; path < histories_.size(); ++path) {
+    const History& history = histories_[path];
+    state.paths.push_back({is_lost_[path], history.lost_ns, history.n_made_anew, history.why});
+  }
+}
+
+void PathLink::break_off(FrameSink& sink, const std::string& why) {
   close();
   if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why, {}, true});
 }
 
 void PathLink::refuse(FrameSink& sink, const std::string& what) {
   is_refused_ = true;
+  if (source_ != nullptr) source_->ended(peer_);
   for (Incoming& in : incoming_) in.in_payload = false;
   outbox_.drop_queued();
   sink.broken(peer_, {Fault::kPeerLost, peer_, what});

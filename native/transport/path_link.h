@@ -4,6 +4,9 @@
 // path that is lost while another lives costs that its frames go once more. Control frames keep
 // their order; data is delivered in any order, each frame once. What ends something (abort, lost,
 // goodbye) is delivered after everything that was sent before it.
+//
+// A link that was told who makes paths anew does not break with the last one: it is suspended.
+// Frames wait in it, nothing is given back, and add_path() resumes it.
 #pragma once
 
 #include <map>
@@ -15,16 +18,49 @@
 #include "transport/inbox.h"
 #include "transport/link.h"
 #include "transport/outbox.h"
+#include "transport/pipe.h"
 
 namespace shoal {
+
+class PathLink;
+
+// Who makes lost paths anew, and brings them with PathLink::add_path().
+//
+// Threads: under the mesh's lock.
+class PathSource {
+ public:
+  virtual ~PathSource() = default;
+  // How long a link waits for a path when it has none.
+  virtual int64_t resume_ns() const = 0;
+  virtual void attached(int peer, PathLink& link) = 0;
+  virtual void lost(int peer, size_t path) = 0;
+  // The link has no use for paths any more: the peer has left or is given up, or it was closed.
+  virtual void ended(int peer) = 0;
+};
 
 // Threads: under the mesh's lock.
 class PathLink : public Link {
  public:
-  bool send(const Frame& frame) override { return is_closed_ || outbox_.send(frame); }
+  bool send(const Frame& frame) override;
   bool has_queued() const override { return !is_closed_ && outbox_.has_queued(); }
   void disown(const std::byte* from, size_t n_bytes) override;
   void close() override;
+  void look(FrameSink& sink, int64_t now) override;
+  int64_t listens_since() const override { return has_path() ? listens_since_ : now_; }
+  bool is_suspended() const override { return can_resume() && !has_path(); }
+
+  // From here on a lost path may come back, and the link breaks only once it has been without any
+  // for source.resume_ns(), by look(). `source` outlives the link.
+  void resume_by(PathSource& source);
+  // The path stands again; also in the place of one that this end took for alive. What was
+  // unacknowledged on it goes again. False if the link has no use for it. `session`: what only the
+  // two ends of this connection know; headers are sealed with it.
+  virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) = 0;
+  // The peer has lost the path, and this end may not know. Not believed of one that was made in the
+  // last second: the word was on its way meanwhile.
+  void doubt(FrameSink& sink, size_t path);
+  // The peer is known to be gone. Where no path says otherwise the link breaks, at the next pump().
+  void give_up(const std::string& why);
 
  protected:
   // A frame that a path brings.
@@ -55,16 +91,28 @@ class PathLink : public Link {
   bool begin(FrameSink& sink, size_t path);
   bool end(FrameSink& sink, size_t path);
 
-  // The path is gone; with the last one the link is broken. What it brought in part is forgotten.
+  // The path is gone; with the last one the link is suspended, or broken. What it brought in part
+  // is forgotten.
   void lose_path(FrameSink& sink, size_t path, const std::string& why);
+  void forget_path(size_t path, const std::string& why);  // the same, and nobody is told
+  // The other half of add_path(): the path may be used.
+  void take_path(size_t path);
+  // Breaks a link that was given up meanwhile.
+  void settle(FrameSink& sink);
   // The peer is not read any further, but can still be told why.
   void refuse(FrameSink& sink, const std::string& what);
   // The path has no frames any more afterwards. Cut: its end is found at the next pump().
   virtual void close_path(size_t path) = 0;
   virtual void cut_path(size_t path) = 0;
 
-  size_t control_path() const;
+  // NOT simply the first that lives: what goes by another than before could overtake.
+  size_t control_path() const { return control_path_; }
   bool is_lost(size_t path) const { return is_lost_[path]; }
+  bool has_path() const;
+  bool can_resume() const {
+    return source_ != nullptr && !is_closed_ && !is_refused_ && !has_left_;
+  }
+  void tell_paths(LinkState& state) const;
 
   const int peer_;
   const FrameKeys keys_;
@@ -79,6 +127,7 @@ class PathLink : public Link {
   bool deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload);
   bool deliver_endings(FrameSink& sink);
   static void divert(Incoming& in);
+  void break_off(FrameSink& sink, const std::string& why);
 
   struct Seals {
     HeaderSeal out, in;
@@ -87,6 +136,20 @@ class PathLink : public Link {
   std::vector<Seals> seals_;  // by path
   Inbox inbox_;
   std::vector<bool> is_lost_;
+  struct History {
+    std::string why;      // it was lost last
+    int64_t lost_ns = 0;  // since when; 0: not known yet
+    int64_t made_ns = 0;  // the last time
+    uint32_t n_made_anew = 0;
+  };
+  std::vector<History> histories_;
+  size_t control_path_ = 0;  // while no path lives, of no meaning
+  PathSource* source_ = nullptr;
+  int64_t now_ = 0;            // at the last look()
+  int64_t suspended_ns_ = 0;   // for how long, as far as this process ran
+  int64_t listens_since_ = 0;  // when it resumed last
+  bool has_left_ = false;      // the peer said goodbye
+  std::string given_up_;       // why; empty: it was not
   bool ack_due_ = false;
   uint32_t n_unsaid_ = 0;  // frames that came since the peer was last told
   struct Ending {

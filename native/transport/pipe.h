@@ -21,6 +21,14 @@ class Pipe {
   // Nothing more is written; `both`: nor read.
   virtual void end(bool both) = 0;
   virtual int fd() const { return -1; }
+
+  // What the medium itself knows of the other end, whatever the program there does.
+  struct Silence {
+    int64_t owed_ns = 0;   // for so long bytes that left wait to be confirmed; 0: none do
+    int64_t heard_ns = 0;  // so long ago it confirmed something
+    int64_t usual_ns = 0;  // that it takes
+  };
+  virtual Silence silence() { return {}; }
   // About how many bytes it takes before it makes its writer wait.
   virtual size_t appetite() const { return SIZE_MAX; }
 };

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/clock.h"
+
 namespace shoal {
 namespace {
 
@@ -19,15 +21,22 @@ constexpr uint64_t kUnsentPerSecond = 4000;
 constexpr uint64_t kLeastUnsent = 32u << 10;
 constexpr uint64_t kMostUnsent = 4u << 20;
 constexpr uint64_t kLookEvery = 4u << 20;  // bytes
-constexpr int kSilentMs = 4000;
+// A connection that lies idle is asked so often, in seconds, and ends when that many of the
+// questions had no answer: its peer may have lost it long ago, and wait to be dialled.
+constexpr int kAskAfterS = 1;
+constexpr int kUnanswered = 3;
 
 }  // namespace
 
 // The options have no effect on Unix sockets.
-SocketPipe::SocketPipe(int fd, bool has_others) : fd_(fd) {
+SocketPipe::SocketPipe(int fd) : fd_(fd) {
   fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK);
   set(TCP_NODELAY, 1);
-  if (has_others) set(TCP_USER_TIMEOUT, kSilentMs);
+  set(TCP_KEEPIDLE, kAskAfterS);
+  set(TCP_KEEPINTVL, kAskAfterS);
+  set(TCP_KEEPCNT, kUnanswered);
+  const int on = 1;
+  setsockopt(fd_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   bound_unsent();
 }
 
@@ -54,6 +63,7 @@ ssize_t SocketPipe::write(const iovec* vectors, size_t n_vectors) {
   message.msg_iovlen = n_vectors;
   const ssize_t n = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n <= 0) return n;
+  if (first_unconfirmed_ns_ == 0) first_unconfirmed_ns_ = now_ns();
   n_until_look_ -= std::min(n_until_look_, static_cast<uint64_t>(n));
   if (n_until_look_ == 0) bound_unsent();
   return n;
@@ -61,6 +71,21 @@ ssize_t SocketPipe::write(const iovec* vectors, size_t n_vectors) {
 
 ssize_t SocketPipe::read(const iovec* vectors, size_t n_vectors) {
   return readv(fd_, vectors, static_cast<int>(n_vectors));
+}
+
+// The kernel confirms, so a program that is stopped is not silent. Neither is one whose window is
+// full: then nothing is on the way.
+Pipe::Silence SocketPipe::silence() {
+  tcp_info info{};
+  socklen_t n_bytes = sizeof(info);
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) return {};
+  if (info.tcpi_unacked == 0) first_unconfirmed_ns_ = 0;
+  Silence silence;
+  silence.heard_ns = int64_t{info.tcpi_last_ack_recv} * kMillisecond;
+  silence.usual_ns = (int64_t{info.tcpi_rtt} + 4 * int64_t{info.tcpi_rttvar}) * 1000;
+  if (first_unconfirmed_ns_ != 0)
+    silence.owed_ns = std::min(silence.heard_ns, now_ns() - first_unconfirmed_ns_);
+  return silence;
 }
 
 void SocketPipe::end(bool both) { shutdown(fd_, both ? SHUT_RDWR : SHUT_WR); }

@@ -10,15 +10,15 @@ namespace shoal {
 
 class SocketPipe final : public Pipe {
  public:
-  // Owns `fd` and makes it non-blocking. `has_others`: the link has other paths, so that this one
-  // is given up where its peer confirms nothing for four seconds.
-  SocketPipe(int fd, bool has_others);
+  // Owns `fd` and makes it non-blocking.
+  explicit SocketPipe(int fd);
   ~SocketPipe() override;
 
   ssize_t write(const iovec* vectors, size_t n_vectors) override;
   ssize_t read(const iovec* vectors, size_t n_vectors) override;
   void end(bool both) override;
   int fd() const override { return fd_; }
+  Silence silence() override;
   size_t appetite() const override { return static_cast<size_t>(unsent_); }
 
  private:
@@ -26,8 +26,9 @@ class SocketPipe final : public Pipe {
   void bound_unsent();
 
   const int fd_;
-  uint64_t n_until_look_ = 0;  // bytes
-  int unsent_ = INT_MAX;       // where there is no such bound
+  uint64_t n_until_look_ = 0;         // bytes
+  int unsent_ = INT_MAX;              // where there is no such bound
+  int64_t first_unconfirmed_ns_ = 0;  // when the first byte left that may be so; 0: none
 };
 
 }  // namespace shoal

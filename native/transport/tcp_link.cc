@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/clock.h"
 #include "transport/socket_pipe.h"
 
 namespace shoal {
@@ -24,12 +25,19 @@ constexpr size_t kTurnBytes = 1u << 20;
 // A path that has so much does not pull more, nor one that has what its pipe takes. What it has
 // cannot be overtaken any more.
 constexpr size_t kPulledBytes = 256u << 10;
+// A path that owes a confirmation for so long is lost, if another has answered meanwhile: it costs
+// a call no more than this. Kernels confirm a lonely packet within 40 ms. Shorter would give up
+// paths for a packet that the network lost; that does no harm, but dials again.
+constexpr int64_t kSuspectNs = 80 * kMillisecond;
+constexpr int64_t kAnswersNs = 40 * kMillisecond;
+// And whatever others do, well before its silence makes a peer dead that is only cut off.
+constexpr int64_t kSilentNs = 2 * kSecond;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
 std::vector<std::unique_ptr<Pipe>> pipes_of(const std::vector<int>& fds) {
   std::vector<std::unique_ptr<Pipe>> pipes;
-  for (const int fd : fds) pipes.push_back(std::make_unique<SocketPipe>(fd, fds.size() > 1));
+  for (const int fd : fds) pipes.push_back(std::make_unique<SocketPipe>(fd));
   return pipes;
 }
 
@@ -44,6 +52,17 @@ TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, FrameKeys k
   }
 }
 
+bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe, Bytes session) {
+  if (!can_resume() || index >= paths_.size()) return false;
+  if (!is_lost(index)) forget_path(index, "was made anew by the peer");
+  Path& path = paths_[index];
+  path.pipe = std::move(pipe);
+  path.ahead.resize(kReadAhead);
+  begin_path(index, session);
+  take_path(index);
+  return true;
+}
+
 TcpLink::TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys)
     : TcpLink(peer, pipes_of(fds), std::move(keys)) {}
 
@@ -53,7 +72,9 @@ Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_pt
   auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
   try {
     FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank);
-    out = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
+    auto link = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
+    if (site.paths != nullptr) link->resume_by(*site.paths);
+    out = std::move(link);
     return {};
   } catch (const std::runtime_error& error) {
     return {Fault::kInternal, -1, error.what()};
@@ -61,11 +82,8 @@ Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_pt
 }
 
 void TcpLink::close_path(size_t index) {
-  Path& path = paths_[index];
-  path.pipe = nullptr;
+  paths_[index] = {};
   has_lost_ = true;
-  path.writing.clear();
-  path.n_waiting = 0;
 }
 
 void TcpLink::cut_path(size_t index) {
@@ -104,7 +122,12 @@ bool TcpLink::has_queued() const {
     can_write |= path.pipe != nullptr && !path.is_stuck;
     has |= !path.writing.empty();
   }
-  return can_write && has;
+  return (can_write || is_suspended()) && has;
+}
+
+bool TcpLink::on_event(FrameSink& sink, bool ended) {
+  for (Path& path : paths_) path.is_ending |= ended;
+  return pump(sink);
 }
 
 // A socket that is closed while data lies unread in it is reset, and what the peer had not read yet
@@ -141,7 +164,11 @@ bool TcpLink::flush(FrameSink& sink) {
 // Where nothing else went that said so.
 bool TcpLink::acknowledge(FrameSink& sink) {
   const size_t index = control_path();
-  if (!is_ack_due() || is_closed_ || is_refused_ || index == paths_.size()) return false;
+  if (!is_ack_due() || is_closed_ || is_refused_ || is_lost(index)) return false;
+  return acknowledge_by(sink, index);
+}
+
+bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
   if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // it waits: so does the peer
   path.acknowledgement = acknowledgement(index);
@@ -197,6 +224,7 @@ LinkState TcpLink::state() const {
   LinkState state;
   outbox_.count_queued(state.n_queued, state.queued_bytes);
   state.n_full = n_full_;
+  tell_paths(state);
   for (const Path& path : paths_) {
     if (path.pipe == nullptr) continue;
     state.n_queued += path.writing.size();
@@ -245,6 +273,7 @@ void TcpLink::count_written(Path& path, size_t n_bytes) {
 // ---- in
 
 bool TcpLink::pump(FrameSink& sink) {
+  settle(sink);
   if (is_refused_ || is_closed_) return false;
   bool moved = flush(sink);
   for (size_t index = 0; index < paths_.size(); ++index) moved |= pump_path(sink, index);
@@ -303,7 +332,7 @@ size_t TcpLink::read_some(FrameSink& sink, size_t index) {
   }
   const size_t landed = std::min(rest, static_cast<size_t>(n));
   in.n_landed += landed;
-  path.is_drained = static_cast<size_t>(n) < rest + room && !is_ending_;
+  path.is_drained = static_cast<size_t>(n) < rest + room && !path.is_ending;
   path.ahead_end += static_cast<size_t>(n) - landed;
   return static_cast<size_t>(n);
 }
@@ -327,6 +356,41 @@ bool TcpLink::parse(FrameSink& sink, size_t index) {
     path.ahead_begin += here;
   }
   return in.n_landed == in.landing.size() && end(sink, index);
+}
+
+// ---- time
+
+void TcpLink::look(FrameSink& sink, int64_t now) {
+  PathLink::look(sink, now);
+  if (is_closed_ || is_refused_) return;
+  lose_silent_paths(sink);
+  if (has_lost_) flush(sink);
+}
+
+void TcpLink::lose_silent_paths(FrameSink& sink) {
+  for (size_t index = 0; index < paths_.size(); ++index) {
+    if (paths_[index].pipe == nullptr) continue;
+    const Pipe::Silence silence = paths_[index].pipe->silence();
+    const bool is_suspect = silence.owed_ns >= std::max(kSuspectNs, 4 * silence.usual_ns);
+    const bool is_cut = silence.owed_ns >= kSilentNs && can_resume();
+    if (is_cut || (is_suspect && others_answer(sink, index, silence)))
+      lose_path(sink, index,
+                "confirmed nothing for " + std::to_string(silence.owed_ns / kMillisecond) + " ms");
+    if (is_closed_) return;
+  }
+}
+
+// Whether another path has brought a confirmation while this one owed one. Those that are idle have
+// nothing to confirm: they are asked, by a frame that says nothing new.
+bool TcpLink::others_answer(FrameSink& sink, size_t index, const Pipe::Silence& silence) {
+  for (size_t other = 0; other < paths_.size(); ++other) {
+    Path& path = paths_[other];
+    if (other == index || path.pipe == nullptr) continue;
+    const Pipe::Silence theirs = path.pipe->silence();
+    if (theirs.heard_ns + kAnswersNs <= silence.owed_ns) return true;
+    if (theirs.owed_ns == 0) acknowledge_by(sink, other);
+  }
+  return false;
 }
 
 }  // namespace shoal

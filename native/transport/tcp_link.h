@@ -35,6 +35,8 @@ class TcpLink final : public PathLink {
   bool is_unflushed() const override { return is_unflushed_; }
   LinkState state() const override;
   bool lingers() override;
+  void look(FrameSink& sink, int64_t now) override;
+  bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) override;
   void close() override;
   void forsake() override;
   size_t max_inline() const override { return sizes_.small; }
@@ -43,11 +45,9 @@ class TcpLink final : public PathLink {
   std::vector<int> fds() const override;  // of the paths that live
   // What the peer sent before its end may hide that from many a pump: from then on, drained means
   // that the end was read.
-  bool on_event(FrameSink& sink, bool ended) override {
-    is_ending_ |= ended;
-    return pump(sink);
-  }
+  bool on_event(FrameSink& sink, bool ended) override;
   bool is_drained() const override;
+  bool is_watchful() const override { return paths_.size() > 1 && outbox_.n_unacknowledged() > 0; }
 
  private:
   struct Path {
@@ -57,6 +57,7 @@ class TcpLink final : public PathLink {
     Outgoing acknowledgement;  // where it is not queued, `at` is not kPath
     bool is_stuck = false;     // cannot be written to: reading will tell why
     bool is_drained = false;
+    bool is_ending = false;        // the peer sends no more by it
     std::vector<std::byte> ahead;  // bytes read past what was asked for
     size_t ahead_begin = 0, ahead_end = 0;
   };
@@ -66,16 +67,18 @@ class TcpLink final : public PathLink {
   ssize_t write_some(Path& path, size_t& n_wanted);
   void count_written(Path& path, size_t n_bytes);
   bool acknowledge(FrameSink& sink);
+  bool acknowledge_by(FrameSink& sink, size_t index);
   bool pump_path(FrameSink& sink, size_t index);
   size_t read_some(FrameSink& sink, size_t index);
   bool parse(FrameSink& sink, size_t index);
+  void lose_silent_paths(FrameSink& sink);
+  bool others_answer(FrameSink& sink, size_t index, const Pipe::Silence& silence);
   void close_path(size_t path) override;
   void cut_path(size_t path) override;
 
   const Outbox::Sizes sizes_;
   std::vector<Path> paths_;
   bool is_unflushed_ = false;
-  bool is_ending_ = false;
   bool has_lost_ = false;  // a path, since the last flush() began
   uint64_t n_full_ = 0;    // how often a socket took less than it was given
 };

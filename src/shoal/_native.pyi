@@ -110,12 +110,17 @@ class Mesh:
         epoch: int,
         job_key: bytes,
         arena: Arena,
-        peers: Sequence[tuple[int, Sequence[int], int, int]],
+        peers: Sequence[tuple[int, Sequence[int], int, int, Sequence[tuple[str, int]]]],
         staging_bytes: int,
         spin_us: float,
         backstop_s: float,
+        listeners: Sequence[int],
+        resume_s: float,
     ) -> Mesh:
-        """Peers: rank, socket, arena (or -1) and eventfd (or -1); owns all descriptors."""
+        """Peers: rank, sockets, arena (or -1), eventfd (or -1), where it listens for other hosts.
+
+        Owns all descriptors. Without listeners lost connections stay lost.
+        """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
     def close(self) -> None: ...

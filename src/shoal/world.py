@@ -32,6 +32,10 @@ DEFAULT_SPIN_US: Final = 200.0
 # How often sleepers look for work that nobody announced: a second line, since none should be.
 DEFAULT_BACKSTOP_MS: Final = 100
 
+# How long a link waits for a connection when it has lost all it had. Shorter fails jobs for what a
+# switch takes to restart a port; longer keeps them from hearing of a host that is gone.
+DEFAULT_RESUME_S: Final = 10
+
 # How long the program's end waits for threads to notice that their calls have ended.
 _LAST_WAIT_S: Final = 2.0
 
@@ -197,6 +201,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
         staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20, 1 << 40)
         spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0, 10**9)
         backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1, 10**9)
+        resume_s = _integer("SHOAL_RESUME_S", DEFAULT_RESUME_S, 0, 10**6)
     arenas: list[engine.Arena] = []
 
     def local_fds(n_local: int) -> tuple[int, int]:
@@ -215,9 +220,16 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
             job_key=membership.job_key,
             arena=arenas[-1],
             peers=[
-                (peer.rank, [peer.socket_fd, *peer.more_fds], *_two(peer.fds))
+                (
+                    peer.rank,
+                    [peer.socket_fd, *peer.more_fds],
+                    *_two(peer.fds),
+                    list(peer.listens_at),
+                )
                 for peer in membership.take()
             ],
+            listeners=list(membership.listener_fds),
+            resume_s=float(resume_s),
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
             backstop_s=backstop_ms / 1e3,

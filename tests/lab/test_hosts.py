@@ -4,6 +4,7 @@ import ctypes
 import os
 import secrets
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -62,3 +63,36 @@ def test_an_all_reduce_between_hosts_equals_numpys_sum(n_hosts: int, n_ranks_per
         }
         found = run_ranks(sum_in_host, len(namespaces), namespaces, env=env)
     assert found == [[0] * len(LENGTHS)] * len(namespaces)
+
+
+def sum_while_the_only_path_is_cut(namespaces: list[str]) -> list[int]:
+    """How many elements are wrong in calls made before, during and after two seconds without it."""
+    enter(namespaces[int(os.environ["RANK"])])
+    import shoal
+
+    n_wrong = []
+    with shoal.init() as group:
+        want = sum(integers_of(rank, LENGTHS[-1]) for rank in range(group.size))
+        for turn in range(4):
+            data = integers_of(group.rank, LENGTHS[-1])
+            if turn == 1 and group.rank == 0:
+                subprocess.run(["ip", "link", "set", INTERFACE, "down"], check=True)
+            work = group.all_reduce(data, async_op=True)
+            if turn == 1 and group.rank == 0:
+                cut = f"sleep 2; ip link set {INTERFACE} up"
+                subprocess.run(["sh", "-c", cut], check=True)
+            work.wait()
+            n_wrong.append(int(np.count_nonzero(data != want)))
+    return n_wrong
+
+
+def test_a_network_that_is_cut_for_two_seconds_fails_no_call() -> None:
+    with Cluster(2) as cluster:
+        namespaces = [host.namespace for host in cluster.hosts]
+        env = {
+            "MASTER_ADDR": cluster.hosts[0].address,
+            "SHOAL_SOCKET_IFNAME": INTERFACE,
+            "SHOAL_KEY": secrets.token_hex(32),
+        }
+        found = run_ranks(sum_while_the_only_path_is_cut, 2, namespaces, env=env)
+    assert found == [[0] * 4] * 2

@@ -59,3 +59,27 @@ def test_a_guide_cannot_wait_for_a_rank_that_is_not_of_this_host() -> None:
         guide.say_waiting(7)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()
+
+
+@contextlib.contextmanager
+def linked_by_tcp() -> Iterator[tuple[Link, Link]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname()[:2])
+        far, _ = server.accept()
+    with contextlib.closing(Link(1, near)) as one, contextlib.closing(Link(0, far)) as other:
+        for sock in (near, far):
+            sock.setblocking(False)
+        yield one, other
+
+
+@pytest.mark.parametrize(
+    ("ports", "where"), [({"127.0.0.1": 4711}, "127.0.0.1:4711"), ({"10.0.0.1": 4711}, "None")]
+)
+def test_a_peer_that_is_ready_says_where_it_can_be_asked_for_lost_connections(
+    ports: dict[str, int], where: str
+) -> None:
+    with linked_by_tcp() as (one, other):
+        one.say_ready(ports)
+        while not other.is_settled:
+            other.step()
+        assert str(other.listens_at) == where

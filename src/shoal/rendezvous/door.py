@@ -102,6 +102,18 @@ class Door:
             deadlines.append(next(iter(self._pending.values())).since + self._limits.pending_s)
         return min(deadlines, default=None)
 
+    def hand_over(self) -> list[socket.socket]:
+        """The listeners for other hosts, which are the caller's from here on.
+
+        Whoever connects meanwhile waits in the kernel.
+        """
+        handed = [each for each in self._listeners if each.family != socket.AF_UNIX]
+        for listener in handed:
+            if self._resume_at is None:
+                self._selector.unregister(listener)
+            self._listeners.remove(listener)
+        return handed
+
     def close(self) -> None:
         """Close the listeners and everyone who waits at the door; idempotent."""
         for pending in list(self._pending.values()):

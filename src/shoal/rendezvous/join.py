@@ -3,7 +3,8 @@
 Every rank publishes a record, reads all others, and derives the epoch from all nonces: nobody
 leads. Between hosts rank i connects to every lower rank and accepts from every higher one, over
 TCP. Inside a host every rank connects to the lowest one, over an abstract Unix socket, and is
-introduced to the others by it. A group on one host never listens on TCP.
+introduced to the others by it. A group on one host never listens on TCP; where there are several,
+every rank does, and goes on for the life of the job: the native core then makes lost paths anew.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from shoal.rendezvous.explain import explain
 from shoal.rendezvous.farewell import LAST_WORDS_S, tell
 from shoal.rendezvous.handshake import N_NONCE_BYTES, Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
-from shoal.rendezvous.link import MAX_FDS
+from shoal.rendezvous.link import MAX_FDS, Link
 from shoal.rendezvous.links import Links
 from shoal.rendezvous.listener import listen_for_hosts, listen_unix, n_paths, port_range
 from shoal.rendezvous.membership import Membership, PeerInfo
 from shoal.rendezvous.options import JoinOptions
-from shoal.rendezvous.record import MAX_CARD_BYTES, Record, epoch_of, find_host_id
+from shoal.rendezvous.record import MAX_CARD_BYTES, Endpoint, Record, epoch_of, find_host_id
 from shoal.rendezvous.roster import Roster
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ class _Join:
         if len(fds) > MAX_FDS:
             raise UsageError(f"{len(fds)} local_fds; expected at most {MAX_FDS}")
         self._links.begin(host, remote, fds)
-        if remote and remote[-1] > self._rank and not self._has_tcp:
+        if remote and not self._has_tcp:
             self._listen_for_hosts()
         own = self._roster.own
         if remote and own.key is not None and not self._has_warned:
@@ -399,6 +400,7 @@ class _Join:
         for listener in listeners:
             self._door.open(listener)
         self._has_tcp = True
+        self._links.ports = {one.address: one.port for one in paths}
         own = self._roster.own._replace(endpoint=paths[0], more=tuple(paths[1:]))
         self._roster.publish(own)
 
@@ -411,15 +413,26 @@ class _Join:
         peers = []
         for link in self._links.take():
             address = link.address
+            listens_at = self._listens_at(link)
             more = link.detach_more()
             for rank, (socket_fd, fds) in link.detach().items():
                 host_id, label = self._roster.host_id(rank), self._roster.label(rank)
-                peers.append(
-                    PeerInfo(rank, label, host_id, address, link.is_local, socket_fd, fds, more)
-                )
+                where = (rank, label, host_id, address, link.is_local)
+                peers.append(PeerInfo(*where, socket_fd, fds, more, listens_at))
         peers.sort(key=lambda peer: peer.rank)
         own = self._roster.own
         key = self._roster.job_key
         cards = self._roster.cards()
         ids = self._roster.process_ids()
-        return Membership(epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key, ids)
+        listeners = tuple(listener.detach() for listener in self._door.hand_over())
+        whole = (epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key, ids)
+        return Membership(*whole, listeners)
+
+    def _listens_at(self, link: Link) -> tuple[tuple[str, int], ...]:
+        """See `PeerInfo.listens_at`."""
+        if link.is_local:
+            return ()
+        targets: list[Endpoint | str | None] = [link.listens_at]
+        if link.rank < self._rank:
+            targets = [self._roster.target(link.rank, path) for path in range(link.n_paths)]
+        return tuple((one.address, one.port) for one in targets if isinstance(one, Endpoint))

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from shoal.errors import UsageError
@@ -25,6 +25,7 @@ MAX_FDS_AT_ONCE: Final = 253  # of one message: the kernel's SCM_MAX_FD, unix(7)
 _FDS, _READY, _INTRODUCTION, _WAITING = range(7, 11)  # after the kinds of the handshake
 _FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind; how many, or which rank
 _PEER_FORM: Final = struct.Struct("<II")  # rank, how many descriptors lead to it
+_MAX_PORT: Final = 65535
 _ROOM: Final = socket.CMSG_SPACE(MAX_FDS_AT_ONCE * array.array("i").itemsize)
 
 
@@ -117,6 +118,7 @@ class Link:
         self.is_local = sock.family == socket.AF_UNIX
         self.is_settled = False
         self.waits_for: int | None = None  # whom the peer lacks to introduce us
+        self.listens_at: Endpoint | None = None  # where the peer can be asked to dial us again
         self._to_come = to_come
         # By rank, what leads to it: descriptors, and for all but the peer itself a socket first.
         self._fds: dict[int, tuple[int, ...]] = {} if self.is_local else {rank: ()}
@@ -177,11 +179,16 @@ class Link:
         """Tell the peer whom we lack to introduce it to the others."""
         self._say(_WAITING, rank)
 
-    def say_ready(self) -> None:
-        """Tell the peer, once, that all our links are open."""
+    def say_ready(self, ports: Mapping[str, int]) -> None:
+        """Tell the peer, once, that all our links are open.
+
+        Args:
+            ports: by our address, where we listen for other hosts.
+        """
         if not self._has_said_ready:
             self._has_said_ready = True
-            self._say(_READY)
+            own = "" if self.is_local else self.sock.getsockname()[0]
+            self._say(_READY, ports.get(own, 0))
 
     def step(self) -> None:
         """Go as far as possible without waiting."""
@@ -235,8 +242,10 @@ class Link:
 
     def _take(self, kind: int, value: int, fds: Sequence[int]) -> None:
         """Act on one message; raises if it is not its turn."""
-        if kind == _READY and self.is_open and not fds:
+        if kind == _READY and self.is_open and not fds and value <= _MAX_PORT:
             self.is_settled = True
+            if value and not self.is_local:
+                self.listens_at = Endpoint(self.sock.getpeername()[0], value, "")
         elif kind == _FDS and not self._to_come and not self._fds and value == len(fds):
             self._fds[self.rank] = tuple(fds)
         elif kind == _INTRODUCTION and len(self._fds) + value <= len(self._to_come):

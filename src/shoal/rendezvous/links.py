@@ -30,6 +30,7 @@ class Links:
         on_lost: Callable[[int, OSError], None],
     ) -> None:
         self.host: Sequence[int] = [rank]  # the ranks of our host; the first is the guide
+        self.ports: dict[str, int] = {}  # by our address, where we listen for other hosts
         self._rank = rank
         self._selector = selector
         self._on_lost = on_lost
@@ -179,7 +180,7 @@ class Links:
 
     def _say_ready_on(self, link: Link) -> None:
         try:
-            link.say_ready()
+            link.say_ready(self.ports)
         except OSError as error:
             # A peer that is settled may have returned and closed before it heard from us.
             if not link.is_settled:

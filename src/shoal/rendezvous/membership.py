@@ -22,6 +22,8 @@ class PeerInfo(NamedTuple):
         socket_fd: connected, proven, non-blocking; a Unix stream inside a host, otherwise TCP
             without delay. Nothing of what the peer sent after the handshake has been read.
         more_fds: the same by its other paths; empty inside a host.
+        listens_at: a rank of another host: address and port, by path, where it can be dialled
+            again if it is a lower one; where a higher one can be asked to dial us.
         fds: what the peer passed as its `local_fds`, in its order; empty between hosts.
     """
 
@@ -33,21 +35,23 @@ class PeerInfo(NamedTuple):
     socket_fd: int
     fds: tuple[int, ...] = ()
     more_fds: tuple[int, ...] = ()
+    listens_at: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Membership:
     """One epoch of a group, as one rank sees it.
 
-    Owns every `socket_fd`, `more_fds` and `fds` of its peers until `take()` hands them over;
-    `close()` closes them if nobody took them. All are close-on-exec. The `local_fds` that were
-    given to `join` stay their caller's.
+    Owns every `socket_fd`, `more_fds` and `fds` of its peers, and `listener_fds`, until `take()`
+    hands them over; `close()` closes them if nobody took them. All are close-on-exec. The
+    `local_fds` that were given to `join` stay their caller's.
 
     Args:
         epoch: 64 random bits, the same on all ranks.
         host_id: of this rank's host.
         peers: all other ranks, ascending.
         cards: by rank, what it gave `join` as its card.
+        listener_fds: where ranks of other hosts can reach this one for the life of the job.
         process_ids: by rank, 128 random bits; the epoch, which every link proves, is made of them.
         job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
     """
@@ -60,11 +64,12 @@ class Membership:
     cards: tuple[bytes, ...]
     job_key: bytes = field(repr=False)
     process_ids: tuple[bytes, ...]
+    listener_fds: tuple[int, ...] = ()
     _held: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         held = [fd for peer in self.peers for fd in (peer.socket_fd, *peer.more_fds, *peer.fds)]
-        object.__setattr__(self, "_held", held)
+        object.__setattr__(self, "_held", [*held, *self.listener_fds])
 
     def take(self) -> tuple[PeerInfo, ...]:
         """Hand over all descriptors: the caller closes them from here on.

@@ -144,6 +144,7 @@ def _peer(peer: dict[str, Any]) -> str:
     stalls = [f"{n} {_STALLS[what]}" for what, n in peer["stalls"].items() if n]
     if stalls:
         parts.append(f"stalls: {', '.join(stalls)}")
+    parts += filter(None, map(_path, range(len(peer["paths"])), peer["paths"]))
     parts += [
         f"rtt {socket['rtt_us'] / 1000:.1f} ms, window {socket['congestion_window']} segments, "
         f"{socket['n_unacked']} unacknowledged, {socket['n_retransmits']} sent again, "
@@ -151,6 +152,15 @@ def _peer(peer: dict[str, Any]) -> str:
         for socket in peer["sockets"]
     ]
     return "; ".join(parts)
+
+
+def _path(number: int, path: dict[str, Any]) -> str:
+    """Empty if it was never lost."""
+    times = f", made anew {path['n_made_anew']} times" if path["n_made_anew"] else ""
+    if path["is_lost"]:
+        since = f" for {path['lost_s']:.1f} s" if path["lost_s"] is not None else ""
+        return f"path {number} lost{since}, being dialled (it {path['why_lost']}){times}"
+    return f"path {number}{times} (it {path['why_lost']})" if times else ""
 
 
 def _calls(n: int) -> str:

@@ -1,0 +1,204 @@
+// Real meshes, sockets and lanes whose connections are cut and made anew; and strangers at the
+// door.
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <thread>
+
+#include "test/cluster.h"
+#include "transport/path_maker.h"
+
+namespace shoal::test {
+namespace {
+
+constexpr int64_t kResumeNs = 20 * kSecond;
+
+Job job_of(uint64_t key, uint64_t n_elems = 300'000) {
+  Job job;
+  job.kind = Kind::kDirectAllReduce;
+  job.key = key;
+  job.n_elems = n_elems;
+  job.segment_bytes = 128u << 10;
+  return job;
+}
+
+// The connected TCP sockets of this process, which is every rank here.
+std::vector<int> connections() {
+  std::vector<int> found;
+  for (int fd = 3; fd < 256; ++fd) {
+    sockaddr_storage far{};
+    socklen_t length = sizeof(far);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&far), &length) == 0 &&
+        far.ss_family == AF_INET)
+      found.push_back(fd);
+  }
+  return found;
+}
+
+// ---- paths that go and come
+
+TEST("calls end right while connections are cut in the middle of them, again and again") {
+  for (const int n_paths : {1, 2, 3}) {
+    Cluster cluster(2, 1, 0, n_paths, kResumeNs);
+    std::atomic<int> n_done{0};
+    in_threads(3, [&](int rank) {
+      if (rank < 2) {
+        for (uint64_t key = 1; key <= 40; ++key) cluster.run(rank, job_of(key));
+        n_done++;
+        return;
+      }
+      uint64_t n_cut = 0;
+      while (n_done < 2) {
+        // NOT held: whoever closes it meanwhile and opens another makes this cut that one.
+        const std::vector<int> all = connections();
+        if (!all.empty()) shutdown(all[n_cut++ % all.size()], SHUT_RDWR);
+        poll(nullptr, 0, 2);
+      }
+      CHECK(n_cut > 5);
+    });
+  }
+}
+
+TEST("all connections cut while nothing is in flight are there again for the next call") {
+  Cluster cluster(3, 1, 0, 2, kResumeNs);
+  cluster.run_all(job_of(1));
+  for (uint64_t round = 0; round < 5; ++round) {
+    for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
+    cluster.run_all(job_of(2 + round));
+  }
+}
+
+TEST("a rank whose process ends is lost by who dials it, and by who waits to be dialled") {
+  Cluster cluster(2, 1, 0, 1, kHour);
+  cluster.run_all(job_of(1));
+  const auto one = cluster.post(0, job_of(2), true);
+  const auto other = cluster.post(1, job_of(3), true);
+  // What kernels do for it: everything is closed, without a word.
+  for (const int fd : cluster.listeners) shutdown(fd, SHUT_RDWR);
+  for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
+  for (const auto& part : {&one, &other}) {
+    CHECK(eventually([&] { return (*part)->call->finished.load(); }));
+    CHECK((*part)->call->error.fault == Fault::kPeerLost);
+    CHECK((*part)->call->error.text.find("nobody listens at 127.0.0.1:") != std::string::npos ||
+          (*part)->call->error.text.find("gave this rank up") != std::string::npos);
+  }
+}
+
+TEST("a child that is forked while connections are made anew has none of them") {
+  Cluster cluster(2, 1, 0, 1, kHour);
+  std::atomic<bool> is_over{false};
+  std::thread cutter([&] {
+    while (!is_over) {
+      for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
+      poll(nullptr, 0, 1);
+    }
+  });
+  for (int n = 0; n < 50; ++n) {
+    const pid_t child = fork();
+    if (child == 0) _exit(connections().empty() ? 0 : 1);
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+  }
+  is_over = true;
+  cutter.join();
+  cluster.run_all(job_of(1));
+}
+
+TEST("without descriptors connections are made anew later, and nothing fails") {
+  Cluster cluster(2, 1, 0, 1, kHour);
+  cluster.run_all(job_of(1));
+  rlimit before{};
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<int> taken;
+  const rlimit few = {64, before.rlim_max};
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (int fd = dup(0); fd >= 0; fd = dup(0)) taken.push_back(fd);
+  const std::vector<int> all = connections();
+  const auto one = cluster.post(0, job_of(2), true), other = cluster.post(1, job_of(2), true);
+  for (const int fd : all) shutdown(fd, SHUT_RDWR);
+  // Two are free now, of the four that two dials with both their ends need.
+  CHECK(eventually([&] { return connections().size() < all.size(); }));
+  for (int n = 0; n < 2; ++n)
+    if (const int fd = dup(0); fd >= 0) taken.push_back(fd);
+  poll(nullptr, 0, 100);
+  for (const int fd : taken) close(fd);
+  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const auto& part : {&one, &other}) {
+    CHECK(eventually([&] { return (*part)->call->finished.load(); }));
+    CHECK_EQ((*part)->call->error.text, "");
+  }
+}
+
+// ---- strangers
+
+TEST("strangers that hold connections are bounded, cost the job nothing, and keep no peer out") {
+  Cluster cluster(2, 1, 0, 1, kHour);
+  cluster.run_all(job_of(1));
+  const Address door = address_of(cluster.listeners[0]);
+  const std::vector<int> before = connections();
+  std::vector<int> held;
+  for (int n = 0; n < 200; ++n) {
+    held.push_back(connect_to(door));
+    if (n % 2 == 0) send(held.back(), "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL);
+  }
+  for (const int fd : before) shutdown(fd, SHUT_RDWR);
+  cluster.run_all(job_of(2));
+  // Who said garbage was closed, and of the silent ones no more than fit are there.
+  int n_closed = 0;
+  for (const int fd : held) {
+    char byte;
+    n_closed += recv(fd, &byte, 1, MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+    close(fd);
+  }
+  CHECK(n_closed >= 100);
+}
+
+// ---- the door by itself
+
+// A client's side of the proof, over a blocking socket. What it came to.
+Progress knock(const Address& door, const Hello& hello, const std::vector<std::byte>& key) {
+  const int fd = connect_to(door);
+  ClientHandshake client(hello, pair_key(key, hello.epoch, hello.rank, hello.to_rank, "path"));
+  CHECK(send(fd, client.hello().data(), client.hello().size(), 0) > 0);
+  std::array<std::byte, 128> room{};
+  while (client.wants() > 0) {
+    const ssize_t n = recv(fd, room.data(), client.wants(), 0);
+    if (n <= 0) break;
+    std::vector<std::byte> reply;
+    client.feed({room.data(), static_cast<size_t>(n)}, reply);
+    if (!reply.empty()) CHECK(send(fd, reply.data(), reply.size(), MSG_NOSIGNAL) > 0);
+  }
+  close(fd);
+  return client.progress();
+}
+
+TEST("only who holds the key and has a place here gets in, and a rank that was given up hears so") {
+  Cluster cluster(3, 1, 0, 2, kHour);
+  const Address door = address_of(cluster.listeners[1]);
+  const auto& key = Cluster::key();
+  const std::vector<std::byte> other_key(32, std::byte{8});
+  const uint64_t epoch = Cluster::kEpoch;
+  const uint32_t asks = Header::kMaxPaths;
+  CHECK(knock(door, {epoch, 2, 1, 0}, other_key) == Progress::kKeyDiffers);
+  CHECK(knock(door, {epoch + 1, 2, 1, 0}, key) == Progress::kStale);
+  for (const Hello& stranger : {Hello{epoch, 3, 1, 0},
+                                {epoch, 2, 0, 0},
+                                {epoch, 1, 1, 0},
+                                {epoch, 2, 1, 2},
+                                {epoch, 2, 1, asks},
+                                {epoch, 0, 1, 0},
+                                {epoch, 0, 1, asks + 2},
+                                {epoch, 0, 1, 2 * asks},
+                                {epoch, ~0u, 1, 0},
+                                {epoch, 2, 1, ~0u}})
+    CHECK(knock(door, stranger, key) == Progress::kWaiting);
+  CHECK(knock(door, {epoch, 0, 1, asks}, key) == Progress::kDone);
+  cluster.meshes[0]->close();
+  CHECK(eventually([&] { return knock(door, {epoch, 0, 1, asks}, key) == Progress::kStale; }));
+}
+
+}  // namespace
+}  // namespace shoal::test

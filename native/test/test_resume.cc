@@ -1,0 +1,401 @@
+// Links that lose all their paths, and get them back: what waits, what goes again, when it ends.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "test/links.h"
+#include "transport/socket_pipe.h"
+
+namespace shoal::test {
+namespace {
+
+constexpr int64_t kResumeNs = 10 * kSecond;
+
+// Keeps what a link asked for.
+struct Asked final : PathSource {
+  int64_t resume_ns() const override { return kResumeNs; }
+  void attached(int, PathLink&) override {}
+  void lost(int, size_t path) override { paths.insert(path); }
+  void ended(int) override { has_ended = true; }
+
+  std::set<size_t> paths;
+  bool has_ended = false;
+};
+
+// Two links over sockets that the test cuts and replaces by hand.
+struct ResumedPair final : Pair {
+  explicit ResumedPair(size_t n_paths) : paths(n_paths) {
+    for (auto& path : paths) path = unix_sockets();
+    for (const size_t end : {0, 1}) {
+      std::vector<int> fds;
+      for (const auto& path : paths) fds.push_back(path[end]);
+      const int own = static_cast<int>(end);
+      links[end] = std::make_unique<TcpLink>(1 - own, fds, keys_of(own, 1 - own));
+      tcp(end).resume_by(asked[end]);
+    }
+  }
+  ~ResumedPair() override { links = {}; }  // before who is asked
+  TcpLink& tcp(size_t end) { return static_cast<TcpLink&>(*links[end]); }
+  void cut(size_t path) { shutdown(paths[path][0], SHUT_RDWR); }
+  void cut_all() {
+    for (size_t path = 0; path < paths.size(); ++path) cut(path);
+    settle();
+  }
+  // A new connection, for each end at a time of its own.
+  void make(size_t path) { paths[path] = unix_sockets(); }
+  bool give(size_t end, size_t path) {
+    asked[end].paths.erase(path);
+    return tcp(end).add_path(path, std::make_unique<SocketPipe>(paths[path][end]), {});
+  }
+  void make_anew(size_t path) {
+    make(path);
+    for (const size_t end : {0, 1}) CHECK(give(end, path));
+  }
+  void tick(int64_t now) {
+    for (const size_t end : {0, 1}) links[end]->look(sinks[end], now);
+  }
+
+  std::vector<std::array<int, 2>> paths;
+  std::array<Asked, 2> asked;
+};
+
+// ---- suspended, resumed
+
+TEST("a link without a path gives nothing back and keeps what is sent, until it has one again") {
+  ResumedPair pair(1);
+  const Bytes payload(100 << 10, std::byte{5});
+  constexpr uint32_t kFrames = 40;
+  for (uint32_t number = 0; number < kFrames; ++number) {
+    if (number == 20) pair.cut_all();
+    for (const int end : {0, 1}) {
+      pair.link(end).send(data_frame(payload, number, number + 1));
+      pair.pump(end);
+    }
+  }
+  const size_t n_came = pair.sink(1).came.size();
+  CHECK(n_came < kFrames);
+  for (const int end : {0, 1}) {
+    CHECK(pair.link(end).is_suspended());
+    CHECK(!pair.sink(end).is_over);
+    CHECK(pair.asked[static_cast<size_t>(end)].paths == std::set<size_t>{0});
+  }
+  pair.settle();
+  CHECK_EQ(pair.sink(1).came.size(), n_came);
+  pair.make_anew(0);
+  const auto all = [&](int end) {
+    return pair.sink(end).came.size() == kFrames && pair.sink(end).n_sent.size() == kFrames;
+  };
+  CHECK(pair.run([&] { return all(0) && all(1); }));
+  for (const int end : {0, 1}) {
+    uint32_t next = 0;
+    for (const auto& came : pair.sink(end).came) check_came(came, payload, next++);
+    for (const auto& [token, n_times] : pair.sink(end).n_sent) CHECK_EQ(n_times, 1);
+  }
+}
+
+TEST("whatever paths do, all of them at once too, each frame comes once and control in order") {
+  uint64_t n_cut = 0, n_made_anew = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    FakeNet::Options options = fake_options();
+    options.seed = seed;
+    options.n_paths = 1 + static_cast<uint32_t>(seed % 4);
+    options.path_cuts = seed % 3 == 2 ? 0 : 0.02;
+    options.path_mutes = seed % 3 == 0 ? 0 : 0.005;
+    options.longest_remake = 1 + seed % 50;
+    options.delays = options.splits = 0.3;
+    FakePair pair(options);
+    FakeRandom random(seed);
+    const Bytes payload = random_bytes(random, 3000);
+    for (uint32_t number = 0; number < 50; ++number) {
+      for (const int end : {0, 1}) {
+        pair.link(end).send(data_frame(payload, number, number + 1));
+        Frame grant;
+        grant.header.type = FrameType::kGrant;
+        grant.header.segment = number;
+        pair.link(end).send(grant);
+        if (random.chance(0.3)) pair.pump(end);
+      }
+    }
+    const auto all = [&](int end) {
+      return pair.sink(end).came.size() == 100 && pair.sink(end).n_sent.size() == 50;
+    };
+    for (int n = 0; n < 30'000 && !(all(0) && all(1)); ++n)
+      for (const int end : {0, 1}) pair.pump(end);
+    for (const int end : {0, 1}) {
+      CHECK(all(end));
+      uint32_t next = 0;
+      std::set<uint32_t> seen;
+      for (const auto& one : pair.sink(end).came) {
+        if (one.header.type == FrameType::kGrant) {
+          CHECK_EQ(one.header.segment, next++);
+          continue;
+        }
+        check_came(one, payload, one.header.segment);
+        CHECK(seen.insert(one.header.segment).second);
+      }
+      for (const auto& [token, n_times] : pair.sink(end).n_sent) CHECK_EQ(n_times, 1);
+    }
+    n_cut += pair.net.n_paths_cut();
+    n_made_anew += pair.net.n_paths_made_anew();
+  }
+  CHECK(n_cut > 500);
+  CHECK(n_made_anew > 400);
+}
+
+TEST("control that moved to another path stays there when the first is back") {
+  ResumedPair pair(2);
+  const auto grant = [&](uint32_t number) {
+    Frame frame;
+    frame.header.type = FrameType::kGrant;
+    frame.header.segment = number;
+    pair.link(0).send(frame);
+    pair.link(0).flush(pair.sink(0));
+  };
+  pair.cut(0);
+  pair.settle();
+  grant(0);  // lies in the other path, unread
+  pair.make_anew(0);
+  grant(1);
+  CHECK(pair.run([&] { return pair.sink(1).came.size() == 2; }));
+  for (uint32_t number : {0u, 1u}) CHECK_EQ(pair.sink(1).came[number].header.segment, number);
+}
+
+TEST("a path that is made anew takes the place of one that this end took for alive") {
+  ResumedPair pair(1);
+  const Bytes payload(3000, std::byte{2});
+  pair.link(1).send(data_frame(payload, 0, 1));
+  pair.pump(1);
+  pair.cut(0);
+  pair.pump(0);  // has the frame, and no path; the other end knows nothing yet
+  pair.pump(0);
+  CHECK(pair.link(0).is_suspended());
+  CHECK(!pair.link(1).is_suspended());
+  pair.make_anew(0);
+  CHECK(pair.run([&] { return pair.sink(1).n_sent[1] == 1; }));
+  CHECK_EQ(pair.sink(0).came.size(), 1u);
+  CHECK(!pair.asked[1].paths.contains(0));
+}
+
+TEST("an acknowledgement that went down with its path is said again by another") {
+  ResumedPair pair(2);
+  const Bytes payload(5000, std::byte{1});
+  // The first path is mended after the second has brought control there: data goes by the first.
+  pair.cut(0);
+  pair.settle();
+  pair.make_anew(0);
+  pair.settle();
+  pair.link(0).send(data_frame(payload, 1, 9));
+  pair.pump(0);
+  pair.pump(1);  // takes it
+  pair.pump(1);  // and says so, by the second path
+  CHECK_EQ(pair.sink(1).came.size(), 1u);
+  std::array<std::byte, 4096> lost{};
+  while (recv(pair.paths[1][0], lost.data(), lost.size(), MSG_DONTWAIT) > 0) {
+  }
+  pair.cut(1);
+  CHECK(pair.run([&] { return pair.sink(0).n_sent[9] == 1; }));
+}
+
+TEST("a frame that had come in part only comes whole after the link has resumed") {
+  const Bytes payload(20'000, std::byte{7});
+  const Bytes bytes = bytes_of({data_frame(payload, 1)});
+  auto before = unix_sockets(), after = unix_sockets();
+  Asked asked;
+  TcpLink link(0, std::vector{before[1]}, keys_of(1, 0));
+  link.resume_by(asked);
+  Recorder sink;
+  CHECK_EQ(send(before[0], bytes.data(), 10'000, 0), 10'000);
+  link.pump(sink);
+  close(before[0]);
+  for (int n = 0; n < 3; ++n) link.pump(sink);
+  CHECK(link.is_suspended());
+  CHECK(link.add_path(0, std::make_unique<SocketPipe>(after[1]), {}));
+  CHECK_EQ(send(after[0], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  link.pump(sink);
+  CHECK_EQ(sink.came.size(), 1u);
+  CHECK(sink.came[0].payload == payload);
+  link.close();
+  close(after[0]);
+}
+
+// ---- how it ends
+
+TEST("a link that finds no path in its time breaks, and says for how long and why") {
+  ResumedPair pair(2);
+  pair.tick(kSecond);
+  pair.cut_all();
+  int64_t now = kSecond;
+  for (; now < kSecond + kResumeNs; now += 100 * kMillisecond) {
+    pair.tick(now);
+    CHECK(!pair.sink(0).is_over);
+  }
+  pair.tick(now);
+  CHECK(pair.sink(0).is_over);
+  CHECK(has(pair.sink(0).why.text, "closed the connection without a goodbye"));
+  CHECK(has(pair.sink(0).why.text, "no connection could be made again for 10.0 s"));
+  CHECK(pair.asked[0].has_ended);
+  CHECK(!pair.give(0, 0));
+}
+
+TEST("time in which this process did not run is not counted against the peer") {
+  ResumedPair pair(1);
+  pair.tick(kSecond);
+  pair.cut_all();
+  pair.tick(2 * kSecond);
+  pair.tick(60 * kSecond);
+  CHECK(!pair.sink(0).is_over);
+  pair.make_anew(0);
+  pair.link(0).send(Frame{});
+  CHECK(pair.run([&] { return pair.sink(1).came.size() == 1; }));
+}
+
+TEST("time without a path counts from each loss anew") {
+  ResumedPair pair(1);
+  int64_t now = kSecond;
+  const auto pass = [&](int64_t ns) {
+    for (const int64_t until = now + ns; now < until; now += 100 * kMillisecond) pair.tick(now);
+  };
+  for (int round = 0; round < 3; ++round) {
+    pair.cut_all();
+    pass(6 * kSecond);
+    pair.make_anew(0);
+    pass(kSecond);
+  }
+  CHECK(!pair.sink(0).is_over);
+}
+
+TEST("a peer that is known to be gone is lost at once, unless a path says otherwise") {
+  ResumedPair pair(2);
+  pair.cut(0);
+  pair.settle();
+  pair.tcp(0).give_up("nobody listens there");
+  pair.settle();
+  CHECK(!pair.sink(0).is_over);
+  pair.cut(1);
+  pair.settle();
+  CHECK(!pair.sink(0).is_over);
+  pair.tcp(0).give_up("nobody listens there");
+  pair.settle();
+  CHECK(pair.sink(0).is_over);
+  CHECK(has(pair.sink(0).why.text, "without a goodbye"));
+  CHECK(has(pair.sink(0).why.text, "; nobody listens there"));
+}
+
+TEST("who has said goodbye is not dialled") {
+  ResumedPair pair(1);
+  Frame goodbye;
+  goodbye.header.type = FrameType::kGoodbye;
+  pair.link(0).send(goodbye);
+  CHECK(pair.run([&] { return pair.sink(1).came.size() == 1; }));
+  CHECK(pair.asked[1].has_ended);
+  pair.cut_all();
+  CHECK(pair.asked[1].paths.empty());
+  CHECK(!pair.link(1).is_suspended());
+  CHECK(pair.sink(1).is_over);
+}
+
+TEST("a goodbye that waits for a path is there to be sent") {
+  ResumedPair pair(1);
+  pair.cut_all();
+  Frame goodbye;
+  goodbye.header.type = FrameType::kGoodbye;
+  pair.link(0).send(goodbye);
+  CHECK(pair.link(0).has_queued());
+  pair.make_anew(0);
+  CHECK(pair.run([&] { return pair.sink(1).came.size() == 1; }));
+  CHECK(!pair.link(0).has_queued());
+}
+
+TEST("a link that is closed while suspended asks for nothing and takes no path") {
+  ResumedPair pair(1);
+  pair.cut_all();
+  pair.link(0).close();
+  CHECK(pair.asked[0].has_ended);
+  pair.make(0);
+  CHECK(!pair.give(0, 0));
+  CHECK(!pair.link(0).is_suspended());
+  close(pair.paths[0][1]);
+}
+
+TEST("memory that is given up while the link is suspended is not read when it resumes") {
+  ResumedPair pair(1);
+  auto payload = std::make_unique<Bytes>(5000, std::byte{1});
+  const Bytes small(10, std::byte{2});
+  pair.link(0).send(data_frame(*payload, 0, 9));
+  pair.pump(0);  // it has left, and never comes
+  pair.cut(0);
+  pair.pump(0);
+  pair.pump(0);
+  std::array<std::byte, 8192> away{};
+  while (recv(pair.paths[0][1], away.data(), away.size(), MSG_DONTWAIT) > 0) {
+  }
+  pair.settle();
+  CHECK(pair.link(1).is_suspended());
+  pair.link(0).disown(payload->data(), payload->size());
+  payload.reset();
+  pair.link(0).send(data_frame(small, 1));
+  pair.make_anew(0);
+  CHECK(pair.run([&] { return !pair.sink(1).came.empty(); }));
+  pair.settle();
+  check_came(pair.sink(1).came.back(), small, 1);
+}
+
+TEST("heartbeats are not kept for later") {
+  ResumedPair pair(1);
+  pair.cut_all();
+  for (int n = 0; n < 100; ++n) pair.link(0).send(Frame{});
+  CHECK(!pair.link(0).has_queued());
+}
+
+// ---- silence
+
+TEST("a path that confirms nothing while another does is given up, and what it had goes again") {
+  FakeNet::Options options = fake_options();
+  options.n_paths = 2;
+  options.longest_remake = 1000;
+  FakePair pair(options);
+  const Bytes payload(3000, std::byte{4});
+  pair.net.mute_path(0, 1, 0);
+  for (uint32_t number = 0; number < 10; ++number)
+    pair.link(0).send(data_frame(payload, number, number + 1));
+  int64_t n_steps = 0;
+  for (; pair.sink(0).n_sent.size() < 10; ++n_steps) {
+    CHECK(n_steps < 200);
+    for (const int end : {0, 1}) pair.pump(end);
+  }
+  CHECK_EQ(pair.sink(1).came.size(), 10u);
+  CHECK(n_steps >= 40);  // NOT at the first moment: two milliseconds pass in each of these
+}
+
+TEST("where no path answers, none is given up for two seconds") {
+  FakeNet::Options options = fake_options();
+  options.n_paths = 2;
+  options.longest_remake = 1;
+  FakePair pair(options);
+  const Bytes payload(3000, std::byte{4});
+  for (const uint32_t path : {0u, 1u}) pair.net.mute_path(0, 1, path);
+  pair.link(0).send(data_frame(payload, 0, 1));
+  while (pair.n_steps < 1950) pair.pump(0);
+  CHECK(!pair.link(0).is_suspended());
+  CHECK_EQ(pair.net.n_paths_made_anew(), 0u);
+  for (int n = 0; n < 200; ++n)
+    for (const int end : {0, 1}) pair.pump(end);
+  CHECK(pair.net.n_paths_made_anew() > 0);
+  CHECK_EQ(pair.sink(0).n_sent[1], 1);
+}
+
+TEST("over TCP a program that is stopped is not silent, also when it is sent more than fits") {
+  const auto fds = tcp_sockets();
+  SocketPipe pipe(fds[0]);
+  Bytes much(1 << 20);
+  const iovec vector = {much.data(), much.size()};
+  while (pipe.write(&vector, 1) > 0) {
+  }
+  // What is on the way is confirmed by the kernel, and the rest waits here.
+  while (pipe.silence().owed_ns > 0) poll(nullptr, 0, 1);
+  CHECK_EQ(pipe.silence().owed_ns, 0);
+  close(fds[1]);
+}
+
+}  // namespace
+}  // namespace shoal::test

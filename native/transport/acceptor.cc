@@ -1,0 +1,195 @@
+#include "transport/acceptor.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace shoal {
+namespace {
+
+// The handshake takes two round trips, under a millisecond on a quiet network; this leaves room for
+// lost packets and a busy process.
+constexpr int64_t kPendingNs = 2 * kSecond;
+// At most so many in that time: a flood of strangers costs a few hundredths of a core. They wait in
+// the kernel, and with them whoever has come for good: a thousand for less than a second.
+constexpr int kBurst = 32;
+constexpr int64_t kBurstNs = 20 * kMillisecond;
+constexpr int64_t kPauseNs = 50 * kMillisecond;  // without even a spare descriptor
+
+int open_spare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+bool is_for_want(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+}  // namespace
+
+Acceptor::Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
+                   ServerHandshake::Admit admit, std::function<void(Proven)> on_proven)
+    : epoll_fd_(epoll_fd),
+      first_tag_(first_tag),
+      listeners_(std::move(listeners)),
+      admit_(std::move(admit)),
+      on_proven_(std::move(on_proven)),
+      spare_fd_(open_spare()) {
+  for (const int fd : listeners_) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  listen(true);
+}
+
+Acceptor::~Acceptor() { close(); }
+
+void Acceptor::close() {
+  for (Pending& pending : pending_) drop(pending);
+  for (const int fd : listeners_) ::close(fd);
+  listeners_.clear();
+  if (spare_fd_ >= 0) ::close(std::exchange(spare_fd_, -1));
+}
+
+size_t Acceptor::n_pending() const {
+  return static_cast<size_t>(std::count_if(pending_.begin(), pending_.end(),
+                                           [](const Pending& one) { return one.fd >= 0; }));
+}
+
+uint64_t Acceptor::tag_of(const Pending& pending) const {
+  return first_tag_ + static_cast<uint64_t>(&pending - pending_.data());
+}
+
+void Acceptor::on_event(uint64_t tag, int64_t now) {
+  const size_t at = tag - first_tag_;
+  if (at < kMostPending) {
+    if (pending_[at].fd >= 0) read(pending_[at]);
+  } else if (at - kMostPending < listeners_.size() && paused_until_ == 0) {
+    accept_some(listeners_[at - kMostPending], now);
+  }
+}
+
+int64_t Acceptor::expire(int64_t now) {
+  if (paused_until_ != 0 && now >= paused_until_) {
+    paused_until_ = 0;
+    if (spare_fd_ < 0) spare_fd_ = open_spare();
+    listen(true);
+  }
+  int64_t next = paused_until_ != 0 ? paused_until_ : kNever;
+  for (Pending& pending : pending_) {
+    if (pending.fd < 0) continue;
+    if (now - pending.since_ns >= kPendingNs)
+      drop(pending);
+    else
+      next = std::min(next, pending.since_ns + kPendingNs);
+  }
+  return next;
+}
+
+void Acceptor::listen(bool on) {
+  for (size_t at = 0; at < listeners_.size(); ++at) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = first_tag_ + kMostPending + at;
+    epoll_ctl(epoll_fd_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, listeners_[at], &event);
+  }
+}
+
+void Acceptor::pause(int64_t until) {
+  if (paused_until_ == 0) listen(false);
+  paused_until_ = std::max(until, int64_t{1});
+}
+
+void Acceptor::accept_some(int listener, int64_t now) {
+  if (now - burst_ns_ >= kBurstNs) {
+    burst_ns_ = now;
+    n_in_burst_ = 0;
+  }
+  while (paused_until_ == 0) {
+    if (n_in_burst_++ >= kBurst) return pause(burst_ns_ + kBurstNs);
+    const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0)
+      receive(fd, now);
+    else if (is_for_want(errno))
+      turn_away(listener, now);
+    else if (errno == EAGAIN || errno == EWOULDBLOCK)
+      return;
+    // Else that caller's own failure: accept(2).
+  }
+}
+
+// Uses the spare descriptor to close the newcomer, who would wait for ever.
+void Acceptor::turn_away(int listener, int64_t now) {
+  if (spare_fd_ < 0) return pause(now + kPauseNs);
+  ::close(std::exchange(spare_fd_, -1));
+  const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  if (fd >= 0) ::close(fd);
+  spare_fd_ = open_spare();
+  if (fd < 0 && is_for_want(errno)) pause(now + kPauseNs);
+}
+
+void Acceptor::receive(int fd, int64_t now) {
+  Pending* place = place_for_one();
+  epoll_event event{};
+  event.events = EPOLLIN;
+  if (place != nullptr) event.data.u64 = tag_of(*place);
+  if (place == nullptr || epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    ::close(fd);
+    return;
+  }
+  place->fd = fd;
+  place->since_ns = now;
+  place->handshake.emplace(admit_);
+  read(*place);  // who has come for good says HELLO as soon as it is connected
+}
+
+// One that is free; else that of the longest silent caller, NOT of one that has said a right HELLO.
+Acceptor::Pending* Acceptor::place_for_one() {
+  Pending* oldest = nullptr;
+  for (Pending& pending : pending_) {
+    if (pending.fd < 0) return &pending;
+    if (pending.handshake->hello().has_value()) continue;
+    if (oldest == nullptr || pending.since_ns < oldest->since_ns) oldest = &pending;
+  }
+  if (oldest != nullptr) drop(*oldest);
+  return oldest;
+}
+
+void Acceptor::read(Pending& pending) {
+  std::array<std::byte, 128> room;
+  try {
+    while (const size_t wants = std::min(pending.handshake->wants(), room.size())) {
+      const ssize_t n = recv(pending.fd, room.data(), wants, 0);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      if (n <= 0) return drop(pending);
+      std::vector<std::byte> reply;
+      pending.handshake->feed({room.data(), static_cast<size_t>(n)}, reply);
+      // A few bytes into an empty buffer: who has no room for them is no rank of ours.
+      const auto n_reply = static_cast<ssize_t>(reply.size());
+      if (n_reply > 0 && send(pending.fd, reply.data(), reply.size(), MSG_NOSIGNAL) != n_reply)
+        return drop(pending);
+    }
+    settle(pending);
+  } catch (const std::exception&) {  // no memory for this one
+    drop(pending);
+  }
+}
+
+void Acceptor::settle(Pending& pending) {
+  if (pending.handshake->progress() != Progress::kDone) return drop(pending);
+  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.fd, nullptr);
+  on_proven_({*pending.handshake->hello(), pending.fd, pending.handshake->session()});
+  pending.fd = -1;
+  pending.handshake.reset();
+}
+
+void Acceptor::drop(Pending& pending) {
+  if (pending.fd < 0) return;
+  ::close(std::exchange(pending.fd, -1));
+  pending.handshake.reset();
+}
+
+}  // namespace shoal

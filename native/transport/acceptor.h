@@ -1,0 +1,76 @@
+// Lets those in who prove the key, for the life of a job, and keeps what everybody else costs
+// small.
+//
+// A stranger costs one descriptor for at most two seconds and 92 bytes read. Nothing here blocks,
+// and what cannot prove itself is closed without a word. Where descriptors are used up newcomers
+// are closed, or wait in the kernel.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "transport/handshake.h"
+
+namespace shoal {
+
+// A connection whose other end has proved the key; who has it closes it.
+struct Proven {
+  Hello hello;
+  int fd = -1;
+  Secret session;
+};
+
+// Threads: one at a time.
+class Acceptor {
+ public:
+  // Fewer would turn away ranks of a large group that all come at once.
+  static constexpr size_t kMostPending = 64;
+  static constexpr int64_t kNever = INT64_MAX;
+
+  // Owns `listeners`, and makes them non-blocking. Watches by `epoll_fd`, under tags from
+  // `first_tag` on; hand events with these to on_event().
+  Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
+           ServerHandshake::Admit admit, std::function<void(Proven)> on_proven);
+  ~Acceptor();
+  Acceptor(const Acceptor&) = delete;
+
+  void on_event(uint64_t tag, int64_t now);
+  // Closes who was silent too long, and listens again where that had to wait. When to call it
+  // again.
+  int64_t expire(int64_t now);
+  void close();  // idempotent
+  size_t n_pending() const;
+
+ private:
+  struct Pending {
+    int fd = -1;  // -1: nobody
+    int64_t since_ns = 0;
+    std::optional<ServerHandshake> handshake;
+  };
+
+  void accept_some(int listener, int64_t now);
+  void receive(int fd, int64_t now);
+  Pending* place_for_one();
+  void read(Pending& pending);
+  void settle(Pending& pending);
+  void drop(Pending& pending);
+  void turn_away(int listener, int64_t now);
+  void pause(int64_t until);
+  void listen(bool on);
+  uint64_t tag_of(const Pending& pending) const;
+
+  const int epoll_fd_;
+  const uint64_t first_tag_;
+  std::vector<int> listeners_;
+  const ServerHandshake::Admit admit_;
+  const std::function<void(Proven)> on_proven_;
+  std::array<Pending, kMostPending> pending_;
+  int spare_fd_ = -1;
+  int64_t paused_until_ = 0;  // 0: listening
+  int64_t burst_ns_ = 0;      // when the last burst began
+  int n_in_burst_ = 0;
+};
+
+}  // namespace shoal

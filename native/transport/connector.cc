@@ -1,0 +1,249 @@
+#include "transport/connector.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace shoal {
+namespace {
+
+// What a dial may take: a kernel that answers does so in a round trip. A SYN that the network lost
+// is better sent anew than waited for: the kernel's own pauses double.
+constexpr int64_t kDialNs = kSecond;
+constexpr int64_t kFirstPauseNs = 10 * kMillisecond;
+constexpr int64_t kLongestPauseNs = kSecond;
+
+void set(int fd, int level, int option) {
+  const int on = 1;
+  setsockopt(fd, level, option, &on, sizeof(on));
+}
+
+}  // namespace
+
+Address Address::of(const std::string& host, uint16_t port) {
+  Address address;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&address.at);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.at);
+  if (inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(port);
+    address.length = sizeof(*v4);
+  } else if (inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(port);
+    address.length = sizeof(*v6);
+  }
+  return address;
+}
+
+Address Address::local_of(int fd) {
+  Address address;
+  address.length = sizeof(address.at);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address.at), &address.length) != 0) return {};
+  if (address.at.ss_family == AF_INET)
+    reinterpret_cast<sockaddr_in*>(&address.at)->sin_port = 0;
+  else if (address.at.ss_family == AF_INET6)
+    reinterpret_cast<sockaddr_in6*>(&address.at)->sin6_port = 0;
+  else
+    return {};
+  return address;
+}
+
+std::string Address::text() const {
+  std::array<char, INET6_ADDRSTRLEN> name{};
+  if (at.ss_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&at);
+    inet_ntop(AF_INET, &v4->sin_addr, name.data(), name.size());
+    std::string text(name.data());
+    return text.append(":").append(std::to_string(ntohs(v4->sin_port)));
+  }
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&at);
+  inet_ntop(AF_INET6, &v6->sin6_addr, name.data(), name.size());
+  std::string text(1, '[');
+  return text.append(name.data()).append("]:").append(std::to_string(ntohs(v6->sin6_port)));
+}
+
+Connector::Connector(int epoll_fd, uint64_t first_tag, std::function<Secret(const Hello&)> key,
+                     Outcome outcome)
+    : epoll_fd_(epoll_fd),
+      first_tag_(first_tag),
+      key_(std::move(key)),
+      outcome_(std::move(outcome)) {}
+
+Connector::~Connector() { close(); }
+
+void Connector::close() {
+  for (Dial& dial : dials_) hang_up(dial);
+  dials_.clear();
+}
+
+void Connector::want(Wish wish, int64_t now) {
+  const auto same = [&](const Dial& dial) { return dial.wish.hello == wish.hello; };
+  if (wish.to.length == 0 || std::any_of(dials_.begin(), dials_.end(), same)) return;
+  Dial& dial = dials_.emplace_back();
+  dial.due_ns = now + wish.pause_ns;
+  dial.pause_ns = std::max(kFirstPauseNs, wish.pause_ns);
+  dial.tag = first_tag_ + n_ever_++;
+  dial.wish = std::move(wish);
+}
+
+void Connector::hasten(uint32_t peer, uint32_t path, int64_t now) {
+  for (Dial& dial : dials_) {
+    if (dial.wish.hello.to_rank != peer || dial.wish.hello.path != path || dial.fd >= 0) continue;
+    dial.due_ns = now;
+    dial.pause_ns = kFirstPauseNs;
+  }
+}
+
+void Connector::forget(uint32_t peer) {
+  std::erase_if(dials_, [&](Dial& dial) {
+    if (dial.wish.hello.to_rank != peer) return false;
+    hang_up(dial);
+    return true;
+  });
+}
+
+void Connector::forget(uint32_t peer, uint32_t path) {
+  std::erase_if(dials_, [&](Dial& dial) {
+    if (dial.wish.hello.to_rank != peer || dial.wish.hello.path != path) return false;
+    hang_up(dial);
+    return true;
+  });
+}
+
+int64_t Connector::step(int64_t now) {
+  auto n_open = static_cast<size_t>(
+      std::count_if(dials_.begin(), dials_.end(), [](const Dial& dial) { return dial.fd >= 0; }));
+  int64_t next = kNever;
+  for (Dial& dial : dials_) {
+    if (now >= dial.due_ns) {
+      const bool was_open = dial.fd >= 0;
+      if (was_open) retry(dial, now);
+      if (!was_open && n_open >= kMostDials) dial.due_ns = now + kFirstPauseNs;
+      if (!was_open && n_open < kMostDials) begin(dial, now);
+      n_open += !was_open && dial.fd >= 0;
+    }
+    next = std::min(next, dial.due_ns);
+  }
+  return next;
+}
+
+int Connector::open_towards(const Wish& wish) {
+  const int fd = socket(wish.to.at.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return -1;
+  const auto* from = reinterpret_cast<const sockaddr*>(&wish.from.at);
+  const auto* to = reinterpret_cast<const sockaddr*>(&wish.to.at);
+  set(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT);
+  if ((wish.from.length == 0 || bind(fd, from, wish.from.length) == 0) &&
+      (connect(fd, to, wish.to.length) == 0 || errno == EINPROGRESS))
+    return fd;
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  return -1;
+}
+
+void Connector::begin(Dial& dial, int64_t now) {
+  dial.fd = open_towards(dial.wish);
+  if (dial.fd < 0) return fail(dial, errno, now);
+  epoll_event event{};
+  event.events = EPOLLOUT;
+  event.data.u64 = dial.tag;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, dial.fd, &event) != 0) return fail(dial, errno, now);
+  dial.due_ns = now + kDialNs;
+}
+
+void Connector::on_event(uint64_t tag, int64_t now) {
+  const auto found = std::find_if(dials_.begin(), dials_.end(), [&](const Dial& dial) {
+    return dial.tag == tag && dial.fd >= 0;
+  });
+  if (found == dials_.end()) return;
+  try {
+    if (go_on(*found, now)) dials_.erase(found);
+  } catch (const std::exception&) {  // no memory for this one now
+    fail(*found, ENOMEM, now);
+  }
+}
+
+// Once it is connected: says who we are.
+bool Connector::greet(Dial& dial) {
+  int error = 0;
+  socklen_t length = sizeof(error);
+  if (getsockopt(dial.fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
+    errno = error;
+    return false;
+  }
+  dial.is_connected = true;
+  dial.handshake.emplace(dial.wish.hello, key_(dial.wish.hello));
+  const auto hello = dial.handshake->hello();
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = dial.tag;
+  epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, dial.fd, &event);
+  return send(dial.fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(hello.size());
+}
+
+// True if nothing is left to be done for this wish.
+bool Connector::go_on(Dial& dial, int64_t now) {
+  if (!dial.is_connected && !greet(dial)) {
+    fail(dial, errno, now);
+    return false;
+  }
+  std::array<std::byte, 128> room;
+  while (const size_t wants = std::min(dial.handshake->wants(), room.size())) {
+    const ssize_t n = recv(dial.fd, room.data(), wants, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    std::vector<std::byte> reply;
+    if (n > 0) dial.handshake->feed({room.data(), static_cast<size_t>(n)}, reply);
+    const auto n_reply = static_cast<ssize_t>(reply.size());
+    if (n <= 0 ||
+        (n_reply > 0 && send(dial.fd, reply.data(), reply.size(), MSG_NOSIGNAL) != n_reply)) {
+      fail(dial, n == 0 ? ECONNRESET : errno, now);
+      return false;
+    }
+  }
+  const Progress progress = dial.handshake->progress();
+  if (progress == Progress::kStale)
+    outcome_.gone(dial.wish.hello, "the process at " + dial.wish.to.text() +
+                                       " is another one by now, or has given this rank up");
+  if (progress == Progress::kDone && !dial.wish.is_kept) {
+    epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, dial.fd, nullptr);
+    outcome_.proven({dial.wish.hello, dial.fd, dial.handshake->session()});
+    dial.fd = -1;
+    return true;
+  }
+  retry(dial, now);
+  return false;
+}
+
+void Connector::fail(Dial& dial, int error, int64_t now) {
+  if (error == ECONNREFUSED)
+    outcome_.gone(dial.wish.hello, "nobody listens at " + dial.wish.to.text() + " any more");
+  retry(dial, now);
+}
+
+void Connector::retry(Dial& dial, int64_t now) {
+  hang_up(dial);
+  dial.due_ns = now + dial.pause_ns;
+  dial.pause_ns = std::min(2 * dial.pause_ns, kLongestPauseNs);
+}
+
+void Connector::hang_up(Dial& dial) {
+  if (dial.fd >= 0) ::close(std::exchange(dial.fd, -1));
+  dial.is_connected = false;
+  dial.handshake.reset();
+}
+
+}  // namespace shoal
