@@ -6,6 +6,7 @@ import sys
 import threading
 
 import pytest
+from process.blank import what_is_loaded
 from process.ranks import Outcome, run_ranks, start_ranks
 from process.stage import Stage
 
@@ -63,11 +64,6 @@ def test_a_rank_that_hangs_is_killed_and_shows_where_it_waited() -> None:
 def test_a_failure_names_every_rank_that_failed() -> None:
     with pytest.raises(AssertionError, match="1 of 2 ranks failed:\nrank 1 raised PeerLost"):
         run_ranks(end, 2, "raise")
-
-
-def what_is_loaded() -> tuple[bool, int, dict[str, str], int]:
-    native, n_threads = "shoal._native" in sys.modules, len(os.listdir("/proc/self/task"))
-    return native, hash("a string"), dict(os.environ), n_threads
 
 
 def test_a_rank_begins_without_the_native_core_and_with_an_environment_of_its_own() -> None:

@@ -17,7 +17,7 @@ from shoal.rendezvous import (
     TcpStoreServer,
     join,
 )
-from shoal.rendezvous.record import unseal
+from shoal.rendezvous.record import record_key, unseal
 
 HOSTS = hosts("a", "b")
 
@@ -92,7 +92,7 @@ class Detour(MemoryStore):
 
     def set(self, key: str, value: bytes) -> None:
         endpoint = unseal(value).get("endpoint")
-        if endpoint is not None:
+        if key == record_key(0) and endpoint is not None:
             self.real_port = endpoint["port"]
             value = rewritten(value, endpoint=endpoint | {"port": self.relay_port})
         super().set(key, value)
