@@ -33,7 +33,8 @@ class Calls {
 
   // A call that is not in flight yet; it has failed already if its group has ended.
   std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                      const Memory& memory, int64_t deadline_ns);
+                                      const Memory& memory, int64_t deadline_ns,
+                                      const Stripe& stripe = {});
   // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
   void launch(Collective& call, uint64_t key);
   // Ends a call that never was in flight.

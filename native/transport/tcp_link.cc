@@ -71,7 +71,7 @@ TcpLink::~TcpLink() { close(); }
 Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
   auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
   try {
-    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank);
+    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank, site.channel);
     auto link = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
     if (site.paths != nullptr) link->resume_by(*site.paths);
     out = std::move(link);
