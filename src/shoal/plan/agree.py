@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.plan.channels import MOST_CONNECTIONS, Channels, choose_channels
 from shoal.plan.cluster import numbered
 from shoal.plan.defaults import WIRE, default_cluster
 from shoal.plan.planner import Planner
 from shoal.plan.wire import link_text, slowest
 
 if TYPE_CHECKING:
-    from shoal.plan.cluster import LinkCost
+    from shoal.plan.cluster import Cluster, LinkCost
     from shoal.plan.settings import Settings
     from shoal.plan.tuning import Tuning
 
@@ -32,7 +33,9 @@ class _Card(NamedTuple):
     """What each rank lays on the table: what must be alike, and what its host is like.
 
     Args:
+        channels: that are asked for; 0: none.
         mbit: the class of its interface's rate; 0: it is not known, or not asked for.
+        n_paths: between hosts; ranks may differ.
         cores: a bit for each core that it may run on.
     """
 
@@ -41,11 +44,13 @@ class _Card(NamedTuple):
     link: int
     refuse: int
     wire: int
+    channels: int
     mbit: int
+    n_paths: int
     cores: int
 
 
-_HEAD: Final = struct.Struct("<6q")
+_HEAD: Final = struct.Struct("<8q")
 # Cores with higher numbers share the bits of lower ones: a card is short.
 _N_CORE_BITS: Final = 1024
 
@@ -55,6 +60,7 @@ _VARIABLES: Final = {
     "link": "SHOAL_LINK",
     "refuse": "SHOAL_TUNING_MISMATCH",
     "wire": "the wire of the group (SHOAL_WIRE, or init(wire=))",
+    "channels": "SHOAL_CHANNELS",
 }
 
 
@@ -73,7 +79,9 @@ def card_of(
         link=_digest(repr(settings.link)),
         refuse=settings.refuse,
         wire=settings.wire,
+        channels=settings.channels,
         mbit=mbit or 0,
+        n_paths=settings.n_paths,
         cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
     )
     n_bytes = (card.cores.bit_length() + 7) // 8
@@ -108,12 +116,53 @@ def agreed_planner(
         wire, why = _wire(settings, tuning, read)
         _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, link_text(wire), why)
     cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
-    return Planner(cluster, settings.forced, tuning, title=title, level=level)
+    channels = _channels(settings, cluster, read)
+    if len(set(hosts)) > 1:
+        _check_connections(channels, read)
+        if channels.n > 1:
+            _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
+    return Planner(
+        *(cluster, settings.forced, tuning), n_channels=channels.n, title=title, level=level
+    )
+
+
+def agreed_channels(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> int:
+    """How many channels the ranks of a new group have: that of their `agreed_planner`.
+
+    1 as well where that will refuse to plan; nothing is raised here, where ranks still meet.
+    """
+    try:
+        read = [_read(other, card) for other, card in enumerate(cards)]
+        _compare(read)
+        hosts = numbered(host_ids)
+        wire, _ = _wire(settings, settings.tuning, read)
+        cluster = default_cluster(hosts, n_cores=_fewest_cores(hosts, read), wire=wire)
+        channels = _channels(settings, cluster, read)
+        _check_connections(channels, read)
+    except UsageError:
+        return 1
+    return channels.n
+
+
+def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> Channels:
+    if cluster.n_hosts > 1 and settings.channels:
+        return Channels(settings.channels, "SHOAL_CHANNELS says so")
+    return choose_channels(cluster, MOST_CONNECTIONS // max(card.n_paths for card in cards))
+
+
+def _check_connections(channels: Channels, cards: Sequence[_Card]) -> None:
+    n_paths = max(card.n_paths for card in cards)
+    if n_paths * channels.n > MOST_CONNECTIONS:
+        raise UsageError(
+            f"SHOAL_PATHS={n_paths} and SHOAL_CHANNELS={channels.n} are "
+            f"{n_paths * channels.n} connections between two ranks; at most {MOST_CONNECTIONS} are "
+            "possible: lower one of them"
+        )
 
 
 def _read(rank: int, card: bytes) -> _Card:
     try:
-        head: tuple[int, int, int, int, int, int] = _HEAD.unpack_from(card)
+        head: tuple[int, int, int, int, int, int, int, int] = _HEAD.unpack_from(card)
     except struct.error as error:
         raise UsageError(
             f"rank {rank} gave a card of {len(card)} bytes, expected at least {_HEAD.size}: "
