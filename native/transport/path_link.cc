@@ -259,10 +259,11 @@ void PathLink::forget_path(size_t path, const std::string& why) {
 void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
   if (is_closed_ || is_lost_[path]) return;
   forget_path(path, why);
-  if (can_resume())
-    source_->lost(peer_, path);
-  else if (!has_path())
+  const bool is_over = !has_path() && (!can_resume() || source_->resume_ns() == 0);
+  if (is_over)
     break_off(sink, why);
+  else if (can_resume())
+    source_->lost(peer_, path);
 }
 
 void PathLink::take_path(size_t path) {
