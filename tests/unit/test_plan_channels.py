@@ -6,6 +6,7 @@ from shoal.errors import UsageError
 from shoal.plan import Planner, Settings, agreed_channels, agreed_planner, card_of, default_cluster
 from shoal.plan.channels import channels_from, choose_channels, n_stripes
 from shoal.plan.defaults import wire_of
+from shoal.plan.tuning import Tuning
 
 ALONE = (0, 1, 2, 3)
 
@@ -80,6 +81,14 @@ def test_links_and_planner_have_the_same_number() -> None:
         n = agreed_channels(settings, ["a", "b"], told)
         assert n == agreed_planner(0, settings, ["a", "b"], told, "").n_channels
         assert n == (3 if settings.channels else 2 if settings.n_paths == 3 else 4)
+
+
+def test_a_tuning_file_that_is_ignored_has_no_say_in_links_nor_planner() -> None:
+    other = Tuning((0, 1, 2), 2, {}, link=wire_of(1_000))
+    settings = Settings(tuning=other, refuse=False)
+    told = cards(settings, settings)
+    assert agreed_planner(0, settings, ["a", "b"], told, "").n_channels == 4
+    assert agreed_channels(settings, ["a", "b"], told) == 4
 
 
 def test_inside_a_host_there_is_one_whatever_the_environment_says() -> None:

@@ -106,23 +106,21 @@ def agreed_planner(
         UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
             of another cluster.
     """
-    read = [_read(other, card) for other, card in enumerate(cards)]
-    _compare(read)
-    hosts = numbered(host_ids)
-    n_cores = _fewest_cores(hosts, read)
-    tuning = _fitting(settings, hosts, n_cores) if settings.tuning else None
-    level, wire = logging.DEBUG if rank else logging.INFO, WIRE
-    if len(set(hosts)) > 1:
-        wire, why = _wire(settings, tuning, read)
-        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, link_text(wire), why)
-    cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
-    channels = _channels(settings, cluster, read)
-    if len(set(hosts)) > 1:
-        _check_connections(channels, read)
-        if channels.n > 1:
-            _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
+    agreed = _agree(settings, host_ids, cards)
+    cluster, channels = agreed.cluster, agreed.channels
+    level = logging.DEBUG if rank else logging.INFO
+    if agreed.misfit:
+        _LOG.warning("%s; it is ignored", agreed.misfit)
+    if cluster.n_hosts > 1:
+        wire = link_text(cluster.wire)
+        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, wire, agreed.why)
+    if channels.n > 1:
+        _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
     return Planner(
-        *(cluster, settings.forced, tuning), n_channels=channels.n, title=title, level=level
+        *(cluster, settings.forced, agreed.tuning),
+        n_channels=channels.n,
+        title=title,
+        level=level,
     )
 
 
@@ -132,32 +130,49 @@ def agreed_channels(settings: Settings, host_ids: Sequence[str], cards: Sequence
     1 as well where that will refuse to plan; nothing is raised here, where ranks still meet.
     """
     try:
-        read = [_read(other, card) for other, card in enumerate(cards)]
-        _compare(read)
-        hosts = numbered(host_ids)
-        wire, _ = _wire(settings, settings.tuning, read)
-        cluster = default_cluster(hosts, n_cores=_fewest_cores(hosts, read), wire=wire)
-        channels = _channels(settings, cluster, read)
-        _check_connections(channels, read)
+        return _agree(settings, host_ids, cards).channels.n
     except UsageError:
         return 1
-    return channels.n
+
+
+class _Agreed(NamedTuple):
+    """What follows from the cards.
+
+    Args:
+        why: the links between hosts take what the cluster says.
+        misfit: how the tuning file differs, if it is of another cluster; `tuning` is None then.
+    """
+
+    cluster: Cluster
+    why: str
+    channels: Channels
+    tuning: Tuning | None
+    misfit: str
+
+
+def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> _Agreed:
+    read = [_read(other, card) for other, card in enumerate(cards)]
+    _compare(read)
+    hosts = numbered(host_ids)
+    n_cores = _fewest_cores(hosts, read)
+    misfit = _misfit(settings, hosts, n_cores)
+    tuning = None if misfit else settings.tuning
+    wire, why = _wire(settings, tuning, read) if len(set(hosts)) > 1 else (WIRE, "")
+    cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
+    return _Agreed(cluster, why, _channels(settings, cluster, read), tuning, misfit)
 
 
 def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> Channels:
-    if cluster.n_hosts > 1 and settings.channels:
-        return Channels(settings.channels, "SHOAL_CHANNELS says so")
-    return choose_channels(cluster, MOST_CONNECTIONS // max(card.n_paths for card in cards))
-
-
-def _check_connections(channels: Channels, cards: Sequence[_Card]) -> None:
     n_paths = max(card.n_paths for card in cards)
-    if n_paths * channels.n > MOST_CONNECTIONS:
+    if cluster.n_hosts == 1 or not settings.channels:
+        return choose_channels(cluster, MOST_CONNECTIONS // n_paths)
+    if n_paths * settings.channels > MOST_CONNECTIONS:
         raise UsageError(
-            f"SHOAL_PATHS={n_paths} and SHOAL_CHANNELS={channels.n} are "
-            f"{n_paths * channels.n} connections between two ranks; at most {MOST_CONNECTIONS} are "
-            "possible: lower one of them"
+            f"SHOAL_PATHS={n_paths} and SHOAL_CHANNELS={settings.channels} are "
+            f"{n_paths * settings.channels} connections between two ranks; at most "
+            f"{MOST_CONNECTIONS} are possible: lower one of them"
         )
+    return Channels(settings.channels, "SHOAL_CHANNELS says so")
 
 
 def _read(rank: int, card: bytes) -> _Card:
@@ -206,21 +221,19 @@ def _wire(
     return slowest([card.mbit or None for card in cards])
 
 
-def _fitting(settings: Settings, hosts: Sequence[int], n_cores: int) -> Tuning | None:
-    """The tuning file, if it is of this cluster."""
+def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:
+    """How the tuning file, if there is one, is of another cluster; empty if it is of this one."""
     tuning = settings.tuning
-    assert tuning is not None
-    difference = tuning.differs_from(hosts, n_cores)
-    if not difference:
-        return tuning
+    difference = tuning.differs_from(hosts, n_cores) if tuning is not None else ""
+    if tuning is None or not difference:
+        return ""
     what = f"the tuning file {tuning.path} is of another cluster: {difference}"
     if settings.refuse:
         raise UsageError(
             f"{what}; measure this one with `shoal tune`, or set SHOAL_TUNING_MISMATCH=ignore "
             "to choose by the model"
         )
-    _LOG.warning("%s; it is ignored", what)
-    return None
+    return what
 
 
 def _bits(cores: Sequence[int]) -> int:
