@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/shared_memory.h"
 #include "engine/channel.h"
+#include "transport/socket_pipe.h"
 
 namespace shoal {
 namespace {
@@ -50,7 +51,10 @@ Lane& Lane::of(int channel) {
 
 Error Lane::start() {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  {
+    std::lock_guard kicking(kicking_);
+    kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  }
   Error error;
   if (epoll_fd_ < 0 || kick_fd_ < 0)
     error = {Fault::kResource, -1,
@@ -58,7 +62,9 @@ Error Lane::start() {
                  "; raise the limit of open files (ulimit -n)"};
   if (!error) error = watch(kick_fd_, tag_of(kKick, 0), EPOLLIN | EPOLLET);
   if (!error) error = start_thread();
-  if (error) close_descriptors();
+  if (!error) return error;
+  std::lock_guard kicking(kicking_);
+  close_descriptors();
   return error;
 }
 
@@ -88,9 +94,11 @@ void Lane::stop() {
   asleep_ = true;
   kick();
   thread_.join();
+  std::lock_guard kicking(kicking_);
   close_descriptors();
 }
 
+// Under kicking_.
 void Lane::close_descriptors() {
   for (int* fd : {&epoll_fd_, &kick_fd_}) {
     if (*fd >= 0) ::close(*fd);
@@ -164,6 +172,8 @@ void Lane::remove(const Channel* channel) {
 
 void Lane::kick() {
   if (!asleep_.exchange(false)) return;
+  std::lock_guard kicking(kicking_);
+  if (kick_fd_ < 0) return;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = write(kick_fd_, &one, sizeof(one));
 }
@@ -218,9 +228,13 @@ void Lane::before_fork() {
   for (int number = 0; number < kMost; ++number) of(number).life_.lock();
   PathMaker::forking().lock();
   for (int number = 0; number < kMost; ++number) of(number).mutex_.lock();
+  for (int number = 0; number < kMost; ++number) of(number).kicking_.lock();
+  SocketPipe::forking().lock();
 }
 
 void Lane::after_fork_in_parent() {
+  SocketPipe::forking().unlock();
+  for (int number = 0; number < kMost; ++number) of(number).kicking_.unlock();
   for (int number = 0; number < kMost; ++number) of(number).mutex_.unlock();
   PathMaker::forking().unlock();
   for (int number = 0; number < kMost; ++number) of(number).life_.unlock();
@@ -228,6 +242,7 @@ void Lane::after_fork_in_parent() {
 
 void Lane::after_fork_in_child() {
   for (int number = 0; number < kMost; ++number) of(number).forsake();
+  SocketPipe::forsake_all();
   after_fork_in_parent();
 }
 

@@ -69,7 +69,9 @@ class Lane {
   std::thread thread_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
-  int epoll_fd_ = -1, kick_fd_ = -1;
+  int epoll_fd_ = -1;
+  std::mutex kicking_;  // no other lock is taken under it
+  int kick_fd_ = -1;    // another channel's lane may kick this one while it stops
 };
 
 }  // namespace shoal

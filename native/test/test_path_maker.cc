@@ -9,6 +9,7 @@
 
 #include "test/cluster.h"
 #include "transport/path_maker.h"
+#include "transport/socket_pipe.h"
 
 namespace shoal::test {
 namespace {
@@ -106,8 +107,8 @@ TEST("a rank that is lost over all its channels ends each cut call once, and gro
     CHECK(mesh->poison_of(mesh->add_group(8, {0, 1})).fault == Fault::kPeerLost);
 }
 
-TEST("a child that is forked while connections are made anew has none of them") {
-  Cluster cluster(2, 1, 0, 1, kHour);
+void check_children_have_none(int n_channels) {
+  Cluster cluster(2, 1, 0, 1, kHour, n_channels);
   std::atomic<bool> is_over{false};
   std::thread cutter([&] {
     while (!is_over) {
@@ -125,6 +126,23 @@ TEST("a child that is forked while connections are made anew has none of them") 
   is_over = true;
   cutter.join();
   cluster.run_all(job_of(1));
+}
+
+TEST("a child that is forked while connections are lost and made anew has none of them") {
+  for (const int n_channels : {1, 3}) check_children_have_none(n_channels);
+}
+
+// One that a thread is about to close is nobody's any more, and still open.
+TEST("a child has none of the parent's sockets, whoever holds them") {
+  Lane::of(0);  // from here on forks are heard of
+  const auto fds = tcp_sockets();
+  const SocketPipe near(fds[0]), far(fds[1]);
+  const pid_t child = fork();
+  if (child == 0) _exit(connections().empty() ? 0 : 1);
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK_EQ(connections().size(), 2u);
 }
 
 TEST("without descriptors connections are made anew later, and nothing fails") {

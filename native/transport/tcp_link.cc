@@ -1,7 +1,5 @@
 #include "transport/tcp_link.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -97,10 +95,6 @@ void TcpLink::cut_path(size_t index) {
 void TcpLink::close() {
   for (size_t path = 0; path < paths_.size(); ++path) close_path(path);
   PathLink::close();
-}
-
-void TcpLink::forsake() {
-  for (const int fd : fds()) ::close(fd);
 }
 
 std::vector<int> TcpLink::fds() const {
