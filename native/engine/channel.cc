@@ -1,13 +1,12 @@
 #include "engine/channel.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "base/clock.h"
-#include "base/cores.h"
 #include "base/locked_within.h"
 #include "engine/state_reader.h"
 
@@ -17,73 +16,54 @@ namespace {
 // Enough for the words of a few thousand calls that fail at once.
 constexpr size_t kSpareBytes = 1u << 20;
 constexpr int64_t kTickNs = 100 * kMillisecond;
-// While there is always something to do, a caller looks at signals this often.
-constexpr int64_t kLookNs = 100 * kMillisecond;
 // Bytes a driver moves before it lets others have the lock.
 constexpr size_t kTurnBytes = 1u << 20;
-constexpr int64_t kWatchPathsNs = 20 * kMillisecond;
-// From other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
-constexpr uint64_t kSpinBytes = 256u << 10;
-// A channel whose own links do not tell it that a group has ended takes another's word after this:
-// half of the time in which all calls have to end.
-constexpr int64_t kLateEndNs = kSecond;
 
 }  // namespace
 
-Channel::Channel(int rank, std::vector<std::string> names, const Options& options, Place place)
+Channel::Channel(int rank, std::vector<std::string> names, std::shared_ptr<Arena> arena,
+                 int n_local, const Options& options, Place place)
     : rank_(rank),
-      options_(options),
       place_(std::move(place)),
+      arena_(std::move(arena)),
       engine_(rank, std::move(names), options.engine),
+      drivers_(engine_, arena_, options, n_local, [this] { return step(); }),
+      served_(engine_, place_.paths.get(), place_.index),
       spare_(new std::byte[kSpareBytes]) {}
 
 // Its lane has let it go, or never had it. NOT leave_lane(): the last to hold it may be the lane.
-Channel::~Channel() { close(); }
+Channel::~Channel() {
+  if (closed_) return;
+  say_goodbye();
+  end_calls();
+  end_links();
+}
 
 Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
                       const Bytes& job_key, std::shared_ptr<Arena> arena,
                       const std::vector<PeerSockets>& peers, const Options& options, Place place,
                       std::shared_ptr<Channel>& out) {
-  const size_t size = names.size();
-  std::shared_ptr<Channel> channel(new Channel(rank, std::move(names), options, std::move(place)));
-  channel->arena_ = std::move(arena);
-
   std::vector<int> local = {rank};
   for (const PeerSockets& peer : peers)
     if (peer.memory_fd >= 0) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
-  const int index = channel->place_.index;
-  PathMaker* const paths = channel->place_.paths.get();
+  const int index = place.index;
+  PathMaker* const paths = place.paths.get();
   const Site site{rank,
                   epoch,
                   job_key,
-                  *channel->arena_,
+                  *arena,
                   std::move(local),
                   index,
                   paths == nullptr ? nullptr : &paths->source(static_cast<size_t>(index))};
-  const int64_t now = now_ns();
-  channel->arena_->header().heartbeat_ns.store(now);
-  Error failed;
-  for (const PeerSockets& peer : peers) {
-    std::unique_ptr<Link> link;
-    if (Error error = connect(site, peer, link); error && !failed) failed = error;
-    if (link == nullptr) continue;
-    if (link->rings_bell()) {
-      channel->bell_links_.push_back(link.get());
-      channel->bell_peers_.push_back(peer.rank);
-    }
-    channel->engine_.set_link(peer.rank, std::move(link), now);
-  }
-  if (failed) {
+  std::shared_ptr<Channel> channel(
+      new Channel(rank, std::move(names), std::move(arena), n_local, options, std::move(place)));
+  if (Error failed = channel->connect_all(site, peers)) {
     channel->closed_ = true;  // there is no way to say goodbye
     return failed;
   }
-  channel->engine_.set_slots(
-      Slots(channel->arena_->slots(), channel->arena_->stamps(), channel->arena_->n_slots(),
-            Arena::slot_quota(n_local), static_cast<int>(size),
-            [arena = channel->arena_](uint32_t slot) { return arena->reserve_slot(slot); }));
-  channel->oversubscribed_ = n_local > usable_cores();
+  channel->serve_slots(n_local);
   Channel* raw = channel.get();
   channel->engine_.on_finished = [raw](Collective& call) { raw->ended(call); };
   if (channel->place_.errors != nullptr)
@@ -96,6 +76,28 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   if (Error error = channel->lane().add(channel)) return error;
   out = std::move(channel);
   return {};
+}
+
+// The first error, if not all can be: those after it are tried too, as links own their descriptors.
+Error Channel::connect_all(const Site& site, const std::vector<PeerSockets>& peers) {
+  const int64_t now = now_ns();
+  arena_->header().heartbeat_ns.store(now);
+  Error failed;
+  for (const PeerSockets& peer : peers) {
+    std::unique_ptr<Link> link;
+    if (Error error = connect(site, peer, link); error && !failed) failed = error;
+    if (link == nullptr) continue;
+    const bool rings = link->rings_bell();
+    engine_.set_link(peer.rank, std::move(link), now);
+    if (rings) drivers_.rings().add(peer.rank);
+  }
+  return failed;
+}
+
+void Channel::serve_slots(int n_local) {
+  engine_.set_slots(Slots(arena_->slots(), arena_->stamps(), arena_->n_slots(),
+                          Arena::slot_quota(n_local), engine_.size(),
+                          [arena = arena_](uint32_t slot) { return arena->reserve_slot(slot); }));
 }
 
 // ---- groups and calls
@@ -139,32 +141,17 @@ Error Channel::poison_of(const Group& group) {
 
 // A group ends here. The first error that one of them finds is that of all.
 void Channel::tell_others(Group& group, Error& why, bool heard) {
-  if (closed_ || is_dropping_ || !place_.errors->tell(place_.index, group.id, !heard, why)) return;
+  if (closed_ || is_dropping_) return;
+  if (!place_.errors->tell(place_.index, group.id, !heard, why, now_ns()) || heard) return;
   for (int other = 0; other < place_.errors->n_channels(); ++other)
     if (other != place_.index) Lane::of(other).kick();
 }
 
-// Groups have ended elsewhere. What peers say of that comes over this channel's links too, behind
-// what they sent before: a call that needs no more than that ends well. Unless nothing comes,
-// because only another channel's links are broken.
+// Groups have ended elsewhere, and this channel's own links have not told so meanwhile.
 void Channel::hear_others(int64_t now) {
-  if (place_.errors == nullptr || !place_.errors->has_news(place_.index)) return;
-  for (FirstErrors::News& news : place_.errors->take(place_.index)) {
-    Group* group = engine_.group(news.group);
-    if (group == nullptr) continue;
-    if (news.at_once)
-      engine_.abort_group(*group, news.why, true);
-    else
-      late_ends_.push_back({news.group, std::move(news.why), now + kLateEndNs});
-  }
-}
-
-void Channel::end_late(int64_t now) {
-  std::erase_if(late_ends_, [&](const LateEnd& late) {
-    if (now < late.at_ns) return false;
-    if (Group* group = engine_.group(late.group)) engine_.abort_group(*group, late.why, true);
-    return true;
-  });
+  if (place_.errors == nullptr) return;
+  for (const FirstErrors::News& news : place_.errors->take(place_.index, now))
+    if (Group* group = engine_.group(news.group)) engine_.abort_group(*group, news.why, true);
 }
 
 // A call has ended here, or a stripe of one: the last counts as the call.
@@ -173,7 +160,7 @@ void Channel::ended(Collective& call) {
     if (!call.stripe.of->end(call.stripe.index, call.error)) return;
     if (place_.first != nullptr) return place_.first->count_finished();
   }
-  finished_some_ = true;
+  drivers_.note_end();
   n_finished_++;
 }
 
@@ -181,7 +168,7 @@ void Channel::ended(Collective& call) {
 // bell rings: who is about to sleep reads the bell first, and then looks.
 void Channel::count_finished() {
   n_finished_++;
-  arena_->wake_callers();
+  drivers_.ring();
 }
 
 // ---- calls
@@ -235,39 +222,19 @@ std::shared_ptr<Collective> Channel::post_message(Group& group, std::shared_ptr<
 std::shared_ptr<Collective> Channel::start(std::unique_lock<std::mutex>& lock,
                                            std::shared_ptr<Collective> call, bool background) {
   if (call == nullptr) throw std::bad_alloc();  // every group has ended
-  if (n_sleeping_ > 0) {
-    // They sleep until all of another call has come: from here on every frame may matter.
-    arena_->header().wake_at.store(arena_->header().bell.load());
-    guarded([&] { pump_rings(); });
-  }
+  if (drivers_.has_sleepers_for_all()) guarded([&] { drivers_.rings().pump(); });
   // Small messages leave at once; the rest is for whoever drives.
   guarded([&] { engine_.progress(1); });
-  const bool rouse = background && !call->finished && n_callers_ == 0;
+  const bool rouse = background && !call->finished && drivers_.n_callers() == 0;
   after_step(lock);
   if (rouse) lane().kick();
   return call;
 }
 
-bool Channel::pump_rings() {
-  bool moved = false;
-  for (size_t at = 0; at < bell_links_.size(); ++at) {
-    if (!is_bell_link(at)) continue;  // it is gone
-    Link& link = *bell_links_[at];
-    if (link.has_inbound() || link.has_queued()) moved |= link.pump(engine_);
-  }
-  return moved;
-}
-
-bool Channel::has_inbound() const {
-  for (size_t at = 0; at < bell_links_.size(); ++at)
-    if (is_bell_link(at) && bell_links_[at]->has_inbound()) return true;
-  return false;
-}
-
 bool Channel::step() {
   bool moved = true;
   guarded([&] {
-    const bool came = pump_rings();
+    const bool came = drivers_.rings().pump();
     moved = engine_.progress(kTurnBytes) || came;
   });
   if (engine_.has_unflushed()) lane().kick();  // sockets are its own
@@ -297,111 +264,31 @@ void Channel::out_of_memory() {
 }
 
 // Callers who sleep hear that a call is finished, which may be theirs, or that there is work.
-void Channel::wake_sleepers() {
-  if (finished_some_ && n_sleeping_ > 0) arena_->wake_callers();
-  finished_some_ = false;
+void Channel::after_step(std::unique_lock<std::mutex>& lock) {
+  const bool rings = drivers_.are_to_be_rung();
+  const bool is_unflushed = engine_.has_unflushed();
+  lock.unlock();
+  if (rings) drivers_.ring();
+  if (is_unflushed) lane().kick();  // sockets are the lane's
 }
 
-void Channel::after_step(std::unique_lock<std::mutex>& lock) {
-  const bool wake = (finished_some_ || engine_.has_work()) && n_callers_ > 0;
-  const bool is_unflushed = engine_.has_unflushed();
-  finished_some_ = false;
-  lock.unlock();
-  if (wake) arena_->wake_callers();
-  if (is_unflushed) lane().kick();  // sockets are the lane's
+void Channel::drive(int64_t timeout_ns, const Collective* call,
+                    const std::function<bool()>& is_over) {
+  std::unique_lock lock(mutex_);
+  const bool is_left = drivers_.drive(lock, timeout_ns, call, is_over);
+  after_step(lock);
+  if (is_left) lane().kick();
 }
 
 bool Channel::wait(Collective& call, int64_t timeout_ns) {
   if (call.is_over()) return true;
-  std::unique_lock lock(mutex_);
-  drive(lock, timeout_ns, &call, [&] { return call.is_over(); });
+  drive(timeout_ns, &call, [&] { return call.is_over(); });
   return call.is_over();
 }
 
 int64_t Channel::wait_finished(int64_t seen, int64_t timeout_ns) {
-  std::unique_lock lock(mutex_);
-  drive(lock, timeout_ns, nullptr, [&] { return n_finished_ != seen || closed_; });
-  std::lock_guard again(mutex_);
+  drive(timeout_ns, nullptr, [this, seen] { return n_finished_ != seen || closed_; });
   return n_finished_;
-}
-
-// The life of a caller that waits. Lets the lock go.
-template <class Done>
-void Channel::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Collective* call,
-                    Done done) {
-  int64_t now = now_ns();
-  const int64_t deadline = now + timeout_ns;
-  // What the wire takes longer for is not worth a core.
-  const bool is_long = call != nullptr && call->n_far_bytes > kSpinBytes;
-  const int64_t spin_ns = is_long ? 0 : options_.spin_ns;
-  int64_t spin_until = now + spin_ns;
-  ArenaHeader& own = arena_->header();
-  if (n_callers_++ == 0) own.watch.store(kDriven, std::memory_order_release);
-  const int64_t look_at = now + kLookNs;
-  for (bool quiet = false; !done() && !quiet;) {
-    const bool moved = step();
-    if (moved) wake_sleepers();
-    now = now_ns();
-    if (done() || now >= deadline || (moved && now >= look_at)) break;
-    if (moved) {
-      // Let a poster or the lane in between turns.
-      lock.unlock();
-      lock.lock();
-      spin_until = now + spin_ns;
-    } else if (now < spin_until) {
-      lock.unlock();
-      if (!oversubscribed_)
-        for (int i = 0; i < 16; ++i) relax();
-      // Whoever is to bring the next frame may wait for this very core, also where there are enough
-      // of them: the kernel likes to put a woken rank beside the one that woke it.
-      sched_yield();
-      lock.lock();
-    } else {
-      quiet = !sleep_until_rung(lock, call, deadline, done);
-      spin_until = now_ns() + spin_ns;
-    }
-  }
-  if (--n_callers_ == 0) own.watch.exchange(0);
-  // What came in the last moment was not announced to the lane: it seemed to be looked after here.
-  const bool left = n_callers_ == 0 && (engine_.n_in_flight() > 0 || own.alarm.load() != 0);
-  after_step(lock);
-  if (left) lane().kick();
-}
-
-// Sleeps on the bell. False when it did not ring: time to look at signals and deadlines.
-template <class Done>
-bool Channel::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
-                               int64_t deadline, Done done) {
-  ArenaHeader& own = arena_->header();
-  const uint32_t seen = own.bell.load();
-  own.wake_at.store(seen + (call == nullptr ? 1 : engine_.frames_awaited(*call)));
-  n_sleeping_++;
-  own.watch.fetch_or(kCallerSleeps);
-  // A frame that came between the last look and the arming has moved the bell, or is seen here. So
-  // has the last stripe of a call, which ends under the lock of another channel.
-  bool came = own.bell.load() != seen || has_inbound() || done();
-  if (!came) {
-    const int64_t bound = std::min(deadline - now_ns(), options_.backstop_ns);
-    lock.unlock();
-    if (bound > 0) arena_->sleep(seen, bound);
-    lock.lock();
-    came = own.bell.load() != seen;
-    (came ? wakeups().callers_rung : wakeups().callers_timed)++;
-    if (!came && (has_inbound() || engine_.has_work() || finished_some_)) suspect();
-  }
-  // NOT whenever one wakes: others sleep on.
-  if (--n_sleeping_ == 0) own.watch.fetch_and(~kCallerSleeps);
-  return came;
-}
-
-void Channel::suspect() {
-  suspects_ = true;
-  suspect_bell_ = arena_->header().bell.load();
-}
-
-void Channel::settle_suspicion() {
-  if (suspects_ && arena_->header().bell.load() == suspect_bell_) wakeups().late++;
-  suspects_ = false;
 }
 
 // ---- the lane's side
@@ -419,22 +306,13 @@ std::vector<Watched> Channel::watched() {
   return all;
 }
 
-// Events are edge-triggered: what is left in a socket is for the next turn, as nobody tells again.
-void Channel::serve(int peer, bool ended) {
-  Link* link = engine_.link(peer);
-  if (link == nullptr) return;
-  link->on_event(engine_, ended);
-  const bool listed = std::find(unread_.begin(), unread_.end(), peer) != unread_.end();
-  if (!link->is_drained() && !listed) unread_.push_back(peer);
-}
-
 void Channel::on_event(int peer, bool ended) {
   if (peer == kPaths) return make_paths();
   std::unique_lock lock(mutex_);
-  if (peer < 0) wakeups().lane_rung++;
+  if (peer < 0) Drivers::wakeups().lane_rung++;
   if (closed_ || peer < 0) return;
   guarded([&] {
-    serve(peer, ended);
+    served_.serve(peer, ended);
     engine_.progress(kTurnBytes);
   });
   after_step(lock);
@@ -456,42 +334,26 @@ void Channel::make_paths() {
 }
 
 void Channel::take_paths() {
-  const auto watch = [&](int fd, int peer) { return !lane().watch_also(this, {fd, peer}); };
-  const auto index = static_cast<size_t>(place_.index);
-  for (const int peer : place_.paths->tell_links(index, engine_, watch)) serve(peer, false);
-}
-
-void Channel::watch_paths(int64_t now) {
-  bool any = false;
-  for (int peer = 0; peer < engine_.size(); ++peer) {
-    Link* link = engine_.link(peer);
-    if (link == nullptr || !link->is_watchful()) continue;
-    link->look(engine_, now);
-    any = true;
-  }
-  watch_paths_ns_ = now + kWatchPathsNs;
-  if (any) place_.paths->wake_at(static_cast<size_t>(place_.index), watch_paths_ns_);
+  served_.take_paths([&](int fd, int peer) { return !lane().watch_also(this, {fd, peer}); });
 }
 
 bool Channel::turn(int64_t now) {
   std::unique_lock lock(mutex_);
   if (closed_) return false;
   bool more = false;
-  guarded([&] { hear_others(now); });
-  const bool has_paths = place_.paths != nullptr;
-  const bool is_called = has_paths && place_.paths->calls(static_cast<size_t>(place_.index));
+  if (place_.errors != nullptr && place_.errors->has_news(place_.index))
+    guarded([&] { hear_others(now); });
+  const bool is_called = served_.are_called();
   if (is_called) guarded([&] { take_paths(); });
-  if (n_callers_ == 0 && is_called_for(now)) more = step();
-  const std::vector<int> unread = std::move(unread_);
-  unread_.clear();
-  more |= !unread.empty();
+  if (drivers_.n_callers() == 0 && drivers_.call_for_lane(now)) more = step();
+  const bool has_unread = served_.has_unread();
   guarded([&] {
-    for (const int peer : unread) serve(peer, false);
-    if (is_called || !unread.empty() || engine_.has_unflushed()) engine_.progress(kTurnBytes);
+    served_.serve_unread();
+    if (is_called || has_unread || engine_.has_unflushed()) engine_.progress(kTurnBytes);
     if (now >= next_tick_ns_) tick(now);
-    if (has_paths && (is_called || now >= watch_paths_ns_)) watch_paths(now);
+    served_.look(now, is_called);
   });
-  more |= engine_.has_unflushed();
+  more |= has_unread || engine_.has_unflushed();
   after_step(lock);
   return more;
 }
@@ -504,40 +366,17 @@ void Channel::tick(int64_t now) {
   // Who is named as late must not have words here that nobody was woken for: they were not all.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);
-  end_late(now);
-  settle_suspicion();
-}
-
-// Whether the lane has a reason to look for work: somebody told it of some, there is some that it
-// knows of, or it has not looked for very long.
-bool Channel::is_called_for(int64_t now) {
-  ArenaHeader& own = arena_->header();
-  const bool is_armed = (own.watch.load() & kLaneSleeps) != 0;
-  if (own.alarm.load() != 0 && own.alarm.exchange(0) != 0) return true;
-  if (!is_armed || engine_.has_work()) return true;
-  if (now < next_backstop_ns_) return false;
-  next_backstop_ns_ = now + options_.backstop_ns;
-  if (engine_.n_in_flight() > 0 && has_inbound()) suspect();
-  return true;
+  hear_others(now);
+  drivers_.settle_suspicion();
 }
 
 bool Channel::may_sleep() {
   std::lock_guard lock(mutex_);
   if (closed_) return true;
   if (engine_.has_unflushed()) return false;
-  if (place_.paths != nullptr && place_.paths->calls(static_cast<size_t>(place_.index)))
-    return false;
+  if (served_.are_called()) return false;
   if (place_.errors != nullptr && place_.errors->has_news(place_.index)) return false;
-  if (n_callers_ > 0) return true;
-  arena_->header().watch.fetch_or(kLaneSleeps);
-  if (!has_inbound() && !engine_.has_work()) return true;
-  arena_->header().watch.fetch_and(~kLaneSleeps);
-  return false;
-}
-
-Channel::Wakeups& Channel::wakeups() {
-  static Wakeups counts;
-  return counts;
+  return drivers_.may_lane_sleep();
 }
 
 size_t Channel::staging_peak() {
@@ -548,7 +387,7 @@ size_t Channel::staging_peak() {
 std::shared_ptr<const Value> Channel::read_state() {
   Value told = StateReader(engine_, now_ns()).read();
   auto& fields = std::get<Fields>(told.is);
-  fields.emplace_back("n_threads_waiting", n_callers_);
+  fields.emplace_back("n_threads_waiting", drivers_.n_callers());
   fields.emplace_back("is_closed", closed_);
   fields.emplace_back("channel", place_.index);
   return std::make_shared<const Value>(std::move(told));
@@ -588,35 +427,43 @@ void Channel::forsake() {
   if (place_.paths != nullptr && place_.first == nullptr) place_.paths->forsake();
 }
 
-void Channel::close() {
+void Channel::say_goodbye() {
   if (forsaken()) return;
-  std::unique_lock lock(mutex_);
-  if (closed_) return;
-  guarded([&] { engine_.say_goodbye(); });
-  // What is queued gets a moment to leave; a peer that does not read loses the goodbye only.
-  const int64_t deadline = now_ns() + 500 * kMillisecond;
-  while (engine_.has_queued() && now_ns() < deadline) {
-    guarded([&] { engine_.pump_all(); });
-    lock.unlock();
-    usleep(200);
-    lock.lock();
-  }
-  closed_ = true;
+  std::lock_guard lock(mutex_);
+  if (!closed_) guarded([&] { engine_.say_goodbye(); });
+}
+
+bool Channel::has_queued() {
+  if (forsaken()) return false;
+  std::lock_guard lock(mutex_);
+  if (closed_ || !engine_.has_queued()) return false;
+  guarded([&] { engine_.pump_all(); });
+  return true;
+}
+
+void Channel::end_calls() {
+  if (forsaken()) return;
+  std::lock_guard lock(mutex_);
+  if (std::exchange(closed_, true)) return;
   guarded([&] {
     engine_.end_groups({Fault::kClosed, -1, "the group was closed with this call in flight"},
                        false);
   });
-  const int64_t lingers_until = now_ns() + kSecond;
-  while (engine_.lingers() && now_ns() < lingers_until) {
-    lock.unlock();
-    usleep(200);
-    lock.lock();
-  }
+}
+
+bool Channel::lingers() {
+  if (forsaken()) return false;
+  std::lock_guard lock(mutex_);
+  return engine_.lingers();
+}
+
+void Channel::end_links() {
+  if (forsaken()) return;
+  std::lock_guard lock(mutex_);
   engine_.close();
   if (place_.paths != nullptr && place_.first == nullptr) place_.paths->close();
   arena_->close_memory_fd();
-  lock.unlock();
-  arena_->wake_callers();
+  drivers_.ring();
 }
 
 void Channel::leave_lane() {

@@ -3,15 +3,17 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
+#include "engine/drivers.h"
 #include "engine/engine.h"
 #include "engine/first_errors.h"
 #include "engine/lane.h"
+#include "engine/served_links.h"
 #include "transport/arena.h"
 #include "transport/path_maker.h"
 #include "transport/transport.h"
@@ -22,22 +24,9 @@ namespace shoal {
 // it when nobody waits, and always serves the sockets.
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
-  struct Options {
+  struct Options : Drivers::Options {
     Engine::Options engine;
-    // A waiting caller polls this long before it sleeps, where cores are free for it.
-    int64_t spin_ns = 50'000;
-    // How long nobody who sleeps looks for work by itself. Only what was lost can be found so:
-    // whoever brings work wakes somebody, and `Wakeups::late` counts what this found.
-    int64_t backstop_ns = 100'000'000;
   };
-  // Why the sleepers of this process woke, ever. For people and tests.
-  struct Wakeups {
-    std::atomic<uint64_t> callers_rung{0};   // by a peer, or by another thread of this process
-    std::atomic<uint64_t> callers_timed{0};  // to look at signals, deadlines, and for lost work
-    std::atomic<uint64_t> lane_rung{0};
-    std::atomic<uint64_t> late{0};  // found work that nobody had announced
-  };
-  static Wakeups& wakeups();
 
   // Which of its mesh's channels it is. All by default: the only one.
   struct Place {
@@ -79,10 +68,13 @@ class Channel : public std::enable_shared_from_this<Channel> {
   bool wait(Collective& call, int64_t timeout_ns);
   // Drives until the number of calls that have finished is not `seen`, or as above; that number.
   int64_t wait_finished(int64_t seen, int64_t timeout_ns);
-  // Says goodbye, fails what is in flight, ends all links. Idempotent.
-  void close();
-  // After close(), of all channels: none wakes the lane of another then.
-  void leave_lane();
+  // The end, step by step; all channels of a mesh take each together. Idempotent.
+  void say_goodbye();
+  bool has_queued();  // it has yet to leave; moves it
+  void end_calls();   // what is in flight fails, and all that comes
+  bool lingers();     // some peer may not have read the goodbye
+  void end_links();   // wakes those who wait for calls
+  void leave_lane();  // none wakes the lane of another any more
 
   // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
   // them. The lock may be held by a thread that the child does not have, so nothing else but
@@ -106,77 +98,44 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::shared_ptr<const Value> take_state_at_deadline(uint64_t id, Group* group = nullptr);
 
  private:
-  Channel(int rank, std::vector<std::string> names, const Options& options, Place place);
+  Channel(int rank, std::vector<std::string> names, std::shared_ptr<Arena> arena, int n_local,
+          const Options& options, Place place);
+  Error connect_all(const Site& site, const std::vector<PeerSockets>& peers);
+  void serve_slots(int n_local);
   Lane& lane() const { return Lane::of(place_.index); }
   void ended(Collective& call);
   void count_finished();
   void tell_others(Group& group, Error& why, bool heard);
   void hear_others(int64_t now);
-  void end_late(int64_t now);
   std::shared_ptr<Collective> start(std::unique_lock<std::mutex>& lock,
                                     std::shared_ptr<Collective> call, bool background);
   bool step();
   template <class Work>
   void guarded(Work work);
   void out_of_memory();
-  bool pump_rings();
-  bool has_inbound() const;
-  void serve(int peer, bool ended);
+  void drive(int64_t timeout_ns, const Collective* call, const std::function<bool()>& is_over);
   void make_paths();
   void take_paths();
-  void watch_paths(int64_t now);
-  bool is_bell_link(size_t at) const { return engine_.link(bell_peers_[at]) == bell_links_[at]; }
-  void wake_sleepers();
   void after_step(std::unique_lock<std::mutex>& lock);
-  template <class Done>
-  void drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Collective* call,
-             Done done);
-  template <class Done>
-  bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
-                        int64_t deadline, Done done);
-  bool is_called_for(int64_t now);
   void tick(int64_t now);
-  void suspect();
-  void settle_suspicion();
   std::shared_ptr<const Value> read_state();
   std::shared_ptr<const Value> state_at_deadline();
 
   const int rank_;
-  const Options options_;
-  const Place place_;           // its paths outlive the links
-  int64_t watch_paths_ns_ = 0;  // when to look at them again
+  const Place place_;  // its paths outlive the links
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
   Engine engine_;
+  Drivers drivers_;
+  ServedLinks served_;
   std::unique_ptr<std::byte[]>
       spare_;  // given up to end everything in words when no memory is left
-  // Those whose peers ring our bell, and these peers; owned by the engine while it has them.
-  std::vector<Link*> bell_links_;
-  std::vector<int> bell_peers_;
-  std::vector<int> unread_;  // peers whose links may have something left that nobody tells of
-  bool oversubscribed_ = false;
-  int n_callers_ = 0;   // in drive()
-  int n_sleeping_ = 0;  // of them, on the bell
   // Calls; of those that are cut, the first channel counts the whole.
   std::atomic<int64_t> n_finished_{0};
-  bool finished_some_ = false;  // and sleeping callers do not know yet
   bool closed_ = false;
   bool is_dropping_ = false;  // a group ends here for no fault: the others are told by who drops it
-  struct LateEnd {
-    uint64_t group;
-    Error why;
-    int64_t at_ns;
-  };
-  std::vector<LateEnd> late_ends_;  // of groups that other channels hear have ended
   std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
-  // NOT at once: who has just brought the first words may still be about to ring.
-  int64_t next_backstop_ns_ = now_ns() + options_.backstop_ns;
-  // Work was found that the bell had not told of: `suspect_bell_` is its count then. Whoever had
-  // brought the work just before is about to ring; if the bell has not moved at the next tick,
-  // nobody was.
-  bool suspects_ = false;
-  uint32_t suspect_bell_ = 0;
   std::weak_ptr<const Value> last_state_;  // at the last deadline
   int64_t last_state_ns_ = 0;
 };

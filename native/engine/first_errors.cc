@@ -1,29 +1,42 @@
 #include "engine/first_errors.h"
 
-#include <utility>
+#include "base/clock.h"
 
 namespace shoal {
+namespace {
 
-bool FirstErrors::tell(int channel, uint64_t group, bool at_once, Error& why) {
+// Half of the time in which all calls have to end.
+constexpr int64_t kPatienceNs = kSecond;
+
+}  // namespace
+
+bool FirstErrors::tell(int channel, uint64_t group, bool at_once, Error& why, int64_t now) {
   std::lock_guard lock(mutex_);
-  const auto [known, is_first] = first_.emplace(group, why);
-  if (!is_first) {
+  if (const auto known = first_.find(group); known != first_.end()) {
     why = known->second;
     return false;
   }
+  // NOT once the error is known, which is told once: this may find no memory.
+  for (Box& box : boxes_) box.ended.reserve(box.ended.size() + 1);
+  first_.emplace(group, why);
   for (size_t other = 0; other < boxes_.size(); ++other) {
     if (static_cast<int>(other) == channel) continue;
-    boxes_[other].news.push_back({group, why, at_once});
-    boxes_[other].is_full = true;
+    boxes_[other].ended.push_back({group, at_once ? 0 : now + kPatienceNs});
+    if (at_once) boxes_[other].is_urgent = true;
   }
   return true;
 }
 
-std::vector<FirstErrors::News> FirstErrors::take(int channel) {
+std::vector<FirstErrors::News> FirstErrors::take(int channel, int64_t now) {
   std::lock_guard lock(mutex_);
   Box& box = boxes_[static_cast<size_t>(channel)];
-  box.is_full = false;
-  return std::exchange(box.news, {});
+  const auto is_due = [&](const Ended& one) { return one.told_ns <= now; };
+  std::vector<News> due;
+  for (const Ended& one : box.ended)
+    if (is_due(one)) due.push_back({one.group, first_.at(one.group)});
+  std::erase_if(box.ended, is_due);
+  box.is_urgent = false;
+  return due;
 }
 
 Error FirstErrors::of(uint64_t group) const {
@@ -35,6 +48,8 @@ Error FirstErrors::of(uint64_t group) const {
 void FirstErrors::forget(uint64_t group) {
   std::lock_guard lock(mutex_);
   first_.erase(group);
+  for (Box& box : boxes_)
+    std::erase_if(box.ended, [&](const Ended& one) { return one.group == group; });
 }
 
 }  // namespace shoal

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace shoal {
 namespace {
 
@@ -126,9 +128,24 @@ std::shared_ptr<Collective> Mesh::post_striped(Group& group, std::shared_ptr<con
   return call;
 }
 
+// What is queued gets a moment to leave, and a peer that does not read loses the goodbye only.
 void Mesh::close() {
-  // The first channel is the last: who waits for a call sleeps there, and hears of its end.
-  for (size_t at = channels_.size(); at-- > 0;) channels_[at]->close();
+  const auto wait_while = [&](int64_t most_ns, bool (Channel::*holds)()) {
+    const int64_t until = now_ns() + most_ns;
+    const auto any = [&] {
+      bool found = false;
+      for (const auto& channel : channels_) found |= (channel.get()->*holds)();
+      return found;
+    };
+    while (any() && now_ns() < until) usleep(200);
+  };
+  if (is_closing_.exchange(true)) return;
+  for (const auto& channel : channels_) channel->say_goodbye();
+  wait_while(500 * kMillisecond, &Channel::has_queued);
+  // The first is the last: who waits for a call sleeps there, and hears of its end.
+  for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_calls();
+  wait_while(kSecond, &Channel::lingers);
+  for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_links();
   for (const auto& channel : channels_) channel->leave_lane();
 }
 

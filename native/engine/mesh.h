@@ -1,6 +1,7 @@
 // The process's end of one epoch: its channels, and what is rare: groups, faults, the end.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@ class Mesh {
   struct Options : Channel::Options {
     int n_channels = 1;  // at most Lane::kMost; they share the staging
   };
-  using Wakeups = Channel::Wakeups;
-  static Wakeups& wakeups() { return Channel::wakeups(); }
+  using Wakeups = Drivers::Wakeups;
+  static Wakeups& wakeups() { return Drivers::wakeups(); }
 
   // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts. A peer of
   // another host has as many connections for each channel: first all of the first one's.
@@ -79,6 +80,7 @@ class Mesh {
 
   std::vector<std::shared_ptr<Channel>> channels_;
   std::shared_ptr<FirstErrors> errors_;  // null where there is one channel
+  std::atomic<bool> is_closing_{false};
 };
 
 }  // namespace shoal

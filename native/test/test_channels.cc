@@ -161,6 +161,101 @@ TEST("a deadline of one stripe is that of the call, and both channels tell of it
   CHECK_EQ(std::get<List>(more.is).size(), 1);
 }
 
+// Two ranks with two channels, the second of which takes what it is given and brings nothing.
+class HalfDeaf {
+ public:
+  HalfDeaf() {
+    const auto first = unix_sockets(), one = unix_sockets(), other = unix_sockets();
+    first_ = first[0];
+    ends_ = {one[1], other[1]};
+    add(0, {first[0], one[0]});
+    add(1, {first[1], other[0]});
+  }
+  ~HalfDeaf() {
+    cut_second();
+    for (const auto& mesh : meshes) mesh->close();
+    for (const int end : ends_) ::close(end);
+    CHECK_EQ(Mesh::wakeups().late.load(), 0);
+  }
+  // Makes a call that is cut, of which one stripe cannot end.
+  void post(int64_t timeout_of_0 = kPatience) {
+    for (const int rank : {0, 1}) {
+      auto plan = std::make_shared<Plan>(*plan_of(large(1), rank, 2));
+      plan->n_stripes = 2;
+      auto& memory = memories[static_cast<size_t>(rank)] = input_of(large(1), rank, 2);
+      calls.push_back(meshes[static_cast<size_t>(rank)]->post(
+          *groups[static_cast<size_t>(rank)], plan, 1, {{memory.data()}},
+          rank == 0 ? timeout_of_0 : kPatience, true));
+    }
+    for (const auto& call : calls) CHECK(eventually([&] { return call->finished.load(); }));
+  }
+  void check_ended(Fault fault) {
+    for (const auto& call : calls) {
+      CHECK(eventually([&] { return call->is_over(); }));
+      CHECK(call->outcome().fault == fault);
+    }
+    for (Bytes& memory : memories) memory = {};  // it is the caller's again
+    drain();
+    for (size_t rank = 0; rank < 2; ++rank) {
+      Bytes memory = input_of(large(2), 0, 2);
+      const auto late = meshes[rank]->post(*groups[rank], plan_of(large(2), 0, 2), 2,
+                                           {{memory.data()}}, kPatience, true);
+      CHECK(eventually([&] { return late->is_over(); }));  // 1 s at most
+      CHECK(late->outcome().fault == fault);
+    }
+  }
+  void cut_second() const {
+    for (const int end : ends_) shutdown(end, SHUT_RDWR);
+  }
+  void cut_first() const { shutdown(first_, SHUT_RDWR); }
+
+  std::vector<std::shared_ptr<Mesh>> meshes;
+  std::vector<Group*> groups;
+  std::vector<std::shared_ptr<Collective>> calls;
+  std::array<Bytes, 2> memories;
+
+ private:
+  void add(int rank, const std::vector<int>& fds) {
+    auto arena = std::make_shared<Arena>();
+    CHECK(!Arena::create(1, *arena));
+    Mesh::Options options;
+    options.n_channels = 2;
+    options.backstop_ns = kHour;
+    options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
+    std::shared_ptr<Mesh> mesh;
+    CHECK(!Mesh::create(rank, {"rank 0", "rank 1"}, 1, Cluster::key(), arena,
+                        {{1 - rank, fds, -1, -1}}, options, mesh));
+    meshes.push_back(mesh);
+    groups.push_back(&mesh->add_group(7, {0, 1}));
+  }
+  // So that links that still have something to send do so, whosever memory it lies in.
+  void drain() const {
+    Bytes away(1u << 20);
+    for (int turn = 0; turn < 20; ++turn)
+      for (const int end : ends_)
+        while (recv(end, away.data(), away.size(), MSG_DONTWAIT) > 0) std::this_thread::yield();
+  }
+
+  int first_ = -1;
+  std::array<int, 2> ends_{};
+};
+
+TEST("a deadline that passes on one channel when the other is done ends the call and the group") {
+  HalfDeaf pair;
+  pair.post(kSecond);
+  pair.check_ended(Fault::kTimedOut);
+}
+
+TEST("a peer that dies when one stripe is done and another is not ends the call and the group") {
+  for (const bool all_at_once : {false, true}) {
+    HalfDeaf pair;
+    pair.post();
+    if (all_at_once) pair.cut_first();
+    pair.cut_second();
+    pair.check_ended(Fault::kPeerLost);
+  }
+}
+
 TEST("ranks that call different things, one of them cut, both say what both called") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   const auto cut = cluster.post(0, large(1), true);

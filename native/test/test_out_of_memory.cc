@@ -109,6 +109,25 @@ TEST("whichever allocation fails, every call that is cut over channels ends as w
       for (int64_t nth = first++; nth < 100; nth += 8) check_calls_end(kind, 1, aborts, nth, 2);
 }
 
+TEST("whichever allocation fails as a group's end is told, every channel hears of it in the end") {
+  for (int64_t nth = 1; nth < 12; ++nth) {
+    FirstErrors errors(3);
+    Error why{Fault::kTimedOut, 1, std::string(100, 'x')};
+    n_left = nth;
+    try {
+      errors.tell(0, 7, true, why, 1);
+    } catch (const std::bad_alloc&) {  // the channel ends its groups once more then
+      n_left = INT64_MAX;
+      errors.tell(0, 7, true, why, 1);
+    }
+    n_left = INT64_MAX;
+    for (const int channel : {1, 2}) {
+      CHECK(errors.has_news(channel));
+      CHECK_EQ(errors.take(channel, 1).size(), 1u);
+    }
+  }
+}
+
 TEST("want of memory for what arrives ends the groups in words, whichever thread it befalls") {
   check_all_are_told(Kind::kShardedAllReduce, 1, "ran out of memory");
 }

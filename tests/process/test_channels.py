@@ -173,6 +173,53 @@ def test_a_rank_that_dies_ends_a_call_that_is_cut_on_all_the_others() -> None:
     assert abs(told[0][1] - told[1][1]) < SOON_S
 
 
+def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None:
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "2"
+    group = shoal.init()
+    every = [noise(rank, N_ELEMS) for rank in range(3)]
+    data = every[group.rank].copy()
+    group.all_reduce(data)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert isinstance(error_of(group.all_reduce, data), PeerLost)
+    with group.shrink(timeout_s=40) as rest:
+        before = moved()
+        mine = np.multiply(every[rest.view.ranks[rest.rank]], 2)  # exact
+        rest.all_reduce(mine)
+        np.testing.assert_array_equal(mine, 2 * (every[0] + every[2]))
+        rest.barrier()
+        busy = [key for key, n_bytes in moved().items() if n_bytes - before[key] > N_ELEMS // 2]
+        return list(rest.view.ranks), sorted(busy)
+
+
+def moved() -> dict[tuple[int, int], int]:
+    """Bytes that went out to peers that live, by channel and peer."""
+    (world,) = describe("a test asks")["worlds"]
+    peers = [peer for peer in world["peers"] if peer["state"] == "alive"]
+    return {(peer.get("channel", 0), peer["rank"]): peer["n_bytes_out"] for peer in peers}
+
+
+def test_those_left_by_a_shrink_have_all_their_channels() -> None:
+    with start_ranks(shrinks_when_rank_1_dies, 3) as ranks:
+        outcomes = ranks.wait(60.0)
+    assert outcomes[1].died
+    assert outcomes[0].value == ([0, 2], [(0, 2), (1, 2)]), outcomes[0]
+    assert outcomes[2].value == ([0, 2], [(0, 0), (1, 0)]), outcomes[2]
+
+
+def wants(channels: list[str]) -> str:
+    pretend_hosts(1)
+    os.environ.update(SHOAL_CHANNELS=channels[int(os.environ["RANK"])])
+    return str(error_of(shoal.init))
+
+
+def test_a_wrong_number_of_channels_is_refused_before_anything_moves() -> None:
+    for text in ("0", "9", "x"):
+        for told in run_ranks(wants, 2, [text, text]):
+            assert f"SHOAL_CHANNELS='{text}' is not a number from 1 to 8" in told
+
+
 def forks_between_calls() -> list[float]:
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
