@@ -188,8 +188,8 @@ def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None
         mine = np.multiply(every[rest.view.ranks[rest.rank]], 2)  # exact
         rest.all_reduce(mine)
         np.testing.assert_array_equal(mine, 2 * (every[0] + every[2]))
-        rest.barrier()
         busy = [key for key, n_bytes in moved().items() if n_bytes - before[key] > N_ELEMS // 2]
+        rest.barrier()  # nobody leaves before all have looked
         return list(rest.view.ranks), sorted(busy)
 
 
