@@ -27,6 +27,7 @@ void Calls::refuse(Collective& call, const Error& why) {
 
 void Calls::hold(Collective& call, uint64_t key) {
   call.key = key;
+  call.order = ++n_held_;
   call.posted_ns = now_;
   call.peer_open.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();

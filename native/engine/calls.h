@@ -72,6 +72,7 @@ class Calls {
   Judge& judge_;
   const int64_t& now_;
   size_t n_in_flight_ = 0;
+  uint64_t n_held_ = 0;  // ever
 };
 
 }  // namespace shoal

@@ -79,6 +79,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   uint64_t serial = 0;  // which call on this group, for messages
+  uint64_t order = 0;   // which of all calls, for links
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;     // by the last tick's clock
   bool greeted_all = false;  // every peer was told that this call is posted
