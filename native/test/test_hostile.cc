@@ -101,6 +101,7 @@ TEST("offers beyond the end or twice end the link, of memory that is not there t
 TEST("offers in a slot that is not there, or of several segments in one, end the link") {
   for (const auto& [slot, count] : {std::pair{4u, 1u}, {~0u, 1u}, {0u, 2u}}) {
     Duel duel(true);
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
     Frame offer = with_place(duel.frame(FrameType::kOffer, 1, 0, count), {slot, 0, 0});
     offer.header.flags = kInSlot;
     duel.say(offer);
