@@ -179,6 +179,7 @@ class World {
       net.step();
       one.pump_all();
     }
+    one.close();
     engines[index(rank)].reset();
   }
 
