@@ -58,7 +58,10 @@ class World {
     for (int rank = 0; rank < size; ++rank)
       groups[index(rank)] = &add_group(rank, kGroup, everyone);
   }
-  ~World() { engines.clear(); }
+  ~World() {
+    engines.clear();
+    if (!is_untouched()) fail(__FILE__, __LINE__, "memory was touched after its call had ended");
+  }
 
   static std::string name(int rank) {
     return "rank " + std::to_string(rank) + " (host-" + std::to_string(rank) + ")";
