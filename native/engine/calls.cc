@@ -127,14 +127,17 @@ bool Calls::finish(Collective& call) {
   return had_scratch;
 }
 
-void Calls::released(uint64_t token) {
-  const auto call = releases_.released(token);
+void Calls::released(int peer, uint64_t token) {
+  const auto call = releases_.released(peer, token);
   if (call != nullptr && finish(*call)) scratch_.pass_on();
 }
 
+// All of them before anything that may find no memory.
 void Calls::drop_peer(int peer) {
-  for (const auto& call : releases_.drop_peer(peer))
-    if (!call->finished && finish(*call)) scratch_.pass_on();
+  bool had_scratch = false;
+  while (const auto call = releases_.next_of(peer))
+    if (!call->finished) had_scratch |= finish(*call);
+  if (had_scratch) scratch_.pass_on();
 }
 
 uint32_t Calls::frames_awaited(const Collective& call) const {

@@ -54,7 +54,7 @@ class Calls {
   // of this happens again.
   void end(Collective& call, const Error& error);
   // A link has let go of what it was asked for, or of everything, being broken or closed.
-  void released(uint64_t token);
+  void released(int peer, uint64_t token);
   void drop_peer(int peer);
   void clear() { releases_.clear(); }
 

@@ -1,7 +1,5 @@
 #include "engine/releases.h"
 
-#include <utility>
-
 namespace shoal {
 
 void Releases::ask(Collective& call) {
@@ -18,32 +16,24 @@ void Releases::ask(Collective& call, int peer, const std::byte* from, size_t n_b
   Link* link = links_[peer];
   if (link == nullptr) return;
   const uint64_t token = links_.new_token();
-  asked_[token] = {call.shared_from_this(), peer};
+  asked_[{peer, token}] = call.shared_from_this();
   call.n_unreleased++;
-  if (link->release(token, from, n_bytes)) released(token);
+  if (link->release(token, from, n_bytes)) released(peer, token);
 }
 
-std::shared_ptr<Collective> Releases::released(uint64_t token) {
-  const auto found = asked_.find(token);
+std::shared_ptr<Collective> Releases::released(int peer, uint64_t token) {
+  const auto found = asked_.find({peer, token});
   if (found == asked_.end()) return nullptr;
-  auto call = std::move(found->second.call);
+  auto call = std::move(found->second);
   asked_.erase(found);
   call->n_unreleased--;
   return call;
 }
 
-Releases::Calls Releases::drop_peer(int peer) {
-  Calls calls;
-  for (auto next = asked_.begin(); next != asked_.end();) {
-    if (next->second.peer != peer) {
-      ++next;
-      continue;
-    }
-    calls.push_back(std::move(next->second.call));
-    calls.back()->n_unreleased--;
-    next = asked_.erase(next);
-  }
-  return calls;
+std::shared_ptr<Collective> Releases::next_of(int peer) {
+  const auto next = asked_.lower_bound({peer, 0});
+  if (next == asked_.end() || next->first.first != peer) return nullptr;
+  return released(peer, next->first.second);
 }
 
 }  // namespace shoal
