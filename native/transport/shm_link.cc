@@ -174,10 +174,11 @@ LinkState ShmLink::state() const {
   return state;
 }
 
-void ShmLink::disown(const std::byte* from, size_t n_bytes) {
+bool ShmLink::release(uint64_t, const std::byte* from, size_t n_bytes) {
   std::erase_if(queue_, [&](const Frame& frame) {
     return frame.payload != nullptr && frame.payload >= from && frame.payload < from + n_bytes;
   });
+  return true;
 }
 
 // ---- in
@@ -328,18 +329,37 @@ bool ShmLink::on_event(FrameSink& sink, bool) {
   return notes != Notes::kNone;
 }
 
-std::byte* ShmLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
-  auto found = regions_.find(region);
-  if (found == regions_.end() && take_notes() == Notes::kTaken) found = regions_.find(region);
+// ---- the peer's memory
+
+// Where that lies in this process; nullptr if the region is not mapped here or ends before. One
+// that is not known yet is looked for in the socket: its descriptor was sent before anything that
+// names it.
+std::byte* ShmLink::address_of(const Remote& there, size_t n_bytes) {
+  auto found = regions_.find(there.place);
+  if (found == regions_.end() && take_notes() == Notes::kTaken) found = regions_.find(there.place);
   if (found == regions_.end()) return nullptr;
   const Mapping& mapping = found->second;
-  return offset <= mapping.size() && n_bytes <= mapping.size() - offset ? mapping.data() + offset
-                                                                        : nullptr;
+  const bool fits = there.offset <= mapping.size() && n_bytes <= mapping.size() - there.offset;
+  return fits ? mapping.data() + there.offset : nullptr;
 }
 
-Link::PeerSlot ShmLink::peer_slot(uint32_t slot) {
-  if (slot >= theirs_.n_slots()) return {};
-  return {theirs_.slots() + slot * Slots::kSlotBytes, theirs_.stamps() + slot};
+Moved ShmLink::put(uint64_t, const std::byte* from, size_t n_bytes, const Remote& to) {
+  std::byte* at = address_of(to, n_bytes);
+  if (at == nullptr) return Moved::kNowhere;
+  std::memcpy(at, from, n_bytes);
+  return Moved::kDone;
+}
+
+Moved ShmLink::get(uint64_t, const Remote& from, const Into& into) {
+  if (from.in_slot) {
+    if (from.place >= theirs_.n_slots() || into.n_bytes > Slots::kSlotBytes) return Moved::kNowhere;
+    const std::byte* slot = theirs_.slots() + from.place * Slots::kSlotBytes;
+    return Slots::read(slot, theirs_.stamps()[from.place], from.offset, into);
+  }
+  const std::byte* at = address_of(from, into.n_bytes);
+  if (at == nullptr) return Moved::kNowhere;
+  into.take(at);
+  return Moved::kDone;
 }
 
 }  // namespace shoal
