@@ -78,4 +78,20 @@ TEST("nothing overtakes what ends something, and that waits for all before it") 
   }
 }
 
+TEST("a frame whose memory is asked back still asks for those before it to be acknowledged") {
+  Outbox outbox(sizes());
+  const std::vector<std::byte> other(1000);
+  outbox.send(bulk(1, 1, 1));
+  Frame last = bulk(2, 1, 2);
+  last.payload = other.data();
+  outbox.send(last);
+  Outgoing* first = outbox.pull(0, true);
+  Outgoing* second = outbox.pull(0, true);
+  CHECK((first->frame.header.flags & kAckSoon) == 0 &&
+        (second->frame.header.flags & kAckSoon) != 0);
+  outbox.release(other.data(), other.size());
+  CHECK_EQ(second->frame.header.length, 0u);
+  CHECK((second->frame.header.flags & kAckSoon) != 0);
+}
+
 }  // namespace shoal::test

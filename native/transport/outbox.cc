@@ -37,11 +37,12 @@ void copy(Outgoing& out) {
   out.frame.token = 0;
 }
 
-// Its number still has to come, but nobody wants what it said.
+// Its number still has to come, but nobody wants what it said. Others may wait for it to ask.
 void hollow(Outgoing& out) {
-  const uint32_t sequence = out.frame.header.sequence;
+  const Header before = out.frame.header;
   out.frame = Frame{};
-  out.frame.header.sequence = sequence;
+  out.frame.header.sequence = before.sequence;
+  out.frame.header.flags = before.flags & kAckSoon;
   out.owned.clear();
   out.sealed = false;
 }
