@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <numeric>
 
 #include "test/check.h"
 #include "test/cluster.h"
@@ -125,6 +126,58 @@ TEST("whichever allocation fails as a group's end is told, every channel hears o
       CHECK(errors.has_news(channel));
       CHECK_EQ(errors.take(channel, 1).size(), 1u);
     }
+  }
+}
+
+constexpr uint64_t kFrames = 200;
+
+// An outbox with so many frames on their way, each with a borrowed payload and its number as token.
+std::unique_ptr<Outbox> with_frames_on_their_way(const Bytes& payload) {
+  auto outbox = std::make_unique<Outbox>(Outbox::Sizes{});
+  Frame frame;
+  frame.header.type = FrameType::kData;
+  frame.header.length = static_cast<uint32_t>(payload.size());
+  frame.payload = payload.data();
+  for (frame.token = 1; frame.token <= kFrames; ++frame.token) {
+    outbox->send(frame);
+    Outgoing* out = outbox->pull(0, true);
+    if (frame.token % 8 == 0)
+      out->n_written = 1;  // in the middle of being written
+    else
+      outbox->written(*out);
+  }
+  return outbox;
+}
+
+TEST("whichever allocation fails as frames are acknowledged, each payload is given back once") {
+  const Bytes payload(2000);
+  for (int64_t nth = 1; nth < 12; ++nth) {
+    const auto outbox = with_frames_on_their_way(payload);
+    std::vector<uint64_t> tokens;
+    n_left = nth;
+    try {
+      outbox->acknowledge(kFrames / 2, tokens);
+    } catch (const std::bad_alloc&) {  // the header that says so is read once more
+      n_left = INT64_MAX;
+      outbox->acknowledge(kFrames / 2, tokens);
+    }
+    n_left = INT64_MAX;
+    std::vector<uint64_t> expected(kFrames / 2);
+    std::iota(expected.begin(), expected.end(), 1);
+    CHECK(tokens == expected);
+    CHECK_EQ(outbox->n_unacknowledged(), kFrames / 2);
+  }
+}
+
+TEST("a path that is lost while there is no memory has all of its frames sent again") {
+  const Bytes payload(2000);
+  const auto outbox = with_frames_on_their_way(payload);
+  most_bytes = 0;
+  outbox->lost(0);
+  most_bytes = SIZE_MAX;
+  for (uint32_t number = 1; number <= kFrames; ++number) {
+    const Outgoing* out = outbox->pull(1, true);
+    CHECK(out != nullptr && out->frame.header.sequence == number);
   }
 }
 

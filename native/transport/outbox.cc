@@ -134,6 +134,7 @@ Outgoing* Outbox::pull(int path, bool carries_control) {
     if (sent_.size() >= kWindow && !last_words_) return nullptr;
     Queue* queue = next_queue(carries_control);
     if (queue == nullptr) return nullptr;
+    if (again_.capacity() <= sent_.size()) again_.reserve(2 * sent_.size() + 1);
     sent_.push_back(std::move(queue->front()));
     queue->pop_front();
     out = sent_.back().get();
@@ -154,6 +155,7 @@ void Outbox::written(Outgoing& out) {
 
 bool Outbox::acknowledge(uint64_t upto, std::vector<uint64_t>& tokens) {
   if (upto > last_) return false;
+  if (upto > acknowledged_) tokens.reserve(tokens.size() + (upto - acknowledged_));
   for (; acknowledged_ < upto; ++acknowledged_) {
     Outgoing& out = *sent_.front();
     const uint64_t token = out.frame.token;

@@ -60,10 +60,12 @@ class Outbox {
   void written(Outgoing& out);  // the path is through with it
 
   // All frames up to `upto` have come. Adds the tokens of those whose payloads are free now to
-  // `tokens`. False if no such frame was sent.
+  // `tokens`. False if no such frame was sent. Where memory runs out in the middle, each token is
+  // added once, by this or the next.
   bool acknowledge(uint64_t upto, std::vector<uint64_t>& tokens);
 
-  // A path is gone: what it had, and what left by it unacknowledged, is to be pulled again.
+  // A path is gone: what it had, and what left by it unacknowledged, is to be pulled again. Takes
+  // no memory: nobody would say it once more.
   void lost(int path);
 
   // See Link::release. What was written already is not sent again: its number goes without it.
@@ -94,7 +96,7 @@ class Outbox {
   size_t small_run_ = 0;           // bytes of small messages that bulk data has waited for
   size_t n_unasked_ = 0;           // borrowed bytes since an acknowledgement was asked for
   Queue sent_;                     // numbered, not acknowledged; in order
-  std::deque<Outgoing*> again_;    // of them, those to be sent once more; in order
+  std::vector<Outgoing*> again_;   // of them, those to be sent once more; in order; has room
   Queue acknowledged_in_writing_;  // a path must still finish them: a stream has no gaps
   uint64_t last_, acknowledged_;   // whose lower halves the wire carries
   bool last_words_ = false;

@@ -94,18 +94,16 @@ Outgoing PathLink::acknowledgement(size_t path) {
 
 // ---- in
 
-// What the sink is told may end this link.
+// What the sink is told may end this link, or find no memory: then the header is begun once more.
 bool PathLink::take_acknowledged(FrameSink& sink, uint64_t upto) {
-  std::vector<uint64_t> tokens;
-  if (!outbox_.acknowledge(upto, tokens)) {
+  if (!outbox_.acknowledge(upto, freed_)) {
     refuse(sink, "acknowledged frames that it was not sent");
     return false;
   }
-  for (const uint64_t token : tokens) {
-    sink.sent(peer_, token);
-    if (is_closed_) return false;
-  }
-  return true;
+  for (; n_told_ < freed_.size() && !is_closed_; ++n_told_) sink.sent(peer_, freed_[n_told_]);
+  freed_.clear();
+  n_told_ = 0;
+  return !is_closed_;
 }
 
 bool PathLink::begin(FrameSink& sink, size_t path) {
@@ -244,7 +242,11 @@ bool PathLink::has_path() const {
 
 void PathLink::forget_path(size_t path, const std::string& why) {
   is_lost_[path] = true;
-  histories_[path].why = why;
+  try {
+    histories_[path].why = why;
+  } catch (const std::bad_alloc&) {  // nobody would forget it once more
+    histories_[path].why.clear();
+  }
   histories_[path].lost_ns = 0;
   incoming_[path] = {};
   close_path(path);

@@ -145,11 +145,13 @@ class PathLink : public Link {
   std::vector<History> histories_;
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;
-  int64_t now_ = 0;            // at the last look()
-  int64_t suspended_ns_ = 0;   // for how long, as far as this process ran
-  int64_t listens_since_ = 0;  // when it resumed last
-  bool has_left_ = false;      // the peer said goodbye
-  std::string given_up_;       // why; empty: it was not
+  int64_t now_ = 0;              // at the last look()
+  int64_t suspended_ns_ = 0;     // for how long, as far as this process ran
+  int64_t listens_since_ = 0;    // when it resumed last
+  bool has_left_ = false;        // the peer said goodbye
+  std::string given_up_;         // why; empty: it was not
+  std::vector<uint64_t> freed_;  // tokens, of which the sink was told the first `n_told_`
+  size_t n_told_ = 0;
   bool ack_due_ = false;
   uint32_t n_unsaid_ = 0;  // frames that came since the peer was last told
   struct Ending {
