@@ -1,6 +1,7 @@
 #include "engine/calls.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace shoal {
@@ -8,7 +9,9 @@ namespace shoal {
 std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
                                            const Memory& memory, int64_t deadline_ns,
                                            const Stripe& stripe) {
+  last_prepared_.reset();
   auto call = std::make_shared<Collective>();
+  last_prepared_ = call;
   group.own(*call);
   call->stripe = stripe;
   call->plan = std::move(plan);
@@ -37,6 +40,23 @@ void Calls::hold(Collective& call, uint64_t key) {
 void Calls::let_go(Collective& call) {
   call.group->in_flight.erase(call.key);
   --n_in_flight_;
+}
+
+void Calls::relaunch(Collective& call, uint64_t key) {
+  let_go(call);
+  try {
+    launch(call, key);
+  } catch (const std::bad_alloc&) {
+    const auto& in_flight = call.group->in_flight;
+    const auto found = in_flight.find(key);
+    const bool is_lost = found == in_flight.end() || found->second.get() != &call;
+    if (is_lost && !call.ended) {
+      call.error = {Fault::kResource, -1, "out of memory"};  // short enough to need none
+      call.ended = true;
+      finish(call);
+    }
+    throw;
+  }
 }
 
 void Calls::launch(Collective& call, uint64_t key) {

@@ -37,6 +37,9 @@ class Calls {
   std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
                                       const Memory& memory, int64_t deadline_ns,
                                       const Stripe& stripe = {});
+  // The call that was prepared last, if anything here still knows it: where memory ran out before
+  // it could be handed out, its memory may be in use. Null: nothing touches that.
+  std::shared_ptr<Collective> last_prepared() const { return last_prepared_.lock(); }
   // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
   void launch(Collective& call, uint64_t key);
   // Ends a call that never was in flight.
@@ -44,7 +47,8 @@ class Calls {
 
   // In flight under `key`, where it does nothing (for now) but can fail as any call.
   void hold(Collective& call, uint64_t key);
-  void let_go(Collective& call);
+  // Puts a held call in flight under another key. Where memory runs out before it is, it ends.
+  void relaunch(Collective& call, uint64_t key);
 
   // Ends a call whose last step is over. Whoever has moved a call's steps calls this.
   void settle(Collective& call) {
@@ -67,6 +71,7 @@ class Calls {
  private:
   // False: it has no scratch memory that others may wait for, or is not finished yet.
   bool finish(Collective& call);
+  void let_go(Collective& call);
   void index(Collective& call);
   void grant_far(Collective& call);
   void use_early(Collective& call);
@@ -81,6 +86,7 @@ class Calls {
   Judge& judge_;
   const int64_t& now_;
   Releases releases_;
+  std::weak_ptr<Collective> last_prepared_;
   size_t n_in_flight_ = 0;
   uint64_t n_held_ = 0;  // ever
 };

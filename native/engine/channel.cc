@@ -197,10 +197,6 @@ std::shared_ptr<Collective> Channel::post_stripe(uint64_t group, std::shared_ptr
   const Stripe stripe{static_cast<uint32_t>(place_.index), serial, std::move(stripes)};
   std::shared_ptr<Collective> call;
   guarded([&] { call = engine_.post(*here, std::move(plan), key, memory, deadline, stripe); });
-  // Memory that ran out in the middle may not have been enough to end it either: its deadline will.
-  if (const auto known = here->in_flight.find(key);
-      call == nullptr && known != here->in_flight.end())
-    if (known->second->stripe.of == stripe.of) call = known->second;
   if (call != nullptr && call->finished) ended(*call);  // where it was refused, nobody has counted
   return start(lock, std::move(call), background || place_.first != nullptr);
 }
@@ -221,6 +217,8 @@ std::shared_ptr<Collective> Channel::post_message(Group& group, std::shared_ptr<
 
 std::shared_ptr<Collective> Channel::start(std::unique_lock<std::mutex>& lock,
                                            std::shared_ptr<Collective> call, bool background) {
+  // Memory that ran out in the middle may not have been enough to end it either: its deadline will.
+  if (call == nullptr) call = engine_.last_prepared();
   if (call == nullptr) throw std::bad_alloc();  // every group has ended
   if (drivers_.has_sleepers_for_all()) guarded([&] { drivers_.rings().pump(); });
   // Small messages leave at once; the rest is for whoever drives.

@@ -63,6 +63,9 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
                                    const std::vector<std::vector<std::byte*>>& memory,
                                    int64_t deadline_ns, const Stripe& stripe = {});
 
+  // Where memory ran out as a call was made: see Calls.
+  std::shared_ptr<Collective> last_prepared() const { return calls_.last_prepared(); }
+
   // A send to `peer`, or a receive from it (-1: from whoever sends first). Messages of one tag from
   // one rank to another meet in the order of the calls.
   std::shared_ptr<Collective> post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,

@@ -67,14 +67,14 @@ void Messages::match(Group& group, int64_t tag) {
     if (source < 0) break;
     Receiving next = std::move(waiting.front());
     waiting.pop_front();
-    Plan plan = *next.plan;
-    plan.program = receive_from(source, static_cast<int>(group.members.size()));
+    auto plan = std::make_shared<Plan>(*next.plan);
+    plan->program = receive_from(source, static_cast<int>(group.members.size()));
+    const uint64_t key = group.messages.take(source, group.rank, tag);
     Collective& call = *next.call;
-    calls_.let_go(call);
-    call.plan = std::make_shared<const Plan>(std::move(plan));
+    call.plan = std::move(plan);
     call.unmatched = false;
     call.source = source;
-    calls_.launch(call, group.messages.take(source, group.rank, tag));
+    calls_.relaunch(call, key);
   }
   if (!waiting.empty() && !group.life.has_ended()) group.receiving[tag] = std::move(waiting);
 }

@@ -14,10 +14,13 @@ namespace {
 std::atomic<size_t> most_bytes{SIZE_MAX};
 std::atomic<bool> no_scratch{false};     // only the engine's scratch is asked for quietly
 std::atomic<int64_t> n_left{INT64_MAX};  // allocations until one fails
+std::atomic<bool> to_the_end{false};     // and all after it
 
 bool fails(size_t n_bytes) {
   if (n_bytes > most_bytes) return true;
-  return n_left != INT64_MAX && n_left.fetch_sub(1) == 1;
+  if (n_left == INT64_MAX) return false;
+  const int64_t left = n_left.fetch_sub(1);
+  return left == 1 || (left < 1 && to_the_end);
 }
 
 }  // namespace
@@ -126,6 +129,71 @@ TEST("whichever allocation fails as a group's end is told, every channel hears o
       CHECK(errors.has_news(channel));
       CHECK_EQ(errors.take(channel, 1).size(), 1u);
     }
+  }
+}
+
+// Rank 0 makes a call while the `nth` allocation and all after it fail. Whoever is told that it was
+// not made has the memory back.
+void check_memory_is_back(int64_t nth) {
+  Cluster cluster(2, 1);
+  Job job;
+  job.kind = Kind::kRingAllReduce;
+  job.n_elems = 40'000;
+  const Bytes before = input_of(job, 0, 2);
+  Bytes memory[] = {before, input_of(job, 1, 2)};
+  const std::shared_ptr<const Plan> plans[] = {plan_of(job, 0, 2), plan_of(job, 1, 2)};
+  std::shared_ptr<Collective> calls[2];
+  const std::vector<std::vector<std::byte*>> lent[] = {{{memory[0].data()}}, {{memory[1].data()}}};
+  for (const size_t rank : {0u, 1u}) {
+    to_the_end = true;
+    n_left = rank == 0 ? nth : INT64_MAX;
+    try {
+      calls[rank] = cluster.meshes[rank]->post(*cluster.groups[rank], plans[rank], 1, lent[rank],
+                                               kSecond, true);
+    } catch (const std::bad_alloc&) {  // it was not made
+    }
+    n_left = INT64_MAX;
+    to_the_end = false;
+  }
+  for (const auto& call : calls)
+    CHECK(call == nullptr || eventually([&] { return call->is_over(); }));
+  if (calls[0] == nullptr) CHECK(memory[0] == before);
+}
+
+TEST("a call that could not be made for want of memory uses none of its caller's") {
+  for (int64_t nth = 1; nth < 40; ++nth) check_memory_is_back(nth);
+}
+
+// A message of `n_bytes` for `rank`, from rank 0 to rank 1.
+std::shared_ptr<const Plan> plan_of_message(int rank, size_t n_bytes) {
+  Plan plan;
+  plan.program = point_to_point(rank, 2, 0, 1);
+  plan.layout[kData] = equal_layout(n_bytes, 1);
+  return seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
+}
+
+TEST("a receive from any rank ends whichever allocation fails as its message comes") {
+  for (int64_t nth = 1; nth < 40; ++nth) {
+    World::Options options;
+    options.idles = 0;
+    World world(2, options);
+    Bytes memory[] = {Bytes(400), Bytes(400)};
+    const auto received = world.engine(1).post_recv(*world.groups[1], plan_of_message(1, 400), -1,
+                                                    3, memory[1].data(), World::kNever);
+    world.engine(0).post_send(*world.groups[0], plan_of_message(0, 400), 1, 3, memory[0].data(),
+                              World::kNever);
+    world.engine(0).progress();
+    n_left = nth;
+    try {
+      world.engine(1).link(0)->pump(world.engine(1));
+    } catch (const std::bad_alloc&) {  // as a channel does
+      n_left = INT64_MAX;
+      world.engine(1).end_groups({Fault::kResource, 1, "no memory"}, true);
+    }
+    n_left = INT64_MAX;
+    world.engine(1).progress();
+    CHECK(received->finished);
+    CHECK_EQ(world.engine(1).n_in_flight(), 0u);
   }
 }
 
