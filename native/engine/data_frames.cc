@@ -98,7 +98,7 @@ void DataFrames::drop_call(const Collective& call) {
 
 std::span<std::byte> DataFrames::landing(int peer, const Header& header, const Collective* call) {
   Landing& landing = landings_.of(peer, header);
-  landing.in_place = false;
+  landing.place = nullptr;
   if (header.type != FrameType::kData) {
     if (header.length > kMaxText) return {};
     landing.control.resize(header.length);
@@ -106,7 +106,7 @@ std::span<std::byte> DataFrames::landing(int peer, const Header& header, const C
   }
   const int from = call == nullptr ? -1 : call->group->rank_of[peer];
   if (std::byte* place = from < 0 ? nullptr : own_place(*call, from, header)) {
-    landing.in_place = true;
+    landing.place = place;
     return {place, header.length};
   }
   landing.block = staging_.take(header.length);
@@ -150,8 +150,10 @@ void DataFrames::arrived(Collective& call, uint32_t at, const Header& header,
   }
   Landing& landing = landings_.of(peer, header);
   const bool has_place = call.has_memory(step);
-  const bool landed = landing.in_place && has_place &&
+  const bool landed = landing.place != nullptr && has_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
+  if (has_place)
+    came_to(call.segment_at(step.buffer, step.chunk, header.segment), peer, header, payload);
   if (header.segment == state.done && state.done < call.segments_ready(step) && has_place) {
     // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
     // was kept until now lies elsewhere, and the landing may be in use.
@@ -160,6 +162,16 @@ void DataFrames::arrived(Collective& call, uint32_t at, const Header& header,
     return way.take(call, at, landed ? nullptr : payload.data());
   }
   keep(state, landing, payload, {header.segment, {}, landed, &way});
+}
+
+// A segment is here. Whatever else was on its way to its place must not come there any more: the
+// call may soon be over.
+void DataFrames::came_to(std::byte* place, int peer, const Header& header,
+                         std::span<const std::byte> payload) {
+  Landing& landing = landings_.of(peer, header);
+  if (landing.place == place && payload.data() == place) landing.place = nullptr;
+  if (Link* link = links_[peer]; link != nullptr && landings_.is_shared(peer, header, place))
+    link->release(links_.new_token(), place, payload.size());
 }
 
 void DataFrames::keep(StepState& state, Landing& landing, std::span<std::byte> payload,

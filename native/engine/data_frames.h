@@ -54,6 +54,8 @@ class DataFrames {
 
   Encoded::Payload encode(Collective& call, uint32_t at);
   std::byte* own_place(const Collective& call, int from, const Header& header) const;
+  void came_to(std::byte* place, int peer, const Header& header,
+               std::span<const std::byte> payload);
   void keep(StepState& state, Landing& landing, std::span<std::byte> payload, Arrived came);
 
   Links& links_;
