@@ -1,6 +1,7 @@
 #include "engine/slot_way.h"
 
 #include <cstring>
+#include <new>
 
 namespace shoal {
 
@@ -25,6 +26,9 @@ size_t SlotWay::put_in_slot(Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
+  // Allowed because we consumed the peer's own flow: it cannot use this before it knows that.
+  if (state.gate != Place::kNoGate && state.started < state.granted)
+    reference_.say_taken(call, call.plan->program->recvs_from[step.peer][state.gate]);
   size_t moved = 1;
   uint32_t slot = staged(call, step, state.started);
   if (slot == Slots::kNone) {
@@ -33,14 +37,16 @@ size_t SlotWay::put_in_slot(Collective& call, uint32_t at) {
     moved = call.segment_bytes(step, state.started);
   }
   slots_.lend(slot, peer);
-  // Allowed because we consumed the peer's own flow: it cannot use this before it knows that.
-  if (state.gate != Place::kNoGate && state.started < state.granted)
-    reference_.say_taken(call, call.plan->program->recvs_from[step.peer][state.gate]);
   Frame frame = call.frame(FrameType::kOffer, step.flow, state.started);
   frame.header.count = 1;
   frame.header.flags = kInSlot;
   frame.carry({slot, Place::kNoGate, slots_.stamp(slot)});
-  links_.send(peer, frame);
+  try {
+    links_.send(peer, frame);
+  } catch (const std::bad_alloc&) {  // it was not offered
+    slots_.give_back(slot, peer);
+    throw;
+  }
   steps_.complete(call, at, state.started++);
   if (state.started < state.n_segments) steps_.make_ready(call, at);
   return moved;
@@ -58,8 +64,14 @@ uint32_t SlotWay::staged(const Collective& call, const Step& step, uint32_t segm
 
 // kNone: there was no memory for it, and the group has ended.
 uint32_t SlotWay::fill_slot(Collective& call, const Step& step, uint32_t segment) {
+  std::erase_if(call.staged, [&](const auto& old) {
+    return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
+  });
   uint32_t slot = Slots::kNone;
+  // NOT later: there may be no memory. No slot in use has this stamp.
+  call.staged.push_back({step.version, segment, 0, 0});
   if (Error error = slots_.take(slot)) {
+    call.staged.pop_back();
     judge_.abort_group(
         *call.group,
         {Fault::kResource, rank_, judge_.who(rank_) + " could not send: " + error.text}, true);
@@ -67,10 +79,8 @@ uint32_t SlotWay::fill_slot(Collective& call, const Step& step, uint32_t segment
   }
   std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, segment),
               call.segment_bytes(step, segment));
-  std::erase_if(call.staged, [&](const auto& old) {
-    return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
-  });
-  call.staged.push_back({step.version, segment, slot, slots_.stamp(slot)});
+  call.staged.back().slot = slot;
+  call.staged.back().stamp = slots_.stamp(slot);
   return slot;
 }
 

@@ -197,6 +197,39 @@ TEST("a receive from any rank ends whichever allocation fails as its message com
   }
 }
 
+TEST("whichever allocation fails as a slot is filled, the next call has all slots") {
+  for (int64_t nth = 1; nth < 40; ++nth) {
+    World::Options options;
+    options.net.shares_memory = true;
+    options.shares_buffers = options.idles = 0;
+    options.slot_quota = 1;
+    World world(2, options);
+    Job job;
+    job.kind = Kind::kRingAllReduce;
+    job.n_elems = 8192;
+    job.segment_bytes = 8192;
+    const Call* calls[] = {&world.post(0, job), &world.post(1, job)};
+    int64_t left = nth;
+    for (const int rank : {0, 1, 0, 1, 0, 1}) {
+      world.engine(1 - rank).link(rank)->pump(world.engine(1 - rank));
+      n_left = left;
+      try {
+        world.engine(rank).progress();
+        left = n_left.exchange(INT64_MAX);
+      } catch (const std::bad_alloc&) {  // as a channel does
+        left = n_left = INT64_MAX;
+        for (const int each : {0, 1})
+          world.engine(each).end_groups({Fault::kResource, each, "no memory"}, true);
+      }
+    }
+    CHECK(world.run_all());
+    for (const int rank : {0, 1}) world.add_group(rank, 8, {0, 1});
+    for (const int rank : {0, 1}) world.post_in(rank, *world.engine(rank).group(8), job);
+    CHECK(world.run_all());
+    CHECK(calls[0]->finished && calls[1]->finished);
+  }
+}
+
 constexpr uint64_t kFrames = 200;
 
 // An outbox with so many frames on their way, each with a borrowed payload and its number as token.

@@ -93,17 +93,19 @@ bool FakeLink::send(const Frame& frame) {
   if (n_bytes > Header::kMaxPayload) net_.accuse("a payload above the limit was sent");
   if (shares_memory() && frame.header.type == FrameType::kData && n_bytes > max_inline())
     net_.accuse("a large payload was sent through shared memory instead of offered by place");
-  Parcel& parcel = queue_.emplace_back();
+  Parcel parcel;
   parcel.header = frame.header;
   // Now: whoever writes to a borrowed payload before sent() is found out at the other end.
   net_.seal(parcel.header, frame.bytes(), n_bytes);
-  if (frame.payload == nullptr || n_bytes <= net_.options.copied) {
+  const bool is_free = frame.payload == nullptr || n_bytes <= net_.options.copied;
+  if (is_free) {
     parcel.own.assign(frame.bytes(), frame.bytes() + n_bytes);
-    return true;
+  } else {
+    parcel.borrowed = frame.payload;
+    parcel.token = frame.token;
   }
-  parcel.borrowed = frame.payload;
-  parcel.token = frame.token;
-  return false;
+  queue_.push_back(std::move(parcel));
+  return is_free;
 }
 
 bool FakeLink::flush(FrameSink& sink) {

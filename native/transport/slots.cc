@@ -24,6 +24,7 @@ Error Slots::take(uint32_t& slot_out) {
   const uint32_t slot = free_.back();
   if (stamps_[slot] == 0 && reserve_)
     if (Error error = reserve_(slot)) return error;
+  holders_[slot].reserve(1);  // the first is lent to for sure
   free_.pop_back();
   stamps_[slot]++;
   // Whoever sees what is written to the slot from here on sees the new stamp too.
