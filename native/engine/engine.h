@@ -149,6 +149,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void finished(Collective& call) override;
   void on_abort(int peer, const Header& header, std::span<std::byte> payload);
   void say_unmade(int peer, uint64_t group);
+  void reply(int peer, const Frame& frame);
   // `from`: who told this rank, and need not be told.
   void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);

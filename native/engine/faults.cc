@@ -138,7 +138,11 @@ void Engine::say_unmade(int peer, uint64_t group) {
   Frame frame;
   frame.header.type = FrameType::kUnmade;
   frame.header.group = group;
-  send(peer, frame);
+  reply(peer, frame);
+}
+
+void Engine::reply(int peer, const Frame& frame) {
+  if (!links_.answer(peer, frame)) protocol_error(peer, "asks for answers and reads none");
 }
 
 // A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it

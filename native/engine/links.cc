@@ -3,6 +3,13 @@
 #include <utility>
 
 namespace shoal {
+namespace {
+
+// An honest peer calls for a handful, and one turn may bring 16,384 frames that call for one. More
+// would let a peer that does not read fill this rank's memory.
+constexpr uint32_t kMostOwed = 1u << 16;
+
+}  // namespace
 
 Links::Links(size_t n_peers, Traffic& traffic, const int64_t& now)
     : traffic_(traffic),
@@ -10,7 +17,8 @@ Links::Links(size_t n_peers, Traffic& traffic, const int64_t& now)
       links_(n_peers),
       far_(n_peers, false),
       to_flush_(n_peers, false),
-      said_ns_(n_peers, 0) {}
+      said_ns_(n_peers, 0),
+      n_owed_(n_peers, 0) {}
 
 void Links::set(int peer, std::unique_ptr<Link> link) {
   const auto at = static_cast<size_t>(peer);
@@ -32,6 +40,15 @@ bool Links::send(int peer, const Frame& frame) {
   said_ns_[at] = now_;
   traffic_[peer].n_frames_out++;
   return link->send(frame);
+}
+
+bool Links::answer(int peer, const Frame& frame) {
+  const auto at = static_cast<size_t>(peer);
+  if (links_[at] == nullptr) return true;
+  n_owed_[at] = links_[at]->has_queued() ? n_owed_[at] + 1 : 0;
+  if (n_owed_[at] > kMostOwed) return false;
+  send(peer, frame);
+  return true;
 }
 
 void Links::send_text(int peer, Header header, const std::string& text) {

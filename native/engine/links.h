@@ -29,6 +29,9 @@ class Links {
 
   // True if the payload is free again already; else sent() will tell, if the frame has a token.
   bool send(int peer, const Frame& frame);
+  // What a frame of the peer calls for, which an honest peer reads. False, and nothing is sent,
+  // where it has called for a great many and has yet to read those before.
+  bool answer(int peer, const Frame& frame);
   // Words for people, kept until they have left.
   void send_text(int peer, Header header, const std::string& text);
   uint64_t new_token() { return next_token_++; }
@@ -51,6 +54,7 @@ class Links {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<bool> far_, to_flush_;
   std::vector<int64_t> said_ns_;
+  std::vector<uint32_t> n_owed_;  // answers since the peer's link had nothing queued
   bool is_unflushed_ = false;
   std::unordered_map<uint64_t, Text> texts_;  // by token
   uint64_t next_token_ = 1;

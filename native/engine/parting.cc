@@ -153,7 +153,7 @@ void Engine::answer(int peer, int about, Hears what) {
   frame.header.type = FrameType::kAnswer;
   frame.header.flow = static_cast<uint32_t>(about);
   frame.header.count = static_cast<uint32_t>(what);
-  send(peer, frame);
+  reply(peer, frame);
 }
 
 void Engine::on_asking(int peer, const Header& header) {

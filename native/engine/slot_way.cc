@@ -137,7 +137,8 @@ void SlotWay::give_back(int peer, uint32_t slot) {
   frame.header.type = FrameType::kTaken;
   frame.header.flags = kInSlot;
   frame.header.count = slot;
-  links_.send(peer, frame);
+  if (!links_.answer(peer, frame))
+    judge_.protocol_error(peer, "offers slots that nobody wants and reads nothing");
 }
 
 }  // namespace shoal
