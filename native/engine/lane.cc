@@ -26,7 +26,9 @@ uint64_t tag_of(uint32_t mesh, int peer) {
   return uint64_t{mesh} << 32 | static_cast<uint32_t>(peer);
 }
 
+// A bell's socket is not always read to its end.
 uint32_t events_of(int peer) {
+  if (peer == Mesh::kBell) return EPOLLIN;
   return peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 }
 

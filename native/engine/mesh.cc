@@ -47,7 +47,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, Byt
 
   std::vector<int> local = {rank};
   for (const PeerSockets& peer : peers)
-    if (peer.memory_fd >= 0) local.push_back(peer.rank);
+    if (peer.is_local) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
   const Site site{rank, epoch, job_key, *mesh->arena_, std::move(local), mesh->paths_.get()};
@@ -309,7 +309,7 @@ void Mesh::settle_suspicion() {
 
 std::vector<Mesh::Watched> Mesh::watched() {
   std::lock_guard lock(mutex_);
-  std::vector<Watched> all = {{arena_->event_fd(), kBell}};
+  std::vector<Watched> all = {{arena_->bell_socket().fd(), kBell}};
   if (paths_ != nullptr) all.push_back({paths_->fd(), kPaths});
   for (int peer = 0; peer < engine_.size(); ++peer) {
     const Link* link = engine_.link(peer);
@@ -331,7 +331,10 @@ void Mesh::serve(int peer, bool ended) {
 void Mesh::on_event(int peer, bool ended) {
   if (peer == kPaths) return make_paths();
   std::unique_lock lock(mutex_);
-  if (peer < 0) wakeups().lane_rung++;
+  if (peer == kBell) {
+    wakeups().lane_rung++;
+    guarded([&] { arena_->take_notes(true); });
+  }
   if (closed_ || peer < 0) return;
   guarded([&] {
     serve(peer, ended);
@@ -465,8 +468,7 @@ std::shared_ptr<const Value> Mesh::take_state_at_deadline(Group& group) {
 
 void Mesh::forsake() {
   forsaken_.store(true);
-  ::close(arena_->event_fd());
-  arena_->close_memory_fd();
+  arena_->forsake();
   for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) link->forsake();
   if (paths_ != nullptr) paths_->forsake();
