@@ -78,9 +78,9 @@ class ArenaView {
     return std::clamp<size_t>(share, 16u << 10, 128u << 10);
   }
   // Larger payloads travel in slots, which need no second copy for several receivers. Words for
-  // people fit.
+  // people (kMaxText) fit.
   static size_t max_inline(int n_local) {
-    return std::max<size_t>(ring_bytes(n_local) / 8, kMaxText);
+    return std::min<size_t>(ring_bytes(n_local) / 4, 16u << 10);
   }
 
   ArenaView() = default;
