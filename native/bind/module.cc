@@ -87,12 +87,12 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, int codec, uint32_t segment_elems,
                                 const std::string& descriptor, const std::string& agreement,
-                                bool by_pair) {
+                                bool by_pair, uint32_t n_stripes) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
-      divisor == 0)
+      divisor == 0 || n_stripes == 0)
     throw std::invalid_argument(
-        "a plan needs four layouts, a dtype, an operation, a divisor and a codec");
+        "a plan needs four layouts, a dtype, an operation, a divisor, a codec and a stripe");
   const uint64_t segment_bytes = segment_elems * size_of(static_cast<DType>(dtype));
   if (segment_bytes == 0 || segment_bytes % 16 != 0 || segment_bytes > Slots::kSlotBytes)
     throw std::invalid_argument("a segment must have a multiple of 16 bytes, at most " +
@@ -116,6 +116,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->descriptor = descriptor;
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
+  plan->n_stripes = n_stripes;
   plan->index();
   const auto& to = plan->program->sends_to;
   const auto& from = plan->program->recvs_from;
@@ -147,7 +148,7 @@ struct Call {
   std::weak_ptr<Mesh> mesh;
   std::shared_ptr<Collective> collective;
 
-  bool finished() const { return collective->finished.load(std::memory_order_acquire); }
+  bool finished() const { return collective->is_over(); }
   bool abandoned() const {
     const auto held = mesh.lock();
     return held == nullptr || held->forsaken();
@@ -174,10 +175,10 @@ struct Call {
   // Of a message that is there: the group rank it came from; else -1.
   int source() const { return done() ? collective->source : -1; }
 
-  bool succeeded() const { return finished() && !collective->error; }
+  bool succeeded() const { return finished() && !collective->outcome(); }
 
   ErrorTuple error() const {
-    if (finished()) return tuple_of(collective->error);
+    if (finished()) return tuple_of(collective->outcome());
     if (!abandoned()) return {0, -1, "", ""};
     return {static_cast<int>(Fault::kClosed), -1,
             "a forked child has no part in its parent's calls", collective->doing()};
@@ -190,8 +191,16 @@ struct GroupHandle {
   std::shared_ptr<Group> group;
   bool dropped = false;
 
+  // A plan that is cut for other channels than there are would never end.
+  void check(const Plan& plan) const {
+    if (plan.n_stripes != 1 && plan.n_stripes != static_cast<uint32_t>(mesh->n_channels()))
+      throw std::invalid_argument("a call of " + std::to_string(plan.n_stripes) + " stripes over " +
+                                  std::to_string(mesh->n_channels()) + " channels");
+  }
+
   Call post(std::shared_ptr<Plan> plan, uint64_t key,
             const std::vector<std::vector<uintptr_t>>& memory, double timeout_s, bool background) {
+    check(*plan);
     std::vector<std::vector<std::byte*>> pointers(memory.size());
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
       for (const uintptr_t address : memory[buffer])
@@ -203,6 +212,7 @@ struct GroupHandle {
   // The same for calls on one buffer in place: small messages spend their time here.
   Call post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address, double timeout_s,
                      bool background) {
+    check(*plan);
     Released released;
     return {mesh,
             mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
@@ -258,22 +268,28 @@ PathMaker::Peer known_peer(int rank, const std::vector<int>& fds,
 
 std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64_t epoch,
                                 const nb::bytes& job_key, std::shared_ptr<Arena> arena,
-                                const std::vector<PeerTuple>& peers, uint64_t staging_bytes,
-                                double spin_us, double backstop_s,
+                                const std::vector<PeerTuple>& peers, int n_channels,
+                                uint64_t staging_bytes, double spin_us, double backstop_s,
                                 const std::vector<int>& listeners, double resume_s) {
+  if (n_channels < 1 || n_channels > Lane::kMost)
+    throw std::invalid_argument("there are 1 to " + std::to_string(Lane::kMost) + " channels");
   std::vector<PeerSockets> sockets;
   PathMaker::Options making;
   making.epoch = epoch;
   making.rank = rank;
   making.listeners = listeners;
   making.resume_ns = ns_of(resume_s);
+  making.n_channels = static_cast<size_t>(n_channels);
   for (const auto& [peer, fds, is_local, listens_at] : peers) {
     if (!is_local) making.peers.push_back(known_peer(peer, fds, listens_at));
-    if (fds.empty() != is_local || fds.size() > Header::kMaxPaths)
+    const auto n_sets = static_cast<size_t>(n_channels);
+    if (fds.empty() != is_local || fds.size() % n_sets != 0 ||
+        fds.size() > n_sets * Header::kMaxPaths)
       throw std::invalid_argument("a peer has too few or too many connections");
     sockets.push_back({peer, fds, is_local});
   }
   Mesh::Options options;
+  options.n_channels = n_channels;
   options.engine.staging_bytes = staging_bytes;
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   options.backstop_ns = ns_of(backstop_s);
@@ -312,7 +328,8 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("segment_elems"),
-                  nb::arg("descriptor"), nb::arg("agreement"), nb::arg("by_pair"))
+                  nb::arg("descriptor"), nb::arg("agreement"), nb::arg("by_pair"),
+                  nb::arg("n_stripes") = 1)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
 
   nb::class_<Arena>(m, "Arena")
@@ -347,9 +364,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("id", [](const GroupHandle& handle) { return handle.group->id; });
   nb::class_<Mesh>(m, "Mesh")
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
-                  nb::arg("job_key"), nb::arg("arena"), nb::arg("peers"), nb::arg("staging_bytes"),
-                  nb::arg("spin_us"), nb::arg("backstop_s"), nb::arg("listeners"),
-                  nb::arg("resume_s"))
+                  nb::arg("job_key"), nb::arg("arena"), nb::arg("peers"), nb::arg("n_channels"),
+                  nb::arg("staging_bytes"), nb::arg("spin_us"), nb::arg("backstop_s"),
+                  nb::arg("listeners"), nb::arg("resume_s"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
              std::shared_ptr<Group> group;

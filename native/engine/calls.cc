@@ -6,11 +6,13 @@
 namespace shoal {
 
 std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                           const Memory& memory, int64_t deadline_ns) {
+                                           const Memory& memory, int64_t deadline_ns,
+                                           const Stripe& stripe) {
   auto call = std::make_shared<Collective>();
   group.own(*call);
+  call->stripe = stripe;
   call->plan = std::move(plan);
-  call->serial = ++group.n_calls;
+  call->serial = stripe.serial != 0 ? stripe.serial : ++group.n_calls;
   call->deadline_ns = deadline_ns;
   for (size_t buffer = 0; buffer < memory.size(); ++buffer) call->memory[buffer] = memory[buffer];
   if (const Error ended = judge_.ended(group)) refuse(*call, ended);
@@ -25,6 +27,7 @@ void Calls::refuse(Collective& call, const Error& why) {
 
 void Calls::hold(Collective& call, uint64_t key) {
   call.key = key;
+  call.order = ++n_held_;
   call.posted_ns = now_;
   call.peer_open.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();
@@ -66,7 +69,7 @@ void Calls::index(Collective& call) {
   ways_.choose(call);
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
-    call.state[at].n_segments = call.plan->n_segments(step);
+    call.state[at].n_segments = call.plan->n_segments(step, call.stripe.index);
     if (call.state[at].n_segments > 0) call.steps_left++;
     if (step.kind == StepKind::kRecv && links_.is_far(call.peer_of(step)))
       call.n_far_bytes += call.as_encoded(at, call.plan->chunk_bytes(step.buffer, step.chunk));

@@ -33,7 +33,8 @@ class Calls {
 
   // A call that is not in flight yet; it has failed already if its group has ended.
   std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                      const Memory& memory, int64_t deadline_ns);
+                                      const Memory& memory, int64_t deadline_ns,
+                                      const Stripe& stripe = {});
   // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
   void launch(Collective& call, uint64_t key);
   // Ends a call that never was in flight.
@@ -71,6 +72,7 @@ class Calls {
   Judge& judge_;
   const int64_t& now_;
   size_t n_in_flight_ = 0;
+  uint64_t n_held_ = 0;  // ever
 };
 
 }  // namespace shoal

@@ -1,4 +1,5 @@
-// One call in flight: a plan bound to memory, and how far each of its steps has come.
+// One call in flight: a plan bound to memory, and how far each of its steps has come. Or one stripe
+// of such a call; what is said of segments is said of its own, then.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "base/shared_memory.h"
 #include "engine/program.h"
 #include "engine/staging.h"
+#include "engine/stripes.h"
 #include "transport/frame.h"
 
 namespace shoal {
@@ -77,15 +79,17 @@ struct Collective : std::enable_shared_from_this<Collective> {
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   uint64_t serial = 0;  // which call on this group, for messages
+  uint64_t order = 0;   // which of all calls, for links
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;     // by the last tick's clock
   bool greeted_all = false;  // every peer was told that this call is posted
   bool unmatched = false;    // a receive that waits for its message, see messages.h
   int source = -1;           // of a message, once it is known: group rank
+  Stripe stripe;
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
-  std::unique_ptr<std::byte[]> scratch;  // from the first step that needs it on
+  std::shared_ptr<std::byte[]> scratch;  // from the first step that needs it on
   int64_t scratch_wanted_ns = -1;        // since when it waits for it
   std::vector<uint32_t> wants_scratch;   // the steps that wait for it
   bool overdraws = false;                // it went beyond the staging ceiling
@@ -110,6 +114,13 @@ struct Collective : std::enable_shared_from_this<Collective> {
   Error error;
   std::atomic<bool> finished{false};
 
+  // Of the whole call, for whoever made it: Threads: any.
+  bool is_over() const {
+    return stripe.of != nullptr ? stripe.of->have_ended()
+                                : finished.load(std::memory_order_acquire);
+  }
+  const Error& outcome() const { return stripe.of != nullptr ? stripe.of->error() : error; }
+
   std::byte* chunk(int buffer, uint32_t chunk) const {
     const auto& pointers = memory[buffer];
     return pointers.size() > 1 ? pointers[chunk] : pointers[0] + plan->layout[buffer].offset[chunk];
@@ -121,9 +132,13 @@ struct Collective : std::enable_shared_from_this<Collective> {
     if (memory[buffer].size() > 1) return {begin, begin + layout.n_bytes[index]};
     return {memory[buffer][0], memory[buffer][0] + layout.offset.back() + layout.n_bytes.back()};
   }
+  // Where a segment lies in its chunk, in bytes.
+  uint64_t segment_offset(uint32_t segment) const {
+    return (uint64_t{segment} * plan->n_stripes + stripe.index) * plan->segment_bytes;
+  }
   size_t segment_bytes(const Step& step, uint32_t segment) const {
     const uint64_t whole = plan->chunk_bytes(step.buffer, step.chunk);
-    const uint64_t from = uint64_t{segment} * plan->segment_bytes;
+    const uint64_t from = segment_offset(segment);
     return static_cast<size_t>(std::min<uint64_t>(plan->segment_bytes, whole - from));
   }
   // The same on its way to or from a peer: of a send or receive, as its flow is encoded.
@@ -137,7 +152,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
     return codec == nullptr ? n_bytes : n_bytes / size_of(plan->dtype) * codec->item_bytes;
   }
   std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
-    return chunk(buffer, chunk_index) + uint64_t{segment} * plan->segment_bytes;
+    return chunk(buffer, chunk_index) + segment_offset(segment);
   }
   // Up to where the segments of `step` from `from` on lie on pages that hold no memory but this
   // call's: only such pages can be taken away from a peer. At most `upto`; `from` if not even one.
@@ -156,7 +171,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
   }
   // The segments of `step` whose predecessors are done.
   uint32_t segments_ready(const Step& step) const {
-    uint32_t ready_upto = plan->n_segments(step);
+    uint32_t ready_upto = plan->n_segments(step, stripe.index);
     for (const uint32_t before : step.waits_for)
       ready_upto = std::min(ready_upto, state[before].done);
     return ready_upto;
@@ -169,6 +184,14 @@ struct Collective : std::enable_shared_from_this<Collective> {
       return plan->chunk_bytes(step.buffer, step.chunk);
     };
     return {bytes(plan->program->sends_to[peer]), bytes(plan->program->recvs_from[peer])};
+  }
+  // What its scratch counts for under the staging ceiling: stripes share it.
+  uint64_t scratch_share() const {
+    return (plan->scratch_bytes + plan->n_stripes - 1) / plan->n_stripes;
+  }
+  std::shared_ptr<std::byte[]> new_scratch() const {
+    return stripe.of != nullptr ? stripe.of->scratch(plan->scratch_bytes)
+                                : uncleared(plan->scratch_bytes);
   }
   int peer_of(const Step& step) const { return (*members)[step.peer]; }  // mesh rank
   bool is_held(int peer) const { return standing[peer] == Standing::kHeld; }

@@ -51,6 +51,7 @@ size_t DataFrames::send(Collective& call, uint32_t at, uint16_t flags) {
   frame.payload = encoded.block ? encoded.block.data()
                                 : call.segment_at(step.buffer, step.chunk, state.started);
   frame.token = links_.new_token();
+  frame.precedence = {call.order, static_cast<uint32_t>(call.state.size()) - at};
   const uint32_t segment = state.started++;
   const bool is_free = links_.send(peer, frame);
   if (encoded.block) {

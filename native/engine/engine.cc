@@ -64,6 +64,11 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   return group;
 }
 
+Group* Engine::group(uint64_t id) const {
+  Group* found = groups_.find(id);
+  return found != nullptr && found->is_made() ? found : nullptr;
+}
+
 void Engine::drop_group(Group& group) {
   abort_group(group, {Fault::kClosed, -1, "the group was closed with this call in flight"}, false);
   groups_.forget(group);
@@ -72,8 +77,8 @@ void Engine::drop_group(Group& group) {
 std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Plan> plan,
                                          uint64_t key,
                                          const std::vector<std::vector<std::byte*>>& memory,
-                                         int64_t deadline_ns) {
-  auto call = calls_.prepare(group, std::move(plan), memory, deadline_ns);
+                                         int64_t deadline_ns, const Stripe& stripe) {
+  auto call = calls_.prepare(group, std::move(plan), memory, deadline_ns, stripe);
   if (!call->finished) calls_.launch(*call, key);
   return call;
 }

@@ -54,13 +54,14 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   int size() const { return static_cast<int>(names_.size()); }
 
   Group& add_group(uint64_t id, std::vector<int> members);
+  Group* group(uint64_t id) const;  // null: none of that number is made here
   void drop_group(Group& group);
 
   // Starts a call. `memory` is borrowed until it is finished. The first error of the group, if it
   // has ended; no byte moves then.
   std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
                                    const std::vector<std::vector<std::byte*>>& memory,
-                                   int64_t deadline_ns);
+                                   int64_t deadline_ns, const Stripe& stripe = {});
 
   // A send to `peer`, or a receive from it (-1: from whoever sends first). Messages of one tag from
   // one rank to another meet in the order of the calls.
@@ -95,6 +96,9 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   // Runs before a group ends for a deadline, here or on another rank; under the lock, must not
   // call back in.
   std::function<void(Group&)> on_deadline;
+  // Runs before a group ends, and may change the reason. `heard`: peers say that it has ended, or
+  // one is gone. Under the lock, must not call back in.
+  std::function<void(Group&, Error& why, bool heard)> on_ended;
   // Runs whenever a call finishes or fails; under the lock, must not call back in.
   std::function<void(Collective&)> on_finished;
 

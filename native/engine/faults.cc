@@ -86,10 +86,13 @@ void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, u
       true);
 }
 
-void Engine::end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from) {
+void Engine::end_group(Group& group, const Error& found, bool tell, const std::vector<int>& from) {
   // All the same if something is in flight: want of memory may have cut an earlier try short.
   const bool is_new = !group.life.has_ended();
   if (!is_new && group.in_flight.empty()) return;
+  Error why = found;
+  const bool is_heard = !from.empty() || why.fault == Fault::kPeerLost;
+  if (is_new && on_ended) on_ended(group, why, is_heard);
   if (is_new && why.fault == Fault::kTimedOut && on_deadline) on_deadline(group);
   group.life.end(why);
   if (tell && is_new && group.is_made()) {

@@ -15,41 +15,48 @@
 
 #include "base/clock.h"
 #include "base/shared_memory.h"
+#include "engine/channel.h"
+#include "transport/socket_pipe.h"
 
 namespace shoal {
 namespace {
 
 constexpr int kSleepMs = 100;  // the tick of heartbeats and deadlines
 constexpr uint32_t kKick = 0;
+static_assert(Lane::kMost == PathMaker::kMostChannels);
 
-uint64_t tag_of(uint32_t mesh, int peer) {
-  return uint64_t{mesh} << 32 | static_cast<uint32_t>(peer);
+uint64_t tag_of(uint32_t channel, int peer) {
+  return uint64_t{channel} << 32 | static_cast<uint32_t>(peer);
 }
 
 // A bell's socket is not always read to its end.
 uint32_t events_of(int peer) {
-  if (peer == Mesh::kBell) return EPOLLIN;
+  if (peer == Channel::kBell) return EPOLLIN;
   return peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 }
 
 }  // namespace
 
-Lane& Lane::of_process() {
-  // Never destroyed: meshes may outlive static destructors.
-  static Lane* const lane = [] {
+Lane& Lane::of(int channel) {
+  // Never destroyed: channels may outlive static destructors.
+  static const std::vector<Lane*>* const lanes = [] {
     // What is registered last is called first before a fork: our locks must be taken before that of
-    // the regions, which meshes take while they are asked for something under ours.
+    // the regions, which channels take while they are asked for something under ours.
     Regions::of_process();
-    pthread_atfork([] { of_process().before_fork(); }, [] { of_process().after_fork_in_parent(); },
-                   [] { of_process().after_fork_in_child(); });
-    return new Lane;
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    auto* all = new std::vector<Lane*>;
+    for (int number = 0; number < kMost; ++number) all->push_back(new Lane(number));
+    return all;
   }();
-  return *lane;
+  return *(*lanes)[static_cast<size_t>(channel)];
 }
 
 Error Lane::start() {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
-  kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  {
+    std::lock_guard kicking(kicking_);
+    kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  }
   Error error;
   if (epoll_fd_ < 0 || kick_fd_ < 0)
     error = {Fault::kResource, -1,
@@ -57,7 +64,9 @@ Error Lane::start() {
                  "; raise the limit of open files (ulimit -n)"};
   if (!error) error = watch(kick_fd_, tag_of(kKick, 0), EPOLLIN | EPOLLET);
   if (!error) error = start_thread();
-  if (error) close_descriptors();
+  if (!error) return error;
+  std::lock_guard kicking(kicking_);
+  close_descriptors();
   return error;
 }
 
@@ -70,7 +79,9 @@ Error Lane::start_thread() {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     thread_ = std::thread([this] { run(); });
-    pthread_setname_np(thread_.native_handle(), "shoal-lane");
+    std::string name = "shoal-lane";
+    if (number_ > 0) name += '-' + std::to_string(number_);
+    pthread_setname_np(thread_.native_handle(), name.c_str());
   } catch (const std::exception& refused) {
     error = {Fault::kResource, -1,
              std::string("could not start a thread: ") + refused.what() +
@@ -85,9 +96,11 @@ void Lane::stop() {
   asleep_ = true;
   kick();
   thread_.join();
+  std::lock_guard kicking(kicking_);
   close_descriptors();
 }
 
+// Under kicking_.
 void Lane::close_descriptors() {
   for (int* fd : {&epoll_fd_, &kick_fd_}) {
     if (*fd >= 0) ::close(*fd);
@@ -106,17 +119,17 @@ Error Lane::watch(int fd, uint64_t tag, uint32_t events) {
               "; free memory, or raise the limit of watches (fs.epoll.max_user_watches)"};
 }
 
-Error Lane::add(const std::shared_ptr<Mesh>& mesh) {
+Error Lane::add(const std::shared_ptr<Channel>& channel) {
   std::lock_guard life(life_);
   if (!thread_.joinable())
     if (Error error = start()) return error;
-  Error error = enter(mesh);
-  if (error && meshes_.empty()) stop();  // who changes it holds `life_`
+  Error error = enter(channel);
+  if (error && channels_.empty()) stop();  // who changes it holds `life_`
   return error;
 }
 
-Error Lane::enter(const std::shared_ptr<Mesh>& mesh) {
-  const auto watched = mesh->watched();
+Error Lane::enter(const std::shared_ptr<Channel>& channel) {
+  const auto watched = channel->watched();
   std::lock_guard lock(mutex_);
   const uint32_t id = next_id_++;
   for (auto one = watched.begin(); one != watched.end(); ++one) {
@@ -125,41 +138,44 @@ Error Lane::enter(const std::shared_ptr<Mesh>& mesh) {
     while (one != watched.begin()) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (--one)->fd, nullptr);
     return error;
   }
-  meshes_[id] = {mesh, watched};
+  channels_[id] = {channel, watched};
   asleep_ = true;
   kick();
   return {};
 }
 
-Error Lane::watch_also(const Mesh* mesh, Mesh::Watched one) {
+Error Lane::watch_also(const Channel* channel, Watched one) {
   std::lock_guard lock(mutex_);
-  for (const auto& [id, entry] : meshes_)
-    if (entry.mesh.get() == mesh) return watch(one.fd, tag_of(id, one.peer), events_of(one.peer));
-  return {Fault::kInternal, -1, "the lane does not know this mesh"};
+  for (const auto& [id, entry] : channels_)
+    if (entry.channel.get() == channel)
+      return watch(one.fd, tag_of(id, one.peer), events_of(one.peer));
+  return {Fault::kInternal, -1, "the lane does not know this channel"};
 }
 
-void Lane::remove(const Mesh* mesh) {
+void Lane::remove(const Channel* channel) {
   std::lock_guard life(life_);
-  std::shared_ptr<Mesh> keep;  // its end comes after our locks are free
+  std::shared_ptr<Channel> keep;  // its end comes after our locks are free
   bool last = false;
   {
     std::lock_guard lock(mutex_);
-    const auto found = std::find_if(meshes_.begin(), meshes_.end(), [&](const auto& entry) {
-      return entry.second.mesh.get() == mesh;
+    const auto found = std::find_if(channels_.begin(), channels_.end(), [&](const auto& entry) {
+      return entry.second.channel.get() == channel;
     });
-    if (found == meshes_.end()) return;
-    keep = std::move(found->second.mesh);
+    if (found == channels_.end()) return;
+    keep = std::move(found->second.channel);
     // The links closed their descriptors, which left the epoll set by that; the bell's is ours.
     for (const auto& [fd, peer] : found->second.watched)
       if (peer < 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
-    meshes_.erase(found);
-    last = meshes_.empty();
+    channels_.erase(found);
+    last = channels_.empty();
   }
   if (last) stop();
 }
 
 void Lane::kick() {
   if (!asleep_.exchange(false)) return;
+  std::lock_guard kicking(kicking_);
+  if (kick_fd_ < 0) return;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = write(kick_fd_, &one, sizeof(one));
 }
@@ -167,13 +183,13 @@ void Lane::kick() {
 void Lane::dispatch(uint64_t tag, bool ended) {
   const auto id = static_cast<uint32_t>(tag >> 32);
   if (id == kKick) return;
-  std::shared_ptr<Mesh> mesh;
+  std::shared_ptr<Channel> channel;
   {
     std::lock_guard lock(mutex_);
-    const auto found = meshes_.find(id);
-    if (found != meshes_.end()) mesh = found->second.mesh;
+    const auto found = channels_.find(id);
+    if (found != channels_.end()) channel = found->second.channel;
   }
-  if (mesh != nullptr) mesh->on_event(static_cast<int>(static_cast<uint32_t>(tag)), ended);
+  if (channel != nullptr) channel->on_event(static_cast<int>(static_cast<uint32_t>(tag)), ended);
 }
 
 void Lane::run() {
@@ -181,23 +197,23 @@ void Lane::run() {
   while (!stop_) {
     try {
       more = round(more);
-    } catch (const std::bad_alloc&) {  // for the list below; meshes see to themselves
+    } catch (const std::bad_alloc&) {  // for the list below; channels see to themselves
       more = false;
     }
   }
 }
 
-// Sleeps unless there is `more` to do, and then gives each mesh a turn. True if there is more.
+// Sleeps unless there is `more` to do, and then gives each channel a turn. True if there is more.
 bool Lane::round(bool more) {
-  std::vector<std::shared_ptr<Mesh>> meshes;
+  std::vector<std::shared_ptr<Channel>> channels;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [id, entry] : meshes_) meshes.push_back(entry.mesh);
+    for (const auto& [id, entry] : channels_) channels.push_back(entry.channel);
   }
   if (!more) {
     // Armed before the last look: whoever brings something from here on writes to an eventfd.
     asleep_ = true;
-    for (const auto& mesh : meshes) more |= !mesh->may_sleep();
+    for (const auto& channel : channels) more |= !channel->may_sleep();
   }
   epoll_event events[64];
   const int n = epoll_wait(epoll_fd_, events, 64, more ? 0 : kSleepMs);
@@ -206,36 +222,43 @@ bool Lane::round(bool more) {
     dispatch(events[i].data.u64, (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
   more = false;
   const int64_t now = now_ns();
-  for (const auto& mesh : meshes) more |= mesh->turn(now);
+  for (const auto& channel : channels) more |= channel->turn(now);
   return more;
 }
 
 void Lane::before_fork() {
-  life_.lock();
+  for (int number = 0; number < kMost; ++number) of(number).life_.lock();
   PathMaker::forking().lock();
-  mutex_.lock();
+  for (int number = 0; number < kMost; ++number) of(number).mutex_.lock();
+  for (int number = 0; number < kMost; ++number) of(number).kicking_.lock();
+  SocketPipe::forking().lock();
 }
 
 void Lane::after_fork_in_parent() {
-  mutex_.unlock();
+  SocketPipe::forking().unlock();
+  for (int number = 0; number < kMost; ++number) of(number).kicking_.unlock();
+  for (int number = 0; number < kMost; ++number) of(number).mutex_.unlock();
   PathMaker::forking().unlock();
-  life_.unlock();
+  for (int number = 0; number < kMost; ++number) of(number).life_.unlock();
+}
+
+void Lane::after_fork_in_child() {
+  for (int number = 0; number < kMost; ++number) of(number).forsake();
+  SocketPipe::forsake_all();
+  after_fork_in_parent();
 }
 
 // Only this thread exists now. Closing without a word: the parent still speaks on these sockets.
-void Lane::after_fork_in_child() {
-  for (auto& [id, entry] : meshes_) {
-    entry.mesh->forsake();
-    new std::shared_ptr<Mesh>(std::move(entry.mesh));  // leaked: its lock may be held for ever
+void Lane::forsake() {
+  for (auto& [id, entry] : channels_) {
+    entry.channel->forsake();
+    new std::shared_ptr<Channel>(
+        std::move(entry.channel));  // leaked: its lock may be held for ever
   }
-  meshes_.clear();
-  if (thread_.joinable()) {
-    close_descriptors();
-    new std::thread(std::move(thread_));  // leaked: there is no such thread to join
-  }
-  mutex_.unlock();
-  PathMaker::forking().unlock();
-  life_.unlock();
+  channels_.clear();
+  if (!thread_.joinable()) return;
+  close_descriptors();
+  new std::thread(std::move(thread_));  // leaked: there is no such thread to join
 }
 
 }  // namespace shoal

@@ -7,55 +7,71 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
-#include "engine/mesh.h"
+#include "base/error.h"
 
 namespace shoal {
 
-// One per process; its thread lives while there is a mesh. Never throws and never ends the process:
-// an error closes a link or ends a group, nothing more.
+class Channel;
+
+// A descriptor that a channel wants to be told of.
+struct Watched {
+  int fd;
+  int peer;  // or Channel::kBell, kPaths
+};
+
+// Each serves the channels of one number, of all meshes of the process: as a rule one. Its thread
+// lives while there is one. Never throws and never ends the process: an error closes a link or ends
+// a group, nothing more.
 //
-// Threads: any. Never holds its own lock while it takes a mesh's.
+// Threads: any. Never holds its own lock while it takes a channel's.
 class Lane {
  public:
-  static Lane& of_process();
+  static constexpr int kMost = 8;
+  static Lane& of(int channel);
 
-  // Starts the thread with the first mesh. On an error nothing is left behind.
-  Error add(const std::shared_ptr<Mesh>& mesh);
-  // Afterwards the lane does not touch the mesh any more. Not from the lane's own thread.
-  void remove(const Mesh* mesh);
-  // One more descriptor of a mesh that was added; it goes with its last copy.
-  Error watch_also(const Mesh* mesh, Mesh::Watched one);
+  // Starts the thread with the first channel. On an error nothing is left behind.
+  Error add(const std::shared_ptr<Channel>& channel);
+  // Afterwards the lane does not touch the channel any more. Not from the lane's own thread.
+  void remove(const Channel* channel);
+  // One more descriptor of a channel that was added; it goes with its last copy.
+  Error watch_also(const Channel* channel, Watched one);
   // Wakes the thread if it sleeps.
   void kick();
 
  private:
+  explicit Lane(int number) : number_(number) {}
   struct Entry {
-    std::shared_ptr<Mesh> mesh;
-    std::vector<Mesh::Watched> watched;
+    std::shared_ptr<Channel> channel;
+    std::vector<Watched> watched;
   };
   Error start();
   Error start_thread();
-  Error enter(const std::shared_ptr<Mesh>& mesh);
+  Error enter(const std::shared_ptr<Channel>& channel);
   void stop();
   void close_descriptors();
   Error watch(int fd, uint64_t tag, uint32_t events);
   // Around fork(): the child has no lane and must not talk on the parent's sockets.
-  void before_fork();
-  void after_fork_in_parent();
-  void after_fork_in_child();
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+  void forsake();
   void run();
   bool round(bool more);
   void dispatch(uint64_t tag, bool ended);
 
+  const int number_;
   std::mutex mutex_;
   std::mutex life_;  // add and remove, one at a time
-  std::map<uint32_t, Entry> meshes_;
+  std::map<uint32_t, Entry> channels_;
   uint32_t next_id_ = 1;
   std::thread thread_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
-  int epoll_fd_ = -1, kick_fd_ = -1;
+  int epoll_fd_ = -1;
+  std::mutex kicking_;  // no other lock is taken under it
+  int kick_fd_ = -1;    // another channel's lane may kick this one while it stops
 };
 
 }  // namespace shoal

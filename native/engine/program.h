@@ -69,6 +69,9 @@ struct Plan {
   // Only two ranks know how long the block between them is: they compare what each says of it. Such
   // a program has one flow at most from one rank to another.
   bool by_pair = false;
+  // How many channels the call is cut over: segment k of stripe c is segment k * n_stripes + c of
+  // its chunk. Ranks that share memory have one channel to each other.
+  uint32_t n_stripes = 1;
 
   void index();  // fills what is derived from the program, the layout and segment_elems
 
@@ -78,9 +81,10 @@ struct Plan {
     return n;
   }
   uint64_t chunk_bytes(int buffer, uint32_t chunk) const { return layout[buffer].n_bytes[chunk]; }
-  uint32_t n_segments(const Step& step) const {
-    return static_cast<uint32_t>((chunk_bytes(step.buffer, step.chunk) + segment_bytes - 1) /
-                                 segment_bytes);
+  uint32_t n_segments(const Step& step, uint32_t stripe = 0) const {
+    const uint64_t n_whole =
+        (chunk_bytes(step.buffer, step.chunk) + segment_bytes - 1) / segment_bytes;
+    return static_cast<uint32_t>((n_whole + n_stripes - 1 - stripe) / n_stripes);
   }
 };
 

@@ -29,13 +29,13 @@ bool Scratch::take(Collective& call, uint32_t at) {
 }
 
 bool Scratch::give(Collective& call) {
-  const uint64_t n_bytes = call.plan->scratch_bytes;
+  const uint64_t n_bytes = call.scratch_share();
   if (n_bytes > kSmall && !staging_.reserve(n_bytes)) {
     if (n_overdrawn_ >= most_overdrawn_) return false;
     call.overdraws = true;
     n_overdrawn_++;
   }
-  call.scratch.reset(new (std::nothrow) std::byte[n_bytes]);
+  call.scratch = call.new_scratch();
   if (call.scratch == nullptr) {
     if (n_bytes > kSmall && !call.overdraws) staging_.unreserve(n_bytes);
     judge_.abort_group(*call.group,
@@ -53,7 +53,7 @@ bool Scratch::give(Collective& call) {
 
 void Scratch::give_back(Collective& call) {
   if (call.scratch == nullptr) return;
-  const uint64_t n_bytes = call.plan->scratch_bytes;
+  const uint64_t n_bytes = call.scratch_share();
   call.scratch.reset();
   call.memory[kScratch].clear();
   n_bytes_ -= n_bytes;

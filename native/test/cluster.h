@@ -45,8 +45,14 @@ class Cluster {
 
   // `per_host` ranks share memory; the others reach each other by stream sockets. `resume_ns`: by
   // TCP, and lost connections are made anew.
-  Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1, int64_t resume_ns = 0)
-      : size_(size), per_host_(per_host), n_paths_(n_paths), resume_ns_(resume_ns) {
+  // `n_channels`: of the ranks of different hosts; jobs of a cluster of lone ranks are cut.
+  Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1, int64_t resume_ns = 0,
+          int n_channels = 1)
+      : size_(size),
+        per_host_(per_host),
+        n_paths_(n_paths),
+        resume_ns_(resume_ns),
+        n_channels_(n_channels) {
     std::vector<std::string> names;
     for (int rank = 0; rank < size; ++rank) {
       names.push_back("rank " + std::to_string(rank));
@@ -58,6 +64,7 @@ class Cluster {
     Mesh::Options options;
     options.spin_ns = spin_ns;
     options.backstop_ns = kHour;
+    options.n_channels = n_channels;
     options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
     std::vector<int> everyone(static_cast<size_t>(size));
     std::iota(everyone.begin(), everyone.end(), 0);
@@ -84,11 +91,12 @@ class Cluster {
     Bytes memory, output;
     std::shared_ptr<Collective> call;
   };
-  std::unique_ptr<Part> post(int rank, const Job& job, bool background = false) {
+  std::unique_ptr<Part> post(int rank, const Job& job, bool background = false,
+                             bool is_whole = false) {
     auto part = std::make_unique<Part>();
     part->job = job;
     for (int each = 0; each < size_; ++each) part->job.places.push_back(each / per_host_);
-    const auto plan = plan_of(job, rank, size_);
+    const auto plan = is_whole ? plan_of(job, rank, size_) : cut(plan_of(job, rank, size_));
     part->memory = input_of(job, rank, size_);
     std::vector<std::vector<std::byte*>> memory = {{part->memory.data()}};
     if (job.has_blocks()) {
@@ -103,7 +111,7 @@ class Cluster {
     const int64_t until = now_ns() + kPatience;
     while (!meshes[at(rank)]->wait(*part.call, until - now_ns()))
       if (now_ns() > until) return false;
-    return !part.call->error;
+    return !part.call->outcome();
   }
   static bool is_right(const Part& part, int rank, int size) {
     return (part.job.has_blocks() ? part.output : part.memory) == expected(part.job, rank, size);
@@ -123,13 +131,22 @@ class Cluster {
   std::vector<std::shared_ptr<Arena>> arenas;
   std::vector<std::shared_ptr<Mesh>> meshes;
   std::vector<Group*> groups;
-  std::vector<int> first_paths;  // an end of each pair's first connection, borrowed
-  std::vector<int> listeners;    // by rank, borrowed, where lost connections are made anew
+  std::vector<int> first_paths;     // an end of each pair's first connection, borrowed
+  std::vector<int> later_channels;  // the same of those of the channels after the first
+  std::vector<int> listeners;       // by rank, borrowed, where lost connections are made anew
   static const std::vector<std::byte>& key() {
     static const std::vector<std::byte> key(32, std::byte{7});
     return key;
   }
   static constexpr uint64_t kEpoch = 77;
+
+  // The same plan over all channels, where ranks are alone on their hosts.
+  std::shared_ptr<const Plan> cut(const std::shared_ptr<const Plan>& whole) const {
+    if (n_channels_ == 1 || per_host_ > 1 || whole->by_pair) return whole;
+    auto plan = std::make_shared<Plan>(*whole);
+    plan->n_stripes = static_cast<uint32_t>(n_channels_);
+    return plan;
+  }
 
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
@@ -149,9 +166,10 @@ class Cluster {
   std::unique_ptr<PathMaker> maker_of(int rank) const {
     if (resume_ns_ == 0) return nullptr;
     PathMaker::Options options{kEpoch, rank, key(), {listeners[at(rank)]}, {}, resume_ns_};
+    options.n_channels = static_cast<size_t>(n_channels_);
     for (int peer = 0; peer < size_; ++peer) {
       if (peer / per_host_ == rank / per_host_) continue;
-      const auto n_paths = static_cast<size_t>(n_paths_);
+      const auto n_paths = static_cast<size_t>(n_paths_ * n_channels_);
       const std::vector<Address> there(n_paths, address_of(listeners[at(peer)]));
       options.peers.push_back({peer, n_paths, there, {}});
     }
@@ -163,9 +181,10 @@ class Cluster {
   void connect(std::vector<std::vector<PeerSockets>>& peers, int one, int other, int per_host) {
     const bool is_local = one / per_host == other / per_host;
     std::array<PeerSockets, 2> ends;
-    for (int path = 0; path < (is_local ? 0 : n_paths_); ++path) {
+    for (int path = 0; path < (is_local ? 0 : n_paths_ * n_channels_); ++path) {
       const auto fds = resume_ns_ == 0 ? unix_sockets() : tcp_sockets();
       if (path == 0) first_paths.push_back(fds[0]);
+      if (path > 0 && path % n_paths_ == 0) later_channels.push_back(fds[0]);
       for (size_t end = 0; end < 2; ++end) ends[end].fds.push_back(fds[end]);
     }
     for (const auto& [rank, peer, end] : {std::tuple{one, other, 0u}, std::tuple{other, one, 1u}}) {
@@ -177,6 +196,7 @@ class Cluster {
 
   const int size_, per_host_, n_paths_;
   const int64_t resume_ns_;
+  const int n_channels_;
 };
 
 // Runs `body` for each of `n` in a thread of its own, and waits for all.

@@ -1,7 +1,12 @@
 // How a mesh comes to the background thread, and what is left when it cannot.
 #include <dirent.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 #include "engine/mesh.h"
 #include "test/check.h"
@@ -52,6 +57,30 @@ TEST("a mesh that is refused leaves another one served") {
   CHECK(good->poison_of(group).fault == Fault::kPeerLost);
   good->close();
   close(ends[1]);
+}
+
+// The lane of another channel may be about to wake one that is on its way out.
+TEST("a lane that is kicked while it starts and ends writes to no descriptor but its own") {
+  std::atomic<bool> is_over{false};
+  std::thread kicker([&] {
+    while (!is_over) Lane::of(0).kick();
+  });
+  for (int turn = 0; turn < 100; ++turn) {
+    int ends[2];
+    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    std::shared_ptr<Mesh> mesh;
+    CHECK_EQ(make_mesh(ends[0], mesh).text, "");
+    close(ends[1]);
+    mesh->close();
+    // Takes the number that the lane's own had a moment ago.
+    const int counter = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    sched_yield();
+    uint64_t n = 0;
+    CHECK(read(counter, &n, sizeof(n)) < 0);
+    close(counter);
+  }
+  is_over = true;
+  kicker.join();
 }
 
 }  // namespace shoal::test

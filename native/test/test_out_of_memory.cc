@@ -68,14 +68,15 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
 
 // One allocation fails, the `nth` from now on: what is in flight ends, at the latest at its
 // deadline.
-void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth) {
-  Cluster cluster(2, per_host);
+void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_channels = 1) {
+  Cluster cluster(2, per_host, 0, 1, 0, n_channels);
   Job job;
   job.kind = kind;
   job.n_elems = 40'000;
   job.segment_bytes = 32u << 10;
   Bytes memory[] = {input_of(job, 0, 2), input_of(job, 1, 2)};
-  const std::shared_ptr<Plan> plans[] = {plan_of(job, 0, 2), plan_of(job, 1, 2)};
+  const std::shared_ptr<const Plan> plans[] = {cluster.cut(plan_of(job, 0, 2)),
+                                               cluster.cut(plan_of(job, 1, 2))};
   std::shared_ptr<Collective> calls[2];
   n_left = nth;
   for (const int rank : {0, 1}) {
@@ -88,7 +89,7 @@ void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth) {
     }
   }
   for (const auto& call : calls)
-    CHECK(call == nullptr || eventually([&] { return call->finished.load(); }));
+    CHECK(call == nullptr || eventually([&] { return call->is_over(); }));
   n_left = INT64_MAX;
 }
 
@@ -99,6 +100,32 @@ TEST("whichever allocation fails, every call ends and nobody crashes") {
       for (const bool aborts : {false, true})
         for (int64_t nth = first++; nth < 60; nth += 8)
           check_calls_end(kind, per_host, aborts, nth);
+}
+
+TEST("whichever allocation fails, every call that is cut over channels ends as well") {
+  int64_t first = 1;
+  for (const Kind kind : {Kind::kDirectAllReduce, Kind::kRingAllReduce})
+    for (const bool aborts : {false, true})
+      for (int64_t nth = first++; nth < 100; nth += 8) check_calls_end(kind, 1, aborts, nth, 2);
+}
+
+TEST("whichever allocation fails as a group's end is told, every channel hears of it in the end") {
+  for (int64_t nth = 1; nth < 12; ++nth) {
+    FirstErrors errors(3);
+    Error why{Fault::kTimedOut, 1, std::string(100, 'x')};
+    n_left = nth;
+    try {
+      errors.tell(0, 7, true, why, 1);
+    } catch (const std::bad_alloc&) {  // the channel ends its groups once more then
+      n_left = INT64_MAX;
+      errors.tell(0, 7, true, why, 1);
+    }
+    n_left = INT64_MAX;
+    for (const int channel : {1, 2}) {
+      CHECK(errors.has_news(channel));
+      CHECK_EQ(errors.take(channel, 1).size(), 1u);
+    }
+  }
 }
 
 TEST("want of memory for what arrives ends the groups in words, whichever thread it befalls") {

@@ -9,6 +9,7 @@
 
 #include "test/cluster.h"
 #include "transport/path_maker.h"
+#include "transport/socket_pipe.h"
 
 namespace shoal::test {
 namespace {
@@ -40,8 +41,8 @@ std::vector<int> connections() {
 // ---- paths that go and come
 
 TEST("calls end right while connections are cut in the middle of them, again and again") {
-  for (const int n_paths : {1, 2, 3}) {
-    Cluster cluster(2, 1, 0, n_paths, kResumeNs);
+  for (const auto& [n_paths, n_channels] : {std::pair{1, 1}, {2, 1}, {3, 1}, {1, 3}, {2, 2}}) {
+    Cluster cluster(2, 1, 0, n_paths, kResumeNs, n_channels);
     constexpr uint64_t kCalls = 15;
     std::atomic<uint64_t> n_begun{0}, n_cut{0};  // one cut for each call
     in_threads(3, [&](int rank) {
@@ -65,11 +66,13 @@ TEST("calls end right while connections are cut in the middle of them, again and
 }
 
 TEST("all connections cut while nothing is in flight are there again for the next call") {
-  Cluster cluster(3, 1, 0, 2, kResumeNs);
-  cluster.run_all(job_of(1));
-  for (uint64_t round = 0; round < 5; ++round) {
-    for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
-    cluster.run_all(job_of(2 + round));
+  for (const int n_channels : {1, 2}) {
+    Cluster cluster(3, 1, 0, 2, kResumeNs, n_channels);
+    cluster.run_all(job_of(1));
+    for (uint64_t round = 0; round < 5; ++round) {
+      for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
+      cluster.run_all(job_of(2 + round));
+    }
   }
 }
 
@@ -89,8 +92,23 @@ TEST("a rank whose process ends is lost by who dials it, and by who waits to be 
   }
 }
 
-TEST("a child that is forked while connections are made anew has none of them") {
-  Cluster cluster(2, 1, 0, 1, kHour);
+TEST("a rank that is lost over all its channels ends each cut call once, and groups made later") {
+  Cluster cluster(2, 1, 0, 2, kHour, 2);
+  cluster.run_all(job_of(1));
+  const auto one = cluster.post(0, job_of(2), true);
+  const auto other = cluster.post(1, job_of(3), true);
+  for (const int fd : cluster.listeners) shutdown(fd, SHUT_RDWR);
+  for (const int fd : connections()) shutdown(fd, SHUT_RDWR);
+  for (const auto& part : {&one, &other}) {
+    CHECK(eventually([&] { return (*part)->call->is_over(); }));
+    CHECK((*part)->call->outcome().fault == Fault::kPeerLost);
+  }
+  for (const auto& mesh : cluster.meshes)
+    CHECK(mesh->poison_of(mesh->add_group(8, {0, 1})).fault == Fault::kPeerLost);
+}
+
+void check_children_have_none(int n_channels) {
+  Cluster cluster(2, 1, 0, 1, kHour, n_channels);
   std::atomic<bool> is_over{false};
   std::thread cutter([&] {
     while (!is_over) {
@@ -108,6 +126,23 @@ TEST("a child that is forked while connections are made anew has none of them") 
   is_over = true;
   cutter.join();
   cluster.run_all(job_of(1));
+}
+
+TEST("a child that is forked while connections are lost and made anew has none of them") {
+  for (const int n_channels : {1, 3}) check_children_have_none(n_channels);
+}
+
+// One that a thread is about to close is nobody's any more, and still open.
+TEST("a child has none of the parent's sockets, whoever holds them") {
+  Lane::of(0);  // from here on forks are heard of
+  const auto fds = tcp_sockets();
+  const SocketPipe near(fds[0]), far(fds[1]);
+  const pid_t child = fork();
+  if (child == 0) _exit(connections().empty() ? 0 : 1);
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  CHECK_EQ(connections().size(), 2u);
 }
 
 TEST("without descriptors connections are made anew later, and nothing fails") {
@@ -184,7 +219,7 @@ TEST("only who holds the key and has a place here gets in, and a rank that was g
   const auto& key = Cluster::key();
   const std::vector<std::byte> other_key(32, std::byte{8});
   const uint64_t epoch = Cluster::kEpoch;
-  const uint32_t asks = Header::kMaxPaths;
+  const uint32_t asks = PathMaker::kMostConnections;
   CHECK(knock(door, {epoch, 2, 1, 0}, other_key) == Progress::kKeyDiffers);
   CHECK(knock(door, {epoch + 1, 2, 1, 0}, key) == Progress::kStale);
   for (const Hello& stranger : {Hello{epoch, 3, 1, 0},

@@ -41,7 +41,7 @@ Acceptor::Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
       on_proven_(std::move(on_proven)),
       spare_fd_(open_spare()) {
   for (const int fd : listeners_) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-  listen(true);
+  if (!listen(true)) pause(1);
 }
 
 Acceptor::~Acceptor() { close(); }
@@ -75,7 +75,7 @@ int64_t Acceptor::expire(int64_t now) {
   if (paused_until_ != 0 && now >= paused_until_) {
     paused_until_ = 0;
     if (spare_fd_ < 0) spare_fd_ = open_spare();
-    listen(true);
+    if (!listen(true)) pause(now + kPauseNs);
   }
   int64_t next = paused_until_ != 0 ? paused_until_ : kNever;
   for (Pending& pending : pending_) {
@@ -88,13 +88,17 @@ int64_t Acceptor::expire(int64_t now) {
   return next;
 }
 
-void Acceptor::listen(bool on) {
+// Whether the kernel does as asked: to watch takes memory of its own.
+bool Acceptor::listen(bool on) {
+  bool is_done = true;
   for (size_t at = 0; at < listeners_.size(); ++at) {
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.u64 = first_tag_ + kMostPending + at;
-    epoll_ctl(epoll_fd_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, listeners_[at], &event);
+    is_done &=
+        epoll_ctl(epoll_fd_, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, listeners_[at], &event) == 0;
   }
+  return is_done;
 }
 
 void Acceptor::pause(int64_t until) {

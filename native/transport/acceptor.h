@@ -58,7 +58,7 @@ class Acceptor {
   void drop(Pending& pending);
   void turn_away(int listener, int64_t now);
   void pause(int64_t until);
-  void listen(bool on);
+  bool listen(bool on);
   uint64_t tag_of(const Pending& pending) const;
 
   const int epoll_fd_;

@@ -105,14 +105,6 @@ void Connector::hasten(uint32_t peer, uint32_t path, int64_t now) {
   }
 }
 
-void Connector::forget(uint32_t peer) {
-  std::erase_if(dials_, [&](Dial& dial) {
-    if (dial.wish.hello.to_rank != peer) return false;
-    hang_up(dial);
-    return true;
-  });
-}
-
 void Connector::forget(uint32_t peer, uint32_t path) {
   std::erase_if(dials_, [&](Dial& dial) {
     if (dial.wish.hello.to_rank != peer || dial.wish.hello.path != path) return false;

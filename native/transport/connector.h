@@ -54,7 +54,6 @@ class Connector {
   // Nothing, if there is such a wish.
   void want(Wish wish, int64_t now);
   void hasten(uint32_t peer, uint32_t path, int64_t now);  // its network works again
-  void forget(uint32_t peer);                              // all wishes that lead to it
   void forget(uint32_t peer, uint32_t path);
 
   void on_event(uint64_t tag, int64_t now);

@@ -95,12 +95,21 @@ inline constexpr uint16_t kEager = 2;
 // Over paths: the sender waits for this frame to be acknowledged, to have its memory back.
 inline constexpr uint16_t kAckSoon = 4;
 
+// Which of the bulk that waits for a peer leaves first: what belongs to the oldest call, and of
+// that what has the fewest steps before it.
+struct Precedence {
+  uint64_t call = 0;
+  uint32_t steps_left = 0;
+  auto operator<=>(const Precedence&) const = default;
+};
+
 // A frame on its way out. The payload is borrowed until the link says it was sent; small ones
 // travel in `small` and are never borrowed.
 struct Frame {
   Header header;
   const std::byte* payload = nullptr;  // nullptr: `small` holds header.length bytes
   uint64_t token = 0;                  // given back by FrameSink::sent; 0: nobody asks
+  Precedence precedence;               // of data
   std::array<std::byte, sizeof(Place)> small{};
 
   template <class Small = Place>

@@ -1,6 +1,7 @@
 #include "transport/header_seal.h"
 
 #include <cstring>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,9 +10,10 @@
 namespace shoal {
 namespace {
 
-Secret key_from_to(Bytes job_key, uint64_t epoch, int from, int to) {
-  return pair_key(job_key, epoch, static_cast<uint32_t>(from), static_cast<uint32_t>(to),
-                  from < to ? "frames up" : "frames down");
+Secret key_from_to(Bytes job_key, uint64_t epoch, int from, int to, int channel) {
+  std::string role = from < to ? "frames up" : "frames down";
+  if (channel > 0) role += ' ' + std::to_string(channel);
+  return pair_key(job_key, epoch, static_cast<uint32_t>(from), static_cast<uint32_t>(to), role);
 }
 
 }  // namespace
@@ -31,8 +33,9 @@ uint64_t HeaderSeal::of(const Header& header, const Turn& turn) const {
   return mac_.of(std::as_bytes(std::span(&covered, 1)));
 }
 
-FrameKeys::FrameKeys(Bytes job_key, uint64_t epoch, int rank, int peer)
-    : out_(key_from_to(job_key, epoch, rank, peer)), in_(key_from_to(job_key, epoch, peer, rank)) {}
+FrameKeys::FrameKeys(Bytes job_key, uint64_t epoch, int rank, int peer, int channel)
+    : out_(key_from_to(job_key, epoch, rank, peer, channel)),
+      in_(key_from_to(job_key, epoch, peer, rank, channel)) {}
 
 HeaderSeal FrameKeys::seal(const Secret& key, uint32_t path, Bytes session) {
   constexpr std::string_view kLabel = "path";

@@ -43,10 +43,11 @@ class HeaderSeal {
   ShortMac mac_;
 };
 
-// The keys of all frames between two ranks in one epoch. Throws what base/mac.h throws.
+// The keys of all frames between two ranks over one channel in one epoch. Throws what base/mac.h
+// throws.
 class FrameKeys {
  public:
-  FrameKeys(Bytes job_key, uint64_t epoch, int rank, int peer);
+  FrameKeys(Bytes job_key, uint64_t epoch, int rank, int peer, int channel = 0);
 
   // Of one connection. `session` tells it from others that were the same path: what its handshake
   // says (Handshake::session); empty for the paths that the link begins with.

@@ -72,7 +72,8 @@ class Link {
   // Drops everything queued; idempotent; nothing is called afterwards.
   virtual void close() = 0;
 
-  // In a forked child: closes the descriptors, which are the parent's, and does nothing else.
+  // In a forked child: closes the descriptors, which are the parent's, and does nothing else. Those
+  // of pipes are seen to (socket_pipe.h).
   virtual void forsake() {}
 
   // ---- For whoever serves it, who knows no kind of link (engine/mesh.h, transport.h). The

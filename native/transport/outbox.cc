@@ -55,8 +55,31 @@ bool Outbox::send(const Frame& frame) {
   out->frame = frame;
   const bool borrows = frame.payload != nullptr && header.length > sizes_.copied;
   if (frame.payload != nullptr && !borrows) copy(*out);
-  (is_control(header) ? control_ : small ? small_ : bulk_).push_back(std::move(out));
+  if (is_control(header))
+    control_.push_back(std::move(out));
+  else if (small)
+    small_.push_back(std::move(out));
+  else
+    add_bulk(std::move(out));
   return !borrows;
+}
+
+// What has just been folded goes before what has yet to be read: it is in the cache still, and
+// others wait for it. Nothing goes before what ends something and came earlier.
+void Outbox::add_bulk(std::unique_ptr<Outgoing> out) {
+  auto from = bulk_.begin();
+  if (is_ending(out->frame.header)) {
+    from = bulk_.end();
+    n_ending_++;
+  } else if (n_ending_ > 0) {
+    const auto last = std::find_if(bulk_.rbegin(), bulk_.rend(),
+                                   [](const auto& one) { return is_ending(one->frame.header); });
+    from = last.base();
+  }
+  const auto later = [](const Precedence& one, const auto& other) {
+    return one < other->frame.precedence;
+  };
+  bulk_.insert(std::upper_bound(from, bulk_.end(), out->frame.precedence, later), std::move(out));
 }
 
 bool Outbox::has_queued() const {
@@ -113,6 +136,7 @@ Outgoing* Outbox::pull(int path, bool carries_control) {
     sent_.push_back(std::move(queue->front()));
     queue->pop_front();
     out = sent_.back().get();
+    if (is_ending(out->frame.header)) n_ending_--;
     out->frame.header.sequence = static_cast<uint32_t>(++last_);
     ask_for_ack(*out);
   }
@@ -183,6 +207,7 @@ std::vector<uint64_t> Outbox::spoiled() const {
 
 void Outbox::drop_queued() {
   for (Queue* queue : {&control_, &small_, &bulk_}) queue->clear();
+  n_ending_ = 0;
   last_words_ = true;
 }
 

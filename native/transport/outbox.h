@@ -26,10 +26,10 @@ struct Outgoing {
   size_t size() const { return sizeof(Header) + frame.header.length; }
 };
 
-// Three queues: control before small messages before bulk. A frame gets its number when a path
-// pulls it, and is kept until it is acknowledged; if its path is lost it is pulled once more.
-// No I/O. Memory for sending again is bounded: at most kWindow frames are unacknowledged, whose
-// large payloads are borrowed.
+// Three queues: control before small messages before bulk, of which older calls go first and,
+// within a call, what is the furthest on. A frame gets its number when a path pulls it, and is kept
+// until it is acknowledged; if its path is lost it is pulled once more. No I/O. Memory for sending
+// again is bounded: at most kWindow frames are unacknowledged, whose large payloads are borrowed.
 //
 // Threads: one at a time, under the mesh's lock.
 class Outbox {
@@ -82,12 +82,15 @@ class Outbox {
  private:
   using Queue = std::deque<std::unique_ptr<Outgoing>>;
 
+  void add_bulk(std::unique_ptr<Outgoing> out);
   Outgoing* pull_again(bool carries_control);
   Queue* next_queue(bool carries_control);
   void ask_for_ack(Outgoing& out);
 
   const Sizes sizes_;
-  Queue control_, small_, bulk_;
+  Queue control_, small_;
+  Queue bulk_;  // by precedence; but what ends something stays behind all that came before it
+  size_t n_ending_ = 0;            // of them
   size_t small_run_ = 0;           // bytes of small messages that bulk data has waited for
   size_t n_unasked_ = 0;           // borrowed bytes since an acknowledgement was asked for
   Queue sent_;                     // numbered, not acknowledged; in order

@@ -10,14 +10,13 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "transport/frame.h"
 #include "transport/socket_pipe.h"
 
 namespace shoal {
 namespace {
 
-// What `path` of a HELLO means, from here on: not this path, but please make it.
-constexpr uint32_t kAsks = Header::kMaxPaths;
+// What the connection of a HELLO means, from here on: not this one, but please make it.
+constexpr uint32_t kAsks = PathMaker::kMostConnections;
 // The higher rank mostly has dialled by then.
 constexpr int64_t kBeforeAskingNs = 50 * kMillisecond;
 
@@ -53,7 +52,12 @@ PathMaker::PathMaker(Options options)
       resume_ns_(options.resume_ns),
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
       timer_fd_(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) {
-  for (Peer& peer : options.peers) peers_[peer.rank] = {std::move(peer), nullptr};
+  const size_t n_channels = std::clamp(options.n_channels, size_t{1}, kMostChannels);
+  for (size_t channel = 0; channel < n_channels; ++channel) sources_.emplace_back(*this, channel);
+  news_.resize(n_channels);
+  wake_ns_.fill(Acceptor::kNever);
+  for (Peer& peer : options.peers)
+    peers_[peer.rank] = {std::move(peer), std::vector<PathLink*>(n_channels, nullptr)};
   acceptor_ = std::make_unique<Acceptor>(
       epoll_fd_, kAcceptorTags, std::move(options.listeners),
       [this](const Hello& hello) { return judge(hello); },
@@ -64,14 +68,7 @@ PathMaker::PathMaker(Options options)
         return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
       },
       Connector::Outcome{[this](Proven who) { proven(std::move(who), true); },
-                         [this](const Hello& hello, const std::string& why) {
-                           news_.push_back({News::Kind::kGone,
-                                            static_cast<int>(hello.to_rank),
-                                            hello.path % kAsks,
-                                            -1,
-                                            {},
-                                            why});
-                         }});
+                         [this](const Hello& hello, const std::string& why) { gone(hello, why); }});
 }
 
 PathMaker::~PathMaker() {
@@ -84,17 +81,21 @@ void PathMaker::close() {
   std::lock_guard lock(forking());
   acceptor_->close();
   connector_->close();
-  for (const News& one : news_)
-    if (one.fd >= 0) ::close(one.fd);
-  news_.clear();
+  close_news();
+}
+
+void PathMaker::close_news() {
+  for (std::vector<News>& news : news_) {
+    for (const News& one : news)
+      if (one.fd >= 0) ::close(one.fd);
+    news.clear();
+  }
 }
 
 void PathMaker::forsake() {
   acceptor_->close();
   connector_->close();
-  for (const News& one : news_)
-    if (one.fd >= 0) ::close(one.fd);
-  news_.clear();
+  close_news();
   for (int* fd : {&epoll_fd_, &timer_fd_}) ::close(std::exchange(*fd, -1));
 }
 
@@ -118,19 +119,23 @@ void PathMaker::step() {
         acceptor_->on_event(tag, now);
     }
   } while (n > 0);
-  if (wake_ns_ <= now) wake_ns_ = Acceptor::kNever;
+  for (size_t channel = 0; channel < n_channels(); ++channel) {
+    if (wake_ns_[channel] > now) continue;
+    wake_ns_[channel] = Acceptor::kNever;
+    called_[channel] = true;
+  }
   step_ns_ = std::min(acceptor_->expire(now), connector_->step(now));
   arm();
 }
 
-void PathMaker::wake_at(int64_t when) {
+void PathMaker::wake_at(size_t channel, int64_t when) {
   std::lock_guard lock(forking());
-  wake_ns_ = std::min(wake_ns_, when);
+  wake_ns_[channel] = std::min(wake_ns_[channel], when);
   arm();
 }
 
 void PathMaker::arm() {
-  const int64_t at = std::min(wake_ns_, step_ns_);
+  const int64_t at = std::min(*std::min_element(wake_ns_.begin(), wake_ns_.end()), step_ns_);
   itimerspec when{};  // all zero: never
   if (at != Acceptor::kNever) {
     when.it_value.tv_sec = at / kSecond;
@@ -146,73 +151,92 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
   if (hello.to_rank != static_cast<uint32_t>(rank_) || known == peers_.end())
     return Progress::kRefused;
   const bool asks = hello.path >= kAsks;
-  const size_t path = hello.path % kAsks;
-  if (hello.path >= 2 * kAsks || path >= known->second.peer.n_paths || asks != (from < rank_))
+  const size_t connection = hello.path % kAsks;
+  if (hello.path >= 2 * kAsks || connection >= known->second.peer.n_connections ||
+      asks != (from < rank_))
     return Progress::kRefused;
-  if (known->second.link == nullptr) return Progress::kStale;  // who was given up learns so
+  if (known->second.links[connection / known->second.n_paths()] == nullptr)
+    return Progress::kStale;  // who was given up learns so
   return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
+}
+
+// Under the lock. Its channel's lane is woken by whoever called step().
+void PathMaker::tell(const Known& known, News news) {
+  const size_t channel = news.connection / known.n_paths();
+  news_[channel].push_back(std::move(news));
+  called_[channel] = true;
+}
+
+void PathMaker::gone(const Hello& hello, const std::string& why) {
+  const auto peer = static_cast<int>(hello.to_rank);
+  tell(peers_.at(peer), {News::Kind::kGone, peer, hello.path % kAsks, -1, {}, why});
 }
 
 void PathMaker::proven(Proven who, bool dialled) {
   const bool asks = who.hello.path >= kAsks;
   const int peer = static_cast<int>(dialled ? who.hello.to_rank : who.hello.rank);
-  const size_t path = who.hello.path % kAsks;
+  const uint32_t connection = who.hello.path % kAsks;
+  const Known& known = peers_.at(peer);
   if (!asks) {
-    news_.push_back({News::Kind::kMade, peer, path, who.fd, std::move(who.session), ""});
-    if (!dialled) connector_->forget(who.hello.rank, kAsks + who.hello.path);
+    tell(known, {News::Kind::kMade, peer, connection, who.fd, std::move(who.session), ""});
+    if (!dialled) connector_->forget(who.hello.rank, kAsks + connection);
     return;
   }
-  news_.push_back({News::Kind::kAsked, peer, path, -1, {}, ""});
-  connector_->hasten(who.hello.rank, static_cast<uint32_t>(path), now_ns());
+  tell(known, {News::Kind::kAsked, peer, connection, -1, {}, ""});
+  connector_->hasten(who.hello.rank, connection, now_ns());
   ::close(who.fd);
 }
 
-std::vector<int> PathMaker::tell_links(FrameSink& sink, const Watch& watch) {
+std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Watch& watch) {
   std::vector<int> peers;
+  called_[channel] = false;
   for (;;) {
     std::unique_lock lock(forking());
-    if (news_.empty()) return peers;
-    News news = std::move(news_.front());
-    news_.erase(news_.begin());
-    PathLink* link = peers_[news.peer].link;
+    if (news_[channel].empty()) return peers;
+    News news = std::move(news_[channel].front());
+    news_[channel].erase(news_[channel].begin());
+    const Known& known = peers_.at(news.peer);
+    PathLink* link = known.links[channel];
+    const size_t path = news.connection % known.n_paths();
     bool is_watched = true;
     if (news.kind == News::Kind::kMade) {
       // NOT without the lock before the descriptor is the link's: a child of a fork that does not
       // know of it would keep the connection open.
       auto pipe = std::make_unique<SocketPipe>(news.fd);
       is_watched = link != nullptr && watch(news.fd, news.peer);
-      if (is_watched) link->add_path(news.path, std::move(pipe), news.session.bytes());
+      if (is_watched) link->add_path(path, std::move(pipe), news.session.bytes());
     }
     lock.unlock();
     if (link == nullptr) continue;
-    if (!is_watched && news.peer < rank_) lost(news.peer, news.path);  // dials it once more
+    if (!is_watched && news.peer < rank_) lost(channel, news.peer, path);  // dials it once more
     if (news.kind == News::Kind::kGone) link->give_up(news.why);
-    if (news.kind == News::Kind::kAsked) link->doubt(sink, news.path);
+    if (news.kind == News::Kind::kAsked) link->doubt(sink, path);
     peers.push_back(news.peer);
   }
 }
 
 // ---- what is wanted
 
-void PathMaker::attached(int peer, PathLink& link) {
+void PathMaker::attached(size_t channel, int peer, PathLink& link) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
-  if (known != peers_.end()) known->second.link = &link;
+  if (known != peers_.end()) known->second.links[channel] = &link;
 }
 
-void PathMaker::lost(int peer, size_t path) {
+void PathMaker::lost(size_t channel, int peer, size_t path) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
-  if (known == peers_.end() || known->second.link == nullptr) return;
+  if (known == peers_.end() || known->second.links[channel] == nullptr) return;
   const Peer& who = known->second.peer;
   const bool dials = peer < rank_;
+  const size_t connection = channel * known->second.n_paths() + path;
   Connector::Wish wish;
   wish.hello = {epoch_, static_cast<uint32_t>(rank_), static_cast<uint32_t>(peer),
-                static_cast<uint32_t>(dials ? path : kAsks + path)};
-  const size_t at = dials ? path : 0;
+                static_cast<uint32_t>(dials ? connection : kAsks + connection)};
+  const size_t at = dials ? connection : 0;
   if (at >= who.listens_at.size()) return;
   wish.to = who.listens_at[at];
-  if (dials && path < who.from.size()) wish.from = who.from[path];
+  if (dials && connection < who.from.size()) wish.from = who.from[connection];
   wish.is_kept = !dials;
   wish.pause_ns = dials ? 0 : kBeforeAskingNs;
   const int64_t now = now_ns();
@@ -221,12 +245,15 @@ void PathMaker::lost(int peer, size_t path) {
   arm();
 }
 
-void PathMaker::ended(int peer) {
+void PathMaker::ended(size_t channel, int peer) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
   if (known == peers_.end()) return;
-  known->second.link = nullptr;
-  connector_->forget(static_cast<uint32_t>(peer));
+  known->second.links[channel] = nullptr;
+  const size_t n_paths = known->second.n_paths();
+  for (size_t at = channel * n_paths; at < (channel + 1) * n_paths; ++at)
+    for (const size_t connection : {at, kAsks + at})
+      connector_->forget(static_cast<uint32_t>(peer), static_cast<uint32_t>(connection));
 }
 
 }  // namespace shoal

@@ -5,6 +5,8 @@
 // gone. All is proved by the job's key before it counts.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,20 +16,27 @@
 #include "base/error.h"
 #include "transport/acceptor.h"
 #include "transport/connector.h"
+#include "transport/frame.h"
 #include "transport/path_link.h"
 
 namespace shoal {
 
-// Threads: step() of the lane, without the mesh's lock; all else under it. A lock of all makers
-// guards the state, and is held while the process forks (forking()). It is the innermost but for
-// the lane's.
-class PathMaker final : public PathSource {
+// A peer has as many connections for each channel of the mesh, first all of the first one's: that
+// of a path has the number channel * paths + path, between the two ranks and in HELLOs.
+//
+// Threads: step() of the first channel's lane, without a channel's lock; all else under that of the
+// channel in question. A lock of all makers guards the state, and is held while the process forks
+// (forking()). It is the innermost but for the lanes'.
+class PathMaker {
  public:
+  static constexpr size_t kMostChannels = 8;
+  static constexpr size_t kMostConnections = kMostChannels * Header::kMaxPaths;
+
   struct Peer {
     int rank = -1;
-    size_t n_paths = 0;
-    std::vector<Address> listens_at;  // of a lower rank by path, of a higher one where to ask
-    std::vector<Address> from;        // by path: this end of it
+    size_t n_connections = 0;         // of all channels
+    std::vector<Address> listens_at;  // of a lower rank by connection, of a higher one where to ask
+    std::vector<Address> from;        // by connection: this end of it
   };
   struct Options {
     uint64_t epoch = 0;
@@ -36,26 +45,28 @@ class PathMaker final : public PathSource {
     std::vector<int> listeners;  // owned, also on an error
     std::vector<Peer> peers;
     int64_t resume_ns = 10'000'000'000;
+    size_t n_channels = 1;
   };
   static Error create(Options options, std::unique_ptr<PathMaker>& out);
-  ~PathMaker() override;
+  ~PathMaker();
+  PathMaker(const PathMaker&) = delete;
 
   int fd() const { return epoll_fd_; }  // to be read when step() has something to do
 
   void step();
-  // Makes fd() readable at that time at the latest.
-  void wake_at(int64_t when);
+  // Makes fd() readable at that time at the latest, and step() then calls the channel.
+  void wake_at(size_t channel, int64_t when);
+  size_t n_channels() const { return sources_.size(); }
+  // Whether step() has something for the channel, which tell_links() takes.
+  bool calls(size_t channel) const { return called_[channel].load(); }
 
-  // Under the mesh's lock: tells the links what has come of it. The peers whose links are to be
+  // Under the channel's lock: tells its links what has come of it. The peers whose links are to be
   // served now. `watch`: begins to watch a new path's descriptor; without that the path is none.
   using Watch = std::function<bool(int fd, int peer)>;
-  std::vector<int> tell_links(FrameSink& sink, const Watch& watch);
+  std::vector<int> tell_links(size_t channel, FrameSink& sink, const Watch& watch);
 
-  // PathSource
-  int64_t resume_ns() const override { return resume_ns_; }
-  void attached(int peer, PathLink& link) override;
-  void lost(int peer, size_t path) override;
-  void ended(int peer) override;
+  // For the links of a channel.
+  PathSource& source(size_t channel) { return sources_[channel]; }
 
   void close();  // idempotent; fd() stays
   static std::mutex& forking();
@@ -63,24 +74,43 @@ class PathMaker final : public PathSource {
   void forsake();
 
  private:
+  class Source final : public PathSource {
+   public:
+    Source(PathMaker& maker, size_t channel) : maker_(maker), channel_(channel) {}
+    int64_t resume_ns() const override { return maker_.resume_ns_; }
+    void attached(int peer, PathLink& link) override { maker_.attached(channel_, peer, link); }
+    void lost(int peer, size_t path) override { maker_.lost(channel_, peer, path); }
+    void ended(int peer) override { maker_.ended(channel_, peer); }
+
+   private:
+    PathMaker& maker_;
+    const size_t channel_;
+  };
   explicit PathMaker(Options options);
   std::variant<Secret, Progress> judge(const Hello& hello) const;
   void proven(Proven who, bool dialled);
+  void gone(const Hello& hello, const std::string& why);
+  void attached(size_t channel, int peer, PathLink& link);
+  void lost(size_t channel, int peer, size_t path);
+  void ended(size_t channel, int peer);
   void arm();
 
   struct News {
     enum class Kind : uint8_t { kMade, kGone, kAsked };
     Kind kind = Kind::kMade;
     int peer = -1;
-    size_t path = 0;
+    size_t connection = 0;
     int fd = -1;      // kMade
     Secret session;   // kMade
     std::string why;  // kGone: its host answers, and it is not there any more
   };
   struct Known {
     Peer peer;
-    PathLink* link = nullptr;  // null: it was not made, or has ended
+    std::vector<PathLink*> links;  // by channel; null: it was not made, or has ended
+    size_t n_paths() const { return peer.n_connections / links.size(); }  // of one
   };
+  void tell(const Known& known, News news);
+  void close_news();
 
   const uint64_t epoch_;
   const int rank_;
@@ -88,11 +118,13 @@ class PathMaker final : public PathSource {
   const int64_t resume_ns_;
   int epoll_fd_ = -1, timer_fd_ = -1;
   std::map<int, Known> peers_;
-  std::vector<News> news_;
+  std::vector<Source> sources_;          // by channel
+  std::vector<std::vector<News>> news_;  // by channel
+  std::array<std::atomic<bool>, kMostChannels> called_{};
   std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<Connector> connector_;
-  int64_t wake_ns_ = Acceptor::kNever;  // somebody asked for it
-  int64_t step_ns_ = 0;                 // when step() has something to do by itself
+  std::array<int64_t, kMostChannels> wake_ns_;  // by channel: when it asked for it
+  int64_t step_ns_ = 0;                         // when step() has something to do by itself
 };
 
 }  // namespace shoal

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -30,6 +31,11 @@ constexpr int kUnanswered = 3;
 
 // The options have no effect on Unix sockets.
 SocketPipe::SocketPipe(int fd) : fd_(fd) {
+  {
+    std::lock_guard lock(forking());
+    next_ = std::exchange(first(), this);
+    if (next_ != nullptr) next_->before_ = this;
+  }
   fcntl(fd_, F_SETFL, fcntl(fd_, F_GETFL) | O_NONBLOCK);
   set(TCP_NODELAY, 1);
   set(TCP_KEEPIDLE, kAskAfterS);
@@ -40,7 +46,27 @@ SocketPipe::SocketPipe(int fd) : fd_(fd) {
   bound_unsent();
 }
 
-SocketPipe::~SocketPipe() { ::close(fd_); }
+SocketPipe::~SocketPipe() {
+  std::lock_guard lock(forking());
+  (before_ == nullptr ? first() : before_->next_) = next_;
+  if (next_ != nullptr) next_->before_ = before_;
+  ::close(fd_);
+}
+
+std::mutex& SocketPipe::forking() {
+  static std::mutex* const mutex = new std::mutex;  // links may outlive static destructors
+  return *mutex;
+}
+
+SocketPipe*& SocketPipe::first() {
+  static SocketPipe* pipe = nullptr;
+  return pipe;
+}
+
+void SocketPipe::forsake_all() {
+  for (SocketPipe* pipe = first(); pipe != nullptr; pipe = pipe->next_)
+    ::close(std::exchange(pipe->fd_, -1));
+}
 
 void SocketPipe::set(int option, int value) {
   setsockopt(fd_, IPPROTO_TCP, option, &value, sizeof(value));

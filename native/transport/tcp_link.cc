@@ -1,7 +1,5 @@
 #include "transport/tcp_link.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -71,7 +69,7 @@ TcpLink::~TcpLink() { close(); }
 Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
   auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
   try {
-    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank);
+    FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank, site.channel);
     auto link = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
     if (site.paths != nullptr) link->resume_by(*site.paths);
     out = std::move(link);
@@ -97,10 +95,6 @@ void TcpLink::cut_path(size_t index) {
 void TcpLink::close() {
   for (size_t path = 0; path < paths_.size(); ++path) close_path(path);
   PathLink::close();
-}
-
-void TcpLink::forsake() {
-  for (const int fd : fds()) ::close(fd);
 }
 
 std::vector<int> TcpLink::fds() const {

@@ -38,7 +38,6 @@ class TcpLink final : public PathLink {
   void look(FrameSink& sink, int64_t now) override;
   bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) override;
   void close() override;
-  void forsake() override;
   size_t max_inline() const override { return sizes_.small; }
 
   const char* kind() const override { return "tcp"; }

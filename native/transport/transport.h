@@ -10,7 +10,7 @@
 #include "base/mac.h"
 #include "transport/arena.h"
 #include "transport/link.h"
-#include "transport/path_maker.h"
+#include "transport/path_link.h"
 
 namespace shoal {
 
@@ -29,7 +29,8 @@ struct Site {
   Bytes job_key;                 // of the caller
   Arena& arena;                  // of this process; outlives the links
   const std::vector<int> local;  // the ranks of this host, ascending, this one included
-  PathMaker* paths;              // makes lost paths anew; null: nobody does. Outlives the links
+  int channel;                   // which of a mesh's it is for
+  PathSource* paths;             // makes lost paths anew; null: nobody does. Outlives the links
 };
 
 struct Transport {

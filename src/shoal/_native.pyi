@@ -31,6 +31,7 @@ class Plan:
         descriptor: str,
         agreement: str,
         by_pair: bool,
+        n_stripes: int = 1,
     ) -> Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 
@@ -116,6 +117,7 @@ class Mesh:
         job_key: bytes,
         arena: Arena,
         peers: Sequence[tuple[int, Sequence[int], bool, Sequence[tuple[str, int]]]],
+        n_channels: int,
         staging_bytes: int,
         spin_us: float,
         backstop_s: float,
@@ -124,7 +126,8 @@ class Mesh:
     ) -> Mesh:
         """Peers: rank, sockets, whether it is of this host, where it listens for other hosts.
 
-        Owns all descriptors. Without listeners lost connections stay lost.
+        Sockets to other hosts, and where it listens: those of the first channel, then as many of
+        the next. Owns all descriptors. Without listeners lost connections stay lost.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...

@@ -159,7 +159,7 @@ def plan_for(shape: Shape) -> Plan:
 def make_plan(shape: Shape) -> Plan:
     """`plan_for` a kind of call that will hardly come again: nothing of its lengths is kept."""
     average = shape.op is Op.AVG
-    kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=())
+    kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_stripes=1)
     return Plan.make(
         program=_program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found),
         layouts=layouts_of(shape),
@@ -171,6 +171,7 @@ def make_plan(shape: Shape) -> Plan:
         descriptor=describe(shape),
         agreement=agreement(shape),
         by_pair=shape.agrees_by_pair,
+        n_stripes=shape.n_stripes,
     )
 
 

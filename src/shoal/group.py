@@ -6,6 +6,7 @@ of it, locally and for free.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.errors import UsageError
 from shoal.members import Members
-from shoal.plan import Settings, agreed_planner, card_of, reported_mbit
+from shoal.plan import Settings, agreed_channels, agreed_planner, card_of, reported_mbit
 from shoal.rendezvous import telling
 from shoal.rendezvous.door import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
@@ -60,7 +61,8 @@ def form(
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
         card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
-    world = meet(store, rank, size, timeout_s, card)
+    channels = functools.partial(agreed_channels, settings)
+    world = meet(store, rank, size, timeout_s, card, channels)
     try:
         host_ids = [seat.host_id for seat in world.names]
         planner = agreed_planner(rank, settings, host_ids, world.cards, f"group {name!r}")

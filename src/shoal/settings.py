@@ -17,6 +17,7 @@ PREFIX: Final = "SHOAL_"
 
 SETTINGS: Final = (
     "SHOAL_ALGO",
+    "SHOAL_CHANNELS",
     "SHOAL_DEBUG",
     "SHOAL_DUMP",
     "SHOAL_DUMP_SIGNAL",

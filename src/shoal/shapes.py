@@ -45,6 +45,7 @@ class Shape(NamedTuple):
         sent, taken: elements of the blocks that this rank sends to every rank, and takes from it,
             where these differ (all_to_all); `n_elems` is 0 then.
         codec: how elements travel between hosts.
+        n_stripes: over how many channels the segments go, see `Plan::n_stripes`.
     """
 
     collective: str
@@ -60,6 +61,7 @@ class Shape(NamedTuple):
     sent: tuple[int, ...] = ()
     taken: tuple[int, ...] = ()
     codec: Codec = Codec.IDENTITY
+    n_stripes: int = 1
 
     @property
     def found(self) -> Algorithm:
@@ -100,7 +102,8 @@ def describe(shape: Shape) -> str:
         way = "to" if shape.algorithm == "send" else "from"
         return f"{shape.algorithm} {shape.dtype}{length} {way} {peer}"
     narrow = "" if shape.codec is Codec.IDENTITY else f", in {shape.codec} between hosts"
-    return f"{what} by {shape.algorithm}{narrow}"
+    stripes = "" if shape.n_stripes == 1 else f", over {shape.n_stripes} channels"
+    return f"{what} by {shape.algorithm}{narrow}{stripes}"
 
 
 def layouts_of(shape: Shape) -> list[Layout]:

@@ -10,13 +10,13 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal import engine
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.rendezvous import HostMemory, Membership, Store, join, telling
+from shoal.rendezvous import HostMemory, JoinOptions, Membership, Store, join, telling
 from shoal.state import SOURCES, heed_signal
 from shoal.work import COMPLETIONS
 
@@ -190,10 +190,18 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b"") -> World:
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    card: bytes = b"",
+    channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _cards: 1,
+) -> World:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `card` is for all ranks to read: `World.cards` holds them by rank.
+    `card` is for all ranks to read: `World.cards` holds them by rank. `channels` says how many
+    there are between hosts, see `JoinOptions`.
     """
     with telling(store, rank, size):
         _check_isa()
@@ -215,8 +223,13 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
         arenas.append(engine.Arena.enter(memory_fd, n_local, local))
 
     try:
-        memory = HostMemory(make, enter)
-        membership = join(store, rank, size, timeout_s=timeout_s, memory=memory, card=card)
+        membership = join(
+            *(store, rank, size),
+            timeout_s=timeout_s,
+            memory=HostMemory(make, enter),
+            card=card,
+            options=JoinOptions(channels=channels),
+        )
         if not arenas:
             make(1)  # alone: nobody to share it with
         seats = _seats(membership)
@@ -230,6 +243,7 @@ def meet(store: Store, rank: int, size: int, timeout_s: float, card: bytes = b""
                 (peer.rank, list(peer.socket_fds), peer.is_local, list(peer.listens_at))
                 for peer in membership.take()
             ],
+            n_channels=channels([seat.host_id for seat in seats], membership.cards),
             listeners=list(membership.listener_fds),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,

@@ -81,7 +81,11 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self.target())
+                try:
+                    far = socket.create_connection(self.target())
+                except OSError:  # it is gone: so is the relay's end, for whoever has dialled
+                    near.close()
+                    continue
                 self._open += [near, far]
                 for who, one, other in (("client", near, far), ("server", far, near)):
                     is_first = who == "client" and not self.said

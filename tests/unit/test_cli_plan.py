@@ -14,7 +14,10 @@ def test_plan_prints_a_choice_and_a_reason_for_each_range_of_sizes(
 ) -> None:
     words = "plan --hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
     assert main(words.split()) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, channels = capsys.readouterr().out.splitlines()
+    assert channels == (
+        "1 channel between hosts, since ranks that share a host have a thread each already"
+    )
     assert lines[0] == "all_reduce"
     choices = [line for line in lines[1:] if not line.startswith("      ")]
     assert len(choices) > 1

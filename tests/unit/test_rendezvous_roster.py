@@ -129,7 +129,7 @@ def test_the_lower_rank_says_how_many_paths_there_are_and_where_each_leads() -> 
     publish(store, 2, record(2, host_id="elsewhere", endpoint=ENDPOINT, more=(other, other)))
     roster = Roster(store, 1, record(1, more=()), None)
     roster.refresh(0.0)
-    assert (roster.n_paths(0), roster.n_paths(2)) == (2, 1)
+    assert (roster.n_connections(0), roster.n_connections(2)) == (2, 1)
     assert [roster.target(0, path) for path in (0, 1)] == [ENDPOINT, other]
 
 
@@ -160,7 +160,7 @@ def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, b'{"version": 1}')
     publish(store, 2)
-    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 5"):
+    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 6"):
         Roster(store, 1, record(1), None).refresh(0.0)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.cli.described import add_cluster, cluster_of
 from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
+from shoal.plan.channels import choose_channels
 from shoal.plan.formulas import FORMULAS
 from shoal.plan.planner import Planner
 from shoal.plan.quantities import show_bytes, show_us
@@ -48,6 +49,10 @@ def _run(args: argparse.Namespace) -> int:
     for collective in args.collective or FORMULAS:
         narrow = codec if collective in NARROWING else Codec.IDENTITY
         print("\n".join(_table(collective, planner, narrow)))
+    if cluster.n_hosts > 1:
+        channels = choose_channels(cluster)
+        what = f"{channels.n} channel{'s' * (channels.n > 1)} between hosts, since {channels.why}"
+        print(textwrap.fill(what, 98, break_long_words=False))
     return 0
 
 

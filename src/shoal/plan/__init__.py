@@ -1,6 +1,6 @@
 """Which algorithm a call takes, and why."""
 
-from shoal.plan.agree import agreed_planner, card_of
+from shoal.plan.agree import agreed_channels, agreed_planner, card_of
 from shoal.plan.choose import Choice, choose
 from shoal.plan.cluster import Cluster, LinkCost, numbered
 from shoal.plan.defaults import default_cluster
@@ -14,6 +14,7 @@ __all__ = [
     "LinkCost",
     "Planner",
     "Settings",
+    "agreed_channels",
     "agreed_planner",
     "card_of",
     "choose",

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.plan.channels import MOST_CONNECTIONS, Channels, choose_channels
 from shoal.plan.cluster import numbered
 from shoal.plan.defaults import WIRE, default_cluster
 from shoal.plan.planner import Planner
 from shoal.plan.wire import link_text, slowest
 
 if TYPE_CHECKING:
-    from shoal.plan.cluster import LinkCost
+    from shoal.plan.cluster import Cluster, LinkCost
     from shoal.plan.settings import Settings
     from shoal.plan.tuning import Tuning
 
@@ -32,7 +33,9 @@ class _Card(NamedTuple):
     """What each rank lays on the table: what must be alike, and what its host is like.
 
     Args:
+        channels: that are asked for; 0: none.
         mbit: the class of its interface's rate; 0: it is not known, or not asked for.
+        n_paths: between hosts; ranks may differ.
         cores: a bit for each core that it may run on.
     """
 
@@ -41,11 +44,13 @@ class _Card(NamedTuple):
     link: int
     refuse: int
     wire: int
+    channels: int
     mbit: int
+    n_paths: int
     cores: int
 
 
-_HEAD: Final = struct.Struct("<6q")
+_HEAD: Final = struct.Struct("<8q")
 # Cores with higher numbers share the bits of lower ones: a card is short.
 _N_CORE_BITS: Final = 1024
 
@@ -55,6 +60,7 @@ _VARIABLES: Final = {
     "link": "SHOAL_LINK",
     "refuse": "SHOAL_TUNING_MISMATCH",
     "wire": "the wire of the group (SHOAL_WIRE, or init(wire=))",
+    "channels": "SHOAL_CHANNELS",
 }
 
 
@@ -73,7 +79,9 @@ def card_of(
         link=_digest(repr(settings.link)),
         refuse=settings.refuse,
         wire=settings.wire,
+        channels=settings.channels,
         mbit=mbit or 0,
+        n_paths=settings.n_paths,
         cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
     )
     n_bytes = (card.cores.bit_length() + 7) // 8
@@ -98,22 +106,78 @@ def agreed_planner(
         UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
             of another cluster.
     """
+    agreed = _agree(settings, host_ids, cards)
+    cluster, channels = agreed.cluster, agreed.channels
+    level = logging.DEBUG if rank else logging.INFO
+    if agreed.misfit:
+        _LOG.warning("%s; it is ignored", agreed.misfit)
+    if cluster.n_hosts > 1:
+        wire = link_text(cluster.wire)
+        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, wire, agreed.why)
+    if channels.n > 1:
+        _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
+    return Planner(
+        *(cluster, settings.forced, agreed.tuning),
+        n_channels=channels.n,
+        title=title,
+        level=level,
+    )
+
+
+def agreed_channels(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> int:
+    """How many channels the ranks of a new group have: that of their `agreed_planner`.
+
+    1 as well where that will refuse to plan; nothing is raised here, where ranks still meet.
+    """
+    try:
+        return _agree(settings, host_ids, cards).channels.n
+    except UsageError:
+        return 1
+
+
+class _Agreed(NamedTuple):
+    """What follows from the cards.
+
+    Args:
+        why: the links between hosts take what the cluster says.
+        misfit: how the tuning file differs, if it is of another cluster; `tuning` is None then.
+    """
+
+    cluster: Cluster
+    why: str
+    channels: Channels
+    tuning: Tuning | None
+    misfit: str
+
+
+def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> _Agreed:
     read = [_read(other, card) for other, card in enumerate(cards)]
     _compare(read)
     hosts = numbered(host_ids)
     n_cores = _fewest_cores(hosts, read)
-    tuning = _fitting(settings, hosts, n_cores) if settings.tuning else None
-    level, wire = logging.DEBUG if rank else logging.INFO, WIRE
-    if len(set(hosts)) > 1:
-        wire, why = _wire(settings, tuning, read)
-        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, link_text(wire), why)
+    misfit = _misfit(settings, hosts, n_cores)
+    tuning = None if misfit else settings.tuning
+    wire, why = _wire(settings, tuning, read) if len(set(hosts)) > 1 else (WIRE, "")
     cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
-    return Planner(cluster, settings.forced, tuning, title=title, level=level)
+    return _Agreed(cluster, why, _channels(settings, cluster, read), tuning, misfit)
+
+
+def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> Channels:
+    n_paths = max(card.n_paths for card in cards)
+    if cluster.n_hosts == 1 or not settings.channels:
+        return choose_channels(cluster, MOST_CONNECTIONS // n_paths)
+    if n_paths * settings.channels > MOST_CONNECTIONS:
+        raise UsageError(
+            f"SHOAL_PATHS={n_paths} and SHOAL_CHANNELS={settings.channels} are "
+            f"{n_paths * settings.channels} connections between two ranks; at most "
+            f"{MOST_CONNECTIONS} are possible: lower one of them"
+        )
+    return Channels(settings.channels, "SHOAL_CHANNELS says so")
 
 
 def _read(rank: int, card: bytes) -> _Card:
     try:
-        head: tuple[int, int, int, int, int, int] = _HEAD.unpack_from(card)
+        head: tuple[int, int, int, int, int, int, int, int] = _HEAD.unpack_from(card)
     except struct.error as error:
         raise UsageError(
             f"rank {rank} gave a card of {len(card)} bytes, expected at least {_HEAD.size}: "
@@ -157,21 +221,19 @@ def _wire(
     return slowest([card.mbit or None for card in cards])
 
 
-def _fitting(settings: Settings, hosts: Sequence[int], n_cores: int) -> Tuning | None:
-    """The tuning file, if it is of this cluster."""
+def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:
+    """How the tuning file, if there is one, is of another cluster; empty if it is of this one."""
     tuning = settings.tuning
-    assert tuning is not None
-    difference = tuning.differs_from(hosts, n_cores)
-    if not difference:
-        return tuning
+    difference = tuning.differs_from(hosts, n_cores) if tuning is not None else ""
+    if tuning is None or not difference:
+        return ""
     what = f"the tuning file {tuning.path} is of another cluster: {difference}"
     if settings.refuse:
         raise UsageError(
             f"{what}; measure this one with `shoal tune`, or set SHOAL_TUNING_MISMATCH=ignore "
             "to choose by the model"
         )
-    _LOG.warning("%s; it is ignored", what)
-    return None
+    return what
 
 
 def _bits(cores: Sequence[int]) -> int:

@@ -93,7 +93,11 @@ def _compare(
 ) -> dict[str, float]:
     n_calls = max(1, min(_MOST_CALLS, _SAMPLE_BYTES // n_bytes))
     planners = [
-        Planner(group.planner.cluster, Forced(by_collective=(algorithm,)))
+        Planner(
+            group.planner.cluster,
+            Forced(by_collective=(algorithm,)),
+            n_channels=group.planner.n_channels,
+        )
         for algorithm in algorithms
     ]
     samples = array.array("d")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
+from shoal.plan.channels import n_stripes
 from shoal.plan.choose import Choice, can_serve, choose, may_encode, size_class
 from shoal.plan.cluster import Cluster, numbered
 from shoal.plan.defaults import default_cluster
@@ -29,6 +30,7 @@ class Planner:
         cluster: of the group's ranks.
         forced: what `SHOAL_ALGO` says.
         tuning: what was measured on this very cluster, if anything.
+        n_channels: between hosts, that large calls are cut over.
         title: of the group and rank, for the log.
         level: that of the lines that say what was chosen.
     """
@@ -39,10 +41,12 @@ class Planner:
         forced: Forced | None = None,
         tuning: Tuning | None = None,
         *,
+        n_channels: int = 1,
         title: str = "",
         level: int = logging.DEBUG,
     ) -> None:
         self.cluster = cluster
+        self.n_channels = n_channels
         self.forced = forced or Forced()
         self.tuning = tuning if tuning is not None and tuning.hosts == cluster.hosts else None
         self._title = title
@@ -75,11 +79,20 @@ class Planner:
             )
         return choice
 
+    def n_stripes(self, collective: str, n_bytes: int) -> int:
+        """Over how many channels a call is cut; the same on all of its ranks."""
+        return n_stripes(collective, n_bytes, self.cluster, self.n_channels)
+
     def of(self, ranks: Sequence[int], title: str = "") -> Planner:
         """That of the subgroup of some ranks: the same costs, nothing is measured."""
         hosts = numbered(self.cluster.hosts[rank] for rank in ranks)
         cluster = default_cluster(hosts, n_cores=self.cluster.n_cores, wire=self.cluster.wire)
-        part = Planner(cluster, self.forced, self.tuning, title=title, level=self._level)
+        part = Planner(
+            *(cluster, self.forced, self.tuning),
+            n_channels=self.n_channels,
+            title=title,
+            level=self._level,
+        )
         part._warned = self._warned
         return part
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
+from shoal.plan.channels import channels_from
 from shoal.plan.tuning import Tuning, read_tuning
 from shoal.plan.wire import link_from
 from shoal.schedule import ALGORITHMS, find
@@ -99,6 +100,8 @@ class Settings(NamedTuple):
         tuning: what the file `SHOAL_TUNING` says.
         refuse: `SHOAL_TUNING_MISMATCH`: whether a tuning file of another cluster is an error.
         wire: `SHOAL_WIRE`: how large sums travel between hosts.
+        channels: `SHOAL_CHANNELS`: between hosts; 0: the planner chooses.
+        n_paths: `SHOAL_PATHS`, in which ranks may differ.
     """
 
     forced: Forced = Forced()
@@ -106,6 +109,8 @@ class Settings(NamedTuple):
     tuning: Tuning | None = None
     refuse: bool = True
     wire: Codec = Codec.IDENTITY
+    channels: int = 0
+    n_paths: int = 1
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -122,6 +127,8 @@ class Settings(NamedTuple):
             tuning=read_tuning(Path(path)) if path else None,
             refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
             wire=_wire_from(environ),
+            channels=channels_from(environ),
+            n_paths=_paths_from(environ),
         )
 
 
@@ -130,6 +137,12 @@ def _wire_from(environ: Mapping[str, str]) -> Codec:
         return parse_wire(environ.get("SHOAL_WIRE") or Codec.IDENTITY)
     except UsageError as error:
         raise UsageError(f"SHOAL_WIRE: {error}") from None
+
+
+def _paths_from(environ: Mapping[str, str]) -> int:
+    """What joining reads again, and refuses where it is wrong."""
+    text = environ.get("SHOAL_PATHS", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) == 1 and text > "0" else 1
 
 
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

@@ -320,7 +320,7 @@ class _Join:
     def _add(self, rank: int, path: int, sock: socket.socket) -> None:
         """Keep a proven socket, which the selector knows."""
         if path == 0:
-            self._links.add(rank, sock, self._roster.n_paths(rank))
+            self._links.add(rank, sock, self._roster.n_connections(rank))
             return
         self._selector.unregister(sock)
         self._links.add_path(rank, path, sock)
@@ -368,6 +368,8 @@ class _Join:
         """Begin anew: what was proved under another epoch was proved to a leftover."""
         self._dialing.start_anew()
         self._links.drop_all()
+        host_ids = [self._roster.host_id(rank) for rank in range(self._size)]
+        self._roster.n_channels = self._options.channels(host_ids, self._roster.cards())
         remote = self._roster.remote_ranks()
         host = sorted(set(range(self._size)) - set(remote))
         is_guide = host[0] == self._rank

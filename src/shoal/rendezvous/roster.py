@@ -34,6 +34,7 @@ class Roster:
         self.rank = rank
         self.own = own
         self.epoch: int | None = None  # known once every rank has a record
+        self.n_channels = 1  # of this epoch; each has connections of its own
         self.oddities: dict[int, str] = {}  # why a record that is there is of no use
         self.read_at = 0.0
         self.farewell: Farewell | None = None  # of a rank that left and has not come again
@@ -114,20 +115,25 @@ class Roster:
         record = self._records.get(rank)
         return record.host_label if record is not None else "an unknown host"
 
-    def target(self, rank: int, path: int = 0) -> Endpoint | str | None:
+    def target(self, rank: int, connection: int = 0) -> Endpoint | str | None:
         """Where to connect to: a Unix name, an endpoint, or None if that is not known yet."""
         record = self._records.get(rank)
         if self.epoch is None or record is None:
             return None
         if self.is_local(rank):
             return record.unix_name
-        return record.more[path - 1] if 0 < path < record.n_paths else record.endpoint
+        path = connection % record.n_paths
+        return record.more[path - 1] if path > 0 else record.endpoint
 
-    def n_paths(self, rank: int) -> int:
-        """How many connections we have with a rank that has a record: the lower rank decides."""
+    def n_connections(self, rank: int) -> int:
+        """How many we have with a rank that has a record: all paths of a channel, then the next's.
+
+        The lower rank decides how many paths there are.
+        """
         if self.is_local(rank):
             return 1
-        return (self._records[rank] if rank < self.rank else self.own).n_paths
+        n_paths = (self._records[rank] if rank < self.rank else self.own).n_paths
+        return n_paths * self.n_channels
 
     def remote_ranks(self) -> list[int]:
         """The ranks on other hosts, as far as they have a record."""

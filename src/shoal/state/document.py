@@ -122,12 +122,35 @@ def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
     }
     if native is None:
         return {**world, "groups": [], "peers": []}
+    native = _of_all_channels(native)
     for group in native["groups"]:
         group["name"] = names.get(group["id"])
         for call in group["in_flight"]:
             call["waits"] = waits_of(call)
-    known = ("rank", "size", "taken_ns")
+    known = ("rank", "size", "taken_ns", "channel")
     return {**world, **{name: value for name, value in native.items() if name not in known}}
+
+
+def _of_all_channels(native: dict[str, Any]) -> dict[str, Any]:
+    """What the channels of a mesh told, in one; what is of a later one says of which."""
+    for other in native.pop("more", ()):
+        mark = {"channel": other["channel"]}
+        groups = {group["id"]: group for group in native["groups"]}
+        for group in other["groups"]:
+            group["in_flight"] = [{**call, **mark} for call in group["in_flight"]]
+            known = groups.get(group["id"])
+            if known is None:
+                native["groups"].append(group)
+                continue
+            for name in ("in_flight", "made_by_others", "n_in_flight_left_out"):
+                known[name] += group[name]
+            known["ended"] = known["ended"] or group["ended"]
+        native["peers"] += [{**peer, **mark} for peer in other["peers"] if peer["link"] != "none"]
+        for name in ("n_in_flight", "scratch_bytes"):
+            native[name] += other[name]
+        for name, n_bytes in other["staging"].items():
+            native["staging"][name] += n_bytes
+    return native
 
 
 _Item = TypeVar("_Item")

@@ -63,7 +63,7 @@ def _world(world: dict[str, Any]) -> Iterator[str]:
         yield from _group(group, ranks)
     for peer in world["peers"]:
         if peer["state"] != "self":
-            yield f"  {named(peer['rank'], ranks)}: {_peer(peer)}"
+            yield f"  {named(peer['rank'], ranks)}{_over(peer)}: {_peer(peer)}"
     if "staging" in world:
         staging = {what: show_bytes(n) for what, n in world["staging"].items()}
         yield (
@@ -71,6 +71,11 @@ def _world(world: dict[str, Any]) -> Iterator[str]:
             f"most {staging['peak_bytes']} used so far, of {staging['ceiling_bytes']}; scratch: "
             f"{show_bytes(world['scratch_bytes'])}"
         )
+
+
+def _over(told: dict[str, Any]) -> str:
+    """The channel, where it is not the first."""
+    return f" over channel {told['channel']}" if "channel" in told else ""
 
 
 def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str]:
@@ -98,8 +103,8 @@ def _call(call: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str
     left = "" if call["left_s"] is None else f", {max(0.0, call['left_s']):.1f} s left"
     n_over = call["n_steps"] - call["n_steps_left"]
     yield (
-        f"    call {call['serial']}, {call['what']}, {show_bytes(call['n_bytes'])}: made "
-        f"{call['age_s']:.1f} s ago{left}; {n_over} of {call['n_steps']} steps are over"
+        f"    call {call['serial']}, {call['what']}, {show_bytes(call['n_bytes'])}{_over(call)}: "
+        f"made {call['age_s']:.1f} s ago{left}; {n_over} of {call['n_steps']} steps are over"
     )
     if call["awaits_message"]:
         yield "      waits for a message to this rank"

@@ -1,0 +1,353 @@
+// Calls that are cut over several channels: the same bits, the same ends, and nobody sleeps on.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "engine/stripes.h"
+#include "test/check.h"
+#include "test/cluster.h"
+
+namespace shoal::test {
+namespace {
+
+Job large(uint64_t key, Kind kind = Kind::kRingAllReduce, uint64_t n_elems = 60'000) {
+  Job job;
+  job.kind = kind;
+  job.key = key;
+  job.n_elems = n_elems;
+  job.seed = key;
+  job.segment_bytes = 4096;
+  return job;
+}
+
+bool is_over(const Cluster::Part& part) {
+  return eventually([&] { return part.call->is_over(); });
+}
+
+TEST("the stripes of a chunk are all of its segments, each once") {
+  FakeRandom random(5);
+  for (int turn = 0; turn < 300; ++turn) {
+    const uint64_t n_bytes = 16 * random.below(80);
+    const auto n_stripes = static_cast<uint32_t>(1 + random.below(5));
+    ProgramBuilder program;
+    program.send(1, 0);
+    Plan plan;
+    plan.program = program.done(2);
+    plan.layout[kData] = equal_layout(n_bytes, 1);
+    plan.n_stripes = n_stripes;
+    const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "one chunk");
+    const Step& step = sealed->program->steps[0];
+    Bytes memory(n_bytes);
+    for (uint32_t stripe = 0; stripe < n_stripes; ++stripe) {
+      Collective call;
+      call.plan = sealed;
+      call.memory[kData] = {memory.data()};
+      call.stripe.index = stripe;
+      for (uint32_t at = 0; at < sealed->n_segments(step, stripe); ++at) {
+        std::byte* segment = call.segment_at(kData, 0, at);
+        for (size_t byte = 0; byte < call.segment_bytes(step, at); ++byte)
+          segment[byte] = static_cast<std::byte>(static_cast<int>(segment[byte]) + 1);
+      }
+    }
+    CHECK(memory == Bytes(n_bytes, std::byte{1}));
+  }
+}
+
+TEST("calls that are cut over channels have the results of calls that are not") {
+  for (const int n_channels : {2, 3}) {
+    for (const int size : {2, 3, 4}) {
+      Cluster cluster(size, 1, 0, 1, 0, n_channels);
+      FakeRandom random(static_cast<uint64_t>(10 * n_channels + size));
+      for (uint64_t key = 1; key < 40; ++key) cluster.run_all(random_job(random, key, size, 6000));
+    }
+  }
+}
+
+TEST("many threads that make calls, cut and whole, on each rank all come to an end") {
+  for (const int64_t spin_ns : {int64_t{0}, 50 * kSecond / 1'000'000}) {
+    Cluster cluster(3, 1, spin_ns, 1, 0, 2);
+    constexpr int kThreads = 3;
+    in_threads(3 * kThreads, [&](int each) {
+      const int rank = each % 3;
+      FakeRandom random(static_cast<uint64_t>(each / 3));  // the same for all ranks
+      for (uint64_t n = 0; n < 40; ++n) {
+        const uint64_t key = kNamed | static_cast<uint64_t>(each / 3) << 32 | n;
+        Job job = random_job(random, key, 3, 60'000);
+        job.segment_bytes = 4096;
+        const bool is_whole = random.chance(0.3);
+        const auto part = cluster.post(rank, job, random.chance(0.5), is_whole);
+        CHECK(cluster.wait(rank, *part));
+        CHECK(Cluster::is_right(*part, rank, 3));
+      }
+    });
+  }
+}
+
+TEST("two paths for each of two channels carry calls that are cut, also when one is cut off") {
+  Cluster cluster(2, 1, 0, 2, 0, 2);
+  cluster.run_all(large(1));
+  shutdown(cluster.later_channels[0], SHUT_RDWR);
+  for (uint64_t key = 2; key < 10; ++key) cluster.run_all(large(key));
+}
+
+TEST("whoever waits for some call to end hears of one that is cut, and counts it once") {
+  Cluster cluster(2, 1, 0, 1, 0, 3);
+  for (uint64_t key = 1; key < 30; ++key) {
+    const auto part = cluster.post(0, large(key), true);
+    std::thread watcher([&] {
+      const auto seen = static_cast<int64_t>(key - 1);
+      CHECK_EQ(cluster.meshes[0]->wait_finished(seen, kPatience), static_cast<int64_t>(key));
+    });
+    cluster.run(1, large(key));
+    watcher.join();
+    CHECK(is_over(*part));
+  }
+}
+
+// Rank 0 is in a call that is cut and in one that is not, and rank 1 in neither.
+void check_all_end_alike(Fault fault, const std::function<void(Cluster&)>& happens) {
+  Cluster cluster(2, 1, 0, 1, 0, 2);
+  cluster.run_all(large(1));
+  const auto cut = cluster.post(0, large(2), true);
+  const auto whole = cluster.post(0, large(3), true, true);
+  happens(cluster);
+  CHECK(is_over(*cut) && is_over(*whole));
+  const Error first = cluster.meshes[0]->poison_of(*cluster.groups[0]);
+  CHECK(first.fault == fault);
+  for (const Cluster::Part* part : {cut.get(), whole.get()}) {
+    CHECK_EQ(part->call->outcome().text, first.text);
+    CHECK_EQ(part->call->outcome().peer, first.peer);
+    CHECK(!part->call->outcome().doing.empty());
+  }
+  for (const bool is_whole : {false, true}) {  // nor does anything begin any more
+    const auto late = cluster.post(0, large(4), true, is_whole);
+    CHECK(is_over(*late));
+    CHECK(late->call->outcome().fault == fault);
+  }
+  CHECK(eventually([&] { return bool{cluster.meshes[1]->poison_of(*cluster.groups[1])}; }));
+}
+
+TEST("the loss of one channel's connection ends the group in all channels, in the same words") {
+  check_all_end_alike(Fault::kPeerLost,
+                      [](Cluster& cluster) { shutdown(cluster.later_channels[0], SHUT_RDWR); });
+  check_all_end_alike(Fault::kPeerLost,
+                      [](Cluster& cluster) { shutdown(cluster.first_paths[0], SHUT_RDWR); });
+}
+
+TEST("an abort here and an abort there end the group in all channels, in the same words") {
+  for (const size_t rank : {0u, 1u})
+    check_all_end_alike(Fault::kClosed, [&](Cluster& cluster) {
+      cluster.meshes[rank]->abort_group(*cluster.groups[rank], "enough");
+    });
+}
+
+TEST("a deadline of one stripe is that of the call, and both channels tell of it") {
+  Cluster cluster(2, 1, 0, 1, 0, 2);
+  Group& group = *cluster.groups[0];
+  const auto plan = cluster.cut(plan_of(large(1), 0, 2));
+  Bytes memory = input_of(large(1), 0, 2);
+  const auto call = cluster.meshes[0]->post(group, plan, 1, {{memory.data()}}, kMillisecond, true);
+  CHECK(eventually([&] { return call->is_over(); }));
+  CHECK(call->outcome().fault == Fault::kTimedOut);
+  CHECK(call->outcome().text.find("reached the deadline") != std::string::npos);
+  CHECK(eventually([&] { return bool{cluster.meshes[1]->poison_of(*cluster.groups[1])}; }));
+  CHECK_EQ(cluster.meshes[1]->poison_of(*cluster.groups[1]).text, call->outcome().text);
+  const auto state = cluster.meshes[0]->take_state_at_deadline(group);
+  CHECK(state != nullptr);
+  const auto& [name, more] = std::get<Fields>(state->is).back();
+  CHECK_EQ(std::string(name), "more");
+  CHECK_EQ(std::get<List>(more.is).size(), 1);
+}
+
+// Two ranks with two channels, the second of which takes what it is given and brings nothing.
+class HalfDeaf {
+ public:
+  HalfDeaf() {
+    const auto first = unix_sockets(), one = unix_sockets(), other = unix_sockets();
+    first_ = first[0];
+    ends_ = {one[1], other[1]};
+    add(0, {first[0], one[0]});
+    add(1, {first[1], other[0]});
+  }
+  ~HalfDeaf() {
+    cut_second();
+    for (const auto& mesh : meshes) mesh->close();
+    for (const int end : ends_) ::close(end);
+    CHECK_EQ(Mesh::wakeups().late.load(), 0);
+  }
+  // Makes a call that is cut, of which one stripe cannot end.
+  void post(int64_t timeout_of_0 = kPatience) {
+    for (const int rank : {0, 1}) {
+      auto plan = std::make_shared<Plan>(*plan_of(large(1), rank, 2));
+      plan->n_stripes = 2;
+      auto& memory = memories[static_cast<size_t>(rank)] = input_of(large(1), rank, 2);
+      calls.push_back(meshes[static_cast<size_t>(rank)]->post(
+          *groups[static_cast<size_t>(rank)], plan, 1, {{memory.data()}},
+          rank == 0 ? timeout_of_0 : kPatience, true));
+    }
+    for (const auto& call : calls) CHECK(eventually([&] { return call->finished.load(); }));
+  }
+  void check_ended(Fault fault) {
+    for (const auto& call : calls) {
+      CHECK(eventually([&] { return call->is_over(); }));
+      CHECK(call->outcome().fault == fault);
+    }
+    for (Bytes& memory : memories) memory = {};  // it is the caller's again
+    drain();
+    for (size_t rank = 0; rank < 2; ++rank) {
+      Bytes memory = input_of(large(2), 0, 2);
+      const auto late = meshes[rank]->post(*groups[rank], plan_of(large(2), 0, 2), 2,
+                                           {{memory.data()}}, kPatience, true);
+      CHECK(eventually([&] { return late->is_over(); }));  // 1 s at most
+      CHECK(late->outcome().fault == fault);
+    }
+  }
+  void cut_second() const {
+    for (const int end : ends_) shutdown(end, SHUT_RDWR);
+  }
+  void cut_first() const { shutdown(first_, SHUT_RDWR); }
+
+  std::vector<std::shared_ptr<Mesh>> meshes;
+  std::vector<Group*> groups;
+  std::vector<std::shared_ptr<Collective>> calls;
+  std::array<Bytes, 2> memories;
+
+ private:
+  void add(int rank, const std::vector<int>& fds) {
+    auto arena = std::make_shared<Arena>();
+    CHECK(!Arena::create(1, *arena));
+    Mesh::Options options;
+    options.n_channels = 2;
+    options.backstop_ns = kHour;
+    options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
+    std::shared_ptr<Mesh> mesh;
+    CHECK(!Mesh::create(rank, {"rank 0", "rank 1"}, 1, Cluster::key(), arena, {{1 - rank, fds}},
+                        options, mesh));
+    meshes.push_back(mesh);
+    groups.push_back(&mesh->add_group(7, {0, 1}));
+  }
+  // So that links that still have something to send do so, whosever memory it lies in.
+  void drain() const {
+    Bytes away(1u << 20);
+    for (int turn = 0; turn < 20; ++turn)
+      for (const int end : ends_)
+        while (recv(end, away.data(), away.size(), MSG_DONTWAIT) > 0) std::this_thread::yield();
+  }
+
+  int first_ = -1;
+  std::array<int, 2> ends_{};
+};
+
+TEST("a deadline that passes on one channel when the other is done ends the call and the group") {
+  HalfDeaf pair;
+  pair.post(kSecond);
+  pair.check_ended(Fault::kTimedOut);
+}
+
+TEST("a peer that dies when one stripe is done and another is not ends the call and the group") {
+  for (const bool all_at_once : {false, true}) {
+    HalfDeaf pair;
+    pair.post();
+    if (all_at_once) pair.cut_first();
+    pair.cut_second();
+    pair.check_ended(Fault::kPeerLost);
+  }
+}
+
+TEST("ranks that call different things, one of them cut, both say what both called") {
+  Cluster cluster(2, 1, 0, 1, 0, 2);
+  const auto cut = cluster.post(0, large(1), true);
+  const auto other = cluster.post(1, large(1, Kind::kDirectBroadcast, 40), true, true);
+  CHECK(is_over(*cut) && is_over(*other));
+  CHECK(cut->call->outcome().fault == Fault::kMismatch);
+  CHECK_EQ(cut->call->outcome().text, other->call->outcome().text);
+}
+
+TEST("who closes a group for itself tells nobody, over no channel") {
+  Cluster cluster(2, 1, 0, 1, 0, 2);
+  std::vector<Group*> part;
+  for (const auto& mesh : cluster.meshes) part.push_back(&mesh->add_group(8, {0, 1}));
+  cluster.meshes[0]->drop_group(*part[0]);
+  for (uint64_t key = 1; key < 20; ++key) cluster.run_all(large(key));
+  CHECK(!cluster.meshes[1]->poison_of(*part[1]));
+}
+
+TEST("a group that has ended before it is made here has ended in all channels") {
+  Cluster cluster(2, 1, 0, 1, 0, 3);
+  Group& there = cluster.meshes[1]->add_group(8, {0, 1});
+  cluster.meshes[1]->abort_group(there, "enough");
+  for (uint64_t key = 1; key < 5; ++key) cluster.run_all(large(key));  // the words are here
+  Group& here = cluster.meshes[0]->add_group(8, {0, 1});
+  const auto plan = cluster.cut(plan_of(large(1), 0, 2));
+  Bytes memory = input_of(large(1), 0, 2);
+  const auto call = cluster.meshes[0]->post(here, plan, 1, {{memory.data()}}, kPatience, true);
+  CHECK(call->is_over());
+  CHECK(call->outcome().fault == Fault::kClosed);
+}
+
+TEST("closing a mesh ends waits for calls that are cut") {
+  Cluster cluster(2, 1, 0, 1, 0, 3);
+  const auto part = cluster.post(0, large(1));
+  std::thread waiter([&] { CHECK(!cluster.wait(0, *part)); });
+  std::thread watcher([&] { cluster.meshes[0]->wait_finished(0, kPatience); });
+  CHECK(eventually([&] { return cluster.is_asleep(0); }));
+  cluster.meshes[0]->close();
+  waiter.join();
+  watcher.join();
+  CHECK(part->call->outcome().fault == Fault::kClosed);
+}
+
+TEST("a rank that leaves after its last call lets the others end theirs, over every channel") {
+  for (int turn = 0; turn < 20; ++turn) {
+    Cluster cluster(2, 1, 0, 1, 0, 2);
+    const auto part = cluster.post(1, large(1), true);
+    cluster.run(0, large(1));
+    cluster.meshes[0]->close();
+    CHECK(is_over(*part));
+    CHECK(!part->call->outcome());
+    CHECK(Cluster::is_right(*part, 1, 2));
+  }
+}
+
+TEST("in a forked child no channel is of any use, and the parent's go on") {
+  Cluster cluster(2, 1, 0, 1, 0, 2);
+  const auto part = cluster.post(0, large(1), true);
+  const pid_t child = fork();
+  if (child == 0) _exit(cluster.meshes[0]->forsaken() && cluster.meshes[1]->forsaken() ? 0 : 1);
+  int status = 0;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  cluster.run(1, large(1));
+  CHECK(is_over(*part));
+  CHECK(Cluster::is_right(*part, 0, 2));
+}
+
+TEST("stripes share the scratch of their call, which counts once under the ceiling") {
+  Stripes stripes(2);
+  const auto one = stripes.scratch(1000);
+  CHECK(one != nullptr);
+  CHECK(one == stripes.scratch(1000));
+  Plan plan;
+  plan.scratch_bytes = 1001;
+  plan.n_stripes = 2;
+  Collective call;
+  call.plan = std::make_shared<const Plan>(plan);
+  CHECK_EQ(call.scratch_share(), 501);
+}
+
+TEST("channels share the ceiling of the staging") {
+  Cluster cluster(2, 1, 0, 1, 0, 2);
+  const auto state = cluster.meshes[0]->state(kPatience);
+  const auto ceiling_of = [](const Value& told) {
+    for (const auto& [name, value] : std::get<Fields>(told.is))
+      if (name == "staging") return std::get<int64_t>(std::get<Fields>(value.is)[0].second.is);
+    return int64_t{0};
+  };
+  const auto& more = std::get<List>(std::get<Fields>(state->is).back().second.is);
+  CHECK_EQ(ceiling_of(*state) + ceiling_of(more[0]), Engine::Options{}.staging_bytes);
+}
+
+}  // namespace
+}  // namespace shoal::test

@@ -1,0 +1,91 @@
+"""How many channels a group's ranks have between hosts, and which calls are cut over them.
+
+A channel is a lock, a progress thread and links of its own (docs/threads.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster
+
+MOST_CONNECTIONS: Final = 8
+"""Of two ranks of different hosts: paths times channels (native/transport/frame.h)."""
+
+# What one thread moves both ways, with checksums, copies and folds: 12 to 18 Gbit/s on a core of
+# 2020 (bench/LOG.md). A wire below it never waits for the thread.
+_MBIT_PER_CHANNEL: Final = 12_500
+# More than four have not been measured anywhere.
+_MOST_CHOSEN: Final = 4
+
+# Smaller calls go whole to one channel: below this a lock and a wake-up for each channel cost more
+# than is won, and chunks have too few segments to be cut evenly.
+STRIPED_FLOOR_BYTES: Final = 2 << 20
+
+# Where only two ranks know how long the block between them is, they need not agree on a cut.
+_WHOLE: Final = frozenset({"send_recv", "all_to_all", "barrier"})
+
+
+class Channels(NamedTuple):
+    """A number of channels, and who says so."""
+
+    n: int
+    why: str
+
+
+def channels_from(environ: Mapping[str, str]) -> int:
+    """Read `SHOAL_CHANNELS`; 0: the planner chooses.
+
+    Raises:
+        UsageError: it is no such number.
+    """
+    text = environ.get("SHOAL_CHANNELS", "")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_CONNECTIONS:
+        raise UsageError(f"SHOAL_CHANNELS={text!r} is not a number from 1 to {MOST_CONNECTIONS}")
+    return int(text)
+
+
+def choose_channels(cluster: Cluster, most: int = MOST_CONNECTIONS) -> Channels:
+    """As many as the wire keeps busy, if the host has two cores for each.
+
+    Args:
+        most: that there are connections for.
+    """
+    if cluster.n_hosts == 1:
+        return Channels(1, "all ranks share memory")
+    if cluster.n_hosts < cluster.size:
+        return Channels(1, "ranks that share a host have a thread each already")
+    mbit = 8 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else math.inf
+    wanted = math.ceil(min(mbit / _MBIT_PER_CHANNEL, _MOST_CHOSEN))
+    if wanted <= 1:
+        return Channels(
+            1, f"one thread moves {_MBIT_PER_CHANNEL / 1000:g} Gbit/s, and no link more"
+        )
+    n_cores = cluster.n_cores
+    n = max(1, min(wanted, n_cores // 2, most))
+    why = f"the links would keep {wanted} threads busy"
+    if n < wanted:
+        cores = (
+            f"{n_cores} core{'s' * (n_cores > 1)} of a host leave room for {max(1, n_cores // 2)}"
+        )
+        why += f", and {cores if n_cores // 2 < most else f'there are connections for {most}'}"
+    return Channels(n, why)
+
+
+def n_stripes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:
+    """Over how many channels a call is cut; the same on all of its ranks.
+
+    Args:
+        n_bytes: as `choose.choose` counts them.
+    """
+    # Who shares memory has one channel to it.
+    if n_channels == 1 or cluster.n_hosts < cluster.size or cluster.size == 1:
+        return 1
+    return 1 if collective in _WHOLE or n_bytes < STRIPED_FLOOR_BYTES else n_channels

@@ -1,0 +1,240 @@
+"""Several channels between hosts: the same bits, one answer to faults, and settings that agree."""
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from process.arrays import Array
+from process.ranks import run_ranks, start_ranks
+from process.stage import error_of, pretend_hosts
+
+import shoal
+from shoal.errors import PeerLost, UsageError
+from shoal.state.document import describe
+from shoal.state.text import text_of
+
+N_ELEMS = 540_011  # 2.06 MiB: cut where there are channels, and into unequal parts
+SOON_S = 2.0
+
+
+def noise(rank: int, n_elems: int) -> Array:
+    """Sums of it depend on their order."""
+    return np.resize(np.random.default_rng(rank).normal(size=9973).astype(np.float32), n_elems)
+
+
+def results_of(group: shoal.Group) -> Iterator[tuple[str, Array, Array]]:
+    """What every collective gave, and what NumPy says, for this rank."""
+    rank, size = group.rank, group.size
+    every = [noise(each, N_ELEMS) for each in range(size)]
+    total, all_blocks = np.add.reduce(every), np.concatenate(every)
+    data, blocks = every[rank].copy(), np.empty(size * N_ELEMS, np.float32)
+    group.all_reduce(data)
+    yield "all_reduce", data, total
+    data[:] = every[rank]
+    group.reduce(data, root=1)
+    if rank == 1:
+        yield "reduce", data, total
+    data[:] = every[rank]
+    group.broadcast(data, root=1)
+    yield "broadcast", data, every[1]
+    group.all_gather(blocks, every[rank])
+    yield "all_gather", blocks, all_blocks
+    blocks[:] = 0
+    group.gather(blocks if rank == 0 else None, every[rank])
+    if rank == 0:
+        yield "gather", blocks, all_blocks
+    group.scatter(data, all_blocks if rank == 0 else None)
+    yield "scatter", data, every[rank]
+    group.reduce_scatter(data, all_blocks)
+    yield "reduce_scatter", data, size * every[rank]
+    group.all_to_all(blocks, all_blocks)
+    yield "all_to_all", blocks, np.tile(every[rank], size)
+    several = [every[each][: N_ELEMS - 1000 * each] for each in range(size)]
+    gathered = [np.empty(len(block), np.float32) for block in several]
+    group.all_gather(gathered, several[rank])
+    yield "uneven all_gather", np.concatenate(gathered), np.concatenate(several)
+
+
+def digests(n_channels: int, ranks_per_host: int) -> list[str]:
+    """Of every result, which is near to NumPy's."""
+    pretend_hosts(ranks_per_host)
+    os.environ["SHOAL_CHANNELS"] = str(n_channels)
+    told = []
+    with shoal.init() as group:
+        hosts = len(set(group.planner.cluster.hosts))
+        assert group.planner.n_channels == (n_channels if hosts > 1 else 1)
+        for name, found, wanted in results_of(group):
+            assert np.allclose(found, wanted, rtol=1e-5, atol=1e-5), name
+            told.append(hashlib.blake2b(found.tobytes(), digest_size=8).hexdigest())
+    return told
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 3])
+def test_any_number_of_channels_gives_the_results_of_one_bit_for_bit(ranks_per_host: int) -> None:
+    one = run_ranks(digests, 3, 1, ranks_per_host)
+    for n_channels in (2, 3) if ranks_per_host == 1 else (3,):
+        assert run_ranks(digests, 3, n_channels, ranks_per_host) == one
+
+
+def who_got_much() -> list[tuple[int, int]]:
+    """Channel and peer, of a call by two ranks."""
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "2"
+    with shoal.init() as group:
+        group.all_reduce(np.ones(N_ELEMS, np.float32))
+        (world,) = describe("a test asks")["worlds"]
+        group.barrier()
+    peers = [peer for peer in world["peers"] if peer["n_bytes_out"] > N_ELEMS]
+    return [(peer.get("channel", 0), peer["rank"]) for peer in peers]
+
+
+def test_a_large_call_moves_over_every_channel_and_the_dump_says_so() -> None:
+    assert run_ranks(who_got_much, 2) == [[(0, 1), (1, 1)], [(0, 0), (1, 0)]]
+
+
+def asks_while_rank_1_is_late() -> tuple[list[int], str] | None:
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "2"
+    with shoal.init() as group:
+        data, told = np.ones(N_ELEMS, np.float32), None
+        if group.rank == 0:
+            work = group.all_reduce(data, async_op=True)
+            state = describe("a test asks")
+            (world,) = state["worlds"]
+            (calls,) = [each["in_flight"] for each in world["groups"]]
+            told = [call.get("channel", 0) for call in calls], text_of(state)
+            group.barrier(name="asked")
+            assert work is not None
+            work.wait()
+        else:
+            group.barrier(name="asked")
+            group.all_reduce(data)
+        return told
+
+
+def test_the_dump_tells_of_a_call_in_each_channel_that_it_is_cut_over() -> None:
+    channels, text = run_ranks(asks_while_rank_1_is_late, 2)[0]
+    assert channels == [0, 1]
+    assert "over 2 channels" in text
+    assert "over channel 1: made" in text
+
+
+def joins(channels: list[str], paths: str = "1") -> str:
+    pretend_hosts(1)
+    rank = int(os.environ["RANK"])
+    os.environ.update(SHOAL_CHANNELS=channels[rank], SHOAL_PATHS=paths)
+    error = error_of(shoal.init)
+    assert isinstance(error, UsageError), error
+    return str(error)
+
+
+def test_ranks_that_want_different_numbers_of_channels_are_refused_by_name() -> None:
+    for text in run_ranks(joins, 3, ["2", "2", "3"]):
+        assert "SHOAL_CHANNELS is not the same on all ranks: rank 2 differs from rank 0" in text
+
+
+def test_more_connections_than_there_may_be_are_refused_with_the_numbers() -> None:
+    for text in run_ranks(joins, 2, ["3", "3"], "3"):
+        assert "SHOAL_PATHS=3 and SHOAL_CHANNELS=3 are 9 connections" in text
+        assert "at most 8" in text
+
+
+def reduces_until_rank_1_dies() -> Any:
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "2"
+    group = shoal.init()
+    data = np.ones(8 << 20, np.float32)
+    try:
+        for turn in range(1000):
+            work = group.all_reduce(data, "max", async_op=True)
+            if turn == 2 and group.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            assert work is not None
+            work.wait()
+    except PeerLost as error:
+        lost_at = time.monotonic()
+        again = error_of(group.all_reduce, data)
+        group.close()
+        return error.rank, lost_at, type(again).__name__
+    return None
+
+
+def test_a_rank_that_dies_ends_a_call_that_is_cut_on_all_the_others() -> None:
+    with start_ranks(reduces_until_rank_1_dies, 3) as ranks:
+        outcomes = ranks.wait(60.0)
+    assert outcomes[1].died
+    told = [outcomes[rank].value for rank in (0, 2)]
+    assert [(rank, again) for rank, _, again in told] == [(1, "PeerLost")] * 2
+    assert abs(told[0][1] - told[1][1]) < SOON_S
+
+
+def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None:
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "2"
+    group = shoal.init()
+    every = [noise(rank, N_ELEMS) for rank in range(3)]
+    data = every[group.rank].copy()
+    group.all_reduce(data)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert isinstance(error_of(group.all_reduce, data), PeerLost)
+    with group.shrink(timeout_s=40) as rest:
+        before = moved()
+        mine = np.multiply(every[rest.view.ranks[rest.rank]], 2)  # exact
+        rest.all_reduce(mine)
+        np.testing.assert_array_equal(mine, 2 * (every[0] + every[2]))
+        busy = [key for key, n_bytes in moved().items() if n_bytes - before[key] > N_ELEMS // 2]
+        rest.barrier()  # nobody leaves before all have looked
+        return list(rest.view.ranks), sorted(busy)
+
+
+def moved() -> dict[tuple[int, int], int]:
+    """Bytes that went out to peers that live, by channel and peer."""
+    (world,) = describe("a test asks")["worlds"]
+    peers = [peer for peer in world["peers"] if peer["state"] == "alive"]
+    return {(peer.get("channel", 0), peer["rank"]): peer["n_bytes_out"] for peer in peers}
+
+
+def test_those_left_by_a_shrink_have_all_their_channels() -> None:
+    with start_ranks(shrinks_when_rank_1_dies, 3) as ranks:
+        outcomes = ranks.wait(60.0)
+    assert outcomes[1].died
+    assert outcomes[0].value == ([0, 2], [(0, 2), (1, 2)]), outcomes[0]
+    assert outcomes[2].value == ([0, 2], [(0, 0), (1, 0)]), outcomes[2]
+
+
+def wants(channels: list[str]) -> str:
+    pretend_hosts(1)
+    os.environ.update(SHOAL_CHANNELS=channels[int(os.environ["RANK"])])
+    return str(error_of(shoal.init))
+
+
+def test_a_wrong_number_of_channels_is_refused_before_anything_moves() -> None:
+    for text in ("0", "9", "x"):
+        for told in run_ranks(wants, 2, [text, text]):
+            assert f"SHOAL_CHANNELS='{text}' is not a number from 1 to 8" in told
+
+
+def forks_between_calls() -> list[float]:
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "2"
+    with shoal.init() as group:
+        data = np.ones(N_ELEMS, np.float32)
+        work = group.all_reduce(data, async_op=True)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if error_of(group.barrier) is not None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert work is not None
+        work.wait()
+        group.barrier()
+        return [float(data.min()), float(data.max())]
+
+
+def test_a_fork_in_the_middle_of_a_call_that_is_cut_harms_nobody() -> None:
+    assert run_ranks(forks_between_calls, 2) == [[2.0, 2.0]] * 2
