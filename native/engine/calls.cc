@@ -22,7 +22,7 @@ std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const P
 void Calls::refuse(Collective& call, const Error& why) {
   call.error = why;
   call.error.doing = call.doing();
-  call.finished = true;
+  call.ended = call.finished = true;
 }
 
 void Calls::hold(Collective& call, uint64_t key) {
@@ -57,8 +57,8 @@ void Calls::launch(Collective& call, uint64_t key) {
   openings_.announce(call);
   grant_far(call);
   use_early(call);
-  if (!call.finished) judge_.launched(call);
-  if (call.steps_left == 0 && !call.finished) finish(call, {});
+  if (!call.ended) judge_.launched(call);
+  if (call.steps_left == 0 && !call.ended) end(call, {});
 }
 
 // What is derived from the plan and the links.
@@ -91,7 +91,7 @@ void Calls::grant_far(Collective& call) {
 void Calls::use_early(Collective& call) {
   std::vector<Early> frames = early_.take(*call.group, call.key);
   for (Early& frame : frames) {
-    if (call.finished) break;
+    if (call.ended) break;
     frames_.arrived(call, frame.peer, frame.header, frame.payload);
     early_.used(frame);
     settle(call);
@@ -99,8 +99,8 @@ void Calls::use_early(Collective& call) {
   early_.discard(std::move(frames));
 }
 
-void Calls::finish(Collective& call, const Error& error) {
-  if (call.finished) return;
+void Calls::end(Collective& call, const Error& error) {
+  if (call.ended) return;
   Group& group = *call.group;
   if (!error && group.life.is_disputed())
     return;  // nothing succeeds once we know that the ranks differ
@@ -108,20 +108,43 @@ void Calls::finish(Collective& call, const Error& error) {
   call.error = error;
   call.ready.clear();
   ways_.granted.unreserve(call);
-  if (error) ways_.take_back(call);  // the caller may free its memory now
-  const bool had_scratch = call.scratch != nullptr;
-  scratch_.give_back(call);
+  if (error) {
+    releases_.ask(call);
+    ways_.take_back(call);
+  }
   // From here on it is over.
   let_go(call);
-  call.finished.store(true, std::memory_order_release);
-  judge_.finished(call);
+  call.ended = true;
+  const bool had_scratch = finish(call);
   openings_.finished(call);
   group.finished.remember(call.key, call.plan);
   if (had_scratch) scratch_.pass_on();
 }
 
+// NOT its group from here on, which may be gone by now.
+bool Calls::finish(Collective& call) {
+  if (!call.ended || call.n_unreleased > 0) return false;
+  const bool had_scratch = scratch_.give_back(call);
+  call.finished.store(true, std::memory_order_release);
+  judge_.finished(call);
+  return had_scratch;
+}
+
+void Calls::released(int peer, uint64_t token) {
+  const auto call = releases_.released(peer, token);
+  if (call != nullptr && finish(*call)) scratch_.pass_on();
+}
+
+// All of them before anything that may find no memory.
+void Calls::drop_peer(int peer) {
+  bool had_scratch = false;
+  while (const auto call = releases_.next_of(peer))
+    if (!call->finished) had_scratch |= finish(*call);
+  if (had_scratch) scratch_.pass_on();
+}
+
 uint32_t Calls::frames_awaited(const Collective& call) const {
-  if (n_in_flight_ != 1 || call.finished) return 1;
+  if (n_in_flight_ != 1 || call.ended) return 1;
   uint32_t awaited = 0;
   const Program& program = *call.plan->program;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {

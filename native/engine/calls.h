@@ -10,6 +10,7 @@
 #include "engine/early_frames.h"
 #include "engine/group.h"
 #include "engine/openings.h"
+#include "engine/releases.h"
 #include "engine/scratch.h"
 
 namespace shoal {
@@ -29,7 +30,8 @@ class Calls {
         frames_(frames),
         early_(early),
         judge_(judge),
-        now_(now) {}
+        now_(now),
+        releases_(links) {}
 
   // A call that is not in flight yet; it has failed already if its group has ended.
   std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
@@ -46,11 +48,16 @@ class Calls {
 
   // Ends a call whose last step is over. Whoever has moved a call's steps calls this.
   void settle(Collective& call) {
-    if (call.is_through && !call.finished) finish(call, {});
+    if (call.is_through && !call.ended) end(call, {});
   }
-  // With an error: nobody touches its memory any more. Where memory runs out in the middle, the
-  // call is still in flight, and all of this happens again.
-  void finish(Collective& call, const Error& error);
+  // The call is over; with an error before its time. It is finished at once, or when all links have
+  // let go of its memory. Where memory runs out in the middle, the call is still in flight, and all
+  // of this happens again.
+  void end(Collective& call, const Error& error);
+  // A link has let go of what it was asked for, or of everything, being broken or closed.
+  void released(int peer, uint64_t token);
+  void drop_peer(int peer);
+  void clear() { releases_.clear(); }
 
   size_t n_in_flight() const { return n_in_flight_; }
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
@@ -58,6 +65,8 @@ class Calls {
   uint32_t frames_awaited(const Collective& call) const;
 
  private:
+  // False: it has no scratch memory that others may wait for, or is not finished yet.
+  bool finish(Collective& call);
   void index(Collective& call);
   void grant_far(Collective& call);
   void use_early(Collective& call);
@@ -71,6 +80,7 @@ class Calls {
   EarlyFrames& early_;
   Judge& judge_;
   const int64_t& now_;
+  Releases releases_;
   size_t n_in_flight_ = 0;
   uint64_t n_held_ = 0;  // ever
 };

@@ -1,7 +1,5 @@
 #include "engine/collective.h"
 
-#include <cstring>
-
 namespace shoal {
 
 uint32_t Collective::granted(uint32_t at) const {
@@ -11,18 +9,23 @@ uint32_t Collective::granted(uint32_t at) const {
   return send.gate < theirs.size() ? std::min(send.granted, state[theirs[send.gate]].done) : 0;
 }
 
-void Collective::use(uint32_t at, const std::byte* from) {
+Into Collective::next_of(uint32_t at) const {
   const Step& step = plan->program->steps[at];
   const uint32_t segment = state[at].done;
   const size_t n_bytes = segment_bytes(step, segment);
-  const size_t n_elems = n_bytes / size_of(plan->dtype);
-  std::byte* into = segment_at(step.buffer, step.chunk, segment);
-  if (const Narrow* codec = state[at].codec)
-    step.fold ? codec->fold(into, into, from, n_elems) : codec->decode(into, from, n_elems);
-  else if (step.fold)
-    plan->fold(into, into, from, n_elems);
+  return {segment_at(step.buffer, step.chunk, segment), n_bytes, step.fold ? plan->fold : nullptr,
+          n_bytes / size_of(plan->dtype)};
+}
+
+void Collective::use(uint32_t at, const std::byte* from) const {
+  const Into into = next_of(at);
+  const Narrow* codec = state[at].codec;
+  if (codec == nullptr)
+    into.take(from);
+  else if (plan->program->steps[at].fold)
+    codec->fold(into.at, into.at, from, into.n_elems);
   else
-    std::memcpy(into, from, n_bytes);
+    codec->decode(into.at, from, into.n_elems);
 }
 
 Frame Collective::frame(FrameType type, uint32_t flow, uint32_t segment) const {

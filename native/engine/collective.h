@@ -14,7 +14,7 @@
 #include "engine/program.h"
 #include "engine/staging.h"
 #include "engine/stripes.h"
-#include "transport/frame.h"
+#include "transport/link.h"
 
 namespace shoal {
 
@@ -44,10 +44,11 @@ struct StepState {
   // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
   // value is rounded to, since it leaves so.
   const Narrow* codec = nullptr;
-  uint32_t started = 0;   // sends: segments handed to the link
-  uint32_t done = 0;      // segments whose memory this step no longer touches
-  int64_t moved_ns = 0;   // when `done` last changed, by the last tick's clock
-  bool is_eager = false;  // sends and receives: so short a flow that it goes without asking
+  uint32_t started = 0;    // sends: segments handed to the link
+  uint32_t done = 0;       // segments whose memory this step no longer touches
+  bool is_moving = false;  // a put or get of the next segment is under way
+  int64_t moved_ns = 0;    // when `done` last changed, by the last tick's clock
+  bool is_eager = false;   // sends and receives: so short a flow that it goes without asking
   // Sends: how the next segment moves, and how if the receiver had granted no place for it.
   Way* way = nullptr;
   Way* unplaced = nullptr;
@@ -71,6 +72,10 @@ struct StepState {
   std::vector<Offered> offered;
 };
 
+// A call ends when its last step is over, or before its time. Then no step of it runs, no peer
+// hears of it, and it is not in flight. It is finished when its memory is the caller's again: at
+// once, or where it has failed when all links have let go of that.
+//
 // Threads: under the mesh's lock, except `finished`.
 struct Collective : std::enable_shared_from_this<Collective> {
   Group* group = nullptr;  // this and the next two: see Group::own
@@ -112,6 +117,8 @@ struct Collective : std::enable_shared_from_this<Collective> {
   uint32_t steps_left = 0;
 
   Error error;
+  bool ended = false;
+  uint32_t n_unreleased = 0;  // what links were asked to let go of and still hold (releases.h)
   std::atomic<bool> finished{false};
 
   // Of the whole call, for whoever made it: Threads: any.
@@ -204,8 +211,10 @@ struct Collective : std::enable_shared_from_this<Collective> {
   // What the receiver of a send allows, counting its promise to be ready once this rank has
   // consumed its own flow.
   uint32_t granted(uint32_t at) const;
+  // Where the next segment of a receive goes, where it travels as it is.
+  Into next_of(uint32_t at) const;
   // Folds or stores the next segment of a receive, as it travelled.
-  void use(uint32_t at, const std::byte* from);
+  void use(uint32_t at, const std::byte* from) const;
 
   Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
   Frame open_frame(int peer) const;

@@ -11,9 +11,10 @@ namespace {
 
 // Whatever its turn: paths bring segments in any order.
 bool has_come(const StepState& state, uint32_t segment) {
-  return segment < state.done || std::any_of(
-                                     state.arrived.begin(), state.arrived.end(),
-                                     [&](const Arrived& came) { return came.segment == segment; });
+  return segment < state.done + (state.is_moving ? 1u : 0u) ||
+         std::any_of(
+             state.arrived.begin(), state.arrived.end(),
+             [&](const Arrived& came) { return came.segment == segment; });
 }
 
 }  // namespace
@@ -71,12 +72,12 @@ std::shared_ptr<Collective> DataFrames::sent(uint64_t token) {
   if (found == borrowed_.end()) {
     // The last made ready is the first to be tried: what comes first in the schedule.
     for (const auto& [waiting, at] : encoded_.sent(token))
-      if (const auto call = waiting.lock(); call && !call->finished) steps_.make_ready(*call, at);
+      if (const auto call = waiting.lock(); call && !call->ended) steps_.make_ready(*call, at);
     return nullptr;
   }
   const Borrowed what = std::move(found->second);
   borrowed_.erase(found);
-  if (what.call->finished) return nullptr;
+  if (what.call->ended) return nullptr;
   steps_.complete(*what.call, what.step, what.segment);
   return what.call;
 }

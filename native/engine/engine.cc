@@ -40,6 +40,8 @@ Engine::~Engine() {
   for (const auto& [id, group] : groups_)
     for (const auto& [key, call] : group->in_flight) call->state.clear();
   ways_.frames.clear();
+  ways_.moves.clear();
+  calls_.clear();
   steps_.clear();
   groups_.clear();
 }
@@ -123,10 +125,14 @@ void Engine::sent(int, uint64_t token) {
   if (const auto call = ways_.frames.sent(token)) calls_.settle(*call);
 }
 
+void Engine::moved(int, uint64_t token, Moved how) {
+  if (const auto call = ways_.moved(token, how)) calls_.settle(*call);
+}
+
 // NOT the peer's fault, which is about to complain: somebody here wrote to what was being sent.
 void Engine::spoiled(int peer, uint64_t token) {
   const auto call = ways_.frames.spoiled(token);
-  if (call == nullptr || call->finished) return;
+  if (call == nullptr || call->ended) return;
   abort_group(*call->group,
               {Fault::kMismatch, rank_,
                "the program of " + who(rank_) + " wrote to the memory of " + call->doing() +

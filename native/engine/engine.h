@@ -107,6 +107,8 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void arrived(int peer, const Header& header, std::span<std::byte> payload) override;
   void sent(int peer, uint64_t token) override;
   void spoiled(int peer, uint64_t token) override;
+  void moved(int peer, uint64_t token, Moved how) override;
+  void released(int peer, uint64_t token) override { calls_.released(peer, token); }
   void broken(int peer, const Error& error) override;
 
   PeerState state_of(int peer) const { return peers_[peer]; }

@@ -108,7 +108,7 @@ void Engine::end_group(Group& group, const Error& found, bool tell, const std::v
   for (const auto& [key, call] : in_flight) {
     Error error = why;
     error.doing = call->doing();
-    calls_.finish(*call, error);
+    calls_.end(*call, error);
   }
   for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
   flush();
@@ -219,6 +219,7 @@ void Engine::close() {
     if (links_[peer] == nullptr) continue;
     links_[peer]->close();
     graveyard_.push_back(links_.remove(static_cast<int>(peer)));
+    calls_.drop_peer(static_cast<int>(peer));
     peers_.become(static_cast<int>(peer), PeerState::kLeft);
   }
 }

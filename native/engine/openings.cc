@@ -92,7 +92,7 @@ void Openings::leave(Collective& call, int from) {
 void Openings::release_held(int peer) {
   while (!held_[peer].empty()) {
     const auto call = held_[peer].front().lock();
-    const int from = call == nullptr || call->finished ? -1 : call->group->rank_of[peer];
+    const int from = call == nullptr || call->ended ? -1 : call->group->rank_of[peer];
     if (from >= 0 && call->is_held(from)) {
       if (ahead_[peer] > 0 && ahead_[peer] + call->plan->frames_ahead > kMostAhead) return;
       call->standing[from] = Collective::Standing::kCounted;

@@ -17,6 +17,7 @@ std::string seconds(int64_t ns) {
 // ---- a link is gone, or should be: dealt with after the current frame or step, never inside it
 
 void Engine::broken(int peer, const Error& error) {
+  calls_.drop_peer(peer);
   if (!error.of_path) return peer_lost(peer, error.text);
   breaking_.push_back({peer, Breaking::kNoPath, {Verdict::kDead, peer, rank_, error.text}});
 }
@@ -91,6 +92,7 @@ void Engine::end_link(int peer, const Loss& loss) {
     graveyard_.push_back(links_.remove(peer));  // perhaps still on the stack above us
   }
   ways_.drop_peer(peer);
+  calls_.drop_peer(peer);
   doubts_.forget(peer);
   news_.pass_again();
 }
@@ -206,7 +208,8 @@ bool Engine::concerns(const Ending& ending, const Group& group) {
 
 bool Engine::is_runnable(const Ending& ending) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
-    return concerns(ending, *entry.second) && steps_.is_runnable(entry.first);
+    return concerns(ending, *entry.second) &&
+           (steps_.is_runnable(entry.first) || ways_.moves.has_any_of(entry.first));
   });
 }
 

@@ -1,6 +1,5 @@
 #include "engine/put_way.h"
 
-#include <cstring>
 #include <utility>
 
 #include "base/shared_memory.h"
@@ -40,27 +39,37 @@ void PutWay::on_place(Collective& call, uint32_t at, const Place& place) {
 size_t PutWay::send(Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
+  if (state.is_moving) return 0;  // its end makes the step ready
   const size_t n_bytes = call.segment_bytes(step, state.started);
   // Where the peer's own word on lengths may be late, it is not written to: its block may be
   // shorter.
   const bool compared = !call.plan->by_pair || call.peer_open[step.peer];
-  std::byte* to = nullptr;
-  if (state.started < call.granted(at) && compared)
-    to = links_[call.peer_of(step)]->peer_address(
-        state.region, state.offset + uint64_t{state.started} * call.plan->segment_bytes, n_bytes);
-  if (to == nullptr) {
-    // The receiver takes segments in order: what lies in its buffer must not be a secret any more
-    // when later ones hold slots.
-    say_placed(call, at);
-    return state.unplaced->send(call, at);
-  }
-  std::memcpy(to, call.segment_at(step.buffer, step.chunk, state.started), n_bytes);
+  if (state.started < call.granted(at) && compared && put(call, at)) return n_bytes;
+  // The receiver takes segments in order: what lies in its buffer must not be a secret any more
+  // when later ones hold slots.
+  say_placed(call, at);
+  return state.unplaced->send(call, at);
+}
+
+bool PutWay::put(Collective& call, uint32_t at) {
+  const Step& step = call.plan->program->steps[at];
+  const StepState& state = call.state[at];
+  const uint64_t skipped = uint64_t{state.started} * call.plan->segment_bytes;
+  const uint64_t token = links_.new_token();
+  return begun(
+      call, at, token,
+      links_[call.peer_of(step)]->put(
+          token, call.segment_at(step.buffer, step.chunk, state.started),
+          call.segment_bytes(step, state.started), {state.region, state.offset + skipped}));
+}
+
+void PutWay::moved(Collective& call, uint32_t at) {
+  StepState& state = call.state[at];
   const uint32_t done = ++state.started;
   state.unsaid++;
   if (done == state.n_segments || state.unsaid >= kSegmentsPerNote) say_placed(call, at);
   steps_.complete(call, at, done - 1);
   if (done < state.n_segments) steps_.make_ready(call, at);
-  return n_bytes;
 }
 
 // Tells the receiver which segments lie in its buffer since the last time it was told.

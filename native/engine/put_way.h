@@ -28,6 +28,8 @@ class PutWay final : public PlaceWay {
   void fence(const Collective& call) const;
 
  private:
+  bool put(Collective& call, uint32_t at);
+  void moved(Collective& call, uint32_t at) override;
   void say_placed(Collective& call, uint32_t at);
 };
 

@@ -37,29 +37,31 @@ void ReferenceWay::on_offer(Collective& call, uint32_t at, const Header& header,
 }
 
 size_t ReferenceWay::take(Collective& call, uint32_t at, const Offered& offer) {
-  const Step& step = call.plan->program->steps[at];
-  StepState& state = call.state[at];
-  const int peer = call.peer_of(step);
-  const uint32_t segment = state.done;
-  const size_t n_bytes = call.segment_bytes(step, segment);
+  const int peer = call.peer_of(call.plan->program->steps[at]);
   Link* link = links_[peer];
   if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
-  const uint64_t offset = offer.offset + uint64_t{segment - offer.first} * call.plan->segment_bytes;
-  const std::byte* from = link->peer_address(offer.place, offset, n_bytes);
-  if (from == nullptr) {
-    judge_.abort_group(*call.group,
-                       {Fault::kResource, rank_,
-                        judge_.who(rank_) + " could not map shared memory of " + judge_.who(peer) +
-                            ": it has no descriptor or mapping left; raise the limit of open files "
-                            "(ulimit -n) or of mappings (vm.max_map_count)"},
-                       true);
-    return 0;
-  }
-  const bool note = segment + 1 == offer.first + offer.count ||
-                    segment + 1 - state.taken_said >= kSegmentsPerNote;
-  steps_.consume(call, at, from);
+  const Into into = call.next_of(at);
+  const uint64_t skipped = uint64_t{call.state[at].done - offer.first} * call.plan->segment_bytes;
+  const uint64_t token = links_.new_token();
+  const Moved how = link->get(token, {offer.place, offer.offset + skipped}, into);
+  if (begun(call, at, token, how)) return into.n_bytes;
+  judge_.abort_group(*call.group,
+                     {Fault::kResource, rank_,
+                      judge_.who(rank_) + " could not map shared memory of " + judge_.who(peer) +
+                          ": it has no descriptor or mapping left; raise the limit of open files "
+                          "(ulimit -n) or of mappings (vm.max_map_count)"},
+                     true);
+  return 0;
+}
+
+void ReferenceWay::moved(Collective& call, uint32_t at) {
+  const StepState& state = call.state[at];
+  const Offered& offer = state.offered.front();
+  const uint32_t done = state.done + 1;
+  const bool note =
+      done == offer.first + offer.count || done - state.taken_said >= kSegmentsPerNote;
+  steps_.advance(call, at, done);
   if (note) say_taken(call, at);
-  return n_bytes;
 }
 
 void ReferenceWay::say_taken(Collective& call, uint32_t at) {

@@ -16,8 +16,8 @@ namespace shoal {
 class ReferenceWay final : public PlaceWay {
  public:
   // `rank`: of this process. `otherwise`: for segments that cannot be offered.
-  ReferenceWay(int rank, Links& links, Steps& steps, Judge& judge, Way& otherwise)
-      : PlaceWay(links, steps, judge), rank_(rank), otherwise_(otherwise) {}
+  ReferenceWay(int rank, Links& links, Steps& steps, Moves& moves, Judge& judge, Way& otherwise)
+      : PlaceWay(links, steps, moves, judge), rank_(rank), otherwise_(otherwise) {}
 
   size_t send(Collective& call, uint32_t at) override;
   void on_offer(Collective& call, uint32_t at, const Header& header, const Place& place);
@@ -31,6 +31,7 @@ class ReferenceWay final : public PlaceWay {
 
  private:
   size_t offer(Collective& call, uint32_t at);
+  void moved(Collective& call, uint32_t at) override;
   void fence_offered(const Collective& call, uint32_t at) const;
 
   const int rank_;

@@ -29,7 +29,7 @@ size_t Runner::attempt_send(Collective& call, uint32_t at) {
 size_t Runner::attempt_recv(Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
-  if (state.done == state.n_segments) return 0;
+  if (state.done == state.n_segments || state.is_moving) return 0;
   if (state.done >= call.segments_ready(step)) {
     ways_.grants.grant(call, at);
     return 0;

@@ -14,13 +14,13 @@ constexpr uint64_t kSmall = 64u << 10;
 constexpr int64_t kOverdueNs = 5'000'000'000;
 
 // Another of its steps may have taken some meanwhile, and want of memory may have ended its group.
-bool lacks_scratch(const Collective& call) { return !call.finished && call.scratch == nullptr; }
+bool lacks_scratch(const Collective& call) { return !call.ended && call.scratch == nullptr; }
 
 }  // namespace
 
 bool Scratch::take(Collective& call, uint32_t at) {
   if (give(call)) return true;
-  if (call.finished) return false;  // there was no memory at all
+  if (call.ended) return false;  // there was no memory at all
   auto& steps = call.wants_scratch;
   if (steps.empty()) waiting_.push_back(call.weak_from_this());
   if (std::find(steps.begin(), steps.end(), at) == steps.end()) steps.push_back(at);
@@ -51,8 +51,8 @@ bool Scratch::give(Collective& call) {
   return true;
 }
 
-void Scratch::give_back(Collective& call) {
-  if (call.scratch == nullptr) return;
+bool Scratch::give_back(Collective& call) {
+  if (call.scratch == nullptr) return false;
   const uint64_t n_bytes = call.scratch_share();
   call.scratch.reset();
   call.memory[kScratch].clear();
@@ -62,6 +62,7 @@ void Scratch::give_back(Collective& call) {
   } else if (n_bytes > kSmall) {
     staging_.unreserve(n_bytes);
   }
+  return true;
 }
 
 void Scratch::pass_on() {

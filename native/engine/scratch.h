@@ -22,7 +22,7 @@ class Scratch {
   // Gives a call that has none its scratch if there is room under the ceiling, or if no other call
   // has gone beyond it. Else the step waits for it. No memory at all ends the group.
   bool take(Collective& call, uint32_t at);
-  void give_back(Collective& call);
+  bool give_back(Collective& call);  // false: it has none
   // To calls that wait for some, now that one has ended. NOT while it ends: where there is no
   // memory for theirs, their group ends, which may be its own.
   void pass_on();

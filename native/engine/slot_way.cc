@@ -1,9 +1,6 @@
 #include "engine/slot_way.h"
 
-#include <atomic>
 #include <cstring>
-
-#include "base/fence.h"
 
 namespace shoal {
 
@@ -82,7 +79,7 @@ void SlotWay::on_taken(int peer, uint32_t slot) {
     return judge_.protocol_error(peer, "gave back a slot it does not hold");
   std::erase_if(waiting_, [&](const auto& waiting) {
     const auto call = waiting.first.lock();
-    if (call == nullptr || call->finished) return true;
+    if (call == nullptr || call->ended) return true;
     if (call->peer_of(call->plan->program->steps[waiting.second]) != peer) return false;
     call->state[waiting.second].waits_for_slot = false;
     steps_.make_ready(*call, waiting.second);
@@ -94,42 +91,35 @@ void SlotWay::on_taken(int peer, uint32_t slot) {
 
 void SlotWay::on_offer(Collective& call, uint32_t at, const Header& header, const Place& place) {
   if (!has_segments(call, at, header)) return;
-  const int peer = call.peer_of(call.plan->program->steps[at]);
-  if (header.count != 1 || links_[peer]->peer_slot(place.region).data == nullptr)
-    return judge_.protocol_error(peer, "offered a segment in a slot that it does not have");
+  if (header.count != 1) return no_such_slot(call, at);
   keep(call, at, {header.segment, 1, this, place.region, place.offset});
 }
 
-// If the peer has given this rank up meanwhile, it uses the slot for something else: what was read
-// then is nothing, and so is this rank's part in the call.
+void SlotWay::no_such_slot(const Collective& call, uint32_t at) {
+  judge_.protocol_error(call.peer_of(call.plan->program->steps[at]),
+                        "offered a segment in a slot that it does not have");
+}
+
 size_t SlotWay::take(Collective& call, uint32_t at, const Offered& offer) {
+  Link* link = links_[call.peer_of(call.plan->program->steps[at])];
+  if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
+  const Into into = call.next_of(at);
+  const uint64_t token = links_.new_token();
+  const Moved how = link->get(token, {offer.place, offer.offset, true}, into);
+  if (begun(call, at, token, how)) return into.n_bytes;
+  no_such_slot(call, at);
+  return 0;
+}
+
+void SlotWay::moved(Collective& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
-  const int peer = call.peer_of(step);
-  const size_t n_bytes = call.segment_bytes(step, state.done);
-  Link* link = links_[peer];
-  if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
-  const Link::PeerSlot slot = link->peer_slot(offer.place);
-  const auto is_current = [&](std::memory_order order) {
-    return slot.stamp->load(order) == offer.offset;
-  };
-  bool current = is_current(std::memory_order_acquire);
-  if (current) {
-    call.use(at, slot.data);
-    memory_fence(std::memory_order_acquire);
-    current = is_current(std::memory_order_relaxed);
-  }
-  if (!current) {
-    judge_.gave_up(peer, "what it was sent has made way for other data");
-    return 0;
-  }
   Frame taken = call.frame(FrameType::kTaken, step.flow, state.done + 1);
   taken.header.flags = kInSlot;
-  taken.header.count = offer.place;
+  taken.header.count = state.offered.front().place;
   state.taken_said = state.done + 1;
   steps_.advance(call, at, state.done + 1);
-  links_.send(peer, taken);
-  return n_bytes;
+  links_.send(call.peer_of(step), taken);
 }
 
 void SlotWay::give_back(int peer, uint32_t slot) {

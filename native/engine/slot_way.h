@@ -25,9 +25,12 @@ namespace shoal {
 // Threads: under the mesh's lock.
 class SlotWay final : public PlaceWay {
  public:
-  SlotWay(int rank, Links& links, Steps& steps, Judge& judge, Traffic& traffic,
+  SlotWay(int rank, Links& links, Steps& steps, Moves& moves, Judge& judge, Traffic& traffic,
           ReferenceWay& reference)
-      : PlaceWay(links, steps, judge), rank_(rank), traffic_(traffic), reference_(reference) {}
+      : PlaceWay(links, steps, moves, judge),
+        rank_(rank),
+        traffic_(traffic),
+        reference_(reference) {}
 
   void set_slots(Slots slots) { slots_ = std::move(slots); }
 
@@ -41,6 +44,8 @@ class SlotWay final : public PlaceWay {
 
  private:
   size_t put_in_slot(Collective& call, uint32_t at);
+  void moved(Collective& call, uint32_t at) override;
+  void no_such_slot(const Collective& call, uint32_t at);
   uint32_t staged(const Collective& call, const Step& step, uint32_t segment) const;
   uint32_t fill_slot(Collective& call, const Step& step, uint32_t segment);
 

@@ -15,7 +15,7 @@ void Steps::make_ready(Collective& call, uint32_t at) {
 Collective* Steps::next(uint32_t& at) {
   while (!runnable_.empty()) {
     Collective& call = *runnable_.front();
-    if (!call.ready.empty() && !call.finished.load(std::memory_order_relaxed)) {
+    if (!call.ready.empty() && !call.ended) {
       at = call.ready.back();
       call.ready.pop_back();
       return &call;
@@ -28,7 +28,7 @@ Collective* Steps::next(uint32_t& at) {
 
 bool Steps::is_runnable(uint64_t group) const {
   return std::any_of(runnable_.begin(), runnable_.end(),
-                     [&](const auto& call) { return !call->finished && call->group_id == group; });
+                     [&](const auto& call) { return !call->ended && call->group_id == group; });
 }
 
 void Steps::opened(Collective& call, int from) {

@@ -9,6 +9,26 @@ void PlaceWay::taken(Collective& call, uint32_t at, uint32_t segment) {
   steps_.complete_below(call, at, std::min(segment, call.state[at].started));
 }
 
+bool PlaceWay::begun(Collective& call, uint32_t at, uint64_t token, Moved how) {
+  if (how == Moved::kNowhere) return false;
+  call.state[at].is_moving = true;
+  if (how == Moved::kLater)
+    moves_.keep(token, {call.shared_from_this(), at, this});
+  else
+    completed(call, at, how);
+  return true;
+}
+
+// If the peer has given this rank up meanwhile, it uses the memory for something else: what was
+// read then is nothing, and so is this rank's part in the call.
+void PlaceWay::completed(Collective& call, uint32_t at, Moved how) {
+  if (how == Moved::kStale)
+    return judge_.gave_up(call.peer_of(call.plan->program->steps[at]),
+                          "what it was sent has made way for other data");
+  call.state[at].is_moving = false;
+  moved(call, at);
+}
+
 bool PlaceWay::has_segments(const Collective& call, uint32_t at, const Header& header) {
   if (header.count > 0 && header.count <= call.state[at].n_segments - header.segment) return true;
   judge_.protocol_error(call.peer_of(call.plan->program->steps[at]),

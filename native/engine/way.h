@@ -18,6 +18,7 @@
 #include "engine/collective.h"
 #include "engine/judge.h"
 #include "engine/links.h"
+#include "engine/moves.h"
 #include "engine/steps.h"
 
 namespace shoal {
@@ -68,13 +69,16 @@ class FrameWay : public Way {
   Steps& steps_;
 };
 
-// Segments that both ranks see where they lie.
+// Segments that one rank puts into memory of the other, or gets from there: one of a flow at a
+// time.
 class PlaceWay : public Way {
  public:
-  PlaceWay(Links& links, Steps& steps, Judge& judge)
-      : links_(links), steps_(steps), judge_(judge) {}
+  PlaceWay(Links& links, Steps& steps, Moves& moves, Judge& judge)
+      : links_(links), steps_(steps), judge_(judge), moves_(moves) {}
 
   void taken(Collective& call, uint32_t at, uint32_t segment) final;
+  // The put or get that was under way for a step has come to its end.
+  void completed(Collective& call, uint32_t at, Moved how);
 
   // Receiver: uses the next segment of a receive, whose turn has come, from an offer that holds it.
   virtual size_t take(Collective& call, uint32_t at, const Offered& offer) = 0;
@@ -87,10 +91,17 @@ class PlaceWay : public Way {
   bool has_segments(const Collective& call, uint32_t at, const Header& header);
   // Keeps offers in the order of their segments; one segment comes once.
   void keep(Collective& call, uint32_t at, const Offered& offer);
+  // What a link says of a put or get of the next segment of a step. False: there is no such memory.
+  bool begun(Collective& call, uint32_t at, uint64_t token, Moved how);
+  // The next segment of a step has been put or got.
+  virtual void moved(Collective& call, uint32_t at) = 0;
 
   Links& links_;
   Steps& steps_;
   Judge& judge_;
+
+ private:
+  Moves& moves_;
 };
 
 }  // namespace shoal

@@ -71,7 +71,14 @@ void Ways::discard(int peer, const Header& header, std::span<const std::byte> pa
     slot.give_back(peer, place_of(payload).region);
 }
 
+std::shared_ptr<Collective> Ways::moved(uint64_t token, Moved how) {
+  const Moves::Move move = moves.take(token);
+  if (move.call != nullptr) move.way->completed(*move.call, move.step, how);
+  return move.call;
+}
+
 void Ways::take_back(Collective& call) {
+  moves.drop_call(call);  // first: it ends nothing that waits
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     const Step& step = call.plan->program->steps[at];
     StepState& state = call.state[at];
@@ -79,14 +86,6 @@ void Ways::take_back(Collective& call) {
       came.way->give_back(call.peer_of(step), call.wire_bytes(at, came.segment));
     for (const Offered& offer : std::exchange(state.offered, {}))
       if (offer.first + offer.count > state.done) offer.way->give_back(call.peer_of(step), offer);
-  }
-  for (int buffer = 0; buffer < kBuffers; ++buffer) {
-    if (call.memory[buffer].empty()) continue;
-    const auto& layout = call.plan->layout[buffer];
-    for (uint32_t chunk = 0; chunk < layout.n_bytes.size(); ++chunk)
-      for (const int peer : call.plan->program->peers)
-        if (Link* link = links_[(*call.members)[peer]])
-          link->disown(call.chunk(buffer, chunk), layout.n_bytes[chunk]);
   }
   frames.drop_call(call);
   put.fence(call);  // NOT after the other: see Regions::fence

@@ -16,9 +16,9 @@ class Ways {
        Credits& credits, Judge& judge)
       : frames(links, steps, staging, judge, n_peers),
         granted(steps, traffic, staging, frames, n_peers),
-        put(links, steps, judge),
-        slot(rank, links, steps, judge, traffic, reference),
-        reference(rank, links, steps, judge, slot),
+        put(links, steps, moves, judge),
+        slot(rank, links, steps, moves, judge, traffic, reference),
+        reference(rank, links, steps, moves, judge, slot),
         grants(links, steps, judge, granted, put),
         eager(links, steps, traffic, credits, frames, grants),
         links_(links) {}
@@ -32,10 +32,15 @@ class Ways {
   // A frame that nobody wants any more still holds something of its sender's.
   void discard(int peer, const Header& header, std::span<const std::byte> payload);
 
-  // The call is over before its time: no link and no peer touches its memory any more.
+  // A put or get is through. The call that it may have brought to its end; null: of none.
+  std::shared_ptr<Collective> moved(uint64_t token, Moved how);
+
+  // The call ends before its time: what holds something for it lets go, and no peer touches its
+  // memory any more. The links still may (releases.h).
   void take_back(Collective& call);
   void drop_peer(int peer);
 
+  Moves moves;
   DataFrames frames;
   GrantedWay granted;
   PutWay put;

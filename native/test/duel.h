@@ -20,6 +20,8 @@ class Silent final : public FrameSink {
   }
   void sent(int, uint64_t) override {}
   void spoiled(int, uint64_t) override {}
+  void moved(int, uint64_t, Moved) override {}
+  void released(int, uint64_t) override {}
   void broken(int, const Error&) override {}
 
   int n_grants = 0, n_slots = 0;

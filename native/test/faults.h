@@ -39,6 +39,7 @@ inline World::Options options_for(uint64_t seed) {
   options.net.max_inline = seed / 2 % 2 == 0 ? 64 : 1024;
   options.net.copied = 32;
   options.net.delays = options.net.splits = options.net.reads_late = options.net.reports_late = 0.2;
+  options.net.moves_late = options.net.releases_late = 0.4;
   return options;
 }
 

@@ -75,6 +75,16 @@ class Recorder final : public FrameSink {
     check_open(peer);
     n_spoiled[token]++;
   }
+  void moved(int peer, uint64_t token, Moved how) override {
+    check_open(peer);
+    CHECK(how == Moved::kDone || how == Moved::kStale);
+    CHECK(came_of.emplace(token, how).second);
+  }
+  void released(int peer, uint64_t token) override {
+    check_open(peer);
+    n_released[token]++;
+    if (on_released) on_released(token);
+  }
   void broken(int peer, const Error& error) override {
     check_open(peer);
     why = error;
@@ -87,7 +97,8 @@ class Recorder final : public FrameSink {
 
   int expected_peer = 0;
   std::vector<Came> came;
-  std::map<uint64_t, int> n_sent, n_spoiled;
+  std::map<uint64_t, int> n_sent, n_spoiled, n_released;
+  std::map<uint64_t, Moved> came_of;  // puts and gets that were under way
   Error why;
   bool is_over = false;  // broken, or closed by the test: nothing may be called any more
   int n_landings = 0;
@@ -97,7 +108,7 @@ class Recorder final : public FrameSink {
   uint32_t last_path = 0;
   size_t n_bytes = 0;
   std::function<void(const Header&)> on_arrived;
-  std::function<void(uint64_t)> on_sent;
+  std::function<void(uint64_t)> on_sent, on_released;
 };
 
 // Two connected ends of one kind of link. End 0 talks to peer 1 and the other way round.
@@ -129,9 +140,33 @@ struct Pair {
   void settle() {
     run([] { return false; });
   }
+  // All waited for: what has come of it.
+  Moved put(int end, const Bytes& from, const Remote& to) {
+    const uint64_t token = next_token++;
+    return ended(end, token, link(end).put(token, from.data(), from.size(), to));
+  }
+  Moved get(int end, const Remote& from, const Into& into) {
+    const uint64_t token = next_token++;
+    return ended(end, token, link(end).get(token, from, into));
+  }
+  void release(int end, const std::byte* from, size_t n_bytes) {
+    const uint64_t token = next_token++;
+    if (link(end).release(token, from, n_bytes)) return;
+    CHECK(run([&] { return sink(end).n_released[token] > 0; }));
+    CHECK_EQ(sink(end).n_released[token], 1);
+  }
 
   std::array<std::unique_ptr<Link>, 2> links;
   std::array<Recorder, 2> sinks;
+  uint64_t next_token = 1u << 20;
+
+ private:
+  Moved ended(int end, uint64_t token, Moved how) {
+    CHECK_EQ(sink(end).came_of.count(token), 0u);
+    if (how != Moved::kLater) return how;
+    CHECK(run([&] { return sink(end).came_of.count(token) > 0; }));
+    return sink(end).came_of[token];
+  }
 };
 
 struct FakePair final : Pair {

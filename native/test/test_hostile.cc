@@ -98,9 +98,25 @@ TEST("offers beyond the end or twice end the link, of memory that is not there t
   CHECK(has(duel.call->error.text, "could not map shared memory of " + World::name(1)));
 }
 
+TEST("a segment that comes in a frame while it is got from a slot ends the link") {
+  Duel duel(true);
+  duel.net.options.moves_late = 1;
+  duel.net.options.longest_delay = uint64_t{1} << 40;
+  duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
+  Frame offer = with_place(duel.frame(FrameType::kOffer, 1, 0, 1), {});
+  offer.header.flags = kInSlot;
+  duel.say(offer);
+  CHECK(!duel.call->finished);
+  Frame data = duel.frame(FrameType::kData, 1, 0);
+  data.header.flags = kEager;
+  duel.say(data, Bytes(64));
+  duel.check_ended("sent segment 0 of all_reduce by sharded");
+}
+
 TEST("offers in a slot that is not there, or of several segments in one, end the link") {
   for (const auto& [slot, count] : {std::pair{4u, 1u}, {~0u, 1u}, {0u, 2u}}) {
     Duel duel(true);
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {}));
     Frame offer = with_place(duel.frame(FrameType::kOffer, 1, 0, count), {slot, 0, 0});
     offer.header.flags = kInSlot;
     duel.say(offer);

@@ -1,90 +1,8 @@
 // One contract, every implementation of Link: what link.h promises, tried on each of them.
-#include "test/links.h"
-#include "transport/shm_link.h"
+#include "test/link_makers.h"
 
 namespace shoal::test {
 namespace {
-
-struct ShmPair final : Pair {
-  ShmPair() {
-    CHECK(!Arena::create(2, arenas[0]));
-    CHECK(!Arena::enter(dup(arenas[0].memory_fd()), 2, 1, arenas[1]));
-    for (const int end : {0, 1}) {
-      auto link = std::make_unique<ShmLink>(1 - end, arenas[static_cast<size_t>(end)], 1 - end);
-      CHECK(!link->open());
-      links[static_cast<size_t>(end)] = std::move(link);
-    }
-  }
-  ~ShmPair() override { links = {}; }
-
-  std::array<Arena, 2> arenas;
-};
-
-// ---- the implementations
-
-struct Maker {
-  const char* name;
-  std::unique_ptr<Pair> (*make)();
-  size_t largest;  // payload that may be sent
-  bool in_order = true;
-  bool lands = true;    // in memory named by landing(), not in its own
-  bool borrows = true;  // large payloads stay the caller's until sent()
-};
-
-// A line here puts another implementation under the contract.
-const Maker kMakers[] = {
-    {"fake", [] { return std::unique_ptr<Pair>(new FakePair(fake_options())); }, 1u << 20},
-    {"fake with little room, late and in pieces",
-     [] {
-       FakeNet::Options options = fake_options();
-       options.room = 3;
-       options.delays = options.splits = options.reads_late = options.reports_late = 0.5;
-       return std::unique_ptr<Pair>(new FakePair(options));
-     },
-     1u << 20},
-    {"fake that reorders",
-     [] {
-       FakeNet::Options options = fake_options();
-       options.reorders = options.delays = options.reports_late = 0.5;
-       return std::unique_ptr<Pair>(new FakePair(options));
-     },
-     1u << 20, false},
-    {"fake within a host",
-     [] {
-       FakeNet::Options options = fake_options();
-       options.shares_memory = true;
-       options.max_inline = 16 << 10;
-       return std::unique_ptr<Pair>(new FakePair(options));
-     },
-     16 << 10, true, false},
-    {"tcp over a Unix socket", [] { return std::unique_ptr<Pair>(new TcpPair({unix_sockets()})); },
-     1u << 20},
-    {"tcp", [] { return std::unique_ptr<Pair>(new TcpPair({tcp_sockets()})); }, 1u << 20},
-    {"tcp over two paths",
-     [] { return std::unique_ptr<Pair>(new TcpPair({unix_sockets(), tcp_sockets()})); }, 1u << 20,
-     false},
-    {"fake paths that break",
-     [] {
-       FakeNet::Options options = fake_options();
-       options.n_paths = 4;
-       options.path_cuts = 0.002;
-       options.delays = options.splits = 0.3;
-       return std::unique_ptr<Pair>(new FakePair(options));
-     },
-     1u << 17, false},
-    {"shm", [] { return std::unique_ptr<Pair>(new ShmPair); }, Arena::max_inline(2), true, false,
-     false},
-};
-
-template <class Try>
-void for_every_link(Try try_one) {
-  for (const Maker& maker : kMakers) {
-    const int before = failures_of_this_test();
-    const auto pair = maker.make();
-    try_one(*pair, maker);
-    if (failures_of_this_test() > before) fail(__FILE__, __LINE__, std::string("on ") + maker.name);
-  }
-}
 
 // ---- frames
 
@@ -205,14 +123,14 @@ TEST("frames wait in the link while the peer does not read, and all arrive once 
 TEST("a sink may use the link from inside its own calls") {
   for_every_link([](Pair& pair, const Maker& maker) {
     const Bytes payload(std::min<size_t>(maker.largest, 2000), std::byte{7});
-    // Answers every frame at once, and disowns memory that nothing was borrowed from.
+    // Answers every frame at once, and asks for memory that nothing was borrowed from.
     pair.sink(1).on_arrived = [&](const Header& header) {
       Frame answer = data_frame({}, header.segment);
       answer.payload = nullptr;
       pair.link(1).send(answer);
       pair.link(1).flush(pair.sink(1));
       const std::byte elsewhere[8] = {};
-      pair.link(1).disown(elsewhere, sizeof(elsewhere));
+      pair.link(1).release(pair.next_token++, elsewhere, sizeof(elsewhere));
     };
     pair.sink(0).on_sent = [&](uint64_t) { pair.link(0).has_queued(); };
     for (uint32_t number = 0; number < 200; ++number) {
@@ -231,7 +149,7 @@ void check_closed(Pair& pair, int end) {
   CHECK(!pair.link(end).has_queued());
   pair.link(end).flush(pair.sink(end));
   pair.link(end).pump(pair.sink(end));
-  pair.link(end).disown(payload.data(), payload.size());
+  CHECK(pair.link(end).release(1, payload.data(), payload.size()));
   pair.link(end).close();
 }
 
@@ -325,118 +243,6 @@ TEST("a frame that the sink refuses breaks the link") {
     CHECK(has(pair.sink(1).why.text, "100 B that nobody expects"));
     CHECK(pair.sink(1).came.empty());
   });
-}
-
-// ---- taking memory back
-
-TEST("disowned payloads are not read any more; other frames arrive whole") {
-  for_every_link([](Pair& pair, const Maker& maker) {
-    FakeRandom random(5);
-    const Bytes mine = random_bytes(random, 700);
-    // Some of them are queued, one is half sent, some are through.
-    auto doomed = std::make_unique<Bytes>(random_bytes(random, maker.largest));
-    const Bytes original = *doomed;
-    uint32_t number = 0;
-    for (; number < 30; ++number) {
-      const bool is_mine = number % 3 == 0;
-      pair.link(0).send(data_frame(is_mine ? mine : *doomed, number, number + 1));
-      if (number == 4) pair.pump(0);
-    }
-    pair.pump(1);
-    pair.link(0).disown(doomed->data(), doomed->size());
-    std::fill(doomed->begin(), doomed->end(), std::byte{0xee});
-    doomed.reset();
-    pair.link(0).send(data_frame(mine, number));
-    size_t n_mine = 0;
-    CHECK(pair.run([&] {
-      n_mine = static_cast<size_t>(
-          std::count_if(pair.sink(1).came.begin(), pair.sink(1).came.end(), [](const auto& came) {
-            return came.header.type == FrameType::kData && came.header.segment % 3 == 0;
-          }));
-      return n_mine == 11;
-    }));
-    pair.settle();
-    // What was disowned on its way may come as a heartbeat.
-    std::erase_if(pair.sink(1).came,
-                  [](const auto& came) { return came.header.type == FrameType::kHeartbeat; });
-    for (const auto& came : pair.sink(1).came)
-      check_came(came, came.header.segment % 3 == 0 ? mine : original, came.header.segment);
-    CHECK(!pair.sink(0).is_over && !pair.sink(1).is_over);
-    CHECK(!maker.borrows || pair.sink(1).came.size() < 31);
-  });
-}
-
-TEST("a disowned landing is written no more, and its frame still arrives whole elsewhere") {
-  for_every_link([](Pair& pair, const Maker& maker) {
-    if (!maker.lands) return;
-    FakeRandom random(6);
-    const Bytes payload = random_bytes(random, maker.largest);
-    for (uint32_t number = 0; number < 12; ++number)
-      pair.link(0).send(data_frame(payload, number, number + 1));
-    int n_diverted = 0;
-    CHECK(pair.run([&] {
-      Recorder& sink = pair.sink(1);
-      if (sink.n_landings > static_cast<int>(sink.came.size()) && sink.memory() != nullptr) {
-        pair.link(1).disown(sink.memory().get(), sink.n_bytes);
-        sink.memory().reset();
-        n_diverted++;
-      }
-      return sink.came.size() == 12;
-    }));
-    for (const auto& came : pair.sink(1).came) check_came(came, payload, came.header.segment);
-    if (has(maker.name, "tcp") || has(maker.name, "pieces")) CHECK(n_diverted > 0);
-  });
-}
-
-// ---- shared memory
-
-TEST("a shared region is the same memory at both ends, and nothing beyond it can be named") {
-  for_every_link([](Pair& pair, const Maker&) {
-    Regions::Region region;
-    CHECK(!Regions::of_process().allocate(10'000, region));
-    if (!pair.link(0).shares_memory()) {
-      CHECK(!pair.link(0).share(region.id));
-      CHECK(pair.link(1).peer_address(region.id, 0, 1) == nullptr);
-      Regions::of_process().release(region.data);
-      return;
-    }
-    CHECK(pair.link(1).peer_address(region.id, 0, 1) == nullptr);
-    CHECK(pair.link(0).share(region.id));
-    CHECK(pair.link(0).share(region.id));
-    CHECK(!pair.link(0).share(region.id + 1000));
-    std::byte* there = pair.link(1).peer_address(region.id, 100, region.size - 100);
-    CHECK(there != nullptr);
-    CHECK(there != region.data + 100);
-    region.data[region.size - 1] = std::byte{42};
-    if (there != nullptr) {
-      CHECK(there[region.size - 101] == std::byte{42});
-      there[0] = std::byte{43};
-      CHECK(region.data[100] == std::byte{43});
-    }
-    CHECK(pair.link(1).peer_address(region.id, region.size, 0) != nullptr);
-    CHECK(pair.link(1).peer_address(region.id, region.size, 1) == nullptr);
-    CHECK(pair.link(1).peer_address(region.id, 1, region.size) == nullptr);
-    CHECK(pair.link(1).peer_address(region.id, ~uint64_t{0}, 1) == nullptr);
-    CHECK(pair.link(1).peer_address(region.id, ~uint64_t{0}, 2) == nullptr);
-    CHECK(pair.link(1).peer_address(region.id, 1, ~size_t{0}) == nullptr);
-    CHECK(pair.link(0).peer_address(region.id, 0, 1) == nullptr);  // one way only
-    Regions::of_process().release(region.data);
-    CHECK(!pair.link(0).share(region.id + 1000));
-    // The mapping outlives the region at its owner: a late put hits nobody.
-    if (there != nullptr) there[0] = std::byte{44};
-  });
-}
-
-TEST("the slots of a peer are reached by number, with their stamps, and no further") {
-  ShmPair pair;
-  const uint32_t last = pair.arenas[0].n_slots() - 1;
-  pair.arenas[0].slots()[last * Slots::kSlotBytes + 7] = std::byte{9};
-  pair.arenas[0].stamps()[last] = 41;
-  const Link::PeerSlot slot = pair.link(1).peer_slot(last);
-  CHECK(slot.data != nullptr && slot.data[7] == std::byte{9});
-  CHECK(slot.stamp != nullptr && slot.stamp->load() == 41);
-  CHECK(pair.link(1).peer_slot(last + 1).data == nullptr);
-  CHECK(pair.link(1).peer_slot(~0u).data == nullptr);
 }
 
 // ---- damage, in a ring

@@ -25,7 +25,7 @@ class Noted final : public Link {
   bool flush(FrameSink&) override { return false; }
   bool pump(FrameSink&) override { return false; }
   bool has_queued() const override { return false; }
-  void disown(const std::byte*, size_t) override {}
+  bool release(uint64_t, const std::byte*, size_t) override { return true; }
   void close() override {}
   size_t max_inline() const override { return 1024; }
 

@@ -331,7 +331,7 @@ TEST("memory that is given up while the link is suspended is not read when it re
   }
   pair.settle();
   CHECK(pair.link(1).is_suspended());
-  pair.link(0).disown(payload->data(), payload->size());
+  CHECK(pair.link(0).release(1, payload->data(), payload->size()));
   payload.reset();
   pair.link(0).send(data_frame(small, 1));
   pair.make_anew(0);

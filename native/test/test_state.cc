@@ -352,6 +352,8 @@ class Nobody final : public FrameSink {
   void arrived(int, const Header&, std::span<std::byte>) override {}
   void sent(int, uint64_t) override {}
   void spoiled(int, uint64_t) override {}
+  void moved(int, uint64_t, Moved) override {}
+  void released(int, uint64_t) override {}
   void broken(int, const Error&) override {}
 };
 

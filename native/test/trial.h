@@ -37,6 +37,7 @@ class Trial {
     options.net.delays = options.net.splits = options.net.reads_late = 0.2;
     options.net.reports_late = options.net.reorders = 0.2;
     options.net.refuses_share = 0.3;
+    options.net.moves_late = options.net.releases_late = 0.4;
     options.net.copied = 32;
     options.net.room = seed % 5 == 0 ? 4 : 0;
     options.slot_quota = 1 + static_cast<uint32_t>(seed / 8 % 3);

@@ -1,9 +1,9 @@
 // Any number of engines in one thread over a FakeNet, with the callers' memory and a clock moved by
 // hand.
 //
-// A call's memory is freed inside on_finished, as fast as any caller could: whatever touches it
-// afterwards is caught by the address sanitizer. Shared memory is filled with other bytes instead:
-// who reads them gets a wrong result, who writes there is seen by is_untouched().
+// A call's memory is filled with other bytes inside on_finished, as fast as any caller could: who
+// reads them gets a wrong result or a wrong checksum, who writes there is seen by is_untouched().
+// Under the address sanitizer memory that is not shared is freed instead, and that sees both.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,10 @@ class World {
     for (int rank = 0; rank < size; ++rank)
       groups[index(rank)] = &add_group(rank, kGroup, everyone);
   }
-  ~World() { engines.clear(); }
+  ~World() {
+    engines.clear();
+    if (!is_untouched()) fail(__FILE__, __LINE__, "memory was touched after its call had ended");
+  }
 
   static std::string name(int rank) {
     return "rank " + std::to_string(rank) + " (host-" + std::to_string(rank) + ")";
@@ -179,6 +182,7 @@ class World {
       net.step();
       one.pump_all();
     }
+    one.close();
     engines[index(rank)].reset();
   }
 
@@ -215,7 +219,7 @@ class World {
     int result_buffer = kData;
     size_t result_bytes = 0;
     std::byte* result_at = nullptr;
-    std::vector<std::unique_ptr<std::byte[]>> heap;
+    std::vector<std::vector<std::byte>> heap;
     std::vector<Shared> shared_memory;
 
     ~Kept() { free(); }
@@ -233,7 +237,7 @@ class World {
         at = region.data + pad;
         shared_memory.push_back({region.data, at, n_bytes, pad});
       } else {
-        at = heap.emplace_back(new std::byte[n_bytes]).get();
+        at = heap.emplace_back(n_bytes).data();
       }
       memory[static_cast<size_t>(buffer)] = {at};
       if (buffer == kInput) return;
@@ -246,18 +250,23 @@ class World {
       call.finished_ns = when;
       if (!call.error && result_bytes > 0) call.result.assign(result_at, result_at + result_bytes);
       for (const Shared& one : shared_memory) std::fill_n(one.at, one.n_bytes, kScribble);
+      for (Bytes& one : heap) std::fill(one.begin(), one.end(), kScribble);
+#ifdef __SANITIZE_ADDRESS__
       heap.clear();
+#endif
     }
-    // Whether nobody has written to shared memory after it went back to its owner.
+    // Whether nobody has written to memory after it went back to its owner.
     bool is_untouched() const {
       const auto all = [](const std::byte* from, size_t n_bytes, std::byte value) {
         return std::all_of(from, from + n_bytes, [&](std::byte byte) { return byte == value; });
       };
+      const auto is_own = [&](const Bytes& one) { return all(one.data(), one.size(), kScribble); };
       return is_ownerless ||
-             std::all_of(shared_memory.begin(), shared_memory.end(), [&](const Shared& one) {
-               return all(one.region, one.pad, kForeign) && all(one.at, one.n_bytes, kScribble) &&
-                      all(one.at + one.n_bytes, one.pad, kForeign);
-             });
+             (std::all_of(heap.begin(), heap.end(), is_own) &&
+              std::all_of(shared_memory.begin(), shared_memory.end(), [&](const Shared& one) {
+                return all(one.region, one.pad, kForeign) && all(one.at, one.n_bytes, kScribble) &&
+                       all(one.at + one.n_bytes, one.pad, kForeign);
+              }));
     }
     void free() {
       heap.clear();
@@ -284,7 +293,7 @@ class World {
       one->set_slots(Slots(slots, stamps.data(), n_slots, options_.slot_quota, size_));
     }
     one->on_finished = [this, rank](Collective& handle) {
-      const auto found = open_.find({rank, handle.group->id, handle.key});
+      const auto found = open_.find({rank, handle.group_id, handle.key});
       if (found == open_.end() || found->second->call.finished) return;
       found->second->end(handle, now);
     };

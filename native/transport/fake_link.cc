@@ -61,7 +61,8 @@ void FakeNet::cut(int a, int b) {
 bool FakeNet::is_idle() const {
   const auto busy = [](const FakeLink* link) {
     return link != nullptr &&
-           (!link->queue_.empty() || !link->reports_.empty() || link->landing_now_);
+           (!link->queue_.empty() || !link->reports_.empty() || !link->moves_.empty() ||
+            !link->releases_.empty() || link->landing_now_);
   };
   return std::none_of(links_.begin(), links_.end(), busy) &&
          std::all_of(wires_.begin(), wires_.end(),
@@ -107,6 +108,8 @@ bool FakeLink::send(const Frame& frame) {
 
 bool FakeLink::flush(FrameSink& sink) {
   bool moved = report(sink);
+  moved |= finish_moves(sink);
+  moved |= finish_releases(sink);
   const size_t room = net_.options.room == 0 ? kNone : net_.options.room;
   while (!closed_ && !queue_.empty() && !out().cut && out().parcels.size() < room) {
     Parcel parcel = std::move(queue_.front());
@@ -144,9 +147,12 @@ void FakeLink::read(Parcel& parcel) {
   parcel.own.assign(parcel.borrowed, parcel.borrowed + parcel.header.length);
   parcel.borrowed = nullptr;
   if (parcel.token == 0) return;
-  const bool late = net_.random_.chance(net_.options.reports_late);
-  const uint64_t wait = late ? 1 + net_.random_.below(net_.options.longest_delay) : 0;
-  reports_.push_back({std::exchange(parcel.token, 0), net_.now_ + wait});
+  reports_.push_back({std::exchange(parcel.token, 0), net_.now_ + late(net_.options.reports_late)});
+}
+
+// Steps until something comes to its end.
+uint64_t FakeLink::late(double chance) {
+  return net_.random_.chance(chance) ? 1 + net_.random_.below(net_.options.longest_delay) : 0;
 }
 
 void FakeLink::damage(Parcel& parcel) {
@@ -289,12 +295,39 @@ void FakeLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
 
 // ---- the end
 
-void FakeLink::disown(const std::byte* from, size_t n_bytes) {
+bool FakeLink::release(uint64_t token, const std::byte* from, size_t n_bytes) {
+  const uint64_t wait = closed_ ? 0 : late(net_.options.releases_late);
+  if (wait == 0)
+    let_go(from, n_bytes);
+  else
+    releases_.push_back({token, net_.now_ + wait, from, n_bytes});
+  return wait == 0;
+}
+
+bool FakeLink::finish_releases(FrameSink& sink) {
+  bool moved = false;
+  for (size_t at = 0; at < releases_.size() && !closed_;) {
+    if (releases_[at].due > net_.now_) {
+      ++at;
+      continue;
+    }
+    const Release release = releases_[at];
+    releases_.erase(releases_.begin() + static_cast<std::ptrdiff_t>(at));
+    let_go(release.from, release.n_bytes);
+    sink.released(peer_, release.token);
+    moved = true;
+  }
+  return moved;
+}
+
+void FakeLink::let_go(const std::byte* from, size_t n_bytes) {
   const auto inside = [&](const Parcel& parcel) {
     return parcel.borrowed != nullptr &&
            overlap(parcel.borrowed, parcel.header.length, from, n_bytes);
   };
   std::erase_if(queue_, inside);
+  std::erase_if(moves_,
+                [&](const Move& move) { return overlap(move.own, move.n_bytes, from, n_bytes); });
   for (Parcel& parcel : out().parcels)
     if (inside(parcel)) read(parcel);
   FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
@@ -311,6 +344,8 @@ void FakeLink::close() {
   closed_ = true;
   queue_.clear();
   reports_.clear();
+  moves_.clear();
+  releases_.clear();
   // What this end has not read of its own memory never leaves; nor does anything behind it.
   auto& parcels = out().parcels;
   const auto unread = std::find_if(parcels.begin(), parcels.end(),
@@ -342,18 +377,64 @@ bool FakeLink::share(uint32_t id) {
   return true;
 }
 
-std::byte* FakeLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
-  const auto found = regions_.find(region);
+std::byte* FakeLink::address_of(const Remote& there, size_t n_bytes) {
+  const auto found = regions_.find(there.place);
   if (found == regions_.end()) return nullptr;
   const Mapping& mapping = found->second;
-  return offset <= mapping.size() && n_bytes <= mapping.size() - offset ? mapping.data() + offset
-                                                                        : nullptr;
+  const bool fits = there.offset <= mapping.size() && n_bytes <= mapping.size() - there.offset;
+  return fits ? mapping.data() + there.offset : nullptr;
 }
 
-Link::PeerSlot FakeLink::peer_slot(uint32_t slot) {
-  const FakeNet::Arena& arena = net_.arenas_[static_cast<size_t>(peer_)];
-  if (slot >= arena.stamps.size()) return {};
-  return {arena.slots + slot * Slots::kSlotBytes, &arena.stamps[slot]};
+Moved FakeLink::put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) {
+  std::byte* at = address_of(to, n_bytes);
+  if (at == nullptr) return Moved::kNowhere;
+  return begin_move({token, 0, from, n_bytes, [=] {
+                       std::memcpy(at, from, n_bytes);
+                       return Moved::kDone;
+                     }});
+}
+
+Moved FakeLink::get(uint64_t token, const Remote& from, const Into& into) {
+  if (from.in_slot) {
+    const FakeNet::Arena& arena = net_.arenas_[static_cast<size_t>(peer_)];
+    if (from.place >= arena.stamps.size() || into.n_bytes > Slots::kSlotBytes)
+      return Moved::kNowhere;
+    const std::byte* slot = arena.slots + from.place * Slots::kSlotBytes;
+    const std::atomic<uint64_t>& stamp = arena.stamps[from.place];
+    return begin_move({token, 0, into.at, into.n_bytes, [&stamp, slot, from, into] {
+                         return Slots::read(slot, stamp, from.offset, into);
+                       }});
+  }
+  const std::byte* at = address_of(from, into.n_bytes);
+  if (at == nullptr) return Moved::kNowhere;
+  return begin_move({token, 0, into.at, into.n_bytes, [at, into] {
+                       into.take(at);
+                       return Moved::kDone;
+                     }});
+}
+
+Moved FakeLink::begin_move(Move move) {
+  const uint64_t wait = late(net_.options.moves_late);
+  if (wait == 0) return move.run();
+  move.due = net_.now_ + wait;
+  if (net_.random_.chance(0.5)) move.run = [how = move.run()] { return how; };
+  moves_.push_back(std::move(move));
+  return Moved::kLater;
+}
+
+bool FakeLink::finish_moves(FrameSink& sink) {
+  bool moved = false;
+  for (size_t at = 0; at < moves_.size() && !closed_;) {
+    if (moves_[at].due > net_.now_) {
+      ++at;
+      continue;
+    }
+    const Move move = std::move(moves_[at]);
+    moves_.erase(moves_.begin() + static_cast<std::ptrdiff_t>(at));
+    sink.moved(peer_, move.token, move.run());
+    moved = true;
+  }
+  return moved;
 }
 
 }  // namespace shoal

@@ -60,6 +60,10 @@ class FakeNet {
     double cuts = 0;           // the connection breaks instead
     uint64_t cuts_at = 0;      // the connection that takes the n-th frame of all breaks instead
     double refuses_share = 0;  // share() answers "not now"
+    // Per put or get: it comes to its end up to longest_delay steps later, and others before it.
+    // Its bytes move at once or only then.
+    double moves_late = 0;
+    double releases_late = 0;  // release() lets go some steps later, and until then of nothing
 
     // Not 0: links are TcpLinks over so many streams of bytes each. Then delays, splits and
     // corrupts are per write and read.
@@ -156,13 +160,13 @@ class FakeLink final : public Link {
   bool flush(FrameSink& sink) override;
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
-  void disown(const std::byte* from, size_t n_bytes) override;
+  bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
   void close() override;
   size_t max_inline() const override { return net_.options.max_inline; }
   bool shares_memory() const override { return net_.host_of(rank_) == net_.host_of(peer_); }
   bool share(uint32_t region) override;
-  std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
-  PeerSlot peer_slot(uint32_t slot) override;
+  Moved put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) override;
+  Moved get(uint64_t token, const Remote& from, const Into& into) override;
 
  private:
   friend class FakeNet;
@@ -170,9 +174,26 @@ class FakeLink final : public Link {
   struct Report {
     uint64_t token, due;
   };
+  struct Move {
+    uint64_t token, due;
+    const std::byte* own;  // of this rank, `n_bytes`: what a put reads, or a get writes to
+    size_t n_bytes;
+    std::function<Moved()> run;
+  };
+  struct Release {
+    uint64_t token, due;
+    const std::byte* from;
+    size_t n_bytes;
+  };
 
   FakeNet::Wire& out() { return net_.wire(rank_, peer_); }
   FakeNet::Wire& in() { return net_.wire(peer_, rank_); }
+  uint64_t late(double chance);
+  std::byte* address_of(const Remote& there, size_t n_bytes);
+  Moved begin_move(Move move);
+  bool finish_moves(FrameSink& sink);
+  bool finish_releases(FrameSink& sink);
+  void let_go(const std::byte* from, size_t n_bytes);
   void put_on_wire(Parcel parcel);
   void read(Parcel& parcel);
   void damage(Parcel& parcel);
@@ -191,6 +212,8 @@ class FakeLink final : public Link {
   bool closed_ = false;
   std::deque<Parcel> queue_;
   std::deque<Report> reports_;
+  std::deque<Move> moves_;
+  std::deque<Release> releases_;
   std::set<uint32_t> shared_;
   std::map<uint32_t, Mapping> regions_;  // the peer's
 

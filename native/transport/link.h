@@ -1,7 +1,9 @@
 // A pipe of frames to one peer. Knows no collectives, dtypes or chunks.
 #pragma once
 
-#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -10,6 +12,37 @@
 #include "transport/link_state.h"
 
 namespace shoal {
+
+// Memory of the peer that this process may reach: in a region that it shares, or one of its slots.
+struct Remote {
+  uint32_t place = 0;   // the region, or the slot
+  uint64_t offset = 0;  // in the region; in a slot: the stamp that it had when it was offered
+  bool in_slot = false;
+};
+
+// Where the bytes of a get go: they are stored at `at`, or folded into what lies there. A link
+// whose peer's memory is readable folds straight from that; another lands them first.
+struct Into {
+  std::byte* at = nullptr;
+  size_t n_bytes = 0;
+  void (*fold)(std::byte* out, const std::byte* a, const std::byte* b, size_t n_elems) = nullptr;
+  size_t n_elems = 0;
+
+  void take(const std::byte* from) const {
+    if (fold != nullptr)
+      fold(at, at, from, n_elems);
+    else
+      std::memcpy(at, from, n_bytes);
+  }
+};
+
+// What has come of a put or a get.
+enum class Moved : uint8_t {
+  kDone,
+  kLater,    // said by put() and get() only: FrameSink::moved() tells, NOT before they return
+  kNowhere,  // said by put() and get() only: the peer has no such memory; nothing was touched
+  kStale,    // of a get: the slot holds other data by now, so what was read is nothing
+};
 
 // Who receives what a link brings: the engine, or a test.
 //
@@ -26,13 +59,19 @@ class FrameSink {
   // In the place of sent(): the payload was written to after its checksum was taken, by this very
   // process. The peer will find it corrupt.
   virtual void spoiled(int peer, uint64_t token) = 0;
-  // At most once, the last call. What the link can still send goes with flush(), until close().
+  // A put or get that was under way is kDone or kStale.
+  virtual void moved(int peer, uint64_t token, Moved how) = 0;
+  // See Link::release().
+  virtual void released(int peer, uint64_t token) = 0;
+  // At most once, the last call. What the link can still send goes with flush(), until close(); it
+  // touches no memory that it was asked back, and says no more that it has let go of it.
   virtual void broken(int peer, const Error& error) = 0;
 };
 
 // Threads: under the mesh's lock.
 // Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
-// or the link is closed or broken. Over paths that is when the peer has acknowledged it.
+// or the link is closed or broken. Over paths that is when the peer has acknowledged it. What a put
+// reads and a get writes to is borrowed until that has come to its end. release() ends all of it.
 class Link {
  public:
   virtual ~Link() = default;
@@ -61,11 +100,14 @@ class Link {
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }
 
-  // From here on nothing in [from, from + n_bytes) is read or written any more: borrowed payloads
-  // there are dropped (or copied, where the frame is half sent), a landing there is diverted.
-  virtual void disown(const std::byte* from, size_t n_bytes) = 0;
+  // Asks for [from, from + n_bytes) back: borrowed payloads there are dropped (or copied, where the
+  // frame is half sent), a landing there is diverted, puts and gets there are given up and come to
+  // no end. True: from here on nothing there is read or written by this link. False: that is so
+  // once released(token) runs, or the link is broken or closed.
+  virtual bool release(uint64_t token, const std::byte* from, size_t n_bytes) = 0;
 
-  // After the last frame, before close(): says that nothing more comes, and throws away what does.
+  // After the last frame, before close(): says that nothing more comes, throws away what does, and
+  // touches no memory of others.
   // True while the peer may not have read everything: closing then could take it back.
   virtual bool lingers() { return false; }
 
@@ -111,16 +153,15 @@ class Link {
   // Gives the peer a mapping of a shared region of this process. False if that cannot be done now.
   virtual bool share(uint32_t) { return false; }
 
-  // Where `offset` of the peer's region lies in this process, or nullptr when it is not mapped or
-  // `n_bytes` would reach past its end.
-  virtual std::byte* peer_address(uint32_t, uint64_t, size_t) { return nullptr; }
-
-  // A slot of the peer as this process sees it, and its stamp; nulls if it has no such slot.
-  struct PeerSlot {
-    const std::byte* data = nullptr;
-    const std::atomic<uint64_t>* stamp = nullptr;
-  };
-  virtual PeerSlot peer_slot(uint32_t) { return {}; }
+  // Writes n_bytes from `from` to a region of the peer's.
+  virtual Moved put(uint64_t /*token*/, const std::byte* /*from*/, size_t /*n_bytes*/,
+                    const Remote& /*to*/) {
+    return Moved::kNowhere;
+  }
+  // Reads into.n_bytes of the peer's.
+  virtual Moved get(uint64_t /*token*/, const Remote& /*from*/, const Into& /*into*/) {
+    return Moved::kNowhere;
+  }
 };
 
 }  // namespace shoal

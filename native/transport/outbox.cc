@@ -180,7 +180,7 @@ void Outbox::lost(int path) {
   std::erase_if(acknowledged_in_writing_, [&](const auto& out) { return out->path == path; });
 }
 
-void Outbox::disown(const std::byte* from, size_t n_bytes) {
+void Outbox::release(const std::byte* from, size_t n_bytes) {
   for (Queue* queue : {&control_, &small_, &bulk_})
     std::erase_if(*queue, [&](const auto& out) { return is_within(*out, from, n_bytes); });
   for (const auto& out : sent_) {

@@ -14,7 +14,7 @@ struct Outgoing {
   enum class At : uint8_t { kQueue, kPath, kSent, kAgain };
 
   Frame frame;
-  std::vector<std::byte> owned;  // the payload, copied because it was small or disowned
+  std::vector<std::byte> owned;  // the payload, copied because it was small or asked back
   size_t n_written = 0;          // of header and payload together
   int path = -1;                 // that has it, or had it last
   At at = At::kQueue;
@@ -66,8 +66,8 @@ class Outbox {
   // A path is gone: what it had, and what left by it unacknowledged, is to be pulled again.
   void lost(int path);
 
-  // See Link::disown. What was written already is not sent again: its number goes without it.
-  void disown(const std::byte* from, size_t n_bytes);
+  // See Link::release. What was written already is not sent again: its number goes without it.
+  void release(const std::byte* from, size_t n_bytes);
 
   // The tokens of payloads that are not what they were when they left.
   std::vector<uint64_t> spoiled() const;

@@ -329,9 +329,10 @@ void PathLink::refuse(FrameSink& sink, const std::string& what) {
   sink.broken(peer_, {Fault::kPeerLost, peer_, what});
 }
 
-void PathLink::disown(const std::byte* from, size_t n_bytes) {
+// What was handed to a path is the kernel's own copy: nothing is left to wait for.
+bool PathLink::release(uint64_t, const std::byte* from, size_t n_bytes) {
   try {
-    outbox_.disown(from, n_bytes);
+    outbox_.release(from, n_bytes);
     for (Incoming& in : incoming_) {
       const std::byte* at = in.landing.data();
       if (in.in_payload && !in.landing.empty() && at >= from && at < from + n_bytes) divert(in);
@@ -345,6 +346,7 @@ void PathLink::disown(const std::byte* from, size_t n_bytes) {
     }
     outbox_.clear();
   }
+  return true;
 }
 
 }  // namespace shoal

@@ -156,10 +156,11 @@ LinkState ShmLink::state() const {
   return state;
 }
 
-void ShmLink::disown(const std::byte* from, size_t n_bytes) {
+bool ShmLink::release(uint64_t, const std::byte* from, size_t n_bytes) {
   std::erase_if(queue_, [&](const Frame& frame) {
     return frame.payload != nullptr && frame.payload >= from && frame.payload < from + n_bytes;
   });
+  return true;
 }
 
 // ---- in
@@ -260,17 +261,36 @@ void ShmLink::release_regions() {
   }
 }
 
-std::byte* ShmLink::peer_address(uint32_t region, uint64_t offset, size_t n_bytes) {
-  if (own_.region(peer_local_, region) == nullptr) own_.take_notes(false);
-  const Mapping* mapping = own_.region(peer_local_, region);
+// ---- the peer's memory
+
+// Where that lies in this process; nullptr if the region is not mapped here or ends before. One
+// that is not known yet is looked for in the bell socket: its descriptor was sent before anything
+// that names it.
+std::byte* ShmLink::address_of(const Remote& there, size_t n_bytes) {
+  if (own_.region(peer_local_, there.place) == nullptr) own_.take_notes(false);
+  const Mapping* mapping = own_.region(peer_local_, there.place);
   if (mapping == nullptr) return nullptr;
-  return offset <= mapping->size() && n_bytes <= mapping->size() - offset ? mapping->data() + offset
-                                                                          : nullptr;
+  const bool fits = there.offset <= mapping->size() && n_bytes <= mapping->size() - there.offset;
+  return fits ? mapping->data() + there.offset : nullptr;
 }
 
-Link::PeerSlot ShmLink::peer_slot(uint32_t slot) {
-  if (slot >= theirs_.n_slots()) return {};
-  return {theirs_.slots() + slot * Slots::kSlotBytes, theirs_.stamps() + slot};
+Moved ShmLink::put(uint64_t, const std::byte* from, size_t n_bytes, const Remote& to) {
+  std::byte* at = address_of(to, n_bytes);
+  if (at == nullptr) return Moved::kNowhere;
+  std::memcpy(at, from, n_bytes);
+  return Moved::kDone;
+}
+
+Moved ShmLink::get(uint64_t, const Remote& from, const Into& into) {
+  if (from.in_slot) {
+    if (from.place >= theirs_.n_slots() || into.n_bytes > Slots::kSlotBytes) return Moved::kNowhere;
+    const std::byte* slot = theirs_.slots() + from.place * Slots::kSlotBytes;
+    return Slots::read(slot, theirs_.stamps()[from.place], from.offset, into);
+  }
+  const std::byte* at = address_of(from, into.n_bytes);
+  if (at == nullptr) return Moved::kNowhere;
+  into.take(at);
+  return Moved::kDone;
 }
 
 }  // namespace shoal

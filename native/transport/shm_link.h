@@ -31,15 +31,14 @@ class ShmLink final : public Link {
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
   LinkState state() const override;
-  void disown(const std::byte* from, size_t n_bytes) override;
+  bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
   void close() override;
   size_t max_inline() const override { return Arena::max_inline(own_.n_local()); }
   bool shares_memory() const override { return true; }
   bool share(uint32_t region) override;
-  // A region that is not known yet is looked for in the bell socket: its descriptor was sent before
-  // anything that names it.
-  std::byte* peer_address(uint32_t region, uint64_t offset, size_t n_bytes) override;
-  PeerSlot peer_slot(uint32_t slot) override;
+  // Done when they return: this thread copies, or folds straight from the peer's pages.
+  Moved put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) override;
+  Moved get(uint64_t token, const Remote& from, const Into& into) override;
 
   const char* kind() const override { return "shm"; }
   bool rings_bell() const override { return true; }
@@ -61,6 +60,7 @@ class ShmLink final : public Link {
   bool deliver(FrameSink& sink);
   bool take_record(FrameSink& sink, uint64_t upto, uint64_t& tail);
   bool tell(FrameType type, const Place& place, int fd);
+  std::byte* address_of(const Remote& there, size_t n_bytes);
   void release_regions();  // tells the peer to unmap those that are gone
   void fail(FrameSink& sink, const std::string& what, bool of_path = false);
 

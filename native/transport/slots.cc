@@ -49,6 +49,14 @@ bool Slots::give_back(uint32_t slot, int peer) {
   return true;
 }
 
+Moved Slots::read(const std::byte* slot, const std::atomic<uint64_t>& stamp, uint64_t offered,
+                  const Into& into) {
+  if (stamp.load(std::memory_order_acquire) != offered) return Moved::kStale;
+  into.take(slot);
+  memory_fence(std::memory_order_acquire);
+  return stamp.load(std::memory_order_relaxed) == offered ? Moved::kDone : Moved::kStale;
+}
+
 void Slots::drop_peer(int peer) {
   for (uint32_t slot = 0; slot < holders_.size(); ++slot)
     while (give_back(slot, peer)) {

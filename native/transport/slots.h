@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/link.h"
 
 namespace shoal {
 
@@ -45,6 +46,10 @@ class Slots {
   // this is the same.
   uint64_t stamp(uint32_t slot) const { return stamps_[slot]; }
   bool is_lent(uint32_t slot) const { return !holders_[slot].empty(); }
+
+  // For a peer that reads `slot`. kStale: its stamp was not `offered` all the while.
+  static Moved read(const std::byte* slot, const std::atomic<uint64_t>& stamp, uint64_t offered,
+                    const Into& into);
 
  private:
   std::byte* base_ = nullptr;

@@ -233,7 +233,7 @@ ssize_t TcpLink::write_some(Path& path, size_t& n_wanted) {
   size_t n_vectors = 0;
   for (Outgoing* out : path.writing) {
     if (n_vectors + 2 > kMaxVectors) break;
-    if (!out->sealed) seal(*out);  // disowned since it was pulled
+    if (!out->sealed) seal(*out);  // its payload was asked back since it was pulled
     size_t skip = out->n_written;
     if (skip < sizeof(Header))
       vectors[n_vectors++] = {reinterpret_cast<std::byte*>(&out->frame.header) + skip,
@@ -261,7 +261,7 @@ void TcpLink::count_written(Path& path, size_t n_bytes) {
     else
       written(out);
   }
-  if (path.writing.empty()) path.n_waiting = 0;  // what was disowned had become smaller
+  if (path.writing.empty()) path.n_waiting = 0;  // what was asked back had become smaller
 }
 
 // ---- in

@@ -106,6 +106,27 @@ HOST_SECTIONS: Final = (
         in_quick=lambda case: case.n_bytes == 25 * _MIB,
     ),
     Section(
+        "channels",
+        "two hosts whose cables are not shaped: a second channel",
+        (
+            "torch.distributed.all_reduce, SHOAL_CHANNELS=1 and 2; docs/planner.md tells which of",
+            "them the planner takes on a machine like this one",
+        ),
+        (
+            Contestant("one channel", time_of("one channel")),
+            Contestant("two channels", time_of("two channels")),
+        ),
+        tuple(
+            replace(
+                _TWO_UNSHAPED,
+                n_bytes=n_bytes,
+                goals=(Faster("two channels", than="one channel", times=1),),
+            )
+            for n_bytes in (25 * _MIB, 256 * _MIB)
+        ),
+        show_time,
+    ),
+    Section(
         "flight",
         "four hosts whose cables are not shaped, 8 buckets of 25 MiB in flight",
         ("torch.distributed.all_reduce(async_op=True) of each, then wait for all; slowest rank",),

@@ -95,6 +95,12 @@ def join_group(wire: str = "identity", error: float = 0.0) -> Endpoint:
     )
 
 
+def join_with_channels(n_channels: int) -> Endpoint:
+    """Shoal as torch's backend, with so many channels, whatever its planner would choose."""
+    os.environ["SHOAL_CHANNELS"] = str(n_channels)
+    return join_torch("shoal")
+
+
 def join_mpi() -> Endpoint:
     """MPI's Allreduce, in place, on NumPy arrays."""
     import mpi4py  # type: ignore[import-not-found]  # only in Open MPI's environment
@@ -153,6 +159,8 @@ JOIN: Final[Mapping[str, Callable[[], Endpoint]]] = {
     "group": join_group,
     # Each contribution is rounded once, and the result: half a unit in the last of 8 bits each.
     "bf16": lambda: join_group("bf16", error=(1 + 2.0**-8) ** 2 - 1),
+    "one channel": lambda: join_with_channels(1),
+    "two channels": lambda: join_with_channels(2),
     "openmpi": join_mpi,
     "copy": join_nobody,
 }

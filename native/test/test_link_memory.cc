@@ -1,0 +1,210 @@
+// What links promise of memory, tried on each kind: to let go of it, and to reach the peer's.
+#include <set>
+
+#include "test/link_makers.h"
+
+namespace shoal::test {
+namespace {
+
+// ---- taking memory back
+
+TEST("payloads that were asked back are not read any more; other frames arrive whole") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    FakeRandom random(5);
+    const Bytes mine = random_bytes(random, 700);
+    // Some of them are queued, one is half sent, some are through.
+    auto doomed = std::make_unique<Bytes>(random_bytes(random, maker.largest));
+    const Bytes original = *doomed;
+    uint32_t number = 0;
+    for (; number < 30; ++number) {
+      const bool is_mine = number % 3 == 0;
+      pair.link(0).send(data_frame(is_mine ? mine : *doomed, number, number + 1));
+      if (number == 4) pair.pump(0);
+    }
+    pair.pump(1);
+    pair.release(0, doomed->data(), doomed->size());
+    std::fill(doomed->begin(), doomed->end(), std::byte{0xee});
+    doomed.reset();
+    pair.link(0).send(data_frame(mine, number));
+    size_t n_mine = 0;
+    CHECK(pair.run([&] {
+      n_mine = static_cast<size_t>(
+          std::count_if(pair.sink(1).came.begin(), pair.sink(1).came.end(), [](const auto& came) {
+            return came.header.type == FrameType::kData && came.header.segment % 3 == 0;
+          }));
+      return n_mine == 11;
+    }));
+    pair.settle();
+    // What was asked back on its way may come as a heartbeat.
+    std::erase_if(pair.sink(1).came,
+                  [](const auto& came) { return came.header.type == FrameType::kHeartbeat; });
+    for (const auto& came : pair.sink(1).came)
+      check_came(came, came.header.segment % 3 == 0 ? mine : original, came.header.segment);
+    CHECK(!pair.sink(0).is_over && !pair.sink(1).is_over);
+    CHECK(!maker.borrows || pair.sink(1).came.size() < 31);
+  });
+}
+
+TEST("a landing that was asked back is written no more, and its frame arrives whole elsewhere") {
+  for_every_link([](Pair& pair, const Maker& maker) {
+    if (!maker.lands) return;
+    FakeRandom random(6);
+    const Bytes payload = random_bytes(random, maker.largest);
+    for (uint32_t number = 0; number < 12; ++number)
+      pair.link(0).send(data_frame(payload, number, number + 1));
+    int n_diverted = 0;
+    CHECK(pair.run([&] {
+      Recorder& sink = pair.sink(1);
+      if (sink.n_landings > static_cast<int>(sink.came.size()) && sink.memory() != nullptr) {
+        const std::byte* asked = sink.memory().get();
+        sink.on_released = [&, asked](uint64_t) {
+          if (sink.memory().get() != asked) return;  // it was here before
+          sink.memory().reset();
+          n_diverted++;
+        };
+        const uint64_t token = pair.next_token++;
+        if (pair.link(1).release(token, asked, sink.n_bytes)) sink.on_released(token);
+      }
+      return sink.came.size() == 12;
+    }));
+    for (const auto& came : pair.sink(1).came) check_came(came, payload, came.header.segment);
+    if (has(maker.name, "tcp") || has(maker.name, "pieces")) CHECK(n_diverted > 0);
+  });
+}
+
+// ---- shared memory
+
+void add_bytes(std::byte* out, const std::byte* a, const std::byte* b, size_t n_elems) {
+  for (size_t at = 0; at < n_elems; ++at)
+    out[at] = static_cast<std::byte>(static_cast<int>(a[at]) + static_cast<int>(b[at]));
+}
+
+Into into(Bytes& bytes) { return {bytes.data(), bytes.size()}; }
+
+TEST("what is put into a shared region lies there, and what lies there can be got or folded") {
+  for_every_link([](Pair& pair, const Maker&) {
+    if (!pair.link(0).shares_memory()) return;
+    FakeRandom random(7);
+    Regions::Region region;
+    CHECK(!Regions::of_process().allocate(10'000, region));
+    CHECK(pair.link(0).share(region.id));
+    CHECK(pair.link(0).share(region.id));
+    for (int n = 0; n < 50; ++n) {
+      const Bytes first = random_bytes(random, 1 + random.below(5000));
+      const uint64_t offset = random.below(region.size - first.size() + 1);
+      CHECK(pair.put(1, first, {region.id, offset}) == Moved::kDone);
+      CHECK(std::equal(first.begin(), first.end(), region.data + offset));
+      Bytes got(first.size());
+      CHECK(pair.get(1, {region.id, offset}, into(got)) == Moved::kDone);
+      CHECK(got == first);
+      Bytes sum = random_bytes(random, first.size());
+      Bytes expected = sum;
+      add_bytes(expected.data(), sum.data(), first.data(), sum.size());
+      CHECK(pair.get(1, {region.id, offset}, {sum.data(), sum.size(), add_bytes, sum.size()}) ==
+            Moved::kDone);
+      CHECK(sum == expected);
+    }
+    Regions::of_process().release(region.data);
+    CHECK(!pair.link(0).share(region.id + 1000));
+    // The mapping outlives the region at its owner: a late put hits nobody.
+    CHECK(pair.put(1, Bytes(10), {region.id, 0}) == Moved::kDone);
+  });
+}
+
+TEST("nothing beyond a region that the peer shares can be named") {
+  for_every_link([](Pair& pair, const Maker&) {
+    Regions::Region region;
+    CHECK(!Regions::of_process().allocate(10'000, region));
+    Bytes here(1);
+    const auto reaches = [&](int end, uint64_t offset, size_t n_bytes) {
+      const Remote there{region.id, offset};
+      const Moved put = pair.link(end).put(1, here.data(), n_bytes, there);
+      const Moved got = pair.link(end).get(2, there, {here.data(), n_bytes});
+      CHECK((put == Moved::kNowhere) == (got == Moved::kNowhere));
+      return put != Moved::kNowhere;
+    };
+    CHECK(!reaches(1, 0, 1));
+    const bool is_shared = pair.link(0).share(region.id);
+    CHECK_EQ(is_shared, pair.link(0).shares_memory());
+    CHECK(!pair.link(0).share(region.id + 1000));
+    CHECK_EQ(reaches(1, region.size - 1, 1), is_shared);
+    CHECK_EQ(reaches(1, region.size, 0), is_shared);
+    CHECK(!reaches(1, region.size, 1));
+    CHECK(!reaches(1, 1, region.size));
+    CHECK(!reaches(1, ~uint64_t{0}, 1));
+    CHECK(!reaches(1, ~uint64_t{0}, 2));
+    CHECK(!reaches(1, 1, ~size_t{0}));
+    CHECK(!reaches(0, 0, 1));  // one way only
+    pair.release(1, here.data(), here.size());
+    Regions::of_process().release(region.data);
+  });
+}
+
+TEST("the slots of a peer are read by number and stamp, and no further") {
+  ShmPair pair;
+  const uint32_t last = pair.arenas[0].n_slots() - 1;
+  pair.arenas[0].slots()[last * Slots::kSlotBytes + 1] = std::byte{9};
+  pair.arenas[0].stamps()[last] = 41;
+  Bytes got(2);
+  CHECK(pair.get(1, {last, 41, true}, into(got)) == Moved::kDone);
+  CHECK(got[1] == std::byte{9});
+  Bytes much(Slots::kSlotBytes + 1);
+  CHECK(pair.get(1, {last, 41, true}, into(much)) == Moved::kNowhere);
+  CHECK(pair.get(1, {last + 1, 41, true}, into(got)) == Moved::kNowhere);
+  CHECK(pair.get(1, {~0u, 41, true}, into(got)) == Moved::kNowhere);
+}
+
+TEST("a slot that holds other data by the end of a get is stale, and is not touched if it does") {
+  static std::atomic<uint64_t>* stamp = nullptr;
+  ShmPair pair;
+  stamp = pair.arenas[0].stamps();
+  *stamp = 41;
+  Bytes got(1);
+  CHECK(pair.get(1, {0, 40, true}, {nullptr, 1}) == Moved::kStale);
+  const auto read_as_it_changes = [](std::byte*, const std::byte*, const std::byte*, size_t) {
+    *stamp = 42;
+  };
+  CHECK(pair.get(1, {0, 41, true}, {got.data(), 1, read_as_it_changes, 1}) == Moved::kStale);
+}
+
+TEST("puts and gets end once each, whatever comes before, and those asked back never") {
+  FakeNet::Options options = fake_options();
+  options.shares_memory = true;
+  options.moves_late = options.releases_late = 0.9;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    options.seed = seed;
+    FakePair pair(options);
+    Regions::Region region;
+    CHECK(!Regions::of_process().allocate(100, region));
+    CHECK(pair.link(0).share(region.id));
+    FakeRandom random(seed);
+    std::map<uint64_t, Bytes> mine;
+    std::set<uint64_t> under_way, asked;
+    for (uint64_t token = 1; token <= 100; ++token) {
+      Bytes& bytes = mine[token] = Bytes(1, std::byte{1});
+      const Remote there{region.id, token - 1};
+      const Moved how = token % 2 == 0 ? pair.link(1).put(token, bytes.data(), 1, there)
+                                       : pair.link(1).get(token, there, into(bytes));
+      if (how == Moved::kLater) under_way.insert(token);
+      if (random.chance(0.3)) pair.pump(1);
+    }
+    const auto scribble = [&](uint64_t token) {
+      asked.insert(token);
+      std::fill(mine[token].begin(), mine[token].end(), std::byte{0xee});
+    };
+    pair.sink(1).on_released = scribble;
+    for (uint64_t token = 1; token <= 100; token += 1 + random.below(3))
+      if (pair.link(1).release(token, mine[token].data(), 1)) scribble(token);
+    pair.settle();
+    for (const uint64_t token : under_way) {
+      const bool has_ended = pair.sink(1).came_of.count(token) > 0;
+      CHECK(has_ended || asked.count(token) > 0);
+    }
+    for (const uint64_t token : asked) CHECK(mine[token][0] == std::byte{0xee});
+    for (size_t at = 0; at < 100; ++at) CHECK(region.data[at] != std::byte{0xee});
+    Regions::of_process().release(region.data);
+  }
+}
+
+}  // namespace
+}  // namespace shoal::test
