@@ -211,7 +211,8 @@ bool Lane::round(bool more) {
     for (const auto& [id, entry] : channels_) channels.push_back(entry.channel);
   }
   if (!more) {
-    // Armed before the last look: whoever brings something from here on makes a descriptor readable.
+    // Armed before the last look: whoever brings something from here on makes a descriptor
+    // readable.
     asleep_ = true;
     for (const auto& channel : channels) more |= !channel->may_sleep();
   }
