@@ -32,17 +32,6 @@ std::byte* page_of(const std::byte* at) {
   return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(at) / kPage * kPage);
 }
 
-// A memfd has no limit of its own: asking for more than there is would not fail but wake the
-// out-of-memory killer.
-Error check_fits(size_t n_bytes) {
-  const MemoryLeft left = memory_left();
-  if (n_bytes <= left.n_bytes) return {};
-  return {Fault::kResource, -1,
-          "reservation of " + std::to_string(n_bytes) + " B of shared memory failed: " +
-              left.where + " leaves " + std::to_string(left.n_bytes) +
-              " B; free memory, or raise the memory limit of this job or container"};
-}
-
 }  // namespace
 
 Mapping::~Mapping() {
@@ -59,18 +48,22 @@ Error Mapping::map(int fd, size_t n_bytes, Mapping& out) {
   return {};
 }
 
-Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, int& fd_out) {
-  if (Error error = check_fits(n_bytes)) return error;
+Error check_shared_memory_fits(size_t n_bytes) {
+  const MemoryLeft left = memory_left();
+  if (n_bytes <= left.n_bytes) return {};
+  return {Fault::kResource, -1,
+          "reservation of " + std::to_string(n_bytes) + " B of shared memory failed: " +
+              left.where + " leaves " + std::to_string(left.n_bytes) +
+              " B; free memory, or raise the memory limit of this job or container"};
+}
+
+Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out) {
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return refused("creation", n_bytes, errno);
   if (ftruncate(fd, static_cast<off_t>(n_bytes)) != 0) {
     const int sys = errno;
     close(fd);
     return refused("reservation", n_bytes, sys);
-  }
-  if (Error error = reserve_shared_memory(fd, 0, n_reserved)) {
-    close(fd);
-    return error;
   }
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int sys = errno;
@@ -179,10 +172,13 @@ void Regions::after_fork_in_child() {
 
 Error Regions::allocate(size_t n_bytes, Region& out) {
   const size_t size = (n_bytes + kPage - 1) / kPage * kPage + (n_bytes == 0 ? kPage : 0);
+  if (Error error = check_shared_memory_fits(size)) return error;
   int fd = -1;
-  if (Error error = create_shared_memory("shoal-buffer", size, size, fd)) return error;
+  if (Error error = create_shared_memory("shoal-buffer", size, fd)) return error;
   Owned owned;
-  if (Error error = Mapping::map(fd, size, owned.mapping)) {
+  Error error = reserve_shared_memory(fd, 0, size);
+  if (!error) error = Mapping::map(fd, size, owned.mapping);
+  if (error) {
     close(fd);
     return error;
   }

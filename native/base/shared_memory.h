@@ -37,9 +37,13 @@ class Mapping {
   size_t size_ = 0;
 };
 
-// A new memfd of `n_bytes`, sealed against resizing. The first `n_reserved` bytes are reserved now;
-// the rest must be before it is used. Returns the descriptor in `fd_out`.
-Error create_shared_memory(const char* name, size_t n_bytes, size_t n_reserved, int& fd_out);
+// Whether that much is left to take. A memfd has no limit of its own: asking for more than there is
+// would not fail but wake the out-of-memory killer.
+Error check_shared_memory_fits(size_t n_bytes);
+
+// A new memfd of `n_bytes`, sealed against resizing, whose memory must be reserved before it is
+// used. Returns the descriptor in `fd_out`.
+Error create_shared_memory(const char* name, size_t n_bytes, int& fd_out);
 
 // Gives a part of a memfd its pages, zeroed: want of memory is an error here, not a SIGBUS later.
 Error reserve_shared_memory(int fd, size_t offset, size_t n_bytes);

@@ -254,9 +254,8 @@ struct GroupHandle {
   }
 };
 
-// Rank, its connections, its arena, its eventfd, and where it listens for lost connections.
-using PeerTuple =
-    std::tuple<int, std::vector<int>, int, int, std::vector<std::pair<std::string, int>>>;
+// Rank, its connections, whether it is of this host, and where it listens for lost connections.
+using PeerTuple = std::tuple<int, std::vector<int>, bool, std::vector<std::pair<std::string, int>>>;
 
 PathMaker::Peer known_peer(int rank, const std::vector<int>& fds,
                            const std::vector<std::pair<std::string, int>>& listens_at) {
@@ -281,14 +280,13 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   making.listeners = listeners;
   making.resume_ns = ns_of(resume_s);
   making.n_channels = static_cast<size_t>(n_channels);
-  for (const auto& [peer, fds, memory_fd, event_fd, listens_at] : peers) {
-    const bool is_local = memory_fd >= 0;
+  for (const auto& [peer, fds, is_local, listens_at] : peers) {
     if (!is_local) making.peers.push_back(known_peer(peer, fds, listens_at));
-    const auto n_sets = static_cast<size_t>(is_local ? 1 : n_channels);
-    if (fds.empty() || fds.size() % n_sets != 0 ||
-        fds.size() > n_sets * (is_local ? 1 : Header::kMaxPaths))
+    const auto n_sets = static_cast<size_t>(n_channels);
+    if (fds.empty() != is_local || fds.size() % n_sets != 0 ||
+        fds.size() > n_sets * Header::kMaxPaths)
       throw std::invalid_argument("a peer has too few or too many connections");
-    sockets.push_back({peer, fds, memory_fd, event_fd});
+    sockets.push_back({peer, fds, is_local});
   }
   Mesh::Options options;
   options.n_channels = n_channels;
@@ -341,8 +339,13 @@ NB_MODULE(_native, m) {
                     raise_if(Arena::create(n_local, *arena));
                     return arena;
                   })
-      .def_prop_ro("memory_fd", &Arena::memory_fd)
-      .def_prop_ro("event_fd", &Arena::event_fd);
+      .def_static("enter",
+                  [](int memory_fd, int n_local, int local) {
+                    auto arena = std::make_shared<Arena>();
+                    raise_if(Arena::enter(memory_fd, n_local, local, *arena));
+                    return arena;
+                  })
+      .def_prop_ro("memory_fd", &Arena::memory_fd);
 
   nb::class_<Call>(m, "Call")
       .def("wait", &Call::wait, nb::arg("timeout_s"))

@@ -45,7 +45,7 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
                       std::shared_ptr<Channel>& out) {
   std::vector<int> local = {rank};
   for (const PeerSockets& peer : peers)
-    if (peer.memory_fd >= 0) local.push_back(peer.rank);
+    if (peer.is_local) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
   const int index = place.index;
@@ -293,7 +293,7 @@ int64_t Channel::wait_finished(int64_t seen, int64_t timeout_ns) {
 
 std::vector<Watched> Channel::watched() {
   std::lock_guard lock(mutex_);
-  std::vector<Watched> all = {{arena_->event_fd(), kBell}};
+  std::vector<Watched> all = {{arena_->bell_socket().fd(), kBell}};
   if (place_.paths != nullptr && place_.first == nullptr)
     all.push_back({place_.paths->fd(), kPaths});
   for (int peer = 0; peer < engine_.size(); ++peer) {
@@ -307,7 +307,10 @@ std::vector<Watched> Channel::watched() {
 void Channel::on_event(int peer, bool ended) {
   if (peer == kPaths) return make_paths();
   std::unique_lock lock(mutex_);
-  if (peer < 0) Drivers::wakeups().lane_rung++;
+  if (peer == kBell) {
+    Drivers::wakeups().lane_rung++;
+    guarded([&] { arena_->take_notes(true); });
+  }
   if (closed_ || peer < 0) return;
   guarded([&] {
     served_.serve(peer, ended);
@@ -418,8 +421,7 @@ std::shared_ptr<const Value> Channel::take_state_at_deadline(uint64_t id, Group*
 
 void Channel::forsake() {
   forsaken_.store(true);
-  ::close(arena_->event_fd());
-  arena_->close_memory_fd();
+  arena_->forsake();
   for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) link->forsake();
   if (place_.paths != nullptr && place_.first == nullptr) place_.paths->forsake();

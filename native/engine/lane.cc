@@ -29,7 +29,9 @@ uint64_t tag_of(uint32_t channel, int peer) {
   return uint64_t{channel} << 32 | static_cast<uint32_t>(peer);
 }
 
+// A bell's socket is not always read to its end.
 uint32_t events_of(int peer) {
+  if (peer == Channel::kBell) return EPOLLIN;
   return peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 }
 
@@ -209,7 +211,8 @@ bool Lane::round(bool more) {
     for (const auto& [id, entry] : channels_) channels.push_back(entry.channel);
   }
   if (!more) {
-    // Armed before the last look: whoever brings something from here on writes to an eventfd.
+    // Armed before the last look: whoever brings something from here on makes a descriptor
+    // readable.
     asleep_ = true;
     for (const auto& channel : channels) more |= !channel->may_sleep();
   }

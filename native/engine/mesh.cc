@@ -14,10 +14,8 @@ namespace {
 std::vector<PeerSockets> share_of(const std::vector<PeerSockets>& peers, int channel, int of) {
   std::vector<PeerSockets> share;
   for (const PeerSockets& peer : peers) {
-    const bool is_local = peer.memory_fd >= 0;
-    if (is_local && channel > 0) continue;
+    if (peer.is_local && channel > 0) continue;
     share.push_back(peer);
-    if (is_local) continue;
     const auto n = static_cast<std::ptrdiff_t>(peer.fds.size()) / of;
     const auto from = peer.fds.begin() + channel * n;
     share.back().fds.assign(from, from + n);

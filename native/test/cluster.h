@@ -56,9 +56,7 @@ class Cluster {
     std::vector<std::string> names;
     for (int rank = 0; rank < size; ++rank) {
       names.push_back("rank " + std::to_string(rank));
-      arenas.push_back(std::make_shared<Arena>());
-      const int n_local = std::min(per_host, size - rank / per_host * per_host);
-      CHECK(!Arena::create(n_local, *arenas.back()));
+      arenas.push_back(arena_of(rank));
     }
     std::vector<std::vector<PeerSockets>> peers(static_cast<size_t>(size));
     for (int one = 0; one < size; ++one)
@@ -153,6 +151,18 @@ class Cluster {
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
 
+  // The first of a host makes its memory.
+  std::shared_ptr<Arena> arena_of(int rank) const {
+    auto arena = std::make_shared<Arena>();
+    const int first = rank / per_host_ * per_host_;
+    const int n_local = std::min(per_host_, size_ - first);
+    if (rank == first)
+      CHECK(!Arena::create(n_local, *arena));
+    else
+      CHECK(!Arena::enter(dup(arenas[at(first)]->memory_fd()), n_local, rank - first, *arena));
+    return arena;
+  }
+
   std::unique_ptr<PathMaker> maker_of(int rank) const {
     if (resume_ns_ == 0) return nullptr;
     PathMaker::Options options{kEpoch, rank, key(), {listeners[at(rank)]}, {}, resume_ns_};
@@ -171,18 +181,15 @@ class Cluster {
   void connect(std::vector<std::vector<PeerSockets>>& peers, int one, int other, int per_host) {
     const bool is_local = one / per_host == other / per_host;
     std::array<PeerSockets, 2> ends;
-    for (int path = 0; path < (is_local ? 1 : n_paths_ * n_channels_); ++path) {
-      const auto fds = is_local || resume_ns_ == 0 ? unix_sockets() : tcp_sockets();
+    for (int path = 0; path < (is_local ? 0 : n_paths_ * n_channels_); ++path) {
+      const auto fds = resume_ns_ == 0 ? unix_sockets() : tcp_sockets();
       if (path == 0) first_paths.push_back(fds[0]);
       if (path > 0 && path % n_paths_ == 0) later_channels.push_back(fds[0]);
       for (size_t end = 0; end < 2; ++end) ends[end].fds.push_back(fds[end]);
     }
     for (const auto& [rank, peer, end] : {std::tuple{one, other, 0u}, std::tuple{other, one, 1u}}) {
       ends[end].rank = peer;
-      if (is_local) {
-        ends[end].memory_fd = dup(arenas[at(peer)]->memory_fd());
-        ends[end].event_fd = dup(arenas[at(peer)]->event_fd());
-      }
+      ends[end].is_local = is_local;
       peers[at(rank)].push_back(ends[end]);
     }
   }

@@ -10,22 +10,15 @@ namespace shoal::test {
 
 struct ShmPair final : Pair {
   ShmPair() {
-    for (Arena& arena : arenas) CHECK(!Arena::create(2, arena));
-    const auto fds = unix_sockets();
+    CHECK(!Arena::create(2, arenas[0]));
+    CHECK(!Arena::enter(dup(arenas[0].memory_fd()), 2, 1, arenas[1]));
     for (const int end : {0, 1}) {
-      Arena& theirs = arenas[static_cast<size_t>(1 - end)];
-      auto link =
-          std::make_unique<ShmLink>(1 - end, arenas[static_cast<size_t>(end)], end, 1 - end,
-                                    fds[static_cast<size_t>(end)], dup(theirs.event_fd()), kEpoch);
-      CHECK(!link->open(dup(theirs.memory_fd()), 2));
+      auto link = std::make_unique<ShmLink>(1 - end, arenas[static_cast<size_t>(end)], 1 - end);
+      CHECK(!link->open());
       links[static_cast<size_t>(end)] = std::move(link);
     }
   }
   ~ShmPair() override { links = {}; }
-  bool pump(int end) override {
-    const bool moved = Pair::pump(end);
-    return link(end).on_event(sink(end), false) || moved;
-  }
 
   std::array<Arena, 2> arenas;
 };
@@ -90,7 +83,7 @@ inline const Maker kMakers[] = {
        return std::unique_ptr<Pair>(new FakePair(options));
      },
      1u << 17, false},
-    {"shm", [] { return std::unique_ptr<Pair>(new ShmPair); }, Arena::kMaxInline, true, false,
+    {"shm", [] { return std::unique_ptr<Pair>(new ShmPair); }, Arena::max_inline(2), true, false,
      false},
 };
 

@@ -223,8 +223,8 @@ class HalfDeaf {
     options.backstop_ns = kHour;
     options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
     std::shared_ptr<Mesh> mesh;
-    CHECK(!Mesh::create(rank, {"rank 0", "rank 1"}, 1, Cluster::key(), arena,
-                        {{1 - rank, fds, -1, -1}}, options, mesh));
+    CHECK(!Mesh::create(rank, {"rank 0", "rank 1"}, 1, Cluster::key(), arena, {{1 - rank, fds}},
+                        options, mesh));
     meshes.push_back(mesh);
     groups.push_back(&mesh->add_group(7, {0, 1}));
   }

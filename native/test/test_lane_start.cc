@@ -25,8 +25,8 @@ int n_descriptors() {
 Error make_mesh(int socket_fd, std::shared_ptr<Mesh>& out) {
   auto arena = std::make_shared<Arena>();
   if (Error error = Arena::create(1, *arena)) return error;
-  return Mesh::create(0, {"rank 0", "rank 1"}, 7, {}, std::move(arena), {{1, {socket_fd}, -1, -1}},
-                      {}, out);
+  return Mesh::create(0, {"rank 0", "rank 1"}, 7, {}, std::move(arena), {{1, {socket_fd}}}, {},
+                      out);
 }
 
 // epoll refuses regular files, and a memfd is one.

@@ -360,13 +360,11 @@ class Nobody final : public FrameSink {
 TEST("a ring whose peer does not read fills up, and says so") {
   Arena own, theirs;
   CHECK(!Arena::create(2, own));
-  CHECK(!Arena::create(2, theirs));
-  std::array<int, 2> fds{};
-  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
-  ShmLink link(1, own, 0, 1, fds[0], dup(theirs.event_fd()), 77);
-  CHECK(!link.open(dup(theirs.memory_fd()), 2));
+  CHECK(!Arena::enter(dup(own.memory_fd()), 2, 1, theirs));
+  ShmLink link(1, own, 1);
+  CHECK(!link.open());
   Nobody sink;
-  const Bytes payload(Arena::kMaxInline);
+  const Bytes payload(link.max_inline());
   Frame frame;
   frame.header.type = FrameType::kData;
   frame.header.length = static_cast<uint32_t>(payload.size());
@@ -375,7 +373,6 @@ TEST("a ring whose peer does not read fills up, and says so") {
   CHECK_EQ(link.state().n_full, 1);
   CHECK_EQ(link.state().n_queued, 1);
   link.close();
-  ::close(fds[1]);
 }
 
 TEST("a socket whose peer does not read fills up, and says so") {

@@ -1,22 +1,24 @@
 #include "transport/arena.h"
 
 #include <linux/futex.h>
-#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <climits>
-#include <cstring>
 #include <new>
+#include <utility>
 
 namespace shoal {
 namespace {
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// Notes and rings that the lane reads in one turn. Who looks for one reads all that its mates have
+// sent, which is no more than a queue holds (net.unix.max_dgram_qlen), unless they never stop.
+constexpr int kMostInTurn = 64, kMostAtAll = 1 << 16;
 
 // Not FUTEX_PRIVATE: the word is shared between processes.
 long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec* timeout) {
@@ -25,59 +27,14 @@ long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec
 
 }  // namespace
 
-Arena::~Arena() {
-  close_memory_fd();
-  if (event_fd_ >= 0) ::close(event_fd_);
-}
+// ---- any arena
 
-void Arena::close_memory_fd() {
-  if (memory_fd_ >= 0) ::close(memory_fd_);
-  memory_fd_ = -1;
-}
-
-Error Arena::create(int n_local, Arena& out) {
-  out.n_local_ = n_local;
-  out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
-  const size_t n_bytes = out.size();
-  if (Error error =
-          create_shared_memory("shoal-arena", n_bytes, out.slots_offset(), out.memory_fd_))
-    return error;
-  if (Error error = Mapping::map(out.memory_fd_, n_bytes, out.mapping_)) return error;
-  out.event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (out.event_fd_ < 0)
-    return {Fault::kResource, -1,
-            std::string("eventfd failed: ") + std::strerror(errno) +
-                "; raise the limit of open files (ulimit -n)"};
-  auto* header = new (out.mapping_.data()) ArenaHeader;
-  header->magic = ArenaHeader::kMagic;
-  header->n_local = static_cast<uint32_t>(n_local);
-  header->n_slots = out.n_slots_;
-  for (int local = 0; local < n_local; ++local)
-    new (out.mapping_.data() + out.ring_offset(local)) RingHeader;
-  for (uint32_t slot = 0; slot < out.n_slots_; ++slot)
-    new (out.stamps() + slot) std::atomic<uint64_t>{0};
-  return {};
-}
-
-Error Arena::open(int memory_fd, int n_local, Arena& out) {
-  out.n_local_ = n_local;
-  out.n_slots_ = static_cast<uint32_t>(n_local - 1) * slot_quota(n_local);
-  const size_t n_bytes = out.size();
-  struct stat stat{};
-  if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
-    return {Fault::kPeerLost, -1, "handed over an arena of the wrong size"};
-  if (Error error = Mapping::map(memory_fd, n_bytes, out.mapping_)) return error;
-  if (out.header().magic != ArenaHeader::kMagic)
-    return {Fault::kPeerLost, -1, "handed over memory that is no arena"};
-  return {};
-}
-
-void Arena::ring_bell(int owner_event_fd, uint32_t n_frames, Ring how) const {
+void ArenaView::ring_bell(const BellSocket& by, uint32_t n_frames, Ring how) const {
   ArenaHeader& to = header();
   // Also without a frame: a sleeper compares the count just before it sleeps.
   const uint32_t now = to.bell.fetch_add(std::max(1u, n_frames)) + std::max(1u, n_frames);
   // Before the look at who watches: a caller that leaves looks for it after it has said so.
-  if (how == Ring::kAlways) to.alarm.store(1);
+  const bool is_first = how == Ring::kAlways && to.alarm.exchange(1) == 0;
   const uint32_t watch = to.watch.load();
   if (watch & kCallerSleeps) {
     // Signed distance: the counter wraps.
@@ -87,10 +44,71 @@ void Arena::ring_bell(int owner_event_fd, uint32_t n_frames, Ring how) const {
     return;
   }
   const bool armed = (watch & kLaneSleeps) && (to.watch.fetch_and(~kLaneSleeps) & kLaneSleeps);
-  if (armed || (how == Ring::kAlways && !(watch & (kDriven | kLaneSleeps)))) {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = write(owner_event_fd, &one, sizeof(one));
-  }
+  // Who has raised the alarm rings for all that find it raised, so that few rings are on their way.
+  if (armed || (is_first && !(watch & (kDriven | kLaneSleeps)))) by.ring(to.bell_address);
+}
+
+// ---- our own
+
+Arena::~Arena() {
+  mark_.clear();
+  close_memory_fd();
+}
+
+void Arena::close_memory_fd() {
+  if (memory_fd_ >= 0) ::close(memory_fd_);
+  memory_fd_ = -1;
+}
+
+void Arena::forsake() {
+  bell_socket_.close();
+  close_memory_fd();
+}
+
+Error Arena::create(int n_local, Arena& out) {
+  int fd = -1;
+  const size_t n_bytes = static_cast<size_t>(n_local) * ArenaView(nullptr, n_local).n_bytes();
+  if (Error error = create_shared_memory("shoal-arena", n_bytes, fd)) return error;
+  return enter(fd, n_local, 0, out);
+}
+
+Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
+  out.memory_fd_ = memory_fd;
+  out.local_ = local;
+  static_cast<ArenaView&>(out) = ArenaView(nullptr, n_local);
+  out.regions_.resize(static_cast<size_t>(n_local));
+  const size_t n_bytes = static_cast<size_t>(n_local) * out.n_bytes();
+  struct stat stat{};
+  if (fstat(memory_fd, &stat) != 0 || static_cast<size_t>(stat.st_size) != n_bytes)
+    return {Fault::kPeerLost, -1, "was handed shared memory of the wrong size"};
+  if (Error error = out.reserve()) return error;
+  if (Error error = Mapping::map(memory_fd, n_bytes, out.mapping_)) return error;
+  out.base_ = out.mapping_.data() + out.offset();
+  if (Error error = out.bell_socket_.open()) return error;
+  out.begin();
+  return out.mark_.set(memory_fd, out.offset());
+}
+
+// All that is not slots. That there is memory for the slots as well is looked at, not reserved.
+Error Arena::reserve() {
+  if (Error error = check_shared_memory_fits(n_bytes())) return error;
+  return reserve_shared_memory(memory_fd_, offset(), slots_offset());
+}
+
+void Arena::begin() {
+  auto* own = new (base_) ArenaHeader;
+  own->magic = ArenaHeader::kMagic;
+  own->n_local = static_cast<uint32_t>(n_local_);
+  own->bell_address = bell_socket_.address();
+  for (int from = 0; from < n_local_; ++from) new (&ring(from)) RingHeader;
+  for (uint32_t slot = 0; slot < n_slots(); ++slot) new (stamps() + slot) std::atomic<uint64_t>{0};
+}
+
+Error Arena::mate(int local, ArenaView& out) const {
+  if (local < 0 || local >= n_local_) return {Fault::kInternal, -1, "there is no such arena"};
+  out = ArenaView(mapping_.data() + static_cast<size_t>(local) * n_bytes(), n_local_);
+  if (out.header().magic == ArenaHeader::kMagic) return {};
+  return {Fault::kPeerLost, -1, "has not entered the memory that the ranks of its host share"};
 }
 
 void Arena::wake_callers() const {
@@ -103,6 +121,45 @@ void Arena::wake_callers() const {
 void Arena::sleep(uint32_t seen, int64_t timeout_ns) const {
   const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
   futex(&header().bell, FUTEX_WAIT, seen, &timeout);
+}
+
+// ---- notes
+
+void Arena::take_notes(bool is_lane) {
+  bool is_rung = false;
+  for (int n = 0; n < (is_lane ? kMostInTurn : kMostAtAll); ++n) {
+    Note note;
+    int fd = -1;
+    const auto took = bell_socket_.take(note, fd);
+    if (took == BellSocket::Took::kNothing) break;
+    is_rung |= took == BellSocket::Took::kRing;
+    if (took == BellSocket::Took::kNote) take(note, fd);
+  }
+  // It was for the lane, which may sleep, and was about to hear of it.
+  if (is_rung && !is_lane) bell_socket_.ring(bell_socket_.address());
+}
+
+// What a host-mate says is checked, never trusted.
+void Arena::take(const Note& note, int fd) {
+  const uint32_t from = note.header.flow;
+  const Place& place = note.place;
+  struct stat stat{};
+  Mapping mapping;
+  if (from < regions_.size() && note.header.type == FrameType::kRelease)
+    regions_[from].erase(place.region);
+  // -1: this process had no descriptor left for it. A region that cannot be mapped here stays
+  // unknown; the call that needs it will say so.
+  const bool fits = from < regions_.size() && note.header.type == FrameType::kRegion && fd >= 0 &&
+                    fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset &&
+                    !Mapping::map(fd, place.offset, mapping);
+  if (fd >= 0) ::close(fd);
+  if (fits) regions_[from].try_emplace(place.region, std::move(mapping));
+}
+
+const Mapping* Arena::region(int local, uint32_t id) const {
+  const auto& theirs = regions_[static_cast<size_t>(local)];
+  const auto found = theirs.find(id);
+  return found == theirs.end() ? nullptr : &found->second;
 }
 
 }  // namespace shoal

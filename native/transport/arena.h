@@ -1,17 +1,26 @@
-// What a process shares with its host-mates: a bell, a ring of frames from each of them, and slots.
+// What the processes of a host share: one piece of memory, in which each has an arena. That is a
+// bell, a ring of frames from each of the others, and slots.
 //
-//   [ArenaHeader | stamps | ring from local 0 | ring from local 1 | ... | slot 0 | slot 1 | ...]
+//   arena of local 0: [ArenaHeader | stamps | ring from local 0 | ring from local 1 | ... | slots]
+//   arena of local 1: ...
 //
 // The owner reads its rings and fills its slots; peer i writes ring i and reads slots and their
-// stamps (slots.h). All memory but that of the slots is reserved when the arena is made, that of a
-// slot when it is first used.
+// stamps (slots.h). An owner reserves all memory of its arena but that of the slots when it enters,
+// that of a slot when it is first used.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
 
+#include "base/death_mark.h"
 #include "base/shared_memory.h"
+#include "transport/bell_socket.h"
 #include "transport/frame.h"
 #include "transport/slots.h"
 
@@ -19,7 +28,7 @@ namespace shoal {
 
 // Who looks after an arena, in ArenaHeader::watch.
 inline constexpr uint32_t kCallerSleeps = 1;  // on the futex
-inline constexpr uint32_t kLaneSleeps = 2;    // in epoll, woken by the eventfd
+inline constexpr uint32_t kLaneSleeps = 2;    // in epoll, woken by the bell's socket
 inline constexpr uint32_t kDriven = 4;        // some caller is in wait(), asleep or not
 
 // Whom a bell wakes.
@@ -30,92 +39,142 @@ enum class Ring : uint8_t {
 };
 
 struct ArenaHeader {
-  static constexpr uint64_t kMagic = 0x31616e6572616873;  // "sharena1"
+  static constexpr uint64_t kMagic = 0x32616e6572616873;  // "sharena2"
 
-  uint64_t magic = 0;
+  std::atomic<uint32_t> life{0};  // death_mark.h; the first word of a page
   uint32_t n_local = 0;
-  uint32_t n_slots = 0;
+  uint64_t magic = 0;
+  std::atomic<int64_t> heartbeat_ns{0};  // what others look at ten times a second, in one line
+  BellAddress bell_address;
   alignas(64) std::atomic<uint32_t> bell{0};  // counts the frames that came; the futex word
   std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
   std::atomic<uint32_t> alarm{0};    // something came that cannot wait for the next call
-  alignas(64) std::atomic<int64_t> heartbeat_ns{0};
 };
+static_assert(offsetof(ArenaHeader, bell) == 64);
 
 struct RingHeader {
   alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written, by the producer
+  std::atomic<uint32_t> is_over{0};           // nothing more is written: it has closed its link
   alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read, by the consumer
   // The producer found the ring full: whoever reads from it rings the producer's bell.
   std::atomic<uint32_t> is_full{0};
 };
 
-class Arena {
+// An arena as any process of the host sees it.
+class ArenaView {
  public:
-  // A ring must hold several of the largest inline frames; it costs memory per pair of ranks.
-  static constexpr size_t kRingBytes = 128u << 10;
-  // Larger payloads travel in slots, which need no second copy for several receivers.
-  static constexpr size_t kMaxInline = 16u << 10;
   // Slots each host-mate may hold at a time: the depth of the pipeline through private memory.
   // Every exhausted pipeline is a context switch where ranks outnumber cores; every slot is memory
   // of each of the n_local processes that map it.
   static uint32_t slot_quota(int n_local) {
     return n_local < 2 ? 0 : std::max(3u, 32u / static_cast<uint32_t>(n_local - 1));
   }
+  // There is a ring for each pair of ranks, so they share kRingsBytes: 128 KiB each up to 32 ranks.
+  // One must hold several of the largest inline frames. Decision 20 has what smaller ones cost.
+  static size_t ring_bytes(int n_local) {
+    constexpr size_t kRingsBytes = 4u << 20;
+    const size_t share = std::bit_floor(kRingsBytes / static_cast<size_t>(n_local));
+    return std::clamp<size_t>(share, 16u << 10, 128u << 10);
+  }
+  // Larger payloads travel in slots, which need no second copy for several receivers. Words for
+  // people (kMaxText) fit.
+  static size_t max_inline(int n_local) {
+    return std::min<size_t>(ring_bytes(n_local) / 4, 16u << 10);
+  }
 
+  ArenaView() = default;
+  ArenaView(std::byte* base, int n_local)
+      : base_(base), n_local_(n_local), ring_bytes_(ring_bytes(n_local)) {}
+
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(base_); }
+  RingHeader& ring(int local) const {
+    return *reinterpret_cast<RingHeader*>(base_ + ring_offset(local));
+  }
+  std::byte* ring_data(int local) const { return base_ + ring_offset(local) + sizeof(RingHeader); }
+  size_t ring_bytes() const { return ring_bytes_; }
+  std::atomic<uint64_t>* stamps() const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(base_ + sizeof(ArenaHeader));
+  }
+  std::byte* slots() const { return base_ + slots_offset(); }
+  uint32_t n_slots() const { return static_cast<uint32_t>(n_local_ - 1) * slot_quota(n_local_); }
+  int n_local() const { return n_local_; }
+  size_t n_bytes() const { return slots_offset() + n_slots() * Slots::kSlotBytes; }
+
+  // Tells the owner of this arena that so many frames came, or with 0 that it may send again.
+  void ring_bell(const BellSocket& by, uint32_t n_frames, Ring how) const;
+  bool has_died() const { return (header().life.load() & DeathMark::kDied) != 0; }
+
+ protected:
+  static constexpr size_t kPage = 4096;
+  static size_t whole_pages(size_t n_bytes) { return (n_bytes + kPage - 1) / kPage * kPage; }
+  size_t ring_offset(int local) const {
+    return whole_pages(sizeof(ArenaHeader) + n_slots() * sizeof(uint64_t)) +
+           static_cast<size_t>(local) * (sizeof(RingHeader) + ring_bytes_);
+  }
+  size_t slots_offset() const { return whole_pages(ring_offset(n_local_)); }
+
+  std::byte* base_ = nullptr;
+  int n_local_ = 1;
+  size_t ring_bytes_ = 0;
+};
+
+// This process's own, and the memory of the host that it lies in.
+//
+// Threads: the bell, sleep() and wake_callers() any; the rest under the mesh's lock.
+class Arena : public ArenaView {
+ public:
   Arena() = default;
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // A fresh arena for `n_local` processes of this host, this one included.
+  // Makes the memory of a host with `n_local` processes, and enters it as the first.
   static Error create(int n_local, Arena& out);
-  // Maps a host-mate's arena. The descriptors stay the caller's.
-  static Error open(int memory_fd, int n_local, Arena& out);
+  // Enters such memory as the `local`-th of them; again, if nobody has looked at it since. The
+  // descriptor passes to `out`, also on an error.
+  static Error enter(int memory_fd, int n_local, int local, Arena& out);
 
+  int local() const { return local_; }
   int memory_fd() const { return memory_fd_; }
-  int event_fd() const { return event_fd_; }
   void close_memory_fd();
+  const BellSocket& bell_socket() const { return bell_socket_; }
+  // In a forked child: closes the descriptors, and does nothing else.
+  void forsake();
+
+  // Another's, once it has entered.
+  Error mate(int local, ArenaView& out) const;
+
   // Gives a slot its memory, which has to come before its first use.
   Error reserve_slot(uint32_t slot) const {
-    return reserve_shared_memory(memory_fd_, slots_offset() + slot * Slots::kSlotBytes,
+    return reserve_shared_memory(memory_fd_, offset() + slots_offset() + slot * Slots::kSlotBytes,
                                  Slots::kSlotBytes);
   }
 
-  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(mapping_.data()); }
-  RingHeader& ring(int local) const {
-    return *reinterpret_cast<RingHeader*>(mapping_.data() + ring_offset(local));
-  }
-  std::byte* ring_data(int local) const {
-    return mapping_.data() + ring_offset(local) + sizeof(RingHeader);
-  }
-  std::atomic<uint64_t>* stamps() const {
-    return reinterpret_cast<std::atomic<uint64_t>*>(mapping_.data() + sizeof(ArenaHeader));
-  }
-  std::byte* slots() const { return mapping_.data() + slots_offset(); }
-  uint32_t n_slots() const { return n_slots_; }
-  bool mapped() const { return mapping_.data() != nullptr; }
-
-  // Tells the owner of this arena that so many frames came, or with 0 that it may send again.
-  void ring_bell(int owner_event_fd, uint32_t n_frames, Ring how) const;
   // Wakes callers of this very process that sleep on their own bell.
   void wake_callers() const;
   // Sleeps until the bell is not `seen` any more, `timeout_ns` passed or a signal came.
   void sleep(uint32_t seen, int64_t timeout_ns) const;
 
+  // Reads what lies in the bell's socket. `is_lane`: whether who calls is whom rings are for; it is
+  // told of the rest if there is very much.
+  void take_notes(bool is_lane);
+  // A shared region of a host-mate that it has handed over; null if it has not yet.
+  const Mapping* region(int local, uint32_t id) const;
+  void forget_regions(int local) { regions_[static_cast<size_t>(local)].clear(); }
+
  private:
-  static constexpr size_t kPage = 4096;
-  static size_t whole_pages(size_t n_bytes) { return (n_bytes + kPage - 1) / kPage * kPage; }
-  size_t ring_offset(int local) const {
-    return whole_pages(sizeof(ArenaHeader) + n_slots_ * sizeof(uint64_t)) +
-           static_cast<size_t>(local) * (sizeof(RingHeader) + kRingBytes);
-  }
-  size_t slots_offset() const { return whole_pages(ring_offset(n_local_)); }
-  size_t size() const { return slots_offset() + n_slots_ * Slots::kSlotBytes; }
+  Error reserve();
+  void begin();
+  void take(const Note& note, int fd);
+  size_t offset() const { return static_cast<size_t>(local_) * n_bytes(); }
 
   Mapping mapping_;
-  int n_local_ = 0;
-  uint32_t n_slots_ = 0;
-  int memory_fd_ = -1, event_fd_ = -1;
+  int local_ = 0;
+  int memory_fd_ = -1;
+  BellSocket bell_socket_;
+  std::vector<std::map<uint32_t, Mapping>> regions_;  // by local
+  DeathMark mark_;  // NOT before the socket: who is marked as alive has its name
 };
 
 }  // namespace shoal

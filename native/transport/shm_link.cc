@@ -1,12 +1,6 @@
 #include "transport/shm_link.h"
 
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -37,44 +31,35 @@ Ring how_to_ring(FrameType type) {
   }
 }
 
-// What crosses the Unix socket: a header and a place, always both.
-struct Note {
-  Header header;
-  Place place;
-};
-
 }  // namespace
 
-ShmLink::ShmLink(int peer, const Arena& own, int own_local, int peer_local, int socket_fd,
-                 int event_fd, uint64_t epoch)
+ShmLink::ShmLink(int peer, Arena& own, int peer_local)
     : peer_(peer),
-      own_local_(own_local),
+      own_(own),
+      peer_local_(peer_local),
       inbound_(&own.ring(peer_local)),
-      inbound_data_(own.ring_data(peer_local)),
-      socket_fd_(socket_fd),
-      event_fd_(event_fd),
-      epoch_(epoch) {
-  fcntl(socket_fd_, F_SETFL, fcntl(socket_fd_, F_GETFL) | O_NONBLOCK);
-}
+      inbound_data_(own.ring_data(peer_local)) {}
 
-ShmLink::~ShmLink() { close(); }
-
-Error ShmLink::open(int memory_fd, int n_local) {
-  Error error = Arena::open(memory_fd, n_local, theirs_);
-  ::close(memory_fd);
-  return error;
+ShmLink::~ShmLink() {
+  close();
+  own_.forget_regions(peer_local_);
 }
 
 Error ShmLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
-  const auto position = [&](int rank) {
-    const auto at = std::lower_bound(site.local.begin(), site.local.end(), rank);
-    return static_cast<int>(at - site.local.begin());
-  };
-  auto link =
-      std::make_unique<ShmLink>(peer.rank, site.arena, position(site.rank), position(peer.rank),
-                                peer.fds[0], peer.event_fd, site.epoch);
-  Error error = link->open(peer.memory_fd, static_cast<int>(site.local.size()));
+  const auto at = std::lower_bound(site.local.begin(), site.local.end(), peer.rank);
+  const auto local = static_cast<int>(at - site.local.begin());
+  if (static_cast<int>(site.local.size()) != site.arena.n_local())
+    return {Fault::kInternal, peer.rank, "the memory of this host is for another number of ranks"};
+  auto link = std::make_unique<ShmLink>(peer.rank, site.arena, local);
+  Error error = link->open();
+  error.peer = peer.rank;
   out = std::move(link);
+  return error;
+}
+
+Error ShmLink::open() {
+  Error error = own_.mate(peer_local_, theirs_);
+  closed_ = static_cast<bool>(error);
   return error;
 }
 
@@ -82,14 +67,8 @@ void ShmLink::close() {
   if (closed_) return;
   closed_ = true;
   queue_.clear();
-  ::close(socket_fd_);
-  ::close(event_fd_);
-}
-
-void ShmLink::forsake() {
-  if (closed_) return;
-  ::close(socket_fd_);
-  ::close(event_fd_);
+  theirs_.ring(own_.local()).is_over.store(1);
+  theirs_.ring_bell(own_.bell_socket(), 0, Ring::kAlways);
 }
 
 void ShmLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
@@ -110,12 +89,13 @@ bool ShmLink::send(const Frame& frame) {
 // Whether a record of this size fits into the peer's ring now. If not, the peer is to tell when it
 // has read some of it, and to do that soon.
 bool ShmLink::find_room(size_t size) {
-  RingHeader& ring = theirs_.ring(own_local_);
-  const size_t to_end = Arena::kRingBytes - head_ % Arena::kRingBytes;
+  RingHeader& ring = theirs_.ring(own_.local());
+  const size_t ring_bytes = theirs_.ring_bytes();
+  const size_t to_end = ring_bytes - head_ % ring_bytes;
   const size_t needed = size <= to_end ? size : to_end + size;  // records never wrap round the end
   const auto has_room = [&] {
     const uint64_t tail = ring.tail.load();
-    return head_ - tail + needed <= Arena::kRingBytes;
+    return head_ - tail + needed <= ring_bytes;
   };
   if (has_room()) return true;
   n_full_++;
@@ -127,10 +107,11 @@ bool ShmLink::find_room(size_t size) {
 bool ShmLink::push(const Frame& frame) {
   const size_t size = sizeof(Header) + padded(frame.header.length);
   if (!find_room(size)) return false;
-  RingHeader& ring = theirs_.ring(own_local_);
-  std::byte* data = theirs_.ring_data(own_local_);
-  const size_t at = head_ % Arena::kRingBytes;
-  const size_t to_end = Arena::kRingBytes - at;
+  RingHeader& ring = theirs_.ring(own_.local());
+  std::byte* data = theirs_.ring_data(own_.local());
+  const size_t ring_bytes = theirs_.ring_bytes();
+  const size_t at = head_ % ring_bytes;
+  const size_t to_end = ring_bytes - at;
   if (size > to_end) {
     Header padding;
     padding.type = static_cast<FrameType>(kPadding);
@@ -138,7 +119,7 @@ bool ShmLink::push(const Frame& frame) {
     std::memcpy(data + at, &padding, sizeof(Header));
     head_ += to_end;
   }
-  std::byte* to = data + head_ % Arena::kRingBytes;
+  std::byte* to = data + head_ % ring_bytes;
   std::memcpy(to, &frame.header, sizeof(Header));
   if (frame.header.length > 0) std::memcpy(to + sizeof(Header), frame.bytes(), frame.header.length);
   head_ += size;
@@ -150,7 +131,8 @@ bool ShmLink::push(const Frame& frame) {
 
 void ShmLink::ring_bell() {
   if (closed_ || (n_pushed_ == 0 && how_ == Ring::kCounted)) return;
-  theirs_.ring_bell(event_fd_, std::exchange(n_pushed_, 0), std::exchange(how_, Ring::kCounted));
+  theirs_.ring_bell(own_.bell_socket(), std::exchange(n_pushed_, 0),
+                    std::exchange(how_, Ring::kCounted));
 }
 
 bool ShmLink::flush(FrameSink& sink) {
@@ -188,73 +170,78 @@ bool ShmLink::pump(FrameSink& sink) {
   return deliver(sink) || moved;
 }
 
-// Delivers what lies in the ring now. The peer's numbers are checked, never trusted.
+// Delivers what lies in the ring now, and notices its end.
 bool ShmLink::deliver(FrameSink& sink) {
-  bool moved = false;
+  const bool is_over = inbound_->is_over.load() != 0;  // NOT after the look at what there is
   const uint64_t upto = inbound_->head.load(std::memory_order_acquire);
   uint64_t tail = inbound_->tail.load(std::memory_order_relaxed);
-  if (upto - tail > Arena::kRingBytes || (upto | tail) % kLine != 0) {
+  if (upto - tail > own_.ring_bytes() || (upto | tail) % kLine != 0) {
     fail(sink, "wrote past the end of its ring, or between its lines");
     return true;
   }
+  bool moved = false;
   while (!closed_ && tail != upto) {
-    const size_t at = tail % Arena::kRingBytes;
-    Header header;
-    std::memcpy(&header, inbound_data_ + at, sizeof(Header));
-    const size_t size = sizeof(Header) + padded(header.length);
-    const bool padding = static_cast<uint8_t>(header.type) == kPadding;
-    if (header.seal != Header::kUnsealed || header.version != Header::kVersion ||
-        size > upto - tail || size > Arena::kRingBytes - at ||
-        (!padding && header.length > Arena::kMaxInline)) {
+    if (!take_record(sink, upto, tail)) {
       fail(sink, "wrote a corrupt record into its ring");
       return true;
     }
-    const auto take = [&] {
-      tail += size;
-      inbound_->tail.store(tail, std::memory_order_release);
-    };
-    try {
-      if (!padding)
-        sink.arrived(peer_, header,
-                     {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
-    } catch (const std::bad_alloc&) {  // NOT to come again
-      take();
-      throw;
-    }
-    take();
     moved = true;
   }
-  // The exchange comes after the stores above for everyone: either the producer, which marks the
-  // ring and then looks again, sees the room, or its mark is seen here.
+  // The exchange comes after the stores of the tail for everyone: either the producer, which marks
+  // the ring and then looks again, sees the room, or its mark is seen here.
   if (moved && !closed_ && inbound_->is_full.exchange(0) != 0)
-    theirs_.ring_bell(event_fd_, 0, Ring::kAlways);
+    theirs_.ring_bell(own_.bell_socket(), 0, Ring::kAlways);
+  if (is_over && !closed_) {
+    fail(sink, "closed the connection without a goodbye", true);
+    return true;
+  }
   return moved;
 }
 
-// ---- regions and the socket
+// Delivers the record at `tail` and moves that on. False if there is none that could be. The peer's
+// numbers are checked, never trusted.
+bool ShmLink::take_record(FrameSink& sink, uint64_t upto, uint64_t& tail) {
+  const size_t at = tail % own_.ring_bytes();
+  Header header;
+  std::memcpy(&header, inbound_data_ + at, sizeof(Header));
+  const size_t size = sizeof(Header) + padded(header.length);
+  const bool padding = static_cast<uint8_t>(header.type) == kPadding;
+  if (header.seal != Header::kUnsealed || header.version != Header::kVersion ||
+      size > upto - tail || size > own_.ring_bytes() - at ||
+      (!padding && header.length > max_inline()))
+    return false;
+  const auto take = [&] {
+    tail += size;
+    inbound_->tail.store(tail, std::memory_order_release);
+  };
+  try {
+    if (!padding)
+      sink.arrived(peer_, header,
+                   {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
+  } catch (const std::bad_alloc&) {  // NOT to come again
+    take();
+    throw;
+  }
+  take();
+  return true;
+}
+
+void ShmLink::look(FrameSink& sink, int64_t) {
+  if (closed_ || !theirs_.has_died()) return;
+  deliver(sink);  // what it still said, perhaps a goodbye
+  fail(sink, "ended without a goodbye: its process died", true);
+}
+
+// ---- regions
 
 bool ShmLink::tell(FrameType type, const Place& place, int fd) {
   Note note;
   note.header.type = type;
-  note.header.group = epoch_;
+  note.header.flow = static_cast<uint32_t>(own_.local());
   note.header.length = sizeof(Place);
   note.place = place;
-  iovec vector{&note, sizeof(note)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
-  if (fd >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr* rider = CMSG_FIRSTHDR(&message);
-    rider->cmsg_level = SOL_SOCKET;
-    rider->cmsg_type = SCM_RIGHTS;
-    rider->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(rider), &fd, sizeof(int));
-  }
-  return sendmsg(socket_fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT) ==
-         static_cast<ssize_t>(sizeof(note));
+  const ArenaHeader& there = theirs_.header();
+  return own_.bell_socket().hand_over(there.bell_address, note, fd, there.life);
 }
 
 bool ShmLink::share(uint32_t id) {
@@ -274,73 +261,17 @@ void ShmLink::release_regions() {
   }
 }
 
-void ShmLink::take_region(const Place& place, int fd) {
-  struct stat stat{};
-  Mapping mapping;
-  // -1: this process had no descriptor left for it.
-  const bool fits =
-      fd >= 0 && fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset;
-  // A region that cannot be mapped here stays unknown; the call that needs it will say so.
-  if (fits && !Mapping::map(fd, place.offset, mapping)) regions_[place.region] = std::move(mapping);
-}
-
-// Reads the notes that lie in the socket.
-ShmLink::Notes ShmLink::take_notes() {
-  Notes result = Notes::kNone;
-  while (!closed_) {
-    Note note;
-    iovec vector{&note, sizeof(note)};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &vector;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    const ssize_t n = recvmsg(socket_fd_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return result;
-    if (n <= 0) return Notes::kEnded;
-    int fd = -1;
-    const cmsghdr* rider = CMSG_FIRSTHDR(&message);
-    if (rider != nullptr && rider->cmsg_type == SCM_RIGHTS)
-      std::memcpy(&fd, CMSG_DATA(rider), sizeof(int));
-    const bool whole = n == static_cast<ssize_t>(sizeof(note)) &&
-                       note.header.seal == Header::kUnsealed && note.header.group == epoch_;
-    result = Notes::kTaken;
-    if (whole && note.header.type == FrameType::kRegion)
-      take_region(note.place, fd);
-    else if (whole && note.header.type == FrameType::kRelease)
-      regions_.erase(note.place.region);
-    else
-      result = Notes::kCorrupt;
-    if (fd >= 0) ::close(fd);
-    if (result == Notes::kCorrupt) return result;
-  }
-  return result;
-}
-
-bool ShmLink::on_event(FrameSink& sink, bool) {
-  const Notes notes = take_notes();
-  if (notes == Notes::kEnded) {
-    deliver(sink);  // what it still said, perhaps a goodbye
-    fail(sink, "closed the connection without a goodbye (its process died, or its host)", true);
-  }
-  if (notes == Notes::kCorrupt) fail(sink, "sent a corrupt note over its socket");
-  return notes != Notes::kNone;
-}
-
 // ---- the peer's memory
 
 // Where that lies in this process; nullptr if the region is not mapped here or ends before. One
-// that is not known yet is looked for in the socket: its descriptor was sent before anything that
-// names it.
+// that is not known yet is looked for in the bell socket: its descriptor was sent before anything
+// that names it.
 std::byte* ShmLink::address_of(const Remote& there, size_t n_bytes) {
-  auto found = regions_.find(there.place);
-  if (found == regions_.end() && take_notes() == Notes::kTaken) found = regions_.find(there.place);
-  if (found == regions_.end()) return nullptr;
-  const Mapping& mapping = found->second;
-  const bool fits = there.offset <= mapping.size() && n_bytes <= mapping.size() - there.offset;
-  return fits ? mapping.data() + there.offset : nullptr;
+  if (own_.region(peer_local_, there.place) == nullptr) own_.take_notes(false);
+  const Mapping* mapping = own_.region(peer_local_, there.place);
+  if (mapping == nullptr) return nullptr;
+  const bool fits = there.offset <= mapping->size() && n_bytes <= mapping->size() - there.offset;
+  return fits ? mapping->data() + there.offset : nullptr;
 }
 
 Moved ShmLink::put(uint64_t, const std::byte* from, size_t n_bytes, const Remote& to) {

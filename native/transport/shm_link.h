@@ -2,7 +2,6 @@
 #pragma once
 
 #include <deque>
-#include <map>
 #include <set>
 
 #include "transport/arena.h"
@@ -12,20 +11,19 @@
 namespace shoal {
 
 // Small payloads travel in the ring; larger ones lie in slots or shared regions and are named by
-// place. The Unix socket carries regions' descriptors, and its end tells of the peer's death.
+// place. Regions' descriptors go to the peer's bell socket. An end is said in the ring; a death the
+// kernel marks in the peer's arena, which is looked at ten times a second.
 //
 // Buffers: `own` outlives the link.
 class ShmLink final : public Link {
  public:
-  // Owns `socket_fd`, `memory_fd` and `event_fd`. `own_local` and `peer_local` are positions among
-  // the ranks of this host.
-  ShmLink(int peer, const Arena& own, int own_local, int peer_local, int socket_fd, int event_fd,
-          uint64_t epoch);
+  // `peer_local`: the peer's place among the ranks of this host.
+  ShmLink(int peer, Arena& own, int peer_local);
   ~ShmLink() override;
-  Error open(int memory_fd, int n_local);
+  Error open();
 
   // See Transport.
-  static bool reaches(const PeerSockets& peer) { return peer.memory_fd >= 0; }
+  static bool reaches(const PeerSockets& peer) { return peer.is_local; }
   static Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
 
   bool send(const Frame& frame) override;
@@ -35,8 +33,7 @@ class ShmLink final : public Link {
   LinkState state() const override;
   bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
   void close() override;
-  void forsake() override;
-  size_t max_inline() const override { return Arena::kMaxInline; }
+  size_t max_inline() const override { return Arena::max_inline(own_.n_local()); }
   bool shares_memory() const override { return true; }
   bool share(uint32_t region) override;
   // Done when they return: this thread copies, or folds straight from the peer's pages.
@@ -44,14 +41,13 @@ class ShmLink final : public Link {
   Moved get(uint64_t token, const Remote& from, const Into& into) override;
 
   const char* kind() const override { return "shm"; }
-  std::vector<int> fds() const override { return {socket_fd_}; }
-  // The socket has notes: takes descriptors, notices the end.
-  bool on_event(FrameSink& sink, bool ended) override;
   bool rings_bell() const override { return true; }
   bool has_inbound() const override {
-    return !closed_ && inbound_->head.load(std::memory_order_acquire) !=
-                           inbound_->tail.load(std::memory_order_relaxed);
+    return !closed_ && (inbound_->head.load(std::memory_order_acquire) !=
+                            inbound_->tail.load(std::memory_order_relaxed) ||
+                        inbound_->is_over.load(std::memory_order_acquire) != 0);
   }
+  void look(FrameSink& sink, int64_t now) override;  // notices a death
   int64_t tick() override {
     release_regions();
     return theirs_.header().heartbeat_ns.load();
@@ -62,30 +58,26 @@ class ShmLink final : public Link {
   bool find_room(size_t size);
   void ring_bell();
   bool deliver(FrameSink& sink);
+  bool take_record(FrameSink& sink, uint64_t upto, uint64_t& tail);
   bool tell(FrameType type, const Place& place, int fd);
-  enum class Notes { kNone, kTaken, kEnded, kCorrupt };
-  Notes take_notes();
-  void take_region(const Place& place, int fd);
   std::byte* address_of(const Remote& there, size_t n_bytes);
   void release_regions();  // tells the peer to unmap those that are gone
   void fail(FrameSink& sink, const std::string& what, bool of_path = false);
 
   const int peer_;
-  const int own_local_;
+  Arena& own_;
+  const int peer_local_;
   RingHeader* inbound_;
   const std::byte* inbound_data_;
-  Arena theirs_;
-  int socket_fd_, event_fd_;
-  const uint64_t epoch_;
+  ArenaView theirs_;
 
   std::deque<Frame> queue_;
-  bool closed_ = false;
+  bool closed_ = true;     // until it is opened
   uint64_t head_ = 0;      // of the ring, which the peer could write to
   uint32_t n_pushed_ = 0;  // frames that the peer was not told of
   uint64_t n_full_ = 0;    // how often there was no room for a frame
   Ring how_ = Ring::kCounted;
   std::set<uint32_t> shared_;
-  std::map<uint32_t, Mapping> regions_;  // the peer's
 };
 
 }  // namespace shoal

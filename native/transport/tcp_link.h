@@ -26,7 +26,7 @@ class TcpLink final : public PathLink {
   ~TcpLink() override;
 
   // See Transport.
-  static bool reaches(const PeerSockets& peer) { return peer.memory_fd < 0; }
+  static bool reaches(const PeerSockets& peer) { return !peer.is_local; }
   static Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
 
   bool flush(FrameSink& sink) override;

@@ -14,13 +14,12 @@
 
 namespace shoal {
 
-// A connected, authenticated peer. Descriptors pass to its link.
+// An authenticated peer. Descriptors pass to its link.
 struct PeerSockets {
   int rank = -1;
-  std::vector<int> fds;  // the sockets: each a path, where the transport knows several
-  // What it handed over for shared memory; -1: on another host.
-  int memory_fd = -1;
-  int event_fd = -1;
+  // To another host: connections, each a path, where the transport knows several.
+  std::vector<int> fds;
+  bool is_local = false;  // it has entered the memory of this host
 };
 
 // What is the same for all links of a rank.
@@ -28,7 +27,7 @@ struct Site {
   int rank;
   uint64_t epoch;
   Bytes job_key;                 // of the caller
-  const Arena& arena;            // of this process; outlives the links
+  Arena& arena;                  // of this process; outlives the links
   const std::vector<int> local;  // the ranks of this host, ascending, this one included
   int channel;                   // which of a mesh's it is for
   PathSource* paths;             // makes lost paths anew; null: nobody does. Outlives the links

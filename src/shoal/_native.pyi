@@ -43,14 +43,19 @@ class Plan:
     def descriptor(self) -> str: ...
 
 class Arena:
-    """What this process shares with its host-mates; owns both descriptors."""
+    """This process's part of the memory that the ranks of its host share."""
 
     @staticmethod
-    def create(n_local: int, /) -> Arena: ...
+    def create(n_local: int, /) -> Arena:
+        """Make that memory, for so many ranks, and enter it as the first of them."""
+
+    @staticmethod
+    def enter(memory_fd: int, n_local: int, local: int, /) -> Arena:
+        """Enter what another has made, as the `local`-th of them; owns the descriptor."""
+
     @property
-    def memory_fd(self) -> int: ...
-    @property
-    def event_fd(self) -> int: ...
+    def memory_fd(self) -> int:
+        """To hand over, borrowed."""
 
 class Call:
     """One collective in flight."""
@@ -111,7 +116,7 @@ class Mesh:
         epoch: int,
         job_key: bytes,
         arena: Arena,
-        peers: Sequence[tuple[int, Sequence[int], int, int, Sequence[tuple[str, int]]]],
+        peers: Sequence[tuple[int, Sequence[int], bool, Sequence[tuple[str, int]]]],
         n_channels: int,
         staging_bytes: int,
         spin_us: float,
@@ -119,7 +124,7 @@ class Mesh:
         listeners: Sequence[int],
         resume_s: float,
     ) -> Mesh:
-        """Peers: rank, sockets, arena (or -1), eventfd (or -1), where it listens for other hosts.
+        """Peers: rank, sockets, whether it is of this host, where it listens for other hosts.
 
         Sockets to other hosts, and where it listens: those of the first channel, then as many of
         the next. Owns all descriptors. Without listeners lost connections stay lost.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shoal import engine
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.rendezvous import JoinOptions, Membership, Store, join, telling
+from shoal.rendezvous import HostMemory, JoinOptions, Membership, Store, join, telling
 from shoal.state import SOURCES, heed_signal
 from shoal.work import COMPLETIONS
 
@@ -212,34 +212,35 @@ def meet(
         resume_s = _integer("SHOAL_RESUME_S", DEFAULT_RESUME_S, 0, 10**6)
     arenas: list[engine.Arena] = []
 
-    def local_fds(n_local: int) -> tuple[int, int]:
+    # NOT two at a time: our part of the memory may be the same as before.
+    def make(n_local: int) -> int:
+        arenas.clear()
         arenas.append(engine.Arena.create(n_local))
-        return arenas[-1].memory_fd, arenas[-1].event_fd
+        return arenas[0].memory_fd
+
+    def enter(memory_fd: int, n_local: int, local: int) -> None:
+        arenas.clear()
+        arenas.append(engine.Arena.enter(memory_fd, n_local, local))
 
     try:
         membership = join(
             *(store, rank, size),
             timeout_s=timeout_s,
-            local_fds=local_fds,
+            memory=HostMemory(make, enter),
             card=card,
             options=JoinOptions(channels=channels),
         )
         if not arenas:
-            local_fds(1)  # alone: nobody to pass them to
+            make(1)  # alone: nobody to share it with
         seats = _seats(membership)
         mesh = engine.Mesh.create(
             rank=rank,
             names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
             epoch=membership.epoch,
             job_key=membership.job_key,
-            arena=arenas[-1],
+            arena=arenas[0],
             peers=[
-                (
-                    peer.rank,
-                    [peer.socket_fd, *peer.more_fds],
-                    *_two(peer.fds),
-                    list(peer.listens_at),
-                )
+                (peer.rank, list(peer.socket_fds), peer.is_local, list(peer.listens_at))
                 for peer in membership.take()
             ],
             n_channels=channels([seat.host_id for seat in seats], membership.cards),
@@ -267,11 +268,6 @@ def _seats(membership: Membership) -> list[Seat]:
     seats[membership.rank] = Seat(socket.gethostname(), "", membership.host_id)
     ids = membership.process_ids
     return [seats[rank]._replace(process_id=ids[rank].hex()) for rank in range(membership.size)]
-
-
-def _two(fds: tuple[int, ...]) -> tuple[int, int]:
-    """A host-mate's arena and eventfd; -1 for ranks of other hosts."""
-    return (fds[0], fds[1]) if fds else (-1, -1)
 
 
 def _check_isa() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from process.ranks import warm_up
 
-from shoal.rendezvous import JoinOptions, Membership, MemoryStore, Store, join
+from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, Store, join
 from shoal.rendezvous.door import Limits
 from shoal.rendezvous.listener import unix_address
 
@@ -28,19 +28,53 @@ def options(environ: Mapping[str, str], **more: object) -> JoinOptions:
     return JoinOptions(environ=environ, **more)  # type: ignore[arg-type]
 
 
+class Ground:
+    """The memory of a host, as one of its ranks holds it: each writes there who it is."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.fd = -1
+
+    def as_memory(self) -> HostMemory:
+        return HostMemory(self.make, self.enter)
+
+    def make(self, n_local: int) -> int:
+        memory = os.memfd_create("ground")
+        os.truncate(memory, n_local)
+        self.enter(memory, n_local, 0)
+        return memory
+
+    def enter(self, fd: int, n_local: int, local: int) -> None:
+        self.close()
+        self.fd = fd
+        assert not os.get_inheritable(fd)
+        assert os.fstat(fd).st_size == n_local
+        assert os.pwrite(fd, bytes([1 + self.rank]), local) == 1
+
+    def ranks(self) -> list[int]:
+        """Those who have entered."""
+        return [one - 1 for one in os.pread(self.fd, 256, 0)]
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
 def join_all(
     store: Store,
     environs: Sequence[Mapping[str, str]],
     timeout_s: float = LONG_S,
-    fds: Callable[[int], Sequence[int]] = lambda _: (),
+    grounds: Sequence[Ground] = (),
 ) -> list[Membership | Exception]:
     """Join as one thread per environment; what each one returned or raised."""
 
     def one(rank: int) -> Membership | Exception:
         try:
             chosen = options(environs[rank])
+            memory = grounds[rank].as_memory() if grounds else HostMemory()
             return join(
-                store, rank, len(environs), timeout_s=timeout_s, local_fds=fds, options=chosen
+                store, rank, len(environs), timeout_s=timeout_s, memory=memory, options=chosen
             )
         except Exception as error:  # noqa: BLE001 - the test looks at it
             return error
@@ -53,10 +87,12 @@ def join_all(
 def joined(
     store: Store,
     environs: Sequence[Mapping[str, str]],
-    fds: Callable[[int], Sequence[int]] = lambda _: (),
+    grounds: Sequence[Ground] = (),
 ) -> Iterator[list[Membership]]:
     with contextlib.ExitStack() as stack:
-        found = join_all(store, environs, fds=fds)
+        for ground in grounds:
+            stack.callback(ground.close)
+        found = join_all(store, environs, grounds=grounds)
         for each in found:
             if isinstance(each, Exception):
                 raise each
@@ -65,13 +101,19 @@ def joined(
 
 def say_who_you_are(membership: Membership) -> None:
     for peer in membership.peers:
-        os.write(peer.socket_fd, bytes([membership.rank, peer.rank]))
+        for fd in peer.socket_fds:
+            os.write(fd, bytes([membership.rank, peer.rank]))
 
 
-def check_who_is_there(membership: Membership) -> None:
+def check_who_is_there(membership: Membership, ground: Ground) -> None:
     for peer in membership.peers:
-        os.set_blocking(peer.socket_fd, True)
-        assert os.read(peer.socket_fd, 9) == bytes([peer.rank, membership.rank])
+        assert peer.is_local == (not peer.socket_fds)
+        for fd in peer.socket_fds:
+            os.set_blocking(fd, True)
+            assert os.read(fd, 9) == bytes([peer.rank, membership.rank])
+    if membership.peers:
+        local = [peer.rank for peer in membership.peers if peer.is_local]
+        assert ground.ranks() == sorted([*local, membership.rank])
 
 
 def n_open() -> int:

@@ -32,6 +32,9 @@ class Forced:
     def choose(self, collective: str, n_bytes: int, *_: object) -> Choice:
         return Choice(self._name, 0.0, "forced")
 
+    def n_stripes(self, collective: str, n_bytes: int) -> int:
+        return 1
+
 
 def own(rank: int, n_elems: int) -> Array:
     """Exact in any order of addition, and no piece of it looks like another."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from process.ranks import Outcome, free_port, start_ranks
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
+from shoal import engine
 from shoal.errors import PeerLost
 
 N_ELEMS = 16 << 20  # 64 MiB of float32
@@ -188,6 +190,60 @@ def test_a_death_while_nobody_calls_fails_the_next_call_at_once(
             assert bool(error.address) == (ranks_per_host == 1)  # none inside a host
             assert error.rank == 1
             assert "its process died" in str(error)
+
+
+def n_sockets() -> int:
+    """How many this process holds."""
+    with os.scandir("/proc/self/fd") as found:
+        names = [os.path.realpath(each.path) for each in found]
+    return sum("/socket:" in name for name in names)
+
+
+def sleep_until_a_host_mate_dies(victim: int, early: bool) -> tuple[float, Exception | None, int]:
+    """Everyone sleeps in a call that waits for the victim, which has no socket to anybody."""
+    stage = Stage.from_environment()
+    before = n_sockets()
+    if early and int(os.environ["RANK"]) == victim:
+        # It has met the others, and holds nothing yet but its part of the memory they share.
+        kill = types.SimpleNamespace(create=lambda **_: os.kill(os.getpid(), signal.SIGKILL))
+        engine.Mesh = kill  # type: ignore[assignment, misc]
+    group = shoal.init()
+    if not early:
+        group.barrier()
+        stage.cue(f"rank {group.rank} is there")
+    n_more = n_sockets() - before
+    if group.rank == victim:
+        stage.await_cue("never")
+    error = error_of(group.barrier)
+    at = time.monotonic()
+    group.close()
+    return at, error, n_more
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_killed_rank_is_known_to_all_of_its_host_without_a_socket_to_any(early: bool) -> None:
+    size, victim = 8, 3
+    with (
+        Stage() as stage,
+        start_ranks(sleep_until_a_host_mate_dies, size, victim, early, env=stage.env) as ranks,
+    ):
+        if early:
+            ranks.await_end(victim)
+        else:
+            for rank in range(size):
+                stage.await_cue(f"rank {rank} is there")
+            os.kill(ranks.pid(victim), signal.SIGKILL)
+        died_at = time.monotonic()
+        outcomes = ranks.wait(30)
+    assert outcomes.pop(victim).died == "was killed by SIGKILL"
+    for outcome in outcomes:
+        assert outcome.value is not None, outcome
+        at, error, n_more = outcome.value
+        assert isinstance(error, PeerLost), outcome
+        assert error.rank == victim
+        assert "its process died" in str(error)
+        assert at - died_at < SOON_S, outcome
+        assert n_more == 1  # what wakes this process, whoever does
 
 
 def die_outside_the_subgroup() -> tuple[float, Exception | None]:

@@ -167,12 +167,13 @@ def wait_for_more(size: int, timeout_s: float) -> tuple[float, Exception | None]
 
 
 def test_a_world_that_never_fills_names_who_is_missing_at_the_deadline() -> None:
-    for took_s, error in run_ranks(wait_for_more, 2, 4, 1.0):
-        # Rank 0 takes the meeting with it, so the other may hear a little before its own deadline.
+    # Rank 0 takes the meeting with it, so the other may hear before its own deadline.
+    (took_s, _), _ = outcomes = run_ranks(wait_for_more, 2, 4, 1.0)
+    assert took_s >= 1.0
+    for _, error in outcomes:
         assert isinstance(error, (TimedOut, PeerLost)), error
         assert "2" in str(error)
         assert "never published" in str(error)
-        assert took_s > 0.5
 
 
 def test_a_missing_rank_0_is_named_at_the_deadline() -> None:

@@ -13,7 +13,7 @@ from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, ShoalError, UsageError
-from shoal.rendezvous import JoinOptions, Membership, MemoryStore, join
+from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, join
 from shoal.rendezvous.farewell import FAREWELL_KEY
 
 LONG_S = 60.0
@@ -64,16 +64,17 @@ def join_with_one_that_fails(
     size = len(environs)
 
     def one(rank: int) -> Membership | BaseException:
-        def fds(_: int) -> Sequence[int]:
+        def make_or_enter(*_: int) -> int:
             if rank == failing:
                 raise error
-            return ()
+            return -1
 
         if rank == failing:
             store.await_ranks(size - 1)
         options = JoinOptions(environ=environs[rank])
+        memory = HostMemory(make_or_enter, make_or_enter)
         try:
-            return join(store, rank, size, timeout_s=LONG_S, local_fds=fds, options=options)
+            return join(store, rank, size, timeout_s=LONG_S, memory=memory, options=options)
         except BaseException as raised:  # noqa: BLE001 - the test looks at it
             return raised
 
@@ -84,13 +85,13 @@ def join_with_one_that_fails(
 @pytest.mark.parametrize("failing", [0, 1, 3])
 @pytest.mark.parametrize("ids", ["aaaa", "abab", "abcd"])
 def test_the_others_hear_at_once_which_rank_fails_and_why(ids: str, failing: int) -> None:
-    store, why = Counting(), UsageError("17 local_fds")
+    store, why = Counting(), UsageError("wrong memory")
     found = join_with_one_that_fails(store, hosts(*ids), failing, why)
     assert found.pop(failing) is why
     for error in found:
         assert isinstance(error, UsageError)
         assert f"rank {failing} on " in str(error)
-        assert "cannot join, so nobody can: 17 local_fds" in str(error)
+        assert "cannot join, so nobody can: wrong memory" in str(error)
 
 
 def test_ranks_that_failed_can_meet_at_the_same_store_again_and_again() -> None:

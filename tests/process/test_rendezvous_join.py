@@ -1,11 +1,9 @@
 """Ranks that meet through a store, as threads with pretended hosts."""
 
-import contextlib
 import json
 import logging
 import os
 import socket
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +11,7 @@ from process.joining import (
     LONG_S,
     ONE_HOST,
     SHORT_S,
+    Ground,
     Noticing,
     check_who_is_there,
     hosts,
@@ -34,34 +33,36 @@ _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 20])
 def test_ranks_of_one_host_are_linked_pairwise_without_tcp(size: int) -> None:
     store = MemoryStore()
-    with joined(store, size * [ONE_HOST]) as members:
+    grounds = [Ground(rank) for rank in range(size)]
+    with joined(store, size * [ONE_HOST], grounds) as members:
         assert len({member.epoch for member in members}) == 1
         assert len({member.job_key for member in members}) == 1
         for rank, member in enumerate(members):
             assert [peer.rank for peer in member.peers] == [r for r in range(size) if r != rank]
             assert all(peer.is_local and peer.address == "unix" for peer in member.peers)
-            assert not any(os.get_inheritable(peer.socket_fd) for peer in member.peers)
             say_who_you_are(member)
-        for member in members:
-            check_who_is_there(member)
+        for rank, member in enumerate(members):
+            check_who_is_there(member, grounds[rank])
     for rank in range(size if size > 1 else 0):
         assert json.loads(store.get(f"shoal/rank/{rank}", 0))["endpoint"] is None
 
 
 def test_ranks_of_several_hosts_are_linked_over_tcp() -> None:
-    with joined(MemoryStore(), hosts("a", "a", "b", "c", "b")) as members:
+    grounds = [Ground(rank) for rank in range(5)]
+    with joined(MemoryStore(), hosts("a", "a", "b", "c", "b"), grounds) as members:
         for member in members:
             local = [peer.rank for peer in member.peers if peer.is_local]
             assert local == {0: [1], 1: [0], 2: [4], 3: [], 4: [2]}[member.rank]
             for peer in member.peers:
                 assert peer.is_local or peer.address.startswith("127.0.0.1:")
-                assert not os.get_blocking(peer.socket_fd)
-                with socket.socket(fileno=os.dup(peer.socket_fd)) as sock:
-                    if not peer.is_local:
+                for fd in peer.socket_fds:
+                    assert not os.get_blocking(fd)
+                    assert not os.get_inheritable(fd)
+                    with socket.socket(fileno=os.dup(fd)) as sock:
                         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             say_who_you_are(member)
         for member in members:
-            check_who_is_there(member)
+            check_who_is_there(member, grounds[member.rank])
 
 
 def test_hosts_may_speak_ipv6() -> None:
@@ -80,38 +81,35 @@ def test_listeners_stay_within_the_port_range() -> None:
                 assert low < endpoint["port"] <= low + 20
 
 
-def test_descriptors_reach_every_rank_of_the_host_and_no_other() -> None:
-    counts: list[int] = []
-    with contextlib.ExitStack() as stack:
+def test_the_lowest_rank_of_a_host_makes_its_memory_and_each_enters_it_once() -> None:
+    said: list[tuple[str, int, int]] = []
 
-        def fds(n_local: int) -> Sequence[int]:
-            counts.append(n_local)
-            pair = os.memfd_create("first"), os.memfd_create("second")
-            for fd in pair:
-                stack.callback(os.close, fd)
-            os.write(pair[0], b"%d" % n_local)
-            return pair
+    class Noting(Ground):
+        def make(self, n_local: int) -> int:
+            said.append(("makes", n_local, 0))
+            return super().make(n_local)
 
-        with joined(MemoryStore(), hosts("a", "a", "b"), fds) as members:
-            for member in members:
-                for peer in member.peers:
-                    assert len(peer.fds) == (2 if peer.is_local else 0)
-                    assert not any(os.get_inheritable(fd) for fd in peer.fds)
-                    if peer.fds:
-                        assert os.pread(peer.fds[0], 9, 0) == b"2"
-                        assert os.readlink(f"/proc/self/fd/{peer.fds[1]}").startswith(
-                            "/memfd:second"
-                        )
-    assert sorted(counts) == [1, 2, 2]
+        def enter(self, fd: int, n_local: int, local: int) -> None:
+            said.append(("enters", n_local, local))
+            super().enter(fd, n_local, local)
+
+    grounds = [Noting(rank) for rank in range(6)]
+    with joined(MemoryStore(), hosts("a", "b", "a", "a", "b", "c"), grounds):
+        sizes = (1, 2, 3)
+        makers = [("makes", n_local, 0) for n_local in sizes]
+        all_of_them = [("enters", n_local, local) for n_local in sizes for local in range(n_local)]
+        assert sorted(said) == sorted(makers + all_of_them)
 
 
 def test_what_is_taken_is_the_callers_to_close() -> None:
-    with joined(MemoryStore(), 2 * [ONE_HOST]) as members:
-        peers = members[0].take()
-        with pytest.raises(Closed):
-            members[0].take()
-        members[0].close()
-        os.close(peers[0].socket_fd)
+    for environs in (2 * [ONE_HOST], hosts("a", "b")):
+        with joined(MemoryStore(), environs) as members:
+            peers = members[0].take()
+            with pytest.raises(Closed):
+                members[0].take()
+            members[0].close()
+            for fd in (*peers[0].socket_fds, *members[0].listener_fds):
+                os.close(fd)
 
 
 def test_a_store_that_still_holds_an_earlier_groups_records_serves_the_next() -> None:
@@ -264,9 +262,3 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=why):
         join(MemoryStore(), rank, size, timeout_s=timeout_s, options=options(environ))
-
-
-def test_too_many_descriptors_are_refused() -> None:
-    for error in join_all(MemoryStore(), 2 * [ONE_HOST], fds=lambda _: 17 * (0,)):
-        assert isinstance(error, UsageError)
-        assert "17 local_fds" in str(error)

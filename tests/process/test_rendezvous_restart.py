@@ -3,12 +3,12 @@
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from process.joining import (
     LONG_S,
+    Ground,
     check_who_is_there,
     hosts,
     no_descriptor_is_left,
@@ -26,44 +26,38 @@ from shoal.rendezvous import (
     find_place,
     join,
 )
-from shoal.rendezvous.link import Link
 from shoal.rendezvous.links import Links
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
 
-def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[tuple[int, bool, bytes]]]:
-    """Join through our own store and read every local peer's memory."""
+def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[bool], list[int]]:
+    """Join through our own store and read who is in the memory of this host."""
     place = find_place()
     os.environ["SHOAL_HOST_ID"] = str(place.rank // ranks_per_host)
-    memory = os.memfd_create("memory")
-    os.write(memory, b"of rank %d" % place.rank)
+    ground = Ground(place.rank)
     with contextlib.ExitStack() as stack:
         if place.rank == 0:
             server = TcpStoreServer(place.master_addr, place.master_port)
             stack.enter_context(contextlib.closing(server))
         store = TcpStoreClient(place.master_addr, place.master_port, timeout_s=LONG_S)
         stack.enter_context(contextlib.closing(store))
-        member = join(
-            store, place.rank, place.size, timeout_s=LONG_S, local_fds=lambda _: (memory,)
-        )
+        memory = ground.as_memory()
+        member = join(store, place.rank, place.size, timeout_s=LONG_S, memory=memory)
         stack.enter_context(member)
         say_who_you_are(member)
-        check_who_is_there(member)
-        return member.epoch, [
-            (peer.rank, peer.is_local, os.pread(peer.fds[0], 20, 0) if peer.fds else b"")
-            for peer in member.peers
-        ]
+        check_who_is_there(member, ground)
+        return member.epoch, [peer.is_local for peer in member.peers], ground.ranks()
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
 def test_real_processes_meet_through_our_store(ranks_per_host: int) -> None:
     results = run_ranks(rank_of_a_job, 4, ranks_per_host)
-    assert len({epoch for epoch, _ in results}) == 1
-    for rank, (_, peers) in enumerate(results):
-        for other, is_local, memory in peers:
-            assert is_local == (rank // ranks_per_host == other // ranks_per_host)
-            assert memory == (b"of rank %d" % other if is_local else b"")
+    assert len({epoch for epoch, *_ in results}) == 1
+    for rank, (_, are_local, ranks) in enumerate(results):
+        here = [one for one in range(4) if one // ranks_per_host == rank // ranks_per_host]
+        assert are_local == [one in here for one in range(4) if one != rank]
+        assert ranks == here
 
 
 def publish_then_die_once() -> int:
@@ -94,32 +88,32 @@ def test_a_rank_that_dies_while_joining_can_be_started_again() -> None:
     assert first.value == successor.value is not None, (first, successor)
 
 
-def offer_then_die_once() -> int:
-    """Rank 1 dies when rank 0 could already introduce it; its successor is rank 3 of the test."""
+def enter_then_die_once() -> int:
+    """Rank 1 dies when it has entered the memory; its successor is rank 3 of the test."""
     place = find_place()
     store = TcpStoreClient("127.0.0.1", int(os.environ["STORE_PORT"]), timeout_s=LONG_S)
+    rank = 1 if place.rank == 3 else place.rank
+    ground = Ground(rank)
+    memory = ground.as_memory()
     if place.rank == 1:
-        real_offer = Link.offer
 
-        def last_offer(self: Link, fds: Sequence[int]) -> None:
-            real_offer(self, fds)
+        def enter_last(fd: int, n_local: int, local: int) -> None:
+            ground.enter(fd, n_local, local)
             store.set("died", b"")
             os.kill(os.getpid(), 9)
 
-        Link.offer = last_offer  # type: ignore[method-assign]
+        memory = memory._replace(enter=enter_last)
     if place.rank == 3:
         store.get("died", LONG_S)
-    rank = 1 if place.rank == 3 else place.rank
-    with join(store, rank, 3, timeout_s=LONG_S) as member:
-        say_who_you_are(member)
-        check_who_is_there(member)
-        return member.epoch
+    with contextlib.closing(ground), join(store, rank, 3, timeout_s=LONG_S, memory=memory) as one:
+        check_who_is_there(one, ground)
+        return one.epoch
 
 
 def test_a_rank_that_dies_while_it_is_introduced_can_be_started_again() -> None:
     with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
         port = {"STORE_PORT": str(server.port)}
-        with start_ranks(offer_then_die_once, 4, env=port) as ranks:
+        with start_ranks(enter_then_die_once, 4, env=port) as ranks:
             first, dead, third, successor = ranks.wait()
     assert dead.died == "was killed by SIGKILL"
     assert first.value == third.value == successor.value is not None, (first, third, successor)

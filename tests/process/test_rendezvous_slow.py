@@ -151,23 +151,25 @@ def test_both_sides_warn_of_a_firewall_that_drops() -> None:
     assert "set SHOAL_SOCKET_IFNAME on both hosts" in text
 
 
-def test_a_guide_that_introduces_strange_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guide_that_introduces_other_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     introduce = Link.introduce
 
-    def introduce_strangers(self: Link, peers: Sequence[tuple[int, Sequence[int]]]) -> None:
-        introduce(self, [(rank + 7, fds) for rank, fds in peers])
+    def introduce_more(self: Link, memory_fd: int, n_local: int) -> None:
+        introduce(self, memory_fd, n_local + 7)
 
-    monkeypatch.setattr(Link, "introduce", introduce_strangers)
+    monkeypatch.setattr(Link, "introduce", introduce_more)
     store = MemoryStore()
     with ThreadPoolExecutor(3) as pool:
         guide = pool.submit(join, store, 0, 3, timeout_s=LONG_S)
         others = [
-            pool.submit(warning_of, Log("it introduced rank"), store, rank, 3, {})
+            pool.submit(warning_of, Log("it introduced 10 ranks"), store, rank, 3, {})
             for rank in (1, 2)
         ]
         texts = [other.result() for other in others if other.exception() is None]
         assert isinstance(guide.exception(), PeerLost)
-    assert any("rank 0 on " in text and "which is not one of this host's" in text for text in texts)
+    assert any(
+        "rank 0 on " in text and "it introduced 10 ranks of this host" in text for text in texts
+    )
 
 
 # Stores that stop.

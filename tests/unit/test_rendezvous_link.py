@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,27 +27,55 @@ def n_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_introductions_to_those_that_are_awaited_are_taken() -> None:
-    with linked({0, 2}) as (guide, member):
-        guide.introduce([(0, (0,)), (2, (0, 1))])
-        member.step()
-        assert member.is_open
-        assert member.introduced == {0, 2}
-        assert (len(member.fds), member.is_settled) == (1, False)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "strange"), [([0, 7], 7), ([0, 1], 1), ([4_000_000_000, 2], 4_000_000_000)]
-)
-def test_an_introduction_to_a_rank_that_is_not_of_this_host_ends_the_link(
-    ranks: Sequence[int], strange: int
-) -> None:
+def test_an_introduction_passes_the_memory_once_and_opens_the_link_when_that_is_taken() -> None:
     before = n_open()
     with linked({0, 2}) as (guide, member):
-        guide.introduce([(rank, (0, 1)) for rank in ranks])
-        with pytest.raises(ConnectionResetError, match=f"it introduced rank {strange}, which is"):
+        guide.introduce(0, 3)
+        member.step()
+        assert (member.is_open, member.introduced) == (False, set())
+        fd = member.take_memory()
+        assert fd is not None
+        assert os.path.sameopenfile(fd, 0)
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+        assert (member.is_open, member.introduced) == (True, {0, 2})
+        assert member.take_memory() is None
+        assert not member.is_settled
+    assert n_open() == before
+
+
+def test_memory_that_is_not_taken_is_closed_with_the_link() -> None:
+    before = n_open()
+    with linked({0, 2}) as (guide, member):
+        guide.introduce(0, 3)
+        member.step()
+        assert n_open() == before + 3
+    assert n_open() == before
+
+
+@pytest.mark.parametrize("n_local", [2, 4, 4_000_000_000])
+def test_an_introduction_of_another_number_of_ranks_ends_the_link(n_local: int) -> None:
+    before = n_open()
+    with linked({0, 2}) as (guide, member):
+        guide.introduce(0, n_local)
+        why = f"it introduced {n_local} ranks of this host, and there are 3"
+        with pytest.raises(ConnectionResetError, match=why):
             member.step()
-        assert member.introduced == set()
+        assert member.take_memory() is None
+    assert n_open() == before
+
+
+def test_an_introduction_that_is_not_due_ends_the_link() -> None:
+    before = n_open()
+    with linked({0, 2}) as (guide, member):
+        guide.introduce(0, 3)
+        guide.introduce(0, 3)
+        with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
+            member.step()
+    with linked({0, 2}) as (guide, member):
+        member.introduce(0, 1)
+        with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
+            guide.step()
     assert n_open() == before
 
 

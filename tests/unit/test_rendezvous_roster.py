@@ -160,7 +160,7 @@ def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, b'{"version": 1}')
     publish(store, 2)
-    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 5"):
+    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 6"):
         Roster(store, 1, record(1), None).refresh(0.0)
 
 

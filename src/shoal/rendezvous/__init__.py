@@ -3,6 +3,7 @@
 from shoal.rendezvous.asking import Caller
 from shoal.rendezvous.environment import Place, find_place
 from shoal.rendezvous.farewell import telling
+from shoal.rendezvous.introduce import HostMemory
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
 from shoal.rendezvous.membership import Membership, PeerInfo
@@ -14,6 +15,7 @@ from shoal.rendezvous.store_server import TcpStoreServer
 __all__ = [
     "join",
     "telling",
+    "HostMemory",
     "JoinOptions",
     "Membership",
     "PeerInfo",

@@ -14,7 +14,6 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import PeerLost, TimedOut, UsageError
@@ -24,8 +23,8 @@ from shoal.rendezvous.door import Door, is_out_of_descriptors, run_ready
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.farewell import LAST_WORDS_S, tell
 from shoal.rendezvous.handshake import N_NONCE_BYTES, Hello, Progress
+from shoal.rendezvous.introduce import HostMemory
 from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
-from shoal.rendezvous.link import MAX_FDS, Link
 from shoal.rendezvous.links import Links
 from shoal.rendezvous.listener import listen_for_hosts, listen_unix, n_paths, port_range
 from shoal.rendezvous.membership import Membership, PeerInfo
@@ -34,6 +33,7 @@ from shoal.rendezvous.record import MAX_CARD_BYTES, Endpoint, Record, epoch_of, 
 from shoal.rendezvous.roster import Roster
 
 if TYPE_CHECKING:
+    from shoal.rendezvous.link import Link
     from shoal.rendezvous.store import Store
 
 _INTRODUCE_AGAIN_S: Final = 0.001  # when sockets took no more: nothing says when they do again
@@ -45,20 +45,13 @@ _REREAD_PER_RANK_S: Final = 0.002  # so that a large group does not flood its st
 _QUICKEST_REREAD_S: Final = 0.005  # a stranger's HELLO must not make us flood the store
 
 
-LocalFds = Callable[[int], Sequence[int]]
-
-
-def _no_fds(n_local: int) -> Sequence[int]:
-    return ()
-
-
 def join(
     store: Store,
     rank: int,
     size: int,
     *,
     timeout_s: float,
-    local_fds: LocalFds = _no_fds,
+    memory: HostMemory = HostMemory(),  # noqa: B008 - it is constant
     card: bytes = b"",
     options: JoinOptions | None = None,
 ) -> Membership:
@@ -68,9 +61,7 @@ def join(
         store: the same for all ranks; a group's own prefix of a shared one. Its calls are made on
             a thread of ours; one that does not return in time is left behind there (asking.py).
         timeout_s: for the whole of it.
-        local_fds: called with the number of ranks on this host, this one included, once that is
-            known (again if the ranks change); gives at most 16 descriptors to pass to every peer
-            on this host, borrowed.
+        memory: what the ranks of this host share, made and entered while they meet.
         card: at most 255 bytes for all other ranks, see `Membership.cards`. It passes through the
             store, but once this returns it is proven to be what that rank gave.
 
@@ -104,7 +95,7 @@ def join(
         on_exit.callback(asked.close)
         try:
             selector = on_exit.enter_context(selectors.DefaultSelector())
-            attempt = _Join(asked, rank, size, local_fds, card, chosen, selector)
+            attempt = _Join(asked, rank, size, memory, card, chosen, selector)
             on_exit.callback(attempt.close)
             return attempt.run(timeout_s)
         except TimedOut:
@@ -138,13 +129,13 @@ class _Join:
         store: Asking,
         rank: int,
         size: int,
-        local_fds: LocalFds,
+        memory: HostMemory,
         card: bytes,
         options: JoinOptions,
         selector: selectors.BaseSelector,
     ) -> None:
         self._rank, self._size = rank, size
-        self._make_fds = local_fds
+        self._memory = memory
         self._options = options
         self._selector = selector
         self._store = store
@@ -169,7 +160,7 @@ class _Join:
         self._roster = Roster(store, rank, own, given_key)
         self._trouble: dict[int, str] = {}  # what went wrong with a rank last
         # Links and dials are of the epoch that the roster shows.
-        self._links = Links(rank, size, selector, self._lost)
+        self._links = Links(rank, size, selector, self._lost, memory.enter)
         self._dialing = Dialing(
             selector,
             self._roster,
@@ -381,10 +372,8 @@ class _Join:
         self._roster.n_channels = self._options.channels(host_ids, self._roster.cards())
         remote = self._roster.remote_ranks()
         host = sorted(set(range(self._size)) - set(remote))
-        fds = tuple(self._make_fds(len(host)))
-        if len(fds) > MAX_FDS:
-            raise UsageError(f"{len(fds)} local_fds; expected at most {MAX_FDS}")
-        self._links.begin(host, remote, fds)
+        is_guide = host[0] == self._rank
+        self._links.begin(host, remote, self._memory.make(len(host)) if is_guide else -1)
         if remote and not self._has_tcp:
             self._listen_for_hosts()
         own = self._roster.own
@@ -414,13 +403,14 @@ class _Join:
             epoch = epoch_of([self._roster.own.nonce])
         peers = []
         for link in self._links.take():
-            address = link.address
-            listens_at = self._listens_at(link)
-            more = link.detach_more()
-            for rank, (socket_fd, fds) in link.detach().items():
-                host_id, label = self._roster.host_id(rank), self._roster.label(rank)
-                where = (rank, label, host_id, address, link.is_local)
-                peers.append(PeerInfo(*where, socket_fd, fds, more, listens_at))
+            if link.is_local:
+                link.close()  # it has served: host-mates meet in the memory they share
+                continue
+            where = self._where(link.rank, link.address)
+            listens_at, more = self._listens_at(link), link.detach_more()
+            peers.append(PeerInfo(*where, False, (link.detach(), *more), listens_at))
+        others = set(self._links.host) - {self._rank}
+        peers += [PeerInfo(*self._where(rank, "unix"), True) for rank in others]
         peers.sort(key=lambda peer: peer.rank)
         own = self._roster.own
         key = self._roster.job_key
@@ -430,10 +420,11 @@ class _Join:
         whole = (epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key, ids)
         return Membership(*whole, listeners)
 
+    def _where(self, rank: int, address: str) -> tuple[int, str, str, str]:
+        return rank, self._roster.label(rank), self._roster.host_id(rank), address
+
     def _listens_at(self, link: Link) -> tuple[tuple[str, int], ...]:
         """See `PeerInfo.listens_at`."""
-        if link.is_local:
-            return ()
         targets: list[Endpoint | str | None] = [link.listens_at]
         if link.rank < self._rank:
             targets = [self._roster.target(link.rank, path) for path in range(link.n_paths)]

@@ -20,13 +20,10 @@ from shoal.rendezvous.handshake import MAGIC, VERSION, ClientHandshake, Progress
 from shoal.rendezvous.listener import unix_address
 from shoal.rendezvous.record import Endpoint
 
-MAX_FDS: Final = 16  # of one rank: a link needs a memory and an eventfd
-MAX_FDS_AT_ONCE: Final = 253  # of one message: the kernel's SCM_MAX_FD, unix(7)
-_FDS, _READY, _INTRODUCTION, _WAITING = range(7, 11)  # after the kinds of the handshake
+_READY, _INTRODUCTION, _WAITING = range(8, 11)  # after the kinds of the handshake
 _FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind; how many, or which rank
-_PEER_FORM: Final = struct.Struct("<II")  # rank, how many descriptors lead to it
 _MAX_PORT: Final = 65535
-_ROOM: Final = socket.CMSG_SPACE(MAX_FDS_AT_ONCE * array.array("i").itemsize)
+_ROOM: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class Dial:
@@ -95,12 +92,12 @@ class Dial:
 class Link:
     """A proven connection, until both ends know that the whole group stands.
 
-    Inside a host the lowest rank introduces the others: each passes it its descriptors, and it
-    passes everyone those of all, with a socket to each (introduce.py). Each end says READY once all
-    its links are open, and settles when it hears the same. Nothing beyond READY is read.
+    Inside a host the lowest rank introduces the others: it passes each the memory that they share
+    (introduce.py). Each end says READY once all its links are open, and settles when it hears the
+    same. Nothing beyond READY is read.
 
     Args:
-        to_come: the ranks that the peer is to introduce to us, itself included.
+        to_come: the ranks whom we find in the memory that the peer is to pass us, itself included.
         n_paths: how many connections there are to be, this one included.
     """
 
@@ -120,16 +117,15 @@ class Link:
         self.waits_for: int | None = None  # whom the peer lacks to introduce us
         self.listens_at: Endpoint | None = None  # where the peer can be asked to dial us again
         self._to_come = to_come
-        # By rank, what leads to it: descriptors, and for all but the peer itself a socket first.
-        self._fds: dict[int, tuple[int, ...]] = {} if self.is_local else {rank: ()}
+        self._memory_fd: int | None = None  # that has come and was not taken; -1: of nothing
+        self._is_introduced = not to_come
         self._inbox = b""
         self._has_said_ready = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of use: proven, and all descriptors that are to come over it are here."""
-        has_paths = len(self._more) == self.n_paths - 1
-        return has_paths and len(self._fds) >= max(1, len(self._to_come))
+        """Whether it is of use: proven, and what is to come over it has been taken."""
+        return len(self._more) == self.n_paths - 1 and self._is_introduced
 
     @property
     def next_path(self) -> int:
@@ -147,13 +143,14 @@ class Link:
 
     @property
     def introduced(self) -> Set[int]:
-        """Whom the peer has introduced so far."""
-        return self._fds.keys()
+        """Whom the peer has introduced."""
+        return self._to_come if self._is_introduced else frozenset()
 
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The peer's descriptors, borrowed."""
-        return self._fds[self.rank]
+    def take_memory(self) -> int | None:
+        """The descriptor that the peer has passed, once; it is the caller's from here on."""
+        fd, self._memory_fd = self._memory_fd, None
+        self._is_introduced |= fd is not None
+        return fd
 
     @property
     def address(self) -> str:
@@ -166,14 +163,9 @@ class Link:
             return "gone"
         return str(Endpoint(host, port, ""))
 
-    def offer(self, fds: Sequence[int]) -> None:
-        """Pass our descriptors to who introduces us."""
-        self._say(_FDS, len(fds), b"", fds)
-
-    def introduce(self, peers: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Tell the peer of these ranks and pass it the descriptors that lead to each."""
-        body = b"".join(_PEER_FORM.pack(rank, len(fds)) for rank, fds in peers)
-        self._say(_INTRODUCTION, len(peers), body, [fd for _, fds in peers for fd in fds])
+    def introduce(self, memory_fd: int, n_local: int) -> None:
+        """Pass the peer the memory that so many ranks of its host share; -1: there is none."""
+        self._say(_INTRODUCTION, n_local, memory_fd)
 
     def say_waiting(self, rank: int) -> None:
         """Tell the peer whom we lack to introduce it to the others."""
@@ -203,24 +195,23 @@ class Link:
         more, self._more = self._more, {}
         return tuple(more[path].detach() for path in sorted(more))
 
-    def detach(self) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """By rank, the sockets and descriptors, which are the caller's from here on."""
-        held, self._fds = self._fds, {}
-        own = held.pop(self.rank)
-        peers = {rank: (fds[0], fds[1:]) for rank, fds in held.items()}
-        return {self.rank: (self.sock.detach(), own), **peers}
+    def detach(self) -> int:
+        """The socket of the first path, which is the caller's from here on."""
+        return self.sock.detach()
 
     def close(self) -> None:
         """Close the connection and what came over it."""
         self.sock.close()
         for sock in self._more.values():
             sock.close()
-        held, self._fds = self._fds, {}
-        _close_all(fd for fds in held.values() for fd in fds)
+        fd, self._memory_fd = self._memory_fd, None
+        if fd is not None and fd >= 0:
+            os.close(fd)
 
-    def _say(self, kind: int, value: int = 0, body: bytes = b"", fds: Sequence[int] = ()) -> None:
-        message = _FORM.pack(MAGIC, VERSION, kind, value) + body
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    def _say(self, kind: int, value: int = 0, fd: int = -1) -> None:
+        message = _FORM.pack(MAGIC, VERSION, kind, value)
+        fds = array.array("i", [fd])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fd >= 0 else []
         if self.sock.sendmsg([message], rights) != len(message):
             raise ConnectionError(errno.ENOBUFS, f"the socket does not take {len(message)} bytes")
 
@@ -246,31 +237,21 @@ class Link:
             self.is_settled = True
             if value and not self.is_local:
                 self.listens_at = Endpoint(self.sock.getpeername()[0], value, "")
-        elif kind == _FDS and not self._to_come and not self._fds and value == len(fds):
-            self._fds[self.rank] = tuple(fds)
-        elif kind == _INTRODUCTION and len(self._fds) + value <= len(self._to_come):
+        elif kind == _INTRODUCTION and not self.is_open and len(fds) <= 1:
             self._take_introduction(value, fds)
         elif kind == _WAITING and value in self._to_come and not fds:
             self.waits_for = value
         else:
             raise ConnectionError("not a message that is due")
 
-    def _take_introduction(self, n_peers: int, fds: Sequence[int]) -> None:
-        body = self.sock.recv(n_peers * _PEER_FORM.size)  # it is here: it came in one piece
-        peers = list(_PEER_FORM.iter_unpack(body))
-        found: dict[int, tuple[int, ...]] = {}
-        at = 0
-        for rank, n_fds in peers:
-            found[rank] = tuple(fds[at : at + n_fds])
-            at += n_fds
-        strange = sorted(found.keys() - self._to_come)
-        if strange:
-            why = f"it introduced rank {strange[0]}, which is not one of this host's"
+    def _take_introduction(self, n_local: int, fds: Sequence[int]) -> None:
+        expected = 1 + len(self._to_come)
+        if n_local != expected:
+            why = f"it introduced {n_local} ranks of this host, and there are {expected}"
             raise ConnectionError(errno.EPROTO, why)
-        has_sockets = all(fds or rank == self.rank for rank, fds in found.items())
-        if len(found) != n_peers or at != len(fds) or not has_sockets or found.keys() & self._fds:
+        if self._memory_fd is not None:
             raise ConnectionError("not a message that is due")
-        self._fds.update(found)
+        self._memory_fd = fds[0] if fds else -1
 
     def _receive(self, n_bytes: int) -> tuple[bytes, Sequence[int]]:
         # socket.recv_fds ignores its flags in the Pythons we support, and without MSG_CMSG_CLOEXEC

@@ -20,6 +20,7 @@ class Links:
 
     Args:
         on_lost: hears of a link that broke, by rank, once it is closed.
+        enter: see `HostMemory`.
     """
 
     def __init__(
@@ -28,32 +29,33 @@ class Links:
         size: int,
         selector: selectors.BaseSelector,
         on_lost: Callable[[int, OSError], None],
+        enter: Callable[[int, int, int], None],
     ) -> None:
         self.host: Sequence[int] = [rank]  # the ranks of our host; the first is the guide
         self.ports: dict[str, int] = {}  # by our address, where we listen for other hosts
         self._rank = rank
         self._selector = selector
         self._on_lost = on_lost
+        self._enter = enter
         # With whom we prove ourselves to each other, rather than being introduced.
         self._direct = [other for other in range(size) if other != rank]
-        self._fds: Sequence[int] = ()
         self._links: dict[int, Link] = {}
-        self._guide = Guide(rank, (), [], self._links)
+        self._guide = Guide(-1, [], self._links)
         self._lacked: int | None = None  # by our guide, before we lost it
 
-    def begin(self, host: Sequence[int], remote: Sequence[int], fds: Sequence[int]) -> None:
+    def begin(self, host: Sequence[int], remote: Sequence[int], memory_fd: int) -> None:
         """Expect links to these ranks, all others of the group. None may be left of before.
 
         Args:
             host: the ranks of our host, ascending, ourselves included.
             remote: the ranks of other hosts.
-            fds: to pass to the other ranks of our host, borrowed.
+            memory_fd: to pass to the other ranks of our host if we are its guide, borrowed.
         """
         guide, *others = host
         is_guide = guide == self._rank
-        self.host, self._fds = host, fds
+        self.host = host
         self._direct = sorted([*remote, *(others if is_guide else [guide])])
-        self._guide = Guide(self._rank, fds, others if is_guide else [], self._links)
+        self._guide = Guide(memory_fd, others if is_guide else [], self._links)
 
     def add(self, rank: int, sock: socket.socket, n_paths: int = 1) -> None:
         """Keep a proven socket, which the selector knows already: the first of `n_paths`."""
@@ -63,11 +65,6 @@ class Links:
         self._links[rank] = link
         on_ready = functools.partial(self._on_ready, link)
         self._selector.modify(sock, selectors.EVENT_READ, on_ready)
-        try:
-            if is_guide:
-                link.offer(self._fds)
-        except OSError as error:
-            self._lose(link, error)
 
     def add_path(self, rank: int, path: int, sock: socket.socket) -> None:
         """Keep another proven socket to a rank that we are linked to; else it is closed."""
@@ -196,6 +193,9 @@ class Links:
         except OSError as error:
             self._lose(link, error)
             return
+        memory_fd = link.take_memory()
+        if memory_fd is not None:
+            self._enter(memory_fd, len(self.host), self.host.index(self._rank))
         if link.is_settled:
             self._selector.unregister(link.sock)
 

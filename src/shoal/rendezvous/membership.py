@@ -18,13 +18,11 @@ class PeerInfo(NamedTuple):
         host_id: equal for all ranks of one host, different between hosts.
         address: `10.0.0.2:4711` or `[fd00::2]:4711`, the far end of the connection; inside a host
             `unix`.
-        is_local: whether the peer is on this host, so that memory can be shared with it.
-        socket_fd: connected, proven, non-blocking; a Unix stream inside a host, otherwise TCP
-            without delay. Nothing of what the peer sent after the handshake has been read.
-        more_fds: the same by its other paths; empty inside a host.
+        is_local: whether the peer is on this host: it has entered the memory that its ranks share.
+        socket_fds: a rank of another host: by path, connected, proven, non-blocking, without delay.
+            Nothing of what the peer sent after the handshake has been read.
         listens_at: a rank of another host: address and port, by path, where it can be dialled
             again if it is a lower one; where a higher one can be asked to dial us.
-        fds: what the peer passed as its `local_fds`, in its order; empty between hosts.
     """
 
     rank: int
@@ -32,9 +30,7 @@ class PeerInfo(NamedTuple):
     host_id: str
     address: str
     is_local: bool
-    socket_fd: int
-    fds: tuple[int, ...] = ()
-    more_fds: tuple[int, ...] = ()
+    socket_fds: tuple[int, ...] = ()
     listens_at: tuple[tuple[str, int], ...] = ()
 
 
@@ -42,9 +38,8 @@ class PeerInfo(NamedTuple):
 class Membership:
     """One epoch of a group, as one rank sees it.
 
-    Owns every `socket_fd`, `more_fds` and `fds` of its peers, and `listener_fds`, until `take()`
-    hands them over; `close()` closes them if nobody took them. All are close-on-exec. The
-    `local_fds` that were given to `join` stay their caller's.
+    Owns all `socket_fds` of its peers, and `listener_fds`, until `take()` hands them over;
+    `close()` closes them if nobody took them. All are close-on-exec.
 
     Args:
         epoch: 64 random bits, the same on all ranks.
@@ -66,9 +61,10 @@ class Membership:
     process_ids: tuple[bytes, ...]
     listener_fds: tuple[int, ...] = ()
     _held: list[int] = field(init=False, repr=False, compare=False)
+    _is_taken: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
-        held = [fd for peer in self.peers for fd in (peer.socket_fd, *peer.more_fds, *peer.fds)]
+        held = [fd for peer in self.peers for fd in peer.socket_fds]
         object.__setattr__(self, "_held", [*held, *self.listener_fds])
 
     def take(self) -> tuple[PeerInfo, ...]:
@@ -77,13 +73,15 @@ class Membership:
         Raises:
             Closed: they were taken or closed before.
         """
-        if self.peers and not self._held:
+        if self._is_taken:
             raise Closed("the descriptors of this membership were taken or closed before")
+        object.__setattr__(self, "_is_taken", True)
         self._held.clear()
         return self.peers
 
     def close(self) -> None:
         """Close what was not taken; idempotent."""
+        object.__setattr__(self, "_is_taken", True)
         while self._held:
             os.close(self._held.pop())
 
