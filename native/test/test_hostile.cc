@@ -440,30 +440,6 @@ TEST("headers handed to the engine directly never name memory that is not theirs
   }
 }
 
-TEST("a peer that asks for answers and reads none of them ends its link, not our memory") {
-  for (const FrameType type : {FrameType::kAsk, FrameType::kAbort, FrameType::kOffer}) {
-    const bool is_offer = type == FrameType::kOffer;
-    Duel duel(is_offer);
-    duel.reads = false;
-    duel.net.options.room = 1;
-    duel.settle();
-    if (is_offer) duel.engine.abort_group(*duel.group, {Fault::kClosed, 0, "enough"}, false);
-    Frame frame = duel.frame(type);
-    if (type == FrameType::kAbort) frame.header.group = 99;
-    Bytes payload;
-    if (is_offer) {
-      frame.header.flags = kInSlot;
-      frame.header.count = 1;
-      payload.resize(sizeof(Place));
-    }
-    for (int n = 0; n < 100'000 && duel.engine.state_of(1) == Engine::PeerState::kAlive; ++n) {
-      duel.engine.arrived(1, frame.header, payload);
-      if (n % 1000 == 0) duel.engine.progress();
-    }
-    CHECK(duel.engine.state_of(1) == Engine::PeerState::kLost);
-  }
-}
-
 // Delivers nothing, and writes down what was asked back.
 class HalfLanded final : public Link {
  public:
