@@ -18,12 +18,13 @@ namespace shoal {
 namespace {
 
 Error refused(const char* doing, size_t n_bytes, int sys) {
-  return {
-      Fault::kResource, -1,
-      std::string(doing) + " of " + std::to_string(n_bytes) +
-          " B of shared memory failed: " + std::strerror(sys) +
-          "; free memory, raise the memory limit of this job or container, or the limit of open "
-          "files (ulimit -n)"};
+  const char* const what_to_do =
+      sys == EFBIG ? "; raise the limit of file sizes (ulimit -f): shared memory counts as a file"
+                   : "; free memory, raise the memory limit of this job or container, or the "
+                     "limit of open files (ulimit -n)";
+  return {Fault::kResource, -1,
+          std::string(doing) + " of " + std::to_string(n_bytes) +
+              " B of shared memory failed: " + std::strerror(sys) + what_to_do};
 }
 
 constexpr size_t kPage = 4096;

@@ -1,4 +1,7 @@
 // Links that lose all their paths, and get them back: what waits, what goes again, when it ends.
+#include <linux/filter.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -394,6 +397,27 @@ TEST("over TCP a program that is stopped is not silent, also when it is sent mor
   // What is on the way is confirmed by the kernel, and the rest waits here.
   while (pipe.silence().owed_ns > 0) poll(nullptr, 0, 1);
   CHECK_EQ(pipe.silence().owed_ns, 0);
+  close(fds[1]);
+}
+
+TEST("over TCP an end that answers no probe of its full window is silent") {
+  const auto fds = tcp_sockets();
+  SocketPipe pipe(fds[0]);
+  Bytes much(1 << 20);
+  const iovec vector = {much.data(), much.size()};
+  while (pipe.write(&vector, 1) > 0) {
+  }
+  while (pipe.silence().owed_ns > 0) poll(nullptr, 0, 1);
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};  // from here on its kernel hears nothing
+  const sock_fprog deaf = {1, &nothing};
+  CHECK_EQ(setsockopt(fds[1], SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
+  // The kernel probes after 200 ms or so, and again after twice that.
+  int64_t owed_ns = 0;
+  for (int n = 0; n < 30'000 && owed_ns < 300'000'000; ++n) {
+    poll(nullptr, 0, 1);
+    owed_ns = pipe.silence().owed_ns;
+  }
+  CHECK(owed_ns >= 300'000'000);
   close(fds[1]);
 }
 

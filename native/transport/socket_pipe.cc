@@ -100,12 +100,15 @@ ssize_t SocketPipe::read(const iovec* vectors, size_t n_vectors) {
 }
 
 // The kernel confirms, so a program that is stopped is not silent. Neither is one whose window is
-// full: then nothing is on the way.
+// full: then nothing is on the way but a probe now and then, which its kernel answers. Probes that
+// nobody answers are all there is to see where an interface is down and no packet leaves it.
 Pipe::Silence SocketPipe::silence() {
   tcp_info info{};
   socklen_t n_bytes = sizeof(info);
   if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &n_bytes) != 0) return {};
-  if (info.tcpi_unacked == 0) first_unconfirmed_ns_ = 0;
+  const bool is_probing = info.tcpi_unacked == 0 && info.tcpi_probes > 0;
+  if (info.tcpi_unacked == 0 && !is_probing) first_unconfirmed_ns_ = 0;
+  if (is_probing && first_unconfirmed_ns_ == 0) first_unconfirmed_ns_ = now_ns();
   Silence silence;
   silence.heard_ns = int64_t{info.tcpi_last_ack_recv} * kMillisecond;
   silence.usual_ns = (int64_t{info.tcpi_rtt} + 4 * int64_t{info.tcpi_rttvar}) * 1000;

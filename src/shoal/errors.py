@@ -66,6 +66,8 @@ class PeerLost(ShoalError):  # noqa: N818 - says what happened
         # Who gave this rank up has gone on, and nobody shrinks a group with it.
         if self.reason.startswith(("gave this rank up", "goes on without this rank")):
             return f"{what}; this rank can only form a new group, with whoever meets it"
+        if self.reason.startswith(("has left the meeting", "no longer serves the store")):
+            return f"{what}; no group has formed, so every rank has to join anew"
         return f"{what}; shrink the group to go on without it"
 
 

@@ -1,6 +1,7 @@
 """Callers who are no ranks: they are turned away, and the join goes on."""
 
 import contextlib
+import logging
 import os
 import resource
 import socket
@@ -74,9 +75,13 @@ def test_strangers_on_tcp_are_treated_alike() -> None:
             assert all(map(is_closed, silent[1:]))
 
 
-def join_without_descriptors() -> tuple[bool, bool]:
+def join_without_descriptors() -> tuple[bool, bool, int]:
     """Callers take every descriptor while rank 0 waits; once they are gone, rank 1 gets in."""
     store = Noticing()
+    texts: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shoal").addHandler(listener)
     with waiting_rank_0(store) as (result, address):
         limit = n_open() + 100
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -94,11 +99,12 @@ def join_without_descriptors() -> tuple[bool, bool]:
             # More connect than there are descriptors for: the last ones are closed at once.
             turned_away = is_closed(silent[-1])
         with join(store, 1, 2, timeout_s=LONG_S), result():
-            return turned_away, len(silent) > n_free
+            n_warnings = sum("raise `ulimit -n`" in text for text in texts)
+            return turned_away, len(silent) > n_free, n_warnings
 
 
-def test_running_out_of_descriptors_turns_callers_away_and_harms_nobody() -> None:
-    assert run_ranks(join_without_descriptors, 1) == [(True, True)]
+def test_running_out_of_descriptors_turns_callers_away_warns_once_and_harms_nobody() -> None:
+    assert run_ranks(join_without_descriptors, 1) == [(True, True, 1)]
 
 
 def call_as_nobody(address: bytes) -> bool:

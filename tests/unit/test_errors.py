@@ -43,6 +43,16 @@ def test_peer_lost_leaves_out_what_is_not_known() -> None:
     assert str(PeerLost(-1)) == "an unknown rank is gone; shrink the group to go on without it"
 
 
+@pytest.mark.parametrize(
+    "reason", ["has left the meeting: KeyboardInterrupt", "no longer serves the store: reset"]
+)
+def test_a_rank_lost_before_there_is_a_group_is_no_reason_to_shrink_one(reason: str) -> None:
+    text = str(PeerLost(0, "node7", "", "joining", reason))
+    assert text == (
+        f"rank 0 on node7 {reason} (joining); no group has formed, so every rank has to join anew"
+    )
+
+
 def test_peer_lost_survives_pickling() -> None:
     lost = PeerLost(3, "node7", "10.0.0.7:4711", "recv", reason="stalled")
     again = pickle.loads(pickle.dumps(lost))

@@ -2,13 +2,14 @@
 
 A stranger costs one descriptor for at most two seconds and 88 bytes read, never a thread and
 never a wait: everything is non-blocking, in one selector. What cannot prove itself is closed
-without a word. Running out of descriptors closes the newcomer, nothing else.
+without a word. Running out of descriptors closes the newcomer and warns once, nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import selectors
 import socket
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shoal.rendezvous.handshake import Hello, Progress, ServerHandshake
 
+_LOG: Final = logging.getLogger("shoal")
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
 _N_ACCEPTS: Final = 64  # per wake-up, so that a flood of strangers cannot starve the links
 _PAUSE_S: Final = 0.05  # without even a spare descriptor: how long until accepting is tried again
@@ -74,6 +76,7 @@ class Door:
         self._pending: dict[socket.socket, _Pending] = {}  # in order of arrival
         self._spare: int | None = _open_spare()
         self._resume_at: float | None = None
+        self._has_warned = False
 
     @property
     def n_pending(self) -> int:
@@ -200,6 +203,13 @@ class Door:
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: use the spare one to close the newcomer, who would wait for ever."""
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "process %d has no file descriptor left to take a connection, and turns away "
+                "whoever comes: if they are ranks of this job, they cannot join; raise `ulimit -n`",
+                os.getpid(),
+            )
         if self._spare is None:
             for each in self._listeners:
                 self._selector.unregister(each)
