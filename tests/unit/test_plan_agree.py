@@ -101,6 +101,20 @@ def test_one_host_has_no_links_to_speak_of(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.messages
 
 
+def test_numbers_of_paths_that_differ_between_hosts_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ours, theirs = Settings(n_paths=2), Settings(n_paths=1)
+    for hosts, n_told in ((("a", "b"), 1), (("a", "a"), 0)):
+        caplog.clear()
+        for rank, own in enumerate((ours, theirs)):
+            cards = [card_of(ours, None, (0, 1)), card_of(theirs, None, (0, 1))]
+            agreed_planner(rank, own, hosts, cards, "group 'g'")
+        told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+        assert len(told) == n_told
+        assert all("SHOAL_PATHS is 2 on rank 0 and 1 on rank 1" in one for one in told)
+
+
 def test_a_link_that_is_named_counts_more_than_a_file_and_a_file_more_than_the_interface() -> None:
     named, kept = link_of("1Gb,60us,16us"), link_of("40Gb")
     tuning = Tuning((0, 1, 2, 3), 2, {}, link=kept)

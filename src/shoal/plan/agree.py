@@ -114,6 +114,8 @@ def agreed_planner(
     if cluster.n_hosts > 1:
         wire = link_text(cluster.wire)
         _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, wire, agreed.why)
+    if agreed.unlike_paths and rank == 0:
+        _LOG.warning("%s: %s", title, agreed.unlike_paths)
     if channels.n > 1:
         _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
     return Planner(
@@ -141,6 +143,7 @@ class _Agreed(NamedTuple):
     Args:
         why: the links between hosts take what the cluster says.
         misfit: how the tuning file differs, if it is of another cluster; `tuning` is None then.
+        unlike_paths: who has another SHOAL_PATHS than rank 0, and what that means; may be empty.
     """
 
     cluster: Cluster
@@ -148,6 +151,7 @@ class _Agreed(NamedTuple):
     channels: Channels
     tuning: Tuning | None
     misfit: str
+    unlike_paths: str
 
 
 def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> _Agreed:
@@ -159,7 +163,8 @@ def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) 
     tuning = None if misfit else settings.tuning
     wire, why = _wire(settings, tuning, read) if len(set(hosts)) > 1 else (WIRE, "")
     cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
-    return _Agreed(cluster, why, _channels(settings, cluster, read), tuning, misfit)
+    channels = _channels(settings, cluster, read)
+    return _Agreed(cluster, why, channels, tuning, misfit, _unlike_paths(cluster, read))
 
 
 def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> Channels:
@@ -173,6 +178,17 @@ def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> C
             f"{MOST_CONNECTIONS} are possible: lower one of them"
         )
     return Channels(settings.channels, "SHOAL_CHANNELS says so")
+
+
+def _unlike_paths(cluster: Cluster, cards: Sequence[_Card]) -> str:
+    """Allowed, for hosts with unlike interfaces; more often one of them was forgotten."""
+    others = [rank for rank, card in enumerate(cards) if card.n_paths != cards[0].n_paths]
+    if cluster.n_hosts == 1 or not others:
+        return ""
+    return (
+        f"SHOAL_PATHS is {cards[0].n_paths} on rank 0 and {cards[others[0]].n_paths} on rank "
+        f"{others[0]}: two ranks have as many connections as the lower one says"
+    )
 
 
 def _read(rank: int, card: bytes) -> _Card:
