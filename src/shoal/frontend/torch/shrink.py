@@ -22,7 +22,8 @@ def peer_lost() -> PeerLost | None:
     """Why torch's default group has ended, if it was the loss of a rank; else None.
 
     Layers such as DistributedDataParallel raise a RuntimeError that only quotes the error: this
-    tells whether `shrink_group` is the answer to it.
+    tells whether `shrink_group` is the answer to it. `doing` is empty: a group ends, whatever call
+    was in flight.
     """
     group = frontend.default_group()
     error = None if group is None else group.ended()
