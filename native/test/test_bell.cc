@@ -1,5 +1,6 @@
 // The socket that wakes a process and takes descriptors: who may ring, who is heard, and what
 // becomes of what cannot be said now.
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -32,23 +33,24 @@ constexpr socklen_t kNameLength = offsetof(sockaddr_un, sun_path) + sizeof(BellA
 struct Stranger {
   Stranger() : fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Stranger() { close(fd); }
-  void say(const BellAddress& to, const void* bytes, size_t n_bytes, int rider = -1) const {
+  void say(const BellAddress& to, const void* bytes, size_t n_bytes,
+           const std::vector<int>& riders = {}) const {
     const sockaddr_un at = name_of(to);
     iovec vector{const_cast<void*>(bytes), n_bytes};
-    alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+    alignas(cmsghdr) char room[CMSG_SPACE(2 * sizeof(int))] = {};
     msghdr message{};
     message.msg_name = const_cast<sockaddr_un*>(&at);
     message.msg_namelen = kNameLength;
     message.msg_iov = &vector;
     message.msg_iovlen = 1;
-    if (rider >= 0) {
+    if (const size_t n_riding = riders.size() * sizeof(int); n_riding > 0) {
       message.msg_control = room;
-      message.msg_controllen = sizeof(room);
+      message.msg_controllen = CMSG_SPACE(n_riding);
       cmsghdr* header = CMSG_FIRSTHDR(&message);
       header->cmsg_level = SOL_SOCKET;
       header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(header), &rider, sizeof(int));
+      header->cmsg_len = CMSG_LEN(n_riding);
+      std::memcpy(CMSG_DATA(header), riders.data(), n_riding);
     }
     sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   }
@@ -110,7 +112,7 @@ TEST("what a stranger says never arrives, however much it is, nor do its descrip
   for (const size_t n_bytes : {0, 1, 15, 16, 17, 64, 95, 96, 97, 5000}) {
     const Bytes junk = random_bytes(random, n_bytes);
     stranger.say(there, junk.data(), junk.size());
-    stranger.say(there, junk.data(), junk.size(), 0);
+    stranger.say(there, junk.data(), junk.size(), {0});
   }
   // All but the cookie is right, and of that all but one bit.
   Region shared;
@@ -122,7 +124,7 @@ TEST("what a stranger says never arrives, however much it is, nor do its descrip
   for (size_t bit = 0; bit < 8 * forged.cookie.size(); ++bit) {
     forged.cookie = there.cookie;
     forged.cookie[bit / 8] ^= std::byte{1} << bit % 8;
-    stranger.say(there, &forged, sizeof(forged), shared.region.fd);
+    stranger.say(there, &forged, sizeof(forged), {shared.region.fd});
     stranger.say(there, forged.cookie.data(), forged.cookie.size());
   }
   CHECK(!is_rung(own.bell_socket().fd()));
@@ -159,6 +161,24 @@ TEST("a note of a region that its sender cannot have, or of no place, is dropped
   CHECK(own.region(0, shared.region.id) == nullptr);
   tell(1, 0, FrameType::kRelease);
   CHECK(own.region(1, shared.region.id) == nullptr);
+}
+
+TEST("a second descriptor in a note, which nobody asked for, is not kept") {
+  Arena own;
+  CHECK(!Arena::create(2, own));
+  Region shared;
+  Note note;
+  note.cookie = own.header().bell_address.cookie;
+  note.header.type = FrameType::kRegion;
+  note.header.flow = 1;
+  note.place = {shared.region.id, 0, shared.region.size};
+  const Stranger mate;
+  const int free[] = {dup(0), dup(0)};  // the numbers that come next
+  for (const int fd : free) close(fd);
+  mate.say(own.header().bell_address, &note, sizeof(note), {shared.region.fd, shared.region.fd});
+  own.take_notes(true);
+  CHECK(own.region(1, shared.region.id) != nullptr);
+  for (const int fd : free) CHECK_EQ(fcntl(fd, F_GETFD), -1);
 }
 
 TEST("a descriptor never goes to who has taken the name of a process that is gone") {

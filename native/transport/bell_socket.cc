@@ -39,12 +39,15 @@ struct Rider {
     rider->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(rider), &fd, sizeof(int));
   }
+  // The room is a multiple of a long: a sender that means harm gets a second one into it.
   static int found_in(msghdr& message) {
-    int fd = -1;
     const cmsghdr* rider = CMSG_FIRSTHDR(&message);
-    if (rider != nullptr && rider->cmsg_type == SCM_RIGHTS)
-      std::memcpy(&fd, CMSG_DATA(rider), sizeof(int));
-    return fd;
+    if (rider == nullptr || rider->cmsg_type != SCM_RIGHTS) return -1;
+    int fds[2] = {-1, -1};
+    static_assert(CMSG_SPACE(sizeof(int)) <= CMSG_LEN(sizeof(fds)));
+    std::memcpy(fds, CMSG_DATA(rider), rider->cmsg_len - CMSG_LEN(0));
+    if (fds[1] >= 0) ::close(fds[1]);
+    return fds[0];
   }
 };
 
