@@ -387,15 +387,19 @@ TEST("where no path answers, none is given up for two seconds") {
   CHECK_EQ(pair.sink(0).n_sent[1], 1);
 }
 
-TEST("over TCP a program that is stopped is not silent, also when it is sent more than fits") {
-  const auto fds = tcp_sockets();
-  SocketPipe pipe(fds[0]);
+// Writes more than fits, until what is on the way is confirmed by the kernel and the rest waits.
+void fill(SocketPipe& pipe) {
   Bytes much(1 << 20);
   const iovec vector = {much.data(), much.size()};
   while (pipe.write(&vector, 1) > 0) {
   }
-  // What is on the way is confirmed by the kernel, and the rest waits here.
   while (pipe.silence().owed_ns > 0) poll(nullptr, 0, 1);
+}
+
+TEST("over TCP a program that is stopped is not silent, also when it is sent more than fits") {
+  const auto fds = tcp_sockets();
+  SocketPipe pipe(fds[0]);
+  fill(pipe);
   CHECK_EQ(pipe.silence().owed_ns, 0);
   close(fds[1]);
 }
@@ -403,11 +407,7 @@ TEST("over TCP a program that is stopped is not silent, also when it is sent mor
 TEST("over TCP an end that answers no probe of its full window is silent") {
   const auto fds = tcp_sockets();
   SocketPipe pipe(fds[0]);
-  Bytes much(1 << 20);
-  const iovec vector = {much.data(), much.size()};
-  while (pipe.write(&vector, 1) > 0) {
-  }
-  while (pipe.silence().owed_ns > 0) poll(nullptr, 0, 1);
+  fill(pipe);
   sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};  // from here on its kernel hears nothing
   const sock_fprog deaf = {1, &nothing};
   CHECK_EQ(setsockopt(fds[1], SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
