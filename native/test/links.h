@@ -54,6 +54,7 @@ class Recorder final : public FrameSink {
     CHECK(header.length <= Header::kMaxPayload);
     n_landings++;
     if (refuses) return {};
+    if (std::exchange(lacks_memory, false)) throw std::bad_alloc();
     last_path = header.path();
     memory() = std::make_unique<std::byte[]>(header.length);
     n_bytes = header.length;
@@ -103,6 +104,7 @@ class Recorder final : public FrameSink {
   bool is_over = false;  // broken, or closed by the test: nothing may be called any more
   int n_landings = 0;
   bool refuses = false;
+  bool lacks_memory = false;                                              // the next time
   std::unique_ptr<std::byte[]>& memory() { return landings[last_path]; }  // of the last landing
   std::array<std::unique_ptr<std::byte[]>, Header::kMaxPaths> landings;
   uint32_t last_path = 0;

@@ -40,6 +40,25 @@ TEST("a frame arrives whole in whatever pieces it is written") {
   }
 }
 
+TEST("frames that were read when memory ran out arrive once there is some") {
+  const Bytes payload(200, std::byte{6});
+  std::vector<Frame> frames;
+  for (uint32_t at = 0; at < 40; ++at) frames.push_back(data_frame(payload, at));
+  const Bytes whole = bytes_of(frames);  // more than is read ahead
+  Stream stream;
+  stream.sink.lacks_memory = true;
+  bool has_run_out = false;
+  try {
+    stream.write(whole.data(), whole.size());
+  } catch (const std::bad_alloc&) {
+    has_run_out = true;
+  }
+  CHECK(has_run_out);
+  for (int n = 0; n < 10 && !stream.sink.is_over; ++n) stream.link->pump(stream.sink);
+  CHECK(!stream.sink.is_over);
+  CHECK_EQ(stream.sink.came.size(), frames.size());
+}
+
 TEST("garbage instead of a header breaks the link before anything lands") {
   FakeRandom random(9);
   for (int n = 0; n < 100; ++n) {

@@ -280,13 +280,15 @@ bool TcpLink::pump_path(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
   bool moved = false;
   path.is_drained = false;
-  for (size_t n_bytes = 0; n_bytes < kTurnBytes && !path.is_drained;) {
-    if (path.pipe == nullptr || is_refused_ || is_closed_) break;
+  const auto is_open = [&] { return path.pipe != nullptr && !is_refused_ && !is_closed_; };
+  // Where memory ran out the last time, whole frames wait ahead, and perhaps no room is left there.
+  while (is_open() && parse(sink, index)) moved = true;
+  for (size_t n_bytes = 0; n_bytes < kTurnBytes && !path.is_drained && is_open();) {
     const size_t n = read_some(sink, index);
     if (n == 0) break;
     moved = true;
     n_bytes += n;
-    while (path.pipe != nullptr && !is_refused_ && !is_closed_ && parse(sink, index)) {
+    while (is_open() && parse(sink, index)) {
     }
   }
   return moved;
