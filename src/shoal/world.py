@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shoal import engine
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.rendezvous import HostMemory, JoinOptions, Membership, Store, join, telling
+from shoal.rendezvous import HostMemory, Membership, Store, join, telling
 from shoal.state import SOURCES, heed_signal
 from shoal.work import COMPLETIONS
 
@@ -200,8 +200,8 @@ def meet(
 ) -> World:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `card` is for all ranks to read: `World.cards` holds them by rank. `channels` says how many
-    there are between hosts, see `JoinOptions`.
+    `card` is for all ranks to read: `World.cards` holds them by rank. `channels` says by the hosts
+    and the cards of all ranks how many channels there are between hosts; it raises nothing.
     """
     with telling(store, rank, size):
         _check_isa()
@@ -228,7 +228,6 @@ def meet(
             timeout_s=timeout_s,
             memory=HostMemory(make, enter),
             card=card,
-            options=JoinOptions(channels=channels),
         )
         if not arenas:
             make(1)  # alone: nobody to share it with
@@ -240,11 +239,10 @@ def meet(
             job_key=membership.job_key,
             arena=arenas[0],
             peers=[
-                (peer.rank, list(peer.socket_fds), peer.is_local, list(peer.listens_at))
-                for peer in membership.take()
+                (peer.rank, [], peer.is_local, list(peer.listens_at)) for peer in membership.peers
             ],
             n_channels=channels([seat.host_id for seat in seats], membership.cards),
-            listeners=list(membership.listener_fds),
+            listeners=list(membership.take()),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
