@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from shoal.engine import Row, rows_of
-from shoal.schedule import ALGORITHMS, Algorithm, Finish, Step, find
+from shoal.schedule import ALGORITHMS, MESSAGE, Algorithm, Finish, Step, find
 
 FILE = Path(__file__).parent.parent / "native" / "test" / "programs.txt"
 
@@ -63,8 +63,7 @@ def _of_size(size: int) -> Iterator[str]:
 
 def _names(size: int) -> Iterator[tuple[str, str]]:
     for collective, algorithms in ALGORITHMS.items():
-        if collective != "send_recv":
-            yield from ((collective, name) for name in algorithms)
+        yield from ((collective, name) for name in algorithms)
     yield from (("all_reduce", name) for name in MORE_ALL_REDUCES if size > 1)
 
 
@@ -94,8 +93,8 @@ def _program(
 
 def _message(size: int) -> Iterator[str]:
     """A message from rank 0 to the last one: both halves, and nothing for the others."""
-    send, recv = ALGORITHMS["send_recv"]["send"], ALGORITHMS["send_recv"]["recv"]
-    yield _title("send_recv", "both", size, 0, (), send)
+    send, recv = find(MESSAGE, "send"), find(MESSAGE, "recv")
+    yield _title(MESSAGE, "both", size, 0, (), send)
     for rank in range(size):
         steps: Iterable[Step] = ()
         if rank == 0:
