@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from shoal.bench.benchmark import Case, Row
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.contest import Case, Row
 from shoal.bench.goals import Verdict
 from shoal.bench.table import align, show_size, show_time
 from shoal.schedule import COLLECTIVES as ROWS
