@@ -24,7 +24,9 @@ _STOP_S: Final = 5.0
 
 
 class WorkerPool:
-    """The processes of a running job. Every method raises Failure if a rank fails, and the pool is of no use then.
+    """The processes of a running job.
+
+    Every method raises Failure if a rank fails, and the pool is of no use then.
 
     Leaving the context stops the processes, by force if they do not stop when told to.
 
