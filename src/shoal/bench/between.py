@@ -11,6 +11,7 @@ from shoal.bench.iperf import iperf_time
 from shoal.bench.measures import (
     Latency,
     added_by_cut,
+    among_strangers,
     cables_time,
     cpu_of,
     line_time,
@@ -205,6 +206,25 @@ HOST_SECTIONS: Final = (
                 n_hosts=2,
                 rate_mbit=400,
                 more_mbit=(130,),
+            ),
+        ),
+        show_time,
+    ),
+    Section(
+        "strangers",
+        "two hosts, 1 Gbit/s: processes without the key connect to rank 0 while 25 MiB are reduced",
+        (
+            "1,000 connections are held open without a word, and 20,000 more in each round send",
+            "128 bytes of garbage; rank 0 may have 64 descriptors",
+        ),
+        (_SHOAL, Benchmark("among strangers", among_strangers("shoal", 1000, 20_000))),
+        (
+            Case(
+                2,
+                25 * _MIB,
+                (Within("among strangers", of="shoal", times=1.05),),
+                n_hosts=2,
+                rate_mbit=1000,
             ),
         ),
         show_time,

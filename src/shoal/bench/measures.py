@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bench.failure import Failure
 from shoal.lab import Flow, measure_streams, ring_of
@@ -76,6 +77,11 @@ def cables_time(pools: WorkerPools, case: Case) -> float:
     return sent_by_ring(case) / sum(map(min, by_cable))
 
 
+def _slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of each call, of the slowest rank."""
+    return [max(times_s) for times_s in zip(*(rank["times_s"] for rank in ranks), strict=True)]
+
+
 class Latency:
     """A 4 B all-reduce of one library beside `n_bulk` large ones in flight; of every rank.
 
@@ -91,7 +97,7 @@ class Latency:
         self._last = []
         what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
         ranks = pools.ask(self._library, case, "latencies", **what)
-        self._last = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
+        self._last = _slowest_of(ranks)
         return statistics.median(self._last)
 
     def percentile_99(self, _pools: WorkerPools, _case: Case) -> float:
@@ -99,6 +105,24 @@ class Latency:
         if not self._last:
             raise Failure(f"{self._library} gave no latencies")
         return sorted(self._last)[len(self._last) * 99 // 100]
+
+
+def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
+    """Seconds of the slowest rank in the median call while strangers connect to rank 0.
+
+    Raises:
+        Failure: fewer than `n_short` connections were made.
+    """
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        what = {"n_bytes": case.n_bytes, "n_held": n_held, "n_short": n_short}
+        ranks = pools.ask(library, case, "among_strangers", **what)
+        n_made = sum(rank["n_made"] for rank in ranks)
+        if n_made < n_short:
+            raise Failure(f"only {n_made} of {n_short} strangers got through to the listener")
+        return statistics.median(_slowest_of(ranks))
+
+    return measure
 
 
 def added_by_cut(library: str) -> Measure:
