@@ -3,11 +3,11 @@
 import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
-from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, say_farewell
 from shoal.rendezvous.meeting import Guest
 from shoal.rendezvous.record import Record, record_key
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
+from shoal.rendezvous.store.asking import Asking
 
 
 def direct(store: MemoryStore) -> Asking:

@@ -8,13 +8,13 @@ import pytest
 from process.records import rewritten
 
 from shoal.errors import UsageError
-from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.meeting import Guest, Host, Meeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
 from shoal.rendezvous.roll import Roll, decode_part, part_key
 from shoal.rendezvous.roll import decode as decode_roll
 from shoal.rendezvous.store import MemoryStore
+from shoal.rendezvous.store.asking import Asking
 
 ENDPOINT = Endpoint("10.0.0.2", 4711, "eth0")
 

@@ -16,7 +16,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from shoal.rendezvous.handshake import Hello, Progress, ServerHandshake
@@ -251,11 +250,11 @@ class Door:
             self._spare = None
 
 
-@dataclass(eq=False)
 class _Pending:
-    sock: socket.socket
-    handshake: ServerHandshake
-    since: float
+    def __init__(self, sock: socket.socket, handshake: ServerHandshake, since: float) -> None:
+        self.sock = sock
+        self.handshake = handshake
+        self.since = since
 
 
 def run_ready(selector: selectors.BaseSelector, timeout_s: float | None) -> None:

@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import PeerLost, ShoalError, UsageError
-from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, unseal
 from shoal.rendezvous.record import MAX_SIZE, decode, record_key
 from shoal.rendezvous.store import MAX_VALUE_BYTES
+from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

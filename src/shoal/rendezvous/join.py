@@ -27,7 +27,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import InternalError, PeerLost, TimedOut, UsageError
-from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.dialing import MEETING_PATH, Dialing, Way
 from shoal.rendezvous.door import Door, is_out_of_descriptors, run_ready
 from shoal.rendezvous.explain import explain
@@ -38,11 +37,12 @@ from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key
 from shoal.rendezvous.links import Links
 from shoal.rendezvous.listener import listen_for_hosts, listen_unix, n_paths, port_range
 from shoal.rendezvous.meeting import Guest, Host
-from shoal.rendezvous.membership import Membership, membership_of
+from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.patience import Rereading, Warnings
 from shoal.rendezvous.record import Endpoint, Record, find_host_id
 from shoal.rendezvous.roster import MAX_CARD_BYTES, Entry
+from shoal.rendezvous.store.asking import Asking
 from shoal.rendezvous.tree import Tree
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def join(
 
     Args:
         store: the same for all ranks; a group's own prefix of a shared one. Its calls are made on
-            a thread of ours; one that does not return in time is left behind there (asking.py).
+            a thread of ours; one that does not return in time stays behind (store/asking.py).
         timeout_s: for the whole of it.
         memory: what the ranks of this host share, made and entered while they meet.
         card: at most 255 bytes for all other ranks, see `Membership.cards`. It never lies in the
@@ -450,7 +450,7 @@ class _Join:
         roll = self._meeting.roll
         if roll is None:
             raise InternalError("a group has formed without a roll")
-        found = membership_of(roll, self._roster, self._rank, self._meeting.job_key, listeners)
+        found = Membership(roll, self._roster, self._rank, self._meeting.job_key, listeners)
         n_local = sum(peer.is_local for peer in found.peers)
         self._options.log.info(
             "rank %d of %d joined epoch %016x in %.1f ms: %d peers on this host, %d on others",

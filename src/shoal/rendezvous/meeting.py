@@ -24,7 +24,7 @@ from shoal.rendezvous.roll import Part, Roll, decode_part, part_key
 from shoal.rendezvous.roll import decode as decode_roll
 
 if TYPE_CHECKING:
-    from shoal.rendezvous.asking import Asking
+    from shoal.rendezvous.store.asking import Asking
 
 _FIRST_WAIT_S: Final = 0.001
 _LONGEST_WAIT_S: Final = 0.02  # adds this much to a join at most; a rank's start takes far longer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,14 +35,13 @@ class PeerInfo(NamedTuple):
     listens_at: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
 class Membership:
     """One epoch of a group, as one rank sees it.
 
     Owns `listener_fds` until `take()` hands them over; `close()` closes them if nobody took them.
     All are close-on-exec.
 
-    Args:
+    Attributes:
         epoch: 64 random bits, the same on all ranks.
         host_id: of this rank's host.
         peers: all other ranks, ascending.
@@ -55,21 +53,27 @@ class Membership:
         listener_fds: the sockets there.
     """
 
-    epoch: int
-    rank: int
-    size: int
-    host_id: str
-    peers: tuple[PeerInfo, ...]
-    cards: tuple[bytes, ...]
-    job_key: bytes = field(repr=False)
-    process_ids: tuple[bytes, ...]
-    listens_at: tuple[tuple[str, int], ...] = ()
-    listener_fds: tuple[int, ...] = ()
-    _held: list[int] = field(init=False, repr=False, compare=False)
-    _is_taken: bool = field(init=False, repr=False, compare=False, default=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_held", [*self.listener_fds])
+    def __init__(
+        self,
+        roll: Roll,
+        roster: Mapping[int, Entry],
+        rank: int,
+        job_key: bytes,
+        listener_fds: tuple[int, ...],
+    ) -> None:
+        own, self.rank, self.size = roster[rank], rank, len(roster)
+        self.epoch, self.process_ids = roll.epoch, roll.nonces
+        self.host_id, self.listens_at = own.host_id, _places(own)
+        self.peers = tuple(
+            _peer(other, roster[other], roll.hosts[other] == roll.hosts[rank])
+            for other in range(self.size)
+            if other != rank
+        )
+        self.cards = tuple(roster[other].card for other in range(self.size))
+        self.job_key = job_key
+        self.listener_fds = listener_fds
+        self._held = [*listener_fds]
+        self._is_taken = False
 
     def take(self) -> tuple[int, ...]:
         """Hand over `listener_fds`: the caller closes them from here on.
@@ -79,13 +83,13 @@ class Membership:
         """
         if self._is_taken:
             raise Closed("the descriptors of this membership were taken or closed before")
-        object.__setattr__(self, "_is_taken", True)
+        self._is_taken = True
         self._held.clear()
         return self.listener_fds
 
     def close(self) -> None:
         """Close what was not taken; idempotent."""
-        object.__setattr__(self, "_is_taken", True)
+        self._is_taken = True
         while self._held:
             os.close(self._held.pop())
 
@@ -101,35 +105,10 @@ class Membership:
         self.close()
 
 
-def membership_of(
-    roll: Roll,
-    roster: Mapping[int, Entry],
-    rank: int,
-    job_key: bytes,
-    listener_fds: tuple[int, ...],
-) -> Membership:
-    """What a finished meeting leaves to this rank."""
-    own = roster[rank]
-    peers = []
-    for other in range(len(roster)):
-        entry, is_local = roster[other], roll.hosts[other] == roll.hosts[rank]
-        if other != rank:
-            address = "unix" if is_local else str(entry.listens_at[0])
-            listens_at = () if is_local else _places(entry)
-            who = other, entry.host_label, entry.host_id
-            peers.append(PeerInfo(*who, address, is_local, listens_at))
-    return Membership(
-        epoch=roll.epoch,
-        rank=rank,
-        size=len(roster),
-        host_id=own.host_id,
-        peers=tuple(peers),
-        cards=tuple(roster[other].card for other in range(len(roster))),
-        job_key=job_key,
-        process_ids=roll.nonces,
-        listens_at=_places(own),
-        listener_fds=listener_fds,
-    )
+def _peer(rank: int, entry: Entry, is_local: bool) -> PeerInfo:
+    address = "unix" if is_local else str(entry.listens_at[0])
+    listens_at = () if is_local else _places(entry)
+    return PeerInfo(rank, entry.host_label, entry.host_id, address, is_local, listens_at)
 
 
 def _places(entry: Entry) -> tuple[tuple[str, int], ...]:

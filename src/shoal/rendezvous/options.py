@@ -6,13 +6,12 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shoal.rendezvous.door import Limits
 
 
-@dataclass(frozen=True)
-class JoinOptions:
+class JoinOptions(NamedTuple):
     """How to join; the defaults are right for nearly everyone.
 
     Args:
@@ -31,12 +30,12 @@ class JoinOptions:
 
     host_label: str | None = None
     master_addr: str | None = None
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    limits: Limits = field(default_factory=Limits)
+    environ: Mapping[str, str] = os.environ
+    limits: Limits = Limits()
     dial_s: float = 5.0
     warn_s: float = 10.0
     gone_s: float = 1.0
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger("shoal"))
+    log: logging.Logger = logging.getLogger("shoal")
 
     @property
     def label(self) -> str:
