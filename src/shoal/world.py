@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shoal import engine
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.rendezvous import HostMemory, JoinOptions, Membership, Store, join, telling
+from shoal.rendezvous import (
+    HostMemory,
+    JoinOptions,
+    Membership,
+    PeerInfo,
+    Store,
+    join,
+    telling,
+)
 from shoal.state import SOURCES, heed_signal
 from shoal.work import COMPLETIONS
 
@@ -233,17 +241,15 @@ def meet(
         if not arenas:
             make(1)  # alone: nobody to share it with
         seats = _seats(membership)
+        n_channels = channels([seat.host_id for seat in seats], membership.cards)
         mesh = engine.Mesh.create(
             rank=rank,
             names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
             epoch=membership.epoch,
             job_key=membership.job_key,
             arena=arenas[0],
-            peers=[
-                (peer.rank, list(peer.socket_fds), peer.is_local, list(peer.listens_at))
-                for peer in membership.take()
-            ],
-            n_channels=channels([seat.host_id for seat in seats], membership.cards),
+            peers=[_place(peer, n_channels) for peer in membership.take()],
+            n_channels=n_channels,
             listeners=list(membership.listener_fds),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
@@ -257,6 +263,18 @@ def meet(
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
     return World(mesh, rank, seats, membership.cards, membership.epoch)
+
+
+def _place(
+    peer: PeerInfo, n_channels: int
+) -> tuple[int, bool, int, list[tuple[str, int]], list[str]]:
+    """Where the mesh finds a peer. It connects when it needs to: what led here is closed."""
+    n_paths = len(peer.socket_fds) // n_channels
+    ours = []
+    for fd in peer.socket_fds:
+        with socket.socket(fileno=fd) as sock:
+            ours.append(sock.getsockname()[0])
+    return peer.rank, peer.is_local, n_paths, list(peer.listens_at), ours[:n_paths]
 
 
 def _seats(membership: Membership) -> list[Seat]:
