@@ -254,10 +254,10 @@ struct GroupHandle {
   }
 };
 
-// Rank, whether it is of this host, and of one of another: how many paths a channel has to it, where
-// it listens, and from which of our addresses to dial it.
-using PeerTuple = std::tuple<int, bool, int, std::vector<std::pair<std::string, int>>,
-                             std::vector<std::string>>;
+// Rank, whether it is of this host, and of one of another: how many paths a channel has to it,
+// where it listens, and from which of our addresses to dial it.
+using PeerTuple =
+    std::tuple<int, bool, int, std::vector<std::pair<std::string, int>>, std::vector<std::string>>;
 
 PathMaker::Peer known_peer(const PeerTuple& tuple) {
   const auto& [rank, is_local, n_paths, listens_at, from] = tuple;
@@ -302,7 +302,8 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   std::unique_ptr<PathMaker> paths;
   Released released;
   Error error;
-  if (!making.peers.empty() || !listeners.empty()) error = PathMaker::create(std::move(making), paths);
+  if (!making.peers.empty() || !listeners.empty())
+    error = PathMaker::create(std::move(making), paths);
   if (!error)
     error = Mesh::create(rank, std::move(names), epoch, key, std::move(arena), places, options,
                          mesh, std::move(paths));

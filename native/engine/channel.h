@@ -71,11 +71,11 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // The end, step by step; all channels of a mesh take each together. Idempotent.
   void say_goodbye();
   bool owes_first_data();  // to somebody who is being connected to
-  bool has_queued();  // it has yet to leave; moves it
-  void end_calls();   // what is in flight fails, and all that comes
-  bool lingers();     // some peer may not have read the goodbye
-  void end_links();   // wakes those who wait for calls
-  void leave_lane();  // none wakes the lane of another any more
+  bool has_queued();       // it has yet to leave; moves it
+  void end_calls();        // what is in flight fails, and all that comes
+  bool lingers();          // some peer may not have read the goodbye
+  void end_links();        // wakes those who wait for calls
+  void leave_lane();       // none wakes the lane of another any more
 
   // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
   // them. The lock may be held by a thread that the child does not have, so nothing else but

@@ -24,8 +24,8 @@ class Mesh {
   using Wakeups = Drivers::Wakeups;
   static Wakeups& wakeups() { return Drivers::wakeups(); }
 
-  // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts. `paths` makes
-  // the connections to them, each link's at its first use; null: all ranks are of this host.
+  // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts. `paths`
+  // makes the connections to them, each link's at its first use; null: all ranks are of this host.
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
                       const Bytes& job_key, std::shared_ptr<Arena> arena,
                       const std::vector<PeerPlace>& peers, const Options& options,

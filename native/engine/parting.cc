@@ -74,8 +74,8 @@ void Engine::settle(const Breaking& broken) {
   part(peer, broken.loss, broken.how != Breaking::kGaveUp);
 }
 
-// The process of a peer was looked for, for the first time and in vain: it left in good order, or it
-// died. Nothing here waits for it, so nothing ends; what will is told why.
+// The process of a peer was looked for, for the first time and in vain: it left in good order, or
+// it died. Nothing here waits for it, so nothing ends; what will is told why.
 void Engine::miss(int peer, const std::string& why) {
   if (!peers_.become(peer, PeerState::kGone)) return;
   graveyard_.push_back(links_.remove(peer));

@@ -302,30 +302,29 @@ Value StateReader::peer(int rank) const {
   }
   const char* kind = link != nullptr ? link->kind() : "none";
   const bool is_linked = link != nullptr && !link->is_unlinked();
-  return Fields{
-      {"rank", rank},
-      {"name", engine_.names_[at]},
-      {"state", name_of(engine_.peers_[rank])},
-      {"link", kind},
-      {"heard_s", is_linked ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
-      {"said_s", is_linked ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
-      {"n_queued", uint64_t{state.n_queued}},
-      {"queued_bytes", uint64_t{state.queued_bytes}},
-      {"n_frames_out", traffic.n_frames_out},
-      {"n_frames_in", traffic.n_frames_in},
-      {"n_bytes_out", traffic.n_bytes_out},
-      {"n_bytes_in", traffic.n_bytes_in},
-      {"bytes_out_per_s", rates.out},
-      {"bytes_in_per_s", rates.in},
-      {"eager_out_bytes", engine_.credits_.out_bytes(rank)},
-      {"n_early_frames", engine_.early_.n_kept(rank)},
-      {"stalls", Fields{{"no_grant", traffic.no_grant},
-                        {"no_slot", traffic.no_slot},
-                        {"no_credit", traffic.no_credit},
-                        {"no_staging", traffic.no_staging},
-                        {"link_full", state.n_full}}},
-      {"paths", std::move(paths)},
-      {"sockets", std::move(sockets)}};
+  return Fields{{"rank", rank},
+                {"name", engine_.names_[at]},
+                {"state", name_of(engine_.peers_[rank])},
+                {"link", kind},
+                {"heard_s", is_linked ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
+                {"said_s", is_linked ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
+                {"n_queued", uint64_t{state.n_queued}},
+                {"queued_bytes", uint64_t{state.queued_bytes}},
+                {"n_frames_out", traffic.n_frames_out},
+                {"n_frames_in", traffic.n_frames_in},
+                {"n_bytes_out", traffic.n_bytes_out},
+                {"n_bytes_in", traffic.n_bytes_in},
+                {"bytes_out_per_s", rates.out},
+                {"bytes_in_per_s", rates.in},
+                {"eager_out_bytes", engine_.credits_.out_bytes(rank)},
+                {"n_early_frames", engine_.early_.n_kept(rank)},
+                {"stalls", Fields{{"no_grant", traffic.no_grant},
+                                  {"no_slot", traffic.no_slot},
+                                  {"no_credit", traffic.no_credit},
+                                  {"no_staging", traffic.no_staging},
+                                  {"link_full", state.n_full}}},
+                {"paths", std::move(paths)},
+                {"sockets", std::move(sockets)}};
 }
 
 }  // namespace shoal

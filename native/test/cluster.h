@@ -43,9 +43,9 @@ class Cluster {
  public:
   static constexpr uint64_t kGroup = 7;
 
-  // `per_host` ranks share memory; the others reach each other by TCP, once they need to. `resume_ns`
-  // not 0: lost connections are made anew.
-  // `n_channels`: of the ranks of different hosts; jobs of a cluster of lone ranks are cut.
+  // `per_host` ranks share memory; the others reach each other by TCP, once they need to.
+  // `resume_ns` not 0: lost connections are made anew. `n_channels`: of the ranks of different
+  // hosts; jobs of a cluster of lone ranks are cut.
   Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1, int64_t resume_ns = 0,
           int n_channels = 1)
       : size_(size),
@@ -175,7 +175,8 @@ class Cluster {
     std::vector<PeerPlace> peers;
     for (int peer = 0; peer < size_; ++peer)
       if (peer != rank)
-        peers.push_back({peer, peer / per_host_ == rank / per_host_, static_cast<size_t>(n_paths_)});
+        peers.push_back(
+            {peer, peer / per_host_ == rank / per_host_, static_cast<size_t>(n_paths_)});
     return peers;
   }
 

@@ -112,7 +112,8 @@ TEST("a frame that comes by two paths is delivered once") {
   const Bytes payload(100, std::byte{3});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   const auto one = unix_sockets(), other = unix_sockets();
-  TcpLink link(0, std::vector{one[1], other[1]}, keys_of(1, 0));
+  const auto link_owned = link_over(0, {one[1], other[1]}, keys_of(1, 0));
+  TcpLink& link = *link_owned;
   Recorder sink;
   for (const uint32_t path : {0u, 1u}) {
     const Bytes sealed = by_path(bytes, path);
@@ -189,7 +190,8 @@ TEST("a frame that came by another path is not written to memory that was given 
   const Bytes payload(20'000, std::byte{7});
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   const auto slow = unix_sockets(), quick = unix_sockets();
-  TcpLink link(0, std::vector{slow[1], quick[1]}, keys_of(1, 0));
+  const auto link_owned = link_over(0, {slow[1], quick[1]}, keys_of(1, 0));
+  TcpLink& link = *link_owned;
   Recorder sink;
   const auto write = [&](int fd, size_t from, size_t to) {
     const Bytes sealed = by_path(bytes, fd == slow[0] ? 0 : 1);

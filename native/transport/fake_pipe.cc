@@ -128,9 +128,9 @@ FakePaths::~FakePaths() = default;
 
 std::unique_ptr<Link> FakePaths::link(int rank, int peer) {
   const FakeNet::Options& options = net_.options;
-  auto link = std::make_unique<TcpLink>(
-      peer, options.n_paths, FrameKeys(options.job_key, options.epoch, rank, peer),
-      Outbox::Sizes{options.copied, options.max_inline});
+  auto link = std::make_unique<TcpLink>(peer, options.n_paths,
+                                        FrameKeys(options.job_key, options.epoch, rank, peer),
+                                        Outbox::Sizes{options.copied, options.max_inline});
   if (options.longest_remake > 0) link->resume_by(*ends_[static_cast<size_t>(rank)]);
   for (uint32_t path = 0; path < options.n_paths && !options.begins_unlinked; ++path)
     link->add_path(

@@ -92,7 +92,8 @@ class Link {
   // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
   virtual bool is_unflushed() const { return false; }
 
-  // No way leads to the peer, since nobody has needed one yet. Nothing is tried, and no time counts.
+  // No way leads to the peer, since nobody has needed one yet. Nothing is tried, and no time
+  // counts.
   virtual bool is_unlinked() const { return false; }
   // Makes that way, as send() does of anything but a heartbeat or a goodbye. Nothing, if there is
   // one or it is being made.

@@ -23,11 +23,11 @@ SocketState state_of_socket(int fd);
 // One of the connections that a link has, had or may have.
 struct PathState {
   enum class Is : uint8_t {
-    kUnmade,  // nobody has needed it yet
-    kDialled, // for the first time
-    kOpen,    //
-    kLost,    // and being made anew
-    kEnded,   // the peer has left or is given up, or the link was closed
+    kUnmade,   // nobody has needed it yet
+    kDialled,  // for the first time
+    kOpen,     //
+    kLost,     // and being made anew
+    kEnded,    // the peer has left or is given up, or the link was closed
   };
   Is is = Is::kOpen;
   int64_t lost_ns = 0;       // kDialled, kLost: since when; 0: a moment ago

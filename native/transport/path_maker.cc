@@ -167,7 +167,7 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
   if (hello.path >= 2 * kAsks || channel >= n_channels() || asks != (from < rank_))
     return Progress::kRefused;
   const Known::Held& held = known->second.links[channel];
-  if (held.has_ended) return Progress::kStale;  // who was given up learns so
+  if (held.has_ended) return Progress::kStale;          // who was given up learns so
   if (held.link == nullptr) return Progress::kRefused;  // too early: it comes again
   return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
 }
@@ -206,8 +206,8 @@ std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Wa
     called_[channel] = !news_[channel].empty();
     if (!called_[channel]) return peers;
     peers.push_back(news_[channel].front().peer);
-    // NOT without the lock before the descriptor is the link's: a child of a fork that does not know
-    // of it would keep the connection open.
+    // NOT without the lock before the descriptor is the link's: a child of a fork that does not
+    // know of it would keep the connection open.
     std::unique_ptr<SocketPipe> pipe;
     if (const int fd = news_[channel].front().fd; fd >= 0) pipe = std::make_unique<SocketPipe>(fd);
     const News news = std::move(news_[channel].front());
@@ -215,8 +215,7 @@ std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Wa
     const Known& known = peers_.at(news.peer);
     PathLink* link = known.links[channel].link;
     const size_t path = news.connection % known.peer.n_paths;
-    const bool is_watched =
-        pipe == nullptr || (link != nullptr && watch(pipe->fd(), news.peer));
+    const bool is_watched = pipe == nullptr || (link != nullptr && watch(pipe->fd(), news.peer));
     if (pipe != nullptr && is_watched) link->add_path(path, std::move(pipe), news.session.bytes());
     pipe.reset();
     lock.unlock();

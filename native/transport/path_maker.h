@@ -2,8 +2,8 @@
 // of a job: dials, and is dialled.
 //
 // Of two ranks the higher one dials. The lower one asks it to, by a connection of its own: who does
-// not know that a path is lacking learns so, and if nobody listens there the process is gone. All is
-// proved by the job's key before it counts.
+// not know that a path is lacking learns so, and if nobody listens there the process is gone. All
+// is proved by the job's key before it counts.
 #pragma once
 
 #include <array>
