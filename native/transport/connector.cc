@@ -46,19 +46,6 @@ Address Address::of(const std::string& host, uint16_t port) {
   return address;
 }
 
-Address Address::local_of(int fd) {
-  Address address;
-  address.length = sizeof(address.at);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address.at), &address.length) != 0) return {};
-  if (address.at.ss_family == AF_INET)
-    reinterpret_cast<sockaddr_in*>(&address.at)->sin_port = 0;
-  else if (address.at.ss_family == AF_INET6)
-    reinterpret_cast<sockaddr_in6*>(&address.at)->sin6_port = 0;
-  else
-    return {};
-  return address;
-}
-
 std::string Address::text() const {
   std::array<char, INET6_ADDRSTRLEN> name{};
   if (at.ss_family == AF_INET) {
@@ -221,9 +208,9 @@ bool Connector::go_on(Dial& dial, int64_t now) {
 }
 
 void Connector::fail(Dial& dial, int error, int64_t now) {
+  retry(dial, now);  // first: to say so takes memory, and the next dial finds the same
   if (error == ECONNREFUSED)
     outcome_.gone(dial.wish.hello, "nobody listens at " + dial.wish.to.text() + " any more");
-  retry(dial, now);
 }
 
 void Connector::retry(Dial& dial, int64_t now) {

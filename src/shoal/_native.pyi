@@ -122,7 +122,7 @@ class Mesh:
         epoch: int,
         job_key: bytes,
         arena: Arena,
-        peers: Sequence[tuple[int, Sequence[int], bool, Sequence[tuple[str, int]]]],
+        peers: Sequence[tuple[int, bool, int, Sequence[tuple[str, int]], Sequence[str]]],
         n_channels: int,
         staging_bytes: int,
         spin_us: float,
@@ -130,10 +130,12 @@ class Mesh:
         listeners: Sequence[int],
         resume_s: float,
     ) -> Mesh:
-        """Peers: rank, sockets, whether it is of this host, where it listens for other hosts.
+        """Peers: rank, whether it is of this host; and of those of other hosts how many paths each
+        channel has to it, where it listens by path (and round again where there are fewer), and
+        from which of our addresses to dial it by path (none: from any).
 
-        Sockets to other hosts, and where it listens: those of the first channel, then as many of
-        the next. Owns all descriptors. Without listeners lost connections stay lost.
+        Owns the listeners, by which ranks of other hosts connect. Both ends of a pair name as many
+        paths. The links to other hosts connect when they are used first, see docs/wire.md.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...

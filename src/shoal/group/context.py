@@ -232,16 +232,15 @@ def meet(
         if not arenas:
             make(1)  # alone: nobody to share it with
         seats = _seats(membership)
+        n_channels = channels([seat.host_id for seat in seats], membership.cards)
         mesh = engine.Mesh.create(
             rank=rank,
             names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
             epoch=membership.epoch,
             job_key=membership.job_key,
             arena=arenas[0],
-            peers=[
-                (peer.rank, [], peer.is_local, list(peer.listens_at)) for peer in membership.peers
-            ],
-            n_channels=channels([seat.host_id for seat in seats], membership.cards),
+            peers=_places(membership),
+            n_channels=n_channels,
             listeners=list(membership.take()),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
@@ -255,6 +254,20 @@ def meet(
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
     return World(mesh, rank, seats, membership.cards, membership.epoch)
+
+
+_PeerPlace = tuple[int, bool, int, list[tuple[str, int]], list[str]]
+
+
+def _places(membership: Membership) -> list[_PeerPlace]:
+    """Where the mesh finds each peer, and how many paths lead there: as many as the lower says."""
+    found: list[_PeerPlace] = []
+    for peer in membership.peers:
+        lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at
+        n_paths = 0 if peer.is_local else len(lower)
+        # From no address of ours: the route to a path decides, as for any other connection.
+        found.append((peer.rank, peer.is_local, n_paths, list(peer.listens_at), []))
+    return found
 
 
 def _seats(membership: Membership) -> list[Seat]:
