@@ -13,14 +13,15 @@ import shoal
 # The source, or the installed copy of it: whichever the other tests run.
 ROOT = Path(shoal.__file__).parent
 
-# A room may import itself and these. `errors`, `dtypes` and `codec` are words that every room may
-# use, except where WITHOUT_WORDS says so.
-WORDS = {"errors", "dtypes", "codec"}
+# A room may import itself and these. `errors`, `dtypes`, `codec` and `limits` are words that every
+# room may use, except where WITHOUT_WORDS says so.
+WORDS = {"errors", "dtypes", "codec", "limits"}
 WITHOUT_WORDS = {*WORDS, "schedule"}
 LOWER = {
     "errors": set[str](),
     "dtypes": {"errors"},
     "codec": {"errors"},
+    "limits": {"_native"},
     "buffers": {"engine"},
     "schedule": {"errors"},
     "lens": {"schedule", "plan", "shapes"},

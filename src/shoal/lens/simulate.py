@@ -17,6 +17,7 @@ from shoal.errors import UsageError
 from shoal.lens._alike import StepsOf, flow_of_blocks
 from shoal.lens._clockwork import Clockwork
 from shoal.lens.dataflow import Dataflow
+from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import (
     Algorithm,
     Buffer,
@@ -28,7 +29,7 @@ from shoal.schedule import (
     find,
     row_of,
 )
-from shoal.shapes import SEGMENT_BYTES, balanced
+from shoal.shapes import balanced
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
