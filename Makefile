@@ -16,7 +16,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # What the installed package is made of: the stamp below is renewed when one of them is newer.
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CXX_FILES)) \
-  $(shell find src -name '*.py' -o -name py.typed -o -path '*/lens/page/*')
+  $(shell find src -name '*.py' -o -name py.typed -o -path '*/trace/assets/*')
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON -DSHOAL_WERROR=ON
@@ -101,7 +101,7 @@ test-tsan: $(TOOLS)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src docs/pages
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: $(INSTALLED)
@@ -113,9 +113,9 @@ format: $(INSTALLED)
 
 # What is written from the code itself; committed, and a test compares.
 docs: $(INSTALLED)
-	$(PY) -m shoal.lens.document docs
-	$(PY) -m shoal.lens.papers_page docs
-	$(PY) docs/wire_table.py
+	$(PY) docs/pages/algorithms.py docs
+	$(PY) docs/pages/simulation.py docs
+	$(PY) docs/pages/wire.py
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

@@ -10,8 +10,8 @@ A collective is one line, a schedule one line that names it and a line for each 
     LEAVES | SCRATCH | STEPS
 
 F is `no`, `any` operation, or `max` where contributions may be folded in twice. H is the host of
-every rank, a dash where the algorithm does not ask; U is 1 where chunks, or the blocks of ranks,
-may differ in any way. LEAVES has for each chunk of the result what it must hold: chunk 2 of the
+every rank, a dash where the algorithm does not ask; U is 1 where chunks, or blocks of ranks, may
+differ in any way. LEAVES has for each chunk of the result what it must hold: chunk 2 of the
 contributions of ranks 0 to 3 is 0-3.2, with ! behind it where it is finished. SCRATCH names for
 each scratch chunk the chunk that is as long. A dash stands for nothing. Buffers are letters:
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.lens.simulate import simulate
+from shoal.analysis.simulate.simulator import simulate
 from shoal.plan import default_cluster
 from shoal.plan.choose import candidates, choose, cost_of
 from shoal.schedule import COLLECTIVES

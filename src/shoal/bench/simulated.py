@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from shoal.analysis.simulate.simulator import simulate
 from shoal.bench.launch import Crew, Surroundings
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.team import Team
 from shoal.lab import Cluster, measure_streams, ring_of
 from shoal.lab.cluster import BURST_BYTES
-from shoal.lens.simulate import simulate
 from shoal.plan import cluster as described
 from shoal.plan.defaults import LOCAL, MEMORY_US_PER_BYTE, WIRE
 
