@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.bench.case import Case
 from shoal.bench.choices import (
     choice_cases,
     choice_contestants,
@@ -13,7 +14,7 @@ from shoal.bench.choices import (
     is_choice_open,
 )
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.contest import Case, Contestant, Row, Section, run_section, summary_of
+from shoal.bench.contest import Contestant, Row, Section, run_section, summary_of
 from shoal.bench.failure import Failure
 from shoal.bench.goals import Below, Faster, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close

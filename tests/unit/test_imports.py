@@ -143,6 +143,17 @@ def test_files_of_the_engine_include_one_way() -> None:
     assert in_circles(includes) == set()
 
 
+def test_files_of_the_bench_import_one_way_even_for_type_checkers() -> None:
+    imports = {
+        path.stem: set(
+            re.findall(r"^ *from shoal\.bench\.(\w+) import", path.read_text(), re.MULTILINE)
+        )
+        for path in (ROOT / "bench").glob("*.py")
+    }
+    assert "contest" in imports["sections"]
+    assert in_circles(imports) == set()
+
+
 def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:
     kinds = [path.name for path in (NATIVE / "transport").glob("*_link.h")]
     kinds.remove("path_link.h")  # what links over paths have in common

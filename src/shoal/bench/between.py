@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from shoal.bench.contest import Case, Contestant, Section
+from shoal.bench.case import Case
+from shoal.bench.contest import Contestant, Section
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.iperf import iperf_time
 from shoal.bench.measures import (

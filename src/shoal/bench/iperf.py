@@ -11,7 +11,7 @@ from shoal.bench.failure import Failure
 from shoal.bench.measures import sent_by_ring
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Case
+    from shoal.bench.case import Case
     from shoal.bench.teams import Teams
     from shoal.lab import Cluster
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.contest import Case, Contestant, Section
+from shoal.bench.case import Case
+from shoal.bench.contest import Contestant, Section
 from shoal.bench.goals import Faster, Within
 from shoal.bench.measures import start_of, time_of
 from shoal.bench.table import show_count, show_memory, show_time

@@ -13,7 +13,8 @@ from shoal.lab import Flow, measure_streams, ring_of
 from shoal.lab.cluster import interface_of
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Case, Measure
+    from shoal.bench.case import Case
+    from shoal.bench.contest import Measure
     from shoal.bench.teams import Teams
 
 N_SUBGROUPS: Final = 64

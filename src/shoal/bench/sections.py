@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.bench.between import HOST_SECTIONS
+from shoal.bench.case import Case
 from shoal.bench.choices import (
     choice_cases,
     choice_contestants,
@@ -15,7 +16,7 @@ from shoal.bench.choices import (
     choice_verdicts,
     is_choice_open,
 )
-from shoal.bench.contest import Case, Contestant, Section
+from shoal.bench.contest import Contestant, Section
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
 from shoal.bench.many import MANY_SECTIONS

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Case, Row, Section
+    from shoal.bench.case import Case
+    from shoal.bench.contest import Row, Section
 
 _MIB: Final = 1024 * 1024
 
