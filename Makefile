@@ -28,10 +28,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
-.PHONY: lint format docs programs bench demo clean
+.PHONY: lint format docs bench demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, programs, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -116,10 +116,6 @@ docs: $(INSTALLED)
 	$(PY) docs/pages/algorithms.py docs
 	$(PY) docs/pages/simulation.py docs
 	$(PY) docs/pages/wire.py
-
-# What the native tests run: the programs of all algorithms, from the schedules. A test compares.
-programs: $(INSTALLED)
-	$(PY) tests/programs.py
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.benchmark import Benchmark, Case, Row, Section, run_section, summary_of
+from shoal.bench.benchmark import Benchmark, Row, Section, run_section, summary_of
+from shoal.bench.case import Case
 from shoal.bench.choices import (
     choice_benchmarks,
     choice_cases,

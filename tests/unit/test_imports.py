@@ -13,14 +13,15 @@ import shoal
 # The source, or the installed copy of it: whichever the other tests run.
 ROOT = Path(shoal.__file__).parent
 
-# A room may import itself and these. `errors`, `dtypes` and `codec` are words that every room may
-# use, except where WITHOUT_WORDS says so.
-WORDS = {"errors", "dtypes", "codec"}
+# A room may import itself and these. `errors`, `dtypes`, `codec` and `limits` are words that every
+# room may use, except where WITHOUT_WORDS says so.
+WORDS = {"errors", "dtypes", "codec", "limits"}
 WITHOUT_WORDS = {*WORDS, "schedule"}
 LOWER = {
     "errors": set[str](),
     "dtypes": {"errors"},
     "codec": {"errors"},
+    "limits": {"_native"},
     "schedule": {"errors"},
     "analysis": {"schedule", "plan", "shapes"},
     "plan": {"schedule"},
@@ -140,6 +141,15 @@ def test_files_of_the_engine_include_one_way() -> None:
             {"lane": "channel"}.get(name, name) for name in names
         )
     assert in_circles(includes) == set()
+
+
+def test_files_of_the_bench_import_one_way_even_for_type_checkers() -> None:
+    imports = {
+        path.stem: set(re.findall(r"^ *from shoal\.bench\.(\w+)", path.read_text(), re.MULTILINE))
+        for path in (ROOT / "bench").glob("*.py")
+    }
+    assert "benchmark" in imports["sections"]
+    assert in_circles(imports) == set()
 
 
 def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from shoal import limits
 from shoal.errors import UsageError
 from shoal.plan import Cluster, LinkCost, Planner, Settings, choose, default_cluster
 from shoal.plan.choose import candidates, cost_of, floor_of, size_class
@@ -82,8 +83,7 @@ def test_a_faster_wire_never_makes_a_call_slower() -> None:
 
 
 def test_segments_are_those_of_the_engine() -> None:
-    engine = pytest.importorskip("shoal.engine")
-    assert engine.SEGMENT_BYTES == SEGMENT_BYTES
+    assert limits.SEGMENT_BYTES == SEGMENT_BYTES
 
 
 # The reason.

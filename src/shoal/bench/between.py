@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from shoal.bench.benchmark import Benchmark, Case, Section
+from shoal.bench.benchmark import Benchmark, Section
+from shoal.bench.case import Case
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.iperf import iperf_time
 from shoal.bench.measures import (

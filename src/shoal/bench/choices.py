@@ -9,15 +9,18 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.bench.benchmark import Benchmark, Case, Row
+from shoal.bench.benchmark import Benchmark, Row
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.goals import Verdict
 from shoal.bench.grid import grid_cases, grid_table, place_of
 from shoal.bench.measures import time_of
 from shoal.bench.table import show_size
 from shoal.schedule import ALGORITHMS, find
+
+if TYPE_CHECKING:
+    from shoal.bench.case import Case
 
 _PLANNER: Final = "planner"
 _NEAR: Final = 1.1  # times the best; what takes more is a wrong choice

@@ -11,7 +11,7 @@ from shoal.bench.failure import Failure
 from shoal.bench.measures import sent_by_ring
 
 if TYPE_CHECKING:
-    from shoal.bench.benchmark import Case
+    from shoal.bench.case import Case
     from shoal.bench.worker_pools import WorkerPools
     from shoal.lab import Cluster
 

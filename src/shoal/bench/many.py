@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.benchmark import Benchmark, Case, Section
+from shoal.bench.benchmark import Benchmark, Section
+from shoal.bench.case import Case
 from shoal.bench.goals import Faster, Within
 from shoal.bench.measures import start_of, time_of
 from shoal.bench.table import show_count, show_memory, show_time

@@ -14,7 +14,8 @@ from shoal.lab import Flow, measure_streams, ring_of
 from shoal.lab.cluster import interface_of
 
 if TYPE_CHECKING:
-    from shoal.bench.benchmark import Case, Measure
+    from shoal.bench.benchmark import Measure
+    from shoal.bench.case import Case
     from shoal.bench.worker_pools import WorkerPools
 
 N_SUBGROUPS: Final = 64

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.bench.benchmark import Benchmark, Case, Section
+from shoal.bench.benchmark import Benchmark, Section
 from shoal.bench.between import HOST_SECTIONS
+from shoal.bench.case import Case
 from shoal.bench.choices import (
     choice_benchmarks,
     choice_cases,

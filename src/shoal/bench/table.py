@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shoal.bench.benchmark import Case, Row, Section
+    from shoal.bench.benchmark import Row, Section
+    from shoal.bench.case import Case
 
 _MIB: Final = 1024 * 1024
 

@@ -17,7 +17,7 @@ from shoal.errors import UsageError
 from shoal.lab import Cluster
 
 if TYPE_CHECKING:
-    from shoal.bench.benchmark import Case
+    from shoal.bench.case import Case
 
 _MAX_CALLS: Final = 200
 # An idle cable passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.

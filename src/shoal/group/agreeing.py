@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
-from shoal.plan.channels import MOST_CONNECTIONS, Channels, choose_channels
+from shoal.limits import MOST_CONNECTIONS
+from shoal.plan.channels import Channels, choose_channels
 from shoal.plan.cluster import numbered
 from shoal.plan.defaults import WIRE, default_cluster
 from shoal.plan.planner import Planner

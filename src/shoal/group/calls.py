@@ -115,10 +115,10 @@ class Calls:
         self.planner = planner
         self._plans.clear()
 
-    def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
+    def error_from(self, native: tuple[engine.Fault, int, str, str]) -> ShoalError | None:
         """The exception that a native error of this group stands for."""
         fault, peer, what, doing = native
-        if fault == engine.TIMED_OUT and (
+        if fault is engine.Fault.TIMED_OUT and (
             note := self._at_deadline.note(self._world, self._native)
         ):
             native = (fault, peer, f"{what}; {note}", doing)

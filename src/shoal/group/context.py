@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shoal import engine
+from shoal import engine, limits
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
@@ -22,19 +22,6 @@ from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
     from shoal.group.work import Loan, Work
-
-DEFAULT_STAGING_BYTES: Final = 50 << 20
-# How long a waiting caller polls before it sleeps; where ranks outnumber cores it yields meanwhile.
-# Longer burns CPU in long waits. It must outlast a wake-up (60 us on a virtual machine): else two
-# ranks that once fell asleep wake each other for ever, 65 instead of 3 us a message (bench/LOG.md).
-DEFAULT_SPIN_US: Final = 200.0
-
-# How often sleepers look for work that nobody announced: a second line, since none should be.
-DEFAULT_BACKSTOP_MS: Final = 100
-
-# How long a link waits for a connection when it has lost all it had. Shorter fails jobs for what a
-# switch takes to restart a port; longer keeps them from hearing of a host that is gone.
-DEFAULT_RESUME_S: Final = 10
 
 # How long the program's end waits for threads to notice that their calls have ended.
 _LAST_WAIT_S: Final = 2.0
@@ -206,10 +193,10 @@ def meet(
     with telling(store, rank, size):
         _check_isa()
         heed_signal()
-        staging_bytes = _integer("SHOAL_STAGING_BYTES", DEFAULT_STAGING_BYTES, 8 << 20, 1 << 40)
-        spin_us = _integer("SHOAL_SPIN_US", int(DEFAULT_SPIN_US), 0, 10**9)
-        backstop_ms = _integer("SHOAL_BACKSTOP_MS", DEFAULT_BACKSTOP_MS, 1, 10**9)
-        resume_s = _integer("SHOAL_RESUME_S", DEFAULT_RESUME_S, 0, 10**6)
+        staging_bytes = _integer("SHOAL_STAGING_BYTES", limits.STAGING_BYTES, 8 << 20, 1 << 40)
+        spin_us = _integer("SHOAL_SPIN_US", limits.SPIN_US, 0, 10**9)
+        backstop_ms = _integer("SHOAL_BACKSTOP_MS", limits.BACKSTOP_MS, 1, 10**9)
+        resume_s = _integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6)
     arenas: list[engine.Arena] = []
 
     # NOT two at a time: our part of the memory may be the same as before.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shoal.errors import ShoalError, TimedOut
 
 if TYPE_CHECKING:
-    from shoal.engine import Call, Mesh
+    from shoal.engine import Call, Fault, Mesh
 
 # Longer than any call: the call's own deadline ends the wait.
 FOR_EVER_S: Final = 3e9
@@ -24,7 +24,7 @@ class Origin(Protocol):
     def mesh(self) -> Mesh | None:
         """The links that the call runs on; None once they are closed."""
 
-    def error_from(self, native: tuple[int, int, str, str]) -> ShoalError | None:
+    def error_from(self, native: tuple[Fault, int, str, str]) -> ShoalError | None:
         """The exception that a native error stands for."""
 
 

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from shoal.errors import ProofError
+from shoal.limits import EAGER_BYTES, LOOK_AHEAD
 from shoal.plan.cluster import SCRATCH_KEPT_BYTES
 from shoal.schedule import Buffer, Recv, Send
 
 if TYPE_CHECKING:
     from shoal.analysis.dataflow import Dataflow
     from shoal.plan.cluster import Cluster
-
-# The engine's own numbers: native/transport/tcp_link.h, native/engine/granted_way.cc.
-EAGER_BYTES: Final = 64 << 10
-N_AHEAD: Final = 8
 
 _WORKED, _SENT, _ARRIVED, _GRANTED = range(4)
 
@@ -156,9 +153,9 @@ class Clockwork:
         """Tell the sender how far it may go: what is ready, and some segments to be staged."""
         n_segments = self._n_segments[recv]
         ready = min((self._done[w] for w in self._flow.waits_for[recv]), default=n_segments)
-        upto = min(n_segments, ready + N_AHEAD)
+        upto = min(n_segments, ready + LOOK_AHEAD)
         if upto > self._promised[recv] and (
-            upto == n_segments or upto - self._promised[recv] >= N_AHEAD // 2
+            upto == n_segments or upto - self._promised[recv] >= LOOK_AHEAD // 2
         ):
             self._promised[recv] = upto
             latency = self._cluster.wire.latency_us

@@ -17,6 +17,7 @@ from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.simulate.events import Clockwork
 from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
 from shoal.errors import UsageError
+from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import (
     Algorithm,
     Buffer,
@@ -28,7 +29,7 @@ from shoal.schedule import (
     find,
     row_of,
 )
-from shoal.shapes import SEGMENT_BYTES, balanced
+from shoal.shapes import balanced
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
