@@ -13,7 +13,6 @@ from process.joining import (
     hosts,
     no_descriptor_is_left,
     options,
-    say_who_you_are,
 )
 from process.ranks import run_ranks, start_ranks
 
@@ -27,6 +26,7 @@ from shoal.rendezvous import (
     join,
 )
 from shoal.rendezvous.links import Links
+from shoal.rendezvous.roster import Entry
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -45,7 +45,6 @@ def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[bool], list[int]]:
         memory = ground.as_memory()
         member = join(store, place.rank, place.size, timeout_s=LONG_S, memory=memory)
         stack.enter_context(member)
-        say_who_you_are(member)
         check_who_is_there(member, ground)
         return member.epoch, [peer.is_local for peer in member.peers], ground.ranks()
 
@@ -123,33 +122,36 @@ class _DiedError(Exception):
     """In the place of a death: everything of the rank is closed."""
 
 
-def test_a_rank_that_dies_once_it_is_ready_can_be_started_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("dying", [1, 3])
+def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
+    dying: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 has heard all that it wants from ranks 1 and 3, and sees only rank 2 begin anew."""
+    """The last host waits for that, so that nobody can have heard of all."""
     died = threading.Event()
-    say_ready = Links.say_ready
+    give_word, is_ready = Links.give_word, Links.is_ready
 
-    def say_ready_and_die(self: Links) -> None:
-        if self._rank == 2 and not died.is_set():
-            return
-        say_ready(self)
-        if self._rank == 1 and self.is_open and not died.is_set():
-            died.wait(0.1)  # until the others have heard
+    def give_word_and_die(self: Links, own: Entry) -> None:
+        give_word(self, own)
+        if self.rank == dying and not died.is_set():
             died.set()
             raise _DiedError
 
-    monkeypatch.setattr(Links, "say_ready", say_ready_and_die)
+    def is_ready_after_the_death(self: Links) -> bool:
+        return is_ready.fget(self) and (self.rank != 4 or died.is_set())  # type: ignore[misc]
+
+    monkeypatch.setattr(Links, "give_word", give_word_and_die)
+    monkeypatch.setattr(Links, "is_ready", property(is_ready_after_the_death))
     monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
-    store, environs = MemoryStore(), hosts("a", "b", "b", "b")
+    store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
     def one(rank: int) -> Membership:
         while True:
             with contextlib.suppress(_DiedError):
-                return join(store, rank, 4, timeout_s=10.0, options=options(environs[rank]))
+                return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
 
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(one, range(4)))
+    with ThreadPoolExecutor(5) as pool:
+        found = list(pool.map(one, range(5)))
+    assert died.is_set()
     assert len({member.epoch for member in found}) == 1
     for member in found:
         member.close()

@@ -336,7 +336,7 @@ def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
 def test_an_error_is_told_even_if_its_state_cannot_be(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.state.text_of", lambda _state: 1 / 0)
+    monkeypatch.setattr("shoal.state.text.text_of", lambda _state: 1 / 0)
     note = AtDeadline().note(World(), Native(7))
     assert note.startswith("what it waited for could not be written: ZeroDivisionError")
     assert list(fresh.iterdir()) == []

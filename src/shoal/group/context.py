@@ -17,15 +17,7 @@ from shoal import engine, limits
 from shoal.engine import Seat
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
-from shoal.rendezvous import (
-    HostMemory,
-    JoinOptions,
-    Membership,
-    PeerInfo,
-    Store,
-    join,
-    telling,
-)
+from shoal.rendezvous import HostMemory, Membership, Store, join, telling
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
@@ -195,8 +187,8 @@ def meet(
 ) -> World:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `card` is for all ranks to read: `World.cards` holds them by rank. `channels` says how many
-    there are between hosts, see `JoinOptions`.
+    `card` is for all ranks to read: `World.cards` holds them by rank. `channels` says by the hosts
+    and the cards of all ranks how many channels there are between hosts; it raises nothing.
     """
     with telling(store, rank, size):
         _check_isa()
@@ -223,7 +215,6 @@ def meet(
             timeout_s=timeout_s,
             memory=HostMemory(make, enter),
             card=card,
-            options=JoinOptions(channels=channels),
         )
         if not arenas:
             make(1)  # alone: nobody to share it with
@@ -235,9 +226,9 @@ def meet(
             epoch=membership.epoch,
             job_key=membership.job_key,
             arena=arenas[0],
-            peers=[_place(peer, n_channels) for peer in membership.take()],
+            peers=_places(membership),
             n_channels=n_channels,
-            listeners=list(membership.listener_fds),
+            listeners=list(membership.take()),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
@@ -252,16 +243,17 @@ def meet(
     return World(mesh, rank, seats, membership.cards, membership.epoch)
 
 
-def _place(
-    peer: PeerInfo, n_channels: int
-) -> tuple[int, bool, int, list[tuple[str, int]], list[str]]:
-    """Where the mesh finds a peer. It connects when it needs to: what led here is closed."""
-    n_paths = len(peer.socket_fds) // n_channels
-    ours = []
-    for fd in peer.socket_fds:
-        with socket.socket(fileno=fd) as sock:
-            ours.append(sock.getsockname()[0])
-    return peer.rank, peer.is_local, n_paths, list(peer.listens_at), ours[:n_paths]
+_PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]
+
+
+def _places(membership: Membership) -> list[_PeerPlace]:
+    """Where the mesh finds each peer, and how many paths lead there: as many as the lower says."""
+    found: list[_PeerPlace] = []
+    for peer in membership.peers:
+        lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at
+        n_paths = 0 if peer.is_local else len(lower)
+        found.append((peer.rank, peer.is_local, n_paths, list(peer.listens_at)))
+    return found
 
 
 def _seats(membership: Membership) -> list[Seat]:
