@@ -121,7 +121,7 @@ class Mesh:
         epoch: int,
         job_key: bytes,
         arena: Arena,
-        peers: Sequence[tuple[int, bool, int, Sequence[tuple[str, int]], Sequence[str]]],
+        peers: Sequence[tuple[int, bool, int, Sequence[tuple[str, int]]]],
         n_channels: int,
         staging_bytes: int,
         spin_us: float,
@@ -130,8 +130,7 @@ class Mesh:
         resume_s: float,
     ) -> Mesh:
         """Peers: rank, whether it is of this host; and of those of other hosts how many paths each
-        channel has to it, where it listens by path (and round again where there are fewer), and
-        from which of our addresses to dial it by path (none: from any).
+        channel has to it, and where it listens, by path (and round again where there are fewer).
 
         Owns the listeners, by which ranks of other hosts connect. Both ends of a pair name as many
         paths. The links to other hosts connect when they are used first, see docs/wire.md.

@@ -243,7 +243,7 @@ def meet(
     return World(mesh, rank, seats, membership.cards, membership.epoch)
 
 
-_PeerPlace = tuple[int, bool, int, list[tuple[str, int]], list[str]]
+_PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]
 
 
 def _places(membership: Membership) -> list[_PeerPlace]:
@@ -252,8 +252,7 @@ def _places(membership: Membership) -> list[_PeerPlace]:
     for peer in membership.peers:
         lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at
         n_paths = 0 if peer.is_local else len(lower)
-        # From no address of ours: the route to a path decides, as for any other connection.
-        found.append((peer.rank, peer.is_local, n_paths, list(peer.listens_at), []))
+        found.append((peer.rank, peer.is_local, n_paths, list(peer.listens_at)))
     return found
 
 
