@@ -232,21 +232,19 @@ struct GroupHandle {
   }
 };
 
-// Rank, whether it is of this host, and of one of another: how many paths a channel has to it,
-// where it listens, and from which of our addresses to dial it.
-using PeerTuple =
-    std::tuple<int, bool, int, std::vector<std::pair<std::string, int>>, std::vector<std::string>>;
+// Rank, whether it is of this host, and of one of another: how many paths a channel has to it, and
+// where it listens.
+using PeerTuple = std::tuple<int, bool, int, std::vector<std::pair<std::string, int>>>;
 
 PathMaker::Peer known_peer(const PeerTuple& tuple) {
-  const auto& [rank, is_local, n_paths, listens_at, from] = tuple;
+  const auto& [rank, is_local, n_paths, listens_at] = tuple;
   const int most = static_cast<int>(Header::kMaxPaths);
   if (n_paths < 1 || n_paths > most || listens_at.empty())
     throw std::invalid_argument("a peer has 1 to " + std::to_string(most) +
                                 " paths for each channel, and listens somewhere");
-  PathMaker::Peer peer{rank, static_cast<size_t>(n_paths), {}, {}};
+  PathMaker::Peer peer{rank, static_cast<size_t>(n_paths), {}};
   for (const auto& [host, port] : listens_at)
     peer.listens_at.push_back(Address::of(host, static_cast<uint16_t>(port)));
-  for (const std::string& host : from) peer.from.push_back(Address::of(host, 0));
   return peer;
 }
 
@@ -265,7 +263,7 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   making.resume_ns = ns_of(resume_s);
   making.n_channels = static_cast<size_t>(n_channels);
   for (const PeerTuple& peer : peers) {
-    const auto& [other, is_local, n_paths, listens_at, from] = peer;
+    const auto& [other, is_local, n_paths, listens_at] = peer;
     if (!is_local) making.peers.push_back(known_peer(peer));
     places.push_back({other, is_local, static_cast<size_t>(n_paths)});
   }

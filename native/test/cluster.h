@@ -164,8 +164,7 @@ class Cluster {
     options.n_channels = static_cast<size_t>(n_channels_);
     for (const PeerPlace& peer : peers_of(rank))
       if (!peer.is_local)
-        options.peers.push_back(
-            {peer.rank, peer.n_paths, {address_of(listeners[at(peer.rank)])}, {}});
+        options.peers.push_back({peer.rank, peer.n_paths, {address_of(listeners[at(peer.rank)])}});
     std::unique_ptr<PathMaker> maker;
     CHECK(!PathMaker::create(std::move(options), maker));
     return maker;

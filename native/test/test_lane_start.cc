@@ -27,7 +27,7 @@ int n_descriptors() {
 Error make_mesh(const Address& there, std::shared_ptr<Mesh>& out) {
   auto arena = std::make_shared<Arena>();
   if (Error error = Arena::create(1, *arena)) return error;
-  PathMaker::Options options{7, 0, {}, {listen_on_loopback()}, {{1, 1, {there}, {}}}, kSecond};
+  PathMaker::Options options{7, 0, {}, {listen_on_loopback()}, {{1, 1, {there}}}, kSecond};
   std::unique_ptr<PathMaker> paths;
   if (Error error = PathMaker::create(std::move(options), paths)) return error;
   return Mesh::create(0, {"rank 0", "rank 1"}, 7, {}, std::move(arena), {{1, false, 1}}, {}, out,

@@ -46,6 +46,19 @@ Address Address::of(const std::string& host, uint16_t port) {
   return address;
 }
 
+Address Address::local_of(int fd) {
+  Address address;
+  address.length = sizeof(address.at);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address.at), &address.length) != 0) return {};
+  if (address.at.ss_family == AF_INET)
+    reinterpret_cast<sockaddr_in*>(&address.at)->sin_port = 0;
+  else if (address.at.ss_family == AF_INET6)
+    reinterpret_cast<sockaddr_in6*>(&address.at)->sin6_port = 0;
+  else
+    return {};
+  return address;
+}
+
 std::string Address::text() const {
   std::array<char, INET6_ADDRSTRLEN> name{};
   if (at.ss_family == AF_INET) {

@@ -21,6 +21,8 @@ struct Address {
 
   // Of numbers, as "10.0.0.2" or "fd00::2"; none if it is no such.
   static Address of(const std::string& host, uint16_t port);
+  // Of this end of a connection, with port 0; none if that cannot be told.
+  static Address local_of(int fd);
   std::string text() const;
 };
 

@@ -60,7 +60,7 @@ PathMaker::PathMaker(Options options)
   news_.resize(n_channels);
   wake_ns_.fill(Acceptor::kNever);
   for (Peer& peer : options.peers)
-    peers_[peer.rank] = {std::move(peer), std::vector<Known::Held>(n_channels)};
+    peers_[peer.rank] = {std::move(peer), std::vector<Known::Held>(n_channels), {}};
   acceptor_ = std::make_unique<Acceptor>(
       epoll_fd_, kAcceptorTags, std::move(options.listeners),
       [this](const Hello& hello) { return judge(hello); },
@@ -188,8 +188,9 @@ void PathMaker::proven(Proven who, bool dialled) {
   const bool asks = who.hello.path >= kAsks;
   const int peer = static_cast<int>(dialled ? who.hello.to_rank : who.hello.rank);
   const uint32_t connection = who.hello.path % kAsks;
-  const Known& known = peers_.at(peer);
+  Known& known = peers_.at(peer);
   if (!asks) {
+    if (dialled) known.from[connection] = Address::local_of(who.fd);
     tell(known, {News::Kind::kMade, peer, connection, who.fd, std::move(who.session), ""});
     if (!dialled) connector_->forget(who.hello.rank, kAsks + connection);
     return;
@@ -247,7 +248,8 @@ void PathMaker::want(size_t channel, int peer, size_t path) {
   wish.hello = {epoch_, static_cast<uint32_t>(rank_), static_cast<uint32_t>(peer),
                 static_cast<uint32_t>(dials ? connection : kAsks + connection)};
   wish.to = who.listens_at[path % who.listens_at.size()];
-  if (dials && !who.from.empty()) wish.from = who.from[path % who.from.size()];
+  const auto from = known->second.from.find(static_cast<uint32_t>(connection));
+  if (dials && from != known->second.from.end()) wish.from = from->second;
   wish.is_kept = !dials;
   wish.pause_ns = dials ? 0 : kBeforeAskingNs;
   const int64_t now = now_ns();

@@ -37,7 +37,6 @@ class PathMaker {
     int rank = -1;
     size_t n_paths = 1;               // of one channel
     std::vector<Address> listens_at;  // by path, and round again where there are fewer
-    std::vector<Address> from;        // where this rank dials: the same of this end; none: anywhere
   };
   struct Options {
     uint64_t epoch = 0;
@@ -115,6 +114,8 @@ class PathMaker {
       bool has_ended = false;  // else, without a link: its channel is not made yet
     };
     std::vector<Held> links;  // by channel
+    // By connection that this rank has dialled: its own end, from where it dials it again.
+    std::map<uint32_t, Address> from;
   };
   void tell(const Known& known, News news);
   void close_news();

@@ -129,11 +129,13 @@ class Mesh:
         listeners: Sequence[int],
         resume_s: float,
     ) -> Mesh:
-        """Peers: rank, whether it is of this host; and of those of other hosts how many paths each
+        """The links with all peers, of which those to other hosts connect when they are used first.
+
+        Peers: rank, whether it is of this host; and of those of other hosts how many paths each
         channel has to it, and where it listens, by path (and round again where there are fewer).
 
         Owns the listeners, by which ranks of other hosts connect. Both ends of a pair name as many
-        paths. The links to other hosts connect when they are used first, see docs/wire.md.
+        paths.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
