@@ -24,7 +24,7 @@ from process.joining import (
 from process.records import record_of, rewritten
 
 from shoal.errors import Closed, TimedOut, UsageError
-from shoal.rendezvous import Membership, MemoryStore, join
+from shoal.rendezvous import Membership, MemoryStore, join, patience
 from shoal.rendezvous.listener import listen_tcp, listen_unix
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roll import decode as decode_roll
@@ -94,6 +94,23 @@ def test_each_rank_hears_the_cards_and_the_paths_of_all() -> None:
             assert len(member.listens_at) == 1 + member.rank
             for peer in member.peers:
                 assert len(peer.listens_at) == (0 if peer.is_local else 1 + peer.rank)
+
+
+class Unasked(MemoryStore):
+    """Is of no use to anyone."""
+
+    def set(self, key: str, value: bytes) -> None:
+        raise AssertionError(key)
+
+    def try_get(self, key: str) -> bytes | None:
+        raise AssertionError(key)
+
+
+def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_FIRST_S", 0.0)
+    monkeypatch.setattr(patience, "_PER_RANK_S", 0.0)
+    with join(Unasked(), 0, 1, timeout_s=LONG_S) as member:
+        assert member.peers == ()
 
 
 def test_hosts_may_speak_ipv6() -> None:

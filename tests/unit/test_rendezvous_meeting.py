@@ -13,7 +13,7 @@ from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
 from shoal.rendezvous.roll import Roll, decode_part, part_key
 from shoal.rendezvous.roll import decode as decode_roll
-from shoal.rendezvous.store import MemoryStore
+from shoal.rendezvous.store import MemoryStore, TorchStore
 from shoal.rendezvous.store.asking import Asking
 
 ENDPOINT = Endpoint("10.0.0.2", 4711, "eth0")
@@ -32,7 +32,7 @@ def publish(store: MemoryStore, rank: int, what: Record | bytes | None = None) -
 
 def direct(store: MemoryStore) -> Asking:
     """The store itself, which needs no thread."""
-    store.deadline = float("inf")  # type: ignore[attr-defined]
+    store.deadline, store.can_wait = float("inf"), True  # type: ignore[attr-defined]
     return store  # type: ignore[return-value]
 
 
@@ -207,6 +207,27 @@ def test_who_sees_a_leftover_asks_the_store_less_and_less_often() -> None:
     floors = [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
     for wait_s, least_s in zip(waits, floors, strict=True):
         assert wait_s >= least_s
+
+
+class _Torch:
+    """Torch's store as long as nobody has come; complains when it is made to wait in vain."""
+
+    def check(self, keys: list[str]) -> bool:
+        return False
+
+    def wait(self, keys: list[str], timeout: object) -> None:
+        raise AssertionError("torch writes warnings of this")
+
+
+def test_torchs_store_is_asked_rather_than_waited_for() -> None:
+    for rank in range(2):
+        store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
+        own = record(rank)
+        meeting = Guest(store, own, rank, None) if rank else Host(store, own, None)
+        meeting.look(time.monotonic() + 60)
+        assert meeting.roll is None
+        assert meeting.look_at < float("inf")
+        store.close()
 
 
 class Counting(MemoryStore):

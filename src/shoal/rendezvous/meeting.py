@@ -36,8 +36,8 @@ _LONGEST_WAIT_PER_RANK_S: Final = 0.0004
 class Meeting:
     """One rank's view of the store. Does no other I/O.
 
-    Its look may wait in the store for what is not there, since a question to the store costs more
-    than to be woken by it.
+    Its look may wait in the store for what is not there, if it can: a question to the store costs
+    more than to be woken by it.
     """
 
     def __init__(self, store: Asking, own: Record, rank: int, given_key: bytes | None) -> None:
@@ -177,7 +177,7 @@ class Meeting:
     def _await(self, key: str, until: float) -> bytes | None:
         """The value, if there is one by then."""
         wait_s = until - time.monotonic()
-        if wait_s <= 0:
+        if wait_s <= 0 or not self._store.can_wait:
             return self._store.try_get(key)
         try:
             return self._store.get(key, wait_s)
