@@ -19,9 +19,11 @@
 #include "base/shared_memory.h"
 #include "base/signal_note.h"
 #include "bind/handshake.h"
+#include "bind/tables.h"
 #include "bind/value.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
+#include "engine/program_builder.h"
 #include "transport/frame_rules.h"
 
 namespace nb = nanobind;
@@ -29,11 +31,11 @@ namespace nb = nanobind;
 namespace shoal {
 namespace {
 
-// (fault, mesh rank to blame or -1, what happened, during which call); fault 0 is no error.
-using ErrorTuple = std::tuple<int, int, std::string, std::string>;
+// Fault, mesh rank to blame or -1, what happened, during which call.
+using ErrorTuple = std::tuple<Fault, int, std::string, std::string>;
 
 ErrorTuple tuple_of(const Error& error) {
-  return {static_cast<int>(error.fault), error.peer, error.text, error.doing};
+  return {error.fault, error.peer, error.text, error.doing};
 }
 
 // Set-up errors have no call to report them: they are raised at once. engine.py knows the two.
@@ -51,52 +53,28 @@ int64_t ns_of(double seconds) {
   return static_cast<int64_t>(std::clamp(seconds, 0.0, 3.2e9) * 1e9);
 }
 
-using StepTuple =
-    std::tuple<int, bool, int, int, int, uint32_t, uint32_t, uint32_t, std::vector<uint32_t>>;
+void check(const ProgramBuilder& builder, int buffer, int peer = 0) {
+  if (buffer < 0 || buffer >= kBuffers || peer < 0 || peer >= builder.group_size())
+    throw std::invalid_argument("a step of this program is out of range");
+}
 
-std::shared_ptr<Program> make_program(int group_size, const std::vector<StepTuple>& tuples) {
-  auto program = std::make_shared<Program>();
-  for (const auto& [kind, fold, buffer, into_buffer, peer, chunk, into, version, waits_for] :
-       tuples) {
-    Step step;
-    step.kind = static_cast<StepKind>(kind);
-    step.fold = fold;
-    step.buffer = static_cast<uint8_t>(buffer);
-    step.into_buffer = static_cast<uint8_t>(into_buffer);
-    step.peer = peer;
-    step.chunk = chunk;
-    step.into = into;
-    step.version = version;
-    step.waits_for = waits_for;
-    const bool talks = step.kind == StepKind::kSend || step.kind == StepKind::kRecv;
-    if (kind < 0 || kind > 3 || buffer < 0 || buffer >= kBuffers || into_buffer < 0 ||
-        into_buffer >= kBuffers || (talks && (peer < 0 || peer >= group_size)))
-      throw std::invalid_argument("a step of this program is out of range");
-    for (const uint32_t before : waits_for)
-      if (before >= program->steps.size())
-        throw std::invalid_argument("a step waits for a later one");
-    program->steps.push_back(std::move(step));
-  }
-  program->index(group_size);
-  return program;
+ProgramBuilder make_builder(int group_size) {
+  if (group_size < 1) throw std::invalid_argument("a group has at least one rank");
+  return ProgramBuilder(group_size);
 }
 
 using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 
 std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
-                                uint32_t divisor, int codec, uint32_t segment_elems,
-                                const std::string& descriptor, const std::string& agreement,
-                                bool by_pair, uint32_t n_stripes) {
+                                uint32_t divisor, int codec, const std::string& descriptor,
+                                const std::string& agreement, bool by_pair, uint32_t n_stripes) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
       divisor == 0 || n_stripes == 0)
     throw std::invalid_argument(
         "a plan needs four layouts, a dtype, an operation, a divisor, a codec and a stripe");
-  const uint64_t segment_bytes = segment_elems * size_of(static_cast<DType>(dtype));
-  if (segment_bytes == 0 || segment_bytes % 16 != 0 || segment_bytes > Slots::kSlotBytes)
-    throw std::invalid_argument("a segment must have a multiple of 16 bytes, at most " +
-                                std::to_string(Slots::kSlotBytes));
+  static_assert(kSegmentBytes % 16 == 0 && kSegmentBytes <= Slots::kSlotBytes);
   for (int buffer = 0; buffer < kBuffers; ++buffer)
     plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
   for (const Step& step : program->steps) {
@@ -112,7 +90,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
   if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
-  plan->segment_elems = segment_elems;
+  plan->segment_elems = kSegmentBytes / static_cast<uint32_t>(size_of(plan->dtype));
   plan->descriptor = descriptor;
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
@@ -179,9 +157,9 @@ struct Call {
 
   ErrorTuple error() const {
     if (finished()) return tuple_of(collective->outcome());
-    if (!abandoned()) return {0, -1, "", ""};
-    return {static_cast<int>(Fault::kClosed), -1,
-            "a forked child has no part in its parent's calls", collective->doing()};
+    if (!abandoned()) return {Fault::kNone, -1, "", ""};
+    return {Fault::kClosed, -1, "a forked child has no part in its parent's calls",
+            collective->doing()};
   }
 };
 
@@ -315,21 +293,47 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
 
 NB_MODULE(_native, m) {
   using namespace shoal;
-  nb::set_leak_warnings(false);  // whatever lives at exit lives at exit: threads, globals
   m.doc() = "shoal's native core; import shoal.engine instead";
   // torch keeps futures and process groups until the very end; what they hold is not ours to
   // report.
   nb::set_leak_warnings(false);
 
   bind_handshake(m);
-  nb::class_<Program>(m, "Program")
-      .def_static("make", &make_program, nb::arg("group_size"), nb::arg("steps"))
-      .def_prop_ro("n_steps", [](const Program& program) { return program.steps.size(); });
+  bind_tables(m);
+  nb::class_<Program>(m, "Program").def_prop_ro("waits_for", [](const Program& program) {
+    std::vector<std::vector<uint32_t>> all;
+    for (const Step& step : program.steps) all.push_back(step.waits_for);
+    return all;
+  });
+  nb::class_<ProgramBuilder>(m, "ProgramBuilder")
+      .def_static("of", &make_builder)
+      .def("send",
+           [](ProgramBuilder& self, int peer, uint32_t chunk, int buffer) {
+             check(self, buffer, peer);
+             self.send(peer, chunk, buffer);
+           })
+      .def("recv",
+           [](ProgramBuilder& self, int peer, uint32_t chunk, bool fold, int buffer) {
+             check(self, buffer, peer);
+             self.recv(peer, chunk, fold, buffer);
+           })
+      .def("copy",
+           [](ProgramBuilder& self, uint32_t chunk, uint32_t into, int buffer, int into_buffer,
+              bool fold) {
+             check(self, buffer);
+             check(self, into_buffer);
+             self.copy(chunk, into, buffer, into_buffer, fold);
+           })
+      .def("finish",
+           [](ProgramBuilder& self, uint32_t chunk, int buffer) {
+             check(self, buffer);
+             self.finish(chunk, buffer);
+           })
+      .def("done", &ProgramBuilder::done);
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
-                  nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("segment_elems"),
-                  nb::arg("descriptor"), nb::arg("agreement"), nb::arg("by_pair"),
-                  nb::arg("n_stripes") = 1)
+                  nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
+                  nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
 
   nb::class_<Arena>(m, "Arena")
@@ -417,9 +421,6 @@ NB_MODULE(_native, m) {
   });
   m.def("release", [](uintptr_t address) {
     Regions::of_process().release(reinterpret_cast<const std::byte*>(address));
-  });
-  m.def("scale", [](int dtype, uintptr_t address, uint64_t n_elems, double factor) {
-    return scale(static_cast<DType>(dtype), reinterpret_cast<std::byte*>(address), n_elems, factor);
   });
   m.def("can_fold", [](int dtype, int op) {
     return is_dtype(dtype) && is_fold_op(op) &&

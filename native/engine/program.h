@@ -1,5 +1,5 @@
 // A schedule in its flat native form: one rank's steps with their dataflow made explicit.
-// Built by src/shoal/engine.py from the Python schedule; read-only afterwards, shared by calls.
+// Built by ProgramBuilder; read-only afterwards, shared by calls.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,10 @@ enum class StepKind : uint8_t { kSend = 0, kRecv = 1, kCopy = 2, kFinish = 3 };
 
 inline constexpr int kBuffers = 4;  // DATA, INPUT, OUTPUT, SCRATCH as in schedule/steps.py
 inline constexpr int kScratch = 3;
+
+// The unit of pipelining: so many bytes of elements, in memory. Two segments and what they are
+// folded into fit in a core's L2; smaller ones cost more messages. At most a slot of the arena.
+inline constexpr uint32_t kSegmentBytes = 128u << 10;
 
 struct Step {
   StepKind kind = StepKind::kSend;
@@ -36,11 +40,8 @@ struct Step {
 struct Program {
   std::vector<Step> steps;
   std::vector<int32_t> peers;  // group ranks met, each once, in order of first use
-  uint32_t n_versions = 0;
   // Per group rank: the steps that send to it and receive from it, by flow.
   std::vector<std::vector<uint32_t>> sends_to, recvs_from;
-
-  void index(int group_size);  // fills everything derived from `steps`
 };
 
 // Where the chunks of one buffer lie, relative to the pointers given with a call.
@@ -59,7 +60,7 @@ struct Plan {
   FoldFn fold = nullptr;           // nullptr when nothing is folded
   uint32_t divisor = 1;            // Finish divides by it
   const Narrow* narrow = nullptr;  // how flows between hosts are encoded; nullptr: they are not
-  uint32_t segment_elems = 32u << 10;
+  uint32_t segment_elems = 0;
   uint32_t segment_bytes = 0;  // of a whole segment in memory
   uint64_t scratch_bytes = 0;
   // At most about as many frames go to one peer that has yet to make this call.
@@ -89,9 +90,5 @@ struct Plan {
 };
 
 uint64_t hash_of(const std::string& text);
-
-// The program of a rank that does nothing, or nothing but receive one chunk from `source`.
-std::shared_ptr<Program> idle(int group_size);
-std::shared_ptr<Program> receive_from(int source, int group_size);
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-"""Hierarchical all-reduces keep the promise of an all-reduce, however the ranks lie on hosts."""
+"""Hierarchical all-reduces keep the contract of an all-reduce, however the ranks lie on hosts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import pytest
 
+from shoal.analysis.prove.prover import Proof, prove
 from shoal.errors import UsageError
-from shoal.lens.prove import Proof, prove
 from shoal.schedule import ALGORITHMS, Send, find
 from shoal.schedule.hierarchical import hierarchical
 

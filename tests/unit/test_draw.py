@@ -9,20 +9,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from shoal.analysis.draw.drawing import draw
+from shoal.analysis.trace.tracer import trace
 from shoal.cli import main
-from shoal.lens.draw import draw
-from shoal.lens.trace import trace
 from shoal.schedule import ALGORITHMS
 from shoal.schedule.tree import double_binary_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
 
-ALL = [
-    (collective, name)
-    for collective, algorithms in ALGORITHMS.items()
-    for name in algorithms
-    if collective != "send_recv"
-]
+ALL = [(collective, name) for collective, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
 def drawn(collective: str, name: str, size: int, hosts: tuple[int, ...] = ()) -> ET.Element:

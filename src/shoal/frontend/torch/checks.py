@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from shoal.buffers import Range, Span, clash
 from shoal.errors import Unsupported
 from shoal.frontend.torch.unsupported import describe
+from shoal.group.buffers import Range, Span, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers

@@ -1,4 +1,4 @@
-"""The collectives of a shoal group, as the table of torch's operations names them."""
+"""What a row of the table of torch's operations says of the collective that it calls."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BarrierOptions
 
+from shoal.schedule.collectives import Blocks, Root, row_of
+
 if TYPE_CHECKING:
     from shoal.frontend.torch.layouts import Arguments
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
-    from shoal.group import Group
 
     LayOut = Callable[[TensorBuffers, Any, Any], list[Arguments]]
 
 
 class Collective(NamedTuple):
-    """A collective of a shoal group.
+    """A collective as a method of a group: it takes the buffers, then the root, then the fold.
 
     Args:
+        name: of the method.
         options: torch's class of its options.
-        of: the method of a group. After the buffers it takes the root, then the fold.
         alike: which of its buffers is as long on every rank; None if none is.
     """
 
+    name: str
     options: type
-    of: Callable[[Group], Callable[..., Any]]
-    has_root: bool = False
-    folds: bool = False
-    alike: int | None = 0
+    has_root: bool
+    folds: bool
+    alike: int | None
 
 
 class Row(NamedTuple):
@@ -46,14 +47,18 @@ class Row(NamedTuple):
     collective: Collective
 
 
-ALL_REDUCE: Final = Collective(dist.AllreduceOptions, lambda group: group.all_reduce, folds=True)
-REDUCE: Final = Collective(dist.ReduceOptions, lambda group: group.reduce, True, True)
-REDUCE_SCATTER: Final = Collective(
-    dist.ReduceScatterOptions, lambda group: group.reduce_scatter, folds=True
-)
-BROADCAST: Final = Collective(dist.BroadcastOptions, lambda group: group.broadcast, True)
-SCATTER: Final = Collective(dist.ScatterOptions, lambda group: group.scatter, True)
-GATHER: Final = Collective(dist.GatherOptions, lambda group: group.gather, True, alike=1)
-ALL_GATHER: Final = Collective(AllgatherOptions, lambda group: group.all_gather, alike=1)
-ALL_TO_ALL: Final = Collective(AllToAllOptions, lambda group: group.all_to_all, alike=None)
-BARRIER: Final = Collective(BarrierOptions, lambda group: group.barrier)
+def _collective(name: str, options: type) -> Collective:
+    row = row_of(name)
+    alike = None if row.by_pair else int(row.reads is Blocks.OWN)  # what is written comes first
+    return Collective(name, options, row.root is not Root.NONE, row.folds, alike)
+
+
+ALL_REDUCE: Final = _collective("all_reduce", dist.AllreduceOptions)
+REDUCE: Final = _collective("reduce", dist.ReduceOptions)
+REDUCE_SCATTER: Final = _collective("reduce_scatter", dist.ReduceScatterOptions)
+BROADCAST: Final = _collective("broadcast", dist.BroadcastOptions)
+SCATTER: Final = _collective("scatter", dist.ScatterOptions)
+GATHER: Final = _collective("gather", dist.GatherOptions)
+ALL_GATHER: Final = _collective("all_gather", AllgatherOptions)
+ALL_TO_ALL: Final = _collective("all_to_all", AllToAllOptions)
+BARRIER: Final = _collective("barrier", BarrierOptions)

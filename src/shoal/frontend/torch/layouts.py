@@ -17,8 +17,8 @@ from shoal.frontend.torch import checks
 from shoal.frontend.torch.checks import Tensors
 
 if TYPE_CHECKING:
-    from shoal.buffers import Span
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
+    from shoal.group.buffers import Span
 
 Arguments = tuple[Any, ...]
 OneOrList = torch.Tensor | Tensors

@@ -9,8 +9,8 @@ from shoal.errors import Closed, ShoalError, TimedOut
 from shoal.frontend.torch.unsupported import describe
 
 if TYPE_CHECKING:
-    from shoal.group import Group
-    from shoal.work import Work
+    from shoal.group.group import Group
+    from shoal.group.work import Work
 
 
 class MonitoredBarrier:

@@ -35,7 +35,7 @@ from shoal.frontend.torch.work import (
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.collectives import LayOut
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 
 def _in_place(name: str, lay_out: LayOut, collective: Collective) -> Callable[..., dist.Work]:
@@ -242,7 +242,7 @@ class Operations:
             check_root(buffers, root)
         calls = row.lay_out(buffers, outputs, inputs)
         if profiling():
-            with recorded(collective.of(self._group).__name__):
+            with recorded(collective.name):
                 return self._start(collective, calls, rest, opts, buffers)
         return self._start(collective, calls, rest, opts, buffers)
 
@@ -256,9 +256,9 @@ class Operations:
     ) -> dist.Work:
         """Start the collectives, and finish them if the caller is going to wait anyway."""
         self._n_calls += len(calls)
-        start, timeout_s = collective.of(self._group), self._seconds(opts.timeout)
+        start, timeout_s = getattr(self._group, collective.name), self._seconds(opts.timeout)
         if self._compares:
-            words = in_words(start.__name__, calls, rest, collective.alike)
+            words = in_words(collective.name, calls, rest, collective.alike)
             compare_calls(self._group, words, timeout_s)
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, *rest, timeout_s=timeout_s, async_op=True) for call in calls]

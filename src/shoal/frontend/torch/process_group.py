@@ -21,7 +21,7 @@ from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.unsupported import describe
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 
 def choose_base(torch_distributed: Any) -> Any:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from shoal.buffers import Span, clash
 from shoal.dtypes import DType
 from shoal.errors import UsageError
 from shoal.frontend.torch.unsupported import describe, unsupported
+from shoal.group.buffers import Span, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.reduce_ops import Factor
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 DTYPES: Final[Mapping[torch.dtype, DType]] = {getattr(torch, str(each)): each for each in DType}
 

@@ -9,7 +9,7 @@ from shoal.errors import Unsupported
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.operations import Operations
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 
 def describe(group: Group, operation: str) -> str:

@@ -20,7 +20,7 @@ from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.work_holder import future_for_lookup
 
 if TYPE_CHECKING:
-    from shoal.work import Work
+    from shoal.group.work import Work
 
 NO_TIMEOUT: Final = timedelta(0)
 
