@@ -22,6 +22,7 @@ import torch.distributed as dist
 import shoal.frontend.torch as frontend
 from shoal.dtypes import DType, Op
 from shoal.errors import Unsupported, UsageError
+from shoal.frontend.torch import collectives
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import (
     ShoalBackend,
@@ -31,6 +32,8 @@ from shoal.frontend.torch.process_group import (
 )
 from shoal.frontend.torch.tensor_buffers import DTYPES
 from shoal.frontend.torch.work import FinishedWork
+from shoal.group.group import Group
+from shoal.schedule.collectives import COLLECTIVES
 
 
 @pytest.fixture
@@ -52,6 +55,12 @@ def at_once(kind: type, **fields: Any) -> Any:
 
 
 # ---- what reaches the group ----
+
+
+def test_every_collective_of_the_table_is_a_method_of_a_group() -> None:
+    rows = [row for row in vars(collectives).values() if isinstance(row, collectives.Collective)]
+    assert {row.name for row in rows} == COLLECTIVES.keys()
+    assert all(callable(getattr(Group, row.name)) for row in rows)
 
 
 def test_a_dense_tensor_is_handed_over_without_a_copy(
