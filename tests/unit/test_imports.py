@@ -148,7 +148,7 @@ def test_files_of_the_bench_import_one_way_even_for_type_checkers() -> None:
         path.stem: set(re.findall(r"^ *from shoal\.bench\.(\w+)", path.read_text(), re.MULTILINE))
         for path in (ROOT / "bench").glob("*.py")
     }
-    assert "contest" in imports["sections"]
+    assert "benchmark" in imports["sections"]
     assert in_circles(imports) == set()
 
 

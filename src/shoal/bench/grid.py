@@ -17,7 +17,7 @@ from shoal.bench.table import align, show_size, show_time
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Row
+    from shoal.bench.benchmark import Row
 
 _ITEM: Final = 4  # bytes of a float32
 _SIZES: Final = tuple(4**power for power in range(1, 15))  # 4 B to 256 MiB

@@ -16,23 +16,25 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from shoal.bench.failure import Failure
-from shoal.bench.launch import Crew, Surroundings, start
+from shoal.bench.launch import JobSpec, Placement, start
 
 _START_S: Final = 60.0  # eight ranks that import torch on one slow core
 _ANSWER_S: Final = 40.0  # the longest command takes a few seconds; beyond this, something hangs
 _STOP_S: Final = 5.0
 
 
-class Team:
-    """A running crew. Every method raises Failure if a rank fails, and the team is then of no use.
+class WorkerPool:
+    """The processes of a running job.
+
+    Every method raises Failure if a rank fails, and the pool is of no use then.
 
     Leaving the context stops the processes, by force if they do not stop when told to.
 
     `start_s` is what the slowest rank took to form the group, once all processes were ready.
     """
 
-    def __init__(self, crew: Crew, around: Surroundings) -> None:
-        self.crew = crew
+    def __init__(self, spec: JobSpec, placement: Placement) -> None:
+        self.spec = spec
         self._lines: list[IO[bytes]] = []
         self._controls: list[socket.socket] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
@@ -41,12 +43,12 @@ class Team:
         self._has_failed = False
         self.start_s = 0.0
         try:
-            self._start(around)
+            self._start(placement)
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -61,7 +63,7 @@ class Team:
         return self._answers(_STOP_S if task == "stop" else _ANSWER_S)
 
     def close(self) -> None:
-        """Stop the processes and forget the team. Idempotent."""
+        """Stop the processes and forget the pool. Idempotent."""
         if self._controls and not self._has_failed:
             with contextlib.suppress(Failure):
                 self.ask("stop")
@@ -75,25 +77,25 @@ class Team:
         self._processes = []
         self._folder.cleanup()
 
-    def _start(self, around: Surroundings) -> None:
+    def _start(self, placement: Placement) -> None:
         path = Path(self._folder.name, "control")
         with socket.socket(socket.AF_UNIX) as server, self._errors_path.open("wb") as errors:
             server.bind(str(path))
-            server.listen(self.crew.n_ranks)
-            self._processes = start(self.crew, around, path, errors)
+            server.listen(self.spec.n_ranks)
+            self._processes = start(self.spec, placement, path, errors)
             for control in self._accept_all(server):
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))
         hellos = self._answers(_START_S)
         self.start_s = max(hello["start_s"] for hello in hellos)
         # Connected in any order; from here on by rank.
-        order = sorted(range(self.crew.n_ranks), key=lambda index: int(hellos[index]["rank"]))
+        order = sorted(range(self.spec.n_ranks), key=lambda index: int(hellos[index]["rank"]))
         self._lines = [self._lines[index] for index in order]
         self._controls = [self._controls[index] for index in order]
 
     def _accept_all(self, server: socket.socket) -> Iterator[socket.socket]:
         deadline_s = time.monotonic() + _START_S
-        for _ in range(self.crew.n_ranks):
+        for _ in range(self.spec.n_ranks):
             # Often enough awake to see that a process has died before it connected.
             while not select.select([server], [], [], 0.2)[0]:
                 if any(process.poll() is not None for process in self._processes):

@@ -1,4 +1,4 @@
-"""Rounds: every contestant of a table is measured in turn, again and again, in one run."""
+"""Rounds: every benchmark of a table is measured in turn, again and again, in one run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.bench.failure import Failure
 if TYPE_CHECKING:
     from shoal.bench.case import Case
     from shoal.bench.goals import Verdict
-    from shoal.bench.teams import Teams
+    from shoal.bench.worker_pools import WorkerPools
 
-Measure = Callable[["Teams", "Case"], float]
+Measure = Callable[["WorkerPools", "Case"], float]
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Benchmark:
     """One column: a library used in one way, or something that sets a bound.
 
     Args:
@@ -49,20 +49,20 @@ class Section:
     name: str
     title: str
     notes: tuple[str, ...]
-    contestants: tuple[Contestant, ...]
+    benchmarks: tuple[Benchmark, ...]
     cases: tuple[Case, ...]
     show: Callable[[float], str]
     in_rounds: bool = True
     in_quick: Callable[[Case], bool] = lambda _case: True
     is_open: Callable[[Row], bool] = lambda _row: False
-    note: Callable[[Teams, Case], str] = lambda _teams, _case: ""
+    note: Callable[[WorkerPools, Case], str] = lambda _pools, _case: ""
     layout: Callable[[Sequence[Row]], list[str]] | None = None
     verdicts: Callable[[Sequence[Row]], list[Verdict]] = lambda _rows: []
 
 
 @dataclass
 class Row:
-    """The outcome of one case: per contestant one value per round, or why there is none."""
+    """The outcome of one case: per benchmark one value per round, or why there is none."""
 
     case: Case
     values: dict[str, list[float]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Row:
     note: str = ""
 
     def medians(self) -> dict[str, float]:
-        """Per contestant the median over the rounds; a contestant that ever failed has none."""
+        """Per benchmark the median over the rounds; a benchmark that ever failed has none."""
         return {
             label: statistics.median(values)
             for label, values in self.values.items()
@@ -78,7 +78,7 @@ class Row:
         }
 
     def ratios(self, over: str, under: str) -> list[float]:
-        """What one contestant takes as a multiple of another, round by round."""
+        """What one benchmark takes as a multiple of another, round by round."""
         if any(one in self.failures or one not in self.values for one in (over, under)):
             return []
         return [a / b for a, b in zip(self.values[over], self.values[under], strict=True)]
@@ -89,38 +89,38 @@ class Row:
         return [goal.judge(medians, section.show) for goal in self.case.goals]
 
 
-def run_section(section: Section, teams: Teams, progress: Progress) -> list[Row]:
+def run_section(section: Section, pools: WorkerPools, progress: Progress) -> list[Row]:
     """Measure a table, case by case."""
     rows: list[Row] = []
     for number, case in enumerate(section.cases, 1):
         progress(f"{section.name} {number}/{len(section.cases)}")
         if rows and rows[-1].case.n_bytes != case.n_bytes:
-            teams.forget()  # the tensors of all sizes together do not fit in memory
-        rows.append(_run_case(section, case, teams))
-    teams.forget()
+            pools.forget()  # the tensors of all sizes together do not fit in memory
+        rows.append(_run_case(section, case, pools))
+    pools.forget()
     return rows
 
 
-def _run_case(section: Section, case: Case, teams: Teams) -> Row:
-    row = Row(case, note=section.note(teams, case))
-    n_rounds = teams.settings.n_rounds if section.in_rounds else 1
+def _run_case(section: Section, case: Case, pools: WorkerPools) -> Row:
+    row = Row(case, note=section.note(pools, case))
+    n_rounds = pools.settings.n_rounds if section.in_rounds else 1
     for number in range(3 * n_rounds):
         if number >= n_rounds and not section.is_open(row):
             break
-        for contestant in filter(lambda one: one.enters(case), section.contestants):
-            _take_turn(contestant, row, teams)
+        for benchmark in filter(lambda one: one.enters(case), section.benchmarks):
+            _take_turn(benchmark, row, pools)
     return row
 
 
-def _take_turn(contestant: Contestant, row: Row, teams: Teams) -> None:
-    if contestant.label in row.failures:
+def _take_turn(benchmark: Benchmark, row: Row, pools: WorkerPools) -> None:
+    if benchmark.label in row.failures:
         return
     try:
-        value = contestant.measure(teams, row.case)
+        value = benchmark.measure(pools, row.case)
     except Failure as failure:
-        row.failures[contestant.label] = str(failure)
+        row.failures[benchmark.label] = str(failure)
     else:
-        row.values.setdefault(contestant.label, []).append(value)
+        row.values.setdefault(benchmark.label, []).append(value)
 
 
 def summary_of(tables: Sequence[tuple[Section, list[Row]]]) -> str:

@@ -1,4 +1,4 @@
-"""All running teams of one run, and the clusters they stand in: started on demand, then kept."""
+"""All running pools of one run, and the clusters they stand in: started on demand, then kept."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.bench.failure import Failure
-from shoal.bench.launch import Crew, Surroundings
-from shoal.bench.team import Team
+from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.worker_pool import WorkerPool
 from shoal.errors import UsageError
 from shoal.lab import Cluster
 
@@ -46,20 +46,20 @@ class Sample(NamedTuple):
     cpu_s: float
 
 
-class Teams:
-    """Running teams by crew. Leaving the context stops all processes and removes all clusters."""
+class WorkerPools:
+    """Running pools by spec. Leaving the context stops all processes and removes all clusters."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
-        self._teams: dict[Crew, Team] = {}
+        self._pools: dict[JobSpec, WorkerPool] = {}
         self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Cluster] = {}
-        self._unstartable: dict[Crew, str] = {}
+        self._unstartable: dict[JobSpec, str] = {}
         self._n_calls: dict[_Kind, int] = {}
-        self._unable: dict[tuple[Crew, str, str], str] = {}
+        self._unable: dict[tuple[JobSpec, str, str], str] = {}
 
-    def __enter__(self) -> Teams:
+    def __enter__(self) -> WorkerPools:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -73,16 +73,16 @@ class Teams:
         Raises:
             Failure: the library cannot be started, has failed, or its result is wrong.
         """
-        crew = _crew(library, case)
-        what = (crew, case.collective, algorithm)
+        spec = _spec(library, case)
+        what = (spec, case.collective, algorithm)
         if what in self._unable:
             raise Failure(self._unable[what])
-        team = self._team(crew)
+        pool = self._pool(spec)
         try:
-            return self._sample(team, case, memory, algorithm)
+            return self._sample(pool, case, memory, algorithm)
         except Failure as failure:
             self._unable[what] = str(failure)
-            self._drop(crew)
+            self._drop(spec)
             raise
 
     def choice(self, case: Case) -> str:
@@ -94,19 +94,19 @@ class Teams:
             return ""
 
     def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give a command to every rank of a team that is kept; the answers by rank."""
-        crew = _crew(library, case)
-        team = self._team(crew)
+        """Give a command to every rank of a pool that is kept; the answers by rank."""
+        spec = _spec(library, case)
+        pool = self._pool(spec)
         try:
-            return team.ask(task, **arguments)
+            return pool.ask(task, **arguments)
         except Failure:
-            self._drop(crew)
+            self._drop(spec)
             raise
 
-    def fresh(self, library: str, case: Case) -> Team:
-        """A team that has done nothing yet; the caller stops it."""
-        crew = _crew(library, case)
-        return Team(crew, self._surroundings(crew))
+    def fresh(self, library: str, case: Case) -> WorkerPool:
+        """A pool that has done nothing yet; the caller stops it."""
+        spec = _spec(library, case)
+        return WorkerPool(spec, self._surroundings(spec))
 
     def cluster(
         self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
@@ -121,58 +121,58 @@ class Teams:
         return self._clusters[which]
 
     def forget(self) -> None:
-        """Free the tensors of all teams."""
-        for team in self._teams.values():
+        """Free the tensors of all pools."""
+        for pool in self._pools.values():
             with contextlib.suppress(Failure):
-                team.ask("forget")
+                pool.ask("forget")
         self._n_calls.clear()
 
-    def _team(self, crew: Crew) -> Team:
-        if crew in self._unstartable:
-            raise Failure(self._unstartable[crew])
-        if crew not in self._teams:
+    def _pool(self, spec: JobSpec) -> WorkerPool:
+        if spec in self._unstartable:
+            raise Failure(self._unstartable[spec])
+        if spec not in self._pools:
             try:
-                team = Team(crew, self._surroundings(crew))
+                pool = WorkerPool(spec, self._surroundings(spec))
             except Failure as failure:
-                self._unstartable[crew] = str(failure)
+                self._unstartable[spec] = str(failure)
                 raise
-            self._teams[crew] = self._stack.enter_context(team)
-        return self._teams[crew]
+            self._pools[spec] = self._stack.enter_context(pool)
+        return self._pools[spec]
 
-    def _drop(self, crew: Crew) -> None:
-        self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.crew != crew}
-        self._teams.pop(crew).close()
+    def _drop(self, spec: JobSpec) -> None:
+        self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.spec != spec}
+        self._pools.pop(spec).close()
 
-    def _surroundings(self, crew: Crew) -> Surroundings:
-        cables = (crew.n_hosts, crew.rate_mbit, crew.more_mbit)
-        return Surroundings(self.settings.openmpi, self.cluster(*cables) if crew.n_hosts else None)
+    def _surroundings(self, spec: JobSpec) -> Placement:
+        cables = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
+        return Placement(self.settings.openmpi, self.cluster(*cables) if spec.n_hosts else None)
 
-    def _sample(self, team: Team, case: Case, memory: str, algorithm: str) -> Sample:
+    def _sample(self, pool: WorkerPool, case: Case, memory: str, algorithm: str) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
-        kind = _Kind(team.crew, case.collective, algorithm, case.n_bytes, memory)
+        kind = _Kind(pool.spec, case.collective, algorithm, case.n_bytes, memory)
         if kind not in self._n_calls:
-            self._check(team, kind)
-            once_s = _ask(team, kind, 1, 2).time_s if case.n_calls == 0 else 1.0
+            self._check(pool, kind)
+            once_s = _ask(pool, kind, 1, 2).time_s if case.n_calls == 0 else 1.0
             block_s = self.settings.block_s * (_LONGER_ON_HOSTS if case.n_hosts else 1)
             fitting = case.n_calls or math.ceil(block_s / once_s)
             self._n_calls[kind] = min(fitting, _MAX_CALLS)
-        return _ask(team, kind, self._n_calls[kind], n_samples)
+        return _ask(pool, kind, self._n_calls[kind], n_samples)
 
-    def _check(self, team: Team, kind: _Kind) -> None:
+    def _check(self, pool: WorkerPool, kind: _Kind) -> None:
         """Once per tensor: the result is right. A wrong result's time is of no interest."""
-        n_wrong = sum(rank["n_wrong"] for rank in team.ask("check", **kind.arguments()))
+        n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **kind.arguments()))
         if n_wrong:
             raise Failure(f"WRONG RESULT: {n_wrong} elements of {kind}")
 
 
-def _crew(library: str, case: Case) -> Crew:
-    return Crew(library, case.n_ranks, case.n_hosts, case.rate_mbit, case.more_mbit)
+def _spec(library: str, case: Case) -> JobSpec:
+    return JobSpec(library, case.n_ranks, case.n_hosts, case.rate_mbit, case.more_mbit)
 
 
 class _Kind(NamedTuple):
     """What is called: the same tensors, and the same plan."""
 
-    crew: Crew
+    spec: JobSpec
     collective: str
     algorithm: str
     n_bytes: int
@@ -181,12 +181,12 @@ class _Kind(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """As a rank is told."""
         arguments = self._asdict()
-        del arguments["crew"]
+        del arguments["spec"]
         return arguments
 
 
-def _ask(team: Team, kind: _Kind, n_calls: int, n_samples: int) -> Sample:
-    ranks = team.ask("measure", **kind.arguments(), n_calls=n_calls, n_samples=n_samples)
+def _ask(pool: WorkerPool, kind: _Kind, n_calls: int, n_samples: int) -> Sample:
+    ranks = pool.ask("measure", **kind.arguments(), n_calls=n_calls, n_samples=n_samples)
     slowest_s = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
     cpu_s = sum(statistics.fmean(rank["cpu_s"]) for rank in ranks)
     return Sample(statistics.median(slowest_s), cpu_s)
