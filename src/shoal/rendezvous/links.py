@@ -51,6 +51,7 @@ class Links:
         self._below: dict[int, Link] = {}
         self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, what its word says
         self._guide = Guide(memory_fd, tree.members, self._below)
+        self._last_word: bytes | None = None  # what all below are told, once we know it
 
     @property
     def _size(self) -> int:
@@ -106,9 +107,9 @@ class Links:
 
     # What there is and what is lacking.
 
-    def is_below(self, rank: int) -> bool:
+    def expects(self, rank: int) -> bool:
         """Whether this rank is to connect to us."""
-        return rank in self.tree.below
+        return rank in self.tree.below and self._last_word is None
 
     @property
     def lacks_above(self) -> bool:
@@ -168,22 +169,33 @@ class Links:
         if self.above is not None:
             self._send(self.above, self.word(own))
 
-    def pass_on(self, own: Entry) -> dict[int, Entry]:
-        """Tell all below what all must know, and return that: we know it, and need nobody any more.
+    @property
+    def has_given_word(self) -> bool:
+        """Whether the rank above counts on us, and on all below us."""
+        return self.above is not None and self.above.has_spoken
 
-        `is_passed_on` says when the last of it is out.
-        """
+    def take_word_back(self) -> None:
+        """Close the link to the rank above if we have given it our word."""
+        if self.has_given_word and self.tree.parent is not None:
+            self.drop(self.tree.parent)
+
+    def conclude(self, own: Entry) -> dict[int, Entry]:
+        """All that all must know: we know it, and need nobody any more."""
         if self.tree.parent is None:
-            word, roster = self.word(own), {self.rank: own}
+            self._last_word, roster = self.word(own), {self.rank: own}
             for entries in self._entries.values():
                 roster |= entries
         else:
-            word, roster = (self.above and self.above.word) or b"", self.roster or {}
+            self._last_word = (self.above and self.above.word) or b""
+            roster = self.roster or {}
             self.drop(self.tree.parent)
         self._guide = Guide(-1, (), {})  # who leaves from here on needs nothing any more
-        for link in list(self._below.values()):
-            self._send(link, word)
         return roster
+
+    def pass_on(self) -> None:
+        """Tell it to all below; `is_passed_on` says when the last of it is out."""
+        for link in list(self._below.values()):
+            self._send(link, self._last_word or b"")
 
     @property
     def is_passed_on(self) -> bool:

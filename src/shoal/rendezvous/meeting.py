@@ -57,6 +57,11 @@ class Meeting:
         return self.own.size
 
     @property
+    def store_host(self) -> str | None:
+        """Where the store is, see `Store.host`."""
+        return self._store.host
+
+    @property
     def job_key(self) -> bytes:
         """The key all ranks hold. Needs a roll."""
         return self._given_key or (self.roll and self.roll.key) or b""
