@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from shoal.engine import Mesh, Seat
+    from shoal.engine import Mesh, RankInfo
 
 
 class Member(Protocol):
@@ -34,7 +34,7 @@ class Source(Protocol):
         """Of this process."""
 
     @property
-    def names(self) -> Sequence[Seat]:
+    def names(self) -> Sequence[RankInfo]:
         """Where each rank is."""
 
     @property
