@@ -109,8 +109,23 @@ class Unasked(MemoryStore):
 def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "_FIRST_S", 0.0)
     monkeypatch.setattr(patience, "_PER_RANK_S", 0.0)
-    with join(Unasked(), 0, 1, timeout_s=LONG_S) as member:
+    never = options(ONE_HOST, warn_s=10 * LONG_S)
+    with join(Unasked(), 0, 1, timeout_s=LONG_S, options=never) as member:
         assert member.peers == ()
+
+
+@pytest.mark.parametrize("ids", ["aaa", "aab", "abc"])
+def test_ranks_meet_without_being_reminded(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_FIRST_S", 10 * LONG_S)
+    never = [options(environ, warn_s=10 * LONG_S) for environ in hosts(*ids)]
+    store = MemoryStore()
+
+    def one(rank: int) -> Membership:
+        return join(store, rank, 3, timeout_s=LONG_S, options=never[rank])
+
+    with ThreadPoolExecutor(3) as pool:
+        for member in pool.map(one, range(3)):
+            member.close()
 
 
 def test_hosts_may_speak_ipv6() -> None:

@@ -100,7 +100,7 @@ def parts_of(values: Sequence[bytes], size: int) -> Roll | None:
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 7)]
+    ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 8)]
 )
 def test_a_roll_survives_the_store_in_parts_that_fit(
     n_ranks: int, n_hosts: int, n_parts: int

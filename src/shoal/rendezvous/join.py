@@ -238,6 +238,8 @@ class _Join:
             # NOT waiting in the store while somebody waits at the door.
             is_alone = self._connections.door.next_deadline() is None
             self._look(min(until, self._reread.at, now + _LONGEST_WAIT_S) if is_alone else now)
+        if self._state is not _State.GATHERING:
+            return now
         return min(self._meeting.look_at, self._reread.at)
 
     def _link(self, now: float, links: Links) -> float:
