@@ -19,9 +19,9 @@ from shoal.rendezvous import (
     TcpStoreClient,
     TcpStoreServer,
     TorchStore,
-    store_client,
 )
-from shoal.rendezvous.store_server import StoreLimits
+from shoal.rendezvous.store import client as client_module
+from shoal.rendezvous.store.server import StoreLimits
 
 KEY = b"k" * 32
 
@@ -273,14 +273,14 @@ def test_a_server_can_be_kept_until_its_clients_have_left() -> None:
 
 
 def test_closing_a_client_ends_a_call_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, receive = threading.Event(), store_client._receive
+    waits, receive = threading.Event(), client_module._receive
 
     def notice(*args: Any) -> bytes:
         waits.set()
         return receive(*args)
 
     with served() as server, client(server) as store, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(store_client, "_receive", notice)
+        monkeypatch.setattr(client_module, "_receive", notice)
         waiting = pool.submit(store.get, "never", 600)
         assert waits.wait(60)
         assert store.is_open

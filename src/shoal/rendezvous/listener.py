@@ -12,7 +12,8 @@ from typing import Final
 from shoal.errors import UsageError
 from shoal.rendezvous.door import is_out_of_descriptors
 from shoal.rendezvous.interface import Advertised, choose_addresses
-from shoal.rendezvous.record import MAX_PATHS, Endpoint
+from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.roster import MAX_PATHS
 
 # Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
 _BACKLOG: Final = 1024

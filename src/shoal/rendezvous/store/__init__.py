@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from shoal.errors import TimedOut
@@ -98,6 +97,8 @@ class TorchStore:
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """The value, waiting until there is one; `TimedOut` if it does not come."""
+        from datetime import timedelta  # torch wants it; our own stores do without
+
         started = time.monotonic()
         try:
             # NOT set_timeout: that would change the store for everybody else who uses it.
