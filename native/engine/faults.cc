@@ -215,7 +215,7 @@ void Engine::say_goodbye() {
   for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
     if (links_[peer] == nullptr) continue;
     // Who was never connected hears it if it ever comes.
-    if (peers_.lives(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
+    if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
     send(peer, frame);
   }
   flush();

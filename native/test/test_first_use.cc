@@ -35,6 +35,20 @@ TEST("ranks that do nothing connect to nobody, for as long as they like, and lea
   }
 }
 
+TEST("a peer that is first used long after the start is listened to from then on") {
+  World world(2, lazy(7));
+  world.run_steps(60'000);
+  const Call& one = world.post(0, large(Kind::kRingAllReduce, 100'000));
+  CHECK(world.run([&] { return !world.engine(0).link(1)->is_suspended(); }, 1000));
+  for (int n = 0; n < 1000; ++n) {
+    world.step();
+    CHECK(world.engine(0).state_of(1) == Engine::PeerState::kAlive);
+  }
+  const Call& other = world.post(1, large(Kind::kRingAllReduce, 100'000));
+  CHECK(world.run_all(60'000));
+  CHECK(one.ok() && other.ok());
+}
+
 TEST("a ring connects each rank to its two neighbours, and heartbeats to nobody else") {
   World world(6, lazy(2));
   for (int rank = 0; rank < 6; ++rank) world.post(rank, large(Kind::kRingAllReduce));

@@ -90,6 +90,16 @@ TEST("a link that the peer begins is there, and asks for the paths that are lack
   CHECK_EQ(one.states(), "ld");
 }
 
+TEST("a peer that is first used long after the start is listened to from then on") {
+  Unlinked one;
+  one.look(kSecond, 60 * kSecond);
+  one.say(FrameType::kGrant);
+  const auto fds = unix_sockets();
+  CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));  // before any other look
+  CHECK(one.link.listens_since() >= 59 * kSecond);
+  close(fds[1]);
+}
+
 TEST("a goodbye connects to nobody, holds no end up, and is there for a peer that comes") {
   Unlinked one;
   one.say(FrameType::kGoodbye);

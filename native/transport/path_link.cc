@@ -277,7 +277,10 @@ void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
 }
 
 void PathLink::take_path(size_t path) {
-  if (!has_path()) control_path_ = path;
+  if (!has_path()) {
+    control_path_ = path;
+    listens_since_ = now_;  // NOT only look(): there may be none while there is no path
+  }
   is_lost_[path] = false;
   histories_[path].n_made++;
   histories_[path].made_ns = now_;

@@ -219,7 +219,7 @@ def meet(
         if not arenas:
             make(1)  # alone: nobody to share it with
         rank_infos = _rank_infos(membership)
-        n_channels = channels([rank_info.host_id for rank_info in rank_infos], membership.cards)
+        n_channels = channels([info.host_id for info in rank_infos], membership.cards)
         mesh = engine.Mesh.create(
             rank=rank,
             names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],

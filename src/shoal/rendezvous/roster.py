@@ -40,8 +40,8 @@ class Entry(NamedTuple):
         return head + field(self.card) + bytes((len(paths),)) + tail
 
 
-def decode(body: bytes, ranks: Set[int]) -> dict[int, Entry]:
-    """The entries of these ranks.
+def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entry]:
+    """The entries of these ranks, each of which listens for other hosts by so many paths.
 
     Raises:
         ValueError: it is anything else than one entry of each.
@@ -51,7 +51,7 @@ def decode(body: bytes, ranks: Set[int]) -> dict[int, Entry]:
     while not data.is_at_end:
         rank = data.number(4, 0, MAX_SIZE)
         names = data.text(), data.text()
-        card, n_paths = data.field(), data.number(1, 0, MAX_PATHS)
+        card, n_paths = data.field(), data.number(1, least_paths, MAX_PATHS)
         listens_at = tuple(unpack_endpoint(data) for _ in range(n_paths))
         if rank in found:
             raise ValueError(f"rank {rank} twice")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
-from shoal.rendezvous.store import MemoryStore, Store
+from shoal.rendezvous.store import MemoryStore, Store, TorchStore
 
 # A store that answers at all does so in less; sooner, nothing speaks against it. So a call that is
 # made just before the deadline is given this long, else the store would be blamed for our lateness.
@@ -131,6 +131,8 @@ class Asking(Caller):
     def __init__(self, store: Store, deadline: float) -> None:
         super().__init__(f"the store at {store.host}" if store.host else "the store", deadline)
         self.host = store.host
+        # torch writes two warnings for each wait that ends without a value.
+        self.can_wait = not isinstance(store, TorchStore)
         self._store = store
         self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
 
