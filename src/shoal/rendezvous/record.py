@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
 from shoal.rendezvous.key import N_KEY_BYTES
 
 MAX_CARD_BYTES: Final = 255
-MAX_PATHS: Final = 8  # native/transport/frame.h
 _MAX_TEXT: Final = 255  # characters of a name: HOST_NAME_MAX is 64, a DNS name at most 253
 _SEAL: Final = b', "crc": '
 
@@ -151,7 +151,7 @@ def _checked(fields: dict[str, Any]) -> Record:
         has_own_key=fields["has_own_key"] is True,
         key=None if fields["key"] is None else _secret(fields["key"], N_KEY_BYTES),
         endpoint=None if fields["endpoint"] is None else _endpoint(fields["endpoint"]),
-        more=tuple(map(_endpoint, fields["more"][: MAX_PATHS - 1])),
+        more=tuple(map(_endpoint, fields["more"][: MOST_CONNECTIONS - 1])),
         card=bytes.fromhex(short_text(fields["card"])),
     )
 
