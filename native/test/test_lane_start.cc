@@ -74,10 +74,10 @@ TEST("a lane serves a mesh that never waits: it finds out that a peer is gone") 
   std::shared_ptr<Mesh> mesh;
   CHECK_EQ(make_mesh(nowhere(), mesh).text, "");
   Group& group = mesh->add_group(1, {0, 1});
-  ProgramBuilder program;
+  ProgramBuilder program(2);
   program.recv(1, 0);
   Plan plan;
-  plan.program = program.done(2);
+  plan.program = program.done();
   plan.layout[kData] = equal_layout(64, 1);
   const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "a message");
   std::vector<std::byte> memory(64);
