@@ -42,6 +42,9 @@ def reduce_along_a_ring() -> tuple[int, list[dict[str, list[int]]]]:
     before = n_connections()
     with shoal.init() as group:
         found = [paths_by_state(group)]
+        stage.cue(f"rank {group.rank} has looked")  # before any other calls, and connects to it
+        for rank in range(group.size):
+            stage.await_cue(f"rank {rank} has looked")
         data = np.full(100_000, group.rank, np.float32)
         group.all_reduce(data)
         assert (data == 6).all()
