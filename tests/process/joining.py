@@ -14,7 +14,7 @@ from process.ranks import warm_up
 
 from shoal.errors import PeerLost
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, Store, join
-from shoal.rendezvous.door import Limits
+from shoal.rendezvous.acceptor import Limits
 from shoal.rendezvous.listener import unix_address
 from shoal.rendezvous.record import Record, decode
 

@@ -134,8 +134,8 @@ def test_strangers_at_the_door_are_closed_and_the_job_is_unharmed() -> None:
             stage.await_cue(f"rank {rank} has joined")
         assert len(held) > 100
         assert all(is_closed(sock) for sock in held)
-        # The door stays open for the life of the job, to make lost connections anew, and is kept
-        # by the native core.
+        # The acceptor stays open for the life of the job, to make lost connections anew: the native
+        # core keeps it.
         held = [stack.enter_context(sock) for sock in strangers(address)]
         assert len(held) > 100
         assert all(is_closed(sock) for sock in held)

@@ -24,7 +24,7 @@ from process.ranks import run_ranks, start_ranks
 from process.records import rewritten
 
 from shoal.rendezvous import JoinOptions, join
-from shoal.rendezvous.door import Limits
+from shoal.rendezvous.acceptor import Limits
 from shoal.rendezvous.listener import unix_address
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)

@@ -188,7 +188,7 @@ def test_a_store_that_still_holds_an_earlier_groups_records_serves_the_next() ->
 
 
 def test_a_leftover_whose_listener_is_alive_but_silent_is_overcome() -> None:
-    """A dead guide of another host, at whose door something else stands now."""
+    """A dead host leader of another host, at whose acceptor something else stands now."""
     store, environs = MemoryStore(), hosts("a", "b", "b")
     with joined(store, environs):
         record = store.get("shoal/rank/1", 0)

@@ -169,13 +169,13 @@ def test_a_guide_that_introduces_other_ranks_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Link, "introduce", introduce_more)
     store = MemoryStore()
     with ThreadPoolExecutor(3) as pool:
-        guide = pool.submit(join, store, 0, 3, timeout_s=LONG_S)
+        leader = pool.submit(join, store, 0, 3, timeout_s=LONG_S)
         others = [
             pool.submit(warning_of, Log("it introduced 10 ranks"), store, rank, 3, {})
             for rank in (1, 2)
         ]
         texts = [other.result() for other in others if other.exception() is None]
-        assert isinstance(guide.exception(), PeerLost)
+        assert isinstance(leader.exception(), PeerLost)
     assert any(
         "rank 0 on " in text and "it introduced 10 ranks of this host" in text for text in texts
     )

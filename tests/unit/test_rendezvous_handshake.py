@@ -188,10 +188,10 @@ def test_a_server_that_leads_back_to_itself_is_collected() -> None:
         def admit(self, _: Hello) -> bytes:
             return KEY
 
-    keeper = Keeper()
-    keeper.end = ServerHandshake(keeper.admit)  # type: ignore[attr-defined]
-    seen = weakref.ref(keeper)
-    del keeper
+    owner = Keeper()
+    owner.end = ServerHandshake(owner.admit)  # type: ignore[attr-defined]
+    seen = weakref.ref(owner)
+    del owner
     gc.collect()
     assert seen() is None
 

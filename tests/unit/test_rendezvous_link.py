@@ -1,4 +1,4 @@
-"""Links say words; what a proven peer says wrongly ends its link and leaves no descriptor."""
+"""Links say words; what an authenticated peer says wrongly ends its link and keeps nothing open."""
 
 import contextlib
 import hmac
@@ -19,12 +19,12 @@ SIZE = 3
 @contextlib.contextmanager
 def linked(n_local: int = SIZE) -> Iterator[tuple[Link, Link]]:
     """The upper end of a link, and that of a rank that awaits so many ranks' memory."""
-    guide, member = socket.socketpair()
+    leader, member = socket.socketpair()
     with (
-        contextlib.closing(Link(guide, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
+        contextlib.closing(Link(leader, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
         contextlib.closing(Link(member, Ends(0, UP, DOWN, True, SIZE, n_local, SIZE))) as other,
     ):
-        for sock in (guide, member):
+        for sock in (leader, member):
             sock.setblocking(False)
         yield one, other
 
@@ -35,8 +35,8 @@ def n_open() -> int:
 
 def test_an_introduction_passes_the_memory_once_and_opens_the_link_when_that_is_taken() -> None:
     before = n_open()
-    with linked() as (guide, member):
-        guide.introduce(0, 3)
+    with linked() as (leader, member):
+        leader.introduce(0, 3)
         member.step()
         assert not member.is_open
         fd = member.take_memory()
@@ -52,8 +52,8 @@ def test_an_introduction_passes_the_memory_once_and_opens_the_link_when_that_is_
 
 def test_memory_that_is_not_taken_is_closed_with_the_link() -> None:
     before = n_open()
-    with linked() as (guide, member):
-        guide.introduce(0, 3)
+    with linked() as (leader, member):
+        leader.introduce(0, 3)
         member.step()
         assert n_open() == before + 3
     assert n_open() == before
@@ -62,8 +62,8 @@ def test_memory_that_is_not_taken_is_closed_with_the_link() -> None:
 @pytest.mark.parametrize("n_local", [2, 4, 4_000_000_000])
 def test_an_introduction_of_another_number_of_ranks_ends_the_link(n_local: int) -> None:
     before = n_open()
-    with linked() as (guide, member):
-        guide.introduce(0, n_local)
+    with linked() as (leader, member):
+        leader.introduce(0, n_local)
         why = f"it introduced {n_local} ranks of this host, and there are 3"
         with pytest.raises(ConnectionResetError, match=why):
             member.step()
@@ -73,24 +73,24 @@ def test_an_introduction_of_another_number_of_ranks_ends_the_link(n_local: int) 
 
 def test_an_introduction_that_is_not_due_ends_the_link() -> None:
     before = n_open()
-    with linked() as (guide, member):
-        guide.introduce(0, 3)
-        guide.introduce(0, 3)
+    with linked() as (leader, member):
+        leader.introduce(0, 3)
+        leader.introduce(0, 3)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()
-    with linked() as (guide, member):
+    with linked() as (leader, member):
         member.introduce(0, 1)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
-            guide.step()
+            leader.step()
     assert n_open() == before
 
 
 def test_nobody_can_wait_for_a_rank_that_is_not_of_the_group() -> None:
-    with linked() as (guide, member):
-        guide.say_waiting(2)
+    with linked() as (leader, member):
+        leader.say_waiting(2)
         member.step()
         assert member.waits_for == 2
-        guide.say_waiting(SIZE)
+        leader.say_waiting(SIZE)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()
 
@@ -159,7 +159,7 @@ def test_a_word_longer_than_those_ranks_can_have_ends_the_link_before_it_comes()
 
 
 def test_a_word_before_the_introduction_is_not_due() -> None:
-    with linked() as (guide, member):
-        guide.say_word(b"")
+    with linked() as (leader, member):
+        leader.say_word(b"")
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()

@@ -116,7 +116,7 @@ def test_what_is_no_roll_of_this_group_is_none() -> None:
     roll = roll_of(300, 3)
     values, other = (
         roll.encode(),
-        roll._replace(key=None, hosts=300 * (0,), doors=("a",), labels=("b",)).encode(),
+        roll._replace(key=None, hosts=300 * (0,), leader_names=("a",), labels=("b",)).encode(),
     )
     assert len(values) == 2
     assert parts_of(values[:1], 300) is None

@@ -19,7 +19,7 @@ from shoal.group.context import meet
 from shoal.group.members import Members
 from shoal.plan import Settings, reported_mbit
 from shoal.rendezvous import telling
-from shoal.rendezvous.door import is_out_of_descriptors
+from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
 from shoal.settings import warn_of_unknown
 

@@ -2,9 +2,9 @@
 
 from shoal.rendezvous.environment import Place, find_place
 from shoal.rendezvous.farewell import telling
-from shoal.rendezvous.introduce import HostMemory
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
+from shoal.rendezvous.local_bootstrap import HostMemory
 from shoal.rendezvous.membership import Membership, PeerInfo
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore

@@ -1,4 +1,4 @@
-"""The connections of one rank while it joins: its door, its way up, and its links, by one roll."""
+"""The connections of one rank while it joins: its acceptor, its way up, its links, by one roll."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import selectors
 import socket
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.rendezvous.dialing import MEETING_PATH, Dialing, Way
-from shoal.rendezvous.door import Door
+from shoal.rendezvous.acceptor import Acceptor
+from shoal.rendezvous.connector import MEETING_PATH, Connector, Way
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, pair_key
@@ -18,7 +18,7 @@ from shoal.rendezvous.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.rendezvous.introduce import HostMemory
+    from shoal.rendezvous.local_bootstrap import HostMemory
     from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.options import JoinOptions
     from shoal.rendezvous.record import Endpoint
@@ -33,7 +33,7 @@ class OnDoubt(Protocol):
 
 
 class Connections:
-    """All of them; the doorkeeper of its own door.
+    """All of them; the owner of its own acceptor.
 
     Args:
         listener: where the ranks of our host connect.
@@ -52,13 +52,13 @@ class Connections:
     ) -> None:
         self.links: Links | None = None  # of the roll
         self.listens_at: tuple[Endpoint, ...] = ()  # for other hosts, by path
-        self.door = Door(selector, self, options.limits)
-        self.door.open(listener)
+        self.acceptor = Acceptor(selector, self, options.limits)
+        self.acceptor.open(listener)
         self._selector, self._meeting = selector, meeting
         self._memory, self._options = memory, options
         self._on_lost, self._on_doubt = on_lost, on_doubt
         self._trouble: dict[int, str] = {}  # what went wrong with a rank last
-        self._dialing = Dialing(selector, options.dial_s, self._reached, self._not_reached)
+        self._connector = Connector(selector, options.dial_s, self._reached, self._not_reached)
 
     def begin(self, roll: Roll) -> None:
         """Begin anew: what was proved under another epoch was proved to a leftover."""
@@ -66,7 +66,7 @@ class Connections:
             self.links.drop_all()
         rank, epoch, key = self._meeting.rank, roll.epoch, self._meeting.job_key
         tree = Tree(roll.hosts, rank)
-        makes = tree.is_guide and self._meeting.size > 1
+        makes = tree.is_leader and self._meeting.size > 1
         memory_fd = self._memory.make(len(tree.host)) if makes else -1
 
         def secret(other: int, role: str) -> bytes:
@@ -77,22 +77,24 @@ class Connections:
         )
         if tree.n_hosts > 1:
             self._listen_for_hosts(tree)
-        self._dialing.start_anew(self._way(tree, roll))
-        self.door.reopen()
+        self._connector.start_anew(self._way(tree, roll))
+        self.acceptor.reopen()
 
     def dial(self, now: float) -> float:
         """Connect to the rank above, if we are not; returns when to go on with it."""
         lacks = self.links is not None and self.links.lacks_above
-        return self._dialing.step(now) if lacks else float("inf")
+        return self._connector.step(now) if lacks else float("inf")
 
     def explain(self, verdict: str, silence: str) -> str:
         """What is lacking, in words; see explain.py."""
-        return explain(self._meeting, self.links, self._trouble, self._dialing.at, verdict, silence)
+        return explain(
+            self._meeting, self.links, self._trouble, self._connector.at, verdict, silence
+        )
 
     def close(self) -> None:
         """Close everything that has not been handed out; idempotent."""
-        self.door.close()
-        self._dialing.close()
+        self.acceptor.close()
+        self._connector.close()
         if self.links is not None:
             self.links.close()
 
@@ -104,7 +106,9 @@ class Connections:
         is_local = tree.is_local(above)
 
         def target() -> Endpoint | str | None:
-            return roll.doors[roll.hosts[above]] if is_local else self._meeting.endpoint(above)
+            return (
+                roll.leader_names[roll.hosts[above]] if is_local else self._meeting.endpoint(above)
+            )
 
         hello = Hello(roll.epoch, rank, above, MEETING_PATH)
         key = pair_key(self._meeting.job_key, roll.epoch, rank, above)
@@ -117,7 +121,7 @@ class Connections:
             ports = port_range(environ)
             listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
             for listener in listeners:
-                self.door.open(listener)
+                self.acceptor.open(listener)
             self.listens_at = tuple(paths)
             if meeting.rank == 0 and not meeting.own.has_own_key:
                 self._options.log.warning(
@@ -152,12 +156,12 @@ class Connections:
             return
         self._trouble[rank] = (error.strerror or str(error)).lower()
         if rank == links.tree.parent:
-            self._dialing.fail(error)
+            self._connector.fail(error)
         else:
             links.take_word_back()
         self._on_lost()
 
-    # The doorkeeper's part.
+    # The acceptor's owner's part.
 
     def admit(self, hello: Hello) -> bytes | Progress:
         """The pair's key for a rank that is below ours in our epoch."""

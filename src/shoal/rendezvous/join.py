@@ -26,13 +26,13 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import InternalError, PeerLost, TimedOut, UsageError
+from shoal.rendezvous.acceptor import is_out_of_descriptors, run_ready
 from shoal.rendezvous.connections import Connections
-from shoal.rendezvous.door import is_out_of_descriptors, run_ready
 from shoal.rendezvous.farewell import LAST_WORDS_S, tell
 from shoal.rendezvous.handshake import N_NONCE_BYTES
-from shoal.rendezvous.introduce import HostMemory
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_unix, n_paths, port_range
+from shoal.rendezvous.local_bootstrap import HostMemory
 from shoal.rendezvous.meeting import Chair, Guest
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shoal.rendezvous.store import Store
 
 _INTRODUCE_AGAIN_S: Final = 0.001  # when sockets took no more: nothing says when they do again
-# For which we do not look at our door, while the store shows nobody new.
+# For which we do not look at our acceptor, while the store shows nobody new.
 _LONGEST_WAIT_S: Final = 0.2
 
 
@@ -69,7 +69,7 @@ def join(
         timeout_s: for the whole of it.
         memory: what the ranks of this host share, made and entered while they meet.
         card: at most 255 bytes for all other ranks, see `Membership.cards`. It never lies in the
-            store, but travels over connections that are proven.
+            store, but travels over connections that are authenticated.
 
     Raises (every socket is closed, the record stays in the store):
         UsageError: a variable is wrong, the keys differ, or the process has no descriptor left;
@@ -216,9 +216,9 @@ class _Join:
                 self._store.deadline = now + LAST_WORDS_S
                 raise TimedOut("time is up")
             until = min(deadline, self._warnings.say_if_due(""))
-            door = self._connections.door
-            door.expire(now)
-            wake_at = min(until, self._step(now, until), door.next_deadline() or until)
+            acceptor = self._connections.acceptor
+            acceptor.expire(now)
+            wake_at = min(until, self._step(now, until), acceptor.next_deadline() or until)
             run_ready(self._selector, max(0.0, wake_at - time.monotonic()))
 
     def _step(self, now: float, until: float) -> float:
@@ -235,8 +235,8 @@ class _Join:
     def _gather(self, now: float, until: float) -> float:
         self._look_around_if_due(now)
         if now >= self._meeting.look_at:
-            # NOT waiting in the store while somebody waits at the door.
-            is_alone = self._connections.door.next_deadline() is None
+            # NOT waiting in the store while somebody waits at the acceptor.
+            is_alone = self._connections.acceptor.next_deadline() is None
             self._look(min(until, self._reread.at, now + _LONGEST_WAIT_S) if is_alone else now)
         if self._state is not _State.GATHERING:
             return now
@@ -257,7 +257,7 @@ class _Join:
     def _give_word(self, links: Links) -> float:
         # NOT to those who come now: they may have formed the group already, and mean the native
         # core, which takes over the listeners.
-        self._connections.door.shut()
+        self._connections.acceptor.shut()
         if links.tree.parent is None:
             return self._conclude(links)
         self._state = _State.AWAITING
@@ -285,7 +285,7 @@ class _Join:
         if self._roster:
             return  # it is lost to the group that has formed, or it has left that again
         self._state = _State.LINKING
-        self._connections.door.reopen()
+        self._connections.acceptor.reopen()
         self._reread.at = 0.0  # it may have told why it left
 
     # The store.
@@ -330,7 +330,7 @@ class _Join:
         rank, roll = self._meeting.rank, self._meeting.roll
         if roll is None:
             raise InternalError("a group has formed without a roll")
-        listeners = tuple(each.detach() for each in self._connections.door.hand_over())
+        listeners = tuple(each.detach() for each in self._connections.acceptor.hand_over())
         found = Membership(roll, self._roster, rank, self._meeting.job_key, listeners)
         n_local = sum(peer.is_local for peer in found.peers)
         self._options.log.info(

@@ -1,4 +1,4 @@
-"""A proven connection of a group that is still forming, to the rank above or to one below.
+"""An authenticated connection of a group that is still forming, to the rank above or to one below.
 
 Stepped by the join loop when its socket is ready, never blocks, and raises OSError when it is of no
 use any more. `close` is idempotent.
@@ -36,7 +36,7 @@ class Ends(NamedTuple):
         key: seals the word that we hear.
         is_above: whether the other end is the upper one.
         n_told: of how many ranks the word that we hear tells.
-        n_local: the other end is our guide, and so many ranks are on our host; 0: it is not.
+        n_local: the other end is our host leader, and so many ranks are on our host; 0: it is not.
         size: of the group.
     """
 
@@ -50,11 +50,12 @@ class Ends(NamedTuple):
 
 
 class Link:
-    """A proven connection, until both ends have said their word.
+    """An authenticated connection, until both ends have said their word.
 
     The word of the lower end stands for it and all below it: they lack nothing, and the word says
     what all others must know of them (roster.py). The word of the upper end stands for all ranks.
-    Before them, inside a host, the upper end passes the memory that its ranks share (introduce.py).
+    Before them, inside a host, the upper end passes the memory that its ranks share
+    (local_bootstrap.py).
     """
 
     def __init__(self, sock: socket.socket, ends: Ends) -> None:

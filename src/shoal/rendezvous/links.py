@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shoal.rendezvous.introduce import Guide
 from shoal.rendezvous.link import Ends, Link
+from shoal.rendezvous.local_bootstrap import LocalBootstrap
 from shoal.rendezvous.roster import Entry, decode
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Links:
     Args:
         tree: says with whom.
         pair_key: by rank and use, what we share with nobody but that rank.
-        memory_fd: to pass to the other ranks of our host if we are its guide, borrowed.
+        memory_fd: to pass to the other ranks of our host if we are its host leader, borrowed.
         on_lost: hears of a link that broke, by rank, once it is closed.
         enter: see `HostMemory`.
     """
@@ -50,7 +50,7 @@ class Links:
         self._enter = enter
         self._below: dict[int, Link] = {}
         self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, what its word says
-        self._guide = Guide(memory_fd, tree.members, self._below)
+        self._bootstrap = LocalBootstrap(memory_fd, tree.members, self._below)
         self._last_word: bytes | None = None  # what all below are told, once we know it
 
     @property
@@ -58,7 +58,7 @@ class Links:
         return len(self.tree.hosts)
 
     def add(self, rank: int, sock: socket.socket) -> None:
-        """Keep a proven socket, which the selector knows, in the place of any before it."""
+        """Keep an authenticated socket, which the selector knows, in the place of any before it."""
         self.drop(rank)
         link = Link(sock, self._ends(rank))
         if rank == self.tree.parent:
@@ -72,7 +72,7 @@ class Links:
         if rank != self.tree.parent:
             n_told = len(self.tree.below[rank])
             return Ends(rank, down, up, False, n_told, 0, self._size)
-        n_local = 0 if self.tree.is_guide else len(self.tree.host)
+        n_local = 0 if self.tree.is_leader else len(self.tree.host)
         return Ends(rank, up, down, True, self._size, n_local, self._size)
 
     def drop(self, rank: int) -> None:
@@ -141,13 +141,13 @@ class Links:
     @property
     def is_introducing(self) -> bool:
         """Whether `introduce` has something left to say."""
-        return self._guide.is_under_way
+        return self._bootstrap.is_under_way
 
     # What is said.
 
     def introduce(self) -> None:
         """Introduce the other ranks of our host, as far as that goes now."""
-        broken = self._guide.step()
+        broken = self._bootstrap.step()
         if broken is not None:
             self._lose(broken, ConnectionResetError(errno.ECONNRESET, "it closed the connection"))
 
@@ -189,7 +189,9 @@ class Links:
             self._last_word = (self.above and self.above.word) or b""
             roster = self.roster or {}
             self.drop(self.tree.parent)
-        self._guide = Guide(-1, (), {})  # who leaves from here on needs nothing any more
+        self._bootstrap = LocalBootstrap(
+            -1, (), {}
+        )  # who leaves from here on needs nothing any more
         return roster
 
     def pass_on(self) -> None:
@@ -256,5 +258,5 @@ class Links:
 
     def _end_introduction(self) -> None:
         """One who took part is gone: the others connect anew, so that all begin together."""
-        for link in self._guide.end():
+        for link in self._bootstrap.end():
             self.drop(link.rank)

@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.errors import UsageError
 from shoal.limits import MOST_CONNECTIONS
-from shoal.rendezvous.door import is_out_of_descriptors
+from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import Advertised, choose_addresses
 from shoal.rendezvous.record import Endpoint
 

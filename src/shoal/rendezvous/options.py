@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.rendezvous.door import Limits
+from shoal.rendezvous.acceptor import Limits
 
 
 class JoinOptions(NamedTuple):

@@ -40,7 +40,7 @@ class Roll(NamedTuple):
     Args:
         nonces: by rank, 128 random bits that its process drew.
         hosts: by rank, the number of its host, in the order of their lowest ranks.
-        doors: by host, the Unix name at which its lowest rank listens.
+        leader_names: by host, the Unix name at which its lowest rank listens.
         labels: by host, its name for people.
         key: of the job, if it was given none: a random one. It travels with the nonces so that
             nobody can pair the key of an earlier group with an epoch of this one.
@@ -48,7 +48,7 @@ class Roll(NamedTuple):
 
     nonces: tuple[bytes, ...]
     hosts: tuple[int, ...]
-    doors: tuple[str, ...]
+    leader_names: tuple[str, ...]
     labels: tuple[str, ...]
     key: bytes | None = None
 
@@ -68,15 +68,15 @@ class Roll(NamedTuple):
                 lowest.append(record)
         nonces = tuple(record.nonce for record in records)
         hosts = tuple(numbers[record.host_id] for record in records)
-        doors = tuple(record.unix_name for record in lowest)
-        return cls(nonces, hosts, doors, tuple(record.host_label for record in lowest), key)
+        leader_names = tuple(record.unix_name for record in lowest)
+        return cls(nonces, hosts, leader_names, tuple(record.host_label for record in lowest), key)
 
     def encode(self) -> list[bytes]:
         """The parts, each a value for the store."""
-        body = number(len(self.nonces), 4) + number(len(self.doors), 4)
+        body = number(len(self.nonces), 4) + number(len(self.leader_names), 4)
         body += bytes((self.key is not None,)) + (self.key or b"") + b"".join(self.nonces)
         body += b"".join(number(host, 4) for host in self.hosts)
-        body += b"".join(map(text_field, self.doors + self.labels))
+        body += b"".join(map(text_field, self.leader_names + self.labels))
         pieces = [body[at : at + _PART_BYTES] for at in range(0, len(body), _PART_BYTES)]
         head = number(self.epoch, 8) + number(len(pieces), 4)
         return [
@@ -126,10 +126,10 @@ def _unpack(data: Unpacker, size: int) -> Roll:
     nonces = data.take(n_ranks * N_NONCE_BYTES)
     n = N_NONCE_BYTES
     hosts = tuple(data.number(4, 0, n_hosts - 1) for _ in range(n_ranks))
-    doors = tuple(data.text() for _ in range(n_hosts))
+    leader_names = tuple(data.text() for _ in range(n_hosts))
     labels = tuple(data.text() for _ in range(n_hosts))
     data.end()
     if list(dict.fromkeys(hosts)) != list(range(n_hosts)):
         raise ValueError("hosts out of order")
     by_rank = tuple(nonces[n * rank : n * (rank + 1)] for rank in range(n_ranks))
-    return Roll(by_rank, hosts, doors, labels, key)
+    return Roll(by_rank, hosts, leader_names, labels, key)

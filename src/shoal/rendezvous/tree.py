@@ -15,21 +15,21 @@ class Tree:
     def __init__(self, hosts: Sequence[int], rank: int) -> None:
         self.hosts = hosts
         self.host = tuple(other for other, host in enumerate(hosts) if host == hosts[rank])
-        self.is_guide = self.host[0] == rank
-        self.members = self.host[1:] if self.is_guide else ()
+        self.is_leader = self.host[0] == rank
+        self.members = self.host[1:] if self.is_leader else ()
         self.n_hosts = 1 + max(hosts)
         self.parent: int | None = self.host[0]
         self.below: dict[int, frozenset[int]] = {
             other: frozenset({other}) for other in self.members
         }
-        if not self.is_guide:
+        if not self.is_leader:
             return
-        number, guides = hosts[rank], _guides(hosts)
-        self.parent = guides[(number - 1) // 2] if number else None
+        number, leaders = hosts[rank], _leaders(hosts)
+        self.parent = leaders[(number - 1) // 2] if number else None
         for child in _children(number, self.n_hosts):
             inside = set(_subtree(child, self.n_hosts))
             ranks = frozenset(other for other, host in enumerate(hosts) if host in inside)
-            self.below[guides[child]] = ranks
+            self.below[leaders[child]] = ranks
 
     def is_local(self, rank: int) -> bool:
         """Whether a rank is on our host."""
@@ -45,7 +45,7 @@ class Tree:
         return len(self.below) > len(self.members)
 
 
-def _guides(hosts: Sequence[int]) -> dict[int, int]:
+def _leaders(hosts: Sequence[int]) -> dict[int, int]:
     """By host, its lowest rank."""
     found: dict[int, int] = {}
     for rank, host in enumerate(hosts):

@@ -12,7 +12,7 @@ import time
 from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
-from shoal.rendezvous.door import Door, Limits, run_ready
+from shoal.rendezvous.acceptor import Acceptor, Limits, run_ready
 from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
 from shoal.rendezvous.key import HOW_TO_SET_KEY
@@ -41,13 +41,13 @@ class StoreLimits(NamedTuple):
         n_clients: connections, one per rank as a rule.
         n_values: with 4 KiB each, 64 MiB at most.
         request_s: seconds for a request that has begun to arrive.
-        strangers: the same as at every other door.
+        unauthenticated: the same as at every other acceptor.
     """
 
     n_clients: int = 4096
     n_values: int = 16384
     request_s: float = 2.0
-    strangers: Limits = Limits()
+    unauthenticated: Limits = Limits()
 
 
 class TcpStoreServer:
@@ -101,9 +101,9 @@ class _Serving:
         self._woken = woken
         self._is_closing = False
         self._selector.register(woken, selectors.EVENT_READ, self._stop)
-        self._door = Door(self._selector, self, limits.strangers)
+        self._acceptor = Acceptor(self._selector, self, limits.unauthenticated)
         for listener in listeners:
-            self._door.open(listener)
+            self._acceptor.open(listener)
         self._values: dict[str, bytes] = {}
         self._clients: set[_Client] = set()
         self._until: dict[_Client, float] = {}  # the end of a half-read request, or of a wait
@@ -117,16 +117,16 @@ class _Serving:
         try:
             while not self._is_closing:
                 now = time.monotonic()
-                self._door.expire(now)
+                self._acceptor.expire(now)
                 self._expire(now)
                 times = list(self._until.values())
-                expiry = self._door.next_deadline()
+                expiry = self._acceptor.next_deadline()
                 times += [] if expiry is None else [expiry]
                 run_ready(self._selector, max(0.0, min(times) - now) if times else None)
         finally:
             for client in list(self._clients):
                 self._drop(client)
-            self._door.close()
+            self._acceptor.close()
             self._selector.close()
             self._woken.close()
 
@@ -238,7 +238,7 @@ class _Serving:
 
 
 class _Client:
-    """A proven connection, and the request that is arriving on it."""
+    """An authenticated connection, and the request that is arriving on it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

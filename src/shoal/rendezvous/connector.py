@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.errors import UsageError
-from shoal.rendezvous.door import peer_uid
+from shoal.rendezvous.acceptor import peer_uid
 from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.listener import unix_address
@@ -26,7 +26,7 @@ _FIRST_RETRY_S: Final = 0.001
 _LONGEST_RETRY_S: Final = 0.2
 
 
-class Dial:
+class ConnectAttempt:
     """One attempt to reach a peer: connect, then prove the key to it.
 
     Stepped when its socket is ready; never blocks; raises OSError when it is of no use any more.
@@ -107,12 +107,12 @@ class Way:
         self.whose = whose
 
 
-class Dialing:
+class Connector:
     """The dials of one rank, one at a time.
 
     Args:
         dial_s: seconds for one attempt.
-        on_proven: takes over a socket that has proved where it leads; the selector knows it.
+        on_authenticated: takes over a socket that has proved where it leads; the selector knows it.
         on_failed: hears why an attempt came to nothing, and when the next one is made.
     """
 
@@ -120,15 +120,15 @@ class Dialing:
         self,
         selector: selectors.BaseSelector,
         dial_s: float,
-        on_proven: Callable[[socket.socket], None],
+        on_authenticated: Callable[[socket.socket], None],
         on_failed: Callable[[OSError | Progress, float], None],
     ) -> None:
         self._selector = selector
         self._dial_s = dial_s
-        self._on_proven = on_proven
+        self._on_proven = on_authenticated
         self._on_failed = on_failed
         self._way: Way | None = None
-        self._dial: Dial | None = None
+        self._attempt: ConnectAttempt | None = None
         self._until = 0.0  # when to give it up
         self._not_before = 0.0  # when to try again
         self._retry_s = _FIRST_RETRY_S
@@ -145,15 +145,15 @@ class Dialing:
 
         Call it as long as the rank above ours is not reached.
         """
-        if self._dial is not None and now >= self._until:
+        if self._attempt is not None and now >= self._until:
             self.fail(OSError(f"no answer within {self._dial_s:g} s"))
-        if self._dial is None and self._way is not None and now >= self._not_before:
+        if self._attempt is None and self._way is not None and now >= self._not_before:
             target = self._way.target()
             if target is None:
                 self._wait()
             else:
                 self._begin(self._way, target, now)
-        return self._not_before if self._dial is None else self._until
+        return self._not_before if self._attempt is None else self._until
 
     def fail(self, why: OSError | Progress) -> None:
         """Give up this attempt, and try again a little later."""
@@ -163,8 +163,8 @@ class Dialing:
 
     def close(self) -> None:
         """Close what has not been handed over; idempotent. The selector is done with."""
-        if self._dial is not None:
-            self._dial.sock.close()
+        if self._attempt is not None:
+            self._attempt.sock.close()
 
     def _wait(self) -> None:
         self._not_before = time.monotonic() + self._retry_s
@@ -173,11 +173,11 @@ class Dialing:
     def _begin(self, way: Way, target: Endpoint | str, now: float) -> None:
         self.at = target if isinstance(target, Endpoint) else None
         try:
-            dial = Dial(target, ClientHandshake(way.hello, way.key))
+            dial = ConnectAttempt(target, ClientHandshake(way.hello, way.key))
         except OSError as error:
             self.fail(error)
             return
-        self._dial, self._until = dial, now + self._dial_s
+        self._attempt, self._until = dial, now + self._dial_s
         on_ready = functools.partial(self._on_ready, dial)
         self._selector.register(dial.sock, selectors.EVENT_WRITE, on_ready)
         try:
@@ -185,8 +185,8 @@ class Dialing:
         except OSError as error:
             self.fail(error)
 
-    def _on_ready(self, dial: Dial) -> None:
-        if self._dial is not dial or self._way is None:
+    def _on_ready(self, dial: ConnectAttempt) -> None:
+        if self._attempt is not dial or self._way is None:
             return  # dropped earlier in this wake-up
         was_connected = dial.is_connected
         try:
@@ -195,7 +195,7 @@ class Dialing:
             self.fail(error)
             return
         if progress is Progress.DONE:
-            self._dial = None
+            self._attempt = None
             self._on_proven(dial.sock)
         elif progress is Progress.WAITING:
             if not was_connected:
@@ -210,7 +210,7 @@ class Dialing:
             self.fail(progress)
 
     def _drop(self) -> None:
-        dial, self._dial = self._dial, None
+        dial, self._attempt = self._attempt, None
         if dial is not None:
             self._selector.unregister(dial.sock)
             dial.sock.close()

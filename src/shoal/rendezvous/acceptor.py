@@ -40,8 +40,8 @@ class Limits(NamedTuple):
     pending_s: float = 2.0
 
 
-class Doorkeeper(Protocol):
-    """Who decides at a door."""
+class AcceptorOwner(Protocol):
+    """Who decides whom an acceptor admits."""
 
     def admit(self, hello: Hello) -> bytes | Progress:
         """The key that this caller must prove, or STALE, or REFUSED."""
@@ -53,7 +53,7 @@ class Doorkeeper(Protocol):
         """Hear of a caller that said the right things but holds another key."""
 
 
-class Door:
+class Acceptor:
     """Listeners, and the connections that have not proved themselves yet.
 
     The selector's entries carry a callable as `data`; `run_ready` calls it. Nothing here blocks
@@ -63,12 +63,12 @@ class Door:
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        keeper: Doorkeeper,
+        owner: AcceptorOwner,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._selector = selector
-        self._keeper = keeper
+        self._owner = owner
         self._limits = limits or Limits()
         self._clock = clock
         self._listeners: list[socket.socket] = []
@@ -84,7 +84,7 @@ class Door:
         return len(self._pending)
 
     def open(self, listener: socket.socket) -> None:
-        """Accept from this listener too; the door owns it from here on."""
+        """Accept from this listener too; the acceptor owns it from here on."""
         listener.setblocking(False)
         self._listeners.append(listener)
         if self._is_watching:
@@ -129,7 +129,7 @@ class Door:
         return handed
 
     def close(self) -> None:
-        """Close the listeners and everyone who waits at the door; idempotent."""
+        """Close the listeners and everyone who waits at the acceptor; idempotent."""
         for pending in list(self._pending.values()):
             self._drop(pending)
         self.shut()
@@ -141,7 +141,7 @@ class Door:
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_N_ACCEPTS):
             if listener.fileno() < 0:
-                return  # a welcome has closed the door
+                return  # a welcome has closed the acceptor
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -161,7 +161,7 @@ class Door:
         if len(self._pending) >= self._limits.n_pending and not self._make_room():
             sock.close()
             return
-        pending = _Pending(sock, ServerHandshake(self._keeper.admit), self._clock())
+        pending = _Pending(sock, ServerHandshake(self._owner.admit), self._clock())
         self._pending[sock] = pending
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(pending))
         self._read(pending)  # a rank says HELLO as soon as it is connected: often it is here by now
@@ -186,7 +186,7 @@ class Door:
             if not data:
                 self._drop(pending)
                 return
-            # Outside any `try`: it asks the doorkeeper, whose errors are no stranger's fault.
+            # Outside any `try`: it asks the acceptor's owner, whose errors are no stranger's fault.
             reply = handshake.feed(data)
             if reply and not _send(pending.sock, reply):
                 self._drop(pending)
@@ -199,11 +199,11 @@ class Door:
         if hello is None or progress is not Progress.DONE:
             self._drop(pending)
             if hello is not None and progress is Progress.KEY_DIFFERS:
-                self._keeper.key_differs(hello)
+                self._owner.key_differs(hello)
             return
         self._selector.unregister(pending.sock)
         del self._pending[pending.sock]
-        self._keeper.welcome(pending.sock, hello)
+        self._owner.welcome(pending.sock, hello)
 
     def _drop(self, pending: _Pending) -> None:
         self._selector.unregister(pending.sock)

@@ -1,4 +1,4 @@
-"""What strangers at the door cost: real Unix sockets, a clock moved by hand, and nobody waits."""
+"""What strangers at the acceptor cost: real Unix sockets, a clock moved by hand, no waiting."""
 
 import contextlib
 import selectors
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.rendezvous.door import Door, Limits, run_ready
+from shoal.rendezvous.acceptor import Acceptor, Limits, run_ready
 from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress
 from shoal.rendezvous.listener import listen_unix, unix_address
 
@@ -15,7 +15,7 @@ KEY = b"k" * 32
 
 
 class House:
-    """A door with one Unix listener, its keeper, and a clock."""
+    """An acceptor with one Unix listener, its owner, and a clock."""
 
     def __init__(self, n_pending: int) -> None:
         self.now = 0.0
@@ -24,8 +24,8 @@ class House:
         self._selector = selectors.DefaultSelector()
         listener, self._name = listen_unix()
         limits = Limits(n_pending=n_pending, pending_s=2.0)
-        self.door = Door(self._selector, self, limits, clock=lambda: self.now)
-        self.door.open(listener)
+        self.acceptor = Acceptor(self._selector, self, limits, clock=lambda: self.now)
+        self.acceptor.open(listener)
         self._callers: list[socket.socket] = []
 
     def admit(self, hello: Hello) -> bytes | Progress:
@@ -39,7 +39,7 @@ class House:
         self.differing.append(hello)
 
     def call(self, message: bytes = b"") -> socket.socket:
-        """Connect, say something, and let the door take notice."""
+        """Connect, say something, and let the acceptor take notice."""
         sock = socket.socket(socket.AF_UNIX)
         self._callers.append(sock)
         sock.connect(unix_address(self._name))
@@ -62,14 +62,14 @@ class House:
         run_ready(self._selector, 0)
 
     def close(self) -> None:
-        self.door.close()
+        self.acceptor.close()
         self._selector.close()
         for sock in self._callers:
             sock.close()
 
 
 def heard(sock: socket.socket) -> bytes | None:
-    """What has arrived: b"" if the door closed the connection, None if nothing."""
+    """What has arrived: b"" if the acceptor closed the connection, None if nothing."""
     sock.setblocking(False)
     try:
         return sock.recv(100)
@@ -90,7 +90,7 @@ def house() -> Iterator[House]:
 def test_who_proves_the_key_is_welcomed(house: House) -> None:
     assert house.prove(rank=3) is Progress.DONE
     assert house.arrived == [Hello(0, 3, 0)]
-    assert house.door.n_pending == 0
+    assert house.acceptor.n_pending == 0
 
 
 @pytest.mark.parametrize(
@@ -107,29 +107,29 @@ def test_who_proves_the_key_is_welcomed(house: House) -> None:
 def test_garbage_is_closed_without_a_reply(house: House, garbage: bytes) -> None:
     caller = house.call(garbage)
     assert heard(caller) == b""
-    assert house.door.n_pending == 0
+    assert house.acceptor.n_pending == 0
 
 
 def test_silence_ends_after_two_seconds_and_not_before(house: House) -> None:
     first = house.call()
     house.now = 1.0
     second = house.call(b"shoal")  # some good bytes do not prolong it
-    assert house.door.next_deadline() == 2.0
+    assert house.acceptor.next_deadline() == 2.0
     house.now = 1.99
-    house.door.expire(house.now)
+    house.acceptor.expire(house.now)
     assert (heard(first), heard(second)) == (None, None)
     house.now = 2.0
-    house.door.expire(house.now)
+    house.acceptor.expire(house.now)
     assert (heard(first), heard(second)) == (b"", None)
-    assert house.door.next_deadline() == 3.0
-    house.door.expire(3.0)
+    assert house.acceptor.next_deadline() == 3.0
+    house.acceptor.expire(3.0)
     assert heard(second) == b""
-    assert house.door.next_deadline() is None
+    assert house.acceptor.next_deadline() is None
 
 
 def test_a_holder_of_the_key_gets_in_past_any_number_of_silent_callers(house: House) -> None:
     silent = [house.call() for _ in range(20)]
-    assert house.door.n_pending == 4
+    assert house.acceptor.n_pending == 4
     assert house.prove(rank=1) is Progress.DONE
     assert [heard(caller) for caller in silent[:16]] == [b""] * 16
 
@@ -150,13 +150,13 @@ def test_another_key_is_told_to_both_sides(house: House) -> None:
 def test_a_caller_that_hangs_up_is_forgotten(house: House) -> None:
     house.call(b"shoal").close()
     house.turn()
-    assert house.door.n_pending == 0
+    assert house.acceptor.n_pending == 0
 
 
 def test_closing_closes_everyone_at_the_door_and_can_be_repeated(house: House) -> None:
     caller = house.call()
-    house.door.close()
-    house.door.close()
+    house.acceptor.close()
+    house.acceptor.close()
     assert heard(caller) == b""
     with pytest.raises(ConnectionRefusedError):
         house.call()

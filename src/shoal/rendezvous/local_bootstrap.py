@@ -35,7 +35,7 @@ _LATER: Final = (errno.EAGAIN, errno.ETOOMANYREFS)
 """The receiver has not read what came before, or too many descriptors are on their way."""
 
 
-class Guide:
+class LocalBootstrap:
     """Who introduces the ranks of a host, in one epoch: waits for all of them, then begins.
 
     Args:
