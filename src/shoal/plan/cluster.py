@@ -30,7 +30,7 @@ class LinkCost:
 
     def __post_init__(self) -> None:
         if min(self.latency_us, self.us_per_byte, self.message_us) < 0:
-            raise UsageError(f"{self}: nothing takes less than no time")
+            raise UsageError(f"{self}: costs must be >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Cluster:
             shaped link, as clouds and `tc tbf` have them.
         fresh_us_per_byte: of memory that a core touches for the first time, which the kernel has to
             find and to clear: scratch of more than `SCRATCH_KEPT_BYTES`.
+        network_us_per_byte: of a core, for what it sends to or receives from another host, besides
+            the pass over memory: the kernel's network stack.
     """
 
     hosts: tuple[int, ...]
@@ -57,6 +59,7 @@ class Cluster:
     n_cores: int
     burst_bytes: int = 0
     fresh_us_per_byte: float = 0.0
+    network_us_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))
@@ -65,11 +68,12 @@ class Cluster:
                 f"hosts {self.hosts[:8]}... must be numbered from 0 in the order in which they "
                 "first come up"
             )
-        memory = self.memory_us_per_byte, self.fresh_us_per_byte
+        memory = self.memory_us_per_byte, self.fresh_us_per_byte, self.network_us_per_byte
         if min(*memory, self.burst_bytes) < 0 or self.n_cores < 1:
             raise UsageError(
-                f"{memory[0]} us per byte of memory, {memory[1]} where it is new, {self.n_cores} "
-                f"cores and a burst of {self.burst_bytes} B make no sense"
+                f"{memory[0]} us per byte of memory, {memory[1]} where it is new, {memory[2]} for "
+                f"the network, {self.n_cores} cores and a burst of {self.burst_bytes} B: costs "
+                "must be >= 0, and cores >= 1"
             )
 
     @property
