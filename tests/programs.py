@@ -1,18 +1,21 @@
-"""Writes the programs of all algorithms to `native/test/programs.txt`, for the native tests.
+"""Writes the schedules of all algorithms and what collectives mean, for the native tests.
 
-`make programs` runs it; `contract/test_programs.py` fails where the file is not what it writes.
+Their build runs it, from the source alone: `PYTHONPATH=src python tests/programs.py FILE`; with
+names such as tree:1024 behind the file it writes larger groups' all-reduces.
 
-A program is one line that names it and a line for each rank:
+A collective is one line, a schedule one line that names it and a line for each rank:
 
+    collective NAME reads BLOCKS writes BLOCKS root WORD folds F
     program COLLECTIVE ALGORITHM size N root R hosts H chunks C uneven U
-    SCRATCH | STEPS without Finish | STEPS with it, where there is any
+    LEAVES | SCRATCH | STEPS
 
-H is the host of every rank, a dash where the algorithm does not ask; U is 1 where blocks or chunks
-may differ in any way; SCRATCH names for each scratch chunk the chunk that is as long, or a dash.
-Buffers are letters (D, I, O, S). `<` begins how many steps before this one those are that it waits
-for. A version is named only where it is an earlier send's:
+F is `no`, `any` operation, or `max` where contributions may be folded in twice. H is the host of
+every rank, a dash where the algorithm does not ask; U is 1 where chunks, or the blocks of ranks, may
+differ in any way. LEAVES has for each chunk of the result what it must hold: chunk 2 of the
+contributions of ranks 0 to 3 is 0-3.2, with ! behind it where it is finished. SCRATCH names for
+each scratch chunk the chunk that is as long. A dash stands for nothing. Buffers are letters:
 
-    s2D0v1    send chunk 0 of DATA to rank 2, the very value that was the second to be sent
+    s2D0      send chunk 0 of DATA to rank 2
     r2D0 f2D0 receive it, or fold it
     cI0O3 a.. copy chunk 0 of INPUT into chunk 3 of OUTPUT, or fold it
     eD0       finish
@@ -24,10 +27,21 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from shoal.engine import Row, rows_of
-from shoal.schedule import ALGORITHMS, Algorithm, Finish, Step, find
-
-FILE = Path(__file__).parent.parent / "native" / "test" / "programs.txt"
+from shoal.schedule import (
+    ALGORITHMS,
+    COLLECTIVES,
+    MESSAGE,
+    Algorithm,
+    Buffer,
+    Copy,
+    Place,
+    Recv,
+    Send,
+    Step,
+    Value,
+    contract_of,
+    find,
+)
 
 # Powers of two, their neighbours and a larger prime.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 13)
@@ -36,35 +50,38 @@ ALL_HOSTS_OF = (2, 3, 4, 5, 8)
 # Besides those of the table: reducers that are fewer than ranks, and levels that differ.
 MORE_ALL_REDUCES = ("sharded(2)", "sharded/tree", "ring/doubling", "tree/sharded")
 
-_LETTERS = "DIOS"
+
+def written(sizes: Iterable[int] = SIZES) -> Iterator[str]:
+    """All lines."""
+    yield from _collectives()
+    for size in sizes:
+        for collective, name in _names(size):
+            algorithm = find(collective, name)
+            for root in _roots(size) if algorithm.rooted else (0,):
+                for hosts in _hosts(size) if algorithm.by_host else ((),):
+                    yield from _program(collective, name, size, root, hosts)
+        if size > 1:
+            yield from _message(size)
 
 
-def written(sizes: Iterable[int] = SIZES) -> str:
-    """The whole file."""
-    return "".join(line + "\n" for size in sizes for line in _of_size(size))
-
-
-def of_many_ranks(wanted: Iterable[str]) -> str:
+def of_many_ranks(wanted: Iterable[str]) -> Iterator[str]:
     """All-reduces such as "tree:1024": an algorithm and the size of its group."""
-    pairs = [each.split(":") for each in wanted]
-    programs = (_program("all_reduce", name, int(size), 0, ()) for name, size in pairs)
-    return "".join(line + "\n" for program in programs for line in program)
+    yield from _collectives()
+    for name, size in (each.split(":") for each in wanted):
+        yield from _program("all_reduce", name, int(size), 0, ())
 
 
-def _of_size(size: int) -> Iterator[str]:
-    for collective, name in _names(size):
-        algorithm = find(collective, name)
-        for root in _roots(size) if algorithm.rooted else (0,):
-            for hosts in _hosts(size) if algorithm.by_host else ((),):
-                yield from _program(collective, name, size, root, hosts)
-    if size > 1:
-        yield from _message(size)
+def _collectives() -> Iterator[str]:
+    for name, row in COLLECTIVES.items():
+        folds = "max" if row.idempotent else "any" if row.folds else "no"
+        blocks = f"reads {row.reads.name} writes {row.writes.name}"
+        yield f"collective {name} {blocks} root {row.root.value or '-'} folds {folds}"
+    yield f"collective {MESSAGE} reads NONE writes NONE root - folds no"
 
 
 def _names(size: int) -> Iterator[tuple[str, str]]:
     for collective, algorithms in ALGORITHMS.items():
-        if collective != "send_recv":
-            yield from ((collective, name) for name in algorithms)
+        yield from ((collective, name) for name in algorithms)
     yield from (("all_reduce", name) for name in MORE_ALL_REDUCES if size > 1)
 
 
@@ -86,23 +103,24 @@ def _program(
     collective: str, name: str, size: int, root: int, hosts: tuple[int, ...]
 ) -> Iterator[str]:
     algorithm = find(collective, name)
-    yield _title(collective, name, size, root, hosts, algorithm)
+    # Where only two ranks know how long a block is, no list of one length for each rank says it.
+    uneven = algorithm.takes_uneven and not COLLECTIVES[collective].by_pair
+    yield _title(collective, name, size, root, hosts, algorithm, uneven)
+    n_chunks = algorithm.n_chunks(size, hosts)
     for rank in range(size):
-        steps = list(algorithm.steps(rank, size, root, hosts))
-        yield _rank(steps, algorithm.scratch(rank, size, hosts, root))
+        leaves = contract_of(collective, rank, size, n_chunks, root).postcondition
+        scratch = algorithm.scratch(rank, size, hosts, root)
+        yield _rank(leaves.values(), scratch, algorithm.steps(rank, size, root, hosts))
 
 
 def _message(size: int) -> Iterator[str]:
     """A message from rank 0 to the last one: both halves, and nothing for the others."""
-    send, recv = ALGORITHMS["send_recv"]["send"], ALGORITHMS["send_recv"]["recv"]
-    yield _title("send_recv", "both", size, 0, (), send)
-    for rank in range(size):
-        steps: Iterable[Step] = ()
-        if rank == 0:
-            steps = send.steps(rank, size, size - 1)
-        elif rank == size - 1:
-            steps = recv.steps(rank, size, 0)
-        yield _rank(list(steps), ())
+    send, recv = find(MESSAGE, "send"), find(MESSAGE, "recv")
+    yield _title(MESSAGE, "both", size, 0, (), send, True)
+    yield _rank([Value(range(1), 0)], (), send.steps(0, size, size - 1))
+    for rank in range(1, size - 1):
+        yield _rank([Value(range(rank, rank + 1), 0)], (), ())
+    yield _rank([Value(range(1), 0)], (), recv.steps(size - 1, size, 0))
 
 
 def _title(
@@ -112,42 +130,38 @@ def _title(
     root: int,
     hosts: tuple[int, ...],
     algorithm: Algorithm,
+    uneven: bool,
 ) -> str:
     named = ",".join(map(str, hosts)) or "-"
-    chunks, uneven = algorithm.n_chunks(size, hosts), int(algorithm.takes_uneven)
     return (
         f"program {collective} {name} size {size} root {root} hosts {named} "
-        f"chunks {chunks} uneven {uneven}"
+        f"chunks {algorithm.n_chunks(size, hosts)} uneven {int(uneven)}"
     )
 
 
-def _rank(steps: list[Step], scratch: Sequence[int]) -> str:
-    parts = [",".join(map(str, scratch)) or "-", _steps(rows_of(steps, finish=False))]
-    if any(isinstance(step, Finish) for step in steps):
-        parts.append(_steps(rows_of(steps)))
-    return " | ".join(parts)
+def _rank(leaves: Iterable[Value], scratch: Sequence[int], steps: Iterable[Step]) -> str:
+    values = (
+        f"{v.ranks[0]}-{v.ranks[-1]}.{v.chunk}{'!' if v.finished else ''}" for v in leaves
+    )
+    parts = (" ".join(values), ",".join(map(str, scratch)), " ".join(map(_step, steps)))
+    return " | ".join(part or "-" for part in parts)
 
 
-def _steps(rows: list[Row]) -> str:
-    texts, n_versions = [], 0
-    for at, row in enumerate(rows):
-        kind, fold, buffer, into_buffer, peer, chunk, into, version, waits_for = row
-        here = f"{_LETTERS[buffer]}{chunk}"
-        is_new = kind == 0 and version == n_versions
-        n_versions += is_new
-        text = (
-            f"s{peer}{here}" + ("" if is_new else f"v{version}"),
-            f"{'f' if fold else 'r'}{peer}{here}",
-            f"{'a' if fold else 'c'}{here}{_LETTERS[into_buffer]}{into}",
-            f"e{here}",
-        )[kind]
-        back = ",".join(str(at - before) for before in waits_for)
-        texts.append(f"{text}<{back}" if back else text)
-    return " ".join(texts) or "-"
+def _step(step: Step) -> str:
+    here = _place(Place(step.buffer, step.chunk))
+    if isinstance(step, Send):
+        return f"s{step.peer}{here}"
+    if isinstance(step, Recv):
+        return f"{'f' if step.fold else 'r'}{step.peer}{here}"
+    if isinstance(step, Copy):
+        return f"{'a' if step.fold else 'c'}{here}{_place(Place(step.into_buffer, step.into))}"
+    return f"e{here}"
+
+
+def _place(place: Place) -> str:
+    return f"{Buffer(place.buffer).name[0]}{place.chunk}"
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:  # another file, for larger groups
-        Path(sys.argv[1]).write_text(of_many_ranks(sys.argv[2:]))
-    else:
-        FILE.write_text(written())
+    lines = of_many_ranks(sys.argv[2:]) if len(sys.argv) > 2 else written()
+    Path(sys.argv[1]).write_text("".join(line + "\n" for line in lines))

@@ -22,6 +22,7 @@
 #include "bind/value.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
+#include "engine/program_builder.h"
 #include "transport/frame_rules.h"
 
 namespace nb = nanobind;
@@ -51,34 +52,14 @@ int64_t ns_of(double seconds) {
   return static_cast<int64_t>(std::clamp(seconds, 0.0, 3.2e9) * 1e9);
 }
 
-using StepTuple =
-    std::tuple<int, bool, int, int, int, uint32_t, uint32_t, uint32_t, std::vector<uint32_t>>;
+void check(const ProgramBuilder& builder, int buffer, int peer = 0) {
+  if (buffer < 0 || buffer >= kBuffers || peer < 0 || peer >= builder.group_size())
+    throw std::invalid_argument("a step of this program is out of range");
+}
 
-std::shared_ptr<Program> make_program(int group_size, const std::vector<StepTuple>& tuples) {
-  auto program = std::make_shared<Program>();
-  for (const auto& [kind, fold, buffer, into_buffer, peer, chunk, into, version, waits_for] :
-       tuples) {
-    Step step;
-    step.kind = static_cast<StepKind>(kind);
-    step.fold = fold;
-    step.buffer = static_cast<uint8_t>(buffer);
-    step.into_buffer = static_cast<uint8_t>(into_buffer);
-    step.peer = peer;
-    step.chunk = chunk;
-    step.into = into;
-    step.version = version;
-    step.waits_for = waits_for;
-    const bool talks = step.kind == StepKind::kSend || step.kind == StepKind::kRecv;
-    if (kind < 0 || kind > 3 || buffer < 0 || buffer >= kBuffers || into_buffer < 0 ||
-        into_buffer >= kBuffers || (talks && (peer < 0 || peer >= group_size)))
-      throw std::invalid_argument("a step of this program is out of range");
-    for (const uint32_t before : waits_for)
-      if (before >= program->steps.size())
-        throw std::invalid_argument("a step waits for a later one");
-    program->steps.push_back(std::move(step));
-  }
-  program->index(group_size);
-  return program;
+ProgramBuilder make_builder(int group_size) {
+  if (group_size < 1) throw std::invalid_argument("a group has at least one rank");
+  return ProgramBuilder(group_size);
 }
 
 using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
@@ -322,9 +303,36 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);
 
   bind_handshake(m);
-  nb::class_<Program>(m, "Program")
-      .def_static("make", &make_program, nb::arg("group_size"), nb::arg("steps"))
-      .def_prop_ro("n_steps", [](const Program& program) { return program.steps.size(); });
+  nb::class_<Program>(m, "Program").def_prop_ro("waits_for", [](const Program& program) {
+    std::vector<std::vector<uint32_t>> all;
+    for (const Step& step : program.steps) all.push_back(step.waits_for);
+    return all;
+  });
+  nb::class_<ProgramBuilder>(m, "ProgramBuilder")
+      .def_static("of", &make_builder)
+      .def("send",
+           [](ProgramBuilder& self, int peer, uint32_t chunk, int buffer) {
+             check(self, buffer, peer);
+             self.send(peer, chunk, buffer);
+           })
+      .def("recv",
+           [](ProgramBuilder& self, int peer, uint32_t chunk, bool fold, int buffer) {
+             check(self, buffer, peer);
+             self.recv(peer, chunk, fold, buffer);
+           })
+      .def("copy",
+           [](ProgramBuilder& self, uint32_t chunk, uint32_t into, int buffer, int into_buffer,
+              bool fold) {
+             check(self, buffer);
+             check(self, into_buffer);
+             self.copy(chunk, into, buffer, into_buffer, fold);
+           })
+      .def("finish",
+           [](ProgramBuilder& self, uint32_t chunk, int buffer) {
+             check(self, buffer);
+             self.finish(chunk, buffer);
+           })
+      .def("done", &ProgramBuilder::done);
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("segment_elems"),

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "engine/program_builder.h"
+
 namespace shoal {
 
 // A call that has failed already if the tag is one too many. Messages of a tag are counted, and no
@@ -47,7 +49,7 @@ std::shared_ptr<Collective> Messages::recv(Group& group, std::shared_ptr<const P
 void Messages::wait(Group& group, const std::shared_ptr<Collective>& call, int source,
                     int64_t tag) {
   auto nothing = std::make_shared<Plan>();
-  nothing->program = idle(static_cast<int>(group.members.size()));
+  nothing->program = ProgramBuilder(static_cast<int>(group.members.size())).done();
   nothing->descriptor = call->plan->descriptor;
   std::shared_ptr<const Plan> plan = std::exchange(call->plan, std::move(nothing));
   call->unmatched = true;
@@ -68,7 +70,9 @@ void Messages::match(Group& group, int64_t tag) {
     Receiving next = std::move(waiting.front());
     waiting.pop_front();
     auto plan = std::make_shared<Plan>(*next.plan);
-    plan->program = receive_from(source, static_cast<int>(group.members.size()));
+    ProgramBuilder steps(static_cast<int>(group.members.size()));
+    steps.recv(source, 0);
+    plan->program = steps.done();
     const uint64_t key = group.messages.take(source, group.rank, tag);
     Collective& call = *next.call;
     call.plan = std::move(plan);

@@ -1,5 +1,5 @@
 // A schedule in its flat native form: one rank's steps with their dataflow made explicit.
-// Built by src/shoal/engine.py from the Python schedule; read-only afterwards, shared by calls.
+// Built by ProgramBuilder; read-only afterwards, shared by calls.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +36,8 @@ struct Step {
 struct Program {
   std::vector<Step> steps;
   std::vector<int32_t> peers;  // group ranks met, each once, in order of first use
-  uint32_t n_versions = 0;
   // Per group rank: the steps that send to it and receive from it, by flow.
   std::vector<std::vector<uint32_t>> sends_to, recvs_from;
-
-  void index(int group_size);  // fills everything derived from `steps`
 };
 
 // Where the chunks of one buffer lie, relative to the pointers given with a call.
@@ -89,9 +86,5 @@ struct Plan {
 };
 
 uint64_t hash_of(const std::string& text);
-
-// The program of a rank that does nothing, or nothing but receive one chunk from `source`.
-std::shared_ptr<Program> idle(int group_size);
-std::shared_ptr<Program> receive_from(int source, int group_size);
 
 }  // namespace shoal

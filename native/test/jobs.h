@@ -57,24 +57,20 @@ struct Job {
   bool operator==(const Job&) const = default;
 
   bool is(std::string_view collective) const { return kind.collective == collective; }
-  bool folds() const {
-    return is("all_reduce") || is("reduce") || is("reduce_scatter") || is("barrier");
-  }
+  const Meaning& meaning() const { return Recipes::all().meaning_of(kind.collective); }
+  bool folds() const { return meaning().folds || meaning().folds_again; }
   bool is_far(int one, int other) const {
     return places.empty() || places[static_cast<size_t>(one)] != places[static_cast<size_t>(other)];
   }
-  bool has_blocks() const {  // one for each rank, in buffers apart for input and output
-    return is("all_gather") || is("gather") || is("reduce_scatter") || is("scatter") ||
-           is("all_to_all");
-  }
+  bool has_blocks() const { return !meaning().in_place(); }
   const Recipe& recipe(int size) const {
     return Recipes::all().find(kind.collective, kind.algorithm, size, root, hosts);
   }
   std::string descriptor() const {
     std::string text = std::string(kind.collective) + " by " + std::string(kind.algorithm) + " " +
                        name_of(dtype) + "[" + std::to_string(n_elems) + "] " + name_of(op);
-    if (is("broadcast") || is("scatter")) text += " from rank " + std::to_string(root);
-    if (is("reduce") || is("gather")) text += " to rank " + std::to_string(root);
+    const std::string& word = meaning().root_word;
+    if (!word.empty()) text += " " + word + " rank " + std::to_string(root);
     if (!hosts.empty()) text += " on hosts " + std::string(hosts);
     if (codec != Codec::kIdentity) text += " in bf16";
     return is_uneven ? text + " in uneven parts of seed " + std::to_string(seed) : text;
@@ -115,26 +111,26 @@ inline ChunkLayout consecutive(const std::vector<uint64_t>& lengths, size_t item
   return layout;
 }
 
+// Of all ranks' blocks, or all chunks, those that a rank has.
+inline std::vector<uint64_t> blocks_of(const Job& job, Blocks which, int rank,
+                                       const std::vector<uint64_t>& lengths) {
+  if (which == Blocks::kOwn) return {lengths[static_cast<size_t>(rank)]};
+  return which == Blocks::kAtRoot && rank != job.root ? std::vector<uint64_t>() : lengths;
+}
+
 inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   const Recipe& recipe = job.recipe(size);
   const bool average = job.op == FoldOp::kAvg && job.folds();
   const size_t item = size_of(job.dtype);
   const std::vector<uint64_t> lengths = lengths_of(job, size);
-  const ChunkLayout blocks = consecutive(lengths, item);
-  const ChunkLayout at_root = rank == job.root ? blocks : ChunkLayout();
   Plan plan;
   plan.narrow = narrow_for(job.codec, job.dtype, job.op);
   plan.program = recipe.program(rank, average || plan.narrow != nullptr);
   if (job.has_blocks()) {
-    const ChunkLayout own = consecutive({lengths[static_cast<size_t>(rank)]}, item);
-    plan.layout[kInput] = job.is("all_gather") || job.is("gather") ? own
-                          : job.is("scatter")                      ? at_root
-                                                                   : blocks;
-    plan.layout[kOutput] = job.is("reduce_scatter") || job.is("scatter") ? own
-                           : job.is("gather")                            ? at_root
-                                                                         : blocks;
+    plan.layout[kInput] = consecutive(blocks_of(job, job.meaning().reads, rank, lengths), item);
+    plan.layout[kOutput] = consecutive(blocks_of(job, job.meaning().writes, rank, lengths), item);
   } else {
-    plan.layout[kData] = blocks;
+    plan.layout[kData] = consecutive(lengths, item);
   }
   std::vector<uint64_t> like;
   for (const uint32_t chunk : recipe.scratch(rank)) like.push_back(lengths[chunk]);
@@ -150,8 +146,8 @@ inline Job job_of(const Recipe& recipe, Job like) {
   like.kind = {recipe.collective, recipe.algorithm};
   like.root = recipe.root;
   like.hosts = recipe.hosts;
-  like.is_uneven = like.is_uneven && recipe.takes_uneven && !like.is("all_to_all");
-  if (like.is("barrier")) like.op = FoldOp::kMax;  // ranks may be folded in twice
+  like.is_uneven = like.is_uneven && recipe.takes_uneven;
+  if (like.meaning().folds_again) like.op = FoldOp::kMax;
   return like;
 }
 

@@ -1,5 +1,5 @@
-// The programs of all algorithms, as native/test/programs.txt has them: tests/programs.py writes
-// it (`make programs`) from the schedules and tells its format.
+// The programs of all algorithms, and what collectives mean, from the file that the build has
+// tests/programs.py write from the schedules. That tells its format.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <deque>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/program.h"
+#include "engine/program_builder.h"
 
 namespace shoal::test {
 
@@ -33,7 +34,7 @@ class Cursor {
     return true;
   }
   char letter() {
-    if (rest_.empty()) throw std::runtime_error("a line of programs.txt ends too early");
+    if (rest_.empty()) throw std::runtime_error("a line of the programs ends too early");
     const char first = rest_.front();
     rest_.remove_prefix(1);
     return first;
@@ -46,6 +47,10 @@ class Cursor {
     return value;
   }
   std::string_view word() { return upto(" "); }
+  std::string_view named(std::string_view name) {  // the word behind that one
+    if (word() != name) throw std::runtime_error("a line without " + std::string(name));
+    return word();
+  }
   std::string_view upto(std::string_view separator) {
     const size_t end = std::min(rest_.find(separator), rest_.size());
     const std::string_view text = rest_.substr(0, end);
@@ -63,31 +68,57 @@ class Cursor {
   std::string_view rest_;
 };
 
-inline Step step_of(std::string_view text, uint32_t at, uint32_t& n_versions) {
-  constexpr std::string_view kBufferLetters = "DIOS", kKinds = "srcefa";
-  constexpr StepKind kKindOf[] = {StepKind::kSend,   StepKind::kRecv, StepKind::kCopy,
-                                  StepKind::kFinish, StepKind::kRecv, StepKind::kCopy};
+// Which blocks of a rank each a buffer has: reads and writes of schedule/collectives.py.
+enum class Blocks { kNone, kOwn, kAll, kAtRoot };
+
+inline Blocks blocks_of(std::string_view name) {
+  constexpr std::string_view kNames[] = {"NONE", "OWN", "ALL", "AT_ROOT"};
+  const auto found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found == std::end(kNames)) throw std::runtime_error("no blocks: " + std::string(name));
+  return static_cast<Blocks>(found - std::begin(kNames));
+}
+
+// What a collective is, whichever algorithm does it.
+struct Meaning {
+  Blocks reads = Blocks::kNone, writes = Blocks::kNone;
+  std::string root_word;        // of its description: "from" or "to", or empty
+  bool folds = false;           // by any operation
+  bool folds_again = false;  // by max alone: contributions may come twice
+
+  bool in_place() const { return reads == Blocks::kNone && writes == Blocks::kNone; }
+};
+
+// What a chunk of a result holds: a chunk of the contributions of some ranks, folded.
+struct Leaves {
+  int first = 0, last = 0;
+  uint32_t chunk = 0;
+  bool finished = false;
+};
+
+inline void add_step(ProgramBuilder& steps, std::string_view text, bool finishes) {
+  constexpr std::string_view kBufferLetters = "DIOS";
   Cursor cursor(text);
-  Step step;
-  const auto place = [&](uint8_t& buffer, uint32_t& chunk) {
-    buffer = static_cast<uint8_t>(kBufferLetters.find(cursor.letter()));
-    chunk = cursor.number();
+  const auto place = [&] {
+    const size_t buffer = kBufferLetters.find(cursor.letter());
     if (buffer >= kBuffers) throw std::runtime_error("no buffer: " + std::string(text));
+    return std::pair(static_cast<int>(buffer), cursor.number());
   };
-  const size_t kind = kKinds.find(cursor.letter());
-  if (kind == std::string_view::npos) throw std::runtime_error("no step: " + std::string(text));
-  step.kind = kKindOf[kind];
-  step.fold = kind > 3;
-  if (step.kind == StepKind::kSend || step.kind == StepKind::kRecv)
-    step.peer = static_cast<int32_t>(cursor.number());
-  place(step.buffer, step.chunk);
-  if (step.kind == StepKind::kCopy) place(step.into_buffer, step.into);
-  if (step.kind == StepKind::kSend)
-    step.version = cursor.take('v') ? cursor.number() : n_versions++;
-  if (cursor.take('<'))
-    for (const uint32_t back : cursor.numbers()) step.waits_for.push_back(at - back);
+  const char kind = cursor.letter();
+  if (kind == 's' || kind == 'r' || kind == 'f') {
+    const auto peer = static_cast<int>(cursor.number());
+    const auto [buffer, chunk] = place();
+    kind == 's' ? steps.send(peer, chunk, buffer) : steps.recv(peer, chunk, kind == 'f', buffer);
+  } else if (kind == 'c' || kind == 'a') {
+    const auto [buffer, chunk] = place();
+    const auto [into_buffer, into] = place();
+    steps.copy(chunk, into, buffer, into_buffer, kind == 'a');
+  } else if (kind == 'e') {
+    const auto [buffer, chunk] = place();
+    if (finishes) steps.finish(chunk, buffer);
+  } else {
+    throw std::runtime_error("no step: " + std::string(text));
+  }
   if (!cursor.at_end()) throw std::runtime_error("more than a step: " + std::string(text));
-  return step;
 }
 
 // One algorithm over so many ranks: what it needs, and the steps of each rank.
@@ -101,18 +132,34 @@ class Recipe {
   uint32_t n_chunks = 0;
   bool takes_uneven = false;  // chunks (or blocks) of any lengths will do
 
+  // Of each chunk of a rank's result.
+  std::vector<Leaves> leaves(int rank) const {
+    std::vector<Leaves> all;
+    for (Cursor words(part(rank, 0)); !words.at_end();) {
+      Cursor value(words.word());
+      Leaves& one = all.emplace_back();
+      one.first = static_cast<int>(value.number());
+      value.take('-');
+      one.last = static_cast<int>(value.number());
+      value.take('.');
+      one.chunk = value.number();
+      one.finished = value.take('!');
+    }
+    return all;
+  }
   // For each scratch chunk of a rank, the chunk that is as long.
   std::vector<uint32_t> scratch(int rank) const {
-    Cursor parts(lines_[static_cast<size_t>(rank)]);
-    const std::string_view like = parts.upto(" | ");
-    return like == "-" ? std::vector<uint32_t>() : Cursor(like).numbers();
+    const std::string_view like = part(rank, 1);
+    return like.empty() ? std::vector<uint32_t>() : Cursor(like).numbers();
   }
-  // `divides`: with the Finish steps, where there are any.
-  std::shared_ptr<const Program> program(int rank, bool divides) const {
+  // `finishes`: with the Finish steps, where there are any.
+  std::shared_ptr<const Program> program(int rank, bool finishes) const {
     const std::lock_guard<std::mutex> lock(*making_);
-    auto& made = made_[{rank, divides}];
-    if (made == nullptr) made = parsed(lines_[static_cast<size_t>(rank)], divides);
-    return made;
+    auto& made = made_[{rank, finishes}];
+    if (made != nullptr) return made;
+    ProgramBuilder steps(size);
+    for (Cursor words(part(rank, 2)); !words.at_end();) add_step(steps, words.word(), finishes);
+    return made = steps.done();
   }
 
  private:
@@ -120,34 +167,21 @@ class Recipe {
 
   explicit Recipe(std::string_view title) {
     Cursor words(title);
-    const auto named = [&](std::string_view name) {
-      if (words.word() != name)
-        throw std::runtime_error(std::string(name) + " is missing: " + std::string(title));
-      return words.word();
-    };
-    const auto number = [&](std::string_view name) { return Cursor(named(name)).number(); };
-    collective = named("program");
+    const auto number = [&](std::string_view name) { return Cursor(words.named(name)).number(); };
+    collective = words.named("program");
     algorithm = words.word();
     size = static_cast<int>(number("size"));
     root = static_cast<int>(number("root"));
-    hosts = named("hosts");
+    hosts = words.named("hosts");
     if (hosts == "-") hosts.clear();
     n_chunks = number("chunks");
     takes_uneven = number("uneven") == 1;
   }
-  std::shared_ptr<const Program> parsed(std::string_view line, bool divides) const {
-    Cursor parts(line);
-    parts.upto(" | ");
-    std::string_view steps = parts.upto(" | ");
-    if (divides && !parts.at_end()) steps = parts.upto(" | ");
-    auto program = std::make_shared<Program>();
-    uint32_t n_versions = 0;
-    for (Cursor words(steps == "-" ? "" : steps); !words.at_end();) {
-      const auto at = static_cast<uint32_t>(program->steps.size());
-      program->steps.push_back(step_of(words.word(), at, n_versions));
-    }
-    program->index(size);
-    return program;
+  std::string_view part(int rank, int number) const {
+    Cursor parts(lines_[static_cast<size_t>(rank)]);
+    while (number-- > 0) parts.upto(" | ");
+    const std::string_view text = parts.upto(" | ");
+    return text == "-" ? std::string_view() : text;
   }
 
   std::vector<std::string> lines_;
@@ -157,7 +191,7 @@ class Recipe {
 
 class Recipes {
  public:
-  // Those of programs.txt; SHOAL_PROGRAMS in the environment names another file.
+  // Those of the build; SHOAL_PROGRAMS in the environment names another file.
   static const Recipes& all() {
     const char* const other = std::getenv("SHOAL_PROGRAMS");
     static const Recipes recipes(other == nullptr ? SHOAL_TEST_PROGRAMS : other);
@@ -165,12 +199,14 @@ class Recipes {
   }
   explicit Recipes(const std::string& path) {
     std::ifstream file(path);
-    if (!file) throw std::runtime_error("cannot read " + path + ": run `make programs`");
+    if (!file) throw std::runtime_error("cannot read " + path);
     for (std::string line; std::getline(file, line);) {
-      if (!line.starts_with("program "))
-        recipes_.back().lines_.push_back(std::move(line));
-      else
+      if (line.starts_with("collective "))
+        add_collective(line);
+      else if (line.starts_with("program "))
         add(Recipe(line));
+      else
+        recipes_.back().lines_.push_back(std::move(line));
     }
   }
 
@@ -184,7 +220,7 @@ class Recipes {
     throw std::runtime_error("no program for " + std::string(collective) + " by " +
                              std::string(algorithm) + ", size " + std::to_string(size) + ", root " +
                              std::to_string(root) + ", hosts " + std::string(hosts) +
-                             ": add it to tests/programs.py and run `make programs`");
+                             ": add it to tests/programs.py");
   }
   const std::vector<const Recipe*>& of_size(int size) const {
     const auto found = by_size_.find(size);
@@ -193,13 +229,32 @@ class Recipes {
     return found->second;
   }
   const std::deque<Recipe>& recipes() const { return recipes_; }
+  const std::map<std::string, Meaning, std::less<>>& collectives() const { return collectives_; }
+  const Meaning& meaning_of(std::string_view collective) const {
+    const auto found = collectives_.find(collective);
+    if (found == collectives_.end())
+      throw std::runtime_error("no collective " + std::string(collective));
+    return found->second;
+  }
 
  private:
+  void add_collective(std::string_view line) {
+    Cursor words(line);
+    Meaning& one = collectives_[std::string(words.named("collective"))];
+    one.reads = blocks_of(words.named("reads"));
+    one.writes = blocks_of(words.named("writes"));
+    one.root_word = words.named("root");
+    if (one.root_word == "-") one.root_word.clear();
+    const std::string_view folds = words.named("folds");
+    one.folds = folds == "any";
+    one.folds_again = folds == "max";
+  }
   void add(Recipe recipe) {
     const Recipe& added = recipes_.emplace_back(std::move(recipe));
     by_size_[added.size].push_back(&added);
   }
 
+  std::map<std::string, Meaning, std::less<>> collectives_;
   std::deque<Recipe> recipes_;
   std::map<int, std::vector<const Recipe*>> by_size_;
 };

@@ -133,10 +133,10 @@ TEST("a group counts so many tags and then refuses new ones in words") {
   World world(2, options);
   std::vector<float> data(4);
   auto* bytes = reinterpret_cast<std::byte*>(data.data());
-  ProgramBuilder program;
+  ProgramBuilder program(2);
   program.send(1, 0);
   Plan plan;
-  plan.program = program.done(2);
+  plan.program = program.done();
   plan.by_pair = true;
   plan.layout[kData] = equal_layout(16, 1);
   const auto message = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "send");

@@ -31,10 +31,10 @@ TEST("the stripes of a chunk are all of its segments, each once") {
   for (int turn = 0; turn < 300; ++turn) {
     const uint64_t n_bytes = 16 * random.below(80);
     const auto n_stripes = static_cast<uint32_t>(1 + random.below(5));
-    ProgramBuilder program;
+    ProgramBuilder program(2);
     program.send(1, 0);
     Plan plan;
-    plan.program = program.done(2);
+    plan.program = program.done();
     plan.layout[kData] = equal_layout(n_bytes, 1);
     plan.n_stripes = n_stripes;
     const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "one chunk");

@@ -465,7 +465,7 @@ TEST("a segment that comes by two paths at a time lands nowhere once its call ma
   engine.set_link(1, std::make_unique<HalfLanded>(asked), 0);
   Group& group = engine.add_group(7, {0, 1});
   Plan plan;
-  plan.program = receive_from(1, 2);
+  plan.program = point_to_point(0, 2, 1, 0);
   plan.layout[kData] = equal_layout(512, 1);
   const auto sealed = seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
   Bytes memory(512);

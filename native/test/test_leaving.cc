@@ -72,12 +72,12 @@ TEST("a group that is made after a member has left serves the others, and what t
   Job between = job;
   between.root = 1;
   std::vector<Call*> calls;
-  ProgramBuilder send, recv;
+  ProgramBuilder send(3), recv(3);
   send.send(2, 0);
   recv.recv(1, 0);
   for (const int rank : {1, 2}) {
     Plan plan;
-    plan.program = (rank == 1 ? send : recv).done(3);
+    plan.program = (rank == 1 ? send : recv).done();
     plan.layout[kData] = equal_layout(40, 1);
     const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "a message");
     calls.push_back(&world.post_plan(rank, world.add_group(rank, 61, {0, 1, 2}), between, sealed,

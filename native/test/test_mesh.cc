@@ -78,11 +78,11 @@ TEST("several messages that leave together wake whoever waits for all of them") 
   for (uint64_t key = 0; key < 50; ++key) {
     in_threads(2, [&](int rank) {
       if (rank == 1) CHECK(eventually([&] { return cluster.is_asleep(0); }));
-      ProgramBuilder program;
+      ProgramBuilder program(2);
       for (uint32_t chunk = 0; chunk < kMessages; ++chunk)
         rank == 0 ? program.recv(1, chunk) : program.send(0, chunk);
       Plan plan;
-      plan.program = program.done(2);
+      plan.program = program.done();
       plan.layout[kData] = equal_layout(64, kMessages);
       const auto sealed =
           seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "five messages");
@@ -251,10 +251,10 @@ TEST("closing a mesh ends the waits of other threads on it") {
 TEST("a wait is as long as it was asked to be, also where there is always something to do") {
   Cluster cluster(1, 1);
   constexpr uint64_t kBytes = 256u << 20;  // to copy, which takes long
-  ProgramBuilder program;
+  ProgramBuilder program(1);
   program.copy(0, 0, kInput, kOutput);
   Plan plan;
-  plan.program = program.done(1);
+  plan.program = program.done();
   plan.layout[kInput] = plan.layout[kOutput] = equal_layout(kBytes, 1);
   const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 128u << 10, "copy");
   Bytes from(kBytes, std::byte{3});

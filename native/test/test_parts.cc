@@ -8,6 +8,7 @@
 #include "engine/credits.h"
 #include "engine/finished_calls.h"
 #include "engine/message_counts.h"
+#include "engine/program_builder.h"
 #include "engine/steps.h"
 #include "test/check.h"
 
@@ -127,12 +128,10 @@ TEST("both ends of a message derive the same key, and no other message has it") 
 // A call of one send in eight segments, which another step waits for.
 struct Sending {
   Sending() {
-    program->steps.resize(2);
-    program->steps[0].peer = 1;
-    program->steps[1].kind = StepKind::kFinish;
-    program->steps[1].waits_for = {0};
-    program->index(2);
-    plan->program = program;
+    ProgramBuilder steps(2);
+    steps.send(1, 0);
+    steps.finish(0);
+    plan->program = steps.done();
     plan->layout[0].offset = {0};
     plan->layout[0].n_bytes = {8 * 64};
     plan->segment_elems = 16;
@@ -153,7 +152,6 @@ struct Sending {
 
   const std::vector<int> members = {0, 1};
   const int64_t now = 0;
-  std::shared_ptr<Program> program = std::make_shared<Program>();
   std::shared_ptr<Plan> plan = std::make_shared<Plan>();
   std::shared_ptr<Collective> call = std::make_shared<Collective>();
   Traffic traffic{2};

@@ -1,6 +1,7 @@
 // What each rank puts into a job, and what must come out.
 //
-// Integers: what the collective means, by a plain loop over all ranks' inputs; no program is asked.
+// Integers: what the collective must leave by its contract (schedule/collectives.py), in a plain
+// loop over all ranks' inputs; no program is asked.
 // Floats, whose bits depend on the order of the folds: all ranks' steps done one after the other,
 // each as soon as those before it are, on whole chunks. The integers show that the steps do what
 // the collective means, the floats that the engine does them in their order.
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -30,19 +32,16 @@ Bytes bytes_of(const std::vector<T>& elems) {
 
 // ---- inputs
 
-inline uint64_t n_input_elems(const Job& job, int rank, int size) {
-  const std::vector<uint64_t> lengths = lengths_of(job, size);
-  if (job.is("all_gather") || job.is("gather")) return lengths[static_cast<size_t>(rank)];
-  if (job.is("scatter") && rank != job.root) return 0;
-  uint64_t all = 0;
-  for (const uint64_t length : lengths) all += length;
-  return all;
+// Elements of every chunk that a rank brings.
+inline std::vector<uint64_t> input_lengths(const Job& job, int rank, int size) {
+  return blocks_of(job, job.meaning().reads, rank, lengths_of(job, size));
 }
 
 template <class T>
 std::vector<T> random_elems(const Job& job, int rank, int size) {
   FakeRandom random(job.seed * 1000 + static_cast<uint64_t>(rank));
-  std::vector<T> elems(n_input_elems(job, rank, size));
+  const std::vector<uint64_t> lengths = input_lengths(job, rank, size);
+  std::vector<T> elems(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0}));
   for (T& elem : elems) {
     if constexpr (std::is_floating_point_v<T>) {
       // Of many magnitudes, so that every other order of additions gives other bits.
@@ -78,36 +77,27 @@ T folded(FoldOp op, T a, T b) {
 
 // ---- what a collective means
 
+// A chunk of what a rank brings.
 template <class T>
-std::vector<T> fold_of_all(const Job& job, const Everyone<T>& inputs) {
-  std::vector<T> all = inputs[0];
-  for (size_t rank = 1; rank < inputs.size(); ++rank)
-    for (size_t at = 0; at < all.size(); ++at) all[at] = folded(job.op, all[at], inputs[rank][at]);
-  if (job.op == FoldOp::kAvg)
-    for (T& elem : all) elem = static_cast<T>(elem / static_cast<T>(inputs.size()));
-  return all;
+std::vector<T> chunk_of(const Job& job, const Everyone<T>& inputs, int rank, uint32_t chunk) {
+  const auto lengths = input_lengths(job, rank, static_cast<int>(inputs.size()));
+  const auto before = lengths.begin() + chunk;
+  const auto from = inputs[static_cast<size_t>(rank)].begin() +
+                    static_cast<int64_t>(std::accumulate(lengths.begin(), before, uint64_t{0}));
+  return std::vector<T>(from, from + static_cast<int64_t>(lengths[chunk]));
 }
 
 template <class T>
 std::vector<T> meant(const Job& job, const Everyone<T>& inputs, int rank) {
-  const auto size = static_cast<int>(inputs.size());
-  const auto own = static_cast<size_t>(rank), root = static_cast<size_t>(job.root);
-  const auto block_of = [&](const std::vector<T>& all) {  // this rank's
-    const std::vector<uint64_t> lengths = lengths_of(job, size);
-    auto from = all.begin();
-    for (size_t before = 0; before < own; ++before) from += static_cast<int64_t>(lengths[before]);
-    return std::vector<T>(from, from + static_cast<int64_t>(lengths[own]));
-  };
   std::vector<T> all;
-  if (job.is("all_reduce") || job.is("barrier")) return fold_of_all(job, inputs);
-  if (job.is("reduce")) return rank == job.root ? fold_of_all(job, inputs) : inputs[own];
-  if (job.is("reduce_scatter")) return block_of(fold_of_all(job, inputs));
-  if (job.is("broadcast")) return inputs[root];
-  if (job.is("scatter")) return block_of(inputs[root]);
-  if (job.is("send_recv")) return rank == size - 1 ? inputs[0] : inputs[own];
-  if (job.is("gather") && rank != job.root) return all;
-  for (const std::vector<T>& input : inputs) {
-    const std::vector<T> part = job.is("all_to_all") ? block_of(input) : input;
+  for (const Leaves& value : job.recipe(static_cast<int>(inputs.size())).leaves(rank)) {
+    std::vector<T> part = chunk_of(job, inputs, value.first, value.chunk);
+    for (int other = value.first + 1; other <= value.last; ++other) {
+      const std::vector<T> theirs = chunk_of(job, inputs, other, value.chunk);
+      for (size_t at = 0; at < part.size(); ++at) part[at] = folded(job.op, part[at], theirs[at]);
+    }
+    if (value.finished && job.op == FoldOp::kAvg)
+      for (T& elem : part) elem = static_cast<T>(elem / static_cast<T>(inputs.size()));
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

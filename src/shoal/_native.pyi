@@ -4,17 +4,23 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-_Step = tuple[int, bool, int, int, int, int, int, int, list[int]]
-
 class Program:
     """One rank's steps with their dataflow; see native/engine/program.h."""
 
-    @staticmethod
-    def make(group_size: int, steps: Sequence[_Step]) -> Program:
-        """Each step: kind, fold, buffer, into_buffer, peer, chunk, into, value, waits_for."""
-
     @property
-    def n_steps(self) -> int: ...
+    def waits_for(self) -> list[list[int]]:
+        """Of each step: the earlier ones that come first, a segment at a time."""
+
+class ProgramBuilder:
+    """Takes a rank's steps in their order; ValueError for a peer or buffer that there is not."""
+
+    @staticmethod
+    def of(group_size: int, /) -> ProgramBuilder: ...
+    def send(self, peer: int, chunk: int, buffer: int, /) -> None: ...
+    def recv(self, peer: int, chunk: int, fold: bool, buffer: int, /) -> None: ...
+    def copy(self, chunk: int, into: int, buffer: int, into_buffer: int, fold: bool, /) -> None: ...
+    def finish(self, chunk: int, buffer: int, /) -> None: ...
+    def done(self) -> Program: ...
 
 class Plan:
     """A program for one size, type and operation."""

@@ -12,7 +12,8 @@ from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.shapes import NARROWING, REDUCING, Shape
+from shoal.schedule import COLLECTIVES, MESSAGE
+from shoal.shapes import Shape
 from shoal.state import AtDeadline
 from shoal.work import FOR_EVER_S, Work
 from shoal.world import Occurrences, hash_of
@@ -169,7 +170,7 @@ class Calls:
         uneven: bool = False,
         wire: str | None = None,
     ) -> Shape:
-        if collective in REDUCING and not engine.can_fold(dtype, op):
+        if COLLECTIVES[collective].folds and not engine.can_fold(dtype, op):
             raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
         n_bytes = n_elems * item_size(dtype)
         codec = self._codec(collective, dtype, op, n_bytes, wire)
@@ -193,7 +194,7 @@ class Calls:
         codec = self.wire if asked is None else parse_wire(asked)
         if codec is Codec.IDENTITY:
             return codec
-        can = collective in NARROWING and engine.can_encode(codec, dtype, op)
+        can = COLLECTIVES[collective].narrows and engine.can_encode(codec, dtype, op)
         if asked is None:
             return codec if can and n_bytes >= WIRE_FLOOR_BYTES else Codec.IDENTITY
         if not can:
@@ -306,7 +307,7 @@ class Calls:
             raise UsageError(f"{self}: a message has a tag, not a name")
         span = span_of(data, writable=kind == "recv")
         at = -1 if peer is None else peer
-        shape = Shape("send_recv", kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
+        shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
         timeout_s, background = self._timeout(how), how.get("async_op", False)
         call = self._native.post_message(
             *(plan_for(shape), kind == "send", at, tag, span.address, timeout_s, background)

@@ -22,6 +22,7 @@ from shoal._native import (
     Mesh,
     Plan,
     Program,
+    ProgramBuilder,
     Progress,
     ServerHandshake,
     address_of,
@@ -42,7 +43,7 @@ from shoal._native import (
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
+from shoal.schedule import Algorithm, Copy, Recv, Send, Step
 from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
 
 __all__ = [
@@ -73,7 +74,6 @@ __all__ = [
     "make_plan",
     "plan_for",
     "release",
-    "rows_of",
     "scale",
     "wakeups",
 ]
@@ -81,71 +81,26 @@ __all__ = [
 TIMED_OUT: Final = 2
 """The native fault of a deadline that passed."""
 
-_SEND, _RECV, _COPY, _FINISH = range(4)
-
-_Place = tuple[Buffer, int]
-Row = tuple[int, bool, int, int, int, int, int, int, list[int]]
-"""A step as the native core takes it: kind (send, recv, copy, finish), whether it folds, buffer,
-the buffer copied into, peer, chunk, the chunk copied into, version of what is sent, and the steps
-it waits for."""
-
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
-    """Flatten one rank's steps, with the dataflow between them made explicit.
+    """Flatten one rank's steps; the native core finds out which of them wait for which.
 
     Args:
         size: of the group; peers are below it.
         finish: keep the Finish steps; they do nothing unless the operation divides, or a narrow
             codec rounds the result.
     """
-    return Program.make(size, rows_of(steps, finish=finish))
-
-
-def rows_of(steps: Iterable[Step], *, finish: bool = True) -> list[Row]:
-    """What `lower` hands to the native core; `native/test/programs.txt` is written from it."""
-    flow = _Dataflow()
+    builder = ProgramBuilder.of(size)
     for step in steps:
-        if finish or not isinstance(step, Finish):
-            flow.add(step)
-    return flow.rows
-
-
-class _Dataflow:
-    """Which earlier steps each step waits for: its chunk's last writer, or that one's readers."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._writer: dict[_Place, int] = {}
-        self._readers: dict[_Place, list[int]] = {}
-        self._values: dict[tuple[_Place, int], int] = {}
-
-    def add(self, step: Step) -> None:
-        here = (step.buffer, step.chunk)
         if isinstance(step, Send):
-            # Sends of one value may share one copy of it; a value is known by who wrote it.
-            key = (here, self._writer.get(here, -1))
-            value = self._values.setdefault(key, len(self._values))
-            waits_for = self._read(here)
-            row = (_SEND, False, step.buffer, 0, step.peer, step.chunk, 0, value, waits_for)
+            builder.send(step.peer, step.chunk, step.buffer)
         elif isinstance(step, Recv):
-            waits_for = self._write(here)
-            row = (_RECV, step.fold, step.buffer, 0, step.peer, step.chunk, 0, 0, waits_for)
+            builder.recv(step.peer, step.chunk, step.fold, step.buffer)
         elif isinstance(step, Copy):
-            waits_for = sorted({*self._read(here), *self._write((step.into_buffer, step.into))})
-            into = step.into_buffer
-            row = (_COPY, step.fold, step.buffer, into, -1, step.chunk, step.into, 0, waits_for)
-        else:
-            row = (_FINISH, False, step.buffer, 0, -1, step.chunk, 0, 0, self._write(here))
-        self.rows.append(row)
-
-    def _read(self, place: _Place) -> list[int]:
-        self._readers.setdefault(place, []).append(len(self.rows))
-        return [self._writer[place]] if place in self._writer else []
-
-    def _write(self, place: _Place) -> list[int]:
-        writer = [self._writer[place]] if place in self._writer else []
-        self._writer[place] = len(self.rows)
-        return self._readers.pop(place, None) or writer
+            builder.copy(step.chunk, step.into, step.buffer, step.into_buffer, step.fold)
+        elif finish:
+            builder.finish(step.chunk, step.buffer)
+    return builder.done()
 
 
 # Plans are small; a model has a few dozen kinds of calls. A shape that changes every step (variable

@@ -84,7 +84,7 @@ class Closed(ShoalError):  # noqa: N818 - says what happened
 
 
 class ProofError(ShoalError):
-    """A schedule does not do what its collective promises. It has not been run."""
+    """A schedule does not keep the contract of its collective. It has not been run."""
 
 
 class InternalError(ShoalError):

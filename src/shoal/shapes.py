@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
-from shoal.schedule import Algorithm, find
+from shoal.schedule import COLLECTIVES, MESSAGE, Algorithm, Blocks, Root, find
 
 # The unit of pipelining: so many bytes of elements, in memory. Two segments and what they are
 # folded into fit in a core's L2; smaller ones cost more messages. At most a slot of the arena
@@ -17,13 +17,6 @@ SEGMENT_BYTES: Final = 128 << 10
 
 # Chunks begin on cache lines, so that no two ranks write to the same one.
 _LINE_BYTES: Final = 64
-
-REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-NARROWING: Final = frozenset({"all_reduce", "reduce_scatter"})
-"""The collectives that may travel in a narrow codec: each contribution goes straight to the rank
-that folds it, so it is rounded once."""
-_FROM_ROOT: Final = frozenset({"broadcast", "scatter"})
-_TO_ROOT: Final = frozenset({"reduce", "gather"})
 
 Layout = tuple[list[int], list[int]]
 """Of one buffer: the offset of every chunk, and its length; bytes."""
@@ -35,7 +28,7 @@ class Shape(NamedTuple):
     """Everything that makes two calls the same kind: they share one plan.
 
     Args:
-        collective: a key of `ALGORITHMS`; `algorithm` one of its names.
+        collective: a key of `COLLECTIVES`, or `MESSAGE`; `algorithm` a name that `find` knows.
         n_elems: of the in-place buffer, or of one rank's block (all_gather, reduce_scatter,
             gather, scatter, all_to_all).
         root: the one rank that gives or gets all, or the peer of a send or recv (-1: any); else 0.
@@ -72,7 +65,8 @@ class Shape(NamedTuple):
     @property
     def agrees_by_pair(self) -> bool:
         """Whether only two ranks know how long the block between them is, and tell each other."""
-        return self.collective == "all_to_all" and self.found.takes_uneven
+        row = COLLECTIVES.get(self.collective)
+        return row is not None and row.by_pair and self.found.takes_uneven
 
 
 def agreement(shape: Shape) -> str:
@@ -80,7 +74,7 @@ def agreement(shape: Shape) -> str:
 
     Who meets whom follows from the key of a message.
     """
-    if shape.collective == "send_recv":
+    if shape.collective == MESSAGE:
         return f"message {shape.dtype}[{shape.n_elems}]"
     return describe(shape)
 
@@ -88,19 +82,17 @@ def agreement(shape: Shape) -> str:
 def describe(shape: Shape) -> str:
     """What a call does, in words for people."""
     length = f"[{','.join(map(str, shape.blocks)) or shape.n_elems}]"
-    what = shape.collective
-    if what != "barrier":
-        what += f" {shape.dtype}{'' if shape.agrees_by_pair else length}"
-    if shape.collective in REDUCING:
-        what += f" {shape.op}"
-    if shape.collective in _FROM_ROOT:
-        what += f" from rank {shape.root}"
-    if shape.collective in _TO_ROOT:
-        what += f" to rank {shape.root}"
-    if shape.collective == "send_recv":
+    if shape.collective == MESSAGE:
         peer = f"rank {shape.root}" if shape.root >= 0 else "any rank"
         way = "to" if shape.algorithm == "send" else "from"
         return f"{shape.algorithm} {shape.dtype}{length} {way} {peer}"
+    what, row = shape.collective, COLLECTIVES[shape.collective]
+    if row.carries:
+        what += f" {shape.dtype}{'' if shape.agrees_by_pair else length}"
+    if row.folds:
+        what += f" {shape.op}"
+    if row.root is not Root.NONE:
+        what += f" {row.root.value} rank {shape.root}"
     narrow = "" if shape.codec is Codec.IDENTITY else f", in {shape.codec} between hosts"
     stripes = "" if shape.n_stripes == 1 else f", over {shape.n_stripes} channels"
     return f"{what} by {shape.algorithm}{narrow}{stripes}"
@@ -109,28 +101,26 @@ def describe(shape: Shape) -> str:
 def layouts_of(shape: Shape) -> list[Layout]:
     """Where every chunk lies in DATA, INPUT, OUTPUT and SCRATCH."""
     item, size, algorithm = item_size(shape.dtype), shape.size, shape.found
-    lengths = [n * item for n in shape.blocks or (shape.n_elems,) * size]
-    own, blocks = ([0], [lengths[shape.rank]]), _consecutive(lengths)
-    data, taken, given = _EMPTY, _EMPTY, _EMPTY
-    match shape.collective:
-        case "all_gather":
-            taken, given = own, blocks
-        case "gather":
-            taken, given = own, blocks if shape.rank == shape.root else _EMPTY
-        case "reduce_scatter":
-            taken, given = blocks, own
-        case "scatter":
-            taken, given = blocks if shape.rank == shape.root else _EMPTY, own
-        case "all_to_all" if shape.sent or shape.taken:
-            taken = _consecutive([n * item for n in shape.sent])
-            given = _consecutive([n * item for n in shape.taken])
-        case "all_to_all":
-            taken = given = blocks
-        case _:
-            data = balanced(shape.n_elems, item, algorithm.n_chunks(size, shape.hosts))
-            lengths = data[1]
+    row = COLLECTIVES.get(shape.collective)
+    if row is None or row.in_place:
+        data = balanced(shape.n_elems, item, algorithm.n_chunks(size, shape.hosts))
+        lengths, callers = data[1], [data, _EMPTY, _EMPTY]
+    else:
+        lengths = [n * item for n in shape.blocks or (shape.n_elems,) * size]
+        callers = [_EMPTY, _blocks(shape, row.reads, lengths), _blocks(shape, row.writes, lengths)]
+    if shape.sent or shape.taken:
+        apart = ([n * item for n in ns] for ns in (shape.sent, shape.taken))
+        callers = [_EMPTY, *map(_consecutive, apart)]
     like = algorithm.scratch(shape.rank, size, shape.hosts, shape.root)
-    return [data, taken, given, _scratch(lengths, like)]
+    return [*callers, _scratch(lengths, like)]
+
+
+def _blocks(shape: Shape, which: Blocks, lengths: list[int]) -> Layout:
+    """Those blocks of all that this rank has in a buffer."""
+    if which is Blocks.OWN:
+        return [0], [lengths[shape.rank]]
+    has_all = which is Blocks.ALL or (which is Blocks.AT_ROOT and shape.rank == shape.root)
+    return _consecutive(lengths) if has_all else _EMPTY
 
 
 def _consecutive(lengths: list[int]) -> Layout:

@@ -1,4 +1,4 @@
-"""What `Algorithm.encodes_once` promises, found out by carrying marks through all ranks' steps."""
+"""What `Algorithm.encodes_once` says, found out by carrying marks through all ranks' steps."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -7,8 +7,17 @@ from dataclasses import dataclass
 import pytest
 
 from shoal.plan import numbered
-from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, find
-from shoal.shapes import NARROWING
+from shoal.schedule import (
+    ALGORITHMS,
+    COLLECTIVES,
+    Algorithm,
+    Buffer,
+    Copy,
+    Finish,
+    Recv,
+    Send,
+    find,
+)
 
 NAMES = {
     "all_reduce": (
@@ -134,8 +143,6 @@ def can_run(algorithm: Algorithm, hosts: tuple[int, ...]) -> bool:
 
 
 def test_only_collectives_that_may_be_narrow_have_such_algorithms() -> None:
-    from shoal.schedule import ALGORITHMS
-
     for collective, algorithms in ALGORITHMS.items():
         some = any(algorithm.encodes_once for algorithm in algorithms.values())
-        assert some == (collective in NARROWING)
+        assert some == (COLLECTIVES[collective].narrows)

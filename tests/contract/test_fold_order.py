@@ -20,7 +20,7 @@ from contract.test_algorithms import go_through
 from shoal.dtypes import DType, Op
 from shoal.errors import UsageError
 from shoal.lens.prove import Expression, Proof, prove, prove_steps
-from shoal.schedule import Algorithm, Buffer, Place, Promise, Send, find, promise
+from shoal.schedule import Algorithm, Buffer, Contract, Place, Send, contract_of, find
 from shoal.schedule.sharded import sharded, sharded_all_reduce, sharded_scratch
 from shoal.schedule.stripes import Reducer, Role, stripes_of
 from shoal.shapes import Shape, layouts_of
@@ -158,8 +158,8 @@ def test_servers_reduce_in_the_same_order(n_servers: int) -> None:
             proof = prove_steps(
                 [list(sharded_all_reduce(rank, size, cut)) for rank in ranks],
                 [
-                    *(promised_to_worker(rank, size) for rank in range(size)),
-                    *[Promise({}, {}, {})] * n_servers,
+                    *(contract_of_worker(rank, size) for rank in range(size)),
+                    *[Contract({}, {}, {})] * n_servers,
                 ],
                 scratch=[sharded_scratch(rank, size, cut) for rank in ranks],
                 window=0,
@@ -170,9 +170,9 @@ def test_servers_reduce_in_the_same_order(n_servers: int) -> None:
             assert sum(proof.n_sent.values()) == 2 * once
 
 
-def promised_to_worker(rank: int, size: int) -> Promise:
+def contract_of_worker(rank: int, size: int) -> Contract:
     """That of an all-reduce over the workers alone."""
-    return promise("all_reduce", rank, size, size)
+    return contract_of("all_reduce", rank, size, size)
 
 
 def test_where_all_workers_reduce_their_sends_go_to_different_ranks_at_any_time() -> None:

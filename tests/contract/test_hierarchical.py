@@ -1,4 +1,4 @@
-"""Hierarchical all-reduces keep the promise of an all-reduce, however the ranks lie on hosts."""
+"""Hierarchical all-reduces keep the contract of an all-reduce, however the ranks lie on hosts."""
 
 from __future__ import annotations
 

@@ -1,22 +1,49 @@
-"""The programs that the native tests run are those of today's schedules."""
+"""The engine's dataflow is that which proofs and simulations derive for themselves."""
 
-import programs
+import pytest
 
-from shoal.schedule import ALGORITHMS
+from shoal.engine import lower
+from shoal.lens.dataflow import Dataflow
+from shoal.schedule import ALGORITHMS, Algorithm, find
+
+MORE = ("sharded(2)", "sharded/tree", "ring/doubling", "tree/sharded")
+NAMES = [
+    *((collective, name) for collective, known in ALGORITHMS.items() for name in known),
+    *(("all_reduce", name) for name in MORE),
+]
+# Sizes, and the hosts of the ranks.
+HOSTS = [
+    *((0,) * size for size in (1, 2, 3, 4, 5, 7, 8, 16)),
+    *((0, 0, 1, 1), (0, 0, 0, 1, 1), tuple(rank // 2 for rank in range(8)), (0, 1, 0, 1, 0)),
+]
 
 
-def test_the_programs_of_the_native_tests_are_those_of_the_schedules() -> None:
-    is_same = programs.FILE.read_text() == programs.written()  # apart: a diff of it says nothing
-    assert is_same, (
-        f"{programs.FILE.name} is not what the schedules say now: run `make programs`, "
-        "run `make test-native`, and commit the file"
-    )
+def can_run(algorithm: Algorithm, size: int) -> bool:
+    try:
+        algorithm.n_chunks(size)
+    except ValueError:
+        return False
+    return True
 
 
-def test_every_algorithm_of_the_table_is_among_the_programs() -> None:
-    lines = programs.FILE.read_text().splitlines()
-    titles = [line.split()[1:3] for line in lines if line.startswith("program ")]
-    written = {(what, name) for what, name in titles if what != "send_recv"}
-    table = {(what, name) for what, by in ALGORITHMS.items() for name in by if what != "send_recv"}
-    assert written - table == {("all_reduce", name) for name in programs.MORE_ALL_REDUCES}
-    assert table <= written
+@pytest.mark.parametrize(("collective", "name"), NAMES)
+def test_a_step_waits_for_what_an_independent_reading_of_the_schedule_says(
+    collective: str, name: str
+) -> None:
+    algorithm = find(collective, name)
+    for hosts in HOSTS:
+        size = len(hosts)
+        if not can_run(algorithm, size):
+            continue
+        for root in {0, size // 2} if algorithm.rooted else {0}:
+            schedule = [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)]
+            flow = Dataflow(schedule)
+            for rank, steps in enumerate(schedule):
+                native = lower(steps, size).waits_for
+                first = flow.first_of[rank]
+                assert len(native) == len(steps)
+                for at, waits in enumerate(native):
+                    also = {one - first for one in flow.waits_for[first + at]}
+                    assert sorted(set(waits)) == waits
+                    # Who waits for a chunk's readers waits for whom they read it from, too.
+                    assert also == {*waits, *(also & {w for one in waits for w in native[one]})}

@@ -117,7 +117,7 @@ CHECKS = {
 
 
 NAMES = [
-    *((c, name) for c, known in ALGORITHMS.items() if c != "send_recv" for name in known),
+    *((c, name) for c, known in ALGORITHMS.items() for name in known),
     *(("all_reduce", name) for name in COMPOUND),
 ]
 
@@ -149,7 +149,7 @@ def run_everything(ranks_per_host: int) -> int:
 
 
 def test_every_collective_has_a_check() -> None:
-    assert set(CHECKS) == set(ALGORITHMS) - {"send_recv"}
+    assert set(CHECKS) == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(3, 3), (4, 2), (5, 2), (5, 1)])

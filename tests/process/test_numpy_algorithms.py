@@ -146,8 +146,6 @@ class Exchange:
 
 def algorithms() -> Iterator[tuple[str, str]]:
     for collective, names in ALGORITHMS.items():
-        if collective == "send_recv":
-            continue
         for name in (*names, *(BY_HOST if collective == "all_reduce" else ())):
             yield collective, name
 

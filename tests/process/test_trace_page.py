@@ -78,7 +78,7 @@ def test_the_ring_plays_to_the_tutorials_last_state(browser: Browser, tmp_path: 
     page.play_to_the_end()
     assert page.rows() == [["a3a2a1a0", "b0b3b2b1", "c1c0c3c2", "d2d1d0d3"]] * 4
     assert page.text("round") == "round 6 of 6"
-    assert page.text("caption") == "Proved: every rank ends with what all-reduce promises."
+    assert page.text("caption") == "Proved: every rank ends with what all-reduce must leave."
 
 
 def test_it_also_plays_to_the_end_with_messages_in_flight(browser: Browser, tmp_path: Path) -> None:

@@ -17,12 +17,7 @@ from shoal.schedule.tree import double_binary_tree
 
 SVG = "{http://www.w3.org/2000/svg}"
 
-ALL = [
-    (collective, name)
-    for collective, algorithms in ALGORITHMS.items()
-    for name in algorithms
-    if collective != "send_recv"
-]
+ALL = [(collective, name) for collective, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
 def drawn(collective: str, name: str, size: int, hosts: tuple[int, ...] = ()) -> ET.Element:

@@ -54,10 +54,10 @@ def test_calls_of_different_length_share_a_program_where_they_are_cut_alike() ->
 def test_finish_is_kept_only_where_it_divides() -> None:
     n_steps = len(list(ALGORITHMS["all_reduce"]["ring"].steps(0, 4)))
     steps = ALGORITHMS["all_reduce"]["ring"].steps
-    assert lower(steps(0, 4), 4).n_steps == n_steps
+    assert len(lower(steps(0, 4), 4).waits_for) == n_steps
     n_finishes = sum(isinstance(step, Finish) for step in steps(0, 4))
     assert n_finishes == 1
-    assert lower(steps(0, 4), 4, finish=False).n_steps == n_steps - n_finishes
+    assert len(lower(steps(0, 4), 4, finish=False).waits_for) == n_steps - n_finishes
 
 
 def test_a_program_with_a_peer_outside_the_group_is_refused() -> None:

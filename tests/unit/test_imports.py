@@ -35,7 +35,7 @@ LOWER = {
     "state": {"engine", "plan"},
     "work": {"engine"},
     "world": {"engine", "rendezvous", "work", "state"},
-    "calls": {"plan", "shapes", "engine", "work", "buffers", "world", "state"},
+    "calls": {"schedule", "plan", "shapes", "engine", "work", "buffers", "world", "state"},
     "members": {"plan", "work", "world", "calls", "view", "shrink"},
     "group": {"plan", "engine", "rendezvous", "settings", "work", "buffers", "world", "calls"}
     | {"members"},

@@ -128,7 +128,7 @@ ALL = [
     (collective, name)
     for collective, names in ALGORITHMS.items()
     for name, algorithm in names.items()
-    if collective != "send_recv" and not algorithm.by_host
+    if not algorithm.by_host
 ]
 HOSTS = [(0,) * 2, (0,) * 4, (0,) * 8, blocks(4, 1), blocks(8, 1), blocks(2, 4), blocks(4, 4)]
 

@@ -13,16 +13,16 @@ from shoal.schedule import (
     ALGORITHMS,
     Algorithm,
     Buffer,
+    Contract,
     Copy,
     Finish,
-    Promise,
     Recv,
     Send,
     Step,
-    promise,
+    contract_of,
 )
 
-WHOLE_GROUP = [(c, name) for c in ALGORITHMS if c != "send_recv" for name in ALGORITHMS[c]]
+WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 INPUT, OUTPUT, SCRATCH = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
 
 
@@ -44,10 +44,10 @@ def prove_changed(
     algorithm = ALGORITHMS[collective][name]
     schedule = [list(algorithm.steps(r, size)) for r in range(size)]
     schedule[rank][at : at + n_left_out] = to
-    promises = [promise(collective, r, size, algorithm.n_chunks(size)) for r in range(size)]
+    contracts = [contract_of(collective, r, size, algorithm.n_chunks(size)) for r in range(size)]
     prove_steps(
         schedule,
-        promises,
+        contracts,
         scratch=[algorithm.scratch(rank, size) for rank in range(size)],
         window=0,
     )
@@ -163,9 +163,9 @@ def test_a_block_on_its_way_through_another_ones_place_is_refused() -> None:
 
 def test_only_an_idempotent_fold_may_take_a_contribution_twice() -> None:
     rounds = [list(ALGORITHMS["barrier"]["dissemination"].steps(rank, 3)) for rank in range(3)]
-    promises = [promise("barrier", rank, 3, 1) for rank in range(3)]
-    prove_steps(rounds, promises, scratch=[(0,)] * 3, window=0)
-    strict = [replace(promised, idempotent=False) for promised in promises]
+    contracts = [contract_of("barrier", rank, 3, 1) for rank in range(3)]
+    prove_steps(rounds, contracts, scratch=[(0,)] * 3, window=0)
+    strict = [replace(contract, idempotent=False) for contract in contracts]
     with pytest.raises(ProofError, match=r"^rank . step 5 .*: rank . twice$"):
         prove_steps(rounds, strict, scratch=[(0,)] * 3, window=0)
 
@@ -198,7 +198,7 @@ def test_a_write_to_input_is_refused(write: Step) -> None:
     send = [Send(0, 1, INPUT)] if isinstance(write, Recv) else []
     ranks: list[list[Step]] = [[write], [*send]]
     with pytest.raises(ProofError, match=r"^rank 0 step 0 \(.*\): writes INPUT$"):
-        prove_steps(ranks, [promise("reduce_scatter", r, 2, 2) for r in range(2)])
+        prove_steps(ranks, [contract_of("reduce_scatter", r, 2, 2) for r in range(2)])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_reading_what_was_never_written_is_refused(step: Step) -> None:
         prove_changed("reduce_scatter", "ring", 4, at=0, to=[step], n_left_out=0)
 
 
-def test_a_promised_place_that_is_never_written_is_refused() -> None:
+def test_a_contract_place_that_is_never_written_is_refused() -> None:
     with pytest.raises(ProofError, match=r"^rank 0 OUTPUT\[0\]: nothing was ever written there$"):
         prove_changed("all_gather", "ring", 1, at=0, to=[])
 
@@ -330,7 +330,7 @@ def test_a_store_waits_for_the_posted_send_of_the_same_chunk() -> None:
 
 @pytest.mark.parametrize("window", [0, 1, 8])
 def test_ranks_that_all_receive_first_deadlock_with_any_staging_memory(window: int) -> None:
-    data = Promise({Buffer.DATA: 1}, starts={}, ends={})
+    data = Contract({Buffer.DATA: 1}, precondition={}, postcondition={})
     receive_first: list[list[Step]] = [[Recv(1 - rank, 0), Send(1 - rank, 0)] for rank in range(2)]
     with pytest.raises(ProofError, match=r"^deadlock: "):
         prove_steps(receive_first, [data, data], window=window)

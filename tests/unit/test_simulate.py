@@ -164,12 +164,7 @@ def test_calls_at_a_time_share_the_cables() -> None:
     assert four.time_us == pytest.approx(6 * 50 + 4 * wire_us, rel=0.1)
 
 
-EVERY = [
-    (collective, name)
-    for collective, algorithms in ALGORITHMS.items()
-    for name in algorithms
-    if collective != "send_recv"
-]
+EVERY = [(collective, name) for collective, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
 @pytest.mark.parametrize(("n_hosts", "ranks_per_host"), [(16, 1), (8, 4), (1, 12)])

@@ -62,12 +62,7 @@ TUTORIAL_SENDS = [
     [3, 0, 1, 2],
 ]
 
-ALL = [
-    (collective, name)
-    for collective, algorithms in ALGORITHMS.items()
-    for name in algorithms
-    if collective != "send_recv"
-]
+ALL = [(collective, name) for collective, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
 def order_of(expression: Expression) -> tuple[int, ...]:
@@ -161,7 +156,7 @@ def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert [data["values"][held[2, place]] for place in (1, 2, 3)] == [
         [0, [rank], False] for rank in range(3)
     ]
-    assert data["promised"][2] == [[1 + rank, 0, rank, rank, False] for rank in range(3)]
+    assert data["postcondition"][2] == [[1 + rank, 0, rank, rank, False] for rank in range(3)]
 
 
 def test_a_page_holds_no_way_out_of_its_data(tmp_path: Path) -> None:

@@ -54,9 +54,8 @@ def _forced(name: str) -> Contestant:
 
 def _names(collective: str) -> list[str]:
     """Not those by host: here all ranks share one, or none does."""
-    if collective == "send_recv":
-        return []  # two ends, not two ways
-    return [name for name, algorithm in ALGORITHMS[collective].items() if not algorithm.by_host]
+    known = ALGORITHMS.get(collective, {})  # a message has two ends, not two ways
+    return [name for name, algorithm in known.items() if not algorithm.by_host]
 
 
 class _Outcome(NamedTuple):

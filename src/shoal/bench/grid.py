@@ -14,6 +14,7 @@ from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.contest import Case, Row
 from shoal.bench.goals import Verdict
 from shoal.bench.table import align, show_size, show_time
+from shoal.schedule import COLLECTIVES as ROWS
 
 _ITEM: Final = 4  # bytes of a float32
 _SIZES: Final = tuple(4**power for power in range(1, 15))  # 4 B to 256 MiB
@@ -36,7 +37,9 @@ def grid_cases() -> tuple[Case, ...]:
 
 
 def _exists(name: str, n_bytes: int, n_ranks: int, n_hosts: int) -> bool:
-    if (name == "barrier") != (n_bytes == 0) or (n_hosts and n_bytes > _MAX_ON_HOSTS):
+    row = ROWS.get(name)
+    carries = row is None or row.carries
+    if carries != (n_bytes > 0) or (n_hosts and n_bytes > _MAX_ON_HOSTS):
         return False
     return n_bytes == 0 or not COLLECTIVES[name].cut or n_bytes >= n_ranks * _ITEM
 

@@ -12,12 +12,11 @@ from shoal.cli.described import add_cluster, cluster_of
 from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import choose_channels
-from shoal.plan.formulas import FORMULAS
 from shoal.plan.planner import Planner
 from shoal.plan.quantities import show_bytes, show_us
 from shoal.plan.settings import forced_from
 from shoal.plan.tuning import read_tuning
-from shoal.shapes import NARROWING
+from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
@@ -31,7 +30,13 @@ def add_to(subparsers: Subparsers) -> None:
     what = "which algorithm each collective takes on a described cluster, by size, and why"
     parser = subparsers.add_parser("plan", help=what, description=f"Show {what}.")
     add = parser.add_argument
-    add("--collective", action="append", choices=sorted(FORMULAS), metavar="NAME", help="only this")
+    add(
+        "--collective",
+        action="append",
+        choices=sorted(COLLECTIVES),
+        metavar="NAME",
+        help="only this",
+    )
     add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
     add("--wire", default="identity", metavar="CODEC", help="bf16: float32 sums between hosts")
     add_cluster(parser)
@@ -46,8 +51,8 @@ def _run(args: argparse.Namespace) -> int:
     if tuning and (difference := tuning.differs_from(cluster.hosts, cluster.n_cores)):
         raise UsageError(f"the tuning file {args.tuning} is of another cluster: {difference}")
     planner, codec = Planner(cluster, forced_from(), tuning), parse_wire(args.wire)
-    for collective in args.collective or FORMULAS:
-        narrow = codec if collective in NARROWING else Codec.IDENTITY
+    for collective in args.collective or COLLECTIVES:
+        narrow = codec if COLLECTIVES[collective].narrows else Codec.IDENTITY
         print("\n".join(_table(collective, planner, narrow)))
     if cluster.n_hosts > 1:
         channels = choose_channels(cluster)
@@ -72,4 +77,4 @@ def _table(collective: str, planner: Planner, codec: Codec) -> Iterator[str]:
 
 
 def _sizes(collective: str) -> Sequence[int]:
-    return _SIZES[:1] if collective == "barrier" else _SIZES
+    return _SIZES if COLLECTIVES[collective].carries else _SIZES[:1]

@@ -11,7 +11,7 @@ from shoal.errors import UsageError
 from shoal.lens.simulate import Simulation, simulate
 from shoal.plan.choose import candidates
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
-from shoal.schedule import ALGORITHMS
+from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
@@ -49,8 +49,8 @@ def _run(args: argparse.Namespace) -> int:
         played = simulate(args.collective, args.algorithm, cluster, n_bytes, root=args.root)
         _print_one(args.collective, args.algorithm, cluster, n_bytes, played)
         return 0
-    if args.collective not in ALGORITHMS or args.collective == "send_recv":
-        known = ", ".join(name for name in ALGORITHMS if name != "send_recv")
+    if args.collective not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
         raise UsageError(f"no collective {args.collective!r} to compare: there are {known}")
     _print_all(
         cluster,

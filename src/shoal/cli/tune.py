@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError, UsageError
 from shoal.plan.choose import choose
-from shoal.plan.measure import COLLECTIVES, measure_group
+from shoal.plan.measure import MEASURED, measure_group
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.plan.wire import link_text
 
@@ -45,7 +45,7 @@ def add_to(subparsers: Subparsers) -> None:
     parser.add_argument("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
     parser.add_argument("--ranks", type=int, help="start so many ranks here")
     parser.add_argument(
-        "--collective", action="append", choices=COLLECTIVES, help="only this one; may be repeated"
+        "--collective", action="append", choices=MEASURED, help="only this one; may be repeated"
     )
     parser.add_argument("--links", action="store_true", help="only the links, in a moment")
     parser.add_argument("--from", dest="least", default="4B", help="smallest size (4B)")
@@ -115,7 +115,7 @@ def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     with shoal.init() as group:
         if group.rank == 0:
             _check_writable(args.out)
-        collectives = () if args.links else args.collective or COLLECTIVES
+        collectives = () if args.links else args.collective or MEASURED
         tell = _tell if group.rank == 0 else _keep
         tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, tell)
         if group.rank == 0:

@@ -60,8 +60,6 @@ def document() -> Mapping[str, str]:
     files = {}
     page = [_HEAD]
     for collective, algorithms in ALGORITHMS.items():
-        if collective == "send_recv":
-            continue  # its two halves are run by two ranks: there is nothing to choose or to draw
         names = [*algorithms, *_MORE.get(collective, ())]
         page += ["", f"## {_title(collective)}", "", *_table(collective, names)]
         for name in names:

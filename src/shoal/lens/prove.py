@@ -1,11 +1,11 @@
-"""Proves that a schedule does what its collective promises, by running it on symbols.
+"""Proves that a schedule keeps its collective's contract, by running it on symbols.
 
 All ranks' steps run under the engine's own rules, with a symbol for each rank's contribution in
 place of numbers. What passes is right for every tensor of every length:
 
-- every promised place ends with exactly what was promised, each contribution folded in once, and
-  finished once. Where several ranks are promised the same value, all of them fold it in the same
-  order, so they end with the same bits. Neither holds where the fold is idempotent, as a barrier's;
+- every place of the postcondition ends with exactly what it must, each contribution folded in
+  once, and finished once. Where several ranks end with the same value, all of them fold it in the
+  same order, so they end with the same bits. Neither holds for a barrier, whose fold is idempotent;
 - INPUT is never written, and no chunk is named that does not exist, nor given what may not be as
   long as it is. Where an algorithm has no scratch, that holds for blocks of any lengths;
 - every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
@@ -26,13 +26,13 @@ from shoal.lens.dataflow import Dataflow
 from shoal.schedule import (
     Algorithm,
     Buffer,
+    Contract,
     Place,
-    Promise,
     Send,
     Step,
     Value,
+    contract_of,
     find,
-    promise,
 )
 
 __all__ = ["Expression", "Proof", "prove", "prove_steps"]
@@ -49,7 +49,7 @@ class Proof:
     max_staged: int
     """The most segments that one rank had to stage at once, in the orders that were tried."""
     expressions: Mapping[tuple[int, Place], Expression]
-    """By rank and promised place: in which order the ranks' contributions were folded."""
+    """By rank and place of the postcondition: in which order contributions were folded."""
 
 
 def prove(
@@ -83,7 +83,7 @@ def prove(
     n_chunks = algorithm.n_chunks(size, hosts)
     return prove_steps(
         [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
-        [promise(collective, rank, size, n_chunks, root) for rank in range(size)],
+        [contract_of(collective, rank, size, n_chunks, root) for rank in range(size)],
         scratch=[algorithm.scratch(rank, size, hosts, root) for rank in range(size)],
         n_segments=n_segments,
         window=window,
@@ -92,7 +92,7 @@ def prove(
 
 def prove_steps(
     schedule: Sequence[Sequence[Step]],
-    promises: Sequence[Promise],
+    contracts: Sequence[Contract],
     *,
     scratch: Sequence[Sequence[int]] = (),
     n_segments: int = 2,
@@ -103,26 +103,26 @@ def prove_steps(
     Args:
         scratch: each rank's scratch chunks, as `Algorithm.scratch` names them; empty: none has any.
     """
-    if len(schedule) != len(promises) or n_segments < 1 or window < 0:
+    if len(schedule) != len(contracts) or n_segments < 1 or window < 0:
         raise UsageError(
-            f"cannot prove {len(schedule)} ranks with {len(promises)} promises, "
+            f"cannot prove {len(schedule)} ranks with {len(contracts)} contracts, "
             f"{n_segments} segments and window {window}"
         )
-    idempotent = any(promised.idempotent for promised in promises)
+    idempotent = any(contract.idempotent for contract in contracts)
     flow, symbols = Dataflow(schedule), Symbols(idempotent)
-    scratch = scratch or [()] * len(promises)
-    _check_places(flow, promises, scratch)
+    scratch = scratch or [()] * len(contracts)
+    _check_places(flow, contracts, scratch)
     starts = {
         flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
-        for rank, promised in enumerate(promises)
-        for place, value in promised.starts.items()
+        for rank, contract in enumerate(contracts)
+        for place, value in contract.precondition.items()
     }
-    fits = _fits(flow, promises, scratch)
+    fits = _fits(flow, contracts, scratch)
     oldest, newest = (Execution(flow, symbols, starts, n_segments, window, fits) for _ in range(2))
     oldest.run(newest_first=False)
     newest.run(newest_first=True)
     for held in oldest.held:
-        _check_ends(flow, symbols, promises, held)
+        _check_ends(flow, symbols, contracts, held)
     if oldest.held != newest.held:
         raise ProofError("the result depends on which of the ready steps is taken first")
     return Proof(
@@ -131,19 +131,19 @@ def prove_steps(
         max_staged=max(oldest.max_staged, newest.max_staged),
         expressions={
             (rank, place): symbols.expression[oldest.held[0][flow.number(rank, place)]]
-            for rank, promised in enumerate(promises)
-            for place in promised.ends
+            for rank, contract in enumerate(contracts)
+            for place in contract.postcondition
         },
     )
 
 
 def _check_places(
-    flow: Dataflow, promises: Sequence[Promise], scratch: Sequence[Sequence[int]]
+    flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
 ) -> None:
     """Raise ProofError if a step names a chunk that is not there, or writes INPUT."""
     n_chunks = [
-        {**promised.n_chunks, Buffer.SCRATCH: len(like)}
-        for promised, like in zip(promises, scratch, strict=True)
+        {**contract.n_chunks, Buffer.SCRATCH: len(like)}
+        for contract, like in zip(contracts, scratch, strict=True)
     ]
     good: set[int] = set()
     for step, (reads, writes) in enumerate(zip(flow.reads, flow.writes, strict=True)):
@@ -159,41 +159,41 @@ def _check_places(
 
 
 def _fits(
-    flow: Dataflow, promises: Sequence[Promise], scratch: Sequence[Sequence[int]]
+    flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
 ) -> Mapping[int, Value]:
-    """By place, what is as long as it is: the promised block, or a chunk of whichever ranks.
+    """By place, what is as long as it is: the block it ends with, or a chunk of whichever ranks.
 
     Scratch chunks for blocks are not named: an algorithm that has them needs equal blocks.
     """
     fits = {}
-    everyone = range(len(promises))
-    for rank, (promised, like) in enumerate(zip(promises, scratch, strict=True)):
-        n_data = promised.n_chunks.get(Buffer.DATA, 0)
+    everyone = range(len(contracts))
+    for rank, (contract, like) in enumerate(zip(contracts, scratch, strict=True)):
+        n_data = contract.n_chunks.get(Buffer.DATA, 0)
         places = {Place(Buffer.DATA, chunk): chunk for chunk in range(n_data)}
         if places:
             places |= {Place(Buffer.SCRATCH, place): chunk for place, chunk in enumerate(like)}
         for place, chunk in places.items():
             fits[flow.number(rank, place)] = Value(everyone, chunk)
-        for place, value in promised.ends.items():
+        for place, value in contract.postcondition.items():
             if place.buffer is Buffer.OUTPUT:
                 fits[flow.number(rank, place)] = value
     return fits
 
 
 def _check_ends(
-    flow: Dataflow, symbols: Symbols, promises: Sequence[Promise], held: Mapping[int, int]
+    flow: Dataflow, symbols: Symbols, contracts: Sequence[Contract], held: Mapping[int, int]
 ) -> None:
-    """Raise ProofError unless every promised place holds what was promised."""
+    """Raise ProofError unless every rank keeps the postcondition."""
     first: dict[Value, tuple[int, int]] = {}
-    for rank, promised in enumerate(promises):
-        for place, want in promised.ends.items():
+    for rank, contract in enumerate(contracts):
+        for place, want in contract.postcondition.items():
             where = f"rank {rank} {place.buffer.name}[{place.chunk}]"
             got = held.get(flow.number(rank, place))
             if got is None:
                 raise ProofError(f"{where}: nothing was ever written there")
             _check_value(where, symbols, got, want)
             first_rank, first_got = first.setdefault(want, (rank, got))
-            if got != first_got and not promised.idempotent:
+            if got != first_got and not contract.idempotent:
                 raise ProofError(f"{where}: folded in another order than on rank {first_rank}")
 
 

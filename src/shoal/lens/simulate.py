@@ -26,7 +26,7 @@ from shoal.schedule import (
     Send,
     Step,
     find,
-    promise,
+    row_of,
 )
 from shoal.shapes import SEGMENT_BYTES, balanced
 
@@ -177,7 +177,7 @@ class _Lengths:
     ) -> None:
         size, hosts = cluster.size, cluster.hosts
         n_chunks = algorithm.n_chunks(size, hosts)
-        if Buffer.DATA in promise(collective, 0, size, n_chunks).n_chunks:
+        if row_of(collective).in_place:
             _, self._chunks = balanced(n_bytes, 1, n_chunks)
         else:
             self._chunks = [n_bytes] * n_chunks

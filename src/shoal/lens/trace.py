@@ -13,7 +13,7 @@ from shoal.lens._execute import Execution
 from shoal.lens._symbols import Expression, Symbols
 from shoal.lens.dataflow import Dataflow
 from shoal.lens.prove import prove
-from shoal.schedule import Algorithm, Buffer, Copy, Place, Promise, Recv, Send, find, promise
+from shoal.schedule import Algorithm, Buffer, Contract, Copy, Place, Recv, Send, contract_of, find
 
 __all__ = ["Held", "Message", "Round", "Trace", "letter", "trace"]
 
@@ -70,7 +70,7 @@ class Trace:
     size: int
     root: int
     hosts: tuple[int, ...]
-    promises: Sequence[Promise]
+    contracts: Sequence[Contract]
     """By rank: what it starts with and what it must end with."""
     places: Sequence[Sequence[Place]]
     """By rank: every chunk of every buffer it has, scratch last."""
@@ -105,7 +105,7 @@ def trace(
         _check_length(algorithm, size, root, hosts)
     prove(collective, algorithm, size, root=root, hosts=hosts)
     n_chunks = algorithm.n_chunks(size, hosts)
-    promises = [promise(collective, rank, size, n_chunks, root) for rank in range(size)]
+    contracts = [contract_of(collective, rank, size, n_chunks, root) for rank in range(size)]
     n_scratch = [len(algorithm.scratch(rank, size, hosts, root)) for rank in range(size)]
     schedule = [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)]
     return Trace(
@@ -115,9 +115,9 @@ def trace(
         size,
         root,
         tuple(hosts) or (0,) * size,
-        promises,
-        [_places(promised, n) for promised, n in zip(promises, n_scratch, strict=True)],
-        list(_Replay(Dataflow(schedule), promises).rounds()),
+        contracts,
+        [_places(contract, n) for contract, n in zip(contracts, n_scratch, strict=True)],
+        list(_Replay(Dataflow(schedule), contracts).rounds()),
     )
 
 
@@ -140,21 +140,21 @@ def _check_length(algorithm: Algorithm, size: int, root: int, hosts: Sequence[in
         )
 
 
-def _places(promised: Promise, n_scratch: int) -> list[Place]:
-    n_chunks = {**promised.n_chunks, Buffer.SCRATCH: n_scratch}
+def _places(contract: Contract, n_scratch: int) -> list[Place]:
+    n_chunks = {**contract.n_chunks, Buffer.SCRATCH: n_scratch}
     return [Place(buffer, c) for buffer in sorted(n_chunks) for c in range(n_chunks[buffer])]
 
 
 class _Replay:
     """Does the steps again, those of one round after those of the round before."""
 
-    def __init__(self, flow: Dataflow, promises: Sequence[Promise]) -> None:
-        idempotent = any(promised.idempotent for promised in promises)
+    def __init__(self, flow: Dataflow, contracts: Sequence[Contract]) -> None:
+        idempotent = any(contract.idempotent for contract in contracts)
         self._flow, self._symbols = flow, Symbols(idempotent)
         self._held = {
             flow.number(rank, place): self._symbols.own(value.ranks.start, value.chunk)
-            for rank, promised in enumerate(promises)
-            for place, value in promised.starts.items()
+            for rank, contract in enumerate(contracts)
+            for place, value in contract.precondition.items()
         }
         self._on_the_way: dict[int, int] = {}
         self._known: dict[int, Held] = {}

@@ -13,7 +13,7 @@ from shoal.lens.description import describe
 
 if TYPE_CHECKING:
     from shoal.lens.trace import Held, Message, RankPlace, Round, Trace
-    from shoal.schedule import Place, Promise
+    from shoal.schedule import Contract, Place
 
 __all__ = ["json_of", "page_of", "require_playable"]
 
@@ -29,7 +29,7 @@ def json_of(trace: Trace) -> str:
 
     - `places`: of each rank, [buffer, chunk] for every place; a place's number is its index here;
     - `values`: [chunk, ranks in the order of their folding, whether finished];
-    - `promised`: of each rank, [place, chunk, first rank, last rank, whether finished];
+    - `postcondition`: of each rank, [place, chunk, first rank, last rank, whether finished];
     - `rounds`: in `messages` [sender, its place, receiver, its place, whether folded, value], and
       in `writes` [rank, place, value] for what is different after the round. Round 0 is the start.
     """
@@ -48,7 +48,9 @@ def json_of(trace: Trace) -> str:
             "fields": said.fields,
             "places": [[[p.buffer.name.lower(), p.chunk] for p in ps] for ps in trace.places],
             "values": encoder.values,
-            "promised": [encoder.promised(r, one) for r, one in enumerate(trace.promises)],
+            "postcondition": [
+                encoder.postcondition(r, one) for r, one in enumerate(trace.contracts)
+            ],
             "rounds": rounds,
         },
         separators=(",", ":"),
@@ -98,10 +100,10 @@ class _Encoder:
             "writes": [self._write(where, value) for where, value in one.writes.items()],
         }
 
-    def promised(self, rank: int, promised: Promise) -> list[tuple[int, int, int, int, bool]]:
+    def postcondition(self, rank: int, contract: Contract) -> list[tuple[int, int, int, int, bool]]:
         return [
             (self._places[rank][place], want.chunk, want.ranks[0], want.ranks[-1], want.finished)
-            for place, want in promised.ends.items()
+            for place, want in contract.postcondition.items()
         ]
 
     def _message(self, message: Message) -> tuple[int, int, int, int, bool, int]:

@@ -35,7 +35,7 @@ def text_of(trace: Trace, width: int) -> Iterator[str]:
             yield "start"
         yield from table.lines(held)
     yield ""
-    proved = f"Proved: every rank ends with what {trace.collective} promises."
+    proved = f"Proved: every rank ends with what {trace.collective} must leave."
     yield from _wrapped(proved.split(" "), width)
     if table.cut:
         cut = f"Cut to {width} columns ({table.cut}); --json writes everything."

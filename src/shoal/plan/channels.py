@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
@@ -26,9 +27,6 @@ _MOST_CHOSEN: Final = 4
 # Smaller calls go whole to one channel: below this a lock and a wake-up for each channel cost more
 # than is won, and chunks have too few segments to be cut evenly.
 STRIPED_FLOOR_BYTES: Final = 2 << 20
-
-# Where only two ranks know how long the block between them is, they need not agree on a cut.
-_WHOLE: Final = frozenset({"send_recv", "all_to_all", "barrier"})
 
 
 class Channels(NamedTuple):
@@ -88,4 +86,6 @@ def n_stripes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) 
     # Who shares memory has one channel to it.
     if n_channels == 1 or cluster.n_hosts < cluster.size or cluster.size == 1:
         return 1
-    return 1 if collective in _WHOLE or n_bytes < STRIPED_FLOOR_BYTES else n_channels
+    # Where only two ranks know how long the block between them is, they need not agree on a cut.
+    whole = COLLECTIVES[collective].by_pair or n_bytes < STRIPED_FLOOR_BYTES
+    return 1 if whole else n_channels

@@ -14,7 +14,7 @@ from shoal.errors import UsageError
 from shoal.plan.formulas import formula_of
 from shoal.plan.site import Load, Site, site_of
 from shoal.plan.text import show_bytes, show_us
-from shoal.schedule import ALGORITHMS, find
+from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 SHARD_FLOOR_BYTES: Final = 16 << 10
 # Inside a host a message is a line in a ring of shared memory.
 LOCAL_SHARD_FLOOR_BYTES: Final = 4 << 10
-
-# Where a schedule cuts the buffer as it likes. Elsewhere the blocks are the caller's.
-_CUT: Final = frozenset({"all_reduce", "broadcast", "reduce"})
 
 # Candidates by hosts: local/across. Others can be forced.
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
@@ -172,7 +169,7 @@ def choose(
 
 def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
     """Whether it would cut a buffer into shards below the floor. Blocks are not its to cut."""
-    if collective not in _CUT:
+    if not COLLECTIVES[collective].in_place:
         return False
     algorithm = find(collective, name).fitted(n_bytes, site.size)
     n_chunks = algorithm.n_chunks(site.size, site.cluster.hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,15 +14,13 @@ from shoal.plan.planner import Planner
 from shoal.plan.probe import measure_links
 from shoal.plan.settings import Forced
 from shoal.plan.tuning import Tuning
+from shoal.schedule import ALGORITHMS, COLLECTIVES, Blocks
 
 if TYPE_CHECKING:
     from shoal.plan.ranks import Group
 
-COLLECTIVES: Final = (
-    *("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"),
-    *("gather", "scatter", "all_to_all"),
-)
-"""Those that have several algorithms."""
+MEASURED: Final = tuple(name for name, known in ALGORITHMS.items() if len(known) > 1)
+"""The collectives that have several algorithms."""
 
 # Algorithms that the model gives so many times the time of the best are not worth measuring.
 _HOPELESS: Final = 8.0
@@ -117,18 +116,15 @@ def _compare(
 
 def _call(group: Group, collective: str, n_bytes: int, allocate: Allocate) -> Callable[[], object]:
     """A call of that collective; all roots are rank 0."""
-    one = allocate(n_bytes)
-    if collective in ("all_reduce", "broadcast", "reduce"):
-        return lambda: getattr(group, collective)(one)
-    every = allocate(n_bytes * group.size)
-    if collective == "all_to_all":
-        others = allocate(n_bytes * group.size)
-        return lambda: group.all_to_all(others, every)
-    at_root = every if group.rank == 0 else None
-    calls: dict[str, Callable[[], object]] = {
-        "all_gather": lambda: group.all_gather(every, one),
-        "reduce_scatter": lambda: group.reduce_scatter(one, every),
-        "gather": lambda: group.gather(at_root, one),
-        "scatter": lambda: group.scatter(one, at_root),
+    row, call = COLLECTIVES[collective], getattr(group, collective)
+    if row.in_place:
+        return functools.partial(call, allocate(n_bytes))
+    n_blocks = {
+        Blocks.OWN: 1,
+        Blocks.ALL: group.size,
+        Blocks.AT_ROOT: group.size * (group.rank == 0),
     }
-    return calls[collective]
+    output, inputs = (n_blocks[which] * n_bytes for which in (row.writes, row.reads))
+    return functools.partial(
+        call, allocate(output) if output else None, allocate(inputs) if inputs else None
+    )

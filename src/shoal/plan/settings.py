@@ -19,8 +19,6 @@ from shoal.schedule import ALGORITHMS, find
 if TYPE_CHECKING:
     from shoal.plan.cluster import LinkCost
 
-_ONE_WAY: Final = frozenset({"send_recv"})
-
 
 class Forced(NamedTuple):
     """`SHOAL_ALGO`: the algorithm to use wherever it exists, and those for some collectives.
@@ -77,9 +75,9 @@ def _check_one(part: str, collective: str, name: str) -> None:
 
 
 def _check_any(name: str) -> None:
-    if any(_has(collective, name) for collective in ALGORITHMS if collective not in _ONE_WAY):
+    if any(_has(collective, name) for collective in ALGORITHMS):
         return
-    known = sorted({name for c, names in ALGORITHMS.items() if c not in _ONE_WAY for name in names})
+    known = sorted({name for names in ALGORITHMS.values() for name in names})
     raise UsageError(f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}")
 
 

@@ -1,27 +1,45 @@
 """The schedule language and every algorithm written in it. Standard library only, no I/O.
 
-`ALGORITHMS` names all there is: `ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`.
+`COLLECTIVES` says what each collective is, and `ALGORITHMS` how it can be done:
+`ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`.
 """
 
 from __future__ import annotations
 
 from shoal.schedule.algorithm import Algorithm
-from shoal.schedule.promise import Place, Promise, Value, promise
+from shoal.schedule.collectives import (
+    COLLECTIVES,
+    MESSAGE,
+    Blocks,
+    Collective,
+    Contract,
+    Place,
+    Root,
+    Value,
+    contract_of,
+    row_of,
+)
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.schedule.table import ALGORITHMS, find
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Blocks",
     "Buffer",
+    "COLLECTIVES",
+    "Collective",
+    "Contract",
     "Copy",
     "Finish",
+    "MESSAGE",
     "Place",
-    "Promise",
     "Recv",
+    "Root",
     "Send",
     "Step",
     "Value",
+    "contract_of",
     "find",
-    "promise",
+    "row_of",
 ]

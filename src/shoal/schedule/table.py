@@ -12,6 +12,7 @@ from shoal.errors import UsageError
 from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, point, ring, tree
 from shoal.schedule import scatter_gather as sg
 from shoal.schedule.algorithm import Algorithm, one, one_per_rank
+from shoal.schedule.collectives import MESSAGE
 from shoal.schedule.dissemination import dissemination_barrier, dissemination_scratch
 from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.pairwise import pairwise_all_to_all
@@ -149,14 +150,18 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 chain_rule=chains.dissemination,
             ),
         },
-        "send_recv": {
-            "send": Algorithm(point.send, rooted=True),
-            "recv": Algorithm(point.recv, rooted=True),
-        },
     }
 )
 """By collective and name. Read by engine, plan, lens, docs and tests; a line here is the whole
 registration. `find` knows more all-reduces than can be listed: `sharded(k)` and `local/across`."""
+
+_TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
+    **ALGORITHMS,
+    MESSAGE: {
+        "send": Algorithm(point.send, rooted=True),
+        "recv": Algorithm(point.recv, rooted=True),
+    },
+}
 
 _SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 
@@ -166,21 +171,22 @@ def find(collective: str, name: str) -> Algorithm:
     """The algorithm of that name.
 
     For all_reduce, besides those in `ALGORITHMS`: "sharded(k)" with k reducers, and "local/across"
-    of two others, such as "sharded/ring" or "ring/tree", which is `hierarchical`.
+    of two others, such as "sharded/ring" or "ring/tree", which is `hierarchical`. The halves of a
+    `MESSAGE` are "send" and "recv".
 
     Raises:
         UsageError: there is no such collective or algorithm; the message lists those there are.
     """
-    if collective not in ALGORITHMS:
+    if collective not in _TABLE:
         raise UsageError(f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}")
-    if name in ALGORITHMS[collective]:
-        return ALGORITHMS[collective][name]
+    if name in _TABLE[collective]:
+        return _TABLE[collective][name]
     local, slash, across = name.partition("/")
     if collective == "all_reduce" and slash:
         return hierarchical(_part(name, local, local=True), _part(name, across, local=False))
     if collective == "all_reduce" and (match := _SHARDED_NAME.fullmatch(name)):
         return sharded(int(match[1]))
-    there_are = ", ".join(ALGORITHMS[collective])
+    there_are = ", ".join(_TABLE[collective])
     if collective == "all_reduce":
         there_are += ", sharded(k) with k reducers, and local/across such as sharded/ring"
     raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}")

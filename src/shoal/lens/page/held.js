@@ -42,7 +42,7 @@ function goToRound(target) {
   }
 }
 
-const promised = trace.promised.map((wanted) => {
+const postcondition = trace.postcondition.map((wanted) => {
   const byPlace = new Map();
   for (const [place, chunk, first, last, finished] of wanted) {
     byPlace.set(place, { chunk, first, last, finished });
@@ -56,7 +56,7 @@ const limits = contributions.map((ranks) => [Math.min(...ranks), Math.max(...ran
 
 /** Whether a rank's place holds what it must hold at the end. */
 function isKept(rank, place) {
-  const want = promised[rank].get(place), value = held[rank][place];
+  const want = postcondition[rank].get(place), value = held[rank][place];
   if (!want || value === null) return false;
   const [chunk, , finished] = trace.values[value], [first, last] = limits[value];
   return chunk === want.chunk && finished === want.finished && first === want.first &&
@@ -64,7 +64,7 @@ function isKept(rank, place) {
 }
 
 function allKept() {
-  return promised.every((wanted, rank) => [...wanted.keys()].every((place) => isKept(rank, place)));
+  return postcondition.every((wanted, rank) => [...wanted.keys()].every((place) => isKept(rank, place)));
 }
 
 function letter(chunk) {

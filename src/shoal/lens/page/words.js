@@ -29,8 +29,8 @@ const collective = trace.collective.replace(/_/g, "-");
 
 function ending() {
   return document.body.dataset.end === "proved"
-    ? `Proved: every rank ends with what ${collective} promises.`
-    : `Wrong: not every rank ends with what ${collective} promises.`;
+    ? `Proved: every rank ends with what ${collective} must leave.`
+    : `Wrong: not every rank ends with what ${collective} must leave.`;
 }
 
 function telling(current) {

@@ -1,0 +1,209 @@
+"""All collectives, a row each: their buffers, their root, whether they fold, and what they leave.
+
+Shapes, choosing, measuring, settings, simulating, the command line, the docs and the tests read
+these rows; none of them knows a collective by its name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from shoal.errors import UsageError
+from shoal.schedule.steps import Buffer
+
+
+class Place(NamedTuple):
+    """One chunk of one buffer of a rank."""
+
+    buffer: Buffer
+    chunk: int
+
+
+class Value(NamedTuple):
+    """Chunk `chunk` of the contributions of `ranks`, each folded in exactly once."""
+
+    ranks: range
+    chunk: int
+    finished: bool = False
+    """Whether it passed through exactly one Finish. Otherwise it passed through none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """One rank's part of a collective. INPUT is never written, whatever else happens."""
+
+    n_chunks: Mapping[Buffer, int]
+    """How many chunks each of the caller's buffers has; buffers not named have none."""
+    precondition: Mapping[Place, Value]
+    """What is held before the first step. Places not named hold nothing worth reading."""
+    postcondition: Mapping[Place, Value]
+    """What must be held after the last step. Places not named may hold anything."""
+    idempotent: bool = False
+    """Whether contributions may be folded in more than once and in any order: the fold is one
+    like max, to which that makes no difference."""
+
+
+class Blocks(enum.Enum):
+    """Which blocks a buffer of the caller has, where it is one or more blocks of a rank each."""
+
+    NONE = enum.auto()
+    OWN = enum.auto()
+    """One block, this rank's."""
+    ALL = enum.auto()
+    """A block of every rank, in rank order."""
+    AT_ROOT = enum.auto()
+    """The same at the root, and none elsewhere."""
+
+
+class Root(enum.Enum):
+    """What the one rank is that the others are not like; its value, as calls are described."""
+
+    NONE = ""
+    GIVES = "from"
+    GETS = "to"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """What a collective is, whichever algorithm does it.
+
+    Args:
+        leaves: by rank, size, root and chunk: what that chunk of the result must hold.
+        reads: of INPUT.
+        writes: of OUTPUT. Both NONE: it works in place on DATA, which algorithms cut as they like.
+        root: whether one rank gives all, or gets all.
+        folds: whether it takes an operation.
+        narrows: whether it may travel in a narrow codec: each contribution goes straight to the
+            rank that folds it, so it is rounded once.
+        by_pair: whether blocks may have lengths that only the two ranks know that exchange them.
+        carries: whether there are elements of the caller's; else a byte that says no more than
+            that a rank was there.
+        idempotent: see `Contract`.
+    """
+
+    leaves: Callable[[int, int, int, int], Value]
+    reads: Blocks = Blocks.NONE
+    writes: Blocks = Blocks.NONE
+    root: Root = Root.NONE
+    folds: bool = False
+    narrows: bool = False
+    by_pair: bool = False
+    carries: bool = True
+    idempotent: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its one buffer is DATA."""
+        return self.reads is self.writes is Blocks.NONE
+
+    def contract(self, rank: int, size: int, n_chunks: int, root: int) -> Contract:
+        """That of `rank`, where DATA is cut into `n_chunks`; blocks are cut by rank."""
+        n_blocks = {
+            Blocks.NONE: 0,
+            Blocks.OWN: 1,
+            Blocks.ALL: size,
+            Blocks.AT_ROOT: size * (rank == root),
+        }
+        counts = {Buffer.INPUT: n_blocks[self.reads], Buffer.OUTPUT: n_blocks[self.writes]}
+        source, result = Buffer.INPUT, Buffer.OUTPUT
+        if self.in_place:
+            source = result = Buffer.DATA
+            counts = {Buffer.DATA: n_chunks}
+        n_brought = counts[source] * (self.root is not Root.GIVES or rank == root)
+        return Contract(
+            counts,
+            {Place(source, c): Value(_only(rank), c) for c in range(n_brought)},
+            {Place(result, c): self.leaves(rank, size, root, c) for c in range(counts[result])},
+            self.idempotent,
+        )
+
+
+def _only(rank: int) -> range:
+    return range(rank, rank + 1)
+
+
+COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
+    {
+        "all_reduce": Collective(
+            leaves=lambda _rank, size, _root, chunk: Value(range(size), chunk, True),
+            folds=True,
+            narrows=True,
+        ),
+        "broadcast": Collective(
+            leaves=lambda _rank, _size, root, chunk: Value(_only(root), chunk),
+            root=Root.GIVES,
+        ),
+        "reduce": Collective(
+            leaves=lambda rank, size, root, chunk: (
+                Value(range(size), chunk, True) if rank == root else Value(_only(rank), chunk)
+            ),
+            root=Root.GETS,
+            folds=True,
+        ),
+        "all_gather": Collective(
+            leaves=lambda _rank, _size, _root, block: Value(_only(block), 0),
+            reads=Blocks.OWN,
+            writes=Blocks.ALL,
+        ),
+        "reduce_scatter": Collective(
+            leaves=lambda rank, size, _root, _block: Value(range(size), rank, True),
+            reads=Blocks.ALL,
+            writes=Blocks.OWN,
+            folds=True,
+            narrows=True,
+        ),
+        "gather": Collective(
+            leaves=lambda _rank, _size, _root, block: Value(_only(block), 0),
+            reads=Blocks.OWN,
+            writes=Blocks.AT_ROOT,
+            root=Root.GETS,
+        ),
+        "scatter": Collective(
+            leaves=lambda rank, _size, root, _block: Value(_only(root), rank),
+            reads=Blocks.AT_ROOT,
+            writes=Blocks.OWN,
+            root=Root.GIVES,
+        ),
+        "all_to_all": Collective(
+            leaves=lambda rank, _size, _root, block: Value(_only(block), rank),
+            reads=Blocks.ALL,
+            writes=Blocks.ALL,
+            by_pair=True,
+        ),
+        "barrier": Collective(
+            leaves=lambda _rank, size, _root, chunk: Value(range(size), chunk),
+            carries=False,
+            idempotent=True,
+        ),
+    }
+)
+
+MESSAGE: Final = "send_recv"
+"""What `find` and shapes call a message. No collective: two ranks call a half of it each."""
+
+
+def row_of(collective: str) -> Collective:
+    """What a collective is.
+
+    Raises:
+        UsageError: there is no such collective; the message lists those there are.
+    """
+    if collective not in COLLECTIVES:
+        raise UsageError(f"no collective {collective!r}: there are {', '.join(COLLECTIVES)}")
+    return COLLECTIVES[collective]
+
+
+def contract_of(collective: str, rank: int, size: int, n_chunks: int, root: int = 0) -> Contract:
+    """What `rank` brings to a collective and is left with, where DATA is cut into `n_chunks`.
+
+    Raises:
+        UsageError: there is no such collective, or it cannot be cut like that.
+    """
+    row = row_of(collective)
+    if not row.in_place and n_chunks != size:
+        raise UsageError(f"{collective} over {size} ranks has {size} chunks, not {n_chunks}")
+    return row.contract(rank, size, n_chunks, root)
