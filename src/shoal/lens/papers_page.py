@@ -40,12 +40,14 @@ takes a segment as soon as the steps it waits for have taken it, and what it nee
   or a slot of shared memory; a fold), and more where scratch of more than 32 MiB is touched first.
   Where ranks of a host outnumber its cores, all take longer;
 - **the cable out of the host**, which its ranks share: links take turns, a segment each;
-- **the cable into the host**: first come, first served; what waits, waits in the switch. A cable
+- **the cable into the host**: first come, first served; what waits, waits in the switch. Where a
+  host that sends to several at a time sends to one that receives from several, the first MiB of a
+  message takes longer ([decision 21](decisions/0021-costs-are-counted.md)). A cable
   that has rested may let a burst pass at once;
 - **the receiver's word** for messages of more than 64 KiB between hosts: what its steps are ready
   for and eight segments more, one latency later.
 
-Not in it: lost packets, TCP's own pace, what other work does to the network, and that a receiver's
+Not in it: lost packets one by one, what other work does to the network, and that a receiver's
 word waits behind data on a busy cable.
 
 Ranks that do the same are simulated once: a schedule is looked at in blocks of ranks, and if moving
@@ -254,10 +256,10 @@ _MEASURED: Final = """\
 each, and the simulator on their description: the rate of raw TCP streams in a ring and the time of
 an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper (128 KiB).
 Nothing is fitted to the points themselves. Times in ms; `measured` is the fastest round, since
-other work on the machine only adds. The machine of this run has two cores for all hosts. The
-simulator does not know what several senders to one cable lose in its queue, which the planner takes
-into account: that is where `sharded` is slower than it says. The comparison found that two ranks
-did not send to each other at the same time (bench/LOG.md).
+other work on the machine only adds. The machine of this run has two cores for all hosts, so a core
+takes as much longer for each byte as hosts share it. What hosts lose that exchange with several at
+a time is one number for all points. The comparison found that two ranks did not send to each other
+at the same time (bench/LOG.md).
 
 ```text
 {measured}

@@ -15,6 +15,10 @@ SCRATCH_KEPT_BYTES: Final = 32 << 20
 """Scratch of a call beyond this is new memory every time: glibc gives larger blocks back to the
 kernel when they are freed (the largest M_MMAP_THRESHOLD, mallopt(3)), and keeps smaller ones."""
 
+CONTENDED_BYTES: Final = 1 << 20
+"""Of a message, what `Cluster.contention` slows down: `sharded` took 1.2 to 1.5 times the time of
+its bytes in messages of 64 KiB to 1 MiB, 1.1 of 3 MiB, 1.0 to 1.1 of 6 MiB (docs/simulation.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
@@ -50,6 +54,8 @@ class Cluster:
             find and to clear: scratch of more than `SCRATCH_KEPT_BYTES`.
         network_us_per_byte: of a core, for what it sends to or receives from another host, besides
             the pass over memory: the kernel's network stack.
+        contention: how much longer a NIC takes for the first `CONTENDED_BYTES` of a message where a
+            host that sends to several at a time sends to one that receives from several.
     """
 
     hosts: tuple[int, ...]
@@ -60,6 +66,7 @@ class Cluster:
     burst_bytes: int = 0
     fresh_us_per_byte: float = 0.0
     network_us_per_byte: float = 0.0
+    contention: float = 0.0
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))
@@ -69,11 +76,11 @@ class Cluster:
                 "first come up"
             )
         memory = self.memory_us_per_byte, self.fresh_us_per_byte, self.network_us_per_byte
-        if min(*memory, self.burst_bytes) < 0 or self.n_cores < 1:
+        if min(*memory, self.burst_bytes, self.contention) < 0 or self.n_cores < 1:
             raise UsageError(
                 f"{memory[0]} us per byte of memory, {memory[1]} where it is new, {memory[2]} for "
-                f"the network, {self.n_cores} cores and a burst of {self.burst_bytes} B: costs "
-                "must be >= 0, and cores >= 1"
+                f"the network, a burst of {self.burst_bytes} B, contention {self.contention} and "
+                f"{self.n_cores} cores: costs must be >= 0, and cores >= 1"
             )
 
     @property

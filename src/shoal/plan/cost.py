@@ -6,22 +6,20 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.errors import UsageError
-from shoal.plan.cluster import SCRATCH_KEPT_BYTES
-from shoal.schedule import find
+from shoal.plan.cluster import CONTENDED_BYTES, SCRATCH_KEPT_BYTES
+from shoal.schedule import COLLECTIVES, Root, find
 from shoal.schedule.counts import count
 from shoal.shapes import SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
+    from shoal.schedule import Collective
     from shoal.schedule.counts import Counts, Work
 
-# Which part of its time a NIC loses, besides, where it exchanges with several hosts at a time, and
-# where its peers change from round to round: medians of 30 and of 25 cases on 4 and 8 hosts at 200
-# Mbit/s and 1 Gbit/s, 256 KiB to 25 MiB, under BBR. Nothing is lost where many send to one, or one
-# to many, or along a ring (docs/decisions/0007).
-_LOST_TO_EXCHANGES: Final = 0.25
-_LOST_TO_CHANGES: Final = 0.1
+# Where a NIC's peers change from round to round, it loses so much of what it does where it
+# exchanges with several at a time. Many that send to one lose nothing, nor one that sends to many,
+# nor a ring (measured: docs/decisions/0021).
+_CONTENDED_IN_TURN: Final = 0.4
 
 
 class Cost(NamedTuple):
@@ -81,26 +79,16 @@ class Cost(NamedTuple):
         return "CPU" if self.messages >= self.work_us / 2 else "memory"
 
 
-@functools.lru_cache(maxsize=4096)
 def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Cost:
-    """What an algorithm takes of a cluster.
-
-    Args:
-        n_bytes: as `choose.choose` counts them.
+    """What an algorithm takes of a cluster; `n_bytes` as `choose.choose` counts them.
 
     Raises:
-        UsageError: there is no such algorithm, or nothing that one rank alone could say of it.
+        UsageError: there is no such algorithm.
     """
-    if collective == "send_recv":
-        raise UsageError(f"the planner has no cost for {collective} by {name}")
-    algorithm = find(collective, name).fitted(n_bytes, cluster.size)
+    row, algorithm = COLLECTIVES[collective], find(collective, name).fitted(n_bytes, cluster.size)
     counts = count(algorithm, cluster.hosts)
-    in_place = collective in IN_PLACE
-    chunk = n_bytes / counts.n_chunks if in_place else n_bytes
-    return _Prices(cluster, chunk, in_place=in_place, one_way=algorithm.rooted).cost(counts)
-
-
-IN_PLACE: Final = frozenset({"all_reduce", "broadcast", "reduce", "barrier"})
+    chunk = n_bytes / counts.n_chunks if row.in_place else n_bytes
+    return _Prices(cluster, chunk, row).cost(counts)
 
 
 @functools.lru_cache(maxsize=256)
@@ -118,9 +106,9 @@ def fullest(cluster: Cluster) -> int:
 class _Prices:
     """What messages of one chunk cost in a cluster."""
 
-    def __init__(self, cluster: Cluster, n_bytes: float, *, in_place: bool, one_way: bool) -> None:
+    def __init__(self, cluster: Cluster, n_bytes: float, row: Collective) -> None:
         self._cluster, self._n_bytes = cluster, n_bytes
-        self._in_place, self._one_way = in_place, one_way
+        self._in_place, self._root = row.in_place, row.root
         self._n_messages = max(1, -(-n_bytes // SEGMENT_BYTES))
         self._local_wait = oversubscription(cluster) * cluster.local.latency_us
         self._first = first = min(n_bytes, SEGMENT_BYTES)
@@ -144,6 +132,9 @@ class _Prices:
         latency += max(0.0, queued) * self._first * cluster.wire.us_per_byte
         fresh = self._fresh(counts.n_scratch * self._n_bytes)
         rank = max(self._work(work) for work in counts.ranks) + fresh
+        if self._root is Root.GIVES and self._in_place:
+            # It has other chunks to send before the one that goes the longest way.
+            latency += rank * (1 - 1 / counts.n_chunks)
         n_ranks = fullest(cluster)
         cores = min(cluster.n_cores, n_ranks)
         host = (max(self._work(work) for work in counts.hosts) + n_ranks * fresh) / cores
@@ -153,21 +144,21 @@ class _Prices:
             latency=latency,
             fill=self._fill(counts, latency, rank),
             network=network,
-            contention=network * self._lost(counts),
+            contention=network * self._contention(counts),
             rank=rank,
             host=host,
             messages=max(
-                max(self._messages(work) for work in counts.ranks),
-                max(self._messages(work) for work in counts.hosts) / cores,
+                *(self._messages(work) for work in counts.ranks),
+                *(self._messages(work) / cores for work in counts.hosts),
             ),
-            one_way=self._one_way,
+            one_way=self._root is not Root.NONE,
         )
 
     def _fill(self, counts: Counts, latency: float, rank: float) -> float:
         """The rounds in which the bottleneck has nothing to do, or the wait for the last message.
 
-        In place, every message is as long, and any rank may be the bottleneck. Of blocks, the rank
-        with most messages is; and in a single round it sends while the first are on their way.
+        In place, any rank may be the bottleneck. Of blocks it is the one that has most, and in a
+        single round it sends while the first are on their way.
         """
         if not counts.n_rounds:
             return 0.0
@@ -175,16 +166,19 @@ class _Prices:
         busy = min(n_messages) if self._in_place else max(n_messages)
         link = self._cluster.wire if counts.n_inter else self._cluster.local
         wait = self._cluster.wire.latency_us if counts.n_inter else self._local_wait
-        if self._one_way:  # the last message still has to be taken by another rank
+        if self._root is not Root.NONE:  # the last message still has to be taken by another rank
             wait += link.message_us + self._first * self._cluster.memory_us_per_byte
         elif counts.n_rounds == 1 and not self._in_place:
             wait = max(0.0, wait - rank / 2)
         return max(latency * (1 - busy / counts.n_rounds), wait)
 
-    def _lost(self, counts: Counts) -> float:
+    def _contention(self, counts: Counts) -> float:
+        """By the pattern: with how many hosts a NIC exchanges, and in how many rounds."""
         if counts.n_peers <= 1:
             return 0.0
-        return _LOST_TO_EXCHANGES if counts.n_peers > counts.n_inter else _LOST_TO_CHANGES
+        part = 1.0 if counts.n_peers > counts.n_inter else _CONTENDED_IN_TURN
+        slow = min(1.0, CONTENDED_BYTES / self._n_bytes) if self._n_bytes else 1.0
+        return part * slow * self._cluster.contention
 
     def _messages(self, work: Work) -> float:
         cluster = self._cluster

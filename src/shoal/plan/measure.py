@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.plan.choose import can_serve, candidates, choose, cost_of
+from shoal.plan.choose import can_serve, candidates, choose
+from shoal.plan.cost import cost_of
 from shoal.plan.planner import Planner
 from shoal.plan.probe import measure_links
 from shoal.plan.settings import Forced

@@ -8,6 +8,8 @@ with the longest chain of the dataflow, and looks for each of the messages in th
 
 from __future__ import annotations
 
+import itertools
+
 from shoal.schedule.hypercube import Cube
 from shoal.schedule.tree import binary_tree
 
@@ -83,7 +85,7 @@ def binomial(size: int) -> Chain:
     path = [place]
     while path[-1]:
         path.append(path[-1] & (path[-1] - 1))
-    return _back(list(zip(path, path[1:], strict=False)))
+    return _back(list(itertools.pairwise(path)))
 
 
 def binomial_reversed(size: int) -> Chain:
@@ -96,7 +98,7 @@ def tree(size: int) -> Chain:
     path = [1] if size > 1 else [0]
     while (parent := binary_tree(path[-1], size).parent) is not None:
         path.append(parent)
-    up = list(zip(path, path[1:], strict=False))
+    up = list(itertools.pairwise(path))
     return up + _back(up)
 
 

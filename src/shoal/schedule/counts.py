@@ -8,16 +8,19 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.schedule.algorithm import Algorithm
-from shoal.schedule.steps import Copy, Recv, Send, Step
+from shoal.schedule.steps import Copy, Recv, Send
+
+if TYPE_CHECKING:
+    from shoal.schedule.algorithm import Algorithm
+    from shoal.schedule.steps import Step
 
 # How many steps are counted before ranks that are left are no longer asked for theirs, for each
 # rank of the group; and what a rank costs besides its steps, in steps. More makes the first choice
 # slower (64 ranks: 20 ms, 2,048: 0.5 s), less tells ranks that differ less well.
 _STEPS_PER_RANK: Final = 6
-_STEPS_AT_LEAST: Final = 1200
+_STEPS_AT_LEAST: Final = 1500
 _STEPS_TO_BEGIN: Final = 60
 
 
@@ -80,7 +83,7 @@ def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
     traffic = {rank: _Traffic.of(rank, size, steps) for rank, steps in _some(algorithm, hosts)}
     if len(set(traffic.values())) == 1:
         (alike,) = set(traffic.values())
-        traffic = dict.fromkeys(_of_some_hosts(hosts) if max(hosts) else (0,), alike)
+        traffic = dict.fromkeys(_of_some_hosts(hosts) if max(hosts) else (0, size - 1), alike)
     works = {rank: one.work(rank, hosts) for rank, one in traffic.items()}
     chain = algorithm.chain(size, hosts)
     n_inter = sum(hosts[source] != hosts[to] for source, to in chain)
@@ -112,15 +115,14 @@ class _Traffic(NamedTuple):
         receives: Counter[tuple[int, bool]] = Counter()
         n_copies, before = 0, True
         for step in steps:
-            kind = type(step)
-            if kind is Send:
+            if isinstance(step, Send):
                 version = written[step.buffer, step.chunk]
                 values[step.buffer, step.chunk, version].append((step.peer - rank) % size)
                 before = before and not version
-            elif kind is Recv:
+            elif isinstance(step, Recv):
                 receives[(step.peer - rank) % size, before] += 1
                 written[step.buffer, step.chunk] += 1
-            elif kind is Copy:
+            elif isinstance(step, Copy):
                 n_copies += 1
                 written[step.into_buffer, step.into] += 1
         sends = Counter((tuple(peers), value[2] > 0) for value, peers in values.items())
@@ -166,8 +168,7 @@ def _some(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, l
     """The steps of as many ranks as there is time for, two at least."""
     size = len(hosts)
     left = _STEPS_PER_RANK * size + _STEPS_AT_LEAST
-    first = [0, size - 1, *_of_some_hosts(hosts)]
-    for place, rank in enumerate(dict.fromkeys([*first, *range(size)])):
+    for place, rank in enumerate(_in_turn(hosts)):
         if place > 1 and left < 0:
             return
         steps = list(algorithm.steps(rank, size, 0, hosts))
@@ -176,10 +177,21 @@ def _some(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, l
 
 
 @functools.lru_cache(maxsize=64)
+def _in_turn(hosts: tuple[int, ...]) -> tuple[int, ...]:
+    """All ranks: first those that tell whether ranks are alike, then host by host.
+
+    Trees have most to do at hosts whose number is a multiple of a high power of two.
+    """
+    by_host = sorted(range(len(hosts)), key=lambda rank: -(hosts[rank] & -hosts[rank]))
+    return tuple(dict.fromkeys([0, len(hosts) - 1, *_of_some_hosts(hosts), *by_host]))
+
+
+@functools.lru_cache(maxsize=64)
 def _of_some_hosts(hosts: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks of the root's host and of the fullest."""
+    """The ranks of the root's host, and of the fullest and the emptiest."""
     n_ranks = Counter(hosts)
-    some = {hosts[0], max(n_ranks, key=n_ranks.__getitem__)}
+    of = n_ranks.__getitem__
+    some = {hosts[0], max(n_ranks, key=of), min(n_ranks, key=of)}
     return tuple(rank for rank, host in enumerate(hosts) if host in some)
 
 
@@ -191,7 +203,9 @@ def _by_host(works: Mapping[int, Work], hosts: Sequence[int]) -> Iterator[Work]:
         root = [works[rank] for rank in works if hosts[rank] == host and rank == 0]
         others = [works[rank] for rank in works if hosts[rank] == host and rank > 0]
         each = (n_ranks[host] - len(root)) / max(1, len(others))
-        sums = ((sum(one), sum(more)) for one, more in zip(_turned(root), _turned(others), strict=True))
+        sums = (
+            (sum(one), sum(more)) for one, more in zip(_turned(root), _turned(others), strict=True)
+        )
         yield Work(*(one + each * more for one, more in sums))
 
 

@@ -90,9 +90,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
             ),
         },
         "all_gather": {
-            "direct": Algorithm(
-                direct.direct_all_gather, one_per_rank, chain_rule=chains.gather
-            ),
+            "direct": Algorithm(direct.direct_all_gather, one_per_rank, chain_rule=chains.gather),
             "ring": Algorithm(ring.ring_all_gather, one_per_rank, chain_rule=chains.ring),
             "bruck": Algorithm(
                 bruck.bruck_all_gather, one_per_rank, chain_rule=chains.bruck_reversed
