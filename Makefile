@@ -16,7 +16,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # What the installed package is made of: the stamp below is renewed when one of them is newer.
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CXX_FILES)) \
-  $(shell find src -name '*.py' -o -name py.typed -o -path '*/lens/page/*')
+  $(shell find src -name '*.py' -o -name py.typed -o -path '*/trace/assets/*')
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON -DSHOAL_WERROR=ON
@@ -28,10 +28,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
-.PHONY: lint format docs programs bench demo clean
+.PHONY: lint format docs bench demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, programs, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -101,7 +101,7 @@ test-tsan: $(TOOLS)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src docs/pages
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: $(INSTALLED)
@@ -113,13 +113,9 @@ format: $(INSTALLED)
 
 # What is written from the code itself; committed, and a test compares.
 docs: $(INSTALLED)
-	$(PY) -m shoal.lens.document docs
-	$(PY) -m shoal.lens.papers_page docs
-	$(PY) docs/wire_table.py
-
-# What the native tests run: the programs of all algorithms, from the schedules. A test compares.
-programs: $(INSTALLED)
-	$(PY) tests/programs.py
+	$(PY) docs/pages/algorithms.py docs
+	$(PY) docs/pages/simulation.py docs
+	$(PY) docs/pages/wire.py
 
 # Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.

@@ -10,7 +10,7 @@ A collective is one line, a schedule one line that names it and a line for each 
     LEAVES | SCRATCH | STEPS
 
 F is `no`, `any` operation, or `max` where contributions may be folded in twice. H is the host of
-every rank, a dash where the algorithm does not ask; U is 1 where chunks, or the blocks of ranks, may
+every rank, a dash where the algorithm does not ask; U is 1 where chunks, or blocks of ranks, may
 differ in any way. LEAVES has for each chunk of the result what it must hold: chunk 2 of the
 contributions of ranks 0 to 3 is 0-3.2, with ! behind it where it is finished. SCRATCH names for
 each scratch chunk the chunk that is as long. A dash stands for nothing. Buffers are letters:
@@ -140,9 +140,7 @@ def _title(
 
 
 def _rank(leaves: Iterable[Value], scratch: Sequence[int], steps: Iterable[Step]) -> str:
-    values = (
-        f"{v.ranks[0]}-{v.ranks[-1]}.{v.chunk}{'!' if v.finished else ''}" for v in leaves
-    )
+    values = (f"{v.ranks[0]}-{v.ranks[-1]}.{v.chunk}{'!' if v.finished else ''}" for v in leaves)
     parts = (" ".join(values), ",".join(map(str, scratch)), " ".join(map(_step, steps)))
     return " | ".join(part or "-" for part in parts)
 

@@ -19,6 +19,7 @@
 #include "base/shared_memory.h"
 #include "base/signal_note.h"
 #include "bind/handshake.h"
+#include "bind/tables.h"
 #include "bind/value.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
@@ -30,11 +31,11 @@ namespace nb = nanobind;
 namespace shoal {
 namespace {
 
-// (fault, mesh rank to blame or -1, what happened, during which call); fault 0 is no error.
-using ErrorTuple = std::tuple<int, int, std::string, std::string>;
+// Fault, mesh rank to blame or -1, what happened, during which call.
+using ErrorTuple = std::tuple<Fault, int, std::string, std::string>;
 
 ErrorTuple tuple_of(const Error& error) {
-  return {static_cast<int>(error.fault), error.peer, error.text, error.doing};
+  return {error.fault, error.peer, error.text, error.doing};
 }
 
 // Set-up errors have no call to report them: they are raised at once. engine.py knows the two.
@@ -66,18 +67,14 @@ using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 
 std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
-                                uint32_t divisor, int codec, uint32_t segment_elems,
-                                const std::string& descriptor, const std::string& agreement,
-                                bool by_pair, uint32_t n_stripes) {
+                                uint32_t divisor, int codec, const std::string& descriptor,
+                                const std::string& agreement, bool by_pair, uint32_t n_stripes) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
       divisor == 0 || n_stripes == 0)
     throw std::invalid_argument(
         "a plan needs four layouts, a dtype, an operation, a divisor, a codec and a stripe");
-  const uint64_t segment_bytes = segment_elems * size_of(static_cast<DType>(dtype));
-  if (segment_bytes == 0 || segment_bytes % 16 != 0 || segment_bytes > Slots::kSlotBytes)
-    throw std::invalid_argument("a segment must have a multiple of 16 bytes, at most " +
-                                std::to_string(Slots::kSlotBytes));
+  static_assert(kSegmentBytes % 16 == 0 && kSegmentBytes <= Slots::kSlotBytes);
   for (int buffer = 0; buffer < kBuffers; ++buffer)
     plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
   for (const Step& step : program->steps) {
@@ -93,7 +90,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
   if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
-  plan->segment_elems = segment_elems;
+  plan->segment_elems = kSegmentBytes / static_cast<uint32_t>(size_of(plan->dtype));
   plan->descriptor = descriptor;
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
@@ -160,9 +157,9 @@ struct Call {
 
   ErrorTuple error() const {
     if (finished()) return tuple_of(collective->outcome());
-    if (!abandoned()) return {0, -1, "", ""};
-    return {static_cast<int>(Fault::kClosed), -1,
-            "a forked child has no part in its parent's calls", collective->doing()};
+    if (!abandoned()) return {Fault::kNone, -1, "", ""};
+    return {Fault::kClosed, -1, "a forked child has no part in its parent's calls",
+            collective->doing()};
   }
 };
 
@@ -296,13 +293,13 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
 
 NB_MODULE(_native, m) {
   using namespace shoal;
-  nb::set_leak_warnings(false);  // whatever lives at exit lives at exit: threads, globals
   m.doc() = "shoal's native core; import shoal.engine instead";
   // torch keeps futures and process groups until the very end; what they hold is not ours to
   // report.
   nb::set_leak_warnings(false);
 
   bind_handshake(m);
+  bind_tables(m);
   nb::class_<Program>(m, "Program").def_prop_ro("waits_for", [](const Program& program) {
     std::vector<std::vector<uint32_t>> all;
     for (const Step& step : program.steps) all.push_back(step.waits_for);
@@ -335,9 +332,8 @@ NB_MODULE(_native, m) {
       .def("done", &ProgramBuilder::done);
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
-                  nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("segment_elems"),
-                  nb::arg("descriptor"), nb::arg("agreement"), nb::arg("by_pair"),
-                  nb::arg("n_stripes") = 1)
+                  nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
+                  nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
 
   nb::class_<Arena>(m, "Arena")
@@ -425,9 +421,6 @@ NB_MODULE(_native, m) {
   });
   m.def("release", [](uintptr_t address) {
     Regions::of_process().release(reinterpret_cast<const std::byte*>(address));
-  });
-  m.def("scale", [](int dtype, uintptr_t address, uint64_t n_elems, double factor) {
-    return scale(static_cast<DType>(dtype), reinterpret_cast<std::byte*>(address), n_elems, factor);
   });
   m.def("can_fold", [](int dtype, int op) {
     return is_dtype(dtype) && is_fold_op(op) &&

@@ -19,8 +19,11 @@ namespace shoal {
 class Drivers {
  public:
   struct Options {
-    // A waiting caller polls this long before it sleeps, where cores are free for it.
-    int64_t spin_ns = 50'000;
+    // A waiting caller polls this long before it sleeps, where cores are free for it; where ranks
+    // outnumber cores it yields meanwhile. Longer burns CPU in long waits. It must outlast a
+    // wake-up (60 us on a virtual machine): else two ranks that once fell asleep wake each other
+    // for ever, 65 instead of 3 us a message (bench/LOG.md).
+    int64_t spin_ns = 200'000;
     // How long nobody who sleeps looks for work by itself. Only what was lost can be found so:
     // whoever brings work wakes somebody, and `Wakeups::late` counts what this found.
     int64_t backstop_ns = 100'000'000;

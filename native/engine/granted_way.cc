@@ -6,9 +6,7 @@
 namespace shoal {
 namespace {
 
-// Segments of staging promised per flow whose turn has not come. First: 1 ms at 8 Gbit/s. At most:
-// 64 x 128 KiB are what 10 Gbit/s bring in 7 ms, a few turns of a busy core.
-constexpr uint32_t kFirst = 8;
+// As kFirst, at most: 64 x 128 KiB are what 10 Gbit/s bring in 7 ms, a few turns of a busy core.
 constexpr uint32_t kMost = 64;
 
 }  // namespace

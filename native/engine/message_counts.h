@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-// The two upper bits part messages from the keys that src/shoal/calls.py makes.
+// The two upper bits part messages from the keys that src/shoal/group/calls.py makes.
 inline constexpr uint64_t kMessage = uint64_t{3} << 62;
 inline constexpr uint64_t kUnmatched = uint64_t{2} << 62;  // in flight without a message; not sent
 

@@ -18,6 +18,10 @@ enum class StepKind : uint8_t { kSend = 0, kRecv = 1, kCopy = 2, kFinish = 3 };
 inline constexpr int kBuffers = 4;  // DATA, INPUT, OUTPUT, SCRATCH as in schedule/steps.py
 inline constexpr int kScratch = 3;
 
+// The unit of pipelining: so many bytes of elements, in memory. Two segments and what they are
+// folded into fit in a core's L2; smaller ones cost more messages. At most a slot of the arena.
+inline constexpr uint32_t kSegmentBytes = 128u << 10;
+
 struct Step {
   StepKind kind = StepKind::kSend;
   bool fold = false;
@@ -56,7 +60,7 @@ struct Plan {
   FoldFn fold = nullptr;           // nullptr when nothing is folded
   uint32_t divisor = 1;            // Finish divides by it
   const Narrow* narrow = nullptr;  // how flows between hosts are encoded; nullptr: they are not
-  uint32_t segment_elems = 32u << 10;
+  uint32_t segment_elems = 0;
   uint32_t segment_bytes = 0;  // of a whole segment in memory
   uint64_t scratch_bytes = 0;
   // At most about as many frames go to one peer that has yet to make this call.

@@ -1,6 +1,6 @@
 // Codecs: how the elements of a flow travel between hosts, as they are or narrower.
 //
-// src/shoal/codec.py holds the same numbers; they are wire format: NEVER renumber, only append.
+// src/shoal/codec.py is held to them by a test; they are wire format: NEVER renumber, only append.
 #pragma once
 
 #include <cstddef>

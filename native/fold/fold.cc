@@ -63,13 +63,6 @@ void divide(DType dtype, std::byte* data, size_t n_elems, uint32_t divisor) {
   chosen().divide[row](data, n_elems, divisor);
 }
 
-bool scale(DType dtype, std::byte* data, size_t n_elems, double factor) {
-  const auto row = static_cast<size_t>(dtype);
-  if (!is_dtype(row) || chosen().scale[row] == nullptr) return false;
-  chosen().scale[row](data, n_elems, factor);
-  return true;
-}
-
 const Narrow* narrow_for(Codec codec, DType dtype, FoldOp op) {
   const bool sums = dtype == DType::kFloat32 && (op == FoldOp::kSum || op == FoldOp::kAvg);
   return codec == Codec::kBfloat16 && sums ? &chosen().bfloat16_sums : nullptr;

@@ -31,10 +31,6 @@ FoldFn fold_function(DType dtype, FoldOp op);
 // truncated toward zero; bool: left as it is (avg of bool has no meaning).
 void divide(DType dtype, std::byte* data, size_t n_elems, uint32_t divisor);
 
-// data[i] *= factor, for premul-sum; false, and nothing touched, unless floats or complex. The
-// factor is first rounded to the type that computes (float32 for all but float64 and complex128).
-bool scale(DType dtype, std::byte* data, size_t n_elems, double factor);
-
 // What the folds above run on: "avx512", "avx2" or "baseline".
 //
 // The best this CPU has; SHOAL_ISA=baseline|avx2|avx512 in the environment, read at the first call,

@@ -14,13 +14,11 @@
 namespace shoal {
 
 using DivideFn = void (*)(std::byte* data, size_t n_elems, uint32_t divisor);
-using ScaleFn = void (*)(std::byte* data, size_t n_elems, double factor);
 
 struct Kernels {
   const char* isa;
   FoldFn fold[kDTypes][kFoldOps];  // nullptr: the pair has no meaning
   DivideFn divide[kDTypes];        // nullptr: bool
-  ScaleFn scale[kDTypes];          // nullptr: integers and bool
   Narrow bfloat16_sums;            // of float32
 };
 

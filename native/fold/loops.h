@@ -260,12 +260,6 @@ void divide_integers(std::byte* data, size_t n_elems, uint32_t divisor) {
   }
 }
 
-template <class T, size_t kParts = 1>
-void scale_numbers(std::byte* data, size_t n_elems, double factor) {
-  using Number = typename Loop<T, Product>::Number;
-  Loop<T, Product>::with_one(data, kParts * n_elems, static_cast<Number>(factor));
-}
-
 // The table, columns in the order of FoldOp, rows in the order of DType.
 
 #define SHOAL_FLOAT_ROW(T) \
@@ -311,9 +305,6 @@ constexpr Kernels table(const char* isa) {
        divide_integers<int32_t>, divide_integers<int64_t>, divide_integers<uint8_t>, nullptr,
        divide_numbers<float, 2>, divide_numbers<double, 2>, divide_integers<uint16_t>,
        divide_integers<uint32_t>, divide_integers<uint64_t>},
-      {scale_numbers<float>, scale_numbers<double>, scale_numbers<Float16>, scale_numbers<Bfloat16>,
-       nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, scale_numbers<float, 2>,
-       scale_numbers<double, 2>, nullptr, nullptr, nullptr},
       kBfloat16Sums};
 }
 

@@ -81,8 +81,8 @@ inline Blocks blocks_of(std::string_view name) {
 // What a collective is, whichever algorithm does it.
 struct Meaning {
   Blocks reads = Blocks::kNone, writes = Blocks::kNone;
-  std::string root_word;        // of its description: "from" or "to", or empty
-  bool folds = false;           // by any operation
+  std::string root_word;     // of its description: "from" or "to", or empty
+  bool folds = false;        // by any operation
   bool folds_again = false;  // by max alone: contributions may come twice
 
   bool in_place() const { return reads == Blocks::kNone && writes == Blocks::kNone; }

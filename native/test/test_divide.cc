@@ -1,4 +1,4 @@
-// Divisions and scalings on every instruction set of this machine, against the truth.
+// Divisions on every instruction set of this machine, against the truth.
 
 #include <cstdint>
 
@@ -55,32 +55,6 @@ TEST("divide is a true division, not a product with the reciprocal") {
       kernels->divide[size_t(DType::kFloat64)](reinterpret_cast<std::byte*>(&twice), 1, 49);
       CHECK_EQ(single, static_cast<float>(i) / 49.0F);
       CHECK_EQ(twice, i / 49.0);
-    }
-  }
-}
-
-TEST("scale multiplies floats and complex and refuses the others") {
-  for (size_t dtype = 0; dtype < kDTypes; ++dtype) {
-    const Bytes data = input(DType(dtype), 37, 0, 9);
-    const size_t step = float_bytes(DType(dtype));
-    Bytes out = data;
-    CHECK_EQ(scale(DType(dtype), out.data(), 37, 0.3), step != 0);
-    if (step == 0) CHECK(out == data);
-    Bytes truth = data;
-    for (size_t at = 0; step != 0 && at < truth.size(); at += step) {
-      if (step == 8) put(&truth[at], get<double>(&data[at]) * 0.3);
-      if (step == 4) put(&truth[at], get<float>(&data[at]) * 0.3F);
-      if (step != 2) continue;
-      const Format format = DType(dtype) == DType::kFloat16 ? kHalf : kBrain;
-      const auto wide = static_cast<float>(number_of(format, get<uint16_t>(&data[at])));
-      put(&truth[at], bits_of(format, wide * 0.3F));
-    }
-    CHECK(same(DType(dtype), out.data(), truth.data(), 37));
-    for (const Kernels* kernels : kernels_here()) {
-      if (step == 0) continue;
-      out = data;
-      kernels->scale[dtype](out.data(), 37, 0.3);
-      CHECK(same(DType(dtype), out.data(), truth.data(), 37));
     }
   }
 }

@@ -24,8 +24,9 @@ TEST("there are programs of every collective, for groups of all the sizes that t
   CHECK_EQ(Recipes::all().collectives().size(), 10u);
   for (const int size : {2, 3, 4, 5, 6, 7, 8, 13})
     for (const auto& [collective, meaning] : Recipes::all().collectives())
-      CHECK(std::any_of(Recipes::all().of_size(size).begin(), Recipes::all().of_size(size).end(),
-                        [&, name = collective](const Recipe* recipe) { return recipe->collective == name; }));
+      CHECK(std::any_of(
+          Recipes::all().of_size(size).begin(), Recipes::all().of_size(size).end(),
+          [&, name = collective](const Recipe* recipe) { return recipe->collective == name; }));
 }
 
 TEST("flows count the sends and the receives of each pair from zero, in step order") {

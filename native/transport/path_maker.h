@@ -44,6 +44,8 @@ class PathMaker {
     std::vector<std::byte> job_key;
     std::vector<int> listeners;  // owned, also on an error
     std::vector<Peer> peers;
+    // How long a link waits for a connection when it has lost all it had. Shorter fails jobs for
+    // what a switch takes to restart a port; longer keeps them from hearing of a host that is gone.
     int64_t resume_ns = 10'000'000'000;
     size_t n_channels = 1;
   };

@@ -19,13 +19,13 @@ from shoal.errors import (
 )
 
 if TYPE_CHECKING:
-    from shoal.buffers import Span
     from shoal.dtypes import DType, Op
-    from shoal.group import Group
+    from shoal.group.buffers import Span
+    from shoal.group.group import Group
+    from shoal.group.memory import empty
+    from shoal.group.work import Work
     from shoal.launch import init
-    from shoal.memory import empty
     from shoal.state import Dump, dump
-    from shoal.work import Work
 
 __version__ = "0.1.0"
 
@@ -37,10 +37,10 @@ if "torch.distributed" in sys.modules:  # torch may have been told to load no ba
 # What loads more than this file, by the module that has it: imported when first asked for.
 _LAZY = {
     "init": "shoal.launch",
-    "empty": "shoal.memory",
-    "Group": "shoal.group",
-    "Work": "shoal.work",
-    "Span": "shoal.buffers",
+    "empty": "shoal.group.memory",
+    "Group": "shoal.group.group",
+    "Work": "shoal.group.work",
+    "Span": "shoal.group.buffers",
     "DType": "shoal.dtypes",
     "Op": "shoal.dtypes",
     "dump": "shoal.state",

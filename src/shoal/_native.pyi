@@ -33,7 +33,6 @@ class Plan:
         op: int,
         divisor: int,
         codec: int,
-        segment_elems: int,
         descriptor: str,
         agreement: str,
         by_pair: bool,
@@ -72,8 +71,8 @@ class Call:
     def source(self) -> int:
         """Of a message that is there: the group rank it came from; else -1."""
 
-    def error(self) -> tuple[int, int, str, str]:
-        """Fault (0: none), mesh rank to blame (-1: none), what happened, during which call."""
+    def error(self) -> tuple[Fault, int, str, str]:
+        """Fault, mesh rank to blame (-1: none), what happened, during which call."""
 
 class Group:
     """A subset of a mesh's ranks."""
@@ -105,7 +104,7 @@ class Group:
 
     def abort(self, why: str, /) -> None: ...
     def drop(self) -> None: ...
-    def error(self) -> tuple[int, int, str, str]: ...
+    def error(self) -> tuple[Fault, int, str, str]: ...
     def take_state_at_deadline(self) -> dict[str, Any] | None:
         """What `Mesh.state` would have told just before a deadline ended the group; once."""
 
@@ -148,7 +147,6 @@ class Mesh:
 def address_of(view: memoryview, /) -> int: ...
 def allocate(n_bytes: int, /) -> int: ...
 def release(address: int, /) -> None: ...
-def scale(dtype: int, address: int, n_elems: int, factor: float, /) -> bool: ...
 def can_fold(dtype: int, op: int, /) -> bool: ...
 def can_encode(codec: int, dtype: int, op: int, /) -> bool:
     """Whether a narrow codec has a meaning for folds of that kind."""
@@ -166,6 +164,35 @@ def note_signal(number: int, /) -> int:
 
 def wakeups() -> dict[str, int]:
     """Why the sleepers of this process woke; "late": for work that nobody had announced."""
+
+def dtypes() -> list[tuple[str, int]]:
+    """Of each element type, by its number: its name and how many bytes it has."""
+
+def fold_ops() -> list[str]:
+    """The names of the operations, by their numbers."""
+
+N_CODECS: Final[int]
+N_BUFFERS: Final[int]
+
+SEGMENT_BYTES: Final[int]
+STAGING_BYTES: Final[int]
+SPIN_US: Final[int]
+BACKSTOP_MS: Final[int]
+RESUME_S: Final[int]
+EAGER_BYTES: Final[int]
+LOOK_AHEAD: Final[int]
+MOST_CONNECTIONS: Final[int]
+
+class Fault(enum.Enum):
+    """What went wrong; see native/base/error.h."""
+
+    NONE = 0
+    PEER_LOST = 1
+    TIMED_OUT = 2
+    MISMATCH = 3
+    CLOSED = 4
+    RESOURCE = 5
+    INTERNAL = 6
 
 HANDSHAKE_MAGIC: Final[bytes]
 HANDSHAKE_VERSION: Final[int]

@@ -13,21 +13,30 @@ __all__ = ["DType", "Op", "item_size", "parse_dtype", "parse_op"]
 class DType(enum.IntEnum):
     """The type of one element. The numbers cross the wire: never renumber, only append."""
 
-    FLOAT32 = 0
-    FLOAT64 = 1
-    FLOAT16 = 2
-    BFLOAT16 = 3
-    INT8 = 4
-    INT16 = 5
-    INT32 = 6
-    INT64 = 7
-    UINT8 = 8
-    BOOL = 9
-    COMPLEX64 = 10
-    COMPLEX128 = 11
-    UINT16 = 12
-    UINT32 = 13
-    UINT64 = 14
+    n_bytes: int
+    """Of an element."""
+
+    def __new__(cls, number: int, n_bytes: int) -> DType:
+        """A row of the table."""
+        dtype = int.__new__(cls, number)
+        dtype._value_, dtype.n_bytes = number, n_bytes
+        return dtype
+
+    FLOAT32 = 0, 4
+    FLOAT64 = 1, 8
+    FLOAT16 = 2, 2
+    BFLOAT16 = 3, 2
+    INT8 = 4, 1
+    INT16 = 5, 2
+    INT32 = 6, 4
+    INT64 = 7, 8
+    UINT8 = 8, 1
+    BOOL = 9, 1
+    COMPLEX64 = 10, 8
+    COMPLEX128 = 11, 16
+    UINT16 = 12, 2
+    UINT32 = 13, 4
+    UINT64 = 14, 8
 
     # Both are written out because IntEnum prints the number or the name, by version of Python.
     def __str__(self) -> str:
@@ -56,30 +65,13 @@ class Op(enum.IntEnum):
         return format(str(self), spec)
 
 
-_ITEM_SIZES: Final = {
-    DType.FLOAT32: 4,
-    DType.FLOAT64: 8,
-    DType.FLOAT16: 2,
-    DType.BFLOAT16: 2,
-    DType.INT8: 1,
-    DType.INT16: 2,
-    DType.INT32: 4,
-    DType.INT64: 8,
-    DType.UINT8: 1,
-    DType.BOOL: 1,
-    DType.COMPLEX64: 8,
-    DType.COMPLEX128: 16,
-    DType.UINT16: 2,
-    DType.UINT32: 4,
-    DType.UINT64: 8,
-}
 _DTYPES: Final = {str(dtype): dtype for dtype in DType}
 _OPS: Final = {str(op): op for op in Op}
 
 
 def item_size(dtype: DType) -> int:
     """The bytes of one element."""
-    return _ITEM_SIZES[dtype]
+    return dtype.n_bytes
 
 
 def parse_dtype(value: object) -> DType:

@@ -8,7 +8,7 @@ runs on every call is native.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from shoal._native import (
@@ -18,6 +18,7 @@ from shoal._native import (
     Arena,
     Call,
     ClientHandshake,
+    Fault,
     Hello,
     Mesh,
     Plan,
@@ -34,22 +35,22 @@ from shoal._native import (
     note_signal,
     pair_key,
     release,
-    scale,
     wakeups,
 )
 from shoal._native import (
     Group as NativeGroup,
 )
 from shoal.codec import Codec
-from shoal.dtypes import DType, Op, item_size
+from shoal.dtypes import DType, Op
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.schedule import Algorithm, Copy, Recv, Send, Step
-from shoal.shapes import SEGMENT_BYTES, Shape, agreement, describe, layouts_of
+from shoal.shapes import Shape, agreement, describe, layouts_of
 
 __all__ = [
     "Arena",
     "Call",
     "ClientHandshake",
+    "Fault",
     "HANDSHAKE_MAGIC",
     "HANDSHAKE_VERSION",
     "Hello",
@@ -61,7 +62,6 @@ __all__ = [
     "NativeGroup",
     "Plan",
     "Seat",
-    "TIMED_OUT",
     "address_of",
     "allocate",
     "n_waiting",
@@ -74,12 +74,8 @@ __all__ = [
     "make_plan",
     "plan_for",
     "release",
-    "scale",
     "wakeups",
 ]
-
-TIMED_OUT: Final = 2
-"""The native fault of a deadline that passed."""
 
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
@@ -122,7 +118,6 @@ def make_plan(shape: Shape) -> Plan:
         op=Op.SUM if average else shape.op,
         divisor=shape.size if average else 1,
         codec=shape.codec,
-        segment_elems=SEGMENT_BYTES // item_size(shape.dtype),
         descriptor=describe(shape),
         agreement=agreement(shape),
         by_pair=shape.agrees_by_pair,
@@ -153,8 +148,16 @@ class Seat(NamedTuple):
         return f"{self.host}, {self.address}" if self.address else self.host
 
 
+_KINDS: Final[Mapping[Fault, type[ShoalError]]] = {
+    Fault.TIMED_OUT: TimedOut,
+    Fault.MISMATCH: UsageError,
+    Fault.CLOSED: Closed,
+    Fault.RESOURCE: ShoalError,
+}
+
+
 def error_from(
-    native: tuple[int, int, str, str], members: Sequence[int], names: Sequence[Seat]
+    native: tuple[Fault, int, str, str], members: Sequence[int], names: Sequence[Seat]
 ) -> ShoalError | None:
     """The exception that a native error stands for, or None.
 
@@ -164,12 +167,11 @@ def error_from(
         names: by mesh rank.
     """
     fault, peer, what, doing = native
-    if fault == 0:
+    if fault is Fault.NONE:
         return None
-    if fault == 1:
+    if fault is Fault.PEER_LOST:
         rank = members.index(peer) if peer in members else -1
         host, address, *_ = names[peer] if 0 <= peer < len(names) else ("", "")
         return PeerLost(rank, host, address, doing, what)
     message = f"{doing}: {what}" if doing else what
-    kinds = {TIMED_OUT: TimedOut, 3: UsageError, 4: Closed, 5: ShoalError}
-    return kinds.get(fault, InternalError)(message)
+    return _KINDS.get(fault, InternalError)(message)

@@ -22,7 +22,7 @@ from shoal.rendezvous import (
 from shoal.settings import warn_of_unknown
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 DEFAULT_TIMEOUT_S = 300.0
 
@@ -53,7 +53,7 @@ def init(
         TimedOut: names the ranks that did not come.
         PeerLost: rank 0 ended the meeting before it was complete.
     """
-    from shoal.group import form  # the native core loads with the first group
+    from shoal.group.group import form  # the native core loads with the first group
 
     warn_of_unknown(os.environ)  # NOT only when the group forms: meeting may fail for such a slip
     if store is not None and rank is not None and size is not None:
@@ -89,7 +89,7 @@ _has_met = False
 
 def _meet_at_rank_0(place: Place, timeout_s: float, wire: str | None) -> Group:
     """Form a group through a store that rank 0 serves for as long as it takes."""
-    from shoal.group import form
+    from shoal.group.group import form
 
     global _has_met  # noqa: PLW0603 - the history of this process
     key = job_key(os.environ)

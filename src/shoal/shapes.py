@@ -10,11 +10,6 @@ from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.schedule import COLLECTIVES, MESSAGE, Algorithm, Blocks, Root, find
 
-# The unit of pipelining: so many bytes of elements, in memory. Two segments and what they are
-# folded into fit in a core's L2; smaller ones cost more messages. At most a slot of the arena
-# (native/transport/slots.h).
-SEGMENT_BYTES: Final = 128 << 10
-
 # Chunks begin on cache lines, so that no two ranks write to the same one.
 _LINE_BYTES: Final = 64
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from shoal.lens.prove import Proof, prove
+from shoal.analysis.prove.prover import Proof, prove
 from shoal.schedule import ALGORITHMS, Buffer, Place, find
 
 WHOLE_GROUP = [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from shoal.analysis.prove.prover import prove, prove_steps
 from shoal.errors import UsageError
-from shoal.lens.prove import prove, prove_steps
 from shoal.schedule import (
     ALGORITHMS,
     MESSAGE,

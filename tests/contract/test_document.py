@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from algorithms import document, main
 
-from shoal.lens.document import document, main
 from shoal.schedule import ALGORITHMS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,7 +66,7 @@ def test_a_ring_of_64_sends_the_buffer_almost_twice(files: Mapping[str, str]) ->
 def test_figures_of_what_is_gone_are_removed(
     tmp_path: Path, files: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.lens.document.document", lambda: files)
+    monkeypatch.setattr("algorithms.document", lambda: files)
     gone, kept = tmp_path / "figures/algorithms/gone.svg", tmp_path / "figures/plot.svg"
     gone.parent.mkdir(parents=True)
     gone.write_text("")

@@ -17,9 +17,9 @@ import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
 from contract.test_algorithms import go_through
 
+from shoal.analysis.prove.prover import Expression, Proof, prove, prove_steps
 from shoal.dtypes import DType, Op
 from shoal.errors import UsageError
-from shoal.lens.prove import Expression, Proof, prove, prove_steps
 from shoal.schedule import Algorithm, Buffer, Contract, Place, Send, contract_of, find
 from shoal.schedule.sharded import sharded, sharded_all_reduce, sharded_scratch
 from shoal.schedule.stripes import Reducer, Role, stripes_of

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import pytest
 
+from shoal.analysis.prove.prover import Proof, prove
 from shoal.errors import UsageError
-from shoal.lens.prove import Proof, prove
 from shoal.schedule import ALGORITHMS, Send, find
 from shoal.schedule.hierarchical import hierarchical
 

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import papers
 import pytest
-
-from shoal.lens import papers
-from shoal.lens.papers_page import document
+from simulation import document
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shoal.analysis.dataflow import Dataflow
 from shoal.engine import lower
-from shoal.lens.dataflow import Dataflow
 from shoal.schedule import ALGORITHMS, Algorithm, find
 
 MORE = ("sharded(2)", "sharded/tree", "ring/doubling", "tree/sharded")

@@ -4,7 +4,7 @@ import numpy as np
 from process.ranks import run_ranks
 
 import shoal
-from shoal.work import Work
+from shoal.group.work import Work
 
 N_CALLS = 14_000  # more than are told to a rank that was heard in none of them
 

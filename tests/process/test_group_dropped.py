@@ -52,7 +52,7 @@ def drop_one_of_three(name: str) -> list[str]:
     with ThreadPoolExecutor(SIZE) as threads:
 
         def join(rank: int) -> shoal.Group:
-            return shoal.group.form(store, rank, SIZE, timeout_s=TIMEOUT_S)
+            return shoal.group.group.form(store, rank, SIZE, timeout_s=TIMEOUT_S)
 
         groups = list(threads.map(join, range(SIZE)))
         list(threads.map(CALLS[name], groups))

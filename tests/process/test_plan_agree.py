@@ -15,9 +15,9 @@ from process.stage import error_of, pretend_hosts
 import shoal
 from shoal.plan import default_cluster
 from shoal.plan.defaults import wire_of
-from shoal.plan.measure import COLLECTIVES
 from shoal.plan.tuning import Tuning
 from shoal.plan.wire import link_of
+from shoal.tune.measure import COLLECTIVES
 
 
 def a_wrong_isa() -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from browser import Browser
 
-from shoal.lens.trace import trace
-from shoal.lens.trace_page import page_of
+from shoal.analysis.trace.page import page_of
+from shoal.analysis.trace.tracer import trace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 

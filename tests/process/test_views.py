@@ -14,7 +14,7 @@ from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
-from shoal.view import View
+from shoal.group.view import View
 
 N_ELEMS = 100_003
 
@@ -118,8 +118,8 @@ def die_in_shrink(moment: str) -> tuple[Any, ...]:
 
 def arrange_death(moment: str) -> None:
     """Have this rank kill itself in `shrink`: at the n-th word it sends, or when it has agreed."""
-    from shoal.members import Members
-    from shoal.shrink import Line
+    from shoal.group.members import Members
+    from shoal.group.shrink import Line
 
     def die(*_args: object) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from shoal.bench.benchmark import Benchmark, Row, Section, run_section, summary_of
+from shoal.bench.case import Case
 from shoal.bench.choices import (
+    choice_benchmarks,
     choice_cases,
-    choice_contestants,
     choice_lines,
     choice_verdicts,
     is_choice_open,
 )
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.contest import Case, Contestant, Row, Section, run_section, summary_of
 from shoal.bench.failure import Failure
 from shoal.bench.goals import Below, Faster, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
@@ -21,7 +22,7 @@ from shoal.bench.iperf import iperf_time, rate_of
 from shoal.bench.measures import Latency, added_by_cut
 from shoal.bench.sections import SECTIONS
 from shoal.bench.table import align, render, show_memory, show_size, show_time
-from shoal.bench.teams import Settings, Teams
+from shoal.bench.worker_pools import Settings, WorkerPools
 
 
 def seconds(value: float) -> str:
@@ -29,74 +30,76 @@ def seconds(value: float) -> str:
 
 
 @pytest.fixture
-def teams() -> Teams:
-    return Teams(Settings(n_rounds=3, openmpi=Path("nowhere")))
+def pools() -> WorkerPools:
+    return WorkerPools(Settings(n_rounds=3, openmpi=Path("nowhere")))
 
 
-def section_of(*contestants: Contestant, goals: tuple[Faster, ...] = ()) -> Section:
+def section_of(*benchmarks: Benchmark, goals: tuple[Faster, ...] = ()) -> Section:
     cases = (Case(2, 1024, goals), Case(4, 25 * 1024 * 1024, goals))
-    return Section("toy", "a toy", ("made up",), contestants, cases, seconds)
+    return Section("toy", "a toy", ("made up",), benchmarks, cases, seconds)
 
 
-def drifting(label: str, values: list[float]) -> Contestant:
-    """A contestant that gives the values one after another, over and over."""
+def drifting(label: str, values: list[float]) -> Benchmark:
+    """A benchmark that gives the values one after another, over and over."""
     turns: list[float] = []
 
-    def measure(_teams: Teams, _case: Case) -> float:
+    def measure(_pools: WorkerPools, _case: Case) -> float:
         turns.append(0)
         return values[(len(turns) - 1) % len(values)]
 
-    return Contestant(label, measure)
+    return Benchmark(label, measure)
 
 
-def failing(label: str) -> Contestant:
-    def measure(_teams: Teams, _case: Case) -> float:
+def failing(label: str) -> Benchmark:
+    def measure(_pools: WorkerPools, _case: Case) -> float:
         raise Failure("it is not installed")
 
-    return Contestant(label, measure)
+    return Benchmark(label, measure)
 
 
-def test_the_contestants_take_turns_in_every_round(teams: Teams) -> None:
+def test_the_contestants_take_turns_in_every_round(pools: WorkerPools) -> None:
     turns: list[str] = []
 
-    def logging(label: str) -> Contestant:
-        def measure(_teams: Teams, case: Case) -> float:
+    def logging(label: str) -> Benchmark:
+        def measure(_pools: WorkerPools, case: Case) -> float:
             turns.append(f"{label}{case.n_ranks}")
             return 1.0
 
-        return Contestant(label, measure)
+        return Benchmark(label, measure)
 
-    run_section(section_of(logging("a"), logging("b")), teams, lambda _text: None)
+    run_section(section_of(logging("a"), logging("b")), pools, lambda _text: None)
     assert turns == ["a2", "b2"] * 3 + ["a4", "b4"] * 3
 
 
-def test_a_number_is_the_median_over_the_rounds(teams: Teams) -> None:
+def test_a_number_is_the_median_over_the_rounds(pools: WorkerPools) -> None:
     section = section_of(drifting("a", [1.0, 100.0, 2.0]))
-    rows = run_section(section, teams, lambda _text: None)
+    rows = run_section(section, pools, lambda _text: None)
     assert [row.medians() for row in rows] == [{"a": 2.0}, {"a": 2.0}]
 
 
-def test_a_contestant_that_failed_once_has_no_number_and_no_further_turn(teams: Teams) -> None:
+def test_a_contestant_that_failed_once_has_no_number_and_no_further_turn(
+    pools: WorkerPools,
+) -> None:
     turns = 0
 
-    def measure(_teams: Teams, _case: Case) -> float:
+    def measure(_pools: WorkerPools, _case: Case) -> float:
         nonlocal turns
         turns += 1
         if turns == 2:
             raise Failure("rank 1 died")
         return 1.0
 
-    rows = run_section(section_of(Contestant("a", measure)), teams, lambda _text: None)
+    rows = run_section(section_of(Benchmark("a", measure)), pools, lambda _text: None)
     assert turns == 2 + 3  # of three in the first case, and all in the second
     assert [row.medians() for row in rows] == [{}, {"a": 1.0}]
     assert rows[0].failures == {"a": "rank 1 died"}
 
 
-def test_what_does_not_drift_is_measured_once(teams: Teams) -> None:
-    contestant = drifting("a", [1.0, 2.0])
+def test_what_does_not_drift_is_measured_once(pools: WorkerPools) -> None:
+    benchmark = drifting("a", [1.0, 2.0])
     case = Case(2, 4)
-    section = Section("toy", "", (), (contestant,), (case,), seconds, in_rounds=False)
-    assert run_section(section, teams, lambda _text: None) == [Row(case, {"a": [1.0]})]
+    section = Section("toy", "", (), (benchmark,), (case,), seconds, in_rounds=False)
+    assert run_section(section, pools, lambda _text: None) == [Row(case, {"a": [1.0]})]
 
 
 @pytest.mark.parametrize(
@@ -162,11 +165,11 @@ def test_columns_are_as_wide_as_their_widest_cell_and_the_last_one_is_text() -> 
     ]
 
 
-def test_a_table_shows_numbers_goals_and_why_a_number_is_missing(teams: Teams) -> None:
+def test_a_table_shows_numbers_goals_and_why_a_number_is_missing(pools: WorkerPools) -> None:
     goals = (Faster("we", "they", 4), Faster("we", "nobody", 2))
-    contestants = (drifting("we", [2.0]), drifting("they", [9.0]), failing("nobody"))
-    section = section_of(*contestants, goals=goals)
-    assert render(section, run_section(section, teams, lambda _text: None)).splitlines() == [
+    benchmarks = (drifting("we", [2.0]), drifting("they", [9.0]), failing("nobody"))
+    section = section_of(*benchmarks, goals=goals)
+    assert render(section, run_section(section, pools, lambda _text: None)).splitlines() == [
         "# toy: a toy",
         "# made up",
         "  ranks    size   we  they  nobody  goals",
@@ -176,25 +179,25 @@ def test_a_table_shows_numbers_goals_and_why_a_number_is_missing(teams: Teams) -
     ]
 
 
-def test_the_summary_counts_goals(teams: Teams) -> None:
+def test_the_summary_counts_goals(pools: WorkerPools) -> None:
     goals = (Faster("we", "they", 4), Faster("we", "they", 5), Faster("we", "nobody", 2))
     section = section_of(drifting("we", [2.0]), drifting("they", [9.0]), goals=goals)
-    rows = run_section(section, teams, lambda _text: None)
+    rows = run_section(section, pools, lambda _text: None)
     assert summary_of([(section, rows)]) == "goals: 2 met, 2 missed, 2 not measured"
 
 
 def test_a_library_that_is_not_installed_is_a_failure_and_is_not_tried_again(
-    teams: Teams,
+    pools: WorkerPools,
 ) -> None:
-    with teams:
+    with pools:
         for _ in range(2):
             with pytest.raises(Failure, match="make bench"):
-                teams.sample("openmpi", Case(2, 4))
+                pools.sample("openmpi", Case(2, 4))
 
 
 def test_every_goal_speaks_of_columns_of_its_own_table() -> None:
     for section in SECTIONS:
-        labels = {contestant.label for contestant in section.contestants}
+        labels = {benchmark.label for benchmark in section.benchmarks}
         for case in section.cases:
             for goal in case.goals:
                 medians = dict.fromkeys(labels, 1.0)
@@ -207,7 +210,7 @@ def test_hosts_without_a_shaper_are_a_section_so_that_a_wire_as_fast_as_two_core
         (n_hosts, mib) for n_hosts in (2, 4, 8) for mib in (25, 256)
     }
     assert all(case.rate_mbit is None and case.n_ranks == case.n_hosts for case in section.cases)
-    assert {"gloo", "shoal"} < {one.label for one in section.contestants}
+    assert {"gloo", "shoal"} < {one.label for one in section.benchmarks}
 
 
 def test_sections_have_names_of_their_own() -> None:
@@ -290,22 +293,22 @@ def test_the_grid_counts_losses_and_takes_geometric_means_by_place() -> None:
     assert [verdict.is_met for verdict in grid_verdicts([])] == [None, None, None]
 
 
-def test_a_row_that_is_undecided_gets_up_to_three_times_the_rounds(teams: Teams) -> None:
+def test_a_row_that_is_undecided_gets_up_to_three_times_the_rounds(pools: WorkerPools) -> None:
     fickle = drifting("gloo", [2.0, 0.5, 0.9])
-    contestants = (fickle, drifting("shoal", [1.0]))
-    section = Section("toy", "", (), contestants, (Case(2, 4),), seconds, is_open=is_close)
-    assert len(run_section(section, teams, lambda _text: None)[0].values["gloo"]) == 9
-    sure = replace(section, contestants=(drifting("gloo", [2.0]), drifting("shoal", [1.0])))
-    assert len(run_section(sure, teams, lambda _text: None)[0].values["gloo"]) == 3
+    benchmarks = (fickle, drifting("shoal", [1.0]))
+    section = Section("toy", "", (), benchmarks, (Case(2, 4),), seconds, is_open=is_close)
+    assert len(run_section(section, pools, lambda _text: None)[0].values["gloo"]) == 9
+    sure = replace(section, benchmarks=(drifting("gloo", [2.0]), drifting("shoal", [1.0])))
+    assert len(run_section(sure, pools, lambda _text: None)[0].values["gloo"]) == 3
 
 
-def test_goals_of_a_whole_table_stand_below_it_and_are_counted(teams: Teams) -> None:
+def test_goals_of_a_whole_table_stand_below_it_and_are_counted(pools: WorkerPools) -> None:
     section = replace(
         section_of(drifting("gloo", [4.0]), drifting("shoal", [1.0])),
         layout=grid_lines,
         verdicts=grid_verdicts,
     )
-    rows = run_section(section, teams, lambda _text: None)
+    rows = run_section(section, pools, lambda _text: None)
     assert "# geometric mean of gloo/shoal in one host 4.00 >= 4 met" in render(section, rows)
     assert summary_of([(section, rows)]) == "goals: 2 met, 0 missed, 1 not measured"
 
@@ -347,7 +350,7 @@ def test_every_algorithm_enters_where_its_collective_comes_up_and_nowhere_else()
     entered = {
         (case.collective, one.label)
         for case in choice_cases()
-        for one in choice_contestants()
+        for one in choice_benchmarks()
         if one.enters(case)
     }
     for collective, label in [("all_reduce", "tree"), ("reduce", "chain"), ("all_to_all", "bruck")]:
@@ -359,17 +362,17 @@ def test_every_algorithm_enters_where_its_collective_comes_up_and_nowhere_else()
     assert planned == set(COLLECTIVES) - {"send_recv", "barrier"}
 
 
-def test_a_row_without_a_place_for_a_contestant_does_not_ask_it(teams: Teams) -> None:
+def test_a_row_without_a_place_for_a_contestant_does_not_ask_it(pools: WorkerPools) -> None:
     absent = replace(failing("b"), enters=lambda _case: False)
-    rows = run_section(section_of(drifting("a", [1.0]), absent), teams, lambda _text: None)
+    rows = run_section(section_of(drifting("a", [1.0]), absent), pools, lambda _text: None)
     assert [row.failures for row in rows] == [{}, {}]
 
 
-def test_a_note_is_taken_once_per_row(teams: Teams) -> None:
+def test_a_note_is_taken_once_per_row(pools: WorkerPools) -> None:
     section = replace(
-        section_of(drifting("a", [1.0])), note=lambda _teams, case: f"{case.n_ranks} ranks"
+        section_of(drifting("a", [1.0])), note=lambda _pools, case: f"{case.n_ranks} ranks"
     )
-    rows = run_section(section, teams, lambda _text: None)
+    rows = run_section(section, pools, lambda _text: None)
     assert [row.note for row in rows] == ["2 ranks", "4 ranks"]
 
 
@@ -398,7 +401,7 @@ def test_where_iperf_is_missing_the_table_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 class FakeTeams:
-    """Of one team, whose ranks answer what they are told to."""
+    """Of one pool, whose ranks answer what they are told to."""
 
     def __init__(self, answers: list[dict[str, object]]) -> None:
         self._answers = answers
@@ -412,15 +415,15 @@ class FakeTeams:
 
 def test_a_latency_is_that_of_the_slowest_rank_of_each_call() -> None:
     fast, slow = [1.0, 1.0, 1.0, 9.0], [2.0, 3.0, 4.0, 1.0]
-    teams = FakeTeams([{"times_s": fast}, {"times_s": slow}])
+    pools = FakeTeams([{"times_s": fast}, {"times_s": slow}])
     latency = Latency("shoal", 2)
     case = Case(2, 4)
     with pytest.raises(Failure, match="no latencies"):
-        latency.percentile_99(teams, case)  # type: ignore[arg-type]
-    assert latency.median(teams, case) == 3.5  # type: ignore[arg-type]
-    assert latency.percentile_99(teams, case) == 9.0  # type: ignore[arg-type]
+        latency.percentile_99(pools, case)  # type: ignore[arg-type]
+    assert latency.median(pools, case) == 3.5  # type: ignore[arg-type]
+    assert latency.percentile_99(pools, case) == 9.0  # type: ignore[arg-type]
 
 
 def test_what_a_cut_adds_is_counted_from_the_median_of_the_calls_that_are_not_cut() -> None:
-    teams = FakeTeams([{"cut_s": [3.0, 5.0], "median_s": 1.0}] * 2)
-    assert added_by_cut("shoal")(teams, Case(2, 4)) == 3.0  # type: ignore[arg-type]
+    pools = FakeTeams([{"cut_s": [3.0, 5.0], "median_s": 1.0}] * 2)
+    assert added_by_cut("shoal")(pools, Case(2, 4)) == 3.0  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import shoal
-from shoal.buffers import Span, blocks_of, clash, span_of
 from shoal.dtypes import DType
 from shoal.errors import ShoalError, UsageError
+from shoal.group.buffers import Span, blocks_of, clash, span_of
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from shoal.lens.dataflow import Dataflow
+from shoal.analysis.dataflow import Dataflow
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Recv, Send, find
 from shoal.schedule.counts import Counts, Work, count
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES

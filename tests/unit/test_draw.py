@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from shoal.analysis.draw.drawing import draw
+from shoal.analysis.trace.tracer import trace
 from shoal.cli import main
-from shoal.lens.draw import draw
-from shoal.lens.trace import trace
 from shoal.schedule import ALGORITHMS
 from shoal.schedule.tree import double_binary_tree
 

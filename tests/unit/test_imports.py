@@ -13,35 +13,28 @@ import shoal
 # The source, or the installed copy of it: whichever the other tests run.
 ROOT = Path(shoal.__file__).parent
 
-# A room may import itself and these. `errors`, `dtypes` and `codec` are words that every room may
-# use, except where WITHOUT_WORDS says so.
-WORDS = {"errors", "dtypes", "codec"}
+# A room may import itself and these. `errors`, `dtypes`, `codec` and `limits` are words that every
+# room may use, except where WITHOUT_WORDS says so.
+WORDS = {"errors", "dtypes", "codec", "limits"}
 WITHOUT_WORDS = {*WORDS, "schedule"}
 LOWER = {
     "errors": set[str](),
     "dtypes": {"errors"},
     "codec": {"errors"},
-    "buffers": {"engine"},
+    "limits": {"_native"},
     "schedule": {"errors"},
-    "lens": {"schedule", "plan", "shapes"},
+    "analysis": {"schedule", "plan", "shapes"},
     "plan": {"schedule"},
     "shapes": {"schedule"},
     "engine": {"schedule", "shapes", "_native"},
     "rendezvous": {"engine"},
-    "view": set[str](),
-    "shrink": {"engine", "work", "calls", "view"},
     "settings": set[str](),
-    "memory": {"engine"},
     "state": {"engine", "plan"},
-    "work": {"engine"},
-    "world": {"engine", "rendezvous", "work", "state"},
-    "calls": {"schedule", "plan", "shapes", "engine", "work", "buffers", "world", "state"},
-    "members": {"plan", "work", "world", "calls", "view", "shrink"},
-    "group": {"plan", "engine", "rendezvous", "settings", "work", "buffers", "world", "calls"}
-    | {"members"},
+    "group": {"schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state"},
+    "tune": {"schedule", "group", "plan"},
     "average": {"group"},
     "server": {"group"},
-    "frontend": {"group", "average", "rendezvous", "work", "buffers"},
+    "frontend": {"group", "average", "rendezvous"},
     "launch": {"group", "rendezvous", "settings", "frontend"},
     "_autoload": {"frontend"},
     "torch": {"_autoload", "frontend"},
@@ -150,6 +143,15 @@ def test_files_of_the_engine_include_one_way() -> None:
     assert in_circles(includes) == set()
 
 
+def test_files_of_the_bench_import_one_way_even_for_type_checkers() -> None:
+    imports = {
+        path.stem: set(re.findall(r"^ *from shoal\.bench\.(\w+)", path.read_text(), re.MULTILINE))
+        for path in (ROOT / "bench").glob("*.py")
+    }
+    assert "benchmark" in imports["sections"]
+    assert in_circles(imports) == set()
+
+
 def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:
     kinds = [path.name for path in (NATIVE / "transport").glob("*_link.h")]
     kinds.remove("path_link.h")  # what links over paths have in common
@@ -179,9 +181,9 @@ def test_every_native_room_is_known() -> None:
         ("schedule/ring.py", "from ..plan import choose"),
         ("schedule/ring.py", "from .. import engine"),
         ("schedule/ring.py", "import numpy"),
-        ("lens/prove.py", "def f():\n    from shoal.engine import run"),
+        ("analysis/prove/prover.py", "def f():\n    from shoal.engine import run"),
         ("plan/choose.py", "import shoal.engine"),
-        ("group.py", "from shoal._native import Engine"),
+        ("group/group.py", "from shoal._native import Engine"),
         ("rendezvous/key.py", "from shoal._native import pair_key"),
         ("bench/run.py", "import shoal._native"),
         ("average/fusion.py", "import torch.nn"),

@@ -12,7 +12,8 @@ import pytest
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
-from shoal.plan import Planner, Settings, agreed_planner, card_of, default_cluster, reported_mbit
+from shoal.group.agreeing import agreed_planner, card_of
+from shoal.plan import Planner, Settings, default_cluster, reported_mbit
 from shoal.plan.defaults import wire_of
 from shoal.plan.settings import Forced
 from shoal.plan.tuning import Tuning

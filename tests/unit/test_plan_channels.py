@@ -3,7 +3,8 @@
 import pytest
 
 from shoal.errors import UsageError
-from shoal.plan import Planner, Settings, agreed_channels, agreed_planner, card_of, default_cluster
+from shoal.group.agreeing import agreed_channels, agreed_planner, card_of
+from shoal.plan import Planner, Settings, default_cluster
 from shoal.plan.channels import channels_from, choose_channels, n_stripes
 from shoal.plan.defaults import wire_of
 from shoal.plan.tuning import Tuning

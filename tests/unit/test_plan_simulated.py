@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from shoal.lens.simulate import simulate
+from shoal.analysis.simulate.simulator import simulate
 from shoal.plan import default_cluster
 from shoal.plan.choose import candidates, choose
 from shoal.plan.cost import cost_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.analysis.prove.prover import prove, prove_steps
 from shoal.errors import ProofError, UsageError
-from shoal.lens.prove import prove, prove_steps
 from shoal.schedule import (
     ALGORITHMS,
     Algorithm,

@@ -32,12 +32,12 @@ SLURM = {
 @pytest.mark.parametrize(
     ("environ", "want"),
     [
-        (TORCHRUN, Place(3, 4, 1, "10.0.0.1", 29501)),
-        (OPEN_MPI, Place(1, 2, 1, "127.0.0.1", 29500)),
-        (HYDRA, Place(0, 2, 0, "127.0.0.1", 29500)),
-        (SLURM, Place(5, 8, 1, "node03", 29500)),
-        (SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7"}, Place(5, 8, 1, "head", 7)),
-        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, Place(5, 8, 1, "127.0.0.1", 29500)),
+        (TORCHRUN, Place(3, 4, "10.0.0.1", 29501)),
+        (OPEN_MPI, Place(1, 2, "127.0.0.1", 29500)),
+        (HYDRA, Place(0, 2, "127.0.0.1", 29500)),
+        (SLURM, Place(5, 8, "node03", 29500)),
+        (SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7"}, Place(5, 8, "head", 7)),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, Place(5, 8, "127.0.0.1", 29500)),
     ],
 )
 def test_each_launcher_is_understood(environ: dict[str, str], want: Place) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.analysis.simulate import simulator as module
+from shoal.analysis.simulate.simulator import simulate, simulate_steps
 from shoal.errors import ProofError, UsageError
-from shoal.lens import simulate as module
-from shoal.lens.simulate import simulate, simulate_steps
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Place, Recv, Send, Step
 

@@ -359,7 +359,7 @@ def options_of_torch(**fields: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was asked of shoal.group.form."""
+    """What was asked of shoal.group.group.form."""
     calls: list[tuple[Any, ...]] = []
 
     def form(store: Any, rank: int, size: int, **options: Any) -> FakeGroup:
@@ -368,7 +368,7 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         assert store.try_get("proof") == b"1"
         return FakeGroup()
 
-    monkeypatch.setattr("shoal.group.form", form)
+    monkeypatch.setattr("shoal.frontend.torch.form", form)
     return calls
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from shoal.analysis.prove.prover import Expression, prove
+from shoal.analysis.trace.text import text_of
+from shoal.analysis.trace.tracer import Held, letter, trace
 from shoal.cli import main
 from shoal.errors import UsageError
-from shoal.lens.prove import Expression, prove
-from shoal.lens.trace import Held, letter, trace
-from shoal.lens.trace_text import text_of
 from shoal.schedule import ALGORITHMS, Buffer, Place
 
 # What Marek Kolodziej's tutorial on all-reduce (2019) prints for 4 devices: first the data, then

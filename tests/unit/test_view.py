@@ -1,6 +1,6 @@
 """Survivors agree on the next view, whatever dies or parts when, and in whatever order words come.
 
-The ranks of these tests are `Agreement`s, driven as `shoal.shrink` drives them: a rank tells all
+The ranks of these tests are `Agreement`s, driven as `group.shrink` drives them: a rank tells all
 whom it can reach when its report has changed, reads only from those it awaits, and leaves when it
 is settled. Every order of deaths, losses, words and calls is gone through.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shoal.view import Agreement, Report, View, decode, n_report_bytes
+from shoal.group.view import Agreement, Report, View, decode, n_report_bytes
 
 Heard = tuple[tuple[int, Report], ...]
 

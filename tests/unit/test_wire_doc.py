@@ -9,5 +9,5 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_shows_the_frames_as_they_are() -> None:
-    written = runpy.run_path(str(DOCS / "wire_table.py"))
+    written = runpy.run_path(str(DOCS / "pages" / "wire.py"))
     assert (DOCS / "wire.md").read_text() == written["page"](), "run `make docs`"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal import work as module
-from shoal.work import COMPLETIONS, Work
+from shoal.group import work as module
+from shoal.group.work import COMPLETIONS, Work
 
 LONG_S = 60.0
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import UsageError
-from shoal.world import Occurrences
+from shoal.group.context import Occurrences
 
 
 def test_names_are_counted_one_by_one() -> None:

@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from shoal.bench.benchmark import Row, Section, run_section, summary_of
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.contest import Row, Section, run_section, summary_of
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.sections import SECTIONS
 from shoal.bench.table import render
-from shoal.bench.teams import Settings, Teams
+from shoal.bench.worker_pools import Settings, WorkerPools
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,9 +27,9 @@ def main(argv: Sequence[str]) -> int:
     text = _emit(render_run(run))
     tables: list[tuple[Section, list[Row]]] = []
     start_s = time.monotonic()
-    with Teams(_settings(args)) as teams:
+    with WorkerPools(_settings(args)) as pools:
         for section in chosen:
-            rows = run_section(section, teams, _progress)
+            rows = run_section(section, pools, _progress)
             tables.append((section, rows))
             text += _emit("\n" + render(section, rows))
     text += _emit(f"\n# {summary_of(tables)}; {time.monotonic() - start_s:.0f} s\n")
@@ -67,8 +67,8 @@ def _reduced(section: Section, args: argparse.Namespace) -> Section:
         and (not args.collective or one.collective in args.collective)
         and (not args.quick or section.in_quick(one))
     )
-    contestants = tuple(one for one in section.contestants if one.label not in args.without)
-    return replace(section, cases=cases, contestants=contestants)
+    benchmarks = tuple(one for one in section.benchmarks if one.label not in args.without)
+    return replace(section, cases=cases, benchmarks=benchmarks)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from shoal.bench.contest import Case, Contestant, Section
+from shoal.bench.benchmark import Benchmark, Section
+from shoal.bench.case import Case
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.iperf import iperf_time
 from shoal.bench.measures import (
     Latency,
     added_by_cut,
+    among_strangers,
     cables_time,
     cpu_of,
     line_time,
@@ -22,12 +24,12 @@ from shoal.bench.table import show_cpu, show_memory, show_time
 
 _MIB: Final = 1024 * 1024
 
-_GLOO: Final = Contestant("gloo", time_of("gloo"))
-_SHOAL: Final = Contestant("shoal", time_of("shoal"))
-_GROUP: Final = Contestant("group", time_of("group"))
-_BF16: Final = Contestant("bf16", time_of("bf16"))
-_RING: Final = Contestant("ring", ring_time)
-_IPERF: Final = Contestant("iperf3", iperf_time, enters=lambda case: case.n_hosts == 2)
+_GLOO: Final = Benchmark("gloo", time_of("gloo"))
+_SHOAL: Final = Benchmark("shoal", time_of("shoal"))
+_GROUP: Final = Benchmark("group", time_of("group"))
+_BF16: Final = Benchmark("bf16", time_of("bf16"))
+_RING: Final = Benchmark("ring", ring_time)
+_IPERF: Final = Benchmark("iperf3", iperf_time, enters=lambda case: case.n_hosts == 2)
 
 
 def _unshaped(n_hosts: int, n_bytes: int) -> Case:
@@ -50,13 +52,13 @@ _LATENCIES: Final = {
 }
 
 
-def _latencies(library: str) -> list[Contestant]:
+def _latencies(library: str) -> list[Benchmark]:
     alone, mixed = _LATENCIES[library, 0], _LATENCIES[library, 2]
     return [
-        Contestant(f"{library} alone", alone.median),
-        Contestant(f"{library} alone p99", alone.percentile_99),
-        Contestant(f"{library} mixed", mixed.median),
-        Contestant(f"{library} mixed p99", mixed.percentile_99),
+        Benchmark(f"{library} alone", alone.median),
+        Benchmark(f"{library} alone p99", alone.percentile_99),
+        Benchmark(f"{library} mixed", mixed.median),
+        Benchmark(f"{library} mixed p99", mixed.percentile_99),
     ]
 
 
@@ -68,7 +70,7 @@ HOST_SECTIONS: Final = (
             "line: 2M(n-1)/n bytes at the rate of one raw TCP stream of this run",
             "ring: the same while all hosts send in a ring, at the slowest stream's rate",
         ),
-        (_GLOO, _SHOAL, Contestant("line", line_time), _RING),
+        (_GLOO, _SHOAL, Benchmark("line", line_time), _RING),
         (
             Case(
                 4,
@@ -113,8 +115,8 @@ HOST_SECTIONS: Final = (
             "them the planner takes on a machine like this one",
         ),
         (
-            Contestant("one channel", time_of("one channel")),
-            Contestant("two channels", time_of("two channels")),
+            Benchmark("one channel", time_of("one channel")),
+            Benchmark("two channels", time_of("two channels")),
         ),
         tuple(
             replace(
@@ -144,7 +146,7 @@ HOST_SECTIONS: Final = (
         "unshaped-cpu",
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, unshaped hosts",
         ("10 calls in a row after a barrier; waiting that spins counts as work",),
-        (Contestant("gloo", cpu_of("gloo")), Contestant("shoal", cpu_of("shoal"))),
+        (Benchmark("gloo", cpu_of("gloo")), Benchmark("shoal", cpu_of("shoal"))),
         tuple(
             replace(_TWO_UNSHAPED, n_bytes=n_bytes, n_calls=10, n_samples=2)
             for n_bytes in (25 * _MIB, 256 * _MIB)
@@ -156,7 +158,7 @@ HOST_SECTIONS: Final = (
         "unshaped-memory",
         "peak resident memory of a rank (VmHWM), less its tensors and `import torch`",
         ("new processes on unshaped hosts, all-reduce of 64 MiB, then 256 MiB; the largest rank",),
-        (Contestant("gloo", peak_of("gloo")), Contestant("shoal", peak_of("shoal"))),
+        (Benchmark("gloo", peak_of("gloo")), Benchmark("shoal", peak_of("shoal"))),
         (
             replace(_TWO_UNSHAPED, n_bytes=256 * _MIB, goals=()),
             replace(_unshaped(4, 256 * _MIB), goals=()),
@@ -195,7 +197,7 @@ HOST_SECTIONS: Final = (
             "gloo: by the faster cable; shoal: by both, as two paths of a link",
             "cables: M bytes at the sum of what raw TCP streams reach on both at once",
         ),
-        (_GLOO, _SHOAL, Contestant("cables", cables_time)),
+        (_GLOO, _SHOAL, Benchmark("cables", cables_time)),
         (
             Case(
                 2,
@@ -210,6 +212,25 @@ HOST_SECTIONS: Final = (
         show_time,
     ),
     Section(
+        "strangers",
+        "two hosts, 1 Gbit/s: processes without the key connect to rank 0 while 25 MiB are reduced",
+        (
+            "1,000 connections are held open without a word, and 20,000 more in each round send",
+            "128 bytes of garbage; rank 0 may have 64 descriptors",
+        ),
+        (_SHOAL, Benchmark("among strangers", among_strangers("shoal", 1000, 20_000))),
+        (
+            Case(
+                2,
+                25 * _MIB,
+                (Within("among strangers", of="shoal", times=1.05),),
+                n_hosts=2,
+                rate_mbit=1000,
+            ),
+        ),
+        show_time,
+    ),
+    Section(
         "cuts",
         "two hosts: a cable is cut in the middle of every tenth all-reduce of 25 MiB",
         (
@@ -218,7 +239,7 @@ HOST_SECTIONS: Final = (
             "shoal: what a call that is cut takes beyond the median of the others, in the mean;",
             "a call that fails or a wrong sum is said below the table",
         ),
-        (Contestant("shoal", added_by_cut("shoal")),),
+        (Benchmark("shoal", added_by_cut("shoal")),),
         (
             Case(2, 25 * _MIB, (Below("shoal", 0.2),), 30, 1, 2, 400, more_mbit=(130,)),
             Case(2, 25 * _MIB, (Below("shoal", 4.0),), 20, 1, 2, 400),

@@ -9,15 +9,18 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.bench.benchmark import Benchmark, Row
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.contest import Case, Contestant, Row
 from shoal.bench.goals import Verdict
 from shoal.bench.grid import grid_cases, grid_table, place_of
 from shoal.bench.measures import time_of
 from shoal.bench.table import show_size
 from shoal.schedule import ALGORITHMS, find
+
+if TYPE_CHECKING:
+    from shoal.bench.case import Case
 
 _PLANNER: Final = "planner"
 _NEAR: Final = 1.1  # times the best; what takes more is a wrong choice
@@ -38,14 +41,14 @@ def choice_cases() -> tuple[Case, ...]:
     )
 
 
-def choice_contestants() -> tuple[Contestant, ...]:
+def choice_benchmarks() -> tuple[Benchmark, ...]:
     """The planner, and every algorithm where its collective comes up."""
     everything = dict.fromkeys(name for collective in COLLECTIVES for name in _names(collective))
-    return (Contestant(_PLANNER, time_of("shoal")), *map(_forced, everything))
+    return (Benchmark(_PLANNER, time_of("shoal")), *map(_forced, everything))
 
 
-def _forced(name: str) -> Contestant:
-    return Contestant(
+def _forced(name: str) -> Benchmark:
+    return Benchmark(
         name,
         time_of("shoal", algorithm=name),
         enters=lambda case: name in _names(case.collective),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import select
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from typing import Final, NamedTuple
@@ -11,9 +14,12 @@ from typing import Final, NamedTuple
 import torch
 import torch.distributed as dist
 
+from shoal.bench.strangers import own_listener
+
 # Calls of the same latency alone: enough for a 99th percentile.
 _N_ALONE: Final = 500
 _CUT_EVERY: Final = 10
+_FEW_DESCRIPTORS: Final = 64
 
 
 def latencies_beside(n_bulk: int, bulk_bytes: int) -> list[float]:
@@ -71,6 +77,62 @@ def cut_calls(n_bytes: int, n_calls: int, interface: str, down_s: float) -> CutC
         if cutter is not None:
             cutter.join()
     return CutCalls(cut_s, statistics.median(clean_s))
+
+
+def calls_among_strangers(n_bytes: int, n_held: int, n_short: int) -> tuple[list[float], int]:
+    """Seconds of all-reduces while strangers connect to rank 0, and how many did.
+
+    The strangers are a process on rank 1's host. Rank 0 has no more than 64 descriptors meanwhile.
+    As many calls are made as fit beside them, at least one.
+
+    Raises:
+        ArithmeticError: a sum is wrong.
+    """
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    where: list[tuple[str, int] | None] = [own_listener() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(where)
+    if where[0] is None:
+        raise LookupError("rank 0 has told of no listener")
+    crowd = _Crowd(*where[0], n_held, n_short) if dist.get_rank() == 1 else None
+    if dist.get_rank() == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FEW_DESCRIPTORS, limits[1]))
+    data, more = torch.empty(n_bytes // 4), torch.ones(1)
+    times_s: list[float] = []
+    while more.item():
+        data.fill_(1)
+        dist.barrier()
+        start_s = time.perf_counter()
+        dist.all_reduce(data)
+        times_s.append(time.perf_counter() - start_s)
+        if not bool((data == dist.get_world_size()).all()):
+            raise ArithmeticError(f"WRONG RESULT of call {len(times_s)}")
+        more.fill_(crowd is not None and not crowd.is_through())
+        dist.broadcast(more, 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    return times_s, 0 if crowd is None else crowd.stop()
+
+
+class _Crowd:
+    """The process of the strangers."""
+
+    def __init__(self, address: str, port: int, n_held: int, n_short: int) -> None:
+        numbers = map(str, (port, n_held, n_short))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.bench.strangers", address, *numbers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None  # it is a pipe
+        self._told: Final = self._process.stdout
+
+    def is_through(self) -> bool:
+        """Whether all of the short connections were tried."""
+        return bool(select.select([self._told], [], [], 0)[0])
+
+    def stop(self) -> int:
+        """How many were made; the process has ended then."""
+        told, _ = self._process.communicate()
+        return int(told)
 
 
 class _Cutter:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from shoal.bench.case import Case
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.contest import Case, Row
 from shoal.bench.goals import Verdict
 from shoal.bench.table import align, show_size, show_time
 from shoal.schedule import COLLECTIVES as ROWS
+
+if TYPE_CHECKING:
+    from shoal.bench.benchmark import Row
 
 _ITEM: Final = 4  # bytes of a float32
 _SIZES: Final = tuple(4**power for power in range(1, 15))  # 4 B to 256 MiB

@@ -11,17 +11,17 @@ from shoal.bench.failure import Failure
 from shoal.bench.measures import sent_by_ring
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Case
-    from shoal.bench.teams import Teams
+    from shoal.bench.case import Case
+    from shoal.bench.worker_pools import WorkerPools
     from shoal.lab import Cluster
 
 _SECONDS: Final = 2  # two slow starts are a small part of it
 _DEADLINE_S: Final = 30.0
 
 
-def iperf_time(teams: Teams, case: Case) -> float:
+def iperf_time(pools: WorkerPools, case: Case) -> float:
     """Seconds in which 2M(n-1)/n bytes go each way at the rate of `iperf3 --bidir`."""
-    rate = _measure_bidir(teams.cluster(case.n_hosts, case.rate_mbit))
+    rate = _measure_bidir(pools.cluster(case.n_hosts, case.rate_mbit))
     return sent_by_ring(case) / rate
 
 

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 # Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
 _FORKED_FROM: Final = 32
 
-# In a cluster's hosts every port is free, but several crews may be there at once.
+# In a cluster's hosts every port is free, but several jobs may be there at once.
 _LAB_PORTS: Final = itertools.count(29500)
 
 
 @dataclass(frozen=True)
-class Crew:
+class JobSpec:
     """Which processes: a library, how many ranks, and on how many hosts of a cluster.
 
     With `n_hosts` 0 all ranks are on this machine, outside any cluster. `rate_mbit` is that of a
@@ -43,7 +43,7 @@ class Crew:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Placement:
     """What the processes are started in: Open MPI's environment and, for hosts, the cluster."""
 
     openmpi: Path
@@ -51,32 +51,32 @@ class Surroundings:
 
 
 def start(
-    crew: Crew, around: Surroundings, control: Path, errors: IO[bytes]
+    spec: JobSpec, placement: Placement, control: Path, errors: IO[bytes]
 ) -> list[subprocess.Popen[bytes]]:
-    """Start the processes of a crew. Each connects to `control`.
+    """Start the processes of a job. Each connects to `control`.
 
     Raises:
         Failure: the library is not installed.
     """
-    worker = ["-m", "shoal.bench.worker", crew.library, str(control)]
-    if crew.library == "openmpi":
-        return [_start_mpi(crew, around.openmpi, worker, control.parent, errors)]
-    job = _job_environment(crew, around.cluster)
+    worker = ["-m", "shoal.bench.worker", spec.library, str(control)]
+    if spec.library == "openmpi":
+        return [_start_mpi(spec, placement.openmpi, worker, control.parent, errors)]
+    job = _job_environment(spec, placement.cluster)
     argv = [sys.executable, *worker]
-    if crew.n_ranks >= _FORKED_FROM and around.cluster is None:
-        return [_popen([*argv, "--fork", str(crew.n_ranks)], job, errors)]
+    if spec.n_ranks >= _FORKED_FROM and placement.cluster is None:
+        return [_popen([*argv, "--fork", str(spec.n_ranks)], job, errors)]
     return [
         _popen(
-            around.cluster.command(_host_of(crew, rank), argv) if around.cluster else argv,
-            job | _rank_environment(crew, rank),
+            placement.cluster.command(_host_of(spec, rank), argv) if placement.cluster else argv,
+            job | _rank_environment(spec, rank),
             errors,
         )
-        for rank in range(crew.n_ranks)
+        for rank in range(spec.n_ranks)
     ]
 
 
 def _start_mpi(
-    crew: Crew, openmpi: Path, worker: Sequence[str], folder: Path, errors: IO[bytes]
+    spec: JobSpec, openmpi: Path, worker: Sequence[str], folder: Path, errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     mpirun, python = openmpi / "bin" / "mpirun", openmpi / "bin" / "python"
     if not mpirun.exists():
@@ -86,7 +86,7 @@ def _start_mpi(
     link = folder / "import" / "shoal"
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(Path(shoal.__file__).parent)
-    count = ["-n", str(crew.n_ranks), "--oversubscribe", "--allow-run-as-root"]
+    count = ["-n", str(spec.n_ranks), "--oversubscribe", "--allow-run-as-root"]
     env = {"PYTHONPATH": str(link.parent)}
     return _popen([str(mpirun), *count, str(python), *worker], env, errors)
 
@@ -107,21 +107,21 @@ def _popen(
     )
 
 
-def _host_of(crew: Crew, rank: int) -> int:
+def _host_of(spec: JobSpec, rank: int) -> int:
     """Neighbouring ranks share a host, as torchrun places them."""
-    return rank * crew.n_hosts // crew.n_ranks
+    return rank * spec.n_hosts // spec.n_ranks
 
 
-def _rank_environment(crew: Crew, rank: int) -> dict[str, str]:
+def _rank_environment(spec: JobSpec, rank: int) -> dict[str, str]:
     on_host = [
-        other for other in range(crew.n_ranks) if _host_of(crew, other) == _host_of(crew, rank)
+        other for other in range(spec.n_ranks) if _host_of(spec, other) == _host_of(spec, rank)
     ]
     local = {"LOCAL_RANK": on_host.index(rank), "LOCAL_WORLD_SIZE": len(on_host)}
     return {name: str(value) for name, value in {"RANK": rank, **local}.items()}
 
 
-def _job_environment(crew: Crew, cluster: Cluster | None) -> dict[str, str]:
-    job = {"WORLD_SIZE": str(crew.n_ranks)}
+def _job_environment(spec: JobSpec, cluster: Cluster | None) -> dict[str, str]:
+    job = {"WORLD_SIZE": str(spec.n_ranks)}
     if cluster is None:
         return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return job | {

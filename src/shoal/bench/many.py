@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.contest import Case, Contestant, Section
+from shoal.bench.benchmark import Benchmark, Section
+from shoal.bench.case import Case
 from shoal.bench.goals import Faster, Within
 from shoal.bench.measures import start_of, time_of
 from shoal.bench.table import show_count, show_memory, show_time
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Measure
-    from shoal.bench.teams import Teams
+    from shoal.bench.benchmark import Measure
+    from shoal.bench.worker_pools import WorkerPools
 
 _MIB: Final = 1024 * 1024
 _N_RANKS: Final = 128
@@ -23,16 +24,16 @@ _CASE: Final = Case(_N_RANKS, _MIB, n_calls=1, n_samples=2)
 def _footprint_of(library: str, what: str) -> Measure:
     """The mean over the ranks, once they have all-reduced: bytes, or descriptors."""
 
-    def measure(teams: Teams, case: Case) -> float:
-        teams.sample(library, case)
-        ranks = teams.ask(library, case, "footprint")
+    def measure(pools: WorkerPools, case: Case) -> float:
+        pools.sample(library, case)
+        ranks = pools.ask(library, case, "footprint")
         return float(sum(rank[what] for rank in ranks)) / len(ranks)
 
     return measure
 
 
-def _pair(measure_gloo: Measure, measure_shoal: Measure) -> tuple[Contestant, Contestant]:
-    return Contestant("gloo", measure_gloo), Contestant("shoal", measure_shoal)
+def _pair(measure_gloo: Measure, measure_shoal: Measure) -> tuple[Benchmark, Benchmark]:
+    return Benchmark("gloo", measure_gloo), Benchmark("shoal", measure_shoal)
 
 
 MANY_SECTIONS: Final = (

@@ -1,20 +1,22 @@
-"""What a contestant's number is: each function makes the measure of one column."""
+"""What a benchmark's number is: each function makes the measure of one column."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bench.failure import Failure
 from shoal.lab import Flow, measure_streams, ring_of
 from shoal.lab.cluster import interface_of
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Case, Measure
-    from shoal.bench.teams import Teams
+    from shoal.bench.benchmark import Measure
+    from shoal.bench.case import Case
+    from shoal.bench.worker_pools import WorkerPools
 
 N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
@@ -32,48 +34,53 @@ print(peak_resident_bytes())
 
 def time_of(library: str, memory: str = "private", algorithm: str = "") -> Measure:
     """Seconds of a call, of the slowest rank; the median over the samples of a round."""
-    return lambda teams, case: teams.sample(library, case, memory, algorithm).time_s
+    return lambda pools, case: pools.sample(library, case, memory, algorithm).time_s
 
 
 def cpu_of(library: str) -> Measure:
     """CPU seconds (user and system) that all ranks together spend on a gigabyte of tensor."""
 
-    def measure(teams: Teams, case: Case) -> float:
-        return teams.sample(library, case).cpu_s / (case.n_bytes / _GIGABYTE)
+    def measure(pools: WorkerPools, case: Case) -> float:
+        return pools.sample(library, case).cpu_s / (case.n_bytes / _GIGABYTE)
 
     return measure
 
 
-def memory_floor(teams: Teams, case: Case) -> float:
+def memory_floor(pools: WorkerPools, case: Case) -> float:
     """Seconds that all cores at once need to move 2nM bytes, by copying.
 
     Each core copies its share to and fro, source and copy together being as large as the n tensors.
     A byte read and a byte written count as two.
     """
-    n_bytes = case.n_ranks * case.n_bytes // (2 * teams.n_cores) // 4 * 4
-    copying = replace(case, n_ranks=teams.n_cores, n_bytes=n_bytes, n_calls=5)
-    return 2 * teams.sample("copy", copying).time_s
+    n_bytes = case.n_ranks * case.n_bytes // (2 * pools.n_cores) // 4 * 4
+    copying = replace(case, n_ranks=pools.n_cores, n_bytes=n_bytes, n_calls=5)
+    return 2 * pools.sample("copy", copying).time_s
 
 
-def line_time(teams: Teams, case: Case) -> float:
+def line_time(pools: WorkerPools, case: Case) -> float:
     """Seconds in which one raw TCP stream carries what a ring sends per host: 2M(n-1)/n bytes."""
-    return _ideal_s(teams, case, [Flow(0, 1)])
+    return _ideal_s(pools, case, [Flow(0, 1)])
 
 
-def ring_time(teams: Teams, case: Case) -> float:
+def ring_time(pools: WorkerPools, case: Case) -> float:
     """The same at the rate of the slowest raw stream when all hosts send in a ring at once."""
-    return _ideal_s(teams, case, ring_of(case.n_hosts))
+    return _ideal_s(pools, case, ring_of(case.n_hosts))
 
 
-def cables_time(teams: Teams, case: Case) -> float:
+def cables_time(pools: WorkerPools, case: Case) -> float:
     """The same at the sum of what raw streams in a ring reach on all cables of a host at once."""
-    cluster = teams.cluster(case.n_hosts, case.rate_mbit, case.more_mbit)
+    cluster = pools.cluster(case.n_hosts, case.rate_mbit, case.more_mbit)
     n_cables = 1 + len(case.more_mbit)
     ring = ring_of(case.n_hosts)
     flows = [flow._replace(cable=cable) for cable in range(n_cables) for flow in ring]
     rates = measure_streams(cluster, flows, _STREAM_BYTES // n_cables)
     by_cable = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
     return sent_by_ring(case) / sum(map(min, by_cable))
+
+
+def _slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of each call, of the slowest rank."""
+    return [max(times_s) for times_s in zip(*(rank["times_s"] for rank in ranks), strict=True)]
 
 
 class Latency:
@@ -86,19 +93,37 @@ class Latency:
         self._library, self._n_bulk = library, n_bulk
         self._last: list[float] = []
 
-    def median(self, teams: Teams, case: Case) -> float:
+    def median(self, pools: WorkerPools, case: Case) -> float:
         """Seconds of the slowest rank in the median call."""
         self._last = []
         what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
-        ranks = teams.ask(self._library, case, "latencies", **what)
-        self._last = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
+        ranks = pools.ask(self._library, case, "latencies", **what)
+        self._last = _slowest_of(ranks)
         return statistics.median(self._last)
 
-    def percentile_99(self, _teams: Teams, _case: Case) -> float:
+    def percentile_99(self, _pools: WorkerPools, _case: Case) -> float:
         """Seconds of the slowest rank that one call of a hundred takes at least."""
         if not self._last:
             raise Failure(f"{self._library} gave no latencies")
         return sorted(self._last)[len(self._last) * 99 // 100]
+
+
+def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
+    """Seconds of the slowest rank in the median call while strangers connect to rank 0.
+
+    Raises:
+        Failure: fewer than `n_short` connections were made.
+    """
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        what = {"n_bytes": case.n_bytes, "n_held": n_held, "n_short": n_short}
+        ranks = pools.ask(library, case, "among_strangers", **what)
+        n_made = sum(rank["n_made"] for rank in ranks)
+        if n_made < n_short:
+            raise Failure(f"only {n_made} of {n_short} strangers got through to the listener")
+        return statistics.median(_slowest_of(ranks))
+
+    return measure
 
 
 def added_by_cut(library: str) -> Measure:
@@ -107,14 +132,14 @@ def added_by_cut(library: str) -> Measure:
     It is the last cable of each host: for a second where there are others, else for two.
     """
 
-    def measure(teams: Teams, case: Case) -> float:
+    def measure(pools: WorkerPools, case: Case) -> float:
         what = {
             "n_bytes": case.n_bytes,
             "n_calls": case.n_calls,
             "interface": interface_of(len(case.more_mbit)),
             "down_s": 1.0 if case.more_mbit else 2.0,
         }
-        ranks = teams.ask(library, case, "cut_calls", **what)
+        ranks = pools.ask(library, case, "cut_calls", **what)
         return max(statistics.fmean(rank["cut_s"]) - float(rank["median_s"]) for rank in ranks)
 
     return measure
@@ -126,14 +151,14 @@ def peak_of(library: str) -> Measure:
     New processes all-reduce a quarter of the case's size, then all of it.
     """
 
-    def measure(teams: Teams, case: Case) -> float:
-        with teams.fresh(library, case) as team:
+    def measure(pools: WorkerPools, case: Case) -> float:
+        with pools.fresh(library, case) as pool:
             for n_bytes in (case.n_bytes // 4, case.n_bytes):
                 tensor = {"n_bytes": n_bytes, "memory": "private"}
-                team.ask("check", **tensor)
-                team.ask("measure", **tensor, n_calls=case.n_calls, n_samples=case.n_samples)
+                pool.ask("check", **tensor)
+                pool.ask("measure", **tensor, n_calls=case.n_calls, n_samples=case.n_samples)
             peaks: list[int] = [
-                rank["peak_bytes"] - rank["tensor_bytes"] for rank in team.ask("peak")
+                rank["peak_bytes"] - rank["tensor_bytes"] for rank in pool.ask("peak")
             ]
         return max(peaks) - _torch_alone()
 
@@ -143,32 +168,32 @@ def peak_of(library: str) -> Measure:
 def start_of(library: str) -> Measure:
     """Seconds in which new processes form a group, once all of them are ready."""
 
-    def measure(teams: Teams, case: Case) -> float:
-        with teams.fresh(library, case) as team:
-            return team.start_s
+    def measure(pools: WorkerPools, case: Case) -> float:
+        with pools.fresh(library, case) as pool:
+            return pool.start_s
 
     return measure
 
 
 def restart_of(library: str) -> Measure:
     """Seconds in which processes that left a group form another."""
-    return lambda teams, case: max(rank["time_s"] for rank in teams.ask(library, case, "restart"))
+    return lambda pools, case: max(rank["time_s"] for rank in pools.ask(library, case, "restart"))
 
 
 def subgroups_of(library: str, *, used: bool) -> Measure:
     """Seconds of the slowest rank to form `N_SUBGROUPS` in turn, and then to use each if `used`."""
 
-    def measure(teams: Teams, case: Case) -> float:
+    def measure(pools: WorkerPools, case: Case) -> float:
         counts = {"n_groups": N_SUBGROUPS, "n_members": case.n_ranks // 2}
-        ranks = teams.ask(library, case, "subgroups", **counts)
+        ranks = pools.ask(library, case, "subgroups", **counts)
         return max(float(rank["form_s"]) + used * float(rank["use_s"]) for rank in ranks)
 
     return measure
 
 
-def _ideal_s(teams: Teams, case: Case, flows: list[Flow]) -> float:
+def _ideal_s(pools: WorkerPools, case: Case, flows: list[Flow]) -> float:
     n_bytes = _STREAM_BYTES if case.rate_mbit else _UNSHAPED_STREAM_BYTES
-    rate = min(measure_streams(teams.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
+    rate = min(measure_streams(pools.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
     return sent_by_ring(case) / rate
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.bench.benchmark import Benchmark, Section
 from shoal.bench.between import HOST_SECTIONS
+from shoal.bench.case import Case
 from shoal.bench.choices import (
+    choice_benchmarks,
     choice_cases,
-    choice_contestants,
     choice_lines,
     choice_verdicts,
     is_choice_open,
 )
-from shoal.bench.contest import Case, Contestant, Section
 from shoal.bench.goals import Below, Faster, Goal, Within
 from shoal.bench.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
 from shoal.bench.many import MANY_SECTIONS
@@ -30,17 +31,17 @@ from shoal.bench.measures import (
     time_of,
 )
 from shoal.bench.table import show_cpu, show_memory, show_time
-from shoal.bench.teams import Teams
+from shoal.bench.worker_pools import WorkerPools
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * 1024
 
-_GLOO: Final = Contestant("gloo", time_of("gloo"))
-_OPENMPI: Final = Contestant("openmpi", time_of("openmpi"))
-_SHOAL: Final = Contestant("shoal", time_of("shoal"))
-_EMPTY: Final = Contestant("shoal.empty", time_of("shoal", "shared"))
-_GROUP: Final = Contestant("group", time_of("group"))
-_FLOOR: Final = Contestant("floor", memory_floor)
+_GLOO: Final = Benchmark("gloo", time_of("gloo"))
+_OPENMPI: Final = Benchmark("openmpi", time_of("openmpi"))
+_SHOAL: Final = Benchmark("shoal", time_of("shoal"))
+_EMPTY: Final = Benchmark("shoal.empty", time_of("shoal", "shared"))
+_GROUP: Final = Benchmark("group", time_of("group"))
+_FLOOR: Final = Benchmark("floor", memory_floor)
 
 
 def _small(n_bytes: int, n_ranks: int, *extra: Goal) -> Case:
@@ -137,9 +138,9 @@ SECTIONS: Final = (
         "CPU seconds (user and system, all ranks) per gigabyte of tensor, private memory",
         ("10 calls in a row after a barrier; waiting that spins counts as work",),
         (
-            Contestant("gloo", cpu_of("gloo")),
-            Contestant("openmpi", cpu_of("openmpi")),
-            Contestant("shoal", cpu_of("shoal")),
+            Benchmark("gloo", cpu_of("gloo")),
+            Benchmark("openmpi", cpu_of("openmpi")),
+            Benchmark("shoal", cpu_of("shoal")),
         ),
         (Case(2, 25 * _MIB, (Faster("shoal", than="gloo", times=1),), n_calls=10, n_samples=2),),
         show_cpu,
@@ -152,8 +153,8 @@ SECTIONS: Final = (
             "a page shared between ranks counts in each rank that has touched it",
         ),
         (
-            Contestant("gloo", peak_of("gloo")),
-            Contestant("shoal", peak_of("shoal")),
+            Benchmark("gloo", peak_of("gloo")),
+            Benchmark("shoal", peak_of("shoal")),
         ),
         (
             Case(2, 100 * _MIB, (Below("shoal", 60 * _MIB),), n_samples=3),
@@ -189,12 +190,12 @@ SECTIONS: Final = (
             "WRONG where that is more than 1.1, ? where the middle half of the rounds disagrees;",
             "one host up to 64 MiB, four hosts at 1 Gbit/s up to 1 MiB",
         ),
-        choice_contestants(),
+        choice_benchmarks(),
         choice_cases(),
         show_time,
         in_quick=in_quick_grid,
         is_open=is_choice_open,
-        note=Teams.choice,
+        note=WorkerPools.choice,
         layout=choice_lines,
         verdicts=choice_verdicts,
     ),
@@ -208,7 +209,7 @@ SECTIONS: Final = (
             "then a barrier on each of them",
         ),
         tuple(
-            Contestant(f"{library} {what}", measure)
+            Benchmark(f"{library} {what}", measure)
             for what, measures in _STARTS.items()
             for library, measure in zip(("gloo", "shoal"), measures, strict=True)
         ),

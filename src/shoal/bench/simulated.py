@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shoal.bench.launch import Crew, Surroundings
+from shoal.analysis.simulate.simulator import simulate
+from shoal.bench.launch import JobSpec, Placement
 from shoal.bench.machine import describe_run, render_run
-from shoal.bench.team import Team
+from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Cluster, measure_streams, ring_of
 from shoal.lab.cluster import BURST_BYTES
-from shoal.lens.simulate import simulate
 from shoal.plan import cluster as described
 from shoal.plan.defaults import (
     CONTENTION,
@@ -67,14 +67,14 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Point]:
     with Cluster(n_hosts, rate_mbit) as hosts:
         n_stream = int(rate_mbit * 1e6 / 8 * _STREAM_S)
         rates = [min(measure_streams(hosts, ring_of(n_hosts), n_stream)) for _ in range(3)]
-        with Team(Crew("group", n_hosts, n_hosts), Surroundings(Path(), hosts)) as team:
-            small_s = min(_times(team, "doubling", 4) for _ in range(n_rounds))
+        with WorkerPool(JobSpec("group", n_hosts, n_hosts), Placement(Path(), hosts)) as pool:
+            small_s = min(_times(pool, "doubling", 4) for _ in range(n_rounds))
             cluster = _describe(n_hosts, max(rates), small_s)
             print(f"# {n_hosts} hosts at {rate_mbit:g} Mbit/s: {cluster.wire}", flush=True)
             taken = {(name, n): list[float]() for n in _SIZES for name in _ALGORITHMS}
             for _ in range(n_rounds):
                 for (name, n_bytes), rounds_s in taken.items():
-                    rounds_s.append(_times(team, name, n_bytes))
+                    rounds_s.append(_times(pool, name, n_bytes))
     for (name, n_bytes), rounds_s in taken.items():
         told_s = simulate("all_reduce", name, cluster, n_bytes).time_us / 1e6
         yield Point(n_hosts, rate_mbit, name, n_bytes, rounds_s, told_s)
@@ -97,9 +97,9 @@ def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Clu
     )
 
 
-def _times(team: Team, algorithm: str, n_bytes: int) -> float:
+def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
     """Seconds of a call on rested cables: of the slowest rank, the median of some samples."""
-    ranks = team.ask(
+    ranks = pool.ask(
         "measure",
         n_bytes=n_bytes,
         memory="private",

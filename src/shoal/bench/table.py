@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shoal.bench.contest import Case, Row, Section
+    from shoal.bench.benchmark import Row, Section
+    from shoal.bench.case import Case
 
 _MIB: Final = 1024 * 1024
 
@@ -67,14 +68,14 @@ def align(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _heading(section: Section) -> list[str]:
-    return ["ranks", "size", *(one.label for one in section.contestants), "goals"]
+    return ["ranks", "size", *(one.label for one in section.benchmarks), "goals"]
 
 
 def _cells(section: Section, row: Row) -> list[str]:
     medians = row.medians()
     shown = [
         section.show(medians[one.label]) if one.label in medians else "-"
-        for one in section.contestants
+        for one in section.benchmarks
     ]
     goals = " | ".join(map(str, row.verdicts(section)))
     return [*_place(row.case), *shown, goals]

@@ -108,6 +108,14 @@ class Rank:
 
         return cut_calls(n_bytes, n_calls, interface, down_s)._asdict()
 
+    def among_strangers(self, n_bytes: int, n_held: int, n_short: int) -> dict[str, Any]:
+        """Time calls while processes without the key connect to rank 0."""
+        self._torch()
+        from shoal.bench.disturbed import calls_among_strangers
+
+        times_s, n_made = calls_among_strangers(n_bytes, n_held, n_short)
+        return {"times_s": times_s, "n_made": n_made}
+
     def footprint(self) -> dict[str, Any]:
         """The memory and the descriptors of this rank."""
         return {"pss_bytes": proportional_bytes(), "n_fds": len(os.listdir("/proc/self/fd"))}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from shoal.analysis.draw.drawing import draw, require_drawable
 from shoal.cli.options import Subparsers, write
 from shoal.cli.trace import add_schedule, trace_of
-from shoal.lens.draw import draw, require_drawable
 
 
 def add_to(subparsers: Subparsers) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """
 Read the JSON files that ranks wrote when a deadline passed, a signal came (SHOAL_DUMP_SIGNAL), or
-the program called shoal.dump(path); give as many ranks as there are. Says which rank lacks a call
-that others wait in, which called something else, and for whom all wait.
+the program called shoal.dump(path); give as many ranks as there are; the .txt file beside each is
+passed over. Says which rank lacks a call that others wait in, which called something else, and for
+whom all wait.
 """
 
 
@@ -33,7 +35,7 @@ def add_to(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, judge, print."""
-    states = read(args.files)
+    states = read([file for file in args.files if not _is_beside_json(file, args.files)])
     try:
         if args.text:
             for state in states:
@@ -42,3 +44,8 @@ def run(args: argparse.Namespace) -> int:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"a file is damaged: {type(error).__name__} {error}") from None
     return 0
+
+
+def _is_beside_json(file: Path, files: Sequence[Path]) -> bool:
+    """Whether it is the readable text that was written with another of these files."""
+    return file.suffix == ".txt" and file.with_suffix(".json") in files

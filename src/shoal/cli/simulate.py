@@ -6,9 +6,9 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from shoal.analysis.simulate.simulator import Simulation, simulate
 from shoal.cli.described import add_cluster, cluster_of
 from shoal.errors import UsageError
-from shoal.lens.simulate import Simulation, simulate
 from shoal.plan.choose import candidates
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.schedule import COLLECTIVES

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from shoal.analysis.trace.page import json_of, page_of, require_playable
+from shoal.analysis.trace.text import text_of
+from shoal.analysis.trace.tracer import Trace, trace
 from shoal.cli.options import Subparsers, add_team, team_of, write
 from shoal.errors import UsageError
-from shoal.lens.trace import Trace, trace
-from shoal.lens.trace_page import json_of, page_of, require_playable
-from shoal.lens.trace_text import text_of
 from shoal.schedule import find
 
 _WIDTH: Final = 120

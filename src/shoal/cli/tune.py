@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.errors import ShoalError, UsageError
 from shoal.plan.choose import choose
-from shoal.plan.measure import MEASURED, measure_group
 from shoal.plan.quantities import bytes_of, show_bytes, show_us
 from shoal.plan.wire import link_text
+from shoal.tune.measure import MEASURED, measure_group
 
 if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
@@ -133,7 +133,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _allocate(n_bytes: int) -> object:
-    from shoal.buffers import span_of
+    from shoal.group.buffers import span_of
 
     return span_of(array.array("f", bytes(n_bytes)))
 

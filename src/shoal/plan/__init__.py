@@ -1,6 +1,5 @@
 """Which algorithm a call takes, and why."""
 
-from shoal.plan.agree import agreed_channels, agreed_planner, card_of
 from shoal.plan.choose import Choice, choose
 from shoal.plan.cluster import Cluster, LinkCost, numbered
 from shoal.plan.defaults import default_cluster
@@ -14,9 +13,6 @@ __all__ = [
     "LinkCost",
     "Planner",
     "Settings",
-    "agreed_channels",
-    "agreed_planner",
-    "card_of",
     "choose",
     "default_cluster",
     "numbered",

@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.limits import MOST_CONNECTIONS
 from shoal.schedule import COLLECTIVES
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
-
-MOST_CONNECTIONS: Final = 8
-"""Of two ranks of different hosts: paths times channels (native/transport/frame.h)."""
 
 # What one thread moves both ways, with checksums, copies and folds: 12 to 18 Gbit/s on a core of
 # 2020 (bench/LOG.md). A wire below it never waits for the thread.

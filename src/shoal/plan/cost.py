@@ -6,10 +6,10 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.limits import SEGMENT_BYTES
 from shoal.plan.cluster import CONTENDED_BYTES, SCRATCH_KEPT_BYTES
 from shoal.schedule import COLLECTIVES, Root, find
 from shoal.schedule.counts import count
-from shoal.shapes import SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster

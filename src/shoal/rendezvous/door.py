@@ -1,6 +1,6 @@
 """Lets those in who prove the key, and keeps what everybody else costs small.
 
-A stranger costs one descriptor for at most two seconds and 88 bytes read, never a thread and
+A stranger costs one descriptor for at most two seconds and 92 bytes read, never a thread and
 never a wait: everything is non-blocking, in one selector. What cannot prove itself is closed
 without a word. Running out of descriptors closes the newcomer and warns once, nothing else.
 """

@@ -19,14 +19,10 @@ DEFAULT_MASTER_PORT: Final = 29500
 
 
 class Place(NamedTuple):
-    """One process's place in a job.
-
-    `local_rank` is None where the launcher does not say it.
-    """
+    """One process's place in a job."""
 
     rank: int
     size: int
-    local_rank: int | None
     master_addr: str
     master_port: int
 
@@ -37,27 +33,24 @@ class _Launcher(NamedTuple):
     name: str
     rank: str
     size: tuple[str, ...]
-    local_rank: str
     local_size: str
 
 
 _LAUNCHERS: Final = (
-    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_WORLD_SIZE"),
     _Launcher(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         ("OMPI_COMM_WORLD_SIZE",),
-        "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Launcher("PMI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS"),
     # The step's own count first: inside `srun -n 2` of a larger allocation SLURM_NTASKS may still
     # be the allocation's.
     _Launcher(
         "Slurm",
         "SLURM_PROCID",
         ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        "SLURM_LOCALID",
         "",
     ),
 )
@@ -84,10 +77,7 @@ def find_place(environ: Mapping[str, str] | None = None) -> Place:
     size_name = next((name for name in launcher.size if env.get(name)), launcher.size[-1])
     size = _number(env, size_name, 1, None, f"the number of ranks, as {launcher.name} sets it")
     rank = _number(env, launcher.rank, 0, size - 1, f"this rank ({size_name}={size})")
-    local_rank = None
-    if env.get(launcher.local_rank):
-        local_rank = _number(env, launcher.local_rank, 0, size - 1, "this rank within its host")
-    return Place(rank, size, local_rank, _master_addr(env, launcher, size), _port(env, launcher))
+    return Place(rank, size, _master_addr(env, launcher, size), _port(env, launcher))
 
 
 def first_host(nodelist: str) -> str | None:

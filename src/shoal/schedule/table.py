@@ -150,7 +150,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
         },
     }
 )
-"""By collective and name. Read by engine, plan, lens, docs and tests; a line here is the whole
+"""By collective and name. Read by engine, plan, analysis, docs and tests; a line here is the whole
 registration. `find` knows more all-reduces than can be listed: `sharded(k)` and `local/across`."""
 
 _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {

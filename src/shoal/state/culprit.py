@@ -13,7 +13,7 @@ from shoal.state.document import VERSION
 from shoal.state.text import named, ranks_of
 from shoal.state.waits import WORDS
 
-# Keys below it count the calls without a name (src/shoal/calls.py).
+# Keys below it count the calls without a name (src/shoal/group/calls.py).
 _NUMBERED: Final = 1 << 62
 # Of the last calls that ended, so many are told (native/engine/state_reader.cc).
 _KEPT: Final = 64

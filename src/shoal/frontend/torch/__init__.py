@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-import shoal.group
 from shoal.errors import UsageError
 from shoal.frontend.torch.holder import teach_holders
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.store import TorchStore
+from shoal.group.group import form
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 __all__ = ["create_process_group", "default_group", "heir", "ShoalBackend", "ShoalProcessGroup"]
 
@@ -72,7 +72,7 @@ def _form(opts: Any) -> Group:
     name = opts.group_id if ranks else "world"
     timeout_s = opts.timeout.total_seconds()
     store = TorchStore(opts.store)
-    return shoal.group.form(store, opts.group_rank, opts.group_size, timeout_s=timeout_s, name=name)
+    return form(store, opts.group_rank, opts.group_size, timeout_s=timeout_s, name=name)
 
 
 def default_group() -> Group | None:

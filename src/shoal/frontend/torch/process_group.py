@@ -20,7 +20,7 @@ from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 
 def choose_base(torch_distributed: Any) -> Any:

@@ -13,7 +13,7 @@ import shoal.frontend.torch as frontend
 from shoal.errors import PeerLost, Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 __all__ = ["peer_lost", "shrink_group"]
 

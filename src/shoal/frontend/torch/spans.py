@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from shoal.buffers import Span, clash
 from shoal.dtypes import DType
 from shoal.errors import Unsupported, UsageError
+from shoal.group.buffers import Span, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.reduce_ops import Factor

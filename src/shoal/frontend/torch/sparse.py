@@ -10,7 +10,7 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.spans import Spans
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 
 def all_reduce_sparse(

@@ -19,7 +19,7 @@ from shoal.frontend.torch.operations.pairwise import Pairwise
 from shoal.frontend.torch.operations.reducing import Reducing
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 __all__ = ["Operations"]
 

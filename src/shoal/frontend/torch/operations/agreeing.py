@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
 
-from shoal.buffers import Span
 from shoal.dtypes import Op
 from shoal.errors import UsageError
+from shoal.group.buffers import Span
 
 if TYPE_CHECKING:
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 
 def debugging(group: object) -> bool:

@@ -16,7 +16,7 @@ from shoal.frontend.torch.work import NO_TIMEOUT, FinishedWork, PendingWork, pro
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.spans import Spans
-    from shoal.group import Group
+    from shoal.group.group import Group
 
 Tensors = list[torch.Tensor]
 

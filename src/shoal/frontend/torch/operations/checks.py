@@ -7,9 +7,9 @@ from typing import cast
 
 import torch
 
-from shoal.buffers import Range, Span, clash
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.operations.calls import Calls, Tensors
+from shoal.group.buffers import Range, Span, clash
 
 
 class Checks(Calls):

@@ -15,8 +15,8 @@ from shoal.frontend.torch.work import NO_TIMEOUT
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from shoal.group import Group
-    from shoal.work import Work
+    from shoal.group.group import Group
+    from shoal.group.work import Work
 
 
 class Meeting(Calls):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from shoal.buffers import Span
+    from shoal.group.buffers import Span
 
 
 class Moving(Checks):

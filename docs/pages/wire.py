@@ -1,0 +1,32 @@
+"""Writes the table of frames in wire.md, which the native core keeps: `make docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from shoal._native import frame_rules
+
+PAGE: Final = Path(__file__).parents[1] / "wire.md"
+_BEGIN: Final = "<!-- The table below is written by `make docs`. -->\n\n"
+_END: Final = "\n<!-- The end of the table. -->"
+_LINKS: Final = ("ring", "TCP", "socket")
+
+
+def table() -> str:
+    """The frames, in the order of their types."""
+    rows = ["| type | frame | over | says | sent by | then comes |", "|---|---|---|---|---|---|"]
+    for number, name, over, _, when, says, follows in frame_rules():
+        links = ", ".join(link for bit, link in enumerate(_LINKS) if over >> bit & 1)
+        rows.append(f"| {number} | {name} | {links} | {says} | {when} | {follows} |")
+    return "\n".join(rows) + "\n"
+
+
+def page() -> str:
+    """wire.md as it should be."""
+    head, rest = PAGE.read_text().split(_BEGIN)
+    return head + _BEGIN + table() + _END + rest.split(_END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

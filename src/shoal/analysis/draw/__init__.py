@@ -1,0 +1,1 @@
+"""Draws the shape of a schedule."""

@@ -1,0 +1,1 @@
+"""Proves that a schedule keeps its contract."""

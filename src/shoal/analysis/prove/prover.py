@@ -1,0 +1,212 @@
+"""Proves that a schedule keeps its collective's contract, by running it on symbols.
+
+All ranks' steps run under the engine's own rules, with a symbol for each rank's contribution in
+place of numbers. What passes is right for every tensor of every length:
+
+- every place of the postcondition ends with exactly what it must, each contribution folded in
+  once, and finished once. Where several ranks end with the same value, all of them fold it in the
+  same order, so they end with the same bits. Neither holds for a barrier, whose fold is idempotent;
+- INPUT is never written, and no chunk is named that does not exist, nor given what may not be as
+  long as it is. Where an algorithm has no scratch, that holds for blocks of any lengths;
+- every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
+  schedule that is proved with window 0, where nothing is staged at all, cannot hang with more:
+  staging only ever lets a Send end earlier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.analysis.dataflow import Dataflow
+from shoal.analysis.prove.execute import Execution
+from shoal.analysis.prove.symbols import Expression, Symbols, mask_of
+from shoal.errors import ProofError, UsageError
+from shoal.schedule import (
+    Algorithm,
+    Buffer,
+    Contract,
+    Place,
+    Send,
+    Step,
+    Value,
+    contract_of,
+    find,
+)
+
+__all__ = ["Expression", "Proof", "prove", "prove_steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is known of a schedule that was proved."""
+
+    n_sent: Mapping[tuple[int, int], int]
+    """How many chunks go over the link from one rank to another; idle links are not named."""
+    rounds: int
+    """Transfers in the longest chain of which each needs the one before it to be over."""
+    max_staged: int
+    """The most segments that one rank had to stage at once, in the orders that were tried."""
+    expressions: Mapping[tuple[int, Place], Expression]
+    """By rank and place of the postcondition: in which order contributions were folded."""
+
+
+def prove(
+    collective: str,
+    algorithm: str | Algorithm,
+    size: int,
+    *,
+    root: int = 0,
+    hosts: Sequence[int] = (),
+    n_segments: int = 2,
+    window: int = 1,
+) -> Proof:
+    """Prove one algorithm for one size of group.
+
+    Args:
+        algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
+        n_segments: how many segments each chunk is cut into.
+        window: how many segments of one Send may wait in the receiver's staging memory.
+
+    Raises:
+        ProofError: the schedule is wrong. The message names the rank, the step and the chunk.
+        UsageError: there is no such algorithm, or the numbers make no sense. The two halves of
+            `send_recv` are run by two ranks: use `prove_steps`.
+
+    Cost: about 10 us for each step of each rank and segment.
+    """
+    if size < 1 or not 0 <= root < size:
+        raise UsageError(f"cannot prove a group of {size} ranks with root {root}")
+    if isinstance(algorithm, str):
+        algorithm = find(collective, algorithm)
+    n_chunks = algorithm.n_chunks(size, hosts)
+    return prove_steps(
+        [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
+        [contract_of(collective, rank, size, n_chunks, root) for rank in range(size)],
+        scratch=[algorithm.scratch(rank, size, hosts, root) for rank in range(size)],
+        n_segments=n_segments,
+        window=window,
+    )
+
+
+def prove_steps(
+    schedule: Sequence[Sequence[Step]],
+    contracts: Sequence[Contract],
+    *,
+    scratch: Sequence[Sequence[int]] = (),
+    n_segments: int = 2,
+    window: int = 1,
+) -> Proof:
+    """Prove a schedule that is given rank by rank. Otherwise the same as `prove`.
+
+    Args:
+        scratch: each rank's scratch chunks, as `Algorithm.scratch` names them; empty: none has any.
+    """
+    if len(schedule) != len(contracts) or n_segments < 1 or window < 0:
+        raise UsageError(
+            f"cannot prove {len(schedule)} ranks with {len(contracts)} contracts, "
+            f"{n_segments} segments and window {window}"
+        )
+    idempotent = any(contract.idempotent for contract in contracts)
+    flow, symbols = Dataflow(schedule), Symbols(idempotent)
+    scratch = scratch or [()] * len(contracts)
+    _check_places(flow, contracts, scratch)
+    starts = {
+        flow.number(rank, place): symbols.own(value.ranks.start, value.chunk)
+        for rank, contract in enumerate(contracts)
+        for place, value in contract.precondition.items()
+    }
+    fits = _fits(flow, contracts, scratch)
+    oldest, newest = (Execution(flow, symbols, starts, n_segments, window, fits) for _ in range(2))
+    oldest.run(newest_first=False)
+    newest.run(newest_first=True)
+    for held in oldest.held:
+        _check_ends(flow, symbols, contracts, held)
+    if oldest.held != newest.held:
+        raise ProofError("the result depends on which of the ready steps is taken first")
+    return Proof(
+        n_sent=_count_sent(flow),
+        rounds=max(flow.rounds(oldest.order), default=0),
+        max_staged=max(oldest.max_staged, newest.max_staged),
+        expressions={
+            (rank, place): symbols.expression[oldest.held[0][flow.number(rank, place)]]
+            for rank, contract in enumerate(contracts)
+            for place in contract.postcondition
+        },
+    )
+
+
+def _check_places(
+    flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
+) -> None:
+    """Raise ProofError if a step names a chunk that is not there, or writes INPUT."""
+    n_chunks = [
+        {**contract.n_chunks, Buffer.SCRATCH: len(like)}
+        for contract, like in zip(contracts, scratch, strict=True)
+    ]
+    good: set[int] = set()
+    for step, (reads, writes) in enumerate(zip(flow.reads, flow.writes, strict=True)):
+        if writes >= 0 and flow.place(writes).buffer is Buffer.INPUT:
+            raise ProofError(f"{flow.name(step)}: writes INPUT")
+        for number in (reads, writes):
+            if number < 0 or number in good:
+                continue
+            place = flow.place(number)
+            if place.chunk >= n_chunks[flow.rank_of[step]].get(place.buffer, 0):
+                raise ProofError(f"{flow.name(step)}: there is no such chunk")
+            good.add(number)
+
+
+def _fits(
+    flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
+) -> Mapping[int, Value]:
+    """By place, what is as long as it is: the block it ends with, or a chunk of whichever ranks.
+
+    Scratch chunks for blocks are not named: an algorithm that has them needs equal blocks.
+    """
+    fits = {}
+    everyone = range(len(contracts))
+    for rank, (contract, like) in enumerate(zip(contracts, scratch, strict=True)):
+        n_data = contract.n_chunks.get(Buffer.DATA, 0)
+        places = {Place(Buffer.DATA, chunk): chunk for chunk in range(n_data)}
+        if places:
+            places |= {Place(Buffer.SCRATCH, place): chunk for place, chunk in enumerate(like)}
+        for place, chunk in places.items():
+            fits[flow.number(rank, place)] = Value(everyone, chunk)
+        for place, value in contract.postcondition.items():
+            if place.buffer is Buffer.OUTPUT:
+                fits[flow.number(rank, place)] = value
+    return fits
+
+
+def _check_ends(
+    flow: Dataflow, symbols: Symbols, contracts: Sequence[Contract], held: Mapping[int, int]
+) -> None:
+    """Raise ProofError unless every rank keeps the postcondition."""
+    first: dict[Value, tuple[int, int]] = {}
+    for rank, contract in enumerate(contracts):
+        for place, want in contract.postcondition.items():
+            where = f"rank {rank} {place.buffer.name}[{place.chunk}]"
+            got = held.get(flow.number(rank, place))
+            if got is None:
+                raise ProofError(f"{where}: nothing was ever written there")
+            _check_value(where, symbols, got, want)
+            first_rank, first_got = first.setdefault(want, (rank, got))
+            if got != first_got and not contract.idempotent:
+                raise ProofError(f"{where}: folded in another order than on rank {first_rank}")
+
+
+def _check_value(where: str, symbols: Symbols, got: int, want: Value) -> None:
+    if symbols.ranks[got] != mask_of(want.ranks) or symbols.chunk[got] != want.chunk:
+        ranks = ", ".join(map(str, want.ranks))
+        raise ProofError(
+            f"{where}: holds {symbols.name(got)}, not chunk {want.chunk} of rank {ranks}"
+        )
+    if symbols.finished[got] != want.finished:
+        raise ProofError(f"{where}: {'never' if want.finished else 'should not be'} finished")
+
+
+def _count_sent(flow: Dataflow) -> Mapping[tuple[int, int], int]:
+    ends = zip(flow.rank_of, flow.steps, strict=True)
+    return Counter((rank, step.peer) for rank, step in ends if isinstance(step, Send))

@@ -1,0 +1,1 @@
+"""Predicts how long a schedule takes on a cluster."""

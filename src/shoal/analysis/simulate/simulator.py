@@ -1,0 +1,326 @@
+"""How long a schedule takes on a cluster that is only described, and what each link carries.
+
+The steps that the engine runs, run against a clock: segment by segment, each step as soon as what
+it waits for is there, ranks of a host sharing its cable and its cores. docs/simulation.md compares
+it with papers and with the engine itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.analysis.dataflow import Dataflow
+from shoal.analysis.simulate.events import Clockwork
+from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
+from shoal.errors import UsageError
+from shoal.limits import SEGMENT_BYTES
+from shoal.schedule import (
+    Algorithm,
+    Buffer,
+    Copy,
+    Finish,
+    Place,
+    Send,
+    Step,
+    find,
+    row_of,
+)
+from shoal.shapes import balanced
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster
+
+__all__ = ["Cable", "Link", "Simulation", "simulate", "simulate_steps"]
+
+# Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
+_FEW_STEPS: Final = 50_000
+# Beyond so many steps, smaller groups tell: more would take minutes and gigabytes of memory.
+_MAX_STEPS: Final = 1_000_000
+# Beyond so many segments only the first ones of each chunk are simulated.
+_MAX_SEGMENTS: Final = 600_000
+# Chunks of several calls at a time are numbered apart.
+_CALL: Final = 1 << 32
+
+Length = Callable[[int, Place], int]
+
+
+class Link(NamedTuple):
+    """What goes over the link from one rank to another, and how many links carry the same."""
+
+    source: int
+    peer: int
+    n_bytes: int
+    n_alike: int
+
+
+class Cable(NamedTuple):
+    """What goes over the cable of a host, each way."""
+
+    host: int
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a schedule would do. Ranks and hosts that stand for others are named alone."""
+
+    time_us: float
+    rounds: int
+    """Messages in the longest chain of which each needs the one before it to be over."""
+    n_bytes: int
+    """Of the collective's longest buffer. More than was asked for where chunks were counted as
+    equally long, so that some ranks can stand for all."""
+    n_simulated: int
+    """How many ranks were simulated, each for as many others as there are."""
+    links: tuple[Link, ...]
+    cables: tuple[Cable, ...]
+    """Of the hosts of the ranks that were simulated; empty if there is but one host."""
+    busiest: str
+    """The link or cable that is busy for longest."""
+    busy_us: float
+    """For how long its bytes occupy it."""
+    extrapolated_from: tuple[int, ...] = ()
+    """Group sizes whose times and rounds lie on a straight line with these, where the group was
+    too large to be simulated; links and cables are then those of the root's host."""
+
+    def sent(self, rank: int) -> int:
+        """The bytes that one of the simulated ranks sends."""
+        return sum(link.n_bytes for link in self.links if link.source == rank)
+
+
+def simulate(
+    collective: str,
+    algorithm: str | Algorithm,
+    cluster: Cluster,
+    n_bytes: int,
+    *,
+    root: int = 0,
+    n_calls: int = 1,
+    segment: int = SEGMENT_BYTES,
+) -> Simulation:
+    """Simulate one collective.
+
+    Args:
+        algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
+        n_bytes: of the in-place buffer, or of one rank's block where input and output are apart.
+        n_calls: so many calls at a time, each with its own buffer.
+        segment: the bytes of a segment, where they are not the engine's.
+
+    Raises:
+        UsageError: there is no such algorithm, or the numbers make no sense.
+
+    Cost: 4 us for each segment of each step. Where ranks are alike, a few stand for all; from
+        600,000 segments on, the first ones of each chunk tell the time of the others.
+    """
+    if isinstance(algorithm, str):
+        algorithm = find(collective, algorithm)
+    if n_bytes < 0 or min(n_calls, segment) < 1 or not 0 <= root < cluster.size:
+        raise UsageError(
+            f"cannot simulate {n_calls} calls of {n_bytes} B in segments of {segment} B with root "
+            f"{root} over {cluster.size} ranks"
+        )
+    size, hosts = cluster.size, cluster.hosts
+    cut = algorithm.fitted(n_bytes, size)
+
+    @functools.cache
+    def steps_of(rank: int) -> list[Step]:
+        return list(_calls(cut.steps(rank, size, root, hosts), n_calls))
+
+    lengths = _Lengths(collective, cut, cluster, n_bytes, root)
+    few = sum(len(steps_of(rank)) for rank in (0, size // 2, size - 1)) * size // 3
+    if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
+        lengths.even_out()
+        played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment)
+    elif (schedule := _all_steps(steps_of, size)) is not None:
+        played = _play(Dataflow(schedule), cluster, lengths, 1, segment)
+    else:
+        smaller = [
+            simulate(
+                collective,
+                algorithm,
+                _first(cluster, n),
+                n_bytes,
+                root=root,
+                n_calls=n_calls,
+                segment=segment,
+            )
+            for n in _smaller(size, few, root)
+        ]
+        ranks = [rank for rank, host in enumerate(hosts) if host == hosts[root]]
+        played = _grow(smaller, cluster, {rank: steps_of(rank) for rank in ranks}, lengths)
+    return replace(played, n_bytes=lengths.n_bytes)
+
+
+def simulate_steps(
+    schedule: Sequence[Sequence[Step]], cluster: Cluster, length: Length
+) -> Simulation:
+    """Simulate a schedule that is given rank by rank.
+
+    Args:
+        length: the bytes of a place of a rank: `length(rank, place)`.
+    """
+    if len(schedule) != cluster.size:
+        raise UsageError(f"{len(schedule)} ranks have steps, {cluster.size} have a host")
+    kept = [[step for step in steps if not isinstance(step, Finish)] for steps in schedule]
+    return _play(Dataflow(kept), cluster, length, 1, SEGMENT_BYTES)
+
+
+class _Lengths:
+    """How long the chunks are, as the engine cuts them."""
+
+    def __init__(
+        self, collective: str, algorithm: Algorithm, cluster: Cluster, n_bytes: int, root: int
+    ) -> None:
+        size, hosts = cluster.size, cluster.hosts
+        n_chunks = algorithm.n_chunks(size, hosts)
+        if row_of(collective).in_place:
+            _, self._chunks = balanced(n_bytes, 1, n_chunks)
+        else:
+            self._chunks = [n_bytes] * n_chunks
+        self._scratch = functools.cache(lambda rank: algorithm.scratch(rank, size, hosts, root))
+
+    def __call__(self, rank: int, place: Place) -> int:
+        chunk = place.chunk % _CALL
+        return self._chunks[self._scratch(rank)[chunk] if place.buffer is Buffer.SCRATCH else chunk]
+
+    def even_out(self) -> None:
+        """Make all chunks as long as the longest."""
+        self._chunks = [self._chunks[0]] * len(self._chunks)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the longest buffer."""
+        return sum(self._chunks)
+
+
+def _calls(steps: Iterable[Step], n_calls: int) -> Iterator[Step]:
+    """What the engine runs: without Finish, which only means something to an average."""
+    kept = [step for step in steps if not isinstance(step, Finish)]
+    yield from kept
+    for first in range(_CALL, n_calls * _CALL, _CALL):
+        for step in kept:
+            if isinstance(step, Copy):
+                yield replace(step, chunk=first + step.chunk, into=first + step.into)
+            else:
+                yield replace(step, chunk=first + step.chunk)
+
+
+def _all_steps(steps_of: StepsOf, size: int) -> list[Sequence[Step]] | None:
+    """The steps of every rank, if they are not too many."""
+    schedule, n_steps = [], 0
+    for rank in range(size):
+        schedule.append(steps_of(rank))
+        n_steps += len(schedule[-1])
+        if n_steps > _MAX_STEPS:
+            return None
+    return schedule
+
+
+def _play(
+    flow: Dataflow, cluster: Cluster, length: Length, n_alike: int, segment: int
+) -> Simulation:
+    steps = list(zip(flow.rank_of, flow.steps, strict=True))
+    lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
+    links, cables = _loads(steps, lengths, cluster, n_alike)
+    busiest, busy_us = _busiest(links, cables, cluster)
+    time_us, order = _clock(flow, lengths, cluster, busy_us, segment)
+    rounds = max(flow.rounds(order), default=0)
+    return Simulation(time_us, rounds, 0, flow.size, links, cables, busiest, busy_us)
+
+
+def _smaller(size: int, n_steps: int, root: int) -> tuple[int, int]:
+    """Two sizes; the larger has an affordable number of steps, if that grows as the square."""
+    n = size
+    while n_steps * n * n > _MAX_STEPS / 4 * size * size and n // 4 > root:
+        n //= 2
+    return n // 2, n
+
+
+def _first(cluster: Cluster, n_ranks: int) -> Cluster:
+    return replace(cluster, hosts=cluster.hosts[:n_ranks])
+
+
+def _grow(
+    smaller: Sequence[Simulation],
+    cluster: Cluster,
+    steps_of: Mapping[int, Sequence[Step]],
+    length: Length,
+) -> Simulation:
+    """What groups of two sizes say of a larger one, and what the steps say that some ranks have."""
+    steps = [(rank, step) for rank, steps in steps_of.items() for step in steps]
+    lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
+    links, cables = _loads(steps, lengths, cluster, 1)
+    busiest, busy_us = _busiest(links, cables, cluster)
+    less, more = smaller
+    farther = (cluster.size - more.n_simulated) / (more.n_simulated - less.n_simulated)
+    return Simulation(
+        time_us=max(busy_us, more.time_us + farther * (more.time_us - less.time_us)),
+        rounds=round(more.rounds + farther * (more.rounds - less.rounds)),
+        n_bytes=0,
+        n_simulated=more.n_simulated,
+        links=links,
+        cables=cables,
+        busiest=busiest,
+        busy_us=busy_us,
+        extrapolated_from=(less.n_simulated, more.n_simulated),
+    )
+
+
+def _clock(
+    flow: Dataflow, lengths: Sequence[int], cluster: Cluster, busy_us: float, segment: int
+) -> tuple[float, Sequence[int]]:
+    """When all is done, and in which order. Long chunks are cut short, twice.
+
+    Once a pipeline runs, every further segment takes as long as the one before it, and no less
+    than it occupies the busiest cable.
+    """
+    n_segments = -(-sum(lengths) // segment)
+    longest = -(-max(lengths, default=0) // segment)
+    if n_segments <= _MAX_SEGMENTS or longest <= 4:
+        clock = Clockwork(flow, lengths, cluster, segment)
+        return clock.run(), clock.order
+    times, more = [], max(4, longest * _MAX_SEGMENTS // n_segments)
+    for most in (more // 2, more):
+        cut = [n - max(0, -(-n // segment) - most) * segment for n in lengths]
+        clock = Clockwork(flow, cut, cluster, segment)
+        times.append(clock.run())
+    each = max((times[1] - times[0]) / (more - more // 2), busy_us / longest)
+    return times[1] + each * (longest - more), clock.order
+
+
+def _loads(
+    steps: Iterable[tuple[int, Step]], lengths: Sequence[int], cluster: Cluster, n_alike: int
+) -> tuple[tuple[Link, ...], tuple[Cable, ...]]:
+    links: Counter[tuple[int, int]] = Counter()
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    for (rank, step), n_bytes in zip(steps, lengths, strict=True):
+        if isinstance(step, Copy | Finish):
+            continue
+        host = cluster.hosts[rank]
+        if isinstance(step, Send):
+            links[rank, step.peer] += n_bytes
+        if host != cluster.hosts[step.peer]:
+            (sent if isinstance(step, Send) else received)[host] += n_bytes
+    return (
+        tuple(Link(*ends, n_bytes, n_alike) for ends, n_bytes in links.items()),
+        tuple(Cable(host, sent[host], received[host]) for host in sorted(sent | received)),
+    )
+
+
+def _busiest(links: Sequence[Link], cables: Sequence[Cable], cluster: Cluster) -> tuple[str, float]:
+    hosts, loads = cluster.hosts, [(0.0, "none")]
+    for cable in cables:
+        for way, n_bytes in (("out of", cable.sent), ("into", cable.received)):
+            loads.append((n_bytes * cluster.wire.us_per_byte, f"the cable {way} host {cable.host}"))
+    for link in links:
+        if hosts[link.source] == hosts[link.peer]:
+            busy = link.n_bytes * cluster.local.us_per_byte
+            loads.append((busy, f"the link from rank {link.source} to rank {link.peer}"))
+    busy, name = max(loads, key=lambda load: load[0])
+    return name, busy

@@ -1,0 +1,136 @@
+"""Ranks that do the same: in most schedules a few stand for all, so that large groups cost little.
+
+Ranks are numbered in blocks: rank = block * n_classes + class. Blocks are alike if moving all ranks
+by whole blocks, round in a ring or by exclusive or, makes each rank send to and receive from whom
+the rank does that it moves to, in the same order. Then one block stands for all, with the others
+for its peers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.analysis.dataflow import Dataflow
+from shoal.errors import ProofError
+from shoal.schedule import Copy, Recv, Send, Step
+
+# Ranks that are compared with the one that is to stand for them, besides the first and the last.
+# If others differ, some of their messages lack a counterpart, and that is always seen.
+_N_COMPARED: Final = 4
+
+StepsOf = Callable[[int], Sequence[Step]]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How the ranks are numbered in blocks, and how blocks move: round, or by exclusive or."""
+
+    n_classes: int
+    n_blocks: int
+    by_xor: bool
+
+    def seen_from(self, block: int, other: int) -> int:
+        """Where the other block is, for a rank of this one."""
+        return block ^ other if self.by_xor else (other - block) % self.n_blocks
+
+    def move(self, rank: int, by: int) -> int:
+        """The rank that takes this one's place when all move `by` blocks."""
+        block, place = divmod(rank, self.n_classes)
+        block = block ^ by if self.by_xor else (block + by) % self.n_blocks
+        return block * self.n_classes + place
+
+
+class BlockFlow(Dataflow):
+    """The dataflow of one block that stands for all.
+
+    A Send to a rank of another block meets the Recv of that rank in this block, from where the
+    sender is as seen from there.
+
+    Raises:
+        ProofError: a Send or Recv has no counterpart: the blocks are not alike.
+    """
+
+    def __init__(self, blocks: Blocks, steps_of: StepsOf) -> None:
+        self.blocks = blocks
+        super().__init__([steps_of(rank) for rank in range(blocks.n_classes)])
+
+    def _add_end(self, rank: int, number: int, step: Send | Recv) -> None:
+        if isinstance(step, Recv):
+            self._recvs[step.peer, rank].append(number)
+            return
+        block, place = divmod(step.peer, self.blocks.n_classes)
+        # Named as the receiver sees it: the sender's number once the receiver is in block 0.
+        self._sends[self.blocks.seen_from(block, 0) * self.blocks.n_classes + rank, place].append(
+            number
+        )
+
+
+def flow_of_blocks(steps_of: StepsOf, hosts: Sequence[int], max_steps: int) -> BlockFlow | None:
+    """The dataflow of the smallest blocks that are alike; None: there are none.
+
+    Args:
+        max_steps: about how many steps a block may have.
+    """
+    for blocks in _candidates(hosts):
+        if blocks.n_classes * len(steps_of(blocks.n_classes)) > max_steps:
+            break
+        if _are_alike(blocks, steps_of):
+            try:
+                return BlockFlow(blocks, steps_of)
+            except ProofError:
+                continue
+    return None
+
+
+def _candidates(hosts: Sequence[int]) -> Iterator[Blocks]:
+    """Hosts must be alike too: a block is one or more whole hosts, unless there is but one host."""
+    size, n_hosts = len(hosts), hosts[-1] + 1
+    unit = 1 if n_hosts == 1 else size // n_hosts
+    if n_hosts > 1 and any(host != rank // unit for rank, host in enumerate(hosts)):
+        return
+    for n_classes in range(unit, size // 2 + 1, unit):
+        n_blocks = size // n_classes
+        if size % n_classes == 0:
+            yield Blocks(n_classes, n_blocks, by_xor=False)
+            if n_blocks & (n_blocks - 1) == 0:
+                yield Blocks(n_classes, n_blocks, by_xor=True)
+
+
+def _are_alike(blocks: Blocks, steps_of: StepsOf) -> bool:
+    last, chance = blocks.n_blocks - 1, random.Random(0)
+    some = [
+        (chance.randrange(blocks.n_classes), chance.randint(1, last)) for _ in range(_N_COMPARED)
+    ]
+    return all(
+        _does_the_same(blocks, by, steps_of(place), steps_of(blocks.move(place, by)))
+        for place, by in [(0, last), (blocks.n_classes - 1, 1), *some]
+    )
+
+
+def _does_the_same(blocks: Blocks, by: int, steps: Sequence[Step], moved: Sequence[Step]) -> bool:
+    """Whether `moved` are the steps after a move, but for the names of the chunks."""
+    if len(steps) != len(moved):
+        return False
+    names: dict[tuple[int, int], tuple[int, int]] = {}
+    for step, other in zip(steps, moved, strict=True):
+        if type(step) is not type(other) or step.buffer != other.buffer:
+            return False
+        if getattr(step, "fold", None) != getattr(other, "fold", None):
+            return False
+        if isinstance(step, Send | Recv):
+            assert isinstance(other, Send | Recv)  # of the same type
+            if blocks.move(step.peer, by) != other.peer:
+                return False
+        for place, there in zip(_places(step), _places(other), strict=True):
+            if names.setdefault(place, there) != there:
+                return False
+    return len(set(names.values())) == len(names)
+
+
+def _places(step: Step) -> Iterator[tuple[int, int]]:
+    yield step.buffer, step.chunk
+    if isinstance(step, Copy):
+        yield step.into_buffer, step.into

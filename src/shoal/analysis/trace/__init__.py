@@ -1,0 +1,1 @@
+"""Shows a schedule step by step."""

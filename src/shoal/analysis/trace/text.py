@@ -1,0 +1,115 @@
+"""A trace as text: state by state, what every rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from shoal.analysis.description import describe
+from shoal.schedule import Buffer, Place
+
+if TYPE_CHECKING:
+    from shoal.analysis.trace.tracer import Held, Message, RankPlace, Round, Trace
+
+__all__ = ["place_name", "text_of"]
+
+_NOTHING: Final = "-"
+_SHORTEST: Final = 8
+"""Columns to which a place may be cut: enough for the first contributions."""
+
+
+def text_of(trace: Trace, width: int) -> Iterator[str]:
+    """The lines of a trace, none longer than `width` columns: the rest is cut and counted."""
+    n_rounds = len(trace.rounds) - 1
+    counts = f"{_count(trace.size, 'rank')}, {_count(n_rounds, 'round')}"
+    yield f"{trace.collective} {trace.name}: {counts}"
+    yield from _wrapped(describe(trace.algorithm).summary.split(" "), width)
+    table = _Table(trace, width)
+    for number, (one, held) in enumerate(zip(trace.rounds, trace.states(), strict=True)):
+        yield ""
+        if number:
+            yield from _wrapped(f"round {number} of {n_rounds}: {_verbs(one)}".split(" "), width)
+            messages = sorted(one.messages, key=lambda m: (m.sender, m.receiver))
+            yield from _wrapped([_arrow(m) for m in messages], width, indent="  ", gap="   ")
+        else:
+            yield "start"
+        yield from table.lines(held)
+    yield ""
+    proved = f"Proved: every rank ends with what {trace.collective} must leave."
+    yield from _wrapped(proved.split(" "), width)
+    if table.cut:
+        cut = f"Cut to {width} columns ({table.cut}); --json writes everything."
+        yield from _wrapped(cut.split(" "), width)
+
+
+def place_name(place: Place) -> str:
+    """What a reader calls a place: "chunk 3" in the caller's one tensor, else "output 3"."""
+    buffer = "chunk" if place.buffer is Buffer.DATA else place.buffer.name.lower()
+    return f"{buffer} {place.chunk}"
+
+
+class _Table:
+    """Ranks below each other, places beside each other."""
+
+    def __init__(self, trace: Trace, width: int) -> None:
+        self._places = sorted(set().union(*trace.places))
+        self._of_rank = [set(places) for places in trace.places]
+        self._label = len(f"rank {trace.size - 1}")
+        longest = max(
+            (len(str(value)) for one in trace.rounds for value in one.writes.values()), default=1
+        )
+        names = [len(place_name(place)) for place in self._places]
+        room = width - self._label
+        fair = max(room // max(1, len(self._places)) - 2, _SHORTEST, *names)
+        self._width = min(max(longest, *names), fair)
+        n_shown = min(len(self._places), max(1, room // (self._width + 2)))
+        self._shown = self._places[:n_shown]
+        n_hidden = len(self._places) - n_shown
+        said = [f"{_count(n_hidden, 'place')} of each rank not shown"] if n_hidden else []
+        if longest > self._width:
+            said.append("longer values end in …")
+        self.cut = ", ".join(said)
+
+    def lines(self, held: Mapping[RankPlace, Held]) -> Iterator[str]:
+        """What every rank holds now."""
+        yield self._line("", [place_name(place) for place in self._shown])
+        for rank in range(len(self._of_rank)):
+            cells = [self._cell(held, rank, place) for place in self._shown]
+            yield self._line(f"rank {rank}", cells)
+
+    def _cell(self, held: Mapping[RankPlace, Held], rank: int, place: Place) -> str:
+        if place not in self._of_rank[rank]:
+            return ""
+        text = str(held.get((rank, place), _NOTHING))
+        return text if len(text) <= self._width else text[: self._width - 1] + "…"
+
+    def _line(self, label: str, cells: list[str]) -> str:
+        parts = [label.ljust(self._label), *(cell.ljust(self._width) for cell in cells)]
+        return "  ".join(parts).rstrip()
+
+
+def _verbs(one: Round) -> str:
+    folds = {message.fold for message in one.messages}
+    verbs = {True: "folded into what is held", False: "stored"}
+    said = " or ".join(verbs[fold] for fold in sorted(folds, reverse=True))
+    return f"{_count(len(one.messages), 'message')}, {said}"
+
+
+def _arrow(message: Message) -> str:
+    return f"{message.sender}->{message.receiver} {place_name(message.target)}"
+
+
+def _wrapped(words: list[str], width: int, indent: str = "", gap: str = " ") -> Iterator[str]:
+    """The words in lines as long as `width` allows."""
+    line = indent
+    for word in words:
+        if len(line) > len(indent) and len(line) + len(gap) + len(word) > width:
+            yield line
+            line = indent
+        line += (gap if len(line) > len(indent) else "") + word
+    if line.strip():
+        yield line
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -1,0 +1,152 @@
+"""The processes of one library, as the launcher holds them: started once, idle between commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from shoal.bench.failure import Failure
+from shoal.bench.launch import JobSpec, Placement, start
+
+_START_S: Final = 60.0  # eight ranks that import torch on one slow core
+_ANSWER_S: Final = 40.0  # the longest command takes a few seconds; beyond this, something hangs
+_STOP_S: Final = 5.0
+
+
+class WorkerPool:
+    """The processes of a running job.
+
+    Every method raises Failure if a rank fails, and the pool is of no use then.
+
+    Leaving the context stops the processes, by force if they do not stop when told to.
+
+    `start_s` is what the slowest rank took to form the group, once all processes were ready.
+    """
+
+    def __init__(self, spec: JobSpec, placement: Placement) -> None:
+        self.spec = spec
+        self._lines: list[IO[bytes]] = []
+        self._controls: list[socket.socket] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
+        self._errors_path = Path(self._folder.name, "errors")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._has_failed = False
+        self.start_s = 0.0
+        try:
+            self._start(placement)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Give every rank a command; the answers by rank."""
+        command = json.dumps({"task": task, **arguments}).encode() + b"\n"
+        for control in self._controls:
+            with contextlib.suppress(BrokenPipeError):  # it died; _answer will say so
+                control.sendall(command)
+        return self._answers(_STOP_S if task == "stop" else _ANSWER_S)
+
+    def close(self) -> None:
+        """Stop the processes and forget the pool. Idempotent."""
+        if self._controls and not self._has_failed:
+            with contextlib.suppress(Failure):
+                self.ask("stop")
+        for line in self._lines:
+            line.close()
+        for control in self._controls:
+            control.close()  # a rank that still runs ends itself when it sees this
+        self._controls, self._lines = [], []
+        for process in self._processes:
+            _end(process)
+        self._processes = []
+        self._folder.cleanup()
+
+    def _start(self, placement: Placement) -> None:
+        path = Path(self._folder.name, "control")
+        with socket.socket(socket.AF_UNIX) as server, self._errors_path.open("wb") as errors:
+            server.bind(str(path))
+            server.listen(self.spec.n_ranks)
+            self._processes = start(self.spec, placement, path, errors)
+            for control in self._accept_all(server):
+                self._controls.append(control)
+                self._lines.append(control.makefile("rb"))
+        hellos = self._answers(_START_S)
+        self.start_s = max(hello["start_s"] for hello in hellos)
+        # Connected in any order; from here on by rank.
+        order = sorted(range(self.spec.n_ranks), key=lambda index: int(hellos[index]["rank"]))
+        self._lines = [self._lines[index] for index in order]
+        self._controls = [self._controls[index] for index in order]
+
+    def _accept_all(self, server: socket.socket) -> Iterator[socket.socket]:
+        deadline_s = time.monotonic() + _START_S
+        for _ in range(self.spec.n_ranks):
+            # Often enough awake to see that a process has died before it connected.
+            while not select.select([server], [], [], 0.2)[0]:
+                if any(process.poll() is not None for process in self._processes):
+                    raise self._failure("did not start")
+                if time.monotonic() > deadline_s:
+                    raise self._failure(f"did not start within {_START_S:.0f} s")
+            yield server.accept()[0]
+
+    def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
+        """One line from every rank; the first error that any of them reports ends the wait."""
+        deadline_s = time.monotonic() + timeout_s
+        answers: dict[int, dict[str, Any]] = {}
+        while len(answers) < len(self._controls):
+            waited_for = [rank for rank in range(len(self._controls)) if rank not in answers]
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready, _, _ = select.select([self._controls[r] for r in waited_for], [], [], left_s)
+            if not ready:
+                raise self._failure(f"ranks {waited_for} did not answer within {timeout_s:.0f} s")
+            for rank in waited_for:
+                if self._controls[rank] in ready:
+                    answers[rank] = self._answer(rank)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _answer(self, rank: int) -> dict[str, Any]:
+        line = b""
+        with contextlib.suppress(ConnectionResetError):  # it died with a command unread
+            line = self._lines[rank].readline()
+        if not line:
+            raise self._failure(f"rank {rank} died")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            self._has_failed = True
+            raise Failure(answer["error"])
+        return answer
+
+    def _failure(self, what: str) -> Failure:
+        """`what`, with the last words that the processes left."""
+        self._has_failed = True
+        errors = self._errors_path.read_text(errors="replace").strip()
+        last = errors.splitlines()[-1] if errors else ""
+        return Failure(f"{what} ({last})" if last else what)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process; kill it and its children if it does not end by itself."""
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        # mpirun takes its ranks along on SIGTERM; it could not on SIGKILL.
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, how)
+                process.wait(_STOP_S)
+                return

@@ -1,0 +1,192 @@
+"""All running pools of one run, and the clusters they stand in: started on demand, then kept."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shoal.bench.failure import Failure
+from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.worker_pool import WorkerPool
+from shoal.errors import UsageError
+from shoal.lab import Cluster
+
+if TYPE_CHECKING:
+    from shoal.bench.case import Case
+
+_MAX_CALLS: Final = 200
+# An idle cable passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
+_LONGER_ON_HOSTS: Final = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How thoroughly to measure, and where Open MPI is installed.
+
+    Args:
+        share_of_samples: of those that a case asks for.
+        block_s: seconds of calls in a row, where a case does not say how many calls.
+    """
+
+    n_rounds: int
+    openmpi: Path
+    share_of_samples: float = 1.0
+    block_s: float = 0.01
+
+
+class Sample(NamedTuple):
+    """One call of one library: the slowest rank's seconds, and CPU seconds summed over ranks."""
+
+    time_s: float
+    cpu_s: float
+
+
+class WorkerPools:
+    """Running pools by spec. Leaving the context stops all processes and removes all clusters."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.n_cores = len(os.sched_getaffinity(0))
+        self._stack = contextlib.ExitStack()
+        self._pools: dict[JobSpec, WorkerPool] = {}
+        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Cluster] = {}
+        self._unstartable: dict[JobSpec, str] = {}
+        self._n_calls: dict[_Kind, int] = {}
+        self._unable: dict[tuple[JobSpec, str, str], str] = {}
+
+    def __enter__(self) -> WorkerPools:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def sample(
+        self, library: str, case: Case, memory: str = "private", algorithm: str = ""
+    ) -> Sample:
+        """Time one round of a case.
+
+        Raises:
+            Failure: the library cannot be started, has failed, or its result is wrong.
+        """
+        spec = _spec(library, case)
+        what = (spec, case.collective, algorithm)
+        if what in self._unable:
+            raise Failure(self._unable[what])
+        pool = self._pool(spec)
+        try:
+            return self._sample(pool, case, memory, algorithm)
+        except Failure as failure:
+            self._unable[what] = str(failure)
+            self._drop(spec)
+            raise
+
+    def choice(self, case: Case) -> str:
+        """The algorithm that shoal's planner takes for a case; empty if it cannot be asked."""
+        what = {"collective": case.collective, "n_bytes": case.n_bytes}
+        try:
+            return str(self.ask("shoal", case, "choice", **what)[0]["name"])
+        except Failure:
+            return ""
+
+    def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Give a command to every rank of a pool that is kept; the answers by rank."""
+        spec = _spec(library, case)
+        pool = self._pool(spec)
+        try:
+            return pool.ask(task, **arguments)
+        except Failure:
+            self._drop(spec)
+            raise
+
+    def fresh(self, library: str, case: Case) -> WorkerPool:
+        """A pool that has done nothing yet; the caller stops it."""
+        spec = _spec(library, case)
+        return WorkerPool(spec, self._surroundings(spec))
+
+    def cluster(
+        self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
+    ) -> Cluster:
+        """A cluster of so many hosts; see `Cluster`."""
+        which = (n_hosts, rate_mbit, more_mbit)
+        if which not in self._clusters:
+            try:
+                self._clusters[which] = self._stack.enter_context(Cluster(*which))
+            except UsageError as error:
+                raise Failure(str(error)) from error
+        return self._clusters[which]
+
+    def forget(self) -> None:
+        """Free the tensors of all pools."""
+        for pool in self._pools.values():
+            with contextlib.suppress(Failure):
+                pool.ask("forget")
+        self._n_calls.clear()
+
+    def _pool(self, spec: JobSpec) -> WorkerPool:
+        if spec in self._unstartable:
+            raise Failure(self._unstartable[spec])
+        if spec not in self._pools:
+            try:
+                pool = WorkerPool(spec, self._surroundings(spec))
+            except Failure as failure:
+                self._unstartable[spec] = str(failure)
+                raise
+            self._pools[spec] = self._stack.enter_context(pool)
+        return self._pools[spec]
+
+    def _drop(self, spec: JobSpec) -> None:
+        self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.spec != spec}
+        self._pools.pop(spec).close()
+
+    def _surroundings(self, spec: JobSpec) -> Placement:
+        cables = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
+        return Placement(self.settings.openmpi, self.cluster(*cables) if spec.n_hosts else None)
+
+    def _sample(self, pool: WorkerPool, case: Case, memory: str, algorithm: str) -> Sample:
+        n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
+        kind = _Kind(pool.spec, case.collective, algorithm, case.n_bytes, memory)
+        if kind not in self._n_calls:
+            self._check(pool, kind)
+            once_s = _ask(pool, kind, 1, 2).time_s if case.n_calls == 0 else 1.0
+            block_s = self.settings.block_s * (_LONGER_ON_HOSTS if case.n_hosts else 1)
+            fitting = case.n_calls or math.ceil(block_s / once_s)
+            self._n_calls[kind] = min(fitting, _MAX_CALLS)
+        return _ask(pool, kind, self._n_calls[kind], n_samples)
+
+    def _check(self, pool: WorkerPool, kind: _Kind) -> None:
+        """Once per tensor: the result is right. A wrong result's time is of no interest."""
+        n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **kind.arguments()))
+        if n_wrong:
+            raise Failure(f"WRONG RESULT: {n_wrong} elements of {kind}")
+
+
+def _spec(library: str, case: Case) -> JobSpec:
+    return JobSpec(library, case.n_ranks, case.n_hosts, case.rate_mbit, case.more_mbit)
+
+
+class _Kind(NamedTuple):
+    """What is called: the same tensors, and the same plan."""
+
+    spec: JobSpec
+    collective: str
+    algorithm: str
+    n_bytes: int
+    memory: str
+
+    def arguments(self) -> dict[str, Any]:
+        """As a rank is told."""
+        arguments = self._asdict()
+        del arguments["spec"]
+        return arguments
+
+
+def _ask(pool: WorkerPool, kind: _Kind, n_calls: int, n_samples: int) -> Sample:
+    ranks = pool.ask("measure", **kind.arguments(), n_calls=n_calls, n_samples=n_samples)
+    slowest_s = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
+    cpu_s = sum(statistics.fmean(rank["cpu_s"]) for rank in ranks)
+    return Sample(statistics.median(slowest_s), cpu_s)

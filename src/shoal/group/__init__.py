@@ -1,0 +1,1 @@
+"""A group of ranks: its calls, its work, its memory, and what its members agree on."""

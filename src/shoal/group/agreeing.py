@@ -1,0 +1,264 @@
+"""How the ranks of a new group agree on what they choose by.
+
+The cards that they exchange when they meet compare their settings, and say what their hosts are
+like. A cluster is made of nothing else, so it is the same in every run of a job on the same
+machines, and so are the choices and the bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.errors import UsageError
+from shoal.limits import MOST_CONNECTIONS
+from shoal.plan.channels import Channels, choose_channels
+from shoal.plan.cluster import numbered
+from shoal.plan.defaults import WIRE, default_cluster
+from shoal.plan.planner import Planner
+from shoal.plan.wire import link_text, slowest
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster, LinkCost
+    from shoal.plan.settings import Settings
+    from shoal.plan.tuning import Tuning
+
+_LOG: Final = logging.getLogger("shoal")
+
+
+class _Card(NamedTuple):
+    """What each rank lays on the table: what must be alike, and what its host is like.
+
+    Args:
+        channels: that are asked for; 0: none.
+        mbit: the class of its interface's rate; 0: it is not known, or not asked for.
+        n_paths: between hosts; ranks may differ.
+        cores: a bit for each core that it may run on.
+    """
+
+    algorithms: int
+    tuning: int
+    link: int
+    refuse: int
+    wire: int
+    channels: int
+    mbit: int
+    n_paths: int
+    cores: int
+
+
+_HEAD: Final = struct.Struct("<8q")
+# Cores with higher numbers share the bits of lower ones: a card is short.
+_N_CORE_BITS: Final = 1024
+
+_VARIABLES: Final = {
+    "algorithms": "SHOAL_ALGO",
+    "tuning": "the content of SHOAL_TUNING",
+    "link": "SHOAL_LINK",
+    "refuse": "SHOAL_TUNING_MISMATCH",
+    "wire": "the wire of the group (SHOAL_WIRE, or init(wire=))",
+    "channels": "SHOAL_CHANNELS",
+}
+
+
+def card_of(
+    settings: Settings, mbit: int | None = None, cores: Sequence[int] | None = None
+) -> bytes:
+    """What this rank tells all others before the group is there.
+
+    Args:
+        mbit: the class of its interface's rate, if that is known.
+        cores: those that it may run on; None asks the system.
+    """
+    card = _Card(
+        algorithms=_digest(settings.forced.text),
+        tuning=settings.tuning.digest if settings.tuning else 0,
+        link=_digest(repr(settings.link)),
+        refuse=settings.refuse,
+        wire=settings.wire,
+        channels=settings.channels,
+        mbit=mbit or 0,
+        n_paths=settings.n_paths,
+        cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
+    )
+    n_bytes = (card.cores.bit_length() + 7) // 8
+    return _HEAD.pack(*card[:-1]) + card.cores.to_bytes(n_bytes, "little")
+
+
+def agreed_planner(
+    rank: int,
+    settings: Settings,
+    host_ids: Sequence[str],
+    cards: Sequence[bytes],
+    title: str,
+) -> Planner:
+    """The planner of a new group, the same on every rank and in every run. Says nothing to anyone.
+
+    Args:
+        host_ids: by rank, what tells its host from others.
+        cards: by rank, its `card_of`.
+        title: whose planner it is, for the log.
+
+    Raises:
+        UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
+            of another cluster.
+    """
+    agreed = _agree(settings, host_ids, cards)
+    cluster, channels = agreed.cluster, agreed.channels
+    level = logging.DEBUG if rank else logging.INFO
+    if agreed.misfit:
+        _LOG.warning("%s; it is ignored", agreed.misfit)
+    if cluster.n_hosts > 1:
+        wire = link_text(cluster.wire)
+        _LOG.log(level, "%s: links between hosts are taken as %s, %s", title, wire, agreed.why)
+    if agreed.unlike_paths and rank == 0:
+        _LOG.warning("%s: %s", title, agreed.unlike_paths)
+    if channels.n > 1:
+        _LOG.log(level, "%s: %d channels between hosts, since %s", title, *channels)
+    return Planner(
+        *(cluster, settings.forced, agreed.tuning),
+        n_channels=channels.n,
+        title=title,
+        level=level,
+    )
+
+
+def agreed_channels(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> int:
+    """How many channels the ranks of a new group have: that of their `agreed_planner`.
+
+    1 as well where that will refuse to plan; nothing is raised here, where ranks still meet.
+    """
+    try:
+        return _agree(settings, host_ids, cards).channels.n
+    except UsageError:
+        return 1
+
+
+class _Agreed(NamedTuple):
+    """What follows from the cards.
+
+    Args:
+        why: the links between hosts take what the cluster says.
+        misfit: how the tuning file differs, if it is of another cluster; `tuning` is None then.
+        unlike_paths: who has another SHOAL_PATHS than rank 0, and what that means; may be empty.
+    """
+
+    cluster: Cluster
+    why: str
+    channels: Channels
+    tuning: Tuning | None
+    misfit: str
+    unlike_paths: str
+
+
+def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> _Agreed:
+    read = [_read(other, card) for other, card in enumerate(cards)]
+    _compare(read)
+    hosts = numbered(host_ids)
+    n_cores = _fewest_cores(hosts, read)
+    misfit = _misfit(settings, hosts, n_cores)
+    tuning = None if misfit else settings.tuning
+    wire, why = _wire(settings, tuning, read) if len(set(hosts)) > 1 else (WIRE, "")
+    cluster = default_cluster(hosts, n_cores=n_cores, wire=wire)
+    channels = _channels(settings, cluster, read)
+    return _Agreed(cluster, why, channels, tuning, misfit, _unlike_paths(cluster, read))
+
+
+def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> Channels:
+    n_paths = max(card.n_paths for card in cards)
+    if cluster.n_hosts == 1 or not settings.channels:
+        return choose_channels(cluster, MOST_CONNECTIONS // n_paths)
+    if n_paths * settings.channels > MOST_CONNECTIONS:
+        raise UsageError(
+            f"SHOAL_PATHS={n_paths} and SHOAL_CHANNELS={settings.channels} are "
+            f"{n_paths * settings.channels} connections between two ranks; at most "
+            f"{MOST_CONNECTIONS} are possible: lower one of them"
+        )
+    return Channels(settings.channels, "SHOAL_CHANNELS says so")
+
+
+def _unlike_paths(cluster: Cluster, cards: Sequence[_Card]) -> str:
+    """Allowed, for hosts with unlike interfaces; more often one of them was forgotten."""
+    others = [rank for rank, card in enumerate(cards) if card.n_paths != cards[0].n_paths]
+    if cluster.n_hosts == 1 or not others:
+        return ""
+    return (
+        f"SHOAL_PATHS is {cards[0].n_paths} on rank 0 and {cards[others[0]].n_paths} on rank "
+        f"{others[0]}: two ranks have as many connections as the lower one says"
+    )
+
+
+def _read(rank: int, card: bytes) -> _Card:
+    try:
+        head: tuple[int, int, int, int, int, int, int, int] = _HEAD.unpack_from(card)
+    except struct.error as error:
+        raise UsageError(
+            f"rank {rank} gave a card of {len(card)} bytes, expected at least {_HEAD.size}: "
+            "install the same shoal on all hosts"
+        ) from error
+    return _Card(*head, int.from_bytes(card[_HEAD.size :], "little"))
+
+
+def _compare(cards: Sequence[_Card]) -> None:
+    for field, variable in _VARIABLES.items():
+        values = [getattr(card, field) for card in cards]
+        # The rest is wrong, whatever rank 0 has: somebody set the variable for some ranks only.
+        others = [rank for rank, value in enumerate(values) if value != values[0]]
+        if others:
+            named = ", ".join(map(str, others[:8])) + ", ..." * (len(others) > 8)
+            raise UsageError(
+                f"{variable} is not the same on all ranks: rank{'s' * (len(others) > 1)} {named} "
+                f"differ{'s' * (len(others) == 1)} from rank 0; set it alike on all"
+            )
+
+
+def _fewest_cores(hosts: Sequence[int], cards: Sequence[_Card]) -> int:
+    """The cores that the ranks of a host may run on, together: of the host with the fewest.
+
+    Together, since some launchers bind each rank to a core of its own and others do not.
+    """
+    by_host = dict.fromkeys(hosts, 0)
+    for host, card in zip(hosts, cards, strict=True):
+        by_host[host] |= card.cores
+    return max(1, min(cores.bit_count() for cores in by_host.values()))
+
+
+def _wire(
+    settings: Settings, tuning: Tuning | None, cards: Sequence[_Card]
+) -> tuple[LinkCost, str]:
+    """What the links between hosts take, and who says so."""
+    if settings.link is not None:
+        return settings.link, "as SHOAL_LINK says"
+    if tuning is not None and tuning.link is not None:
+        return tuning.link, f"as {tuning.path} keeps them"
+    return slowest([card.mbit or None for card in cards])
+
+
+def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:
+    """How the tuning file, if there is one, is of another cluster; empty if it is of this one."""
+    tuning = settings.tuning
+    difference = tuning.differs_from(hosts, n_cores) if tuning is not None else ""
+    if tuning is None or not difference:
+        return ""
+    what = f"the tuning file {tuning.path} is of another cluster: {difference}"
+    if settings.refuse:
+        raise UsageError(
+            f"{what}; measure this one with `shoal tune`, or set SHOAL_TUNING_MISMATCH=ignore "
+            "to choose by the model"
+        )
+    return what
+
+
+def _bits(cores: Sequence[int]) -> int:
+    bits = 0
+    for core in cores:
+        bits |= 1 << core % _N_CORE_BITS
+    return bits
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

@@ -1,0 +1,346 @@
+"""How calls start: arguments are checked, a plan is found, and the engine gets the memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
+
+from shoal import engine
+from shoal.codec import Codec, parse_wire
+from shoal.dtypes import DType, Op, item_size
+from shoal.engine import make_plan, plan_for
+from shoal.errors import Closed, ShoalError, UsageError
+from shoal.group.buffers import Blocks, Span, blocks_of, clash, span_of
+from shoal.group.context import Occurrences, hash_of
+from shoal.group.work import FOR_EVER_S, Work
+from shoal.schedule import COLLECTIVES, MESSAGE
+from shoal.shapes import Shape
+from shoal.state import AtDeadline
+
+if TYPE_CHECKING:
+    from shoal.group.context import World
+    from shoal.plan import Planner
+
+# Calls by number, by name and messages share the 64-bit key space of a group; those of messages are
+# the engine's and have the highest bit set.
+_NAMED: Final = 1 << 62
+
+# A group's narrow wire is for what is large. Below this nothing is won, since messages take what
+# they take, and small sums are those whose digits count: numbers of samples, losses, norms.
+WIRE_FLOOR_BYTES: Final = 64 << 10
+
+
+class NoGroup:
+    """In the place of a native group that is gone: refuses every call."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def post(self, *_call: object) -> NoReturn:
+        """Refuse."""
+        raise Closed(self.why)
+
+    post_in_place = post_message = post
+
+    def abort(self, _why: str) -> None:
+        """Nothing is left to end."""
+
+    def drop(self) -> None:
+        """It is gone already."""
+
+    def take_state_at_deadline(self) -> None:
+        """Nothing is left to tell of."""
+
+
+class How(TypedDict, total=False):
+    """The keywords that every call takes; `Group` says what they mean."""
+
+    name: str | None
+    timeout_s: float | None
+    async_op: bool
+    work: bool
+
+
+class Calls:
+    """The calls of one rank in one group; `Group` puts names on them."""
+
+    def __init__(
+        self,
+        world: World,
+        members: Sequence[int],
+        name: str,
+        timeout_s: float,
+        planner: Planner,
+        wire: Codec = Codec.IDENTITY,
+        native_id: int | None = None,
+    ) -> None:
+        self._world = world
+        self._members = members
+        self.name = name
+        self.rank = members.index(world.rank)
+        self.size = len(members)
+        self.timeout_s = timeout_s
+        self.planner = planner
+        self.wire = wire
+        self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members, native_id)
+        self._next_key = itertools.count(1)
+        self._named = Occurrences("calls")
+        self._plans: dict[tuple[object, ...], engine.Plan] = {}
+        self._at_deadline = AtDeadline()
+
+    def __str__(self) -> str:
+        return f"group {self.name!r}, rank {self.rank} of {self.size}"
+
+    @property
+    def mesh(self) -> engine.Mesh | None:
+        """The links that calls run on; None once they are closed."""
+        return self._world.mesh
+
+    @property
+    def native_id(self) -> int | None:
+        """Its number in the native core; None once it is closed."""
+        return None if isinstance(self._native, NoGroup) else self._native.id
+
+    def ended(self) -> ShoalError | None:
+        """What every call raises from now on; None while the group lives, or has been closed."""
+        return None if isinstance(self._native, NoGroup) else self.error_from(self._native.error())
+
+    def forsake(self, why: str) -> None:
+        """Refuse all later calls, and say nothing to anyone."""
+        self._native = NoGroup(f"{self}: {why}")
+
+    def plan_by(self, planner: Planner) -> None:
+        """Choose by another planner from now on; every rank must do so before the same call."""
+        self.planner = planner
+        self._plans.clear()
+
+    def error_from(self, native: tuple[engine.Fault, int, str, str]) -> ShoalError | None:
+        """The exception that a native error of this group stands for."""
+        fault, peer, what, doing = native
+        if fault is engine.Fault.TIMED_OUT and (
+            note := self._at_deadline.note(self._world, self._native)
+        ):
+            native = (fault, peer, f"{what}; {note}", doing)
+        return engine.error_from(native, self._members, self._world.names)
+
+    # Plans.
+
+    def _plan(
+        self,
+        key: tuple[Any, ...],
+        dtype: DType,
+        n_elems: int,
+        op: Op = Op.SUM,
+        root: int = 0,
+        *,
+        wire: str | None = None,
+    ) -> engine.Plan:
+        """The plan of a call that is like others, kept under `key`, which begins with its name."""
+        shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
+        if len(self._plans) >= 1024:  # sizes that never come back
+            self._plans.clear()
+        plan = self._plans[key] = plan_for(shape)
+        return plan
+
+    def _uneven_plan(
+        self,
+        collective: str,
+        dtype: DType,
+        op: Op = Op.SUM,
+        *,
+        blocks: tuple[int, ...] = (),
+        sent: tuple[int, ...] = (),
+        taken: tuple[int, ...] = (),
+        wire: str | None = None,
+    ) -> engine.Plan:
+        """The plan of a call whose lengths hardly come again; `Shape` says which they are."""
+        # The choice must not depend on what only this rank knows.
+        shape = self._shape(collective, dtype, max(blocks, default=0), op, uneven=True, wire=wire)
+        return make_plan(shape._replace(n_elems=0, blocks=blocks, sent=sent, taken=taken))
+
+    def _shape(
+        self,
+        collective: str,
+        dtype: DType,
+        n_elems: int,
+        op: Op = Op.SUM,
+        root: int = 0,
+        *,
+        uneven: bool = False,
+        wire: str | None = None,
+    ) -> Shape:
+        if COLLECTIVES[collective].folds and not engine.can_fold(dtype, op):
+            raise UsageError(f"{self}: {collective} has no {op} of {dtype}")
+        n_bytes = n_elems * item_size(dtype)
+        codec = self._codec(collective, dtype, op, n_bytes, wire)
+        choice = self.planner.choose(collective, n_bytes, uneven, codec)
+        return Shape(
+            *(collective, choice.name, dtype, op, n_elems),
+            *(self.rank, self.size, root),
+            hosts=self.planner.cluster.hosts,
+            codec=codec,
+            n_stripes=self.planner.n_stripes(collective, n_bytes),
+        )
+
+    def _codec(
+        self, collective: str, dtype: DType, op: Op, n_bytes: int, asked: str | None
+    ) -> Codec:
+        """How a call travels between hosts: as it asks; else as its group does, where that can be.
+
+        Raises:
+            UsageError: it asks for what has no meaning.
+        """
+        codec = self.wire if asked is None else parse_wire(asked)
+        if codec is Codec.IDENTITY:
+            return codec
+        can = COLLECTIVES[collective].narrows and engine.can_encode(codec, dtype, op)
+        if asked is None:
+            return codec if can and n_bytes >= WIRE_FLOOR_BYTES else Codec.IDENTITY
+        if not can:
+            raise UsageError(
+                f"{self}: {collective} {op} of {dtype} cannot travel in {codec}, which is for sum "
+                "and avg of float32; leave out the wire, or give 'identity'"
+            )
+        return codec
+
+    # Arguments.
+
+    def _blocks(self, what: str, given: Any, *, writable: bool) -> Blocks:
+        try:
+            return blocks_of(given, self.size, writable=writable)
+        except UsageError as error:
+            raise UsageError(f"{self}: {what}: {error}") from None
+
+    def _check_own(self, what: str, blocks: Blocks, whose: str, own: Span) -> None:
+        """`blocks` has a block for this rank that is just like `own`."""
+        dtype, n_elems = blocks.spans[0].dtype, blocks.lengths[self.rank]
+        if (dtype, n_elems) != (own.dtype, own.n_elems):
+            raise UsageError(
+                f"{self}: {what} hold {dtype}[{n_elems}] for this rank, "
+                f"but its {whose} is {own.dtype}[{own.n_elems}]"
+            )
+
+    def _at_root(self, what: str, given: Any, whose: str, own: Span, root: int) -> Sequence[Span]:
+        """The blocks of all ranks at the root, all as long as `own`; none elsewhere."""
+        self._check_rank(root, "root")
+        if self.rank != root:
+            if given is not None:
+                raise UsageError(f"{self}: only the root, rank {root}, has {what}; pass None")
+            return ()
+        if given is None:
+            raise UsageError(f"{self}: this rank is the root and needs {what}")
+        blocks = self._blocks(what, given, writable=what == "outputs")
+        self._check_own(what, blocks, whose, own)
+        if not blocks.even:
+            raise UsageError(
+                f"{self}: {what} hold {list(blocks.lengths)} elements; all blocks need "
+                f"{own.n_elems}, as many as {whose}"
+            )
+        one = Blocks((own,), (own.n_elems,))
+        if what == "outputs":
+            self._check_apart(what, blocks, whose, one)
+        else:
+            self._check_apart(whose, one, what, blocks)
+        return blocks.spans
+
+    def _check_apart(self, out: str, written: Blocks, source: str, read: Blocks) -> None:
+        """Nothing is written where the call writes or reads something else.
+
+        The one exception: this rank's own block may be the same memory in both.
+        """
+        if len(written.spans) == len(read.spans) == 1:  # the usual case, without loops
+            one, other = written.spans[0], read.spans[0]
+            if (
+                one.address + one.n_bytes <= other.address
+                or other.address + other.n_bytes <= one.address
+            ):
+                return
+        outputs, inputs = written.ranges(), read.ranges()
+        own = self.rank if len(inputs) > 1 else 0
+        if inputs[own] == outputs[self.rank if len(outputs) > 1 else 0]:
+            inputs[own] = (0, 0)
+        found = clash(outputs, inputs)
+        if found is None:
+            return
+        first, second, both_written = found
+        here = f"{out}[{first}]" if len(outputs) > 1 else out
+        there = out if both_written else source
+        there += f"[{second}]" if len(outputs if both_written else inputs) > 1 else ""
+        raise UsageError(
+            f"{self}: {here} and {there} overlap in memory; only this rank's own block, "
+            f"{self.rank}, may be the same in both"
+        )
+
+    def _check_rank(self, rank: int, what: str) -> None:
+        if not 0 <= rank < self.size:
+            raise UsageError(f"{self}: {what} names rank {rank}; ranks are 0 to {self.size - 1}")
+
+    # Starting.
+
+    def _start_in_place(self, plan: engine.Plan, span: Span, how: How) -> Work | None:
+        key, timeout_s, background = self._key(how), self._timeout(how), how.get("async_op", False)
+        call = self._native.post_in_place(plan, key, span.address, timeout_s, background)
+        return self._finish(call, span, how)
+
+    def _start_between(
+        self, plan: engine.Plan, read: Sequence[Span], written: Sequence[Span], how: How
+    ) -> Work | None:
+        memory = [[], [span.address for span in read], [span.address for span in written]]
+        return self._start(plan, memory, (read, written), self._key(how), how)
+
+    def _start(
+        self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: How
+    ) -> Work | None:
+        background = how.get("async_op", False)
+        call = self._native.post(plan, key, memory, self._timeout(how), background)
+        return self._finish(call, owners, how)
+
+    def _message(self, kind: str, data: Any, peer: int | None, tag: int, how: How) -> Work | None:
+        if peer is not None:
+            self._check_rank(peer, "to" if kind == "send" else "source")
+        if peer == self.rank or self.size == 1:
+            raise UsageError(f"{self}: a rank cannot {kind} to or from itself")
+        if not -(1 << 63) <= tag < 1 << 63:
+            raise UsageError(f"{self}: tag {tag} does not fit in 64 bits")
+        if how.get("name") is not None:
+            raise UsageError(f"{self}: a message has a tag, not a name")
+        span = span_of(data, writable=kind == "recv")
+        at = -1 if peer is None else peer
+        shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
+        timeout_s, background = self._timeout(how), how.get("async_op", False)
+        call = self._native.post_message(
+            *(plan_for(shape), kind == "send", at, tag, span.address, timeout_s, background)
+        )
+        return self._finish(call, span, how)
+
+    def _key(self, how: How) -> int:
+        name = how.get("name")
+        if name is None:
+            return next(self._next_key)
+        return _NAMED | hash_of(name, self._named.count(name)) >> 2
+
+    def _timeout(self, how: How) -> float:
+        if not how:  # the usual case
+            return self.timeout_s
+        if not how.keys() <= How.__annotations__.keys():
+            unknown = ", ".join(how.keys() - How.__annotations__.keys())
+            raise TypeError(
+                f"unknown keywords {unknown}; known are {', '.join(How.__annotations__)}"
+            )
+        timeout_s = how.get("timeout_s")
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _finish(self, call: engine.Call, owners: object, how: How) -> Work | None:
+        if how and (how.get("async_op") or how.get("work")):
+            work = Work(self, call, owners)
+            self._world.keep(work)
+            return work
+        try:
+            call.wait(FOR_EVER_S)
+        finally:
+            if not call.done():  # interrupted
+                self._world.keep(Work(self, call, owners))
+        if not call.succeeded():
+            Work(self, call, owners).wait()  # raises why
+        return None

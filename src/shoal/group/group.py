@@ -1,0 +1,307 @@
+"""Groups of ranks and the collectives they do.
+
+`form` meets the other ranks and makes the world group; `Group.subgroup` carves smaller ones out
+of it, locally and for free.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.codec import parse_wire
+from shoal.dtypes import Op, parse_op
+from shoal.errors import UsageError
+from shoal.group.agreeing import agreed_channels, agreed_planner, card_of
+from shoal.group.buffers import Blocks, span_of
+from shoal.group.context import meet
+from shoal.group.members import Members
+from shoal.plan import Settings, reported_mbit
+from shoal.rendezvous import telling
+from shoal.rendezvous.door import is_out_of_descriptors
+from shoal.rendezvous.interface import choose_address
+from shoal.settings import warn_of_unknown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.group.calls import How
+    from shoal.group.work import Work
+    from shoal.rendezvous import Store
+
+DEFAULT_TIMEOUT_S: Final = 300.0
+
+
+def form(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    name: str = "world",
+    wire: str | None = None,
+) -> Group:
+    """Meet all ranks through `store` and return the group of all of them.
+
+    Args:
+        store: reached by all ranks; only needed until this returns.
+        timeout_s: seconds for the meeting, and for every later call that names none of its own.
+        wire: how large sums travel between hosts, as `Group` says; None: as `SHOAL_WIRE` does.
+
+    Raises (nothing is left open):
+        UsageError: a variable or the tuning file is wrong, or not the same on all ranks; keys
+            differ, no descriptors are left.
+        TimedOut: names the ranks that did not come.
+        PeerLost: the store is gone.
+        ShoalError: no shared memory is left.
+    """
+    with telling(store, rank, size):
+        warn_of_unknown(os.environ)
+        settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
+        if wire is not None:
+            settings = settings._replace(wire=parse_wire(wire))
+        card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
+    channels = functools.partial(agreed_channels, settings)
+    world = meet(store, rank, size, timeout_s, card, channels)
+    try:
+        host_ids = [seat.host_id for seat in world.names]
+        planner = agreed_planner(rank, settings, host_ids, world.cards, f"group {name!r}")
+        members = list(range(size))
+        group = Group(world, members, name, timeout_s, planner, settings.wire)
+        group.owns_world = True
+        return group
+    except BaseException:
+        world.close()
+        raise
+
+
+def _mbit_of(store: Store) -> int | None:
+    """The class of this rank's interface to other hosts; None if none is known, or needed."""
+    try:
+        return reported_mbit(choose_address(os.environ.get("MASTER_ADDR") or store.host).interface)
+    except UsageError:
+        return None  # should there be other hosts, joining them says what is wrong
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            return None  # a sandbox may keep them from us; ranks of one host need none
+        raise UsageError(
+            "no file descriptor is left to look at the interfaces of this host: raise `ulimit -n`"
+        ) from error
+
+
+class Group(Members):
+    """Ranks that do collectives together.
+
+    Every rank makes the same calls in the same order, or gives them the same names.
+
+    Every call takes these keywords:
+        name: matches the call with the other ranks' calls of this name; calls of one name, and
+            those without any, match by their order. Every name is remembered: reuse a few.
+        timeout_s: seconds until the call fails; None takes the group's.
+        async_op: return a `Work` at once, and work on it in the background.
+        work: return a `Work` at once for the caller to `wait()` on next; nobody works before that.
+
+    all_reduce and reduce_scatter also take `wire`, how their elements travel between hosts: "bf16"
+    rounds float32 to bfloat16 and sends half the bytes; sums are folded in float32, and every rank
+    ends with the same bits (docs/wire.md tells the error); only for sum and avg of float32.
+    "identity" sends them as they are. None takes what the group was made with, for sums that can
+    and are 64 KiB or more; what cannot, or is smaller, travels as it is.
+
+    Otherwise a call returns None when the result is there. Buffers are Spans or whatever
+    `span_of` takes; they are borrowed until the call is done.
+
+    Raises (every call):
+        UsageError: bad arguments, and nothing has moved; or the ranks called different things,
+            and the group has ended.
+        PeerLost: a rank is gone, and the group has ended; `shrink` gives that of the survivors.
+            Buffers are partly folded.
+        TimedOut: the deadline passed, and the group has ended.
+        Closed: the group was closed or aborted.
+    """
+
+    # Collectives.
+
+    def all_reduce(
+        self, data: Any, op: Op | str = Op.SUM, *, wire: str | None = None, **how: Unpack[How]
+    ) -> Work | None:
+        """Fold `data` over all ranks, in place: the same bits on every rank.
+
+        Args:
+            data: any number of elements, as many and of the same type on every rank.
+            op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
+            wire: "bf16", "identity" or None, as `Group` says.
+        """
+        span = span_of(data)
+        key = ("all_reduce", span.dtype, op, span.n_elems, wire)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
+        return self._start_in_place(plan, span, how)
+
+    def broadcast(self, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
+        """Overwrite `data` with that of rank `root`."""
+        self._check_rank(root, "root")
+        span = span_of(data, writable=self.rank != root)
+        key = ("broadcast", span.dtype, root, span.n_elems)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span.dtype, span.n_elems, root=root)
+        return self._start_in_place(plan, span, how)
+
+    def reduce(
+        self, data: Any, root: int = 0, op: Op | str = Op.SUM, **how: Unpack[How]
+    ) -> Work | None:
+        """Fold `data` over all ranks into that of rank `root`, in place; the others' is only read.
+
+        Args:
+            data: any number of elements, as many and of the same type on every rank.
+            op: as for `all_reduce`.
+        """
+        self._check_rank(root, "root")
+        span = span_of(data, writable=root == self.rank)
+        key = ("reduce", span.dtype, op, span.n_elems, root)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), root)
+        return self._start_in_place(plan, span, how)
+
+    def all_gather(self, outputs: Any, data: Any, **how: Unpack[How]) -> Work | None:
+        """Collect every rank's `data` in `outputs`, in rank order.
+
+        Args:
+            outputs: one buffer of size * n elements, or `size` buffers, whose lengths may differ
+                and are the same on every rank; written.
+            data: as long as this rank's block of `outputs`, which it may be; read.
+        """
+        span = span_of(data, writable=False)
+        blocks = self._blocks("outputs", outputs, writable=True)
+        self._check_own("outputs", blocks, "data", span)
+        self._check_apart("outputs", blocks, "data", Blocks((span,), (span.n_elems,)))
+        if blocks.even:
+            key = ("all_gather", span.dtype, None, span.n_elems)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(key, span.dtype, span.n_elems)
+        else:
+            plan = self._uneven_plan("all_gather", span.dtype, blocks=blocks.lengths)
+        return self._start_between(plan, (span,), blocks.spans, how)
+
+    def reduce_scatter(
+        self,
+        output: Any,
+        inputs: Any,
+        op: Op | str = Op.SUM,
+        *,
+        wire: str | None = None,
+        **how: Unpack[How],
+    ) -> Work | None:
+        """Fold block r of every rank's `inputs` into the `output` of rank r.
+
+        Args:
+            output: as long as this rank's block of `inputs`, which it may be; written.
+            inputs: one buffer of size * n elements, or `size` buffers, whose lengths may differ
+                and are the same on every rank; never written.
+            op, wire: as for `all_reduce`.
+        """
+        span = span_of(output)
+        blocks = self._blocks("inputs", inputs, writable=False)
+        self._check_own("inputs", blocks, "output", span)
+        self._check_apart("output", Blocks((span,), (span.n_elems,)), "inputs", blocks)
+        if blocks.even:
+            key = ("reduce_scatter", span.dtype, op, span.n_elems, wire)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
+        else:
+            plan = self._uneven_plan(
+                "reduce_scatter", span.dtype, parse_op(op), blocks=blocks.lengths, wire=wire
+            )
+        return self._start_between(plan, blocks.spans, (span,), how)
+
+    def gather(self, outputs: Any, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
+        """Collect every rank's `data` in the `outputs` of rank `root`, in rank order.
+
+        Args:
+            outputs: at the root one buffer of size * n elements, or `size` buffers of n; written.
+                None on the other ranks.
+            data: n elements; read. At the root it may be its own block of `outputs`.
+        """
+        span = span_of(data, writable=False)
+        spans = self._at_root("outputs", outputs, "data", span, root)
+        key = ("gather", span.dtype, None, span.n_elems, root)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span.dtype, span.n_elems, root=root)
+        return self._start_between(plan, (span,), spans, how)
+
+    def scatter(self, output: Any, inputs: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
+        """Overwrite the `output` of rank r with block r of the `inputs` of rank `root`.
+
+        Args:
+            output: n elements; written. At the root it may be its own block of `inputs`.
+            inputs: at the root one buffer of size * n elements, or `size` buffers of n; never
+                written. None on the other ranks.
+        """
+        span = span_of(output)
+        spans = self._at_root("inputs", inputs, "output", span, root)
+        key = ("scatter", span.dtype, None, span.n_elems, root)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, span.dtype, span.n_elems, root=root)
+        return self._start_between(plan, spans, (span,), how)
+
+    def all_to_all(self, outputs: Any, inputs: Any, **how: Unpack[How]) -> Work | None:
+        """Overwrite block s of the `outputs` of rank r with block r of the `inputs` of rank s.
+
+        Args:
+            outputs: one buffer of size * n elements, or `size` buffers whose lengths may differ,
+                also from rank to rank; written. Block s is as long as rank s's input for this
+                rank: if it is not, the group ends on every rank with an error that names both.
+            inputs: likewise; never written. This rank's own block may be that of `outputs`.
+
+        Where `SHOAL_ALGO` or a tuning file says bruck, all ranks must give lists, or none.
+        """
+        written = self._blocks("outputs", outputs, writable=True)
+        read = self._blocks("inputs", inputs, writable=False)
+        self._check_own("outputs", written, "own input", read.block(self.rank))
+        self._check_apart("outputs", written, "inputs", read)
+        dtype, n_elems = read.spans[0].dtype, read.lengths[0]
+        if len(written.spans) == len(read.spans) == 1:
+            key = ("all_to_all", dtype, None, n_elems)
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(key, dtype, n_elems)
+        else:
+            plan = self._uneven_plan("all_to_all", dtype, sent=read.lengths, taken=written.lengths)
+        return self._start_between(plan, read.spans, written.spans, how)
+
+    def barrier(self, **how: Unpack[How]) -> Work | None:
+        """Return when every rank has called it."""
+        token = span_of(bytearray(1))
+        key = ("barrier", token.dtype)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, token.dtype, 1, Op.BOR)
+        return self._start_in_place(plan, token, how)
+
+    def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[How]) -> Work | None:
+        """Send `data` to rank `to`; small messages return before they are received.
+
+        Args:
+            tag: any 64-bit integer; messages of one tag between two ranks meet in their order.
+        """
+        return self._message("send", data, to, tag, how)
+
+    def recv(
+        self, data: Any, source: int | None = None, tag: int = 0, **how: Unpack[How]
+    ) -> Work | None:
+        """Overwrite `data` with the next unreceived send of this tag.
+
+        Receives of one tag take messages in the order in which they are called.
+
+        Args:
+            source: a rank; None takes the message that comes first from any, and `Work.source`
+                tells whose it was.
+        """
+        return self._message("recv", data, source, tag, how)

@@ -1,0 +1,186 @@
+"""Brings what survivors tell each other to the others, until they agree on the next view.
+
+`view.py` is what they tell, and what follows from it. It travels as messages in groups of two,
+one for each other rank: such a group lives for as long as its one link does, whoever else is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.group.view import Agreement, Report, View, decode, n_report_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.engine import Mesh, Seat
+    from shoal.group.calls import How
+    from shoal.group.work import Work
+
+# How the reason begins where a peer lived on and counts this rank as lost: native/engine/faults.cc.
+GAVE_UP: Final = "gave this rank up"
+
+_MOST_NAMED: Final = 8  # ranks in an error
+
+
+class Pair(Protocol):
+    """The group of this rank and one other."""
+
+    rank: int
+
+    def send(self, data: Any, to: int, **how: Unpack[How]) -> Work | None:
+        """As `Group.send`."""
+
+    def recv(self, data: Any, source: int | None, **how: Unpack[How]) -> Work | None:
+        """As `Group.recv`."""
+
+    def ended(self) -> ShoalError | None:
+        """As `Group.ended`."""
+
+    def close(self) -> None:
+        """As `Group.close`."""
+
+
+class Line:
+    """One rank's part in all shrinks of one group: that group, and the views that follow it.
+
+    Threads: any; one shrinks at a time.
+
+    Args:
+        rank: of this process, in the group as it was formed.
+        seats: where each rank of that group is.
+        pair_with: makes the group of this rank and another of them.
+    """
+
+    def __init__(self, rank: int, seats: Sequence[Seat], pair_with: Callable[[int], Pair]) -> None:
+        self._seats = seats
+        self._pair_with = pair_with
+        self._lock = threading.Lock()
+        self._agreement = Agreement(rank, len(seats))
+        self._said: Report | None = None
+        self._pairs: dict[int, Pair] = {}
+        self._coming: dict[int, tuple[Work, bytearray]] = {}
+        self._why: dict[int, str] = {}
+        self._dismissed: set[int] = set()  # who is out, and was told
+
+    def next_view(
+        self, view: View, out: Iterable[int], timeout_s: float, mesh: Mesh, title: str
+    ) -> View:
+        """The view after `view` in which all survivors are, and none of `out`.
+
+        Raises (this may be called again):
+            TimedOut: names the ranks that live and did not come.
+            PeerLost: the others go on without this rank; for ever.
+            Closed: the links were closed meanwhile.
+        """
+        with self._lock:
+            deadline = time.monotonic() + timeout_s
+            agreement = self._agreement
+            agreement.ask(view.number + 1, out)
+            self._look(agreement.awaited)
+            seen = -1
+            while True:
+                self._speak()
+                if self._listen():
+                    continue
+                if agreement.is_out:
+                    raise self._left_out(view)
+                if agreement.is_settled:
+                    # Who agreed may be lost since, or we to it: a view that has ended is no use.
+                    if self._look(peer for peer in agreement.members if peer != agreement.rank):
+                        continue
+                    self._dismiss()
+                    return View(agreement.own.number, agreement.members, agreement.missing)
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimedOut(f"{title}: shrink waited {timeout_s:g} s for {self._late()}")
+                # What ends between a look and the wait for it has moved the count.
+                seen = mesh.wait_finished(seen, left_s)
+
+    def _look(self, peers: Iterable[int]) -> bool:
+        """Find out whether some of these are lost already."""
+        errors = [(peer, self._pair(peer).ended()) for peer in peers]
+        lost = [(peer, error) for peer, error in errors if isinstance(error, PeerLost)]
+        for peer, error in lost:
+            self._lose(peer, error)
+        return bool(lost)
+
+    def _speak(self) -> None:
+        """Tell all others what has changed."""
+        own = self._agreement.own
+        if own == self._said:
+            return
+        for peer in self._agreement.reachable:
+            if peer in self._dismissed:
+                continue
+            word = bytearray(own.encode(len(self._seats)))
+            pair = self._pair(peer)
+            pair.send(word, 1 - pair.rank, async_op=True)  # if it fails, so does what we await
+        self._said = own  # NOT before: who is interrupted tells it again
+
+    def _listen(self) -> bool:
+        """Take in what has come from those who are awaited; whether there was any."""
+        has_come = False
+        for peer in self._agreement.awaited:
+            if peer not in self._coming:
+                pair, word = self._pair(peer), bytearray(n_report_bytes(len(self._seats)))
+                coming = cast("Work", pair.recv(word, 1 - pair.rank, work=True))
+                self._coming[peer] = coming, word
+            coming, word = self._coming[peer]
+            if coming.done():
+                has_come = True
+                del self._coming[peer]
+                self._take(peer, word, coming.error())
+        return has_come
+
+    def _take(self, peer: int, word: bytearray, error: ShoalError | None) -> None:
+        if error is None:
+            self._agreement.hear(peer, decode(word, len(self._seats)))
+        elif isinstance(error, PeerLost):
+            self._lose(peer, error)
+        else:
+            raise error
+
+    def _lose(self, peer: int, error: PeerLost) -> None:
+        self._why[peer] = error.reason
+        self._agreement.lose(peer, gave_up=error.reason.startswith(GAVE_UP))
+        self._coming.pop(peer, None)
+        self._pairs.pop(peer).close()
+
+    def _pair(self, peer: int) -> Pair:
+        if peer not in self._pairs:
+            self._pairs[peer] = self._pair_with(peer)
+        return self._pairs[peer]
+
+    def _dismiss(self) -> None:
+        """Leave the pairs with those who are out: no receive may stay in flight for ever."""
+        for peer in self._agreement.own.out & self._pairs.keys():
+            self._dismissed.add(peer)
+            self._coming.pop(peer, None)
+            self._pairs.pop(peer).close()
+
+    # What went wrong, in words.
+
+    def _left_out(self, view: View) -> PeerLost:
+        agreement = self._agreement
+        who = min(agreement.own.gave_up - agreement.own.out or agreement.left_out_by)
+        reason = self._why.get(who, "goes on without this rank")
+        parted = [r for r in view.ranks if r in agreement.own.lost]
+        if who not in self._why and parted:
+            lost = parted[0]
+            reason += f", which has lost rank {view.ranks.index(lost)} (it {self._why[lost]})"
+        seat = self._seats[who]
+        doing = f"shrink to view {agreement.own.number}"
+        return PeerLost(view.ranks.index(who), seat.host, seat.address, doing, reason)
+
+    def _late(self) -> str:
+        agreement = self._agreement
+        late = agreement.silent or agreement.awaited
+        named = ", ".join(f"rank {r} ({self._seats[r]})" for r in late[:_MOST_NAMED])
+        more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
+        what = "to call it too" if agreement.silent else "to say whom it has lost"
+        return f"{named}{more} {what}"

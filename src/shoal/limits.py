@@ -1,0 +1,25 @@
+"""The native core's own numbers, from the core itself: nobody else writes them down."""
+
+from __future__ import annotations
+
+from shoal._native import (
+    BACKSTOP_MS,
+    EAGER_BYTES,
+    LOOK_AHEAD,
+    MOST_CONNECTIONS,
+    RESUME_S,
+    SEGMENT_BYTES,
+    SPIN_US,
+    STAGING_BYTES,
+)
+
+__all__ = [
+    "BACKSTOP_MS",
+    "EAGER_BYTES",
+    "LOOK_AHEAD",
+    "MOST_CONNECTIONS",
+    "RESUME_S",
+    "SEGMENT_BYTES",
+    "SPIN_US",
+    "STAGING_BYTES",
+]

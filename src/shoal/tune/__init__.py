@@ -1,0 +1,1 @@
+"""Measures a cluster, for the planner to read."""

@@ -1,0 +1,77 @@
+"""The processes that are measured: what they answer, and what becomes of those that fail."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.bench.failure import Failure
+from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.worker_pool import WorkerPool
+
+# Ranks that copy need no library, and start in 0.2 s.
+COPIERS = JobSpec("copy", 2)
+NOWHERE = Placement(openmpi=Path("nowhere"))
+TENSOR = {"n_bytes": 4096, "memory": "private"}
+
+
+def test_every_rank_checks_and_measures_its_own_tensor() -> None:
+    with WorkerPool(COPIERS, NOWHERE) as pool:
+        assert pool.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
+        for answer in pool.ask("measure", **TENSOR, n_calls=3, n_samples=4):
+            assert len(answer["times_s"]) == len(answer["cpu_s"]) == 4
+            assert min(answer["times_s"]) > 0
+
+
+def test_only_the_tensors_that_are_held_count_as_memory() -> None:
+    with WorkerPool(COPIERS, NOWHERE) as pool:
+        pool.ask("check", **TENSOR)
+        assert [answer["tensor_bytes"] for answer in pool.ask("peak")] == [4096, 4096]
+        pool.ask("forget")
+        assert [answer["tensor_bytes"] for answer in pool.ask("peak")] == [0, 0]
+
+
+def test_a_rank_that_raises_is_quoted() -> None:
+    with WorkerPool(COPIERS, NOWHERE) as pool, pytest.raises(Failure, match="juggle"):
+        pool.ask("juggle")
+
+
+def test_a_library_that_is_not_installed_says_what_installs_it() -> None:
+    with pytest.raises(Failure, match="no Open MPI in nowhere: `make bench` installs it"):
+        WorkerPool(JobSpec("openmpi", 2), NOWHERE)
+
+
+def test_no_process_outlives_its_pool() -> None:
+    pool = WorkerPool(COPIERS, NOWHERE)
+    pids = [int(answer["pid"]) for answer in pool.ask("peak")]
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_no_process_outlives_a_team_that_failed() -> None:
+    pool = WorkerPool(COPIERS, NOWHERE)
+    pids = [int(answer["pid"]) for answer in pool.ask("peak")]
+    os.kill(pids[1], 9)
+    with pytest.raises(Failure, match="rank 1 died"):
+        pool.ask("check", **TENSOR)
+    pool.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_many_ranks_are_forks_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.bench.launch._FORKED_FROM", 2)
+    with WorkerPool(COPIERS, NOWHERE) as pool:
+        parents = {
+            Path(f"/proc/{answer['pid']}/stat").read_text().rpartition(")")[2].split()[1]
+            for answer in pool.ask("peak")
+        }
+        assert len(parents) == 1
+        assert parents != {str(os.getpid())}
+        assert pool.ask("check", **TENSOR) == [{"n_wrong": 0}, {"n_wrong": 0}]
+        for answer in pool.ask("footprint"):
+            assert answer["pss_bytes"] > 1 << 20
+            assert answer["n_fds"] > 3
