@@ -8,7 +8,7 @@ from collections import Counter
 from shoal.cli.options import MOST_RANKS, hosts_of
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
-from shoal.plan.defaults import CONTENTION, NETWORK_US_PER_BYTE
+from shoal.plan.defaults import CONTENTION
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 
 __all__ = ["add_cluster", "cluster_of"]
@@ -32,6 +32,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
     add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
     add("--memory", default="18GB", metavar="RATE", help="a core folds or copies; default 18GB")
+    add("--stack", default="5.5GB", metavar="RATE", help="a core in TCP, each end; default 5.5GB")
     add("--fresh", default="2GB", metavar="RATE", help="of memory that is new; default 2GB")
 
 
@@ -57,7 +58,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         n_cores=n_cores,
         burst_bytes=bytes_of(args.burst),
         fresh_us_per_byte=1 / bytes_per_us(args.fresh),
-        network_us_per_byte=NETWORK_US_PER_BYTE,
+        network_us_per_byte=1 / bytes_per_us(args.stack),
         contention=CONTENTION,
     )
 
