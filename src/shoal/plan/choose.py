@@ -132,7 +132,7 @@ def choose(
     """
     if cluster.n_hosts == 1:
         codec = Codec.IDENTITY
-    # What is counted is bytes in memory: a cable passes more of them in a time.
+    # What is counted is bytes in memory: a NIC passes more of them in a time.
     us_per_byte = cluster.wire.us_per_byte * codec.share
     cluster = replace(cluster, wire=replace(cluster.wire, us_per_byte=us_per_byte))
     if forced and can_serve(collective, forced, cluster, uneven=uneven):

@@ -1,6 +1,6 @@
 """What a cluster costs: its hosts and what a message takes inside and between them.
 
-One description, read by the planner's formulas and by the simulator.
+One description, read by the planner and by the simulator.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Cluster:
     Args:
         hosts: the host of every rank, numbered from 0 in the order in which they first come up.
         local: between two ranks of one host: shared memory, of which each rank has its own path.
-        wire: between two hosts. A host has one cable, full duplex, that its ranks share: its
-            `us_per_byte` is that of the whole cable.
+        wire: between two hosts. A host has one NIC, full duplex, that its ranks share: its
+            `us_per_byte` is that of the whole NIC.
         memory_us_per_byte: of a fold or a copy by one core.
         n_cores: of each host, which its ranks share.
-        burst_bytes: what a cable that has rested lets pass at once, each way: the bucket of a
+        burst_bytes: what a NIC that has rested lets pass at once, each way: the bucket of a
             shaped link, as clouds and `tc tbf` have them.
         fresh_us_per_byte: of memory that a core touches for the first time, which the kernel has to
             find and to clear: scratch of more than `SCRATCH_KEPT_BYTES`.
