@@ -148,6 +148,7 @@ inline Job job_of(const Recipe& recipe, Job like) {
   like.hosts = recipe.hosts;
   like.is_uneven = like.is_uneven && recipe.takes_uneven;
   if (like.meaning().folds_again) like.op = FoldOp::kMax;
+  if (narrow_for(like.codec, like.dtype, like.op) == nullptr) like.codec = Codec::kIdentity;
   return like;
 }
 

@@ -61,7 +61,7 @@ __all__ = [
     "Mesh",
     "NativeGroup",
     "Plan",
-    "Seat",
+    "RankInfo",
     "address_of",
     "allocate",
     "n_waiting",
@@ -133,7 +133,7 @@ def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
     return lower(steps, kind.size, finish=kind.op is Op.AVG or kind.codec is not Codec.IDENTITY)
 
 
-class Seat(NamedTuple):
+class RankInfo(NamedTuple):
     """Where a rank is: its host's name, the address it was reached at, and the host's identity.
 
     `process_id`: 32 hexadecimal digits, drawn by its process for this epoch.
@@ -157,7 +157,7 @@ _KINDS: Final[Mapping[Fault, type[ShoalError]]] = {
 
 
 def error_from(
-    native: tuple[Fault, int, str, str], members: Sequence[int], names: Sequence[Seat]
+    native: tuple[Fault, int, str, str], members: Sequence[int], names: Sequence[RankInfo]
 ) -> ShoalError | None:
     """The exception that a native error stands for, or None.
 

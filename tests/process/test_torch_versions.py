@@ -141,9 +141,9 @@ def exchange_strided(group: Any) -> list[str]:
 
 def ask_works_of_others() -> list[list[Any]]:
     """Works that are none of shoal's and, as torch's holders, do not say of what kind."""
-    from shoal.frontend.torch.holder import teach_holders
+    from shoal.frontend.torch.work_holder import patch_work_holders
 
-    teach_holders()  # as making a group does, from torch 2.14 on
+    patch_work_holders()  # as making a group does, from torch 2.14 on
     future: torch.futures.Future[Any] = torch.futures.Future()
     work = c10d._create_work_from_future(future)
     before = work.is_completed()

@@ -224,7 +224,7 @@ def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
 
 def cut(group: shoal.Group, peer: int) -> None:
     """Shut every connection of this process with a peer."""
-    host, port = group._world.names[peer].address.rsplit(":", 1)
+    host, port = group._context.names[peer].address.rsplit(":", 1)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:
             if end.getpeername() == (host, int(port)):

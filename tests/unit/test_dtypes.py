@@ -56,7 +56,7 @@ def test_a_numpy_dtype_of_the_other_byte_order_is_refused() -> None:
 
 @pytest.mark.parametrize("value", ["float8", "Float32", "", int, 0, None, object()])
 def test_an_unknown_dtype_is_an_error_that_lists_the_known_ones(value: object) -> None:
-    with pytest.raises(UsageError, match=r"^unknown dtype .*; known are float32, .*, uint64$"):
+    with pytest.raises(UsageError, match=r"^unknown dtype .*; known are float32, .*, uint64"):
         parse_dtype(value)
 
 

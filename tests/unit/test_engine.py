@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.dtypes import DType, Op
-from shoal.engine import Fault, Seat, error_from, lower, plan_for
+from shoal.engine import Fault, RankInfo, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
 from shoal.schedule import ALGORITHMS, Finish, Recv, Send
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
@@ -65,12 +65,12 @@ def test_a_program_with_a_peer_outside_the_group_is_refused() -> None:
         lower([Send(7, 0), Recv(7, 0)], 4)
 
 
-SEATS = [Seat("red", "10.0.0.1:1", "a"), Seat("blue", "10.0.0.2:1", "b")]
+RANKS = [RankInfo("red", "10.0.0.1:1", "a"), RankInfo("blue", "10.0.0.2:1", "b")]
 
 
 def test_a_lost_peer_is_named_by_its_rank_in_the_group_and_its_host() -> None:
     native = Fault.PEER_LOST, 1, "was silent for 5.0 s", "all_reduce (call 3)"
-    error = error_from(native, [1, 0], SEATS)
+    error = error_from(native, [1, 0], RANKS)
     assert isinstance(error, PeerLost)
     assert (error.rank, error.host, error.address) == (0, "blue", "10.0.0.2:1")
     assert "was silent for 5.0 s (all_reduce (call 3))" in str(error)
@@ -86,11 +86,11 @@ def test_a_lost_peer_is_named_by_its_rank_in_the_group_and_its_host() -> None:
     ],
 )
 def test_other_faults_say_during_which_call(fault: Fault, kind: type[Exception]) -> None:
-    error = error_from((fault, -1, "it broke", "barrier (call 9)"), [0, 1], SEATS)
+    error = error_from((fault, -1, "it broke", "barrier (call 9)"), [0, 1], RANKS)
     assert type(error) is kind
     timed_out = "timed out: " if kind is TimedOut else ""
     assert str(error) == f"{timed_out}barrier (call 9): it broke"
 
 
 def test_no_fault_is_no_error() -> None:
-    assert error_from((Fault.NONE, -1, "", ""), [0, 1], SEATS) is None
+    assert error_from((Fault.NONE, -1, "", ""), [0, 1], RANKS) is None

@@ -34,7 +34,7 @@ LOWER = {
     "tune": {"schedule", "group", "plan"},
     "average": {"group"},
     "server": {"group"},
-    "frontend": {"group", "average", "rendezvous"},
+    "frontend": {"schedule", "group", "average", "rendezvous"},
     "launch": {"group", "rendezvous", "settings", "frontend"},
     "_autoload": {"frontend"},
     "torch": {"_autoload", "frontend"},

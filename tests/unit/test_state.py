@@ -302,7 +302,7 @@ class Native:
         return told
 
 
-class World:
+class Context:
     """Without links."""
 
     epoch, rank, names, groups, mesh = 1, 0, (), (), None
@@ -319,15 +319,15 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_deadline_is_written_down_once_for_all_groups_that_end_with_it(fresh: Path) -> None:
     one = AtDeadline()
     native = Native(7)
-    note = one.note(World(), native)
+    note = one.note(Context(), native)
     assert note == f"what it waited for is in {next(fresh.glob('*.txt'))}"
-    assert one.note(World(), native) == note
-    assert AtDeadline().note(World(), Native(7)) == note
+    assert one.note(Context(), native) == note
+    assert AtDeadline().note(Context(), Native(7)) == note
     assert len(list(fresh.iterdir())) == 2
 
 
 def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
-    notes = [AtDeadline().note(World(), Native(n)) for n in range(1, 20)]
+    notes = [AtDeadline().note(Context(), Native(n)) for n in range(1, 20)]
     assert len(list(fresh.glob("*.json"))) == 8
     assert notes[7].startswith("what it waited for is in ")
     assert notes[8] == "not written: 8 deadlines before left files already"
@@ -337,7 +337,7 @@ def test_an_error_is_told_even_if_its_state_cannot_be(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.state.text_of", lambda _state: 1 / 0)
-    note = AtDeadline().note(World(), Native(7))
+    note = AtDeadline().note(Context(), Native(7))
     assert note.startswith("what it waited for could not be written: ZeroDivisionError")
     assert list(fresh.iterdir()) == []
 
@@ -347,7 +347,7 @@ def test_an_error_without_files_says_nothing_of_them(
 ) -> None:
     assert fresh.exists()
     monkeypatch.setenv("SHOAL_DUMP", "off")
-    assert AtDeadline().note(World(), Native(7)) == ""
+    assert AtDeadline().note(Context(), Native(7)) == ""
 
 
 # The signal.

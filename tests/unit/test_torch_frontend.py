@@ -22,6 +22,7 @@ import torch.distributed as dist
 import shoal.frontend.torch as frontend
 from shoal.dtypes import DType, Op
 from shoal.errors import Unsupported, UsageError
+from shoal.frontend.torch import collectives
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import (
     ShoalBackend,
@@ -29,9 +30,10 @@ from shoal.frontend.torch.process_group import (
     choose_base,
     takes_backends,
 )
-from shoal.frontend.torch.spans import DTYPES
-from shoal.frontend.torch.unsupported import MISSING
+from shoal.frontend.torch.tensor_buffers import DTYPES
 from shoal.frontend.torch.work import FinishedWork
+from shoal.group.group import Group
+from shoal.schedule.collectives import COLLECTIVES
 
 
 @pytest.fixture
@@ -53,6 +55,12 @@ def at_once(kind: type, **fields: Any) -> Any:
 
 
 # ---- what reaches the group ----
+
+
+def test_every_collective_of_the_table_is_a_method_of_a_group() -> None:
+    rows = [row for row in vars(collectives).values() if isinstance(row, collectives.Collective)]
+    assert {row.name for row in rows} == COLLECTIVES.keys()
+    assert all(callable(getattr(Group, row.name)) for row in rows)
 
 
 def test_a_dense_tensor_is_handed_over_without_a_copy(
@@ -156,7 +164,7 @@ def test_shutdown_closes_and_abort_aborts(group: FakeGroup, operations: Operatio
 # ---- works ----
 
 
-def test_a_stand_in_is_copied_back_before_wait_returns(
+def test_a_contiguous_copy_is_copied_back_before_wait_returns(
     group: FakeGroup, operations: Operations
 ) -> None:
     matrix = torch.zeros(3, 4)
@@ -185,6 +193,19 @@ def test_polling_brings_the_result_too(group: FakeGroup, operations: Operations)
 # ---- what is refused ----
 
 
+_MERGE = ("merge_group", "start a new default group")
+_RECONFIGURE = ("reconfigure", "destroy the group and make a new one")
+MISSING = {
+    "merge_remote_group": _MERGE,
+    "mergeRemoteGroup": _MERGE,
+    "merge": _MERGE,
+    "shrink": ("shrink_group", "use shoal.torch.shrink_group"),
+    "reconfigure": _RECONFIGURE,
+    "get_reconfigure_handle": _RECONFIGURE,
+    "new_window": ("new_window", "use send and recv"),
+}
+
+
 @pytest.mark.parametrize("name", MISSING)
 def test_every_missing_operation_says_what_where_and_what_to_use(
     name: str, group: FakeGroup, operations: Operations
@@ -193,7 +214,7 @@ def test_every_missing_operation_says_what_where_and_what_to_use(
         getattr(operations, name)([torch.ones(1)], None, anything=1)
     operation, meanwhile = MISSING[name]
     place = "in group 'fake' (rank 1 of 2)"
-    assert str(caught.value) == f"{operation} {place} is not there yet; {meanwhile}"
+    assert str(caught.value) == f"{operation} {place} is not supported; {meanwhile}"
     assert group.calls == []
 
 
@@ -206,8 +227,8 @@ def csr() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("tensor", "what"),
     [
-        (csr(), "torch.sparse_csr is not there yet; pass tensor.to_dense()"),
-        (torch.empty(2, device="meta"), "a tensor on meta is not there yet; pass tensor.cpu()"),
+        (csr(), "torch.sparse_csr is not supported; pass tensor.to_dense()"),
+        (torch.empty(2, device="meta"), "a tensor on meta is not supported; pass tensor.cpu()"),
     ],
 )
 def test_tensors_elsewhere_are_refused_by_name(

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shoal.dtypes import DType, Op
 from shoal.errors import ShoalError, UsageError
 from shoal.frontend.torch.operations import Operations
-from shoal.frontend.torch.work import PendingWork, aside
+from shoal.frontend.torch.work import PendingWork, in_background
 
 SIZE, RANK = 3, 1
 
@@ -175,11 +175,11 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "two tensors": (lambda to: to.reduce([ONE, ONE]), "takes one tensor per process, not 2"),
     "a tensor without memory": (
         lambda to: to.alltoall([torch.empty(2, device="meta")] * 3, THREE),
-        "a tensor on meta is not there yet; pass tensor.cpu",
+        "a tensor on meta is not supported; pass tensor.cpu",
     ),
     "a half-precision CSR tensor": (
         lambda to: to.send([ONE.to_sparse()], 0),
-        "torch.sparse_coo is not there yet; pass tensor.to_dense",
+        "torch.sparse_coo is not supported; pass tensor.to_dense",
     ),
 }
 
@@ -322,14 +322,14 @@ def test_a_range_has_the_name_that_was_given(operations: Operations) -> None:
 
 def test_calls_on_another_thread_look_like_one() -> None:
     tensors = [torch.ones(2)]
-    work = PendingWork([aside(lambda: None)], tensors)
+    work = PendingWork([in_background(lambda: None)], tensors)
     assert work.wait()
     assert work.get_future().wait()[0] is tensors[0]
 
     def fail() -> None:
         raise UsageError("not these")
 
-    failing = PendingWork([aside(fail)], tensors)
+    failing = PendingWork([in_background(fail)], tensors)
     with pytest.raises(UsageError, match="not these"):
         failing.wait(timedelta(seconds=5))
     assert failing.is_completed()

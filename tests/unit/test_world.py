@@ -1,4 +1,4 @@
-"""What a world remembers has a bound."""
+"""What a context remembers has a bound."""
 
 import pytest
 

@@ -19,7 +19,7 @@ from shoal.shapes import Shape
 from shoal.state import AtDeadline
 
 if TYPE_CHECKING:
-    from shoal.group.context import World
+    from shoal.group.context import Context
     from shoal.plan import Planner
 
 # Calls by number, by name and messages share the 64-bit key space of a group; those of messages are
@@ -31,7 +31,7 @@ _NAMED: Final = 1 << 62
 WIRE_FLOOR_BYTES: Final = 64 << 10
 
 
-class NoGroup:
+class ClosedGroup:
     """In the place of a native group that is gone: refuses every call."""
 
     def __init__(self, why: str) -> None:
@@ -53,7 +53,7 @@ class NoGroup:
         """Nothing is left to tell of."""
 
 
-class How(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """The keywords that every call takes; `Group` says what they mean."""
 
     name: str | None
@@ -67,7 +67,7 @@ class Calls:
 
     def __init__(
         self,
-        world: World,
+        context: Context,
         members: Sequence[int],
         name: str,
         timeout_s: float,
@@ -75,15 +75,17 @@ class Calls:
         wire: Codec = Codec.IDENTITY,
         native_id: int | None = None,
     ) -> None:
-        self._world = world
+        self._context = context
         self._members = members
         self.name = name
-        self.rank = members.index(world.rank)
+        self.rank = members.index(context.rank)
         self.size = len(members)
         self.timeout_s = timeout_s
         self.planner = planner
         self.wire = wire
-        self._native: engine.NativeGroup | NoGroup = world.enrol(self, name, members, native_id)
+        self._native: engine.NativeGroup | ClosedGroup = context.register(
+            self, name, members, native_id
+        )
         self._next_key = itertools.count(1)
         self._named = Occurrences("calls")
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
@@ -95,20 +97,22 @@ class Calls:
     @property
     def mesh(self) -> engine.Mesh | None:
         """The links that calls run on; None once they are closed."""
-        return self._world.mesh
+        return self._context.mesh
 
     @property
     def native_id(self) -> int | None:
         """Its number in the native core; None once it is closed."""
-        return None if isinstance(self._native, NoGroup) else self._native.id
+        return None if isinstance(self._native, ClosedGroup) else self._native.id
 
     def ended(self) -> ShoalError | None:
         """What every call raises from now on; None while the group lives, or has been closed."""
-        return None if isinstance(self._native, NoGroup) else self.error_from(self._native.error())
+        return (
+            None if isinstance(self._native, ClosedGroup) else self.error_from(self._native.error())
+        )
 
-    def forsake(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Refuse all later calls, and say nothing to anyone."""
-        self._native = NoGroup(f"{self}: {why}")
+        self._native = ClosedGroup(f"{self}: {why}")
 
     def plan_by(self, planner: Planner) -> None:
         """Choose by another planner from now on; every rank must do so before the same call."""
@@ -119,10 +123,10 @@ class Calls:
         """The exception that a native error of this group stands for."""
         fault, peer, what, doing = native
         if fault is engine.Fault.TIMED_OUT and (
-            note := self._at_deadline.note(self._world, self._native)
+            note := self._at_deadline.note(self._context, self._native)
         ):
             native = (fault, peer, f"{what}; {note}", doing)
-        return engine.error_from(native, self._members, self._world.names)
+        return engine.error_from(native, self._members, self._context.names)
 
     # Plans.
 
@@ -278,25 +282,27 @@ class Calls:
 
     # Starting.
 
-    def _start_in_place(self, plan: engine.Plan, span: Span, how: How) -> Work | None:
+    def _start_in_place(self, plan: engine.Plan, span: Span, how: CallOptions) -> Work | None:
         key, timeout_s, background = self._key(how), self._timeout(how), how.get("async_op", False)
         call = self._native.post_in_place(plan, key, span.address, timeout_s, background)
         return self._finish(call, span, how)
 
     def _start_between(
-        self, plan: engine.Plan, read: Sequence[Span], written: Sequence[Span], how: How
+        self, plan: engine.Plan, read: Sequence[Span], written: Sequence[Span], how: CallOptions
     ) -> Work | None:
         memory = [[], [span.address for span in read], [span.address for span in written]]
         return self._start(plan, memory, (read, written), self._key(how), how)
 
     def _start(
-        self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: How
+        self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: CallOptions
     ) -> Work | None:
         background = how.get("async_op", False)
         call = self._native.post(plan, key, memory, self._timeout(how), background)
         return self._finish(call, owners, how)
 
-    def _message(self, kind: str, data: Any, peer: int | None, tag: int, how: How) -> Work | None:
+    def _message(
+        self, kind: str, data: Any, peer: int | None, tag: int, how: CallOptions
+    ) -> Work | None:
         if peer is not None:
             self._check_rank(peer, "to" if kind == "send" else "source")
         if peer == self.rank or self.size == 1:
@@ -314,33 +320,33 @@ class Calls:
         )
         return self._finish(call, span, how)
 
-    def _key(self, how: How) -> int:
+    def _key(self, how: CallOptions) -> int:
         name = how.get("name")
         if name is None:
             return next(self._next_key)
         return _NAMED | hash_of(name, self._named.count(name)) >> 2
 
-    def _timeout(self, how: How) -> float:
+    def _timeout(self, how: CallOptions) -> float:
         if not how:  # the usual case
             return self.timeout_s
-        if not how.keys() <= How.__annotations__.keys():
-            unknown = ", ".join(how.keys() - How.__annotations__.keys())
+        if not how.keys() <= CallOptions.__annotations__.keys():
+            unknown = ", ".join(how.keys() - CallOptions.__annotations__.keys())
             raise TypeError(
-                f"unknown keywords {unknown}; known are {', '.join(How.__annotations__)}"
+                f"unknown keywords {unknown}; known are {', '.join(CallOptions.__annotations__)}"
             )
         timeout_s = how.get("timeout_s")
         return self.timeout_s if timeout_s is None else timeout_s
 
-    def _finish(self, call: engine.Call, owners: object, how: How) -> Work | None:
+    def _finish(self, call: engine.Call, owners: object, how: CallOptions) -> Work | None:
         if how and (how.get("async_op") or how.get("work")):
             work = Work(self, call, owners)
-            self._world.keep(work)
+            self._context.keep(work)
             return work
         try:
             call.wait(FOR_EVER_S)
         finally:
             if not call.done():  # interrupted
-                self._world.keep(Work(self, call, owners))
+                self._context.keep(Work(self, call, owners))
         if not call.succeeded():
             Work(self, call, owners).wait()  # raises why
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal import engine, limits
-from shoal.engine import Seat
+from shoal.engine import RankInfo
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, Store, join, telling
@@ -28,7 +28,7 @@ _LAST_WAIT_S: Final = 2.0
 
 
 class Member(Protocol):
-    """A group, as its world needs it."""
+    """A group, as its context needs it."""
 
     name: str
 
@@ -36,7 +36,7 @@ class Member(Protocol):
     def native_id(self) -> int | None:
         """Its number in the native core; None once it is closed."""
 
-    def forsake(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Refuse every call from now on."""
 
 
@@ -68,7 +68,7 @@ class Occurrences:
         return self._n[name]
 
 
-class World:
+class Context:
     """One epoch: the links to all peers, and what its groups share.
 
     Ends once: when it is closed, when nobody holds a group of it any more, or with the program.
@@ -78,7 +78,7 @@ class World:
         self,
         mesh: engine.Mesh,
         rank: int,
-        names: Sequence[Seat],
+        names: Sequence[RankInfo],
         cards: Sequence[bytes],
         epoch: int = 0,
     ) -> None:
@@ -92,7 +92,7 @@ class World:
         self._made = Occurrences("groups")
         self._end = weakref.finalize(self, mesh.close)
         self._end.atexit = False  # `_end_all` has more to do
-        _WORLDS.add(self)
+        _CONTEXTS.add(self)
         SOURCES.add(self)
 
     @property
@@ -100,7 +100,7 @@ class World:
         """The links; None once they are closed."""
         return self._mesh
 
-    def enrol(
+    def register(
         self, group: Member, name: str, members: Sequence[int], native_id: int | None = None
     ) -> engine.NativeGroup:
         """The native group of a new one. All members get the same id for it, and never again.
@@ -110,7 +110,7 @@ class World:
                 groups of this name.
         """
         if self._mesh is None:
-            raise Closed(f"group {name!r} cannot be made: its world was closed")
+            raise Closed(f"group {name!r} cannot be made: its context was closed")
         if native_id is None:
             who = (name, *members)
             native_id = hash_of(*who, self._made.count(hash_of(*who)))
@@ -130,8 +130,8 @@ class World:
             if not oldest[0].done():
                 live.append(oldest)
                 n_running += 1
-        # NOT the work itself, which has a hold on its group, and that on this world: whoever drops
-        # a group would leave only when Python's collector finds the cycle.
+        # NOT the work itself, which has a hold on its group, and that on this context: whoever
+        # drops a group would leave only when Python's collector finds the cycle.
         live.append(work.lend())
 
     def close(self) -> None:
@@ -143,21 +143,21 @@ class World:
             mesh.close()
             self._live.clear()  # all have ended; they would keep the descriptors of the mesh
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """After fork, in the child: the links are the parent's, and nothing is said on them."""
         self._end.detach()
         for group in list(self.groups):
-            group.forsake("a forked child has no part in its parent's groups")
+            group.abandon("a forked child has no part in its parent's groups")
 
 
-_WORLDS: Final[weakref.WeakSet[World]] = weakref.WeakSet()
+_CONTEXTS: Final[weakref.WeakSet[Context]] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
     """End all worlds while the interpreter is whole, and let all threads out of native code."""
-    for world in list(_WORLDS):
-        world.close()
+    for context in list(_CONTEXTS):
+        context.close()
     COMPLETIONS.finish()
     deadline = time.monotonic() + _LAST_WAIT_S
     pause = threading.Event()  # waited on only for its timeout, which lets the others run
@@ -168,9 +168,9 @@ def _end_all() -> None:
 def _after_fork_in_child() -> None:
     # The native core has closed the links already: it hears of every fork, also of C libraries'.
     COMPLETIONS.forget_threads()
-    for world in list(_WORLDS):
-        world.forsake()
-    _WORLDS.clear()
+    for context in list(_CONTEXTS):
+        context.abandon()
+    _CONTEXTS.clear()
     SOURCES.clear()
 
 
@@ -184,10 +184,10 @@ def meet(
     timeout_s: float,
     card: bytes = b"",
     channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _cards: 1,
-) -> World:
+) -> Context:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `card` is for all ranks to read: `World.cards` holds them by rank. `channels` says how many
+    `card` is for all ranks to read: `Context.cards` holds them by rank. `channels` says how many
     there are between hosts, see `JoinOptions`.
     """
     with telling(store, rank, size):
@@ -219,10 +219,10 @@ def meet(
         )
         if not arenas:
             make(1)  # alone: nobody to share it with
-        seats = _seats(membership)
+        rank_infos = _rank_infos(membership)
         mesh = engine.Mesh.create(
             rank=rank,
-            names=[f"rank {other} ({seat})" for other, seat in enumerate(seats)],
+            names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],
             epoch=membership.epoch,
             job_key=membership.job_key,
             arena=arenas[0],
@@ -230,7 +230,7 @@ def meet(
                 (peer.rank, list(peer.socket_fds), peer.is_local, list(peer.listens_at))
                 for peer in membership.take()
             ],
-            n_channels=channels([seat.host_id for seat in seats], membership.cards),
+            n_channels=channels([rank_info.host_id for rank_info in rank_infos], membership.cards),
             listeners=list(membership.listener_fds),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
@@ -243,18 +243,20 @@ def meet(
         raise ShoalError(f"rank {rank} cannot join: {error}") from error
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
-    return World(mesh, rank, seats, membership.cards, membership.epoch)
+    return Context(mesh, rank, rank_infos, membership.cards, membership.epoch)
 
 
-def _seats(membership: Membership) -> list[Seat]:
+def _rank_infos(membership: Membership) -> list[RankInfo]:
     """Where each rank is."""
-    seats = {
-        peer.rank: Seat(peer.host_label, "" if peer.is_local else peer.address, peer.host_id)
+    rank_infos = {
+        peer.rank: RankInfo(peer.host_label, "" if peer.is_local else peer.address, peer.host_id)
         for peer in membership.peers
     }
-    seats[membership.rank] = Seat(socket.gethostname(), "", membership.host_id)
+    rank_infos[membership.rank] = RankInfo(socket.gethostname(), "", membership.host_id)
     ids = membership.process_ids
-    return [seats[rank]._replace(process_id=ids[rank].hex()) for rank in range(membership.size)]
+    return [
+        rank_infos[rank]._replace(process_id=ids[rank].hex()) for rank in range(membership.size)
+    ]
 
 
 def _check_isa() -> None:

@@ -26,7 +26,7 @@ from shoal.settings import warn_of_unknown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from shoal.group.calls import How
+    from shoal.group.calls import CallOptions
     from shoal.group.work import Work
     from shoal.rendezvous import Store
 
@@ -63,16 +63,16 @@ def form(
             settings = settings._replace(wire=parse_wire(wire))
         card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
     channels = functools.partial(agreed_channels, settings)
-    world = meet(store, rank, size, timeout_s, card, channels)
+    context = meet(store, rank, size, timeout_s, card, channels)
     try:
-        host_ids = [seat.host_id for seat in world.names]
-        planner = agreed_planner(rank, settings, host_ids, world.cards, f"group {name!r}")
+        host_ids = [rank_info.host_id for rank_info in context.names]
+        planner = agreed_planner(rank, settings, host_ids, context.cards, f"group {name!r}")
         members = list(range(size))
-        group = Group(world, members, name, timeout_s, planner, settings.wire)
-        group.owns_world = True
+        group = Group(context, members, name, timeout_s, planner, settings.wire)
+        group.owns_context = True
         return group
     except BaseException:
-        world.close()
+        context.close()
         raise
 
 
@@ -123,7 +123,12 @@ class Group(Members):
     # Collectives.
 
     def all_reduce(
-        self, data: Any, op: Op | str = Op.SUM, *, wire: str | None = None, **how: Unpack[How]
+        self,
+        data: Any,
+        op: Op | str = Op.SUM,
+        *,
+        wire: str | None = None,
+        **how: Unpack[CallOptions],
     ) -> Work | None:
         """Fold `data` over all ranks, in place: the same bits on every rank.
 
@@ -139,7 +144,7 @@ class Group(Members):
             plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
         return self._start_in_place(plan, span, how)
 
-    def broadcast(self, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
+    def broadcast(self, data: Any, root: int = 0, **how: Unpack[CallOptions]) -> Work | None:
         """Overwrite `data` with that of rank `root`."""
         self._check_rank(root, "root")
         span = span_of(data, writable=self.rank != root)
@@ -150,7 +155,7 @@ class Group(Members):
         return self._start_in_place(plan, span, how)
 
     def reduce(
-        self, data: Any, root: int = 0, op: Op | str = Op.SUM, **how: Unpack[How]
+        self, data: Any, root: int = 0, op: Op | str = Op.SUM, **how: Unpack[CallOptions]
     ) -> Work | None:
         """Fold `data` over all ranks into that of rank `root`, in place; the others' is only read.
 
@@ -166,7 +171,7 @@ class Group(Members):
             plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), root)
         return self._start_in_place(plan, span, how)
 
-    def all_gather(self, outputs: Any, data: Any, **how: Unpack[How]) -> Work | None:
+    def all_gather(self, outputs: Any, data: Any, **how: Unpack[CallOptions]) -> Work | None:
         """Collect every rank's `data` in `outputs`, in rank order.
 
         Args:
@@ -194,7 +199,7 @@ class Group(Members):
         op: Op | str = Op.SUM,
         *,
         wire: str | None = None,
-        **how: Unpack[How],
+        **how: Unpack[CallOptions],
     ) -> Work | None:
         """Fold block r of every rank's `inputs` into the `output` of rank r.
 
@@ -219,7 +224,9 @@ class Group(Members):
             )
         return self._start_between(plan, blocks.spans, (span,), how)
 
-    def gather(self, outputs: Any, data: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
+    def gather(
+        self, outputs: Any, data: Any, root: int = 0, **how: Unpack[CallOptions]
+    ) -> Work | None:
         """Collect every rank's `data` in the `outputs` of rank `root`, in rank order.
 
         Args:
@@ -235,7 +242,9 @@ class Group(Members):
             plan = self._plan(key, span.dtype, span.n_elems, root=root)
         return self._start_between(plan, (span,), spans, how)
 
-    def scatter(self, output: Any, inputs: Any, root: int = 0, **how: Unpack[How]) -> Work | None:
+    def scatter(
+        self, output: Any, inputs: Any, root: int = 0, **how: Unpack[CallOptions]
+    ) -> Work | None:
         """Overwrite the `output` of rank r with block r of the `inputs` of rank `root`.
 
         Args:
@@ -251,7 +260,7 @@ class Group(Members):
             plan = self._plan(key, span.dtype, span.n_elems, root=root)
         return self._start_between(plan, spans, (span,), how)
 
-    def all_to_all(self, outputs: Any, inputs: Any, **how: Unpack[How]) -> Work | None:
+    def all_to_all(self, outputs: Any, inputs: Any, **how: Unpack[CallOptions]) -> Work | None:
         """Overwrite block s of the `outputs` of rank r with block r of the `inputs` of rank s.
 
         Args:
@@ -276,7 +285,7 @@ class Group(Members):
             plan = self._uneven_plan("all_to_all", dtype, sent=read.lengths, taken=written.lengths)
         return self._start_between(plan, read.spans, written.spans, how)
 
-    def barrier(self, **how: Unpack[How]) -> Work | None:
+    def barrier(self, **how: Unpack[CallOptions]) -> Work | None:
         """Return when every rank has called it."""
         token = span_of(bytearray(1))
         key = ("barrier", token.dtype)
@@ -285,7 +294,7 @@ class Group(Members):
             plan = self._plan(key, token.dtype, 1, Op.BOR)
         return self._start_in_place(plan, token, how)
 
-    def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[How]) -> Work | None:
+    def send(self, data: Any, to: int, tag: int = 0, **how: Unpack[CallOptions]) -> Work | None:
         """Send `data` to rank `to`; small messages return before they are received.
 
         Args:
@@ -294,7 +303,7 @@ class Group(Members):
         return self._message("send", data, to, tag, how)
 
     def recv(
-        self, data: Any, source: int | None = None, tag: int = 0, **how: Unpack[How]
+        self, data: Any, source: int | None = None, tag: int = 0, **how: Unpack[CallOptions]
     ) -> Work | None:
         """Overwrite `data` with the next unreceived send of this tag.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shoal.codec import Codec, parse_wire
 from shoal.errors import Closed, UsageError
-from shoal.group.calls import Calls, NoGroup
+from shoal.group.calls import Calls, ClosedGroup
 from shoal.group.context import hash_of
 from shoal.group.shrink import Line
 from shoal.group.view import View
@@ -17,7 +17,7 @@ from shoal.group.work import FOR_EVER_S
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from shoal.group.context import World
+    from shoal.group.context import Context
     from shoal.group.shrink import Pair
     from shoal.plan import Planner
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class Members(Calls):
     """The members of one group; `Group` gives them calls.
 
-    `owns_world`: closing it closes the links too.
+    `owns_context`: closing it closes the links too.
     """
 
     def __init__(
         self,
-        world: World,
+        context: Context,
         members: Sequence[int],
         name: str,
         timeout_s: float,
@@ -38,8 +38,8 @@ class Members(Calls):
         wire: Codec = Codec.IDENTITY,
         native_id: int | None = None,
     ) -> None:
-        super().__init__(world, members, name, timeout_s, planner, wire, native_id)
-        self.owns_world = False
+        super().__init__(context, members, name, timeout_s, planner, wire, native_id)
+        self.owns_context = False
         self._view = View(1, tuple(range(self.size)))
         self._first: _First | None = None
         self._next: Self | None = None
@@ -73,7 +73,7 @@ class Members(Calls):
             wire: how large sums travel between hosts; None: as in this group.
         """
         codec = self.wire if wire is None else parse_wire(wire)
-        if isinstance(self._native, NoGroup):
+        if isinstance(self._native, ClosedGroup):
             raise Closed(self._native.why)
         for rank in ranks:
             self._check_rank(rank, "ranks")
@@ -82,7 +82,7 @@ class Members(Calls):
         members = [self._members[rank] for rank in ranks]
         name = f"{self.name}/{name}"
         planner = self.planner.of(ranks, f"group {name!r}")
-        return type(self)(self._world, members, name, self.timeout_s, planner, codec)
+        return type(self)(self._context, members, name, self.timeout_s, planner, codec)
 
     def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
         """The group of all ranks of this one that are left; its next view.
@@ -108,7 +108,7 @@ class Members(Calls):
             UsageError: bad arguments.
             Closed: the group was closed, or shrunk before.
         """
-        if isinstance(self._native, NoGroup):
+        if isinstance(self._native, ClosedGroup):
             raise Closed(self._native.why)
         for rank in exclude:
             self._check_rank(rank, "exclude")
@@ -117,13 +117,13 @@ class Members(Calls):
         first = self._first = self._first or _First.of(self, self._native.id)
         out = [self._view.ranks[rank] for rank in exclude]
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        mesh = self._world.mesh
+        mesh = self._context.mesh
         if mesh is None:
             raise Closed(f"{self}: it was closed")
         view = first.line.next_view(self._view, out, timeout_s, mesh, str(self))
         self._next = self._enter(view, first)
         native = self._native
-        self.forsake(f"it was shrunk: use {self._next.name!r}")
+        self.abandon(f"it was shrunk: use {self._next.name!r}")
         native.drop()
         return self._next
 
@@ -131,7 +131,7 @@ class Members(Calls):
         """The group of a view that its members have agreed on."""
         name = f"{first.name} (view {view.number})"
         group = type(self)(
-            self._world,
+            self._context,
             [first.members[rank] for rank in view.ranks],
             name,
             self.timeout_s,
@@ -139,7 +139,7 @@ class Members(Calls):
             self.wire,
             native_id=hash_of("view", first.native_id, view.number, *view.ranks),
         )
-        group.owns_world, self.owns_world = self.owns_world, False
+        group.owns_context, self.owns_context = self.owns_context, False
         group._view, group._first = view, first
         return group
 
@@ -154,13 +154,13 @@ class Members(Calls):
         it, and peers that still need this rank get `PeerLost`. Leaving a subgroup tells nobody: a
         call of its other members that needs this rank ends at its deadline.
         """
-        if self.owns_world:
-            self._world.close()
-            for group in list(self._world.groups):
-                group.forsake("it was closed")
+        if self.owns_context:
+            self._context.close()
+            for group in list(self._context.groups):
+                group.abandon("it was closed")
         else:
             native = self._native
-            self.forsake("it was closed")  # before it is: other threads may be calling
+            self.abandon("it was closed")  # before it is: other threads may be calling
             native.drop()
 
 
@@ -176,13 +176,13 @@ class _First(NamedTuple):
     @classmethod
     def of(cls, group: Members, native_id: int) -> _First:
         # NOT with a hold on the group: that has one on this.
-        world, members, name = group._world, group._members, group.name
+        context, members, name = group._context, group._members, group.name
         planner, own, kind = group.planner, group.rank, type(group)
 
         def pair_with(peer: int) -> Pair:
             pair = sorted((own, peer))
             made = kind(
-                world,
+                context,
                 [members[rank] for rank in pair],
                 f"{name}, ranks {pair[0]} and {pair[1]}",
                 FOR_EVER_S,
@@ -191,5 +191,5 @@ class _First(NamedTuple):
             )
             return cast("Pair", made)
 
-        seats = [world.names[member] for member in members]
-        return cls(name, native_id, members, planner, Line(own, seats, pair_with))
+        rank_infos = [context.names[member] for member in members]
+        return cls(name, native_id, members, planner, Line(own, rank_infos, pair_with))

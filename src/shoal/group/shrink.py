@@ -17,8 +17,8 @@ from shoal.group.view import Agreement, Report, View, decode, n_report_bytes
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from shoal.engine import Mesh, Seat
-    from shoal.group.calls import How
+    from shoal.engine import Mesh, RankInfo
+    from shoal.group.calls import CallOptions
     from shoal.group.work import Work
 
 # How the reason begins where a peer lived on and counts this rank as lost: native/engine/faults.cc.
@@ -32,10 +32,10 @@ class Pair(Protocol):
 
     rank: int
 
-    def send(self, data: Any, to: int, **how: Unpack[How]) -> Work | None:
+    def send(self, data: Any, to: int, **how: Unpack[CallOptions]) -> Work | None:
         """As `Group.send`."""
 
-    def recv(self, data: Any, source: int | None, **how: Unpack[How]) -> Work | None:
+    def recv(self, data: Any, source: int | None, **how: Unpack[CallOptions]) -> Work | None:
         """As `Group.recv`."""
 
     def ended(self) -> ShoalError | None:
@@ -52,15 +52,17 @@ class Line:
 
     Args:
         rank: of this process, in the group as it was formed.
-        seats: where each rank of that group is.
+        rank_infos: where each rank of that group is.
         pair_with: makes the group of this rank and another of them.
     """
 
-    def __init__(self, rank: int, seats: Sequence[Seat], pair_with: Callable[[int], Pair]) -> None:
-        self._seats = seats
+    def __init__(
+        self, rank: int, rank_infos: Sequence[RankInfo], pair_with: Callable[[int], Pair]
+    ) -> None:
+        self._rank_infos = rank_infos
         self._pair_with = pair_with
         self._lock = threading.Lock()
-        self._agreement = Agreement(rank, len(seats))
+        self._agreement = Agreement(rank, len(rank_infos))
         self._said: Report | None = None
         self._pairs: dict[int, Pair] = {}
         self._coming: dict[int, tuple[Work, bytearray]] = {}
@@ -117,7 +119,7 @@ class Line:
         for peer in self._agreement.reachable:
             if peer in self._dismissed:
                 continue
-            word = bytearray(own.encode(len(self._seats)))
+            word = bytearray(own.encode(len(self._rank_infos)))
             pair = self._pair(peer)
             pair.send(word, 1 - pair.rank, async_op=True)  # if it fails, so does what we await
         self._said = own  # NOT before: who is interrupted tells it again
@@ -127,7 +129,7 @@ class Line:
         has_come = False
         for peer in self._agreement.awaited:
             if peer not in self._coming:
-                pair, word = self._pair(peer), bytearray(n_report_bytes(len(self._seats)))
+                pair, word = self._pair(peer), bytearray(n_report_bytes(len(self._rank_infos)))
                 coming = cast("Work", pair.recv(word, 1 - pair.rank, work=True))
                 self._coming[peer] = coming, word
             coming, word = self._coming[peer]
@@ -139,7 +141,7 @@ class Line:
 
     def _take(self, peer: int, word: bytearray, error: ShoalError | None) -> None:
         if error is None:
-            self._agreement.hear(peer, decode(word, len(self._seats)))
+            self._agreement.hear(peer, decode(word, len(self._rank_infos)))
         elif isinstance(error, PeerLost):
             self._lose(peer, error)
         else:
@@ -173,14 +175,14 @@ class Line:
         if who not in self._why and parted:
             lost = parted[0]
             reason += f", which has lost rank {view.ranks.index(lost)} (it {self._why[lost]})"
-        seat = self._seats[who]
+        rank_info = self._rank_infos[who]
         doing = f"shrink to view {agreement.own.number}"
-        return PeerLost(view.ranks.index(who), seat.host, seat.address, doing, reason)
+        return PeerLost(view.ranks.index(who), rank_info.host, rank_info.address, doing, reason)
 
     def _late(self) -> str:
         agreement = self._agreement
         late = agreement.silent or agreement.awaited
-        named = ", ".join(f"rank {r} ({self._seats[r]})" for r in late[:_MOST_NAMED])
+        named = ", ".join(f"rank {r} ({self._rank_infos[r]})" for r in late[:_MOST_NAMED])
         more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
         what = "to call it too" if agreement.silent else "to say whom it has lost"
         return f"{named}{more} {what}"

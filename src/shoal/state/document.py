@@ -20,7 +20,7 @@ from shoal import engine
 from shoal.state.waits import waits_of
 
 if TYPE_CHECKING:
-    from shoal.engine import Mesh, Seat
+    from shoal.engine import Mesh, RankInfo
 
 VERSION: Final = 1
 """Of the document. One number more where a reader of the last would misunderstand it."""
@@ -56,7 +56,7 @@ class Source(Protocol):
         """Of this process."""
 
     @property
-    def names(self) -> Sequence[Seat]:
+    def names(self) -> Sequence[RankInfo]:
         """Where each rank is."""
 
     @property

@@ -13,28 +13,34 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import UsageError
-from shoal.frontend.torch.holder import teach_holders
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.store import TorchStore
+from shoal.frontend.torch.work_holder import patch_work_holders
 from shoal.group.group import form
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
 
-__all__ = ["create_process_group", "default_group", "heir", "ShoalBackend", "ShoalProcessGroup"]
+__all__ = [
+    "create_process_group",
+    "default_group",
+    "in_place_of_default",
+    "ShoalBackend",
+    "ShoalProcessGroup",
+]
 
-_heirs: Final[list[Group]] = []
+_replacements: Final[list[Group]] = []
 
 
 @contextlib.contextmanager
-def heir(group: Group) -> Iterator[None]:
-    """Meanwhile this group is what torch gets for a default group: nobody meets."""
-    _heirs.append(group)
+def in_place_of_default(group: Group) -> Iterator[None]:
+    """Meanwhile torch gets this group for a default group, and no ranks connect."""
+    _replacements.append(group)
     try:
         yield
     finally:
-        _heirs.clear()
+        _replacements.clear()
 
 
 def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup:
@@ -58,14 +64,14 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
     group = _form(opts)
     if not takes_backends():
         return ShoalProcessGroup(group, opts.store, opts.timeout)
-    teach_holders()
+    patch_work_holders()
     return ShoalBackend(group, opts.store, opts.timeout)
 
 
 def _form(opts: Any) -> Group:
     ranks = list(opts.global_ranks_in_group)
-    if _heirs and not ranks:
-        return _heirs[0]
+    if _replacements and not ranks:
+        return _replacements[0]
     default = default_group() if ranks else None
     if default is not None:
         return default.subgroup(ranks, name=opts.group_id)

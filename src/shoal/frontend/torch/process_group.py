@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Backend, DebugLevel, Store, get_debug_lev
 from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.unsupported import describe
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -64,8 +65,8 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         if self.rank() not in ranks:
             # NOT None, which is what C++ wants of its own: of a Python backend it reads through it.
             raise UsageError(
-                f"{self.describe('split_group')} got ranks {list(ranks)}, of which this is none; "
-                "let only those ranks call it, or use new_group, which every rank calls"
+                f"{describe(self._group, 'split_group')} got ranks {list(ranks)}, of which this is "
+                "none; let only those ranks call it, or use new_group, which every rank calls"
             )
         group = self._group.subgroup(ranks, name=opts.group_name)
         return ShoalBackend(group, store, opts._timeout)
@@ -112,11 +113,9 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         self._register_backend(torch.device("cpu"), custom, None)
 
     # torch 2.11 looks for these names, later versions only if the new ones are not there.
-    _allgather_base = Operations.all_gather_single
-    _reduce_scatter_base = Operations.reduce_scatter_single
+    _allgather_base = allgather_into_tensor_coalesced = Operations.all_gather_single
+    _reduce_scatter_base = reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single
     alltoall_base = Operations.all_to_all_single
-    allgather_into_tensor_coalesced = Operations.all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single_coalesced
 
     def get_group_store(self) -> Store:
         """The store that torch formed the group with."""
@@ -178,13 +177,8 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
 @functools.cache
 def takes_backends() -> bool:
     """Whether this torch can call a Backend that is written in Python: found out by making one."""
-
-    class Probe(_BackendBase):  # type: ignore[misc]  # known at run time
-        def __init__(self) -> None:
-            _BackendBase.__init__(self, 0, 1)
-
     try:
-        Probe()
+        _BackendBase(0, 1)
     except TypeError:  # torch <= 2.13: no constructor
         return False
     return True

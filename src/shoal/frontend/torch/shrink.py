@@ -58,7 +58,7 @@ def shrink_group(
     store = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
     try:
-        with frontend.heir(new):
+        with frontend.in_place_of_default(new):
             dist.init_process_group(
                 "shoal",
                 store=PrefixStore(f"shoal/view/{new.view.number}", store),

@@ -9,12 +9,12 @@ import torch
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.spans import Spans
+    from shoal.frontend.torch.tensor_buffers import TensorBuffers
     from shoal.group.group import Group
 
 
 def all_reduce_sparse(
-    group: Group, tensor: torch.Tensor, spans: Spans, *, name: str, timeout_s: float
+    group: Group, tensor: torch.Tensor, buffers: TensorBuffers, *, name: str, timeout_s: float
 ) -> None:
     """Sum a COO tensor over all ranks, in place, and leave it coalesced.
 
@@ -35,8 +35,8 @@ def all_reduce_sparse(
 
     counts = torch.empty(group.size, len(_described(entries)), dtype=torch.int64)
     group.all_gather(
-        spans.written(counts),
-        spans.read(torch.tensor(_described(entries))),
+        buffers.written(counts),
+        buffers.read(torch.tensor(_described(entries))),
         name=f"{name}/counts",
         timeout_s=timeout_s,
     )
@@ -50,8 +50,8 @@ def all_reduce_sparse(
         ("values", all_values, values),
     ):
         group.all_gather(
-            [spans.written(part) for part in torch.split(gathered, n_entries)],
-            spans.read(own),
+            [buffers.written(part) for part in torch.split(gathered, n_entries)],
+            buffers.read(own),
             name=f"{name}/{what}",
             timeout_s=timeout_s,
         )

@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # TimeoutError itself from 3.11 on
 from datetime import timedelta
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.distributed as dist
 
 from shoal.errors import ShoalError, TimedOut
 from shoal.frontend.torch.compiler import not_compiled
-from shoal.frontend.torch.holder import answers
+from shoal.frontend.torch.work_holder import future_for_lookup
+
+if TYPE_CHECKING:
+    from shoal.group.work import Work
 
 NO_TIMEOUT: Final = timedelta(0)
 
@@ -42,20 +45,23 @@ def unregister(tensors: Sequence[torch.Tensor]) -> None:
             torch.ops._c10d_functional.wait_tensor(tensor)
 
 
-class Started(Protocol):
-    """A call under way: a shoal.Work, or what `aside` returns. `shoal.Work` says what each does."""
+def recorded(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A range in torch's profiler, if it records; what is left to wait for is another, shoal:wait.
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is done."""
+    NOT one range that ends with the call, on whichever thread notices: the profiler may be stopped
+    and gone by then.
+    """
+    if not profiling():
+        return _NOT_RECORDED
+    return torch.profiler.record_function(_given_name() or f"shoal:{name}")
 
-    def done(self) -> bool:
-        """Whether it has ended."""
 
-    def error(self) -> ShoalError | None:
-        """Why it failed."""
+_NOT_RECORDED: Final = contextlib.nullcontext()
 
-    def on_done(self, callback: Callable[[Any], None]) -> None:
-        """Call back when it has ended."""
+# What dist.record_comm (torch >= 2.13) wants calls to be named; empty if nothing.
+_given_name: Final[Callable[[], str]] = getattr(
+    torch._C._distributed_c10d, "_get_comm_profiling_name", lambda: ""
+)
 
 
 @not_compiled
@@ -73,9 +79,9 @@ class FinishedWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that is done."""
-        question = answers(self)
-        if question is not None:
-            return question
+        looked_for = future_for_lookup(self)
+        if looked_for is not None:
+            return looked_for
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(list(self.tensors))
         return future
@@ -118,14 +124,14 @@ class PendingWork(FinishedWork):
     Args:
         works: the collectives. They keep the tensors alive while they run.
         tensors: the result, as the future gives it.
-        copy_back: brings the results from stand-ins into the tensors; None if there are none. It
-            runs once, before a wait returns and before the future is done.
+        copy_back: brings the results from contiguous copies into the tensors; None if there are
+            none. It runs once, before a wait returns and before the future is done.
         source: the rank that a receive names; -1 for everything else.
     """
 
     def __init__(
         self,
-        works: Sequence[Started],
+        works: Sequence[Work | _InBackground],
         tensors: Sequence[torch.Tensor],
         copy_back: Callable[[], None] | None = None,
         source: int | None = -1,
@@ -163,9 +169,9 @@ class PendingWork(FinishedWork):
 
         If the call fails, waiting for it raises torch's RuntimeError, which quotes the ShoalError.
         """
-        question = answers(self)
-        if question is not None:
-            return question
+        looked_for = future_for_lookup(self)
+        if looked_for is not None:
+            return looked_for
         with self._lock:
             if self._completion is not None:
                 return self._completion.future
@@ -184,7 +190,7 @@ class PendingWork(FinishedWork):
         if not self._all_done():
             return False
         if self.exception() is None:
-            self.land()
+            self.copy_back()
         return True
 
     def is_success(self) -> bool:
@@ -210,7 +216,7 @@ class PendingWork(FinishedWork):
         try:
             for work in self.works:
                 work.wait(timeout_s)
-            self.land()
+            self.copy_back()
         finally:
             with self._lock:
                 completion = self._completion
@@ -221,14 +227,14 @@ class PendingWork(FinishedWork):
         """The tensors, once all calls have ended; or raises why one failed."""
         for work in self.works:
             work.wait()
-        self.land()
+        self.copy_back()
         return list(self.tensors)
 
     def _all_done(self) -> bool:
         return all(work.done() for work in self.works)
 
-    def land(self) -> None:
-        """Bring the results into place, once the collectives are done. Idempotent."""
+    def copy_back(self) -> None:
+        """Copy the results to where they belong, once the collectives are done. Idempotent."""
         if self._copy_back is None:
             return
         with self._lock:  # a second thread waits here until the results are in place
@@ -301,8 +307,8 @@ def _futures_pool(_process_id: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=256, thread_name_prefix="shoal-futures")
 
 
-class _Aside:
-    """Several calls, one after the other, on a thread of their own: looks like one call."""
+class _InBackground:
+    """Several calls, one after the other, on a thread of their own: looks like a shoal.Work."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -326,6 +332,6 @@ class _Aside:
         self._future.add_done_callback(lambda _: callback(self))
 
 
-def aside(go: Callable[[], None]) -> Started:
+def in_background(go: Callable[[], None]) -> _InBackground:
     """Run `go`, whose calls are named, on a thread of its own, and return at once."""
-    return _Aside(_futures_pool(os.getpid()).submit(go))
+    return _InBackground(_futures_pool(os.getpid()).submit(go))

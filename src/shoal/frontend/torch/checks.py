@@ -1,0 +1,190 @@
+"""What this rank alone can see to be wrong with a call: a UsageError before any byte moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from shoal.errors import Unsupported
+from shoal.frontend.torch.unsupported import describe
+from shoal.group.buffers import Range, Span, clash
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.tensor_buffers import TensorBuffers
+
+Tensors = list[torch.Tensor]
+
+
+def only(buffers: TensorBuffers, tensors: Tensors | torch.Tensor) -> torch.Tensor:
+    """The one tensor of a call, which torch wraps in a list and some of its overloads do not."""
+    if not isinstance(tensors, list):
+        return tensors
+    if len(tensors) != 1:
+        check_some(buffers, tensors)
+        raise buffers.error(f"takes one tensor per process, not {len(tensors)}")
+    return tensors[0]
+
+
+def own_blocks(buffers: TensorBuffers, side: str, lists: list[Tensors] | Tensors) -> Tensors | None:
+    """This rank's tensors for all ranks; None if only the root has such, and this is another.
+
+    Torch wraps the list in another, its overloads do not.
+    """
+    blocks = cast("Tensors", lists)
+    if lists and not isinstance(lists[0], torch.Tensor):
+        if len(lists) != 1:
+            raise buffers.error(f"takes one list of tensors per process, not {len(lists)}")
+        blocks = lists[0]
+    if buffers.root is None or buffers.root == buffers.group.rank:
+        return blocks
+    if blocks:
+        raise buffers.error(f"takes {side} on rank {buffers.root}, the root, and none here")
+    return None
+
+
+def pairs(
+    buffers: TensorBuffers, outputs: Tensors | torch.Tensor, inputs: Tensors | torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each output with its input."""
+    if isinstance(outputs, torch.Tensor) or isinstance(inputs, torch.Tensor):
+        return [(only(buffers, outputs), only(buffers, inputs))]
+    if len(outputs) != len(inputs):
+        why = f"takes as many outputs as inputs, not {len(outputs)} and {len(inputs)}"
+        raise buffers.error(why)
+    check_some(buffers, outputs)
+    return list(zip(outputs, inputs, strict=True))
+
+
+def split(
+    buffers: TensorBuffers, side: str, tensor: torch.Tensor, splits: Sequence[int]
+) -> list[int]:
+    """How many elements of a tensor go to each rank, which gets so many rows of it.
+
+    It must be contiguous, as for torch's own backends: rows of a strided tensor are not what lies
+    in memory.
+
+    Args:
+        splits: none at all share out the rows evenly.
+    """
+    if not tensor.is_contiguous():
+        raise buffers.error(f"takes an {side} that is contiguous; pass {side}.contiguous()")
+    if not tensor.dim():
+        raise buffers.error(f"cannot share out the {side}: it has no dimensions")
+    size, n_rows = buffers.group.size, tensor.shape[0]
+    why = f"cannot share out the {side}'s {n_rows} rows"
+    if not splits:
+        if n_rows % size:
+            raise buffers.error(f"{why} evenly among {size} ranks")
+        return [tensor.numel() // size] * size
+    check_count(buffers, f"{side} splits", splits)
+    if min(splits) < 0:
+        raise buffers.error(f"{why} as {list(splits)}: a count is negative")
+    if sum(splits) != n_rows:
+        raise buffers.error(f"{why} as {list(splits)}, which are {sum(splits)}")
+    return [n * (tensor.numel() // n_rows) for n in splits] if n_rows else [0] * size
+
+
+def check_some(buffers: TensorBuffers, tensors: Tensors) -> None:
+    """There is a tensor; if not, it is the error that torch's dispatcher raises over Gloo."""
+    if not tensors:
+        doing = describe(buffers.group, buffers.operation)
+        raise Unsupported(f"{doing} takes one tensor at least, and the list is empty")
+
+
+def check_root(buffers: TensorBuffers, root: int) -> None:
+    """The root is a rank of the group."""
+    size = buffers.group.size
+    if not 0 <= root < size:
+        raise buffers.error(f"has root {root}; ranks of this group are 0 to {size - 1}")
+
+
+def check_count(buffers: TensorBuffers, side: str, blocks: Sequence[object]) -> None:
+    """There is one for each rank."""
+    size = buffers.group.size
+    if len(blocks) != size:
+        raise buffers.error(f"takes {size} {side}, one for each rank, not {len(blocks)}")
+
+
+def check_blocks(buffers: TensorBuffers, side: str, blocks: Tensors, like: torch.Tensor) -> None:
+    """The list has a tensor for each rank, all like the one on the other side."""
+    check_count(buffers, side, blocks)
+    for rank, block in enumerate(blocks):
+        if block.dtype != like.dtype or block.numel() != like.numel():
+            raise buffers.error(
+                f"cannot run: {side}[{rank}] has {_extent(block)} but must have {_extent(like)}, "
+                "as the other side has"
+            )
+
+
+def check_whole(
+    buffers: TensorBuffers, side: str, whole: torch.Tensor, block: torch.Tensor
+) -> None:
+    """One tensor has the elements of all ranks, the other those of one."""
+    size = buffers.group.size
+    if whole.dtype != block.dtype or whole.numel() != block.numel() * size:
+        raise buffers.error(
+            f"cannot run: the {side} has {_extent(whole)} but must have {size} times "
+            f"{_extent(block)}"
+        )
+
+
+def check_exchange(
+    buffers: TensorBuffers, tensors: Tensors, sent: Sequence[int], taken: Sequence[int]
+) -> None:
+    """All tensors are of one dtype, and what this rank gives itself fits.
+
+    Args:
+        sent: how many elements this rank gives to each; `taken`: has room for from each.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise buffers.error(f"takes tensors of one dtype, not of {names}")
+    given, room = sent[buffers.group.rank], taken[buffers.group.rank]
+    if given != room:
+        raise buffers.error(f"gives itself {given} elements and has room for {room}")
+
+
+def check_apart(buffers: TensorBuffers, side: str, views: Sequence[Span]) -> None:
+    """No two of what is written share memory."""
+    found = clash([view.extent for view in views], []) if len(views) > 1 else None
+    if found is not None:
+        first, second = sorted(found[:2])
+        why = f"would write {side}[{first}] and {side}[{second}] into the same memory"
+        raise buffers.error(why)
+
+
+def check_calls_apart(buffers: TensorBuffers, calls: Sequence[tuple[Sequence[Span], Span]]) -> None:
+    """None of several calls writes where another one writes or reads.
+
+    Args:
+        calls: what each writes, and what it reads; these two have been checked against each
+            other, and may share this rank's own block.
+    """
+    if len(calls) == 1:
+        return
+    n_outputs = len(calls[0][0])
+    own = buffers.group.rank if n_outputs > 1 else 0
+    written = [view.extent for outputs, _ in calls for view in outputs]
+    read = [
+        part for outputs, source in calls for part in _around(outputs[own].extent, source.extent)
+    ]
+    found = clash(written, read)
+    if found is None:
+        return
+    one, other, both_written = found
+    first, second = one // n_outputs, other // (n_outputs if both_written else 2)
+    what = "also writes" if both_written else "reads"
+    why = f"would write for tensor {first} where it {what} for tensor {second}"
+    raise buffers.error(f"{why}; give them memory of their own")
+
+
+def _around(own: Range, whole: Range) -> tuple[Range, Range]:
+    """What is left of `whole` before and after the `own` part."""
+    return (whole[0], min(whole[1], own[0])), (max(whole[0], own[1]), whole[1])
+
+
+def _extent(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} elements of {tensor.dtype}"

@@ -1,0 +1,64 @@
+"""What a row of the table of torch's operations says of the collective that it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, BarrierOptions
+
+from shoal.schedule.collectives import Blocks, Root, row_of
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.layouts import Arguments
+    from shoal.frontend.torch.tensor_buffers import TensorBuffers
+
+    LayOut = Callable[[TensorBuffers, Any, Any], list[Arguments]]
+
+
+class Collective(NamedTuple):
+    """A collective as a method of a group: it takes the buffers, then the root, then the fold.
+
+    Args:
+        name: of the method.
+        options: torch's class of its options.
+        alike: which of its buffers is as long on every rank; None if none is.
+    """
+
+    name: str
+    options: type
+    has_root: bool
+    folds: bool
+    alike: int | None
+
+
+class Row(NamedTuple):
+    """What one operation of torch checks and calls.
+
+    Args:
+        name: as users know it, for messages.
+        lay_out: checks the tensors, and makes the collective's buffers of them: one tuple for each
+            time that the collective is called.
+    """
+
+    name: str
+    lay_out: LayOut
+    collective: Collective
+
+
+def _collective(name: str, options: type) -> Collective:
+    row = row_of(name)
+    alike = None if row.by_pair else int(row.reads is Blocks.OWN)  # what is written comes first
+    return Collective(name, options, row.root is not Root.NONE, row.folds, alike)
+
+
+ALL_REDUCE: Final = _collective("all_reduce", dist.AllreduceOptions)
+REDUCE: Final = _collective("reduce", dist.ReduceOptions)
+REDUCE_SCATTER: Final = _collective("reduce_scatter", dist.ReduceScatterOptions)
+BROADCAST: Final = _collective("broadcast", dist.BroadcastOptions)
+SCATTER: Final = _collective("scatter", dist.ScatterOptions)
+GATHER: Final = _collective("gather", dist.GatherOptions)
+ALL_GATHER: Final = _collective("all_gather", AllgatherOptions)
+ALL_TO_ALL: Final = _collective("all_to_all", AllToAllOptions)
+BARRIER: Final = _collective("barrier", BarrierOptions)
