@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.codec import Codec
+from shoal.plan.choose import choose
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
@@ -52,6 +54,15 @@ def test_bytes_between_hosts_keep_a_core_of_each_end_busy() -> None:
     cluster = replace(nothing_costs((0, 0, 1, 1)), network_us_per_byte=1.0)
     assert cost_of("broadcast", "chain", 1000, cluster).rank == 1000
     assert cost_of("all_reduce", "doubling", 1000, cluster).rank == 2000
+
+
+def test_a_narrow_wire_spares_the_cores_that_its_bytes_keep_busy() -> None:
+    cluster = replace(nothing_costs((0, 1)), network_us_per_byte=1.0)
+    wide, narrow = (
+        choose("all_reduce", 1 << 20, cluster, "sharded", codec=codec).cost_us
+        for codec in (Codec.IDENTITY, Codec.BF16)
+    )
+    assert narrow == wide / 2
 
 
 def test_a_chain_is_as_good_as_its_bottleneck_only_where_calls_follow_one_another() -> None:

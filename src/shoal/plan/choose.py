@@ -133,8 +133,11 @@ def choose(
     if cluster.n_hosts == 1:
         codec = Codec.IDENTITY
     # What is counted is bytes in memory: a NIC passes more of them in a time.
-    us_per_byte = cluster.wire.us_per_byte * codec.share
-    cluster = replace(cluster, wire=replace(cluster.wire, us_per_byte=us_per_byte))
+    cluster = replace(
+        cluster,
+        wire=replace(cluster.wire, us_per_byte=cluster.wire.us_per_byte * codec.share),
+        network_us_per_byte=cluster.network_us_per_byte * codec.share,
+    )
     if forced and can_serve(collective, forced, cluster, uneven=uneven):
         cost_us = cost_of(collective, forced, n_bytes, cluster).cost_us
         return Choice(forced, cost_us, "SHOAL_ALGO says so")
