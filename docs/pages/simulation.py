@@ -255,11 +255,11 @@ _MEASURED: Final = """\
 `python -m shoal.bench.simulated` runs the engine on hosts made of network namespaces, one rank
 each, and the simulator on their description: the rate of raw TCP streams in a ring and the time of
 an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper (128 KiB).
-Nothing is fitted to the points themselves. Times in ms; `measured` is the fastest round, since
-other work on the machine only adds. The machine of this run has two cores for all hosts, so a core
-takes as much longer for each byte as hosts share it. What hosts lose that exchange with several at
-a time is one number for all points. The comparison found that two ranks did not send to each other
-at the same time (bench/LOG.md).
+One number is fitted to the points themselves and to those of another run: what hosts lose that
+exchange with several at a time. Times in ms; `measured` is the fastest round, since other work on
+the machine only adds; what is simulated is of today's simulator. The machine of this run has two
+cores for all hosts, so a core takes as much longer for each byte as hosts share it. The comparison
+found that two ranks did not send to each other at the same time (bench/LOG.md).
 
 ```text
 {measured}

@@ -79,7 +79,7 @@ def test_a_chain_is_as_good_as_its_bottleneck_only_where_calls_follow_one_anothe
     ("collective", "name", "part"),
     [
         *(("gather", "direct", 0), ("broadcast", "direct", 0), ("all_reduce", "ring", 0)),
-        *(("all_reduce", "doubling", 0.4), ("all_gather", "bruck", 0.4)),
+        *(("all_reduce", "doubling", 0.5), ("all_gather", "bruck", 0.5)),
         *(("all_reduce", "sharded", 1), ("all_to_all", "pairwise", 1)),
     ],
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Where a NIC's peers change from round to round, it loses so much of what it does where it
 # exchanges with several at a time. Many that send to one lose nothing, nor one that sends to many,
 # nor a ring (measured: docs/decisions/0021).
-_CONTENDED_IN_TURN: Final = 0.4
+_CONTENDED_IN_TURN: Final = 0.5
 
 
 class Cost(NamedTuple):

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 # rank of the group; and what a rank costs besides its steps, in steps. More makes the first choice
 # slower (goal: 20 ms for 64 ranks, 0.5 s for 2,048), less tells ranks that differ less well.
 _STEPS_PER_RANK: Final = 6
-_STEPS_AT_LEAST: Final = 1200
-_STEPS_TO_BEGIN: Final = 60
+_STEPS_AT_LEAST: Final = 1000
+_STEPS_TO_BEGIN: Final = 150
+# Of groups that are no larger, every rank is counted.
+_FEW_RANKS: Final = 16
 
 
 class Work(NamedTuple):
@@ -184,7 +186,7 @@ def _some(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, l
     size = len(hosts)
     left = _STEPS_PER_RANK * size + _STEPS_AT_LEAST
     for place, rank in enumerate(_in_turn(hosts)):
-        if place > 1 and left < 0:
+        if place > 1 and left < 0 and size > _FEW_RANKS:
             return
         steps = list(algorithm.steps(rank, size, 0, hosts))
         left -= len(steps) + _STEPS_TO_BEGIN
@@ -212,15 +214,20 @@ def _of_some_hosts(hosts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _by_host(works: Mapping[int, Work], hosts: Sequence[int]) -> Iterator[Work]:
-    """Of all ranks of each host of which all were counted; of all hosts if there is no such."""
+    """Of all ranks of each host of which all were counted; of all hosts if there is no such.
+
+    The root and the middle of a tree have more to do than others, and stand for nobody else.
+    """
     n_ranks, counted = Counter(hosts), Counter(hosts[rank] for rank in works)
     whole = [host for host in counted if counted[host] == n_ranks[host]]
     for host in whole or counted:
-        root = [works[rank] for rank in works if hosts[rank] == host and rank == 0]
-        others = [works[rank] for rank in works if hosts[rank] == host and rank > 0]
-        each = (n_ranks[host] - len(root)) / max(1, len(others))
+        here = [rank for rank in works if hosts[rank] == host]
+        special = [works[rank] for rank in here if rank in (0, len(hosts) // 2)]
+        others = [works[rank] for rank in here if rank not in (0, len(hosts) // 2)]
+        each = (n_ranks[host] - len(special)) / max(1, len(others))
         sums = (
-            (sum(one), sum(more)) for one, more in zip(_turned(root), _turned(others), strict=True)
+            (sum(one), sum(more))
+            for one, more in zip(_turned(special), _turned(others), strict=True)
         )
         yield Work(*(one + each * more for one, more in sums))
 
