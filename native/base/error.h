@@ -25,6 +25,7 @@ struct Error {
   std::string text;        // what happened; kPeerLost: a verb phrase about the peer
   std::string doing = {};  // the call that was in flight, empty if none
   bool of_path = false;    // kPeerLost, from a link: the way to the peer is gone; it may live
+  bool is_unmet = false;   // and there never was one: it may have left in good order before
 
   explicit operator bool() const { return fault != Fault::kNone; }
 };

@@ -232,15 +232,19 @@ struct GroupHandle {
   }
 };
 
-// Rank, its connections, whether it is of this host, and where it listens for lost connections.
-using PeerTuple = std::tuple<int, std::vector<int>, bool, std::vector<std::pair<std::string, int>>>;
+// Rank, whether it is of this host, and of one of another: how many paths a channel has to it, and
+// where it listens.
+using PeerTuple = std::tuple<int, bool, int, std::vector<std::pair<std::string, int>>>;
 
-PathMaker::Peer known_peer(int rank, const std::vector<int>& fds,
-                           const std::vector<std::pair<std::string, int>>& listens_at) {
-  PathMaker::Peer peer{rank, fds.size(), {}, {}};
+PathMaker::Peer known_peer(const PeerTuple& tuple) {
+  const auto& [rank, is_local, n_paths, listens_at] = tuple;
+  const int most = static_cast<int>(Header::kMaxPaths);
+  if (n_paths < 1 || n_paths > most || listens_at.empty())
+    throw std::invalid_argument("a peer has 1 to " + std::to_string(most) +
+                                " paths for each channel, and listens somewhere");
+  PathMaker::Peer peer{rank, static_cast<size_t>(n_paths), {}};
   for (const auto& [host, port] : listens_at)
     peer.listens_at.push_back(Address::of(host, static_cast<uint16_t>(port)));
-  for (const int fd : fds) peer.from.push_back(Address::local_of(fd));
   return peer;
 }
 
@@ -251,20 +255,17 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
                                 const std::vector<int>& listeners, double resume_s) {
   if (n_channels < 1 || n_channels > Lane::kMost)
     throw std::invalid_argument("there are 1 to " + std::to_string(Lane::kMost) + " channels");
-  std::vector<PeerSockets> sockets;
+  std::vector<PeerPlace> places;
   PathMaker::Options making;
   making.epoch = epoch;
   making.rank = rank;
   making.listeners = listeners;
   making.resume_ns = ns_of(resume_s);
   making.n_channels = static_cast<size_t>(n_channels);
-  for (const auto& [peer, fds, is_local, listens_at] : peers) {
-    if (!is_local) making.peers.push_back(known_peer(peer, fds, listens_at));
-    const auto n_sets = static_cast<size_t>(n_channels);
-    if (fds.empty() != is_local || fds.size() % n_sets != 0 ||
-        fds.size() > n_sets * Header::kMaxPaths)
-      throw std::invalid_argument("a peer has too few or too many connections");
-    sockets.push_back({peer, fds, is_local});
+  for (const PeerTuple& peer : peers) {
+    const auto& [other, is_local, n_paths, listens_at] = peer;
+    if (!is_local) making.peers.push_back(known_peer(peer));
+    places.push_back({other, is_local, static_cast<size_t>(n_paths)});
   }
   Mesh::Options options;
   options.n_channels = n_channels;
@@ -277,9 +278,10 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   std::unique_ptr<PathMaker> paths;
   Released released;
   Error error;
-  if (!listeners.empty()) error = PathMaker::create(std::move(making), paths);
+  if (!making.peers.empty() || !listeners.empty())
+    error = PathMaker::create(std::move(making), paths);
   if (!error)
-    error = Mesh::create(rank, std::move(names), epoch, key, std::move(arena), sockets, options,
+    error = Mesh::create(rank, std::move(names), epoch, key, std::move(arena), places, options,
                          mesh, std::move(paths));
   if (error) {
     nb::gil_scoped_acquire acquire;

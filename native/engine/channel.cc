@@ -41,10 +41,10 @@ Channel::~Channel() {
 
 Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
                       const Bytes& job_key, std::shared_ptr<Arena> arena,
-                      const std::vector<PeerSockets>& peers, const Options& options, Place place,
+                      const std::vector<PeerPlace>& peers, const Options& options, Place place,
                       std::shared_ptr<Channel>& out) {
   std::vector<int> local = {rank};
-  for (const PeerSockets& peer : peers)
+  for (const PeerPlace& peer : peers)
     if (peer.is_local) local.push_back(peer.rank);
   std::sort(local.begin(), local.end());
   const int n_local = static_cast<int>(local.size());
@@ -78,20 +78,17 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   return {};
 }
 
-// The first error, if not all can be: those after it are tried too, as links own their descriptors.
-Error Channel::connect_all(const Site& site, const std::vector<PeerSockets>& peers) {
+Error Channel::connect_all(const Site& site, const std::vector<PeerPlace>& peers) {
   const int64_t now = now_ns();
   arena_->header().heartbeat_ns.store(now);
-  Error failed;
-  for (const PeerSockets& peer : peers) {
+  for (const PeerPlace& peer : peers) {
     std::unique_ptr<Link> link;
-    if (Error error = connect(site, peer, link); error && !failed) failed = error;
-    if (link == nullptr) continue;
+    if (Error error = connect(site, peer, link)) return error;
     const bool rings = link->rings_bell();
     engine_.set_link(peer.rank, std::move(link), now);
     if (rings) drivers_.rings().add(peer.rank);
   }
-  return failed;
+  return {};
 }
 
 void Channel::serve_slots(int n_local) {
@@ -431,6 +428,12 @@ void Channel::say_goodbye() {
   if (forsaken()) return;
   std::lock_guard lock(mutex_);
   if (!closed_) guarded([&] { engine_.say_goodbye(); });
+}
+
+bool Channel::owes_first_data() {
+  if (forsaken()) return false;
+  std::lock_guard lock(mutex_);
+  return !closed_ && engine_.owes_first_data();
 }
 
 bool Channel::has_queued() {

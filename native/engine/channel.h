@@ -33,12 +33,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
     int index = 0;
     std::shared_ptr<Channel> first;       // where those sleep who wait for calls; null: it is this
     std::shared_ptr<FirstErrors> errors;  // null where there are no others
-    std::shared_ptr<PathMaker> paths;     // of the mesh; null: lost paths stay lost
+    std::shared_ptr<PathMaker> paths;     // of the mesh; null: it has no peers of other hosts
   };
 
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
                       const Bytes& job_key, std::shared_ptr<Arena> arena,
-                      const std::vector<PeerSockets>& peers, const Options& options, Place place,
+                      const std::vector<PeerPlace>& peers, const Options& options, Place place,
                       std::shared_ptr<Channel>& out);
   ~Channel();
 
@@ -70,11 +70,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
   int64_t wait_finished(int64_t seen, int64_t timeout_ns);
   // The end, step by step; all channels of a mesh take each together. Idempotent.
   void say_goodbye();
-  bool has_queued();  // it has yet to leave; moves it
-  void end_calls();   // what is in flight fails, and all that comes
-  bool lingers();     // some peer may not have read the goodbye
-  void end_links();   // wakes those who wait for calls
-  void leave_lane();  // none wakes the lane of another any more
+  bool owes_first_data();  // to somebody who is being connected to
+  bool has_queued();       // it has yet to leave; moves it
+  void end_calls();        // what is in flight fails, and all that comes
+  bool lingers();          // some peer may not have read the goodbye
+  void end_links();        // wakes those who wait for calls
+  void leave_lane();       // none wakes the lane of another any more
 
   // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
   // them. The lock may be held by a thread that the child does not have, so nothing else but
@@ -100,7 +101,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
  private:
   Channel(int rank, std::vector<std::string> names, std::shared_ptr<Arena> arena, int n_local,
           const Options& options, Place place);
-  Error connect_all(const Site& site, const std::vector<PeerSockets>& peers);
+  Error connect_all(const Site& site, const std::vector<PeerPlace>& peers);
   void serve_slots(int n_local);
   Lane& lane() const { return Lane::of(place_.index); }
   void ended(Collective& call);

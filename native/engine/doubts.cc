@@ -8,9 +8,12 @@ namespace shoal {
 void Doubts::begin(int peer, const std::string& why, int64_t until) {
   doubts_.push_back({peer, -1, why, until});
   // Whoever asked about it has lost it too.
-  const bool both = std::any_of(questions_.begin(), questions_.end(),
-                                [&](const Question& one) { return one.about == peer; });
-  if (both) condemn(peer);
+  if (is_asked_about(peer)) condemn(peer);
+}
+
+bool Doubts::is_asked_about(int peer) const {
+  return std::any_of(questions_.begin(), questions_.end(),
+                     [&](const Question& one) { return one.about == peer; });
 }
 
 void Doubts::left(int peer) {
@@ -34,6 +37,7 @@ void Doubts::on_ask(int asker, int about) {
       return voice_.answer(asker, about, Hears::kIt);
     case PeerState::kLeft:
       return voice_.answer(asker, about, Hears::kHasLeft);
+    case PeerState::kGone:
     case PeerState::kLost:
       return voice_.answer(asker, about, Hears::kNothing);
     case PeerState::kSilent:
@@ -48,7 +52,7 @@ void Doubts::on_ask(int asker, int about) {
     if (one.about == about && one.asker == asker) return;
     is_asked |= one.about == about;
   }
-  questions_.push_back({asker, about});
+  questions_.push_back({asker, about, voice_.first_answer_by(about).value_or(INT64_MAX)});
   if (!is_asked) voice_.ask(about, about);
 }
 
@@ -97,6 +101,10 @@ int Doubts::third(int peer) const {
 }
 
 void Doubts::settle(int64_t now) {
+  for (size_t at = 0; at < questions_.size();) {
+    const int about = questions_[at].about;
+    now < questions_[at].until ? ++at : (answer_all(about, Hears::kNothing), at = 0);
+  }
   for (size_t at = 0; at < doubts_.size();) {
     Doubt& doubt = doubts_[at];
     const int peer = doubt.peer;

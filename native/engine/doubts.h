@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ class Doubts {
     // Ends the doubt, by forget().
     virtual void conclude(Loss loss) = 0;
     virtual bool is_far(int peer) const = 0;  // on another host
+    // A connection has to be made before it can answer. Until when it has time to, then.
+    virtual std::optional<int64_t> first_answer_by(int peer) const = 0;
     virtual std::string who(int peer) const = 0;
 
    protected:
@@ -42,6 +45,8 @@ class Doubts {
   void begin(int peer, const std::string& why, int64_t until);
   // It is heard again, or parted with.
   void forget(int peer);
+  // Somebody has asked this rank about it.
+  bool is_asked_about(int peer) const;
   void left(int peer);
   void on_ask(int asker, int about);
   void on_answer(int from, int about, Hears what);
@@ -58,6 +63,7 @@ class Doubts {
   };
   struct Question {
     int asker, about;
+    int64_t until;  // when the other counts as not heard; INT64_MAX: when its link says so
   };
 
   int third(int peer) const;

@@ -59,7 +59,7 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
     if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
   // Who has left in good order may have sent what the others still need of it.
   for (const int member : group.members)
-    if (peers_.is(member, PeerState::kLeft))
+    if (peers_.has_left(member))
       group.life.depart({Fault::kPeerLost, member, "had left when the group was made"});
   if (const Loss* loss = losses_.ends(group.rank_of))
     abort_group(group, loss->error_on(rank_), false);

@@ -91,6 +91,8 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   }
   void say_goodbye();
   bool has_queued() const;  // in any link
+  // Data of calls that may have ended well waits for a first connection.
+  bool owes_first_data() const;
   void pump_all();
   void end_groups(const Error& why, bool tell);  // everything in flight fails
   bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
@@ -154,8 +156,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
   static std::string printable(std::span<const std::byte> payload);
-  void settle_departed(int peer);
+  void settle_departed(int peer, const std::string& how);
+  void dial_peers_of(const Collective& call);
   bool nobody_sends(const Group& group) const;
+  bool is_awaited(int peer) const;
   bool is_in(const Collective& call, size_t rank) const;
   std::string awaited(const Collective& call) const;
   bool needs(const Collective& call, int peer) const;
@@ -193,6 +197,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
     enum How : uint8_t {
       kGoodbye,
       kNoPath,  // the way to the peer is gone
+      kUnmet,   // there never was one, and nobody listens where it did
       kParted,  // this rank has reason to give it up
       kGaveUp,  // it has given this rank up: no step runs before
     } how;
@@ -213,6 +218,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   // Parting with peers (parting.cc)
   void settle_broken();
   void settle(const Breaking& broken);
+  void miss(int peer, const std::string& why);
   void part(int peer, Loss loss, bool tell);
   void end_link(int peer, const Loss& loss);
   void end_groups_of(const Loss& loss);
@@ -225,6 +231,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void on_asking(int peer, const Header& header);
   void conclude(Loss loss) override;
   bool is_far(int peer) const override { return links_.is_far(peer); }
+  bool is_unlinked(int peer) const {
+    return links_[peer] != nullptr && links_[peer]->is_unlinked();
+  }
+  std::optional<int64_t> first_answer_by(int peer) const override;
   void settle(Ending& ending);
   static bool concerns(const Ending& ending, const Group& group);
   bool is_runnable(const Ending& ending) const;

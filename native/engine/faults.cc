@@ -25,10 +25,11 @@ Error Engine::ended(const Group& group) const {
 
 void Engine::launched(Collective& call) {
   Group& group = *call.group;
+  dial_peers_of(call);
   if (!group.life.departed()) return;
   const auto has_left = [&](int from) {
     const int peer = group.members[from];
-    return peers_.is(peer, PeerState::kLeft) && needs(call, peer);
+    return peers_.has_left(peer) && needs(call, peer);
   };
   const auto& peers = call.plan->program->peers;
   const bool stuck =
@@ -36,9 +37,36 @@ void Engine::launched(Collective& call) {
   if (stuck) abort_group(group, group.life.departed(), true);
 }
 
+// Also with those that it only waits for: who died before it ever came would be missed by nobody.
+void Engine::dial_peers_of(const Collective& call) {
+  const auto dial = [&](int peer) {
+    if (Link* link = links_[peer]; link != nullptr) link->dial();
+  };
+  const Group& group = *call.group;
+  if (call.unmatched) std::for_each(group.members.begin(), group.members.end(), dial);
+  if (call.steps_left == 0) return;
+  for (const int from : call.plan->program->peers) dial(group.members[from]);
+}
+
+// Who is gone may have died, and a receive from any rank waits for it too.
 bool Engine::nobody_sends(const Group& group) const {
-  return std::none_of(group.members.begin(), group.members.end(), [&](int member) {
-    return peers_.lives(member) || peers_.is_doubted(member);
+  const auto& all = group.members;
+  return std::any_of(all.begin(), all.end(),
+                     [&](int member) { return peers_.is(member, PeerState::kGone); }) ||
+         std::none_of(all.begin(), all.end(), [&](int member) {
+           return peers_.lives(member) || peers_.is_doubted(member);
+         });
+}
+
+// Whether some call of this rank could do with more from the peer.
+bool Engine::is_awaited(int peer) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
+    const Group& group = *entry.second;
+    const auto waits = [&](const auto& one) {
+      return one.second->unmatched || needs(*one.second, peer);
+    };
+    return group.is_made() && group.rank_of[peer] >= 0 &&
+           std::any_of(group.in_flight.begin(), group.in_flight.end(), waits);
   });
 }
 
@@ -49,7 +77,7 @@ void Engine::disagree(Collective& call, int peer) {
   group.life.dispute();
   // One word is enough, and a peer that sends more than it reads must not fill our memory.
   if (!group.disputed_with.insert(peer).second) return;
-  if (peers_.is(peer, PeerState::kLeft))
+  if (peers_.has_left(peer))
     return abort_group(group,
                        {Fault::kMismatch, peer,
                         who(rank_) + " called " + call.plan->descriptor + ", but " + who(peer) +
@@ -147,9 +175,8 @@ void Engine::reply(int peer, const Frame& frame) {
 
 // A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
 // offered in shared memory still lies there.
-void Engine::settle_departed(int peer) {
-  const Error left = {Fault::kPeerLost, peer,
-                      "left the group (it closed it, or its program ended)"};
+void Engine::settle_departed(int peer, const std::string& how) {
+  const Error left = {Fault::kPeerLost, peer, how};
   for (auto& [id, group] : groups_) {
     if (!group->is_made() || group->rank_of[peer] < 0) continue;
     group->life.depart(left);
@@ -187,10 +214,19 @@ void Engine::say_goodbye() {
   frame.header.type = FrameType::kGoodbye;
   for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
     if (links_[peer] == nullptr) continue;
-    if (!peers_.is(peer, PeerState::kLeft)) news_.tell_all(peer);
+    // Who was never connected hears it if it ever comes.
+    if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
     send(peer, frame);
   }
   flush();
+}
+
+bool Engine::owes_first_data() const {
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
+        links_[peer]->owes_first_data())
+      return true;
+  return false;
 }
 
 bool Engine::has_queued() const {

@@ -10,16 +10,11 @@
 namespace shoal {
 namespace {
 
-// The connections to each peer that are a channel's.
-std::vector<PeerSockets> share_of(const std::vector<PeerSockets>& peers, int channel, int of) {
-  std::vector<PeerSockets> share;
-  for (const PeerSockets& peer : peers) {
-    if (peer.is_local && channel > 0) continue;
-    share.push_back(peer);
-    const auto n = static_cast<std::ptrdiff_t>(peer.fds.size()) / of;
-    const auto from = peer.fds.begin() + channel * n;
-    share.back().fds.assign(from, from + n);
-  }
+// Those that a channel has links with.
+std::vector<PeerPlace> share_of(const std::vector<PeerPlace>& peers, int channel) {
+  std::vector<PeerPlace> share;
+  for (const PeerPlace& peer : peers)
+    if (channel == 0 || !peer.is_local) share.push_back(peer);
   return share;
 }
 
@@ -37,25 +32,21 @@ std::shared_ptr<const Value> together(std::vector<std::shared_ptr<const Value>> 
 }  // namespace
 
 Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, const Bytes& job_key,
-                   std::shared_ptr<Arena> arena, const std::vector<PeerSockets>& peers,
+                   std::shared_ptr<Arena> arena, const std::vector<PeerPlace>& peers,
                    const Options& options, std::shared_ptr<Mesh>& out,
                    std::unique_ptr<PathMaker> paths) {
   std::shared_ptr<Mesh> mesh(new Mesh);
   if (options.n_channels > 1) mesh->errors_ = std::make_shared<FirstErrors>(options.n_channels);
   const std::shared_ptr<PathMaker> maker = std::move(paths);
   Error error;
-  for (int channel = 0; channel < options.n_channels; ++channel) {
-    const auto share = share_of(peers, channel, options.n_channels);
-    if (!error && channel > 0) {
+  for (int channel = 0; channel < options.n_channels && !error; ++channel) {
+    if (channel > 0) {
       arena = std::make_shared<Arena>();
       error = Arena::create(1, *arena);
     }
-    if (!error) {
-      error = mesh->add_channel(rank, names, epoch, job_key, arena, share, options, maker);
-      continue;
-    }
-    for (const PeerSockets& peer : share)  // they were to be this channel's
-      for (const int fd : peer.fds) ::close(fd);
+    if (!error)
+      error = mesh->add_channel(rank, names, epoch, job_key, arena, share_of(peers, channel),
+                                options, maker);
   }
   if (!error) out = std::move(mesh);
   return error;
@@ -63,7 +54,7 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, con
 
 Error Mesh::add_channel(int rank, const std::vector<std::string>& names, uint64_t epoch,
                         const Bytes& job_key, std::shared_ptr<Arena> arena,
-                        const std::vector<PeerSockets>& peers, const Options& options,
+                        const std::vector<PeerPlace>& peers, const Options& options,
                         std::shared_ptr<PathMaker> paths) {
   Channel::Options own = options;
   own.engine.staging_bytes /= static_cast<size_t>(options.n_channels);
@@ -126,7 +117,9 @@ std::shared_ptr<Collective> Mesh::post_striped(Group& group, std::shared_ptr<con
   return call;
 }
 
-// What is queued gets a moment to leave, and a peer that does not read loses the goodbye only.
+// What is queued gets a moment to leave, and a peer that does not read loses the goodbye only. What
+// was sent before there was a connection waits for that as any call does: whoever sent it may have
+// been told that it is done.
 void Mesh::close() {
   const auto wait_while = [&](int64_t most_ns, bool (Channel::*holds)()) {
     const int64_t until = now_ns() + most_ns;
@@ -139,6 +132,7 @@ void Mesh::close() {
   };
   if (is_closing_.exchange(true)) return;
   for (const auto& channel : channels_) channel->say_goodbye();
+  wait_while(PathLink::kFirstPathNs, &Channel::owes_first_data);
   wait_while(500 * kMillisecond, &Channel::has_queued);
   // The first is the last: who waits for a call sleeps there, and hears of its end.
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_calls();

@@ -24,11 +24,11 @@ class Mesh {
   using Wakeups = Drivers::Wakeups;
   static Wakeups& wakeups() { return Drivers::wakeups(); }
 
-  // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts. A peer of
-  // another host has as many connections for each channel: first all of the first one's.
+  // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts. `paths`
+  // makes the connections to them, each link's at its first use; null: all ranks are of this host.
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
                       const Bytes& job_key, std::shared_ptr<Arena> arena,
-                      const std::vector<PeerSockets>& peers, const Options& options,
+                      const std::vector<PeerPlace>& peers, const Options& options,
                       std::shared_ptr<Mesh>& out, std::unique_ptr<PathMaker> paths = nullptr);
   ~Mesh() { close(); }
 
@@ -71,7 +71,7 @@ class Mesh {
   Channel& first() const { return *channels_.front(); }
   Error add_channel(int rank, const std::vector<std::string>& names, uint64_t epoch,
                     const Bytes& job_key, std::shared_ptr<Arena> arena,
-                    const std::vector<PeerSockets>& peers, const Options& options,
+                    const std::vector<PeerPlace>& peers, const Options& options,
                     std::shared_ptr<PathMaker> paths);
   std::shared_ptr<Collective> post_striped(Group& group, std::shared_ptr<const Plan> plan,
                                            uint64_t key,

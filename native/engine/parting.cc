@@ -19,7 +19,8 @@ std::string seconds(int64_t ns) {
 void Engine::broken(int peer, const Error& error) {
   calls_.drop_peer(peer);
   if (!error.of_path) return peer_lost(peer, error.text);
-  breaking_.push_back({peer, Breaking::kNoPath, {Verdict::kDead, peer, rank_, error.text}});
+  const auto how = error.is_unmet ? Breaking::kUnmet : Breaking::kNoPath;
+  breaking_.push_back({peer, how, {Verdict::kDead, peer, rank_, error.text}});
 }
 
 void Engine::protocol_error(int peer, const std::string& what) {
@@ -53,13 +54,17 @@ void Engine::settle_broken() {
 void Engine::settle(const Breaking& broken) {
   const int peer = broken.peer;
   if (peers_.is(peer, PeerState::kLeft)) {
-    if (broken.how == Breaking::kGoodbye) settle_departed(peer);
+    if (broken.how == Breaking::kGoodbye)
+      settle_departed(peer, "left the group (it closed it, or its program ended)");
     return;
   }
   if (!peers_.lives(peer) && !peers_.is_doubted(peer)) return;
   // NOT by its link alone: it may live, and only the way to it be gone.
   const bool is_known = losses_.between(rank_, peer) != nullptr;
-  if (broken.how == Breaking::kNoPath && !is_known) {
+  if (broken.how == Breaking::kUnmet && !is_known && !is_awaited(peer) &&
+      !doubts_.is_asked_about(peer))
+    return miss(peer, broken.loss.why);
+  if ((broken.how == Breaking::kNoPath || broken.how == Breaking::kUnmet) && !is_known) {
     const bool asks = !peers_.is_doubted(peer);
     peers_.become(peer, PeerState::kCut);
     news_.pass_again();
@@ -67,6 +72,17 @@ void Engine::settle(const Breaking& broken) {
     return;
   }
   part(peer, broken.loss, broken.how != Breaking::kGaveUp);
+}
+
+// The process of a peer was looked for, for the first time and in vain: it left in good order, or
+// it died. Nothing here waits for it, so nothing ends; what will is told why.
+void Engine::miss(int peer, const std::string& why) {
+  if (!peers_.become(peer, PeerState::kGone)) return;
+  graveyard_.push_back(links_.remove(peer));
+  ways_.drop_peer(peer);
+  calls_.drop_peer(peer);
+  news_.pass_again();
+  settle_departed(peer, why);
 }
 
 // Parts with a peer for good. `tell`: NOT where it has given us up, and says so in its own words.
@@ -82,10 +98,10 @@ void Engine::part(int peer, Loss loss, bool tell) {
 void Engine::end_link(int peer, const Loss& loss) {
   peers_.become(peer, PeerState::kLost);
   if (links_[peer] != nullptr) {
-    // It may live: then it must know.
+    // It may live: then it must know. Who never was connected is told when it comes (PathMaker).
     Loss told = loss;
     if (loss.verdict != Verdict::kCut) told = {Verdict::kGivenUp, peer, rank_, loss.why};
-    send_text(peer, told.header(), told.why);
+    if (!is_unlinked(peer)) send_text(peer, told.header(), told.why);
     links_[peer]->flush(*this);
     // A socket with unread data would take the words back: it goes with the next tick.
     if (!links_[peer]->lingers()) links_[peer]->close();
@@ -109,6 +125,7 @@ int64_t Engine::patience() const { return options_.dead_ns + options_.heartbeat_
 
 void Engine::listen_to(int peer) {
   links_[peer]->look(*this, now_);
+  if (links_[peer]->is_unlinked()) return;
   if (now_ - links_.said_ns(static_cast<size_t>(peer)) >= options_.heartbeat_ns &&
       !links_[peer]->shares_memory()) {
     Frame frame;
@@ -156,6 +173,14 @@ void Engine::answer(int peer, int about, Hears what) {
   reply(peer, frame);
 }
 
+// Milliseconds where the network is whole; who asks gives up later than that.
+std::optional<int64_t> Engine::first_answer_by(int peer) const {
+  constexpr int64_t kMostNs = 2'000'000'000;
+  const Link* link = links_[peer];
+  const bool is_new = link != nullptr && (link->is_unlinked() || link->is_suspended());
+  return is_new ? std::optional(now_ + kMostNs) : std::nullopt;
+}
+
 void Engine::on_asking(int peer, const Header& header) {
   const auto about = static_cast<int>(header.flow);
   const bool asks = header.type == FrameType::kAsk;
@@ -193,7 +218,7 @@ void Engine::settle(Ending& ending) {
     const Loss& loss = *ending.loss;
     for (const int one : {loss.culprit, loss.other}) {
       const Loss* ours = one == rank_ ? nullptr : losses_.between(rank_, one);
-      if (ours != nullptr && peers_.is_doubted(one)) part(one, *ours, false);
+      if (ours != nullptr && (peers_.is_doubted(one) || is_unlinked(one))) part(one, *ours, false);
     }
     end_groups_of(loss);
     return news_.pass(loss.header(), loss.why, {}, ending.from, now_);

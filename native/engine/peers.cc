@@ -12,17 +12,18 @@ constexpr uint8_t bit(PeerState state) {
 // What may follow each state. A rank that was lost does not come back: it joins anew, as another.
 constexpr std::array<uint8_t, kPeerStates> kNext = {
     0,  // self
-    bit(PeerState::kSilent) | bit(PeerState::kCut) | bit(PeerState::kLeft) |
+    bit(PeerState::kSilent) | bit(PeerState::kCut) | bit(PeerState::kLeft) | bit(PeerState::kGone) |
         bit(PeerState::kLost),  // alive
     bit(PeerState::kAlive) | bit(PeerState::kCut) | bit(PeerState::kLeft) |
         bit(PeerState::kLost),  // silent
     bit(PeerState::kLost),      // cut
     0,                          // left
+    0,                          // gone
     0,                          // lost
 };
 
-constexpr std::array<const char*, kPeerStates> kNames = {"self", "alive", "silent",
-                                                         "cut",  "left",  "lost"};
+constexpr std::array<const char*, kPeerStates> kNames = {"self", "alive", "silent", "cut",
+                                                         "left", "gone",  "lost"};
 
 }  // namespace
 

@@ -13,9 +13,10 @@ enum class PeerState : uint8_t {
   kSilent,  // nothing has come for too long; a third rank is asked whether it hears it
   kCut,     // the way to it is gone; a third rank is asked
   kLeft,    // it said goodbye; what it had sent still counts
+  kGone,    // there is no such process any more, and no link ever led to it: it left, or died
   kLost,    // this rank has parted with it for good
 };
-inline constexpr size_t kPeerStates = 6;
+inline constexpr size_t kPeerStates = 7;
 
 const char* name_of(PeerState state);
 
@@ -30,6 +31,7 @@ class Peers {
   PeerState operator[](int peer) const { return states_[static_cast<size_t>(peer)]; }
   bool is(int peer, PeerState state) const { return (*this)[peer] == state; }
   bool lives(int peer) const { return is(peer, PeerState::kAlive); }
+  bool has_left(int peer) const { return is(peer, PeerState::kLeft) || is(peer, PeerState::kGone); }
   // A third rank is asked about it.
   bool is_doubted(int peer) const {
     return is(peer, PeerState::kSilent) || is(peer, PeerState::kCut);

@@ -13,7 +13,7 @@ namespace shoal {
 // Threads: under the channel's lock.
 class ServedLinks {
  public:
-  // `paths`: makes lost ones anew, for the channel of that number; null: they stay lost.
+  // `paths`: makes them, for the channel of that number; null: all peers are of this host.
   ServedLinks(Engine& engine, PathMaker* paths, int channel)
       : engine_(engine), paths_(paths), channel_(static_cast<size_t>(channel)) {}
 

@@ -12,11 +12,8 @@ namespace {
 // Of all calls together. A step takes about 1 KiB here, and 200 bytes in the file.
 constexpr size_t kMostCalls = 1024;
 constexpr size_t kMostSteps = 4096;
-// By group: calls that others have made and this rank has not, and those that ended last.
+// By group: calls that others have made and this rank has not.
 constexpr size_t kMostEarly = 64;
-constexpr size_t kLastFinished = 64;
-
-constexpr uint64_t kNumbered = uint64_t{1} << 62;  // keys below it count the unnamed calls
 
 // 64 bits fit into no JSON number that every reader keeps whole.
 std::string hex(uint64_t number) {
@@ -50,6 +47,21 @@ uint64_t bytes_of(const Plan& plan) {
   for (int buffer = 0; buffer < kScratch; ++buffer)
     most = std::max(most, bytes_in(plan.layout[buffer]));
   return most;
+}
+
+const char* name_of(PathState::Is is) {
+  switch (is) {
+    case PathState::Is::kUnmade:
+      return "unmade";
+    case PathState::Is::kDialled:
+      return "dialled";
+    case PathState::Is::kOpen:
+      return "open";
+    case PathState::Is::kLost:
+      return "lost";
+    default:
+      return "ended";
+  }
 }
 
 bool is_here(const StepState& state) {
@@ -86,9 +98,9 @@ Value StateReader::group(const Group& group) {
   uint64_t last_number = 0;
   for (const auto& [key, one] : group.in_flight) order.push_back(one.get());
   for (const Collective* one : order)
-    if (one->key < kNumbered) last_number = std::max(last_number, one->key);
+    if (FinishedCalls::is_counted(one->key)) last_number = std::max(last_number, one->key);
   for (const uint64_t key : group.finished.keys())
-    if (key < kNumbered) last_number = std::max(last_number, key);
+    if (FinishedCalls::is_counted(key)) last_number = std::max(last_number, key);
   std::sort(order.begin(), order.end(),
             [](const auto* one, const auto* other) { return one->serial < other->serial; });
   List calls, members;
@@ -277,37 +289,39 @@ Value StateReader::peer(int rank) const {
   }
   List paths;
   for (const PathState& path : state.paths) {
-    const bool is_known = path.is_lost && path.lost_ns != 0;
-    paths.push_back(Fields{{"is_lost", path.is_lost},
+    const bool is_dialled = path.is == PathState::Is::kDialled || path.is == PathState::Is::kLost;
+    const bool is_known = is_dialled && path.lost_ns != 0;
+    paths.push_back(Fields{{"state", name_of(path.is)},
+                           {"is_lost", path.is == PathState::Is::kLost},
                            {"lost_s", is_known ? Value(seconds_since(path.lost_ns)) : Value()},
                            {"why_lost", path.why},
                            {"n_made_anew", path.n_made_anew}});
   }
   const char* kind = link != nullptr ? link->kind() : "none";
-  return Fields{
-      {"rank", rank},
-      {"name", engine_.names_[at]},
-      {"state", name_of(engine_.peers_[rank])},
-      {"link", kind},
-      {"heard_s", link != nullptr ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
-      {"said_s", link != nullptr ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
-      {"n_queued", uint64_t{state.n_queued}},
-      {"queued_bytes", uint64_t{state.queued_bytes}},
-      {"n_frames_out", traffic.n_frames_out},
-      {"n_frames_in", traffic.n_frames_in},
-      {"n_bytes_out", traffic.n_bytes_out},
-      {"n_bytes_in", traffic.n_bytes_in},
-      {"bytes_out_per_s", rates.out},
-      {"bytes_in_per_s", rates.in},
-      {"eager_out_bytes", engine_.credits_.out_bytes(rank)},
-      {"n_early_frames", engine_.early_.n_kept(rank)},
-      {"stalls", Fields{{"no_grant", traffic.no_grant},
-                        {"no_slot", traffic.no_slot},
-                        {"no_credit", traffic.no_credit},
-                        {"no_staging", traffic.no_staging},
-                        {"link_full", state.n_full}}},
-      {"paths", std::move(paths)},
-      {"sockets", std::move(sockets)}};
+  const bool is_linked = link != nullptr && !link->is_unlinked();
+  return Fields{{"rank", rank},
+                {"name", engine_.names_[at]},
+                {"state", name_of(engine_.peers_[rank])},
+                {"link", kind},
+                {"heard_s", is_linked ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
+                {"said_s", is_linked ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
+                {"n_queued", uint64_t{state.n_queued}},
+                {"queued_bytes", uint64_t{state.queued_bytes}},
+                {"n_frames_out", traffic.n_frames_out},
+                {"n_frames_in", traffic.n_frames_in},
+                {"n_bytes_out", traffic.n_bytes_out},
+                {"n_bytes_in", traffic.n_bytes_in},
+                {"bytes_out_per_s", rates.out},
+                {"bytes_in_per_s", rates.in},
+                {"eager_out_bytes", engine_.credits_.out_bytes(rank)},
+                {"n_early_frames", engine_.early_.n_kept(rank)},
+                {"stalls", Fields{{"no_grant", traffic.no_grant},
+                                  {"no_slot", traffic.no_slot},
+                                  {"no_credit", traffic.no_credit},
+                                  {"no_staging", traffic.no_staging},
+                                  {"link_full", state.n_full}}},
+                {"paths", std::move(paths)},
+                {"sockets", std::move(sockets)}};
 }
 
 }  // namespace shoal

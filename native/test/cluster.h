@@ -43,9 +43,9 @@ class Cluster {
  public:
   static constexpr uint64_t kGroup = 7;
 
-  // `per_host` ranks share memory; the others reach each other by stream sockets. `resume_ns`: by
-  // TCP, and lost connections are made anew.
-  // `n_channels`: of the ranks of different hosts; jobs of a cluster of lone ranks are cut.
+  // `per_host` ranks share memory; the others reach each other by TCP, once they need to.
+  // `resume_ns` not 0: lost connections are made anew. `n_channels`: of the ranks of different
+  // hosts; jobs of a cluster of lone ranks are cut.
   Cluster(int size, int per_host, int64_t spin_ns = 0, int n_paths = 1, int64_t resume_ns = 0,
           int n_channels = 1)
       : size_(size),
@@ -58,9 +58,6 @@ class Cluster {
       names.push_back("rank " + std::to_string(rank));
       arenas.push_back(arena_of(rank));
     }
-    std::vector<std::vector<PeerSockets>> peers(static_cast<size_t>(size));
-    for (int one = 0; one < size; ++one)
-      for (int other = 0; other < one; ++other) connect(peers, one, other, per_host);
     Mesh::Options options;
     options.spin_ns = spin_ns;
     options.backstop_ns = kHour;
@@ -68,11 +65,11 @@ class Cluster {
     options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
     std::vector<int> everyone(static_cast<size_t>(size));
     std::iota(everyone.begin(), everyone.end(), 0);
-    if (resume_ns > 0)
-      for (int rank = 0; rank < size; ++rank) listeners.push_back(listen_on_loopback());
+    for (int rank = 0; rank < size && per_host < size; ++rank)
+      listeners.push_back(listen_on_loopback());
     for (int rank = 0; rank < size; ++rank) {
       std::shared_ptr<Mesh> mesh;
-      CHECK(!Mesh::create(rank, names, kEpoch, key(), arenas[at(rank)], peers[at(rank)], options,
+      CHECK(!Mesh::create(rank, names, kEpoch, key(), arenas[at(rank)], peers_of(rank), options,
                           mesh, maker_of(rank)));
       meshes.push_back(mesh);
       groups.push_back(&mesh->add_group(kGroup, everyone));
@@ -131,9 +128,7 @@ class Cluster {
   std::vector<std::shared_ptr<Arena>> arenas;
   std::vector<std::shared_ptr<Mesh>> meshes;
   std::vector<Group*> groups;
-  std::vector<int> first_paths;     // an end of each pair's first connection, borrowed
-  std::vector<int> later_channels;  // the same of those of the channels after the first
-  std::vector<int> listeners;       // by rank, borrowed, where lost connections are made anew
+  std::vector<int> listeners;  // by rank, borrowed, where ranks of other hosts connect
   static const std::vector<std::byte>& key() {
     static const std::vector<std::byte> key(32, std::byte{7});
     return key;
@@ -164,34 +159,24 @@ class Cluster {
   }
 
   std::unique_ptr<PathMaker> maker_of(int rank) const {
-    if (resume_ns_ == 0) return nullptr;
+    if (listeners.empty()) return nullptr;
     PathMaker::Options options{kEpoch, rank, key(), {listeners[at(rank)]}, {}, resume_ns_};
     options.n_channels = static_cast<size_t>(n_channels_);
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer / per_host_ == rank / per_host_) continue;
-      const auto n_paths = static_cast<size_t>(n_paths_ * n_channels_);
-      const std::vector<Address> there(n_paths, address_of(listeners[at(peer)]));
-      options.peers.push_back({peer, n_paths, there, {}});
-    }
+    for (const PeerPlace& peer : peers_of(rank))
+      if (!peer.is_local)
+        options.peers.push_back({peer.rank, peer.n_paths, {address_of(listeners[at(peer.rank)])}});
     std::unique_ptr<PathMaker> maker;
     CHECK(!PathMaker::create(std::move(options), maker));
     return maker;
   }
 
-  void connect(std::vector<std::vector<PeerSockets>>& peers, int one, int other, int per_host) {
-    const bool is_local = one / per_host == other / per_host;
-    std::array<PeerSockets, 2> ends;
-    for (int path = 0; path < (is_local ? 0 : n_paths_ * n_channels_); ++path) {
-      const auto fds = resume_ns_ == 0 ? unix_sockets() : tcp_sockets();
-      if (path == 0) first_paths.push_back(fds[0]);
-      if (path > 0 && path % n_paths_ == 0) later_channels.push_back(fds[0]);
-      for (size_t end = 0; end < 2; ++end) ends[end].fds.push_back(fds[end]);
-    }
-    for (const auto& [rank, peer, end] : {std::tuple{one, other, 0u}, std::tuple{other, one, 1u}}) {
-      ends[end].rank = peer;
-      ends[end].is_local = is_local;
-      peers[at(rank)].push_back(ends[end]);
-    }
+  std::vector<PeerPlace> peers_of(int rank) const {
+    std::vector<PeerPlace> peers;
+    for (int peer = 0; peer < size_; ++peer)
+      if (peer != rank)
+        peers.push_back(
+            {peer, peer / per_host_ == rank / per_host_, static_cast<size_t>(n_paths_)});
+    return peers;
   }
 
   const int size_, per_host_, n_paths_;

@@ -16,6 +16,7 @@
 #include "test/check.h"
 #include "test/sockets.h"
 #include "transport/fake_link.h"
+#include "transport/socket_pipe.h"
 #include "transport/tcp_link.h"
 
 namespace shoal::test {
@@ -186,13 +187,20 @@ struct FakePair final : Pair {
   int64_t n_steps = 0;
 };
 
+// Of connections that are proven already.
+inline std::unique_ptr<TcpLink> link_over(int peer, const std::vector<int>& fds, FrameKeys keys) {
+  auto link = std::make_unique<TcpLink>(peer, fds.size(), std::move(keys));
+  for (size_t path = 0; path < fds.size(); ++path)
+    CHECK(link->add_path(path, std::make_unique<SocketPipe>(fds[path]), {}));
+  return link;
+}
+
 struct TcpPair final : Pair {
   explicit TcpPair(const std::vector<std::array<int, 2>>& paths) {
     for (const int end : {0, 1}) {
       std::vector<int> fds;
       for (const auto& path : paths) fds.push_back(path[static_cast<size_t>(end)]);
-      links[static_cast<size_t>(end)] =
-          std::make_unique<TcpLink>(1 - end, fds, keys_of(end, 1 - end));
+      links[static_cast<size_t>(end)] = link_over(1 - end, fds, keys_of(end, 1 - end));
     }
   }
   // Loopback delivers in the background of its own: a moment is enough.
@@ -243,7 +251,7 @@ struct Stream {
   Stream() {
     const auto fds = unix_sockets();
     raw = fds[0];
-    link = std::make_unique<TcpLink>(0, std::vector<int>{fds[1]}, keys_of(1, 0));
+    link = link_over(0, {fds[1]}, keys_of(1, 0));
   }
   ~Stream() { close(raw); }
   void write(const void* bytes, size_t n_bytes) {
@@ -266,15 +274,15 @@ struct Stream {
 // The bytes of frames as a TcpLink writes them.
 inline Bytes bytes_of(const std::vector<Frame>& frames) {
   const auto fds = unix_sockets();
-  TcpLink link(1, std::vector{fds[0]}, keys_of(0, 1));
+  const auto link = link_over(1, {fds[0]}, keys_of(0, 1));
   Recorder sink;
   sink.expected_peer = 1;
   size_t n_bytes = 0;
   for (const Frame& frame : frames) {
-    link.send(frame);
+    link->send(frame);
     n_bytes += sizeof(Header) + frame.header.length;
   }
-  link.flush(sink);
+  link->flush(sink);
   Bytes bytes(n_bytes);
   CHECK_EQ(recv(fds[1], bytes.data(), bytes.size(), MSG_WAITALL),
            static_cast<ssize_t>(bytes.size()));

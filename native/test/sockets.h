@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <vector>
 
 #include "test/check.h"
 #include "transport/connector.h"
@@ -39,6 +40,19 @@ inline int connect_to(const Address& there) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&there.at), there.length), 0);
   return fd;
+}
+
+// The connected TCP sockets of this process.
+inline std::vector<int> connections() {
+  std::vector<int> found;
+  for (int fd = 3; fd < 256; ++fd) {
+    sockaddr_storage far{};
+    socklen_t length = sizeof(far);
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&far), &length) == 0 &&
+        far.ss_family == AF_INET)
+      found.push_back(fd);
+  }
+  return found;
 }
 
 inline std::array<int, 2> tcp_sockets() {

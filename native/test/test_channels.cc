@@ -1,7 +1,9 @@
 // Calls that are cut over several channels: the same bits, the same ends, and nobody sleeps on.
+#include <linux/filter.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -88,7 +90,8 @@ TEST("many threads that make calls, cut and whole, on each rank all come to an e
 TEST("two paths for each of two channels carry calls that are cut, also when one is cut off") {
   Cluster cluster(2, 1, 0, 2, 0, 2);
   cluster.run_all(large(1));
-  shutdown(cluster.later_channels[0], SHUT_RDWR);
+  CHECK(eventually([] { return connections().size() == 8; }));  // both ends of each
+  shutdown(connections().back(), SHUT_RDWR);
   for (uint64_t key = 2; key < 10; ++key) cluster.run_all(large(key));
 }
 
@@ -106,13 +109,33 @@ TEST("whoever waits for some call to end hears of one that is cut, and counts it
   }
 }
 
+// Two ranks with two channels, and what connects them.
+struct Linked {
+  Linked() : cluster(2, 1, 0, 1, 0, 2) {
+    in_threads(2, [&](int rank) {
+      const auto whole = cluster.post(rank, large(0), false, true);
+      CHECK(cluster.wait(rank, *whole));
+    });
+    CHECK(eventually([] { return connections().size() == 2; }));  // who asked has hung up
+    first = connections();
+    cluster.run_all(large(1));
+    CHECK(eventually([] { return connections().size() == 4; }));
+    for (const int fd : connections())
+      if (std::find(first.begin(), first.end(), fd) == first.end()) second.push_back(fd);
+    CHECK_EQ(second.size(), 2u);
+  }
+
+  Cluster cluster;
+  std::vector<int> first, second;  // both ends of each channel's connection, borrowed
+};
+
 // Rank 0 is in a call that is cut and in one that is not, and rank 1 in neither.
-void check_all_end_alike(Fault fault, const std::function<void(Cluster&)>& happens) {
-  Cluster cluster(2, 1, 0, 1, 0, 2);
-  cluster.run_all(large(1));
+void check_all_end_alike(Fault fault, const std::function<void(Linked&)>& happens) {
+  Linked pair;
+  Cluster& cluster = pair.cluster;
   const auto cut = cluster.post(0, large(2), true);
   const auto whole = cluster.post(0, large(3), true, true);
-  happens(cluster);
+  happens(pair);
   CHECK(is_over(*cut) && is_over(*whole));
   const Error first = cluster.meshes[0]->poison_of(*cluster.groups[0]);
   CHECK(first.fault == fault);
@@ -130,16 +153,14 @@ void check_all_end_alike(Fault fault, const std::function<void(Cluster&)>& happe
 }
 
 TEST("the loss of one channel's connection ends the group in all channels, in the same words") {
-  check_all_end_alike(Fault::kPeerLost,
-                      [](Cluster& cluster) { shutdown(cluster.later_channels[0], SHUT_RDWR); });
-  check_all_end_alike(Fault::kPeerLost,
-                      [](Cluster& cluster) { shutdown(cluster.first_paths[0], SHUT_RDWR); });
+  check_all_end_alike(Fault::kPeerLost, [](Linked& pair) { shutdown(pair.second[0], SHUT_RDWR); });
+  check_all_end_alike(Fault::kPeerLost, [](Linked& pair) { shutdown(pair.first[0], SHUT_RDWR); });
 }
 
 TEST("an abort here and an abort there end the group in all channels, in the same words") {
   for (const size_t rank : {0u, 1u})
-    check_all_end_alike(Fault::kClosed, [&](Cluster& cluster) {
-      cluster.meshes[rank]->abort_group(*cluster.groups[rank], "enough");
+    check_all_end_alike(Fault::kClosed, [&](Linked& pair) {
+      pair.cluster.meshes[rank]->abort_group(*pair.cluster.groups[rank], "enough");
     });
 }
 
@@ -161,83 +182,53 @@ TEST("a deadline of one stripe is that of the call, and both channels tell of it
   CHECK_EQ(std::get<List>(more.is).size(), 1);
 }
 
-// Two ranks with two channels, the second of which takes what it is given and brings nothing.
+// The same where the second channel takes what it is given and brings nothing.
 class HalfDeaf {
  public:
   HalfDeaf() {
-    const auto first = unix_sockets(), one = unix_sockets(), other = unix_sockets();
-    first_ = first[0];
-    ends_ = {one[1], other[1]};
-    add(0, {first[0], one[0]});
-    add(1, {first[1], other[0]});
-  }
-  ~HalfDeaf() {
-    cut_second();
-    for (const auto& mesh : meshes) mesh->close();
-    for (const int end : ends_) ::close(end);
-    CHECK_EQ(Mesh::wakeups().late.load(), 0);
+    sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+    const sock_fprog deaf = {1, &nothing};
+    for (const int end : pair_.second)
+      CHECK_EQ(setsockopt(end, SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
   }
   // Makes a call that is cut, of which one stripe cannot end.
   void post(int64_t timeout_of_0 = kPatience) {
-    for (const int rank : {0, 1}) {
-      auto plan = std::make_shared<Plan>(*plan_of(large(1), rank, 2));
-      plan->n_stripes = 2;
-      auto& memory = memories[static_cast<size_t>(rank)] = input_of(large(1), rank, 2);
-      calls.push_back(meshes[static_cast<size_t>(rank)]->post(
-          *groups[static_cast<size_t>(rank)], plan, 1, {{memory.data()}},
-          rank == 0 ? timeout_of_0 : kPatience, true));
+    for (const size_t rank : {0u, 1u}) {
+      const int own = static_cast<int>(rank);
+      const auto plan = pair_.cluster.cut(plan_of(large(2), own, 2));
+      memories_[rank] = input_of(large(2), own, 2);
+      calls_.push_back(meshes()[rank]->post(*pair_.cluster.groups[rank], plan, 2,
+                                            {{memories_[rank].data()}},
+                                            rank == 0 ? timeout_of_0 : kPatience, true));
     }
-    for (const auto& call : calls) CHECK(eventually([&] { return call->finished.load(); }));
+    for (const auto& call : calls_) CHECK(eventually([&] { return call->finished.load(); }));
   }
   void check_ended(Fault fault) {
-    for (const auto& call : calls) {
+    for (const auto& call : calls_) {
       CHECK(eventually([&] { return call->is_over(); }));
       CHECK(call->outcome().fault == fault);
     }
-    for (Bytes& memory : memories) memory = {};  // it is the caller's again
-    drain();
+    for (Bytes& memory : memories_) memory = {};  // it is the caller's again
     for (size_t rank = 0; rank < 2; ++rank) {
-      Bytes memory = input_of(large(2), 0, 2);
-      const auto late = meshes[rank]->post(*groups[rank], plan_of(large(2), 0, 2), 2,
-                                           {{memory.data()}}, kPatience, true);
+      Bytes memory = input_of(large(3), 0, 2);
+      const auto late = meshes()[rank]->post(*pair_.cluster.groups[rank], plan_of(large(3), 0, 2),
+                                             3, {{memory.data()}}, kPatience, true);
       CHECK(eventually([&] { return late->is_over(); }));  // 1 s at most
       CHECK(late->outcome().fault == fault);
     }
   }
-  void cut_second() const {
-    for (const int end : ends_) shutdown(end, SHUT_RDWR);
-  }
-  void cut_first() const { shutdown(first_, SHUT_RDWR); }
-
-  std::vector<std::shared_ptr<Mesh>> meshes;
-  std::vector<Group*> groups;
-  std::vector<std::shared_ptr<Collective>> calls;
-  std::array<Bytes, 2> memories;
+  void cut_second() const { cut(pair_.second); }
+  void cut_first() const { cut(pair_.first); }
 
  private:
-  void add(int rank, const std::vector<int>& fds) {
-    auto arena = std::make_shared<Arena>();
-    CHECK(!Arena::create(1, *arena));
-    Mesh::Options options;
-    options.n_channels = 2;
-    options.backstop_ns = kHour;
-    options.engine.heartbeat_ns = options.engine.suspect_ns = options.engine.dead_ns = kHour;
-    std::shared_ptr<Mesh> mesh;
-    CHECK(!Mesh::create(rank, {"rank 0", "rank 1"}, 1, Cluster::key(), arena, {{1 - rank, fds}},
-                        options, mesh));
-    meshes.push_back(mesh);
-    groups.push_back(&mesh->add_group(7, {0, 1}));
+  static void cut(const std::vector<int>& ends) {
+    for (const int end : ends) shutdown(end, SHUT_RDWR);
   }
-  // So that links that still have something to send do so, whosever memory it lies in.
-  void drain() const {
-    Bytes away(1u << 20);
-    for (int turn = 0; turn < 20; ++turn)
-      for (const int end : ends_)
-        while (recv(end, away.data(), away.size(), MSG_DONTWAIT) > 0) std::this_thread::yield();
-  }
+  const std::vector<std::shared_ptr<Mesh>>& meshes() const { return pair_.cluster.meshes; }
 
-  int first_ = -1;
-  std::array<int, 2> ends_{};
+  Linked pair_;
+  std::vector<std::shared_ptr<Collective>> calls_;
+  std::array<Bytes, 2> memories_;
 };
 
 TEST("a deadline that passes on one channel when the other is done ends the call and the group") {

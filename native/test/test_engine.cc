@@ -82,6 +82,13 @@ constexpr Medium kPaths[] = {
        net.delays = net.splits = 0.3;
        net.copied = 0;
      }},
+    {"two paths that are made at the first use",
+     [](FakeNet::Options& net) {
+       net.n_paths = 2;
+       net.longest_remake = 20;
+       net.begins_unlinked = true;
+       net.delays = net.splits = 0.3;
+     }},
     {"three paths that break, and what is on them with them",
      [](FakeNet::Options& net) {
        net.n_paths = 3;

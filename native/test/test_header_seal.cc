@@ -140,13 +140,14 @@ class WirePipe final : public Pipe {
 struct Relayed final : Pair {
   explicit Relayed(uint64_t n_before = 0) {
     for (const int end : {0, 1}) {
-      std::vector<std::unique_ptr<Pipe>> pipes;
-      pipes.push_back(std::make_unique<WirePipe>(wires[static_cast<size_t>(end)],
-                                                 wires[static_cast<size_t>(1 - end)]));
       Outbox::Sizes sizes;
       sizes.n_before = n_before;
-      links[static_cast<size_t>(end)] =
-          std::make_unique<TcpLink>(1 - end, std::move(pipes), keys_of(end, 1 - end), sizes);
+      auto link = std::make_unique<TcpLink>(1 - end, 1, keys_of(end, 1 - end), sizes);
+      link->add_path(0,
+                     std::make_unique<WirePipe>(wires[static_cast<size_t>(end)],
+                                                wires[static_cast<size_t>(1 - end)]),
+                     {});
+      links[static_cast<size_t>(end)] = std::move(link);
     }
   }
   ~Relayed() override { links = {}; }

@@ -1,15 +1,16 @@
 // How a mesh comes to the background thread, and what is left when it cannot.
 #include <dirent.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <thread>
 
 #include "engine/mesh.h"
+#include "test/builder.h"
 #include "test/check.h"
+#include "test/sockets.h"
 
 namespace shoal::test {
 namespace {
@@ -22,41 +23,70 @@ int n_descriptors() {
   return n;
 }
 
-Error make_mesh(int socket_fd, std::shared_ptr<Mesh>& out) {
+// With a peer of another host, which listens at `there`.
+Error make_mesh(const Address& there, std::shared_ptr<Mesh>& out) {
   auto arena = std::make_shared<Arena>();
   if (Error error = Arena::create(1, *arena)) return error;
-  return Mesh::create(0, {"rank 0", "rank 1"}, 7, {}, std::move(arena), {{1, {socket_fd}}}, {},
-                      out);
+  PathMaker::Options options{7, 0, {}, {listen_on_loopback()}, {{1, 1, {there}}}, kSecond};
+  std::unique_ptr<PathMaker> paths;
+  if (Error error = PathMaker::create(std::move(options), paths)) return error;
+  return Mesh::create(0, {"rank 0", "rank 1"}, 7, {}, std::move(arena), {{1, false, 1}}, {}, out,
+                      std::move(paths));
 }
 
-// epoll refuses regular files, and a memfd is one.
-int unwatchable() { return memfd_create("not a socket", MFD_CLOEXEC); }
+Error make_mesh_of_one(std::shared_ptr<Mesh>& out) {
+  auto arena = std::make_shared<Arena>();
+  if (Error error = Arena::create(1, *arena)) return error;
+  return Mesh::create(0, {"rank 0"}, 7, {}, std::move(arena), {}, {}, out);
+}
+
+// Where nobody listens.
+Address nowhere() {
+  const int listener = listen_on_loopback();
+  const Address there = address_of(listener);
+  close(listener);
+  return there;
+}
 
 }  // namespace
 
-TEST("a mesh that cannot be watched is refused with the reason, and leaves no descriptor") {
-  const int before = n_descriptors();
-  std::shared_ptr<Mesh> mesh;
-  const Error error = make_mesh(unwatchable(), mesh);
-  CHECK(error.fault == Fault::kResource);
-  CHECK(error.text.find("cannot watch descriptor") != std::string::npos);
-  CHECK(mesh == nullptr);
-  CHECK_EQ(n_descriptors(), before);
+TEST("a mesh for which no descriptors are left is refused with the reason, and leaves none") {
+  rlimit before{};
+  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int n_before = n_descriptors();
+  int n_refused = 0;
+  for (rlim_t most = 3; most < 32; ++most) {
+    const rlimit few = {most, before.rlim_max};
+    std::shared_ptr<Mesh> mesh;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const Error error = make_mesh_of_one(mesh);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    if (mesh != nullptr) mesh->close();
+    n_refused += error.fault == Fault::kResource;
+    CHECK(mesh != nullptr || error.fault == Fault::kResource);
+    mesh.reset();
+    CHECK_EQ(n_descriptors(), n_before);
+  }
+  CHECK(n_refused > 0);
 }
 
-TEST("a mesh that is refused leaves another one served") {
-  int ends[2];
-  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-  std::shared_ptr<Mesh> good, bad;
-  CHECK_EQ(make_mesh(ends[0], good).text, "");
-  CHECK(make_mesh(unwatchable(), bad));
-  Group& group = good->add_group(1, {0, 1});
-  // Only the thread can see that the peer is gone: nobody waits here.
-  shutdown(ends[1], SHUT_RDWR);
-  while (!good->poison_of(group)) sched_yield();
-  CHECK(good->poison_of(group).fault == Fault::kPeerLost);
-  good->close();
-  close(ends[1]);
+TEST("a lane serves a mesh that never waits: it finds out that a peer is gone") {
+  std::shared_ptr<Mesh> mesh;
+  CHECK_EQ(make_mesh(nowhere(), mesh).text, "");
+  Group& group = mesh->add_group(1, {0, 1});
+  ProgramBuilder program(2);
+  program.recv(1, 0);
+  Plan plan;
+  plan.program = program.done();
+  plan.layout[kData] = equal_layout(64, 1);
+  const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "a message");
+  std::vector<std::byte> memory(64);
+  const auto call = mesh->post(group, sealed, 1, {{memory.data()}}, 60 * kSecond, true);
+  while (!mesh->poison_of(group)) sched_yield();
+  CHECK(mesh->poison_of(group).fault == Fault::kPeerLost);
+  CHECK(mesh->poison_of(group).text.find(
+            "could not be connected to: nobody listens at 127.0.0.1:") == 0);
+  mesh->close();
 }
 
 // The lane of another channel may be about to wake one that is on its way out.
@@ -66,11 +96,8 @@ TEST("a lane that is kicked while it starts and ends writes to no descriptor but
     while (!is_over) Lane::of(0).kick();
   });
   for (int turn = 0; turn < 100; ++turn) {
-    int ends[2];
-    CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     std::shared_ptr<Mesh> mesh;
-    CHECK_EQ(make_mesh(ends[0], mesh).text, "");
-    close(ends[1]);
+    CHECK_EQ(make_mesh_of_one(mesh).text, "");
     mesh->close();
     // Takes the number that the lane's own had a moment ago.
     const int counter = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -25,19 +25,6 @@ Job job_of(uint64_t key, uint64_t n_elems = 300'000) {
   return job;
 }
 
-// The connected TCP sockets of this process, which is every rank here.
-std::vector<int> connections() {
-  std::vector<int> found;
-  for (int fd = 3; fd < 256; ++fd) {
-    sockaddr_storage far{};
-    socklen_t length = sizeof(far);
-    if (getpeername(fd, reinterpret_cast<sockaddr*>(&far), &length) == 0 &&
-        far.ss_family == AF_INET)
-      found.push_back(fd);
-  }
-  return found;
-}
-
 // ---- paths that go and come
 
 TEST("calls end right while connections are cut in the middle of them, again and again") {

@@ -18,7 +18,7 @@ constexpr int64_t kResumeNs = 10 * kSecond;
 struct Asked final : PathSource {
   int64_t resume_ns() const override { return kResumeNs; }
   void attached(int, PathLink&) override {}
-  void lost(int, size_t path) override { paths.insert(path); }
+  void want(int, size_t path) override { paths.insert(path); }
   void ended(int) override { has_ended = true; }
 
   std::set<size_t> paths;
@@ -33,7 +33,7 @@ struct ResumedPair final : Pair {
       std::vector<int> fds;
       for (const auto& path : paths) fds.push_back(path[end]);
       const int own = static_cast<int>(end);
-      links[end] = std::make_unique<TcpLink>(1 - own, fds, keys_of(own, 1 - own));
+      links[end] = link_over(1 - own, fds, keys_of(own, 1 - own));
       tcp(end).resume_by(asked[end]);
     }
   }
@@ -204,7 +204,8 @@ TEST("a frame that had come in part only comes whole after the link has resumed"
   const Bytes bytes = bytes_of({data_frame(payload, 1)});
   auto before = unix_sockets(), after = unix_sockets();
   Asked asked;
-  TcpLink link(0, std::vector{before[1]}, keys_of(1, 0));
+  const auto owned = link_over(0, {before[1]}, keys_of(1, 0));
+  TcpLink& link = *owned;
   link.resume_by(asked);
   Recorder sink;
   CHECK_EQ(send(before[0], bytes.data(), 10'000, 0), 10'000);

@@ -19,6 +19,7 @@ TEST("calls end right whatever paths break in the middle of them, all at once to
   for (uint64_t seed = 0; seed < seeds(80); ++seed) {
     const int size = 2 + static_cast<int>(seed % 4);
     World::Options options = resumed(seed, 1 + static_cast<uint32_t>(seed / 4 % 3));
+    options.net.begins_unlinked = seed % 3 == 0;
     options.net.path_cuts = 0.03;
     options.net.path_mutes = seed % 2 == 0 ? 0 : 0.001;
     World world(size, options);

@@ -15,7 +15,8 @@ TEST("the states of a peer follow each other as they may, and in no other way") 
   using State = PeerState;
   const std::set<std::pair<State, State>> allowed = {
       {State::kAlive, State::kSilent}, {State::kAlive, State::kCut},
-      {State::kAlive, State::kLeft},   {State::kAlive, State::kLost},
+      {State::kAlive, State::kLeft},   {State::kAlive, State::kGone},
+      {State::kAlive, State::kLost},
       {State::kSilent, State::kAlive}, {State::kSilent, State::kCut},
       {State::kSilent, State::kLeft},  {State::kSilent, State::kLost},
       {State::kCut, State::kLost},

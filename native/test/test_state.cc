@@ -14,6 +14,7 @@
 #include "test/cluster.h"
 #include "test/world.h"
 #include "transport/shm_link.h"
+#include "transport/socket_pipe.h"
 #include "transport/tcp_link.h"
 
 namespace shoal::test {
@@ -378,7 +379,8 @@ TEST("a ring whose peer does not read fills up, and says so") {
 TEST("a socket whose peer does not read fills up, and says so") {
   std::array<int, 2> fds{};
   CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
-  TcpLink link(1, std::vector{fds[0]}, FrameKeys({}, 77, 0, 1));
+  TcpLink link(1, 1, FrameKeys({}, 77, 0, 1));
+  CHECK(link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));
   Nobody sink;
   const Bytes payload(4u << 20);
   Frame frame;

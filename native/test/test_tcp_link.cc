@@ -111,8 +111,10 @@ TEST("the end of a stream in the middle of a frame breaks the link") {
 
 TEST("over TCP control and small messages overtake bulk data that has not begun to leave") {
   const auto [near, far] = unix_sockets();
-  TcpLink link(1, std::vector{near}, keys_of(0, 1));
-  TcpLink peer(0, std::vector{far}, keys_of(1, 0));
+  const auto link_owned = link_over(1, {near}, keys_of(0, 1));
+  TcpLink& link = *link_owned;
+  const auto peer_owned = link_over(0, {far}, keys_of(1, 0));
+  TcpLink& peer = *peer_owned;
   Recorder sink, peers_sink;
   sink.expected_peer = 1;
   FakeRandom random(9);
@@ -177,9 +179,8 @@ class NarrowPipe final : public Pipe {
 TEST("small data waits for one frame of bulk at most where the pipe takes less than that at once") {
   auto made = std::make_unique<NarrowPipe>();
   NarrowPipe& pipe = *made;
-  std::vector<std::unique_ptr<Pipe>> pipes;
-  pipes.push_back(std::move(made));
-  TcpLink link(1, std::move(pipes), keys_of(0, 1));
+  TcpLink link(1, 1, keys_of(0, 1));
+  CHECK(link.add_path(0, std::move(made), {}));
   Recorder sink;
   FakeRandom random(9);
   const Bytes payload = random_bytes(random, 128 << 10), small = random_bytes(random, 4);
@@ -224,11 +225,13 @@ TEST("over TCP a payload that its owner wrote to in flight is the owner's fault,
 TEST("over TCP an end that was announced is read behind what came before it, however much") {
   for (const bool announced : {false, true}) {
     const auto [near, far] = unix_sockets();
-    TcpLink link(1, std::vector{near}, keys_of(0, 1));
+    const auto link_owned = link_over(1, {near}, keys_of(0, 1));
+    TcpLink& link = *link_owned;
     Recorder sink;
     sink.expected_peer = 1;
     {
-      TcpLink peer(0, std::vector{far}, keys_of(1, 0));
+      const auto peer_owned = link_over(0, {far}, keys_of(1, 0));
+      TcpLink& peer = *peer_owned;
       Recorder peers_sink;
       peer.send(Frame{});
       peer.flush(peers_sink);

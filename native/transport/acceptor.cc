@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <new>
 #include <utility>
 
 #include "base/clock.h"
@@ -145,7 +146,11 @@ void Acceptor::receive(int fd, int64_t now) {
   }
   place->fd = fd;
   place->since_ns = now;
-  place->handshake.emplace(admit_);
+  try {
+    place->handshake.emplace(admit_);
+  } catch (const std::bad_alloc&) {
+    return drop(*place);
+  }
   read(*place);  // who has come for good says HELLO as soon as it is connected
 }
 

@@ -221,9 +221,9 @@ bool Connector::go_on(Dial& dial, int64_t now) {
 }
 
 void Connector::fail(Dial& dial, int error, int64_t now) {
+  retry(dial, now);  // first: to say so takes memory, and the next dial finds the same
   if (error == ECONNREFUSED)
     outcome_.gone(dial.wish.hello, "nobody listens at " + dial.wish.to.text() + " any more");
-  retry(dial, now);
 }
 
 void Connector::retry(Dial& dial, int64_t now) {

@@ -1,4 +1,4 @@
-// Dials peers again: in turn, without blocking, with growing pauses, until it is told not to.
+// Dials peers: in turn, without blocking, with growing pauses, until it is told not to.
 #pragma once
 
 #include <sys/socket.h>

@@ -74,6 +74,8 @@ class FakeNet {
     // its own; then the last one may break too.
     uint64_t longest_remake = 0;
     int64_t resume_ns = 10 * kSecond;
+    // With longest_remake: links have no path before they are used, and get them that late.
+    bool begins_unlinked = false;
   };
 
   FakeNet(int n_ranks, const Options& options);

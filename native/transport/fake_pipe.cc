@@ -109,7 +109,7 @@ struct FakePaths::End final : PathSource {
   void attached(int peer, PathLink& link) override {
     paths.links_[paths.index(rank, peer)] = &link;
   }
-  void lost(int peer, size_t path) override { paths.lost(rank, peer, static_cast<uint32_t>(path)); }
+  void want(int peer, size_t path) override { paths.want(rank, peer, static_cast<uint32_t>(path)); }
   void ended(int peer) override { paths.links_[paths.index(rank, peer)] = nullptr; }
 
   FakePaths& paths;
@@ -127,14 +127,14 @@ FakePaths::FakePaths(FakeNet& net, int n_ranks)
 FakePaths::~FakePaths() = default;
 
 std::unique_ptr<Link> FakePaths::link(int rank, int peer) {
-  std::vector<std::unique_ptr<Pipe>> pipes;
-  for (uint32_t path = 0; path < net_.options.n_paths; ++path)
-    pipes.push_back(std::make_unique<FakePipe>(net_, rank, peer, path, streams(rank, peer, path)));
-  const Outbox::Sizes sizes = {net_.options.copied, net_.options.max_inline};
-  auto link = std::make_unique<TcpLink>(
-      peer, std::move(pipes), FrameKeys(net_.options.job_key, net_.options.epoch, rank, peer),
-      sizes);
-  if (net_.options.longest_remake > 0) link->resume_by(*ends_[static_cast<size_t>(rank)]);
+  const FakeNet::Options& options = net_.options;
+  auto link = std::make_unique<TcpLink>(peer, options.n_paths,
+                                        FrameKeys(options.job_key, options.epoch, rank, peer),
+                                        Outbox::Sizes{options.copied, options.max_inline});
+  if (options.longest_remake > 0) link->resume_by(*ends_[static_cast<size_t>(rank)]);
+  for (uint32_t path = 0; path < options.n_paths && !options.begins_unlinked; ++path)
+    link->add_path(
+        path, std::make_unique<FakePipe>(net_, rank, peer, path, streams(rank, peer, path)), {});
   return link;
 }
 
@@ -177,7 +177,7 @@ bool FakePaths::is_idle() const {
 }
 
 // Either end says so, at a time of its own; both get the new one, each at a time of its own.
-void FakePaths::lost(int rank, int peer, uint32_t path) {
+void FakePaths::want(int rank, int peer, uint32_t path) {
   const size_t at = index(std::min(rank, peer), std::max(rank, peer)) * Header::kMaxPaths + path;
   if (in_making_[at]) return;
   in_making_[at] = true;
@@ -214,7 +214,9 @@ void FakePaths::arrive(Arrival arrival) {
     in_making_[at] = false;
   }
   auto pipe = std::make_unique<FakePipe>(net_, rank, peer, path, arrival.streams);
-  if (link != nullptr) link->add_path(path, std::move(pipe), {});
+  if (link == nullptr) return;
+  link->add_path(path, std::move(pipe), {});
+  link->dial();  // the others of a link that the peer began
 }
 
 }  // namespace shoal

@@ -75,7 +75,7 @@ class FakePaths {
   size_t index(int rank, int peer) const { return static_cast<size_t>(rank * n_ranks_ + peer); }
   std::shared_ptr<FakeStreams>& streams(int a, int b, uint32_t path);
   const FakeStreams* find(int a, int b, uint32_t path) const;
-  void lost(int rank, int peer, uint32_t path);
+  void want(int rank, int peer, uint32_t path);
   void arrive(Arrival arrival);
 
   FakeNet& net_;

@@ -92,8 +92,16 @@ class Link {
   // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
   virtual bool is_unflushed() const { return false; }
 
-  // No way leads to the peer now, and one may be found again. Its silence means nothing.
+  // No way leads to the peer, since nobody has needed one yet. Nothing is tried, and no time
+  // counts.
+  virtual bool is_unlinked() const { return false; }
+  // Makes that way, as send() does of anything but a heartbeat or a goodbye. Nothing, if there is
+  // one or it is being made.
+  virtual void dial() {}
+  // No way leads to the peer now, and one is being made. Its silence means nothing.
   virtual bool is_suspended() const { return false; }
+  // It never had one, and holds data for it: of calls that may have ended well.
+  virtual bool owes_first_data() const { return false; }
   // Since when a silent peer could have been heard, as of the last look(); 0: ever.
   virtual int64_t listens_since() const { return 0; }
 

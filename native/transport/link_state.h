@@ -20,10 +20,17 @@ struct SocketState {
 
 SocketState state_of_socket(int fd);
 
-// One of the connections that a link has or had.
+// One of the connections that a link has, had or may have.
 struct PathState {
-  bool is_lost = false;      // and being dialled
-  int64_t lost_ns = 0;       // since when; 0: a moment ago
+  enum class Is : uint8_t {
+    kUnmade,   // nobody has needed it yet
+    kDialled,  // for the first time
+    kOpen,     //
+    kLost,     // and being made anew
+    kEnded,    // the peer has left or is given up, or the link was closed
+  };
+  Is is = Is::kOpen;
+  int64_t lost_ns = 0;       // kDialled, kLost: since when; 0: a moment ago
   uint32_t n_made_anew = 0;  // ever
   std::string why;           // it was lost last
 };

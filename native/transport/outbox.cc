@@ -87,6 +87,12 @@ bool Outbox::has_queued() const {
   return !control_.empty() || !small_.empty() || !bulk_.empty() || !again_.empty();
 }
 
+bool Outbox::has_data() const {
+  return !small_.empty() || std::any_of(bulk_.begin(), bulk_.end(), [](const auto& out) {
+    return out->frame.header.type == FrameType::kData;
+  });
+}
+
 void Outbox::count_queued(size_t& n_frames, size_t& n_bytes) const {
   for (const Queue* queue : {&control_, &small_, &bulk_}) {
     n_frames += queue->size();

@@ -53,6 +53,7 @@ class Outbox {
   // order. The frame stays here; it is the path's until written() or lost().
   Outgoing* pull(int path, bool carries_control);
   bool has_queued() const;  // for some path, now or when there is room in the window
+  bool has_data() const;    // of what has not left yet
 
   // Adds what waits for a path.
   void count_queued(size_t& n_frames, size_t& n_bytes) const;

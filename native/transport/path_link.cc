@@ -34,16 +34,14 @@ PathLink::PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes
       keys_(std::move(keys)),
       outbox_(sizes),
       incoming_(n_paths),
+      seals_(n_paths),
       inbox_(sizes.n_before),
-      is_lost_(n_paths),
-      histories_(n_paths) {
-  for (uint32_t path = 0; path < n_paths; ++path)
-    seals_.push_back({keys_.out(path), keys_.in(path)});
-}
+      is_lost_(n_paths, true),
+      histories_(n_paths) {}
 
 void PathLink::begin_path(size_t path, Bytes session) {
   const auto number = static_cast<uint32_t>(path);
-  seals_[path] = {keys_.out(number, session), keys_.in(number, session)};
+  seals_[path] = Seals{keys_.out(number, session), keys_.in(number, session)};
 }
 
 void PathLink::close() {
@@ -58,14 +56,16 @@ void PathLink::close() {
 bool PathLink::send(const Frame& frame) {
   if (is_closed_) return true;
   // It says that this process lives, now.
-  if (frame.header.type == FrameType::kHeartbeat && is_suspended()) return true;
+  if (frame.header.type == FrameType::kHeartbeat && can_resume() && !has_path()) return true;
+  // A goodbye waits for a peer that may still come; it is nothing to connect for.
+  if (frame.header.type != FrameType::kGoodbye) dial();
   return outbox_.send(frame);
 }
 
 Outgoing* PathLink::pull(size_t path) {
   Outgoing* out = outbox_.pull(static_cast<int>(path), path == control_path());
   if (out == nullptr) return nullptr;
-  out->place = seals_[path].n_out++;
+  out->place = seals_[path]->n_out++;
   seal(*out);
   return out;
 }
@@ -79,7 +79,7 @@ void PathLink::seal(Outgoing& out) {
   header.acknowledged = static_cast<uint32_t>(inbox_.floor());
   ack_due_ = false;
   n_unsaid_ = 0;
-  const HeaderSeal& with = seals_[static_cast<size_t>(out.path)].out;
+  const HeaderSeal& with = seals_[static_cast<size_t>(out.path)]->out;
   header.seal = with.of(header, {out.place, sequence_of(header, outbox_.last()), inbox_.floor()});
 }
 
@@ -87,7 +87,7 @@ Outgoing PathLink::acknowledgement(size_t path) {
   Outgoing out;
   out.frame.header.type = FrameType::kAck;
   out.path = static_cast<int>(path);
-  out.place = seals_[path].n_out++;
+  out.place = seals_[path]->n_out++;
   seal(out);
   return out;
 }
@@ -110,7 +110,7 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
   Incoming& in = incoming_[path];
   Header& header = in.header;
   const std::string n_bytes = std::to_string(header.length) + " B";
-  Seals& seals = seals_[path];
+  Seals& seals = *seals_[path];
   const uint64_t acknowledged = widen(header.acknowledged, outbox_.last());
   if (!seals.in.fits(header, {seals.n_in, sequence_of(header, inbox_.floor()), acknowledged})) {
     refuse(sink, "sent a corrupt header as frame " + std::to_string(seals.n_in) + " of path " +
@@ -236,6 +236,14 @@ void PathLink::resume_by(PathSource& source) {
   source.attached(peer_, *this);
 }
 
+// NOT marked before all are asked for: what found no memory is asked for once more.
+void PathLink::dial() {
+  if (is_dialled_ || !can_resume()) return;
+  for (size_t path = 0; path < is_lost_.size(); ++path)
+    if (is_lost_[path]) source_->want(peer_, path);
+  is_dialled_ = true;
+}
+
 bool PathLink::has_path() const {
   return std::find(is_lost_.begin(), is_lost_.end(), false) != is_lost_.end();
 }
@@ -265,20 +273,26 @@ void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
   if (is_over)
     break_off(sink, why);
   else if (can_resume())
-    source_->lost(peer_, path);
+    source_->want(peer_, path);
 }
 
 void PathLink::take_path(size_t path) {
-  if (!has_path()) control_path_ = path;
+  if (!has_path()) {
+    control_path_ = path;
+    listens_since_ = now_;  // NOT only look(): there may be none while there is no path
+  }
   is_lost_[path] = false;
-  histories_[path].n_made_anew++;
+  histories_[path].n_made++;
   histories_[path].made_ns = now_;
   given_up_.clear();
-  ack_due_ = true;  // so that the peer need not send again what has come
+  ack_due_ |= was_linked_;  // so that the peer need not send again what has come
+  was_linked_ = true;
 }
 
 void PathLink::doubt(FrameSink& sink, size_t path) {
-  if (path >= is_lost_.size() || now_ - histories_[path].made_ns < kSecond) return;
+  if (path >= is_lost_.size()) return;
+  dial();
+  if (is_lost_[path] || now_ - histories_[path].made_ns < kSecond) return;
   lose_path(sink, path, "was lost by the peer");
 }
 
@@ -288,7 +302,17 @@ void PathLink::give_up(const std::string& why) {
 
 void PathLink::settle(FrameSink& sink) {
   if (given_up_.empty() || !is_suspended()) return;
-  break_off(sink, histories_[control_path_].why + "; " + given_up_);
+  break_off(sink, why_without() + given_up_, !was_linked_);
+}
+
+int64_t PathLink::patience_ns() const {
+  const int64_t resume_ns = source_->resume_ns();
+  return resume_ns > 0 || was_linked_ ? resume_ns : kFirstPathNs;
+}
+
+// How a sentence about the peer begins that goes on with why there is no path now.
+std::string PathLink::why_without() const {
+  return was_linked_ ? histories_[control_path_].why + "; " : "could not be connected to: ";
 }
 
 // Time in which this process did not run counts for little: nobody tried to make a path then.
@@ -297,7 +321,7 @@ void PathLink::look(FrameSink& sink, int64_t now) {
   const int64_t passed = now_ == 0 ? 0 : std::min(now - now_, kMostNs);
   now_ = now;
   if (is_closed_) return;
-  for (size_t path = 0; path < histories_.size(); ++path)
+  for (size_t path = 0; path < histories_.size() && is_begun(); ++path)
     if (is_lost_[path] && histories_[path].lost_ns == 0) histories_[path].lost_ns = now;
   if (!is_suspended()) {
     if (suspended_ns_ > 0) listens_since_ = now;
@@ -306,21 +330,28 @@ void PathLink::look(FrameSink& sink, int64_t now) {
   }
   suspended_ns_ += passed;
   settle(sink);
-  if (is_closed_ || suspended_ns_ < source_->resume_ns()) return;
-  break_off(sink, histories_[control_path_].why + "; no connection could be made again for " +
-                      seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
+  if (is_closed_ || suspended_ns_ < patience_ns()) return;
+  break_off(sink,
+            why_without() +
+                (was_linked_ ? "no connection could be made again for " : "nothing answered for ") +
+                seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
 }
 
 void PathLink::tell_paths(LinkState& state) const {
   for (size_t path = 0; path < histories_.size(); ++path) {
     const History& history = histories_[path];
-    state.paths.push_back({is_lost_[path], history.lost_ns, history.n_made_anew, history.why});
+    using Is = PathState::Is;
+    Is is = is_lost_[path] ? Is::kLost : Is::kOpen;
+    if (is_lost_[path] && history.n_made == 0) is = is_begun() ? Is::kDialled : Is::kUnmade;
+    if (is_lost_[path] && source_ != nullptr && !can_resume()) is = Is::kEnded;
+    state.paths.push_back(
+        {is, history.lost_ns, std::max(history.n_made, uint32_t{1}) - 1, history.why});
   }
 }
 
-void PathLink::break_off(FrameSink& sink, const std::string& why) {
+void PathLink::break_off(FrameSink& sink, const std::string& why, bool is_unmet) {
   close();
-  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why, {}, true});
+  if (!is_refused_) sink.broken(peer_, {Fault::kPeerLost, peer_, why, {}, true, is_unmet});
 }
 
 void PathLink::refuse(FrameSink& sink, const std::string& what) {

@@ -5,11 +5,13 @@
 // their order; data is delivered in any order, each frame once. What ends something (abort, lost,
 // goodbye) is delivered after everything that was sent before it.
 //
-// A link that was told who makes paths anew does not break with the last one: it is suspended.
-// Frames wait in it, nothing is given back, and add_path() resumes it.
+// A link begins without a path: unlinked. The first frame, or dial(), has its paths made by whoever
+// it was told makes them, and add_path() brings them. When it loses the last one it does not break:
+// it is suspended. Frames wait in it, nothing is given back, and add_path() resumes it.
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,16 +26,16 @@ namespace shoal {
 
 class PathLink;
 
-// Who makes lost paths anew, and brings them with PathLink::add_path().
+// Who makes paths, for the first time and anew, and brings them with PathLink::add_path().
 //
 // Threads: under the mesh's lock.
 class PathSource {
  public:
   virtual ~PathSource() = default;
-  // How long a link waits for a path when it has none.
+  // How long a link waits for a path when it has lost all; 0: not at all.
   virtual int64_t resume_ns() const = 0;
   virtual void attached(int peer, PathLink& link) = 0;
-  virtual void lost(int peer, size_t path) = 0;
+  virtual void want(int peer, size_t path) = 0;
   // The link has no use for paths any more: the peer has left or is given up, or it was closed.
   virtual void ended(int peer) = 0;
 };
@@ -41,22 +43,30 @@ class PathSource {
 // Threads: under the mesh's lock.
 class PathLink : public Link {
  public:
+  // How long the first path may take where nobody waits for one that was lost.
+  static constexpr int64_t kFirstPathNs = 10'000'000'000;
+
   bool send(const Frame& frame) override;
   bool has_queued() const override { return !is_closed_ && outbox_.has_queued(); }
   bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
   void close() override;
   void look(FrameSink& sink, int64_t now) override;
   int64_t listens_since() const override { return has_path() ? listens_since_ : now_; }
-  bool is_suspended() const override { return can_resume() && !has_path(); }
+  bool is_unlinked() const override { return can_resume() && !is_begun(); }
+  void dial() override;
+  bool is_suspended() const override { return can_resume() && is_begun() && !has_path(); }
+  bool owes_first_data() const override {
+    return is_suspended() && !was_linked_ && outbox_.has_data();
+  }
 
-  // From here on a lost path may come back, and the link breaks only once it has been without any
-  // for source.resume_ns(), by look(). `source` outlives the link.
+  // From here on `source` makes paths, and the link breaks only once it has been without any for
+  // source.resume_ns(), by look(). `source` outlives the link.
   void resume_by(PathSource& source);
-  // The path stands again; also in the place of one that this end took for alive. What was
-  // unacknowledged on it goes again. False if the link has no use for it. `session`: what only the
-  // two ends of this connection know; headers are sealed with it.
+  // The path stands; also in the place of one that this end took for alive. What was unacknowledged
+  // on it goes again. False if the link has no use for it. `session`: what only the two ends of
+  // this connection know; headers are sealed with it.
   virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) = 0;
-  // The peer has lost the path, and this end may not know. Not believed of one that was made in the
+  // The peer lacks the path, and this end may not know. Not believed of one that was made in the
   // last second: the word was on its way meanwhile.
   void doubt(FrameSink& sink, size_t path);
   // The peer is known to be gone. Where no path says otherwise the link breaks, at the next pump().
@@ -109,9 +119,8 @@ class PathLink : public Link {
   size_t control_path() const { return control_path_; }
   bool is_lost(size_t path) const { return is_lost_[path]; }
   bool has_path() const;
-  bool can_resume() const {
-    return source_ != nullptr && !is_closed_ && !is_refused_ && !has_left_;
-  }
+  bool may_use_paths() const { return !is_closed_ && !is_refused_ && !has_left_; }
+  bool can_resume() const { return source_ != nullptr && may_use_paths(); }
   void tell_paths(LinkState& state) const;
 
   const int peer_;
@@ -127,24 +136,29 @@ class PathLink : public Link {
   bool deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload);
   bool deliver_endings(FrameSink& sink);
   static void divert(Incoming& in);
-  void break_off(FrameSink& sink, const std::string& why);
+  bool is_begun() const { return is_dialled_ || was_linked_; }
+  int64_t patience_ns() const;
+  std::string why_without() const;
+  void break_off(FrameSink& sink, const std::string& why, bool is_unmet = false);
 
   struct Seals {
     HeaderSeal out, in;
     uint64_t n_out = 0, n_in = 0;  // frames that went, and that came
   };
-  std::vector<Seals> seals_;  // by path
+  std::vector<std::optional<Seals>> seals_;  // by path; of those that were made
   Inbox inbox_;
   std::vector<bool> is_lost_;
   struct History {
     std::string why;      // it was lost last
-    int64_t lost_ns = 0;  // since when; 0: not known yet
+    int64_t lost_ns = 0;  // since when it is lost or dialled; 0: not known yet
     int64_t made_ns = 0;  // the last time
-    uint32_t n_made_anew = 0;
+    uint32_t n_made = 0;
   };
   std::vector<History> histories_;
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;
+  bool is_dialled_ = false;      // its paths were asked for
+  bool was_linked_ = false;      // it has, or had, some path
   int64_t now_ = 0;              // at the last look()
   int64_t suspended_ns_ = 0;     // for how long, as far as this process ran
   int64_t listens_since_ = 0;    // when it resumed last

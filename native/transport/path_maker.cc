@@ -17,8 +17,11 @@ namespace {
 
 // What the connection of a HELLO means, from here on: not this one, but please make it.
 constexpr uint32_t kAsks = PathMaker::kMostConnections;
-// The higher rank mostly has dialled by then.
+// The higher rank mostly has dialled by then: it knows of the loss, or makes the same call. At once
+// would make two connections of each. Who waits for a call that the other has not made loses
+// nothing by it.
 constexpr int64_t kBeforeAskingNs = 50 * kMillisecond;
+constexpr int64_t kWithoutMemoryNs = 20 * kMillisecond;  // before what found none is tried again
 
 constexpr uint64_t kTimerTag = 0;
 constexpr uint64_t kAcceptorTags = 1;
@@ -39,7 +42,7 @@ Error PathMaker::create(Options options, std::unique_ptr<PathMaker>& out) {
   if (maker->epoll_fd_ < 0 || maker->timer_fd_ < 0 ||
       epoll_ctl(maker->epoll_fd_, EPOLL_CTL_ADD, maker->timer_fd_, &event) != 0)
     return {Fault::kResource, -1,
-            std::string("no descriptors to make lost connections anew: ") + std::strerror(errno) +
+            std::string("no descriptors to make connections: ") + std::strerror(errno) +
                 "; raise the limit of open files (ulimit -n)"};
   out = std::move(maker);
   return {};
@@ -57,7 +60,7 @@ PathMaker::PathMaker(Options options)
   news_.resize(n_channels);
   wake_ns_.fill(Acceptor::kNever);
   for (Peer& peer : options.peers)
-    peers_[peer.rank] = {std::move(peer), std::vector<PathLink*>(n_channels, nullptr)};
+    peers_[peer.rank] = {std::move(peer), std::vector<Known::Held>(n_channels), {}};
   acceptor_ = std::make_unique<Acceptor>(
       epoll_fd_, kAcceptorTags, std::move(options.listeners),
       [this](const Hello& hello) { return judge(hello); },
@@ -104,6 +107,21 @@ void PathMaker::forsake() {
 void PathMaker::step() {
   std::lock_guard lock(forking());
   const int64_t now = now_ns();
+  try {
+    take_events(now);
+    step_ns_ = std::min(acceptor_->expire(now), connector_->step(now));
+  } catch (const std::bad_alloc&) {  // what was not dealt with is told again
+    step_ns_ = now + kWithoutMemoryNs;
+  }
+  for (size_t channel = 0; channel < n_channels(); ++channel) {
+    if (wake_ns_[channel] > now) continue;
+    wake_ns_[channel] = Acceptor::kNever;
+    called_[channel] = true;
+  }
+  arm();
+}
+
+void PathMaker::take_events(int64_t now) {
   epoll_event events[32];
   int n = 0;
   do {  // until there is nothing: the lane is told of what comes anew
@@ -119,13 +137,6 @@ void PathMaker::step() {
         acceptor_->on_event(tag, now);
     }
   } while (n > 0);
-  for (size_t channel = 0; channel < n_channels(); ++channel) {
-    if (wake_ns_[channel] > now) continue;
-    wake_ns_[channel] = Acceptor::kNever;
-    called_[channel] = true;
-  }
-  step_ns_ = std::min(acceptor_->expire(now), connector_->step(now));
-  arm();
 }
 
 void PathMaker::wake_at(size_t channel, int64_t when) {
@@ -152,17 +163,18 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
     return Progress::kRefused;
   const bool asks = hello.path >= kAsks;
   const size_t connection = hello.path % kAsks;
-  if (hello.path >= 2 * kAsks || connection >= known->second.peer.n_connections ||
-      asks != (from < rank_))
+  const size_t channel = connection / known->second.peer.n_paths;
+  if (hello.path >= 2 * kAsks || channel >= n_channels() || asks != (from < rank_))
     return Progress::kRefused;
-  if (known->second.links[connection / known->second.n_paths()] == nullptr)
-    return Progress::kStale;  // who was given up learns so
+  const Known::Held& held = known->second.links[channel];
+  if (held.has_ended) return Progress::kStale;          // who was given up learns so
+  if (held.link == nullptr) return Progress::kRefused;  // too early: it comes again
   return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
 }
 
 // Under the lock. Its channel's lane is woken by whoever called step().
 void PathMaker::tell(const Known& known, News news) {
-  const size_t channel = news.connection / known.n_paths();
+  const size_t channel = news.connection / known.peer.n_paths;
   news_[channel].push_back(std::move(news));
   called_[channel] = true;
 }
@@ -176,8 +188,9 @@ void PathMaker::proven(Proven who, bool dialled) {
   const bool asks = who.hello.path >= kAsks;
   const int peer = static_cast<int>(dialled ? who.hello.to_rank : who.hello.rank);
   const uint32_t connection = who.hello.path % kAsks;
-  const Known& known = peers_.at(peer);
+  Known& known = peers_.at(peer);
   if (!asks) {
+    if (dialled) known.from[connection] = Address::local_of(who.fd);
     tell(known, {News::Kind::kMade, peer, connection, who.fd, std::move(who.session), ""});
     if (!dialled) connector_->forget(who.hello.rank, kAsks + connection);
     return;
@@ -189,29 +202,29 @@ void PathMaker::proven(Proven who, bool dialled) {
 
 std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Watch& watch) {
   std::vector<int> peers;
-  called_[channel] = false;
   for (;;) {
     std::unique_lock lock(forking());
-    if (news_[channel].empty()) return peers;
-    News news = std::move(news_[channel].front());
+    called_[channel] = !news_[channel].empty();
+    if (!called_[channel]) return peers;
+    peers.push_back(news_[channel].front().peer);
+    // NOT without the lock before the descriptor is the link's: a child of a fork that does not
+    // know of it would keep the connection open.
+    std::unique_ptr<SocketPipe> pipe;
+    if (const int fd = news_[channel].front().fd; fd >= 0) pipe = std::make_unique<SocketPipe>(fd);
+    const News news = std::move(news_[channel].front());
     news_[channel].erase(news_[channel].begin());
     const Known& known = peers_.at(news.peer);
-    PathLink* link = known.links[channel];
-    const size_t path = news.connection % known.n_paths();
-    bool is_watched = true;
-    if (news.kind == News::Kind::kMade) {
-      // NOT without the lock before the descriptor is the link's: a child of a fork that does not
-      // know of it would keep the connection open.
-      auto pipe = std::make_unique<SocketPipe>(news.fd);
-      is_watched = link != nullptr && watch(news.fd, news.peer);
-      if (is_watched) link->add_path(path, std::move(pipe), news.session.bytes());
-    }
+    PathLink* link = known.links[channel].link;
+    const size_t path = news.connection % known.peer.n_paths;
+    const bool is_watched = pipe == nullptr || (link != nullptr && watch(pipe->fd(), news.peer));
+    if (pipe != nullptr && is_watched) link->add_path(path, std::move(pipe), news.session.bytes());
+    pipe.reset();
     lock.unlock();
     if (link == nullptr) continue;
-    if (!is_watched && news.peer < rank_) lost(channel, news.peer, path);  // dials it once more
+    if (!is_watched && news.peer < rank_) want(channel, news.peer, path);  // dials it once more
+    if (news.kind == News::Kind::kMade) link->dial();  // the others of a link that the peer began
     if (news.kind == News::Kind::kGone) link->give_up(news.why);
     if (news.kind == News::Kind::kAsked) link->doubt(sink, path);
-    peers.push_back(news.peer);
   }
 }
 
@@ -220,23 +233,23 @@ std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Wa
 void PathMaker::attached(size_t channel, int peer, PathLink& link) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
-  if (known != peers_.end()) known->second.links[channel] = &link;
+  if (known != peers_.end()) known->second.links[channel].link = &link;
 }
 
-void PathMaker::lost(size_t channel, int peer, size_t path) {
+void PathMaker::want(size_t channel, int peer, size_t path) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
-  if (known == peers_.end() || known->second.links[channel] == nullptr) return;
+  if (known == peers_.end() || known->second.links[channel].link == nullptr) return;
   const Peer& who = known->second.peer;
+  if (who.listens_at.empty()) return;
   const bool dials = peer < rank_;
-  const size_t connection = channel * known->second.n_paths() + path;
+  const size_t connection = channel * who.n_paths + path;
   Connector::Wish wish;
   wish.hello = {epoch_, static_cast<uint32_t>(rank_), static_cast<uint32_t>(peer),
                 static_cast<uint32_t>(dials ? connection : kAsks + connection)};
-  const size_t at = dials ? connection : 0;
-  if (at >= who.listens_at.size()) return;
-  wish.to = who.listens_at[at];
-  if (dials && connection < who.from.size()) wish.from = who.from[connection];
+  wish.to = who.listens_at[path % who.listens_at.size()];
+  const auto from = known->second.from.find(static_cast<uint32_t>(connection));
+  if (dials && from != known->second.from.end()) wish.from = from->second;
   wish.is_kept = !dials;
   wish.pause_ns = dials ? 0 : kBeforeAskingNs;
   const int64_t now = now_ns();
@@ -249,8 +262,8 @@ void PathMaker::ended(size_t channel, int peer) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);
   if (known == peers_.end()) return;
-  known->second.links[channel] = nullptr;
-  const size_t n_paths = known->second.n_paths();
+  known->second.links[channel] = {nullptr, true};
+  const size_t n_paths = known->second.peer.n_paths;
   for (size_t at = channel * n_paths; at < (channel + 1) * n_paths; ++at)
     for (const size_t connection : {at, kAsks + at})
       connector_->forget(static_cast<uint32_t>(peer), static_cast<uint32_t>(connection));

@@ -1,8 +1,9 @@
-// Makes the lost paths of a process's links anew, for the life of a job: dials, and is dialled.
+// Makes the paths of a process's links, at their first use and whenever they are lost, for the life
+// of a job: dials, and is dialled.
 //
-// Of two ranks the higher one dials, as when they met. The lower one asks it to, by a connection of
-// its own: who lost a path without a sign learns so, and if nobody listens there the process is
-// gone. All is proved by the job's key before it counts.
+// Of two ranks the higher one dials. The lower one asks it to, by a connection of its own: who does
+// not know that a path is lacking learns so, and if nobody listens there the process is gone. All
+// is proved by the job's key before it counts.
 #pragma once
 
 #include <array>
@@ -21,8 +22,8 @@
 
 namespace shoal {
 
-// A peer has as many connections for each channel of the mesh, first all of the first one's: that
-// of a path has the number channel * paths + path, between the two ranks and in HELLOs.
+// A peer has as many connections for each channel of the mesh: that of a path has the number
+// channel * paths + path, between the two ranks and in HELLOs.
 //
 // Threads: step() of the first channel's lane, without a channel's lock; all else under that of the
 // channel in question. A lock of all makers guards the state, and is held while the process forks
@@ -34,9 +35,8 @@ class PathMaker {
 
   struct Peer {
     int rank = -1;
-    size_t n_connections = 0;         // of all channels
-    std::vector<Address> listens_at;  // of a lower rank by connection, of a higher one where to ask
-    std::vector<Address> from;        // by connection: this end of it
+    size_t n_paths = 1;               // of one channel
+    std::vector<Address> listens_at;  // by path, and round again where there are fewer
   };
   struct Options {
     uint64_t epoch = 0;
@@ -81,7 +81,7 @@ class PathMaker {
     Source(PathMaker& maker, size_t channel) : maker_(maker), channel_(channel) {}
     int64_t resume_ns() const override { return maker_.resume_ns_; }
     void attached(int peer, PathLink& link) override { maker_.attached(channel_, peer, link); }
-    void lost(int peer, size_t path) override { maker_.lost(channel_, peer, path); }
+    void want(int peer, size_t path) override { maker_.want(channel_, peer, path); }
     void ended(int peer) override { maker_.ended(channel_, peer); }
 
    private:
@@ -93,8 +93,9 @@ class PathMaker {
   void proven(Proven who, bool dialled);
   void gone(const Hello& hello, const std::string& why);
   void attached(size_t channel, int peer, PathLink& link);
-  void lost(size_t channel, int peer, size_t path);
+  void want(size_t channel, int peer, size_t path);
   void ended(size_t channel, int peer);
+  void take_events(int64_t now);
   void arm();
 
   struct News {
@@ -108,8 +109,13 @@ class PathMaker {
   };
   struct Known {
     Peer peer;
-    std::vector<PathLink*> links;  // by channel; null: it was not made, or has ended
-    size_t n_paths() const { return peer.n_connections / links.size(); }  // of one
+    struct Held {
+      PathLink* link = nullptr;
+      bool has_ended = false;  // else, without a link: its channel is not made yet
+    };
+    std::vector<Held> links;  // by channel
+    // By connection that this rank has dialled: its own end, from where it dials it again.
+    std::map<uint32_t, Address> from;
   };
   void tell(const Known& known, News news);
   void close_news();

@@ -45,7 +45,7 @@ ShmLink::~ShmLink() {
   own_.forget_regions(peer_local_);
 }
 
-Error ShmLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
+Error ShmLink::connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out) {
   const auto at = std::lower_bound(site.local.begin(), site.local.end(), peer.rank);
   const auto local = static_cast<int>(at - site.local.begin());
   if (static_cast<int>(site.local.size()) != site.arena.n_local())

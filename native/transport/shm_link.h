@@ -23,8 +23,8 @@ class ShmLink final : public Link {
   Error open();
 
   // See Transport.
-  static bool reaches(const PeerSockets& peer) { return peer.is_local; }
-  static Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+  static bool reaches(const PeerPlace& peer) { return peer.is_local; }
+  static Error connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out);
 
   bool send(const Frame& frame) override;
   bool flush(FrameSink& sink) override;

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "base/clock.h"
-#include "transport/socket_pipe.h"
 
 namespace shoal {
 namespace {
@@ -33,45 +32,32 @@ constexpr int64_t kSilentNs = 2 * kSecond;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-std::vector<std::unique_ptr<Pipe>> pipes_of(const std::vector<int>& fds) {
-  std::vector<std::unique_ptr<Pipe>> pipes;
-  for (const int fd : fds) pipes.push_back(std::make_unique<SocketPipe>(fd));
-  return pipes;
-}
-
 }  // namespace
 
-TcpLink::TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, FrameKeys keys,
-                 const Outbox::Sizes& sizes)
-    : PathLink(peer, pipes.size(), std::move(keys), sizes), sizes_(sizes), paths_(pipes.size()) {
-  for (size_t at = 0; at < pipes.size(); ++at) {
-    paths_[at].pipe = std::move(pipes[at]);
-    paths_[at].ahead.resize(kReadAhead);
-  }
-}
+TcpLink::TcpLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes)
+    : PathLink(peer, n_paths, std::move(keys), sizes), sizes_(sizes), paths_(n_paths) {}
 
 bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe, Bytes session) {
-  if (!can_resume() || index >= paths_.size()) return false;
+  if (!may_use_paths() || index >= paths_.size()) return false;
+  std::vector<std::byte> ahead(kReadAhead);
   if (!is_lost(index)) forget_path(index, "was made anew by the peer");
+  begin_path(index, session);
   Path& path = paths_[index];
   path.pipe = std::move(pipe);
-  path.ahead.resize(kReadAhead);
-  begin_path(index, session);
+  path.ahead = std::move(ahead);
   take_path(index);
   return true;
 }
 
-TcpLink::TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys)
-    : TcpLink(peer, pipes_of(fds), std::move(keys)) {}
-
 TcpLink::~TcpLink() { close(); }
 
-Error TcpLink::connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
-  auto pipes = pipes_of(peer.fds);  // from here on they are closed whatever happens
+Error TcpLink::connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out) {
+  if (site.paths == nullptr)
+    return {Fault::kInternal, peer.rank, "nobody makes connections to other hosts"};
   try {
     FrameKeys keys(site.job_key, site.epoch, site.rank, peer.rank, site.channel);
-    auto link = std::make_unique<TcpLink>(peer.rank, std::move(pipes), std::move(keys));
-    if (site.paths != nullptr) link->resume_by(*site.paths);
+    auto link = std::make_unique<TcpLink>(peer.rank, peer.n_paths, std::move(keys));
+    link->resume_by(*site.paths);
     out = std::move(link);
     return {};
   } catch (const std::runtime_error& error) {

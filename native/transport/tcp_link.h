@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-// Owns its pipes, connected and authenticated already: at least one, at most Header::kMaxPaths.
+// Owns its pipes, which come connected and authenticated: at most Header::kMaxPaths.
 //
 // Headers are sealed with a keyed MAC, payloads carry CRC32C: TCP's own checksum lets about one
 // damaged packet in ten million through (Stone & Partridge, SIGCOMM 2000).
@@ -19,15 +19,12 @@ class TcpLink final : public PathLink {
  public:
   // Flows up to `sizes.small` go without asking. Larger costs the receiver memory when it is late,
   // smaller costs a round trip for what is cheap to keep.
-  TcpLink(int peer, std::vector<std::unique_ptr<Pipe>> pipes, FrameKeys keys,
-          const Outbox::Sizes& sizes = {});
-  // Of sockets, which become the link's and non-blocking.
-  TcpLink(int peer, const std::vector<int>& fds, FrameKeys keys);
+  TcpLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes = {});
   ~TcpLink() override;
 
   // See Transport.
-  static bool reaches(const PeerSockets& peer) { return !peer.is_local; }
-  static Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+  static bool reaches(const PeerPlace& peer) { return !peer.is_local; }
+  static Error connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out);
 
   bool flush(FrameSink& sink) override;
   bool pump(FrameSink& sink) override;
@@ -50,7 +47,7 @@ class TcpLink final : public PathLink {
 
  private:
   struct Path {
-    std::unique_ptr<Pipe> pipe;  // null: lost, or closed
+    std::unique_ptr<Pipe> pipe;  // null: not made yet, lost, or closed
     std::deque<Outgoing*> writing;
     size_t n_waiting = 0;      // bytes in it
     Outgoing acknowledgement;  // where it is not queued, `at` is not kPath

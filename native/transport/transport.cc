@@ -13,7 +13,7 @@ const std::vector<Transport>& transports() {
   return all;
 }
 
-Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out) {
+Error connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out) {
   for (const Transport& one : transports())
     if (one.reaches(peer)) return one.connect(site, peer, out);
   return {Fault::kInternal, peer.rank, "no transport reaches this peer"};

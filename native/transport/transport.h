@@ -14,12 +14,11 @@
 
 namespace shoal {
 
-// An authenticated peer. Descriptors pass to its link.
-struct PeerSockets {
+// Where a peer is. A link to another host begins unlinked (link.h).
+struct PeerPlace {
   int rank = -1;
-  // To another host: connections, each a path, where the transport knows several.
-  std::vector<int> fds;
   bool is_local = false;  // it has entered the memory of this host
+  size_t n_paths = 1;     // to another host, of one channel: at most Header::kMaxPaths
 };
 
 // What is the same for all links of a rank.
@@ -30,20 +29,19 @@ struct Site {
   Arena& arena;                  // of this process; outlives the links
   const std::vector<int> local;  // the ranks of this host, ascending, this one included
   int channel;                   // which of a mesh's it is for
-  PathSource* paths;             // makes lost paths anew; null: nobody does. Outlives the links
+  PathSource* paths;             // to other hosts; null: there are none. Outlives the links
 };
 
 struct Transport {
   const char* name;
-  bool (*reaches)(const PeerSockets& peer);
-  // Takes the descriptors, also on an error; `out` closes them.
-  Error (*connect)(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+  bool (*reaches)(const PeerPlace& peer);
+  Error (*connect)(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out);
 };
 
 // In the order in which they are asked.
 const std::vector<Transport>& transports();
 
 // The link to a peer by the first transport that reaches it.
-Error connect(const Site& site, const PeerSockets& peer, std::unique_ptr<Link>& out);
+Error connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out);
 
 }  // namespace shoal

@@ -121,7 +121,7 @@ class Mesh:
         epoch: int,
         job_key: bytes,
         arena: Arena,
-        peers: Sequence[tuple[int, Sequence[int], bool, Sequence[tuple[str, int]]]],
+        peers: Sequence[tuple[int, bool, int, Sequence[tuple[str, int]]]],
         n_channels: int,
         staging_bytes: int,
         spin_us: float,
@@ -129,10 +129,13 @@ class Mesh:
         listeners: Sequence[int],
         resume_s: float,
     ) -> Mesh:
-        """Peers: rank, sockets, whether it is of this host, where it listens for other hosts.
+        """The links with all peers, of which those to other hosts connect when they are used first.
 
-        Sockets to other hosts, and where it listens: those of the first channel, then as many of
-        the next. Owns all descriptors. Without listeners lost connections stay lost.
+        Peers: rank, whether it is of this host; and of those of other hosts how many paths each
+        channel has to it, and where it listens, by path (and round again where there are fewer).
+
+        Owns the listeners, by which ranks of other hosts connect. Both ends of a pair name as many
+        paths.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
@@ -182,6 +185,8 @@ RESUME_S: Final[int]
 EAGER_BYTES: Final[int]
 LOOK_AHEAD: Final[int]
 MOST_CONNECTIONS: Final[int]
+FIRST_NAMED_KEY: Final[int]
+LAST_FINISHED: Final[int]
 
 class Fault(enum.Enum):
     """What went wrong; see native/base/error.h."""

@@ -6,7 +6,6 @@ both with what the source reads.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from typing import Final
@@ -57,6 +56,8 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in {*SETTINGS, *INTERNAL, *_told}:
             _told.add(name)
+            import difflib  # few ranks have anything to tell
+
             near = difflib.get_close_matches(name, SETTINGS, n=1)
             advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(SETTINGS)}"
             _LOG.warning("%s is set and shoal does not read it; %s", name, advice)

@@ -1,7 +1,9 @@
 """What tests of joins share: joins in threads, pretended hosts, and callers who are no ranks."""
 
+from __future__ import annotations
+
 import contextlib
-import json
+import logging
 import os
 import socket
 import threading
@@ -10,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from process.ranks import warm_up
 
+from shoal.errors import PeerLost
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, Store, join
 from shoal.rendezvous.door import Limits
 from shoal.rendezvous.listener import unix_address
+from shoal.rendezvous.record import Record, decode
 
 LONG_S = 60.0  # a join that should succeed
 SHORT_S = 0.3  # a join that cannot: it lasts this long
@@ -99,21 +103,59 @@ def joined(
         yield [stack.enter_context(each) for each in found if isinstance(each, Membership)]
 
 
-def say_who_you_are(membership: Membership) -> None:
-    for peer in membership.peers:
-        for fd in peer.socket_fds:
-            os.write(fd, bytes([membership.rank, peer.rank]))
-
-
 def check_who_is_there(membership: Membership, ground: Ground) -> None:
+    """Those of our host are in its memory, and of the others we know where they listen."""
     for peer in membership.peers:
-        assert peer.is_local == (not peer.socket_fds)
-        for fd in peer.socket_fds:
-            os.set_blocking(fd, True)
-            assert os.read(fd, 9) == bytes([peer.rank, membership.rank])
+        assert peer.is_local == (not peer.listens_at)
     if membership.peers:
         local = [peer.rank for peer in membership.peers if peer.is_local]
         assert ground.ranks() == sorted([*local, membership.rank])
+
+
+def check_that_all_listen(membership: Membership) -> None:
+    """While none of them has left."""
+    for peer in membership.peers:
+        for place in peer.listens_at:
+            socket.create_connection(place, LONG_S).close()
+
+
+class _AllHaveHeardError(Exception):
+    """Ends the joins of all."""
+
+
+class _Ear(logging.Logger):
+    """Of one rank: keeps the first warning with these words."""
+
+    def __init__(self, ears: list[_Ear], words: str) -> None:
+        super().__init__("of a test")
+        self._ears, self._words = ears, words
+        self.text = ""
+        ears.append(self)
+
+    def warning(self, msg: object, *args: object, **_: object) -> None:
+        text = str(msg) % args
+        if self._words in text:
+            self.text = self.text or text
+        if all(ear.text for ear in self._ears):
+            raise _AllHaveHeardError
+
+
+def warnings_of(
+    store: Store, environs: Sequence[Mapping[str, str]], words: Mapping[int, str], **how: object
+) -> list[str]:
+    """Joins of these ranks, until each has warned with its words; the warnings that have them."""
+    ears: list[_Ear] = []
+    logs = {rank: _Ear(ears, words[rank]) for rank in words}
+
+    def one(rank: int) -> None:
+        chosen = options(environs[rank], warn_s=0.01, log=logs[rank], **how)
+        # Who is not the last to have heard hears that the last one has left.
+        with contextlib.suppress(_AllHaveHeardError, PeerLost):
+            join(store, rank, len(environs), timeout_s=LONG_S, options=chosen)
+
+    with ThreadPoolExecutor(len(words)) as pool:
+        list(pool.map(one, words))
+    return [ear.text for ear in ears]
 
 
 def n_open() -> int:
@@ -133,13 +175,15 @@ class Noticing(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: dict[int, dict[str, object]] = {}
+        self.records: dict[int, Record] = {}
         self.published = threading.Event()
 
     def set(self, key: str, value: bytes) -> None:
         super().set(key, value)
         if key.startswith("shoal/rank/"):
-            self.records[int(key.rpartition("/")[2])] = json.loads(value)
+            record = decode(value)
+            assert record is not None
+            self.records[int(key.rpartition("/")[2])] = record
             self.published.set()
 
 
@@ -155,7 +199,7 @@ def waiting_rank_0(
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(join, store, 0, size, timeout_s=LONG_S, options=patient)
         assert store.published.wait(LONG_S)
-        yield waiting.result, unix_address(str(store.records[0]["unix_name"]))
+        yield waiting.result, unix_address(store.records[0].unix_name)
 
 
 @contextlib.contextmanager

@@ -5,8 +5,9 @@
     def rank() -> None:                     # every rank
         with shoal.init(Detour(stage.store), rank, 2) as group: ...
 
-Rank 0 listens, and publishes where the relay listens; rank 1 connects there. Faults are counted in
-frames of data and in bytes, so that they come at the same place in every run.
+Rank 0 listens, and tells rank 1 that it does so where the relay does; rank 1 connects there when it
+first needs to. They meet without the relay. Faults are counted in frames of data and in bytes, so
+that they come at the same place in every run.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from process.records import rewritten
-
-from shoal.rendezvous.record import unseal
+from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.roster import Entry
 
 if TYPE_CHECKING:
     from process.stage import Stage
 
-# native/transport/handshake.cc, and READY: src/shoal/rendezvous/link.py
-HANDSHAKE_BYTES = {"client": 92 + 16, "server": 72 + 16}
+# native/transport/handshake.cc
+HANDSHAKE_BYTES = {"client": 92, "server": 72}
 HEADER_BYTES = 64
 DATA_BYTES = 1024  # a frame with a larger payload is one of data
 _FRAME_H = Path(__file__).parents[2] / "native" / "transport" / "frame.h"
@@ -39,19 +39,24 @@ Fault = Callable[[Iterator[bytes]], Iterable[bytes]]
 
 
 class Detour:
-    """A store that says that rank 0 listens at the relay, and tells the relay where it does."""
+    """In a rank: its store; and rank 0 tells that it listens at the relay, and the relay where."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self.host = stage.store.host
+        self._encode = Entry.encode
 
-    def set(self, key: str, value: bytes) -> None:
-        endpoint = unseal(value).get("endpoint")
-        if endpoint is not None and key.endswith("/0"):
-            self._stage.store.set(_PORT, str(endpoint["port"]).encode())
+        def encode(entry: Entry, rank: int) -> bytes:
+            return self._told(entry, rank)
+
+        Entry.encode = encode  # type: ignore[method-assign]
+
+    def _told(self, entry: Entry, rank: int) -> bytes:
+        if rank == 0:
+            (place,) = entry.listens_at
+            self._stage.store.set(_PORT, str(place.port).encode())
             port = int(self._stage.store.get("relay/own", 60.0))
-            value = rewritten(value, endpoint=endpoint | {"address": "127.0.0.1", "port": port})
-        self._stage.store.set(key, value)
+            entry = entry._replace(listens_at=(Endpoint("127.0.0.1", port, "relay"),))
+        return self._encode(entry, rank)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage.store, name)

@@ -96,6 +96,7 @@ def test_every_survivor_of_a_rank_that_is_killed_in_a_call_names_it_soon(
             assert outcome.value is not None, (kill, outcome)
             heard_at, lost, is_told_again = outcome.value
             assert lost.rank == kill.victim, (kill, outcome)
-            assert "its process died" in str(lost), (kill, outcome)
+            # Who found out was connected to it, or was about to be.
+            assert "its process died" in str(lost) or "nobody listens at" in str(lost), kill
             assert heard_at - died_at < SOON_S, (kill, outcome)
             assert is_told_again, (kill, outcome)

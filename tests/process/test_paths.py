@@ -38,9 +38,10 @@ def all_reduces_over_two_paths() -> int:
     pretend_hosts(1)
     os.environ.update(SHOAL_PATHS="2", SHOAL_SOCKET_IFNAME="lo")
     with shoal.init() as group:
+        data = np.ones(N_ELEMS, np.float32)
+        group.all_reduce(data)
         # The dialled end has a port of its own for each; both ends of a path are on loopback.
         paths = connections()
-        data = np.empty(N_ELEMS, np.float32)
         for turn in range(N_CALLS):
             data[:] = group.rank + turn
             work = group.all_reduce(data, async_op=True)

@@ -60,13 +60,11 @@ def test_strangers_on_tcp_are_treated_alike() -> None:
         ]
         # The TCP listeners open once all ranks are known: a leftover of rank 2 is enough for that.
         record = store.get("shoal/rank/0", LONG_S)
-        store.set("shoal/rank/2", rewritten(record, host_id="set:c", key=None))
-        while not store.records[0]["endpoint"]:
+        store.set("shoal/rank/2", rewritten(record, host_id="set:c"))
+        while (endpoint := store.records[0].endpoint) is None:
             store.published.clear()
             store.published.wait(LONG_S)
-        endpoint = store.records[0]["endpoint"]
-        assert isinstance(endpoint, dict)
-        where = endpoint["address"], endpoint["port"]
+        where = endpoint.address, endpoint.port
         silent = [stack.enter_context(socket.create_connection(where)) for _ in range(100)]
         silent[0].sendall(b"SSH-2.0-OpenSSH\r\n")
         assert is_closed(silent[0])
@@ -131,7 +129,7 @@ def test_a_silent_caller_is_closed_at_the_limit_while_the_join_goes_on() -> None
         quick = JoinOptions(environ=ONE_HOST, limits=Limits(pending_s=0.01))
         waiting = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=quick)
         assert store.published.wait(LONG_S)
-        with callers(unix_address(str(store.records[0]["unix_name"])), 1) as (silent,):
+        with callers(unix_address(store.records[0].unix_name), 1) as (silent,):
             assert is_closed(silent)
         with join(store, 1, 2, timeout_s=LONG_S), waiting.result():
             pass

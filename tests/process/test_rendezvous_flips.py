@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from process.joining import LONG_S, hosts
-from process.records import rewritten
+from process.records import record_of, rewritten
 
 from shoal.rendezvous import (
     JoinOptions,
@@ -17,7 +17,7 @@ from shoal.rendezvous import (
     TcpStoreServer,
     join,
 )
-from shoal.rendezvous.record import record_key, unseal
+from shoal.rendezvous.record import record_key
 
 HOSTS = hosts("a", "b")
 
@@ -91,10 +91,9 @@ class Detour(MemoryStore):
         self.relay_port = 0
 
     def set(self, key: str, value: bytes) -> None:
-        endpoint = unseal(value).get("endpoint")
-        if key == record_key(0) and endpoint is not None:
-            self.real_port = endpoint["port"]
-            value = rewritten(value, endpoint=endpoint | {"port": self.relay_port})
+        if key == record_key(0) and (endpoint := record_of(value).endpoint) is not None:
+            self.real_port = endpoint.port
+            value = rewritten(value, endpoint=endpoint._replace(port=self.relay_port))
         super().set(key, value)
 
 

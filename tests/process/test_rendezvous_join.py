@@ -1,6 +1,5 @@
 """Ranks that meet through a store, as threads with pretended hosts."""
 
-import json
 import logging
 import os
 import socket
@@ -13,19 +12,23 @@ from process.joining import (
     SHORT_S,
     Ground,
     Noticing,
+    check_that_all_listen,
     check_who_is_there,
     hosts,
     join_all,
     joined,
     no_descriptor_is_left,
     options,
-    say_who_you_are,
+    warnings_of,
 )
-from process.records import rewritten
+from process.records import record_of, rewritten
 
 from shoal.errors import Closed, TimedOut, UsageError
-from shoal.rendezvous import Membership, MemoryStore, join
+from shoal.rendezvous import Membership, MemoryStore, join, patience
 from shoal.rendezvous.listener import listen_tcp, listen_unix
+from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.roll import decode as decode_roll
+from shoal.rendezvous.roll import decode_part, part_key
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -40,14 +43,14 @@ def test_ranks_of_one_host_are_linked_pairwise_without_tcp(size: int) -> None:
         for rank, member in enumerate(members):
             assert [peer.rank for peer in member.peers] == [r for r in range(size) if r != rank]
             assert all(peer.is_local and peer.address == "unix" for peer in member.peers)
-            say_who_you_are(member)
         for rank, member in enumerate(members):
             check_who_is_there(member, grounds[rank])
+            assert member.listener_fds == ()
     for rank in range(size if size > 1 else 0):
-        assert json.loads(store.get(f"shoal/rank/{rank}", 0))["endpoint"] is None
+        assert record_of(store.get(f"shoal/rank/{rank}", 0)).endpoint is None
 
 
-def test_ranks_of_several_hosts_are_linked_over_tcp() -> None:
+def test_ranks_of_several_hosts_know_where_each_of_the_others_listens() -> None:
     grounds = [Ground(rank) for rank in range(5)]
     with joined(MemoryStore(), hosts("a", "a", "b", "c", "b"), grounds) as members:
         for member in members:
@@ -55,14 +58,74 @@ def test_ranks_of_several_hosts_are_linked_over_tcp() -> None:
             assert local == {0: [1], 1: [0], 2: [4], 3: [], 4: [2]}[member.rank]
             for peer in member.peers:
                 assert peer.is_local or peer.address.startswith("127.0.0.1:")
-                for fd in peer.socket_fds:
-                    assert not os.get_blocking(fd)
-                    assert not os.get_inheritable(fd)
-                    with socket.socket(fileno=os.dup(fd)) as sock:
-                        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            say_who_you_are(member)
-        for member in members:
+                assert peer.is_local or peer.listens_at == members[peer.rank].listens_at
+            for fd in member.listener_fds:
+                assert not os.get_inheritable(fd)
             check_who_is_there(member, grounds[member.rank])
+            check_that_all_listen(member)
+
+
+@pytest.mark.parametrize("n_hosts", [2, 3, 4, 7, 8, 13])
+def test_any_number_of_hosts_meets_along_a_tree(n_hosts: int) -> None:
+    environs = hosts(*(f"host {rank % n_hosts}" for rank in range(2 * n_hosts - 1)))
+    with joined(MemoryStore(), environs) as members:
+        assert len({member.epoch for member in members}) == 1
+        for member in members:
+            assert [peer.host_id for peer in member.peers] == [
+                other.host_id for other in members if other is not member
+            ]
+
+
+def test_each_rank_hears_the_cards_and_the_paths_of_all() -> None:
+    environs = hosts("a", "b", "b", "c")
+    for rank, environ in enumerate(environs):
+        environ.update(SHOAL_PATHS=str(1 + rank), SHOAL_SOCKET_IFNAME="lo")
+    store = MemoryStore()
+
+    def one(rank: int) -> Membership:
+        card, chosen = b"card of rank %d" % rank, options(environs[rank])
+        return join(store, rank, 4, timeout_s=LONG_S, card=card, options=chosen)
+
+    with ThreadPoolExecutor(4) as pool:
+        members = list(pool.map(one, range(4)))
+    for member in members:
+        with member:
+            assert member.cards == tuple(b"card of rank %d" % rank for rank in range(4))
+            assert len(member.listens_at) == 1 + member.rank
+            for peer in member.peers:
+                assert len(peer.listens_at) == (0 if peer.is_local else 1 + peer.rank)
+
+
+class Unasked(MemoryStore):
+    """Is of no use to anyone."""
+
+    def set(self, key: str, value: bytes) -> None:
+        raise AssertionError(key)
+
+    def try_get(self, key: str) -> bytes | None:
+        raise AssertionError(key)
+
+
+def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_FIRST_S", 0.0)
+    monkeypatch.setattr(patience, "_PER_RANK_S", 0.0)
+    never = options(ONE_HOST, warn_s=10 * LONG_S)
+    with join(Unasked(), 0, 1, timeout_s=LONG_S, options=never) as member:
+        assert member.peers == ()
+
+
+@pytest.mark.parametrize("ids", ["aaa", "aab", "abc"])
+def test_ranks_meet_without_being_reminded(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_FIRST_S", 10 * LONG_S)
+    never = [options(environ, warn_s=10 * LONG_S) for environ in hosts(*ids)]
+    store = MemoryStore()
+
+    def one(rank: int) -> Membership:
+        return join(store, rank, 3, timeout_s=LONG_S, options=never[rank])
+
+    with ThreadPoolExecutor(3) as pool:
+        for member in pool.map(one, range(3)):
+            member.close()
 
 
 def test_hosts_may_speak_ipv6() -> None:
@@ -75,10 +138,13 @@ def test_listeners_stay_within_the_port_range() -> None:
         low = taken.getsockname()[1]
         ports = f"{low}-{min(low + 20, 65535)}"
         store = MemoryStore()
-        with joined(store, hosts("a", "b", "c", SHOAL_PORT_RANGE=ports)):
-            for rank in (0, 1):
-                endpoint = json.loads(store.get(f"shoal/rank/{rank}", 0))["endpoint"]
-                assert low < endpoint["port"] <= low + 20
+        with joined(store, hosts("a", "b", "c", SHOAL_PORT_RANGE=ports)) as members:
+            for member in members:
+                for _, port in member.listens_at:
+                    assert low < port <= low + 20
+            endpoint = record_of(store.get("shoal/rank/0", 0)).endpoint
+            assert endpoint is not None
+            assert low < endpoint.port <= low + 20
 
 
 def test_the_lowest_rank_of_a_host_makes_its_memory_and_each_enters_it_once() -> None:
@@ -104,11 +170,11 @@ def test_the_lowest_rank_of_a_host_makes_its_memory_and_each_enters_it_once() ->
 def test_what_is_taken_is_the_callers_to_close() -> None:
     for environs in (2 * [ONE_HOST], hosts("a", "b")):
         with joined(MemoryStore(), environs) as members:
-            peers = members[0].take()
+            taken = members[0].take()
             with pytest.raises(Closed):
                 members[0].take()
             members[0].close()
-            for fd in (*peers[0].socket_fds, *members[0].listener_fds):
+            for fd in taken:
                 os.close(fd)
 
 
@@ -122,18 +188,22 @@ def test_a_store_that_still_holds_an_earlier_groups_records_serves_the_next() ->
 
 
 def test_a_leftover_whose_listener_is_alive_but_silent_is_overcome() -> None:
-    store = MemoryStore()
-    with joined(store, 2 * [ONE_HOST]):
-        record = store.get("shoal/rank/0", 0)
+    """A dead guide of another host, at whose door something else stands now."""
+    store, environs = MemoryStore(), hosts("a", "b", "b")
+    with joined(store, environs):
+        record = store.get("shoal/rank/1", 0)
     listener, unix_name = listen_unix()
-    store.set("shoal/rank/0", rewritten(record, unix_name=unix_name))
+    store.set("shoal/rank/1", rewritten(record, unix_name=unix_name))
+    impatient = [options(environ, dial_s=0.05) for environ in environs]
     with listener, ThreadPoolExecutor() as pool:
-        impatient = options(ONE_HOST, dial_s=0.05)
-        second = pool.submit(join, store, 1, 2, timeout_s=LONG_S, options=impatient)
-        listener.accept()[0].close()  # it has fallen for it
-        first = pool.submit(join, store, 0, 2, timeout_s=LONG_S, options=impatient)
-        with first.result(), second.result():
-            pass
+        ranks = {
+            rank: pool.submit(join, store, rank, 3, timeout_s=LONG_S, options=impatient[rank])
+            for rank in (0, 2)
+        }
+        listener.accept()[0].close()  # rank 2 has fallen for it
+        ranks[1] = pool.submit(join, store, 1, 3, timeout_s=LONG_S, options=impatient[1])
+        for rank in ranks.values():
+            rank.result().close()
 
 
 def test_a_rank_may_close_at_once_without_harm_to_the_others() -> None:
@@ -166,7 +236,11 @@ def test_with_a_key_of_its_own_the_job_puts_none_into_the_store() -> None:
     store = MemoryStore()
     with joined(store, hosts("a", "b", SHOAL_KEY="a key of some length")) as members:
         assert members[0].job_key == members[1].job_key == b"a key of some length"
-    assert json.loads(store.get("shoal/rank/0", 0))["key"] is None
+    part = decode_part(store.get(part_key(0), 0), 2)
+    assert part is not None
+    roll = decode_roll([part], 2)
+    assert roll is not None
+    assert roll.key is None
 
 
 @pytest.mark.parametrize(
@@ -191,19 +265,28 @@ def test_ranks_that_never_came_are_named() -> None:
         join(MemoryStore(), 1, 4, timeout_s=SHORT_S)
 
 
+class Misleading(MemoryStore):
+    """Says that rank 0 listens at this port."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self._endpoint = Endpoint("127.0.0.1", port, "eth7")
+
+    def set(self, key: str, value: bytes) -> None:
+        if key == "shoal/rank/0" and record_of(value).endpoint is not None:
+            value = rewritten(value, endpoint=self._endpoint)
+        super().set(key, value)
+
+
 def test_a_rank_that_cannot_be_reached_is_named_with_its_address_and_the_remedy() -> None:
-    store = MemoryStore()
     with listen_tcp("127.0.0.1", (0,)) as closed:
         port = closed.getsockname()[1]
-    with joined(store, hosts("a", "b")):
-        record = store.get("shoal/rank/0", 0)
-    endpoint = {"address": "127.0.0.1", "port": port, "interface": "eth7"}
-    store.set("shoal/rank/0", rewritten(record, host_label="spruce", endpoint=endpoint))
-    with pytest.raises(TimedOut) as caught:
-        join(store, 1, 2, timeout_s=SHORT_S, options=options(hosts("a", "b")[1]))
-    want = f"rank 0 on spruce at 127.0.0.1:{port} (eth7) could not be reached: connection refused"
-    assert want in str(caught.value)
-    assert "SHOAL_SOCKET_IFNAME" in str(caught.value)
+    first, second = join_all(Misleading(port), hosts("a", "b"), timeout_s=2 * SHORT_S)
+    assert f"rank 0 on {socket.gethostname()} at 127.0.0.1:{port} (eth7) could" in str(second)
+    assert "could not be reached: connection refused" in str(second)
+    assert "SHOAL_SOCKET_IFNAME" in str(second)
+    assert "rank 1 on " in str(first)
+    assert "it never connected to 127.0.0.1:" in str(first)
 
 
 def test_a_rank_that_published_but_never_connected_is_named() -> None:
@@ -220,12 +303,12 @@ def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
     store = MemoryStore()
     with joined(store, 3 * [ONE_HOST]):
         pass
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(join, store, 0, 3, timeout_s=3 * SHORT_S)
-        second = str(pool.submit(join, store, 1, 3, timeout_s=SHORT_S).exception())
-    assert "rank 2 on" in str(first.exception())
+    words = {
+        0: "rank 2 on ",
+        1: "it never connected to rank 0, which introduces the ranks of this host",
+    }
+    _, second = warnings_of(store, 3 * [ONE_HOST], words)
     assert "rank 2 on" in second
-    assert "it never connected to rank 0, which introduces the ranks of this host" in second
     assert "rank 0 on" not in second
 
 

@@ -1,6 +1,7 @@
 """Ranks that meet as real processes, and those that die on the way and are started again."""
 
 import contextlib
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,10 @@ from process.joining import (
     hosts,
     no_descriptor_is_left,
     options,
-    say_who_you_are,
 )
 from process.ranks import run_ranks, start_ranks
 
+from shoal.errors import PeerLost
 from shoal.rendezvous import (
     Membership,
     MemoryStore,
@@ -26,7 +27,10 @@ from shoal.rendezvous import (
     find_place,
     join,
 )
+from shoal.rendezvous.connections import Connections
+from shoal.rendezvous.link import Link
 from shoal.rendezvous.links import Links
+from shoal.rendezvous.roster import Entry
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -45,7 +49,6 @@ def rank_of_a_job(ranks_per_host: int) -> tuple[int, list[bool], list[int]]:
         memory = ground.as_memory()
         member = join(store, place.rank, place.size, timeout_s=LONG_S, memory=memory)
         stack.enter_context(member)
-        say_who_you_are(member)
         check_who_is_there(member, ground)
         return member.epoch, [peer.is_local for peer in member.peers], ground.ranks()
 
@@ -123,33 +126,123 @@ class _DiedError(Exception):
     """In the place of a death: everything of the rank is closed."""
 
 
-def test_a_rank_that_dies_once_it_is_ready_can_be_started_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rank 0 has heard all that it wants from ranks 1 and 3, and sees only rank 2 begin anew."""
-    died = threading.Event()
-    say_ready = Links.say_ready
+def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event) -> None:
+    """This rank gives its word no sooner."""
+    is_ready = Links.is_ready
 
-    def say_ready_and_die(self: Links) -> None:
-        if self._rank == 2 and not died.is_set():
-            return
-        say_ready(self)
-        if self._rank == 1 and self.is_open and not died.is_set():
-            died.wait(0.1)  # until the others have heard
+    def is_ready_in_its_turn(self: Links) -> bool:
+        return is_ready.fget(self) and (self.rank != rank or until.is_set())  # type: ignore[misc]
+
+    monkeypatch.setattr(Links, "is_ready", property(is_ready_in_its_turn))
+
+
+@pytest.mark.parametrize("dying", [1, 3])
+def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
+    dying: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last host waits for that, so that nobody can have heard of all."""
+    died = threading.Event()
+    give_word = Links.give_word
+
+    def give_word_and_die(self: Links, own: Entry) -> None:
+        give_word(self, own)
+        if self.rank == dying and not died.is_set():
             died.set()
             raise _DiedError
 
-    monkeypatch.setattr(Links, "say_ready", say_ready_and_die)
+    monkeypatch.setattr(Links, "give_word", give_word_and_die)
+    hold_back(monkeypatch, 4, died)
     monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
-    store, environs = MemoryStore(), hosts("a", "b", "b", "b")
+    store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
     def one(rank: int) -> Membership:
         while True:
             with contextlib.suppress(_DiedError):
-                return join(store, rank, 4, timeout_s=10.0, options=options(environs[rank]))
+                return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
 
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(one, range(4)))
+    with ThreadPoolExecutor(5) as pool:
+        found = list(pool.map(one, range(5)))
+    assert died.is_set()
     assert len({member.epoch for member in found}) == 1
     for member in found:
         member.close()
+
+
+class _Ending(MemoryStore):
+    """Is gone once that is said."""
+
+    has_ended = False
+
+    def try_get(self, key: str) -> bytes | None:
+        if self.has_ended:
+            raise RuntimeError("it is gone")
+        return super().try_get(key)
+
+
+def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flush = Link.flush
+
+    def flush_all_but_the_word_to_rank_1(self: Link) -> None:
+        if self.rank != 1:
+            flush(self)
+        elif self.word == b"":  # the socket took nothing the first time
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        else:
+            self.word = b""
+
+    monkeypatch.setattr(Link, "flush", flush_all_but_the_word_to_rank_1)
+    store = _Ending()
+    with ThreadPoolExecutor(3) as pool:
+        first, lost, third = (pool.submit(join, store, r, 3, timeout_s=LONG_S) for r in range(3))
+        with first.result() as one, third.result() as other:
+            assert one.epoch == other.epoch
+        store.has_ended = True
+        assert isinstance(lost.exception(), PeerLost)
+
+
+def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 2 dies when rank 1 has given its word for both; rank 3 gives its own only then."""
+    has_spoken, is_known, is_heard = (threading.Event() for _ in range(3))
+    give_word, heed, lost = Links.give_word, Links._heed, Connections._lost
+
+    def give_word_or_die(self: Links, own: Entry) -> None:
+        give_word(self, own)
+        if self.rank == 1:
+            has_spoken.set()
+        if self.rank == 2:
+            assert has_spoken.wait(LONG_S)
+            raise _DiedError
+
+    def notice(self: Connections, rank: int, error: OSError) -> None:
+        lost(self, rank, error)
+        if rank == 2:
+            is_known.set()
+
+    def hear(self: Links, link: Link) -> None:
+        heed(self, link)
+        if link.rank == 3 and link.word is not None:
+            is_heard.set()
+
+    monkeypatch.setattr(Links, "give_word", give_word_or_die)
+    hold_back(monkeypatch, 3, is_known)
+    monkeypatch.setattr(Links, "_heed", hear)
+    monkeypatch.setattr(Connections, "_lost", notice)
+    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
+    store, environs = _Ending(), hosts("a", "b", "b", "c")
+
+    def one(rank: int) -> BaseException | Membership:
+        try:
+            return join(store, rank, 4, timeout_s=LONG_S, options=options(environs[rank]))
+        except (_DiedError, PeerLost) as error:
+            return error
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(one, rank) for rank in range(4)]
+        assert is_heard.wait(LONG_S)
+        store.has_ended = True  # so that those who rightly wait do not wait long
+        kinds = [type(each.result()) for each in found]
+    assert kinds == [PeerLost, PeerLost, _DiedError, PeerLost]

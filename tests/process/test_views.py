@@ -210,8 +210,9 @@ def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
     pretend_hosts(1)
     with shoal.init() as group:
         rank = group.rank
-        if rank == low:
-            cut(group, high)
+        group.barrier()  # in which the two connect
+        if rank == high:
+            cut(group, low)
         error = None
         while error is None:
             error = error_of(group.barrier)
@@ -223,7 +224,7 @@ def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
 
 
 def cut(group: shoal.Group, peer: int) -> None:
-    """Shut every connection of this process with a peer."""
+    """Shut every connection of this process with a peer that it dialled: a lower rank."""
     host, port = group._context.names[peer].address.rsplit(":", 1)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:

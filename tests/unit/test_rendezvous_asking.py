@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous import MemoryStore
-from shoal.rendezvous.asking import Asking
+from shoal.rendezvous.store.asking import Asking
 
 LONG_S = 60.0
 

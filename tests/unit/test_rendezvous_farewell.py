@@ -4,9 +4,16 @@ import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, say_farewell
+from shoal.rendezvous.meeting import Guest
 from shoal.rendezvous.record import Record, record_key
-from shoal.rendezvous.roster import Roster
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
+from shoal.rendezvous.store.asking import Asking
+
+
+def direct(store: MemoryStore) -> Asking:
+    """The store itself, which needs no thread."""
+    return store  # type: ignore[return-value]
+
 
 WRONG_KEY = UsageError("rank 1 holds another job key")
 
@@ -15,11 +22,11 @@ def nonce(rank: int, attempt: int) -> bytes:
     return bytes([attempt, rank % 256, rank // 256]) + bytes(13)
 
 
-def publish(store: MemoryStore, rank: int, attempt: int = 1, size: int = 3) -> Roster:
+def publish(store: MemoryStore, rank: int, attempt: int = 1, size: int = 3) -> Guest:
     own = Record(size, nonce(rank, attempt), "host", f"node-{rank}", "shoal", False)
-    roster = Roster(store, rank, own, None)
-    roster.publish(own)
-    return roster
+    meeting = Guest(direct(store), own, rank, None)
+    meeting.publish(own)
+    return meeting
 
 
 def leave(
@@ -37,10 +44,10 @@ def leave(
 def test_a_rank_that_had_come_hears_who_left_and_why() -> None:
     store = MemoryStore()
     first, _ = publish(store, 0), publish(store, 1)
-    first.hear_farewell()
+    first.look_around()
     leave(store)
     with pytest.raises(UsageError, match=r"rank 1 on node-1 cannot join.*holds another job key"):
-        first.hear_farewell()
+        first.look_around()
     assert first.has_lost_one
 
 
@@ -58,7 +65,7 @@ def test_what_is_no_mistake_in_a_call_is_a_lost_peer(error: BaseException, words
     first, _ = publish(store, 0), publish(store, 1)
     leave(store, error)
     with pytest.raises(PeerLost, match=f"rank 1 on node-1 has left the meeting: {words}") as caught:
-        first.hear_farewell()
+        first.look_around()
     assert (caught.value.rank, caught.value.host) == (1, "node-1")
 
 
@@ -67,7 +74,7 @@ def test_a_rank_that_comes_later_waits_and_can_say_what_it_found() -> None:
     publish(store, 1)
     leave(store)
     first = publish(store, 0)
-    first.hear_farewell()
+    first.look_around()
     assert first.farewell is not None
     assert first.farewell.reason == str(WRONG_KEY)
     assert not first.has_lost_one
@@ -78,7 +85,7 @@ def test_a_rank_that_was_started_again_is_not_hit_by_what_ended_it() -> None:
     publish(store, 0), publish(store, 1)
     leave(store)
     again = publish(store, 0, attempt=2)
-    again.hear_farewell()
+    again.look_around()
     assert not again.has_lost_one
 
 
@@ -87,9 +94,9 @@ def test_the_farewell_of_a_rank_that_was_started_again_counts_no_more() -> None:
     first, _ = publish(store, 0), publish(store, 1)
     leave(store)
     again = publish(store, 1, attempt=2)
-    for roster in (first, again):
-        roster.hear_farewell()
-        assert roster.farewell is None
+    for meeting in (first, again):
+        meeting.look_around()
+        assert meeting.farewell is None
 
 
 def test_a_rank_that_fails_before_it_has_come_is_heard_too() -> None:
@@ -100,9 +107,9 @@ def test_a_rank_that_fails_before_it_has_come_is_heard_too() -> None:
         first = publish(store, 0)
         leave(store, attempt=None)
         with pytest.raises(UsageError):
-            first.hear_farewell()
+            first.look_around()
         publish(store, 1, attempt=2)
-        first.hear_farewell()
+        first.look_around()
         assert first.farewell is None
 
 
@@ -118,7 +125,7 @@ def test_a_farewell_of_a_group_of_another_size_is_not_ours() -> None:
     publish(store, 1, size=4)
     leave(store, size=4)
     first = publish(store, 0)
-    first.hear_farewell()
+    first.look_around()
     assert first.farewell is None
 
 
@@ -126,16 +133,16 @@ def test_a_farewell_of_a_group_of_another_size_is_not_ours() -> None:
 def test_every_rank_of_a_large_group_that_had_come_hears(size: int) -> None:
     store = MemoryStore()
     publish(store, 1, size=size)
-    rosters = [publish(store, rank, size=size) for rank in range(0, size, 7)]
+    meetings = [publish(store, rank, size=size) for rank in range(0, size, 7)]
     leave(store, UsageError('"' * 10_000), size=size)
     value = store.get(FAREWELL_KEY, 0)
     assert len(value) <= MAX_VALUE_BYTES
-    for roster in rosters:
+    for meeting in meetings:
         with pytest.raises(UsageError):
-            roster.hear_farewell()
+            meeting.look_around()
     for rank in range(0, size, 7):
         late = publish(store, rank, attempt=2, size=size)
-        late.hear_farewell()
+        late.look_around()
 
 
 def test_a_damaged_farewell_is_none() -> None:
@@ -156,5 +163,5 @@ def test_what_is_not_there_any_more_of_our_own_record_is_published_again() -> No
     store = MemoryStore()
     first = publish(store, 0)
     store.set(record_key(0), b"damaged")
-    first.check_own()
+    first.look_around()
     assert store.get(record_key(0), 0) == first.own.encode()

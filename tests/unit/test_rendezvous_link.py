@@ -1,22 +1,28 @@
-"""What a proven peer says wrongly ends its link, in words, and leaves no descriptor behind."""
+"""Links say words; what a proven peer says wrongly ends its link and leaves no descriptor."""
 
 import contextlib
+import hmac
 import os
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
 
-from shoal.rendezvous.link import Link
+from shoal.rendezvous.link import Ends, Link
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES
+
+UP, DOWN = b"u" * 32, b"d" * 32
+SIZE = 3
 
 
 @contextlib.contextmanager
-def linked(to_come: set[int]) -> Iterator[tuple[Link, Link]]:
-    """The guide's end of a link, and that of a rank that awaits introductions to these."""
+def linked(n_local: int = SIZE) -> Iterator[tuple[Link, Link]]:
+    """The upper end of a link, and that of a rank that awaits so many ranks' memory."""
     guide, member = socket.socketpair()
     with (
-        contextlib.closing(Link(1, guide)) as one,
-        contextlib.closing(Link(0, member, to_come)) as other,
+        contextlib.closing(Link(guide, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
+        contextlib.closing(Link(member, Ends(0, UP, DOWN, True, SIZE, n_local, SIZE))) as other,
     ):
         for sock in (guide, member):
             sock.setblocking(False)
@@ -29,24 +35,24 @@ def n_open() -> int:
 
 def test_an_introduction_passes_the_memory_once_and_opens_the_link_when_that_is_taken() -> None:
     before = n_open()
-    with linked({0, 2}) as (guide, member):
+    with linked() as (guide, member):
         guide.introduce(0, 3)
         member.step()
-        assert (member.is_open, member.introduced) == (False, set())
+        assert not member.is_open
         fd = member.take_memory()
         assert fd is not None
         assert os.path.sameopenfile(fd, 0)
         assert not os.get_inheritable(fd)
         os.close(fd)
-        assert (member.is_open, member.introduced) == (True, {0, 2})
+        assert member.is_open
         assert member.take_memory() is None
-        assert not member.is_settled
+        assert member.word is None
     assert n_open() == before
 
 
 def test_memory_that_is_not_taken_is_closed_with_the_link() -> None:
     before = n_open()
-    with linked({0, 2}) as (guide, member):
+    with linked() as (guide, member):
         guide.introduce(0, 3)
         member.step()
         assert n_open() == before + 3
@@ -56,7 +62,7 @@ def test_memory_that_is_not_taken_is_closed_with_the_link() -> None:
 @pytest.mark.parametrize("n_local", [2, 4, 4_000_000_000])
 def test_an_introduction_of_another_number_of_ranks_ends_the_link(n_local: int) -> None:
     before = n_open()
-    with linked({0, 2}) as (guide, member):
+    with linked() as (guide, member):
         guide.introduce(0, n_local)
         why = f"it introduced {n_local} ranks of this host, and there are 3"
         with pytest.raises(ConnectionResetError, match=why):
@@ -67,47 +73,93 @@ def test_an_introduction_of_another_number_of_ranks_ends_the_link(n_local: int) 
 
 def test_an_introduction_that_is_not_due_ends_the_link() -> None:
     before = n_open()
-    with linked({0, 2}) as (guide, member):
+    with linked() as (guide, member):
         guide.introduce(0, 3)
         guide.introduce(0, 3)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()
-    with linked({0, 2}) as (guide, member):
+    with linked() as (guide, member):
         member.introduce(0, 1)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             guide.step()
     assert n_open() == before
 
 
-def test_a_guide_cannot_wait_for_a_rank_that_is_not_of_this_host() -> None:
-    with linked({0, 2}) as (guide, member):
+def test_nobody_can_wait_for_a_rank_that_is_not_of_the_group() -> None:
+    with linked() as (guide, member):
         guide.say_waiting(2)
         member.step()
         assert member.waits_for == 2
-        guide.say_waiting(7)
+        guide.say_waiting(SIZE)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()
 
 
-@contextlib.contextmanager
-def linked_by_tcp() -> Iterator[tuple[Link, Link]]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname()[:2])
-        far, _ = server.accept()
-    with contextlib.closing(Link(1, near)) as one, contextlib.closing(Link(0, far)) as other:
-        for sock in (near, far):
-            sock.setblocking(False)
-        yield one, other
+def test_words_go_up_and_down_and_are_heard_whole() -> None:
+    with linked(0) as (upper, lower):
+        for each in (b"of a few ranks", b""):
+            lower.say_word(each)
+            upper.step()
+            assert upper.word == each
+            upper.word = None
+        long = os.urandom(SIZE * MAX_ENTRY_BYTES)
+        for end in (upper.sock, lower.sock):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        upper.say_word(long)
+        n_turns = 0
+        while lower.word is None:
+            upper.flush()
+            lower.step()
+            n_turns += 1
+        assert lower.word == long
+        assert n_turns > 1
+        assert not upper.has_more_to_send
 
 
-@pytest.mark.parametrize(
-    ("ports", "where"), [({"127.0.0.1": 4711}, "127.0.0.1:4711"), ({"10.0.0.1": 4711}, "None")]
-)
-def test_a_peer_that_is_ready_says_where_it_can_be_asked_for_lost_connections(
-    ports: dict[str, int], where: str
-) -> None:
-    with linked_by_tcp() as (one, other):
-        one.say_ready(ports)
-        while not other.is_settled:
-            other.step()
-        assert str(other.listens_at) == where
+def test_the_end_of_who_is_below_is_noticed_after_its_word_and_of_who_is_above_not() -> None:
+    with linked(0) as (upper, lower):
+        lower.say_word(b"")
+        lower.close()
+        with pytest.raises(ConnectionResetError, match="it closed the connection"):
+            upper.step()
+        assert upper.word == b""
+    with linked(0) as (upper, lower):
+        upper.say_word(b"")
+        upper.close()
+        lower.step()
+        assert lower.word == b""
+
+
+@pytest.mark.parametrize("at", [0, 10, 16, 20, 40])
+def test_a_word_that_is_changed_on_its_way_ends_the_link(at: int) -> None:
+    with linked(0) as (upper, lower):
+        head = struct.pack("<8sHHI", b"shoal/rv", 6, 8, 7)
+        said = bytearray(head + b"a word." + hmac.digest(UP, head + b"a word.", "sha256"))
+        said[at] ^= 1
+        lower.sock.send(said)
+        lower.close()  # who awaits a word that has become longer hears that it does not come
+        with pytest.raises(ConnectionResetError):
+            upper.step()
+        assert upper.word is None
+
+
+def test_a_word_sealed_for_the_other_way_ends_the_link() -> None:
+    with linked(0) as (upper, lower):
+        head = struct.pack("<8sHHI", b"shoal/rv", 6, 8, 0)
+        lower.sock.send(head + hmac.digest(DOWN, head, "sha256"))
+        with pytest.raises(ConnectionResetError, match="its word was damaged"):
+            upper.step()
+
+
+def test_a_word_longer_than_those_ranks_can_have_ends_the_link_before_it_comes() -> None:
+    with linked(0) as (upper, lower):
+        lower.sock.send(struct.pack("<8sHHI", b"shoal/rv", 6, 8, MAX_ENTRY_BYTES + 1))
+        with pytest.raises(ConnectionResetError, match="it announced a word of"):
+            upper.step()
+
+
+def test_a_word_before_the_introduction_is_not_due() -> None:
+    with linked() as (guide, member):
+        guide.say_word(b"")
+        with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
+            member.step()

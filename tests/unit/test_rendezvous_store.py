@@ -19,9 +19,9 @@ from shoal.rendezvous import (
     TcpStoreClient,
     TcpStoreServer,
     TorchStore,
-    store_client,
 )
-from shoal.rendezvous.store_server import StoreLimits
+from shoal.rendezvous.store import client as client_module
+from shoal.rendezvous.store.server import StoreLimits
 
 KEY = b"k" * 32
 
@@ -109,6 +109,28 @@ def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:
     one.set("late", b"here")
     waiting.join()
     assert found == [b"here"]
+
+
+class Hasty(LikeTorch):
+    """Waits by a clock of its own, a little shorter, as torch does in whole milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_ms: list[float] = []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.asked_ms.append(timeout / timedelta(milliseconds=1))
+        raise RuntimeError("wait timeout")
+
+
+@pytest.mark.parametrize(("timeout_s", "asked_ms"), [(0.0, 1), (0.0001, 1), (0.0051, 6)])
+def test_torchs_clock_makes_no_lost_store_of_one_that_has_nothing(
+    timeout_s: float, asked_ms: int
+) -> None:
+    hasty = Hasty()
+    with pytest.raises(TimedOut):
+        TorchStore(hasty).get("a", timeout_s)
+    assert hasty.asked_ms == [asked_ms]
 
 
 def test_a_get_that_nobody_answers_times_out_and_harms_nothing(
@@ -273,14 +295,14 @@ def test_a_server_can_be_kept_until_its_clients_have_left() -> None:
 
 
 def test_closing_a_client_ends_a_call_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, receive = threading.Event(), store_client._receive
+    waits, receive = threading.Event(), client_module._receive
 
     def notice(*args: Any) -> bytes:
         waits.set()
         return receive(*args)
 
     with served() as server, client(server) as store, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(store_client, "_receive", notice)
+        monkeypatch.setattr(client_module, "_receive", notice)
         waiting = pool.submit(store.get, "never", 600)
         assert waits.wait(60)
         assert store.is_open

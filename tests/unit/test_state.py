@@ -64,6 +64,18 @@ def call(
     return {**told, "waits": waits_of(told)}
 
 
+def path(
+    is_now: str, lost_s: float | None = None, why_lost: str = "", n_made_anew: int = 0
+) -> dict[str, Any]:
+    return {
+        "state": is_now,
+        "is_lost": is_now == "lost",
+        "lost_s": lost_s,
+        "why_lost": why_lost,
+        "n_made_anew": n_made_anew,
+    }
+
+
 def state(
     rank: int, calls: list[dict[str, Any]], last_number: int = 5, size: int = 3
 ) -> dict[str, Any]:
@@ -83,8 +95,11 @@ def state(
         "bytes_in_per_s": 0.0,
         "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
         "paths": [
-            {"is_lost": False, "lost_s": None, "why_lost": "", "n_made_anew": 0},
-            {"is_lost": True, "lost_s": 2.5, "why_lost": "was cut", "n_made_anew": 3},
+            path("open"),
+            path("lost", lost_s=2.5, why_lost="was cut", n_made_anew=3),
+            path("unmade"),
+            path("dialled", lost_s=0.5),
+            path("ended"),
         ],
         "sockets": [
             {
@@ -183,7 +198,8 @@ def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
         "        step 0, recv from rank 1: 1 of 4 segments done, 4 ready, 2 granted, 0 arrived, ",
         "  rank 1 on host-1: tcp, alive; heard 0.2 s ago; out 1 MiB and 3 frames (now 1 KiB/s); ",
         "in 0 B and 4 frames (now 0 B/s); 2 frames queued, 2 KiB; stalls: 7 no grant, 1 link full",
-        "; path 1 lost for 2.5 s, being dialled (it was cut), made anew 3 times",
+        "; path 1 lost for 2.5 s, being dialled (it was cut), made anew 3 times; path 2 not ",
+        "; path 2 not connected yet; path 3 being dialled for the first time for 0.5 s; rtt",
         "; rtt 1.5 ms, window 12 segments, 3 unacknowledged, 8 sent again, 512 B unsent",
         "SHOAL_ALGO=ring",
         "  train.py:7 in step",
@@ -336,7 +352,7 @@ def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
 def test_an_error_is_told_even_if_its_state_cannot_be(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.state.text_of", lambda _state: 1 / 0)
+    monkeypatch.setattr("shoal.state.text.text_of", lambda _state: 1 / 0)
     note = AtDeadline().note(Context(), Native(7))
     assert note.startswith("what it waited for could not be written: ZeroDivisionError")
     assert list(fresh.iterdir()) == []

@@ -17,7 +17,7 @@ from shoal import engine, limits
 from shoal.engine import RankInfo
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
-from shoal.rendezvous import HostMemory, JoinOptions, Membership, Store, join, telling
+from shoal.rendezvous import HostMemory, Membership, Store, join, telling
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def meet(
 ) -> Context:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `card` is for all ranks to read: `Context.cards` holds them by rank. `channels` says how many
-    there are between hosts, see `JoinOptions`.
+    `card` is for all ranks to read: `Context.cards` holds them by rank. `channels` says by the
+    hosts and the cards of all ranks how many channels there are between hosts; it raises nothing.
     """
     with telling(store, rank, size):
         _check_isa()
@@ -215,23 +215,20 @@ def meet(
             timeout_s=timeout_s,
             memory=HostMemory(make, enter),
             card=card,
-            options=JoinOptions(channels=channels),
         )
         if not arenas:
             make(1)  # alone: nobody to share it with
         rank_infos = _rank_infos(membership)
+        n_channels = channels([info.host_id for info in rank_infos], membership.cards)
         mesh = engine.Mesh.create(
             rank=rank,
             names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],
             epoch=membership.epoch,
             job_key=membership.job_key,
             arena=arenas[0],
-            peers=[
-                (peer.rank, list(peer.socket_fds), peer.is_local, list(peer.listens_at))
-                for peer in membership.take()
-            ],
-            n_channels=channels([rank_info.host_id for rank_info in rank_infos], membership.cards),
-            listeners=list(membership.listener_fds),
+            peers=_places(membership),
+            n_channels=n_channels,
+            listeners=list(membership.take()),
             resume_s=float(resume_s),
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
@@ -244,6 +241,19 @@ def meet(
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
     return Context(mesh, rank, rank_infos, membership.cards, membership.epoch)
+
+
+_PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]
+
+
+def _places(membership: Membership) -> list[_PeerPlace]:
+    """Where the mesh finds each peer, and how many paths lead there: as many as the lower says."""
+    found: list[_PeerPlace] = []
+    for peer in membership.peers:
+        lower = peer.listens_at if peer.rank < membership.rank else membership.listens_at
+        n_paths = 0 if peer.is_local else len(lower)
+        found.append((peer.rank, peer.is_local, n_paths, list(peer.listens_at)))
+    return found
 
 
 def _rank_infos(membership: Membership) -> list[RankInfo]:

@@ -6,18 +6,17 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import channels_from
-from shoal.plan.tuning import Tuning, read_tuning
 from shoal.plan.wire import link_from
 from shoal.schedule import ALGORITHMS, find
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import LinkCost
+    from shoal.plan.tuning import Tuning
 
 
 class Forced(NamedTuple):
@@ -122,7 +121,7 @@ class Settings(NamedTuple):
         return cls(
             forced=forced_from(environ),
             link=link_from(environ),
-            tuning=read_tuning(Path(path)) if path else None,
+            tuning=_tuning_at(path) if path else None,
             refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
             wire=_wire_from(environ),
             channels=channels_from(environ),
@@ -166,3 +165,12 @@ def _log_if_asked(environ: Mapping[str, str]) -> None:
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
     """Ours, so that it is added once."""
+
+
+def _tuning_at(path: str) -> Tuning:
+    # Few jobs have such a file, and every rank would load what reads it.
+    from pathlib import Path
+
+    from shoal.plan.tuning import read_tuning
+
+    return read_tuning(Path(path))

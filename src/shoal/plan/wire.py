@@ -9,8 +9,8 @@ choices falls now on one side and now on the other, and with it the bits of sums
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
@@ -30,7 +30,7 @@ _LEAST_MBIT: Final = 100
 _MOST_MBIT: Final = 10_000_000
 
 
-def reported_mbit(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
+def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/net") -> int | None:
     """The class of an interface's rate as the system reports it; None: it says nothing of use.
 
     That is so of virtio and of the loopback, and of any other while its link is down.
@@ -39,7 +39,8 @@ def reported_mbit(interface: str, folder: Path = Path("/sys/class/net")) -> int 
         OSError: no descriptor is left, so nobody knows what it says.
     """
     try:
-        return class_of(int((folder / interface / "speed").read_text(encoding="ascii")))
+        with open(os.path.join(folder, interface, "speed"), encoding="ascii") as file:
+            return class_of(int(file.read()))
     except ValueError:
         return None
     except OSError as error:

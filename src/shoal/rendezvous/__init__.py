@@ -1,6 +1,5 @@
-"""Turns a store, a rank and a size into proven sockets to every peer; no framework."""
+"""Turns a store, a rank and a size into a group whose ranks know each other; no framework."""
 
-from shoal.rendezvous.asking import Caller
 from shoal.rendezvous.environment import Place, find_place
 from shoal.rendezvous.farewell import telling
 from shoal.rendezvous.introduce import HostMemory
@@ -9,8 +8,9 @@ from shoal.rendezvous.key import job_key, pair_key
 from shoal.rendezvous.membership import Membership, PeerInfo
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
-from shoal.rendezvous.store_client import TcpStoreClient
-from shoal.rendezvous.store_server import TcpStoreServer
+from shoal.rendezvous.store.asking import Caller
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 __all__ = [
     "join",

@@ -1,162 +1,222 @@
-"""Reaches the ranks that we connect to: when to try, how long, and when to try again."""
+"""Reaches the one rank that we connect to: when to try, how long, and when to try again."""
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from shoal.errors import UsageError
+from shoal.rendezvous.door import peer_uid
 from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress
-from shoal.rendezvous.key import HOW_TO_SET_KEY, pair_key
-from shoal.rendezvous.link import Dial
+from shoal.rendezvous.key import HOW_TO_SET_KEY
+from shoal.rendezvous.listener import unix_address
+from shoal.rendezvous.record import Endpoint
 
-if TYPE_CHECKING:
-    from shoal.rendezvous.record import Endpoint
-    from shoal.rendezvous.roster import Roster
+MEETING_PATH: Final = 2**32 - 1
+"""What HELLO says in the place of a path: a connection for the meeting, none of the native core's,
+which listens at the same port later."""
 
 _FIRST_RETRY_S: Final = 0.001
 _LONGEST_RETRY_S: Final = 0.2
 
 
-class Dialing:
-    """The dials of one rank, at most one to each other rank at a time.
+class Dial:
+    """One attempt to reach a peer: connect, then prove the key to it.
+
+    Stepped when its socket is ready; never blocks; raises OSError when it is of no use any more.
+    """
+
+    def __init__(self, target: Endpoint | str, handshake: ClientHandshake) -> None:
+        self._target = target
+        self._handshake = handshake
+        self._is_connected = False
+        self.sock = socket.socket(_family(target), socket.SOCK_STREAM)
+        self.sock.setblocking(False)
+
+    def start(self) -> None:
+        """Begin to connect; the socket turns writable once that is settled."""
+        target = self._target
+        if isinstance(target, str):
+            # Refused or done at once; EAGAIN if the peer's backlog is full: try later.
+            self.sock.connect(unix_address(target))
+            return
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        status = self.sock.connect_ex((target.address, target.port))
+        if status not in (0, errno.EINPROGRESS):
+            raise OSError(status, os.strerror(status))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the connection stands, so that it is for reading from here on."""
+        return self._is_connected
+
+    def step(self) -> Progress:
+        """Go as far as possible without waiting."""
+        if not self._is_connected:
+            self._greet()
+        while self._handshake.wants:
+            try:
+                data = self.sock.recv(self._handshake.wants)
+            except BlockingIOError:
+                break
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+            self._send(self._handshake.feed(data))
+        return self._handshake.progress
+
+    def _greet(self) -> None:
+        status = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if status:
+            raise OSError(status, os.strerror(status))
+        if self.sock.family == socket.AF_UNIX and peer_uid(self.sock) != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        self._is_connected = True
+        self._send(self._handshake.hello)
+
+    def _send(self, message: bytes) -> None:
+        if message and self.sock.send(message) != len(message):
+            raise ConnectionError(errno.ENOBUFS, "the socket does not take 44 bytes")
+
+
+class Way:
+    """Leads to the rank above ours, in one epoch.
 
     Args:
-        roster: says where a rank is; is told when something speaks against its record.
+        hello: what to say there.
+        key: to prove.
+        target: where it is, a Unix name or an endpoint; None if that is not known yet.
+        whose: the rank in words, for messages.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        key: bytes,
+        target: Callable[[], Endpoint | str | None],
+        whose: Callable[[], str],
+    ) -> None:
+        self.hello = hello
+        self.key = key
+        self.target = target
+        self.whose = whose
+
+
+class Dialing:
+    """The dials of one rank, one at a time.
+
+    Args:
         dial_s: seconds for one attempt.
-        trouble: by rank, takes what went wrong with it last.
-        path_to_dial: which of the paths to a rank is to be opened next.
-        on_proven: takes over a socket that has proved to lead to this rank, by this path; the
-            selector knows it.
+        on_proven: takes over a socket that has proved where it leads; the selector knows it.
+        on_failed: hears why an attempt came to nothing, and when the next one is made.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
-        roster: Roster,
         dial_s: float,
-        trouble: dict[int, str],
-        path_to_dial: Callable[[int], int],
-        on_proven: Callable[[int, int, socket.socket], None],
+        on_proven: Callable[[socket.socket], None],
+        on_failed: Callable[[OSError | Progress, float], None],
     ) -> None:
         self._selector = selector
-        self._roster = roster
         self._dial_s = dial_s
-        self._trouble = trouble
-        self._path_to_dial = path_to_dial
         self._on_proven = on_proven
-        self._dials: dict[int, Dial] = {}
-        self._until: dict[int, float] = {}  # when to give a dial up
-        self._not_before: dict[int, float] = {}  # when to dial a rank again
-        self._retry_s: dict[int, float] = {}
+        self._on_failed = on_failed
+        self._way: Way | None = None
+        self._dial: Dial | None = None
+        self._until = 0.0  # when to give it up
+        self._not_before = 0.0  # when to try again
+        self._retry_s = _FIRST_RETRY_S
+        self.at: Endpoint | None = None  # where we last tried to reach a rank of another host
 
-    def dial(self, ranks: Iterable[int], now: float) -> None:
-        """Begin to connect to those of these ranks whose turn it is."""
-        for rank in ranks:
-            if rank in self._dials or now < self._not_before.get(rank, 0.0):
-                continue
-            path = self._path_to_dial(rank)
-            target = self._roster.target(rank, path)
-            if target is not None:
-                self._dial(rank, path, target, now)
+    def start_anew(self, way: Way | None) -> None:
+        """Go another way from now on."""
+        self._drop()
+        self._way, self.at = way, None
+        self._not_before, self._retry_s = 0.0, _FIRST_RETRY_S
 
-    def expire(self, now: float) -> None:
-        """Give up what has taken too long."""
-        for rank in [rank for rank in self._dials if now >= self._until[rank]]:
-            self.fail(rank, OSError(f"no answer within {self._dial_s:g} s"))
+    def step(self, now: float) -> float:
+        """Dial if it is time to, or give up what has taken too long; returns when to do it again.
 
-    def fail(self, rank: int, why: OSError | Progress) -> None:
-        """Give up this attempt, doubt the record it came from, and try again a little later."""
-        self._drop(rank)
-        wait_s = self._retry_s.get(rank, _FIRST_RETRY_S)
-        self._retry_s[rank] = min(2 * wait_s, _LONGEST_RETRY_S)
-        self._not_before[rank] = retry_at = time.monotonic() + wait_s
-        # The records are read again right before they are used again, not now.
-        if why is Progress.STALE:
-            self._trouble[rank] = "it is in another epoch, perhaps still in an earlier group"
-            self._roster.doubt(range(self._roster.own.size), retry_at)
-        elif isinstance(why, Progress):
-            self._trouble[rank] = "what answered there did not prove to be that rank"
-            self._roster.doubt((rank,), retry_at)
-        else:
-            self._trouble[rank] = (why.strerror or str(why)).lower()
-            self._roster.doubt((rank,), retry_at)
+        Call it as long as the rank above ours is not reached.
+        """
+        if self._dial is not None and now >= self._until:
+            self.fail(OSError(f"no answer within {self._dial_s:g} s"))
+        if self._dial is None and self._way is not None and now >= self._not_before:
+            target = self._way.target()
+            if target is None:
+                self._wait()
+            else:
+                self._begin(self._way, target, now)
+        return self._not_before if self._dial is None else self._until
 
-    def wake_at(self, ranks: Iterable[int]) -> float:
-        """When a dial ends, or when one to these ranks may start again."""
-        until = [self._until[rank] for rank in self._dials]
-        again = [
-            self._not_before[rank]
-            for rank in ranks
-            if rank in self._not_before
-            and rank not in self._dials
-            and self._roster.target(rank) is not None
-        ]
-        return min(until + again, default=float("inf"))
-
-    def start_anew(self) -> None:
-        """Drop all dials, and whatever made us wait before the next ones."""
-        for rank in list(self._dials):
-            self._drop(rank)
-        self._not_before.clear()
-        self._retry_s.clear()
+    def fail(self, why: OSError | Progress) -> None:
+        """Give up this attempt, and try again a little later."""
+        self._drop()
+        self._wait()
+        self._on_failed(why, self._not_before)
 
     def close(self) -> None:
-        """Close what has not been handed over; idempotent."""
-        for dial in self._dials.values():
-            dial.close()
+        """Close what has not been handed over; idempotent. The selector is done with."""
+        if self._dial is not None:
+            self._dial.sock.close()
 
-    def _dial(self, rank: int, path: int, target: Endpoint | str, now: float) -> None:
-        epoch = self._roster.epoch
-        if epoch is None:
-            return
-        own_rank = self._roster.rank
-        key = pair_key(self._roster.job_key, epoch, own_rank, rank)
-        handshake = ClientHandshake(Hello(epoch, own_rank, rank, path), key)
+    def _wait(self) -> None:
+        self._not_before = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+
+    def _begin(self, way: Way, target: Endpoint | str, now: float) -> None:
+        self.at = target if isinstance(target, Endpoint) else None
         try:
-            dial = Dial(rank, path, target, handshake)
+            dial = Dial(target, ClientHandshake(way.hello, way.key))
         except OSError as error:
-            self.fail(rank, error)
+            self.fail(error)
             return
-        self._dials[rank] = dial
-        self._until[rank] = now + self._dial_s
+        self._dial, self._until = dial, now + self._dial_s
         on_ready = functools.partial(self._on_ready, dial)
         self._selector.register(dial.sock, selectors.EVENT_WRITE, on_ready)
         try:
             dial.start()
         except OSError as error:
-            self.fail(rank, error)
+            self.fail(error)
 
     def _on_ready(self, dial: Dial) -> None:
-        if self._dials.get(dial.rank) is not dial:
+        if self._dial is not dial or self._way is None:
             return  # dropped earlier in this wake-up
         was_connected = dial.is_connected
         try:
             progress = dial.step()
         except OSError as error:
-            self.fail(dial.rank, error)
+            self.fail(error)
             return
         if progress is Progress.DONE:
-            del self._dials[dial.rank]
-            self._on_proven(dial.rank, dial.path, dial.sock)
+            self._dial = None
+            self._on_proven(dial.sock)
         elif progress is Progress.WAITING:
             if not was_connected:
                 on_ready = functools.partial(self._on_ready, dial)
                 self._selector.modify(dial.sock, selectors.EVENT_READ, on_ready)
         elif progress is Progress.KEY_DIFFERS:
             raise UsageError(
-                f"rank {self._roster.rank} may not join: rank {dial.rank} on "
-                f"{self._roster.label(dial.rank)} holds another job key. {HOW_TO_SET_KEY}"
+                f"rank {self._way.hello.rank} may not join: {self._way.whose()} holds another job "
+                f"key. {HOW_TO_SET_KEY}"
             )
         else:
-            self.fail(dial.rank, progress)
+            self.fail(progress)
 
-    def _drop(self, rank: int) -> None:
-        dial = self._dials.pop(rank, None)
+    def _drop(self) -> None:
+        dial, self._dial = self._dial, None
         if dial is not None:
             self._selector.unregister(dial.sock)
-            dial.close()
+            dial.sock.close()
+
+
+def _family(target: Endpoint | str) -> socket.AddressFamily:
+    if isinstance(target, str):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in target.address else socket.AF_INET

@@ -16,7 +16,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from shoal.rendezvous.handshake import Hello, Progress, ServerHandshake
@@ -75,6 +74,7 @@ class Door:
         self._listeners: list[socket.socket] = []
         self._pending: dict[socket.socket, _Pending] = {}  # in order of arrival
         self._spare: int | None = _open_spare()
+        self._is_watching = True  # whether the selector has the listeners
         self._resume_at: float | None = None
         self._has_warned = False
 
@@ -87,7 +87,18 @@ class Door:
         """Accept from this listener too; the door owns it from here on."""
         listener.setblocking(False)
         self._listeners.append(listener)
-        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        if self._is_watching:
+            self._register(listener)
+
+    def shut(self) -> None:
+        """Accept nobody for now: whoever connects waits in the kernel. Idempotent."""
+        self._resume_at = None
+        self._ignore()
+
+    def reopen(self) -> None:
+        """Accept again; idempotent."""
+        if not self._is_watching and self._resume_at is None:
+            self._resume()
 
     def expire(self, now: float) -> None:
         """Close whoever has been silent too long. Call it before handling what is readable."""
@@ -112,7 +123,7 @@ class Door:
         """
         handed = [each for each in self._listeners if each.family != socket.AF_UNIX]
         for listener in handed:
-            if self._resume_at is None:
+            if self._is_watching:
                 self._selector.unregister(listener)
             self._listeners.remove(listener)
         return handed
@@ -121,12 +132,10 @@ class Door:
         """Close the listeners and everyone who waits at the door; idempotent."""
         for pending in list(self._pending.values()):
             self._drop(pending)
+        self.shut()
         for listener in self._listeners:
-            if self._resume_at is None:
-                self._selector.unregister(listener)
             listener.close()
         self._listeners.clear()
-        self._resume_at = None
         self._close_spare()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -211,8 +220,7 @@ class Door:
                 os.getpid(),
             )
         if self._spare is None:
-            for each in self._listeners:
-                self._selector.unregister(each)
+            self._ignore()
             self._resume_at = self._clock() + _PAUSE_S
             return
         self._close_spare()
@@ -223,10 +231,18 @@ class Door:
     def _resume(self) -> None:
         self._resume_at = None
         self._spare = self._spare or _open_spare()
+        self._is_watching = True
         for listener in self._listeners:
-            self._selector.register(
-                listener, selectors.EVENT_READ, lambda listener=listener: self._accept(listener)
-            )
+            self._register(listener)
+
+    def _register(self, listener: socket.socket) -> None:
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+
+    def _ignore(self) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            for listener in self._listeners:
+                self._selector.unregister(listener)
 
     def _close_spare(self) -> None:
         if self._spare is not None:
@@ -234,11 +250,11 @@ class Door:
             self._spare = None
 
 
-@dataclass(eq=False)
 class _Pending:
-    sock: socket.socket
-    handshake: ServerHandshake
-    since: float
+    def __init__(self, sock: socket.socket, handshake: ServerHandshake, since: float) -> None:
+        self.sock = sock
+        self.handshake = handshake
+        self.since = since
 
 
 def run_ready(selector: selectors.BaseSelector, timeout_s: float | None) -> None:

@@ -2,95 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from shoal.rendezvous.links import Links
-    from shoal.rendezvous.record import Record
-    from shoal.rendezvous.roster import Roster
+    from shoal.rendezvous.meeting import Meeting
+    from shoal.rendezvous.record import Endpoint
 
 _N_SHOWN: Final = 16  # of a thousand missing ranks, the first tell as much as all
 _ADVICE: Final = "set SHOAL_SOCKET_IFNAME on both hosts to the network they share"
 
 
 def explain(
-    roster: Roster, links: Links, trouble: Mapping[int, str], verdict: str, silence: str
+    meeting: Meeting,
+    links: Links | None,
+    trouble: Mapping[int, str],
+    at: Endpoint | None,
+    verdict: str,
+    silence: str,
 ) -> str:
-    """One message about every rank that is not linked; asks the store once more if it answers.
+    """One message about every rank that is lacking; asks the store once more if it answers.
 
     Args:
+        links: of the roll; None if there is none.
         trouble: what went wrong last with a rank.
+        at: where the rank above ours was last tried, on another host.
         verdict: what has happened to us, such as "could not join within 5 s".
         silence: says that the store does not answer; empty if it does.
     """
-    own = roster.own
-    absent = roster.unpublished(asks=not silence)
-    met, trouble = _without_guests(links, trouble)
     parts = [silence] if silence else []
-    gone = roster.farewell
-    if gone is not None and gone.rank not in met:
+    gone = meeting.farewell
+    if gone is not None:
         parts.append(
-            f"rank {gone.rank} on {gone.host_label} failed to join before rank {roster.rank} "
+            f"rank {gone.rank} on {gone.host_label} failed to join before rank {meeting.rank} "
             f"came, and has not been started again: {gone.reason}"
         )
-    known = {*roster.oddities, *([] if gone is None else [gone.rank])}
-    missing = [rank for rank in absent if rank not in known]
-    if missing:
-        parts.append(
-            f"{_ranks(missing)} never published a record (not started, dead, or using another "
-            "store: are MASTER_ADDR, MASTER_PORT and WORLD_SIZE the same on every rank?)"
-        )
-    parts += [f"rank {rank}: {why}" for rank, why in sorted(roster.oddities.items())]
-    unlinked = set(range(own.size)) - met - set(absent) - {roster.rank}
-    parts += [_one(roster, rank, trouble.get(rank)) for rank in sorted(unlinked)[:_N_SHOWN]]
-    if len(unlinked) > _N_SHOWN:
-        parts.append(f"so it is with {len(unlinked) - _N_SHOWN} more ranks")
-    if not parts:
-        parts.append(f"{_ranks(links.unready())} still lacks links to others, it seems")
-    who = f"rank {roster.rank} of {own.size} on {own.host_label}"
+    if meeting.roll is None or links is None:
+        parts += _of_no_roll(meeting, asks=not silence)
+    elif gone is None:
+        parts += _of_links(meeting, links, trouble, at)
+    who = f"rank {meeting.rank} of {meeting.size} on {meeting.own.host_label}"
     return f"{who} {verdict}: " + "; ".join(parts)
 
 
-def _without_guests(links: Links, trouble: Mapping[int, str]) -> tuple[set[int], Mapping[int, str]]:
-    """The ranks that are not to blame, and what went wrong with the others.
-
-    A guide that lacks one rank introduces nobody, so the other ranks of the host are not to blame.
-    """
-    met = links.met()
-    guide, *others = links.host
-    lacked = links.lacked
-    if lacked is None or lacked in met:
-        return met, trouble
-    why = f"it never connected to rank {guide}, which introduces the ranks of this host"
-    return met | set(others) - {lacked}, {lacked: why, **trouble}
-
-
-def _one(roster: Roster, rank: int, trouble: str | None) -> str:
-    """What is wrong with one rank that has published."""
-    record = roster.record(rank)
-    if record is None or roster.epoch is None:
-        return f"rank {rank} has published, but was not tried yet"
-    where = f"rank {rank} on {record.host_label}"
-    if roster.is_local(rank):
-        return (
-            f"{where}, which is this host, did not link up: {trouble or 'it never connected'} "
-            "(if it is another machine, a clone with the same boot id, give each its own "
-            "SHOAL_HOST_ID)"
+def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
+    """Who has not published, or nothing of use."""
+    absent = meeting.unpublished(asks=asks)
+    gone = meeting.farewell
+    known = {*meeting.oddities, *([] if gone is None else [gone.rank])}
+    missing = [rank for rank in absent if rank not in known]
+    if missing:
+        yield (
+            f"{_ranks(missing)} never published a record (not started, dead, or using another "
+            "store: are MASTER_ADDR, MASTER_PORT and WORLD_SIZE the same on every rank?)"
         )
-    if rank > roster.rank:
-        return f"{where} did not link up: {trouble or _unvisited(roster.own)}"
-    if record.endpoint is None:
+    yield from (f"rank {rank}: {why}" for rank, why in sorted(meeting.oddities.items()))
+    if not absent and asks:
+        yield "rank 0 has not called all ranks that have published (stopped, or dead?)"
+
+
+def _of_links(
+    meeting: Meeting, links: Links, trouble: Mapping[int, str], at: Endpoint | None
+) -> Iterator[str]:
+    """Who of the roll is not linked, to us or to another."""
+    tree, unlinked = links.tree, links.lacking()
+    for rank in unlinked[:_N_SHOWN]:
+        yield _below(meeting, links, rank, trouble.get(rank))
+    if len(unlinked) > _N_SHOWN:
+        yield f"and {len(unlinked) - _N_SHOWN} more ranks below rank {meeting.rank}"
+    other = links.lacked if links.lacks_above else links.kept_waiting_by
+    if other is not None and other != meeting.rank and other not in tree.below:
+        yield _elsewhere(meeting, links, other)
+    elif links.lacks_above and tree.parent is not None:
+        yield _above(meeting, links, tree.parent, trouble.get(tree.parent), at)
+    elif not unlinked and links.silent():
+        yield f"{_ranks(links.silent())} still lacks ranks below, it seems"
+    elif not unlinked:
+        yield f"rank {tree.parent} still waits for others, it seems"
+
+
+def _above(
+    meeting: Meeting, links: Links, rank: int, trouble: str | None, at: Endpoint | None
+) -> str:
+    where = f"rank {rank} on {meeting.label(rank)}"
+    if links.tree.is_local(rank):
+        return f"{where}, {_of_this_host(trouble or 'it was not reached yet')}"
+    if at is None:
         return f"{where} does not listen for other hosts yet"
     return (
-        f"{where} at {record.endpoint} ({record.endpoint.interface}) could not be reached: "
-        f"{trouble or 'no answer'}; {_ADVICE}"
+        f"{where} at {at} ({at.interface}) could not be reached: {trouble or 'no answer'}; "
+        f"{_ADVICE}"
     )
 
 
-def _unvisited(own: Record) -> str:
-    mine = f"{own.endpoint} ({own.endpoint.interface})" if own.endpoint else "this host"
-    return f"it never connected to {mine}; {_ADVICE}"
+def _below(meeting: Meeting, links: Links, rank: int, trouble: str | None) -> str:
+    where = f"rank {rank} on {meeting.label(rank)}"
+    if links.tree.is_local(rank):
+        return f"{where}, {_of_this_host(trouble or 'it never connected')}"
+    own = meeting.own.endpoint
+    mine = f"{own} ({own.interface})" if own else "this host"
+    return f"{where} did not link up: {trouble or f'it never connected to {mine}; {_ADVICE}'}"
+
+
+def _of_this_host(trouble: str) -> str:
+    return (
+        f"which is this host, did not link up: {trouble} (if it is another machine, a clone with "
+        "the same boot id, give each its own SHOAL_HOST_ID)"
+    )
+
+
+def _elsewhere(meeting: Meeting, links: Links, rank: int) -> str:
+    """Of a rank that is not linked to another: that one can say more."""
+    parent = links.tree.parent_of(rank)
+    role = "through which it meets the others"
+    if parent is not None and links.tree.is_local(parent) and links.tree.is_local(rank):
+        role = "which introduces the ranks of this host"
+    return (
+        f"rank {rank} on {meeting.label(rank)} did not link up: it never connected to rank "
+        f"{parent}, {role}"
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

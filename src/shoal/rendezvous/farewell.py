@@ -7,23 +7,24 @@ records of the others, and counts only for ranks that had published theirs by th
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import PeerLost, ShoalError, UsageError
-from shoal.rendezvous.asking import Asking
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.options import JoinOptions
-from shoal.rendezvous.record import decode, integer_in, record_key, seal, short_text, unseal
+from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, unseal
+from shoal.rendezvous.record import MAX_SIZE, decode, record_key
 from shoal.rendezvous.store import MAX_VALUE_BYTES
+from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shoal.rendezvous.store import Store
 
+_KIND: Final = b"shoal/fw"
 FAREWELL_KEY: Final = "shoal/farewell"  # one for all, so that waiting for it costs one question
 # How long a join that has failed already waits for the store: to say what is lacking, and to tell
 # the others why we leave. A thousand records are read in half of it.
@@ -66,30 +67,30 @@ class Farewell(NamedTuple):
         return PeerLost(self.rank, self.host_label, "", "joining", reason)
 
     def encode(self) -> bytes:
-        """As JSON, like a record."""
-        fields = self._asdict() | {"version": VERSION, "nonce": self.nonce.hex()}
-        fields["seen"] = base64.b64encode(self.seen).decode("ascii")
-        return seal(fields)
+        """As a value for the store."""
+        body = number(self.rank, 4) + number(self.size, 4) + number(self.is_usage, 1)
+        body += text_field(self.host_label) + field(self.nonce)
+        reason = self.reason.encode()
+        body += number(len(reason), 2) + reason
+        return seal(_KIND, VERSION, body + self.seen)
 
 
 def decode_farewell(value: bytes) -> Farewell | None:
     """The farewell, or None if these bytes are none that we can read."""
     try:
-        fields = unseal(value)
-        if fields.pop("version") != VERSION or "crc" not in fields:
+        version, body = unseal(_KIND, value)
+        if version != VERSION:
             return None
-        size = integer_in(fields["size"], 1, 2**31)
-        return Farewell(
-            rank=integer_in(fields["rank"], 0, size - 1),
-            host_label=short_text(fields["host_label"]),
-            reason=short_text(fields["reason"]),
-            is_usage=fields["is_usage"] is True,
-            nonce=bytes.fromhex(short_text(fields["nonce"])),
-            seen=base64.b64decode(fields["seen"]),
-            size=size,
-        )
-    except (ValueError, TypeError, KeyError, RecursionError):
+        data = Unpacker(body)
+        rank, size = data.number(4, 0, MAX_SIZE), data.number(4, 1, MAX_SIZE)
+        is_usage, label, nonce = bool(data.number(1, 0, 1)), data.text(), data.field()
+        reason = data.take(data.number(2, 0, len(value))).decode()
+        seen = data.rest()
+    except ValueError:
         return None
+    if rank >= size or len(seen) % size or not reason.isprintable():
+        return None
+    return Farewell(rank, label, reason, is_usage, nonce, seen, size)
 
 
 @contextlib.contextmanager
@@ -129,7 +130,7 @@ def say_farewell(
     empty = Farewell(
         rank, _ascii(label, _N_LABEL), _ascii(why, _N_REASON), is_usage, nonces[rank], b"", size
     )
-    room = (MAX_VALUE_BYTES - len(empty.encode())) * 3 // 4 - 3  # base64 takes 4 bytes for 3
+    room = MAX_VALUE_BYTES - len(empty.encode())
     n_bytes = min(_MAX_PREFIX, room // size)
     seen = b"".join(nonce[:n_bytes].ljust(n_bytes, b"\0") for nonce in nonces)
     store.set(FAREWELL_KEY, empty._replace(seen=seen).encode())

@@ -100,6 +100,12 @@ def list_interfaces() -> list[Interface]:
     return found
 
 
+def resolve(host: str, port: int, kind: socket.SocketKind) -> list[tuple[Any, ...]]:
+    """As `socket.getaddrinfo`, which loads the codec of IDNA even for a name that needs none."""
+    name = host.encode() if host.isascii() else host
+    return list(socket.getaddrinfo(name, port, type=kind))
+
+
 def routed_address() -> str | None:
     """The source address of the default route, or None without one; never loopback."""
     for somewhere in _SOMEWHERE:
@@ -167,7 +173,7 @@ def _matching(wanted: str, found: list[Interface]) -> list[Interface]:
 def _source_towards(host: str) -> str:
     """The local address of the route to a host. Nothing is sent: connect only looks it up."""
     try:
-        targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        targets = resolve(host, 9, socket.SOCK_DGRAM)
     except OSError as error:
         raise UsageError(
             f"MASTER_ADDR={host} does not resolve on this host ({error}): set it to a name or "

@@ -7,7 +7,6 @@ holds the job key, as whoever is introduced does, so nothing rests on less proof
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -82,14 +81,6 @@ class Guide:
                 return None if error.errno in _LATER else self._left[-1]
             self._left.pop()
         return None
-
-    def say_whom_we_lack(self) -> None:
-        """Tell those who are here whom they wait for, if they do."""
-        members = self.members()
-        lacking = set(self._others) - {link.rank for link in members}
-        for link in members if lacking else ():
-            with contextlib.suppress(OSError):  # it serves the text of an error, nothing else
-                link.say_waiting(min(lacking))
 
     def end(self) -> list[Link]:
         """Call it off; returns the links that are of no use any more. Idempotent."""

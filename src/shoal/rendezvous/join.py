@@ -1,48 +1,54 @@
-"""Turns a store into a group: proven sockets to every peer, and one epoch for all.
+"""Turns a store into a group: one epoch for all, and what every rank must know of every other.
 
-Every rank publishes a record, reads all others, and derives the epoch from all nonces: nobody
-leads. Between hosts rank i connects to every lower rank and accepts from every higher one, over
-TCP. Inside a host every rank connects to the lowest one, over an abstract Unix socket, and is
-introduced to the others by it. A group on one host never listens on TCP; where there are several,
-every rank does, and goes on for the life of the job: the native core then makes lost paths anew.
+Every rank publishes a record; rank 0 reads all of them and writes the roll, which names the epoch
+(meeting.py). Then each rank connects to one other: inside a host to the lowest, over an abstract
+Unix socket; the lowest ranks of the hosts over TCP, along a binary tree. Words go up this tree,
+each for a rank and all below it, and come down again as one roster (links.py). A group on one host
+never listens on TCP; where there are several, every rank does, and goes on for the life of the job:
+the native core makes connections there when they are first needed.
+
+    GATHERING   no roll with us on it: some rank has not come
+    LINKING     there is one; a link is lacking, or the word of a rank below
+    AWAITING    our word is given; that of the rank above is lacking
+    PASSING     we know all; our word to ranks below is on its way
+    FORMED
+
+A link that breaks leads from AWAITING back to LINKING, another roll from anywhere before PASSING.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import selectors
-import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from shoal.errors import PeerLost, TimedOut, UsageError
-from shoal.rendezvous.asking import Asking
-from shoal.rendezvous.dialing import Dialing
-from shoal.rendezvous.door import Door, is_out_of_descriptors, run_ready
-from shoal.rendezvous.explain import explain
+from shoal.errors import InternalError, PeerLost, TimedOut, UsageError
+from shoal.rendezvous.connections import Connections
+from shoal.rendezvous.door import is_out_of_descriptors, run_ready
 from shoal.rendezvous.farewell import LAST_WORDS_S, tell
-from shoal.rendezvous.handshake import N_NONCE_BYTES, Hello, Progress
+from shoal.rendezvous.handshake import N_NONCE_BYTES
 from shoal.rendezvous.introduce import HostMemory
-from shoal.rendezvous.key import HOW_TO_SET_KEY, job_key, pair_key, random_key
-from shoal.rendezvous.links import Links
-from shoal.rendezvous.listener import listen_for_hosts, listen_unix, n_paths, port_range
-from shoal.rendezvous.membership import Membership, PeerInfo
+from shoal.rendezvous.key import job_key
+from shoal.rendezvous.listener import listen_unix, n_paths, port_range
+from shoal.rendezvous.meeting import Chair, Guest
+from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
-from shoal.rendezvous.record import MAX_CARD_BYTES, Endpoint, Record, epoch_of, find_host_id
-from shoal.rendezvous.roster import Roster
+from shoal.rendezvous.patience import Rereading, Warnings
+from shoal.rendezvous.record import Record, find_host_id
+from shoal.rendezvous.roster import MAX_CARD_BYTES, Entry
+from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
-    from shoal.rendezvous.link import Link
+    from shoal.rendezvous.links import Links
+    from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.store import Store
 
 _INTRODUCE_AGAIN_S: Final = 0.001  # when sockets took no more: nothing says when they do again
-# When nothing moves, the records of all unlinked ranks are read again: some leftovers show in no
-# other way. At first after the time that most joins take altogether, then less and less often.
-_FIRST_REREAD_S: Final = 0.02
-_LONGEST_REREAD_S: Final = 1.0
-_REREAD_PER_RANK_S: Final = 0.002  # so that a large group does not flood its store
-_QUICKEST_REREAD_S: Final = 0.005  # a stranger's HELLO must not make us flood the store
+# For which we do not look at our door, while the store shows nobody new.
+_LONGEST_WAIT_S: Final = 0.2
 
 
 def join(
@@ -55,15 +61,15 @@ def join(
     card: bytes = b"",
     options: JoinOptions | None = None,
 ) -> Membership:
-    """Meet all other ranks and return a proven, connected socket to each of them.
+    """Meet all other ranks and return who they are and where they can be reached.
 
     Args:
         store: the same for all ranks; a group's own prefix of a shared one. Its calls are made on
-            a thread of ours; one that does not return in time is left behind there (asking.py).
+            a thread of ours; one that does not return in time stays behind (store/asking.py).
         timeout_s: for the whole of it.
         memory: what the ranks of this host share, made and entered while they meet.
-        card: at most 255 bytes for all other ranks, see `Membership.cards`. It passes through the
-            store, but once this returns it is proven to be what that rank gave.
+        card: at most 255 bytes for all other ranks, see `Membership.cards`. It never lies in the
+            store, but travels over connections that are proven.
 
     Raises (every socket is closed, the record stays in the store):
         UsageError: a variable is wrong, the keys differ, or the process has no descriptor left;
@@ -76,11 +82,11 @@ def join(
     time: it may come again, and the others have deadlines of their own. While a join does not end,
     it warns of what it lacks, see `JoinOptions.warn_s`.
 
-    Returns once every rank has every link, so a rank may close its group at once without harm to
-    one that is still on its way out of here.
+    Returns once every rank has every link that it needs to meet, and listens, so a rank may close
+    its group at once without harm to one that is still on its way out of here.
 
-    Cost: two store requests that read all records, as a rule, and one that writes one (one more
-    between hosts); three round trips to each peer on another host, and to the lowest of our own.
+    Cost: two store requests as a rule, and one connection; rank 0 reads the records of all, the
+    lowest rank of a host has a connection to each of the others and to three hosts at most.
     """
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} is not in a group of {size}; expected 0 to {size - 1}")
@@ -121,8 +127,18 @@ def _in_words(error: BaseException, rank: int, size: int) -> BaseException:
     return error
 
 
+class _State(enum.Enum):
+    """How far one rank's join has come, see above."""
+
+    GATHERING = enum.auto()
+    LINKING = enum.auto()
+    AWAITING = enum.auto()
+    PASSING = enum.auto()
+    FORMED = enum.auto()
+
+
 class _Join:
-    """One rank's side of one rendezvous; the doorkeeper of its own door."""
+    """One rank's side of one meeting."""
 
     def __init__(
         self,
@@ -134,298 +150,192 @@ class _Join:
         options: JoinOptions,
         selector: selectors.BaseSelector,
     ) -> None:
-        self._rank, self._size = rank, size
-        self._memory = memory
-        self._options = options
+        self._state = _State.GATHERING
+        self._store, self._card, self._options = store, card, options
         self._selector = selector
-        self._store = store
+        self._roster: dict[int, Entry] = {}  # of all ranks, once we know them
         given_key = job_key(options.environ)
-        self._ports = port_range(options.environ)
-        n_paths(options.environ)  # is right, or nothing begins
+        port_range(options.environ), n_paths(options.environ)  # are right, or nothing begins
         host_id = find_host_id(options.environ)
         # From here on nothing may fail but `run`: nobody would close what is open.
         listener, unix_name = listen_unix()
-        self._door = Door(selector, self, options.limits)
-        self._door.open(listener)
-        own = Record(
-            size=size,
-            nonce=os.urandom(N_NONCE_BYTES),
-            host_id=host_id,
-            host_label=options.label,
-            unix_name=unix_name,
-            has_own_key=given_key is not None,
-            key=random_key() if rank == 0 and given_key is None else None,
-            card=card,
+        nonce, label = os.urandom(N_NONCE_BYTES), options.label
+        own = Record(size, nonce, host_id, label, unix_name, given_key is not None)
+        self._meeting: Meeting = (
+            Guest(store, own, rank, given_key) if rank else Chair(store, own, given_key)
         )
-        self._roster = Roster(store, rank, own, given_key)
-        self._trouble: dict[int, str] = {}  # what went wrong with a rank last
-        # Links and dials are of the epoch that the roster shows.
-        self._links = Links(rank, size, selector, self._lost, memory.enter)
-        self._dialing = Dialing(
-            selector,
-            self._roster,
-            options.dial_s,
-            self._trouble,
-            self._links.path_to_dial,
-            self._add,
+        self._connections = Connections(
+            selector, self._meeting, memory, options, listener, self._lost, self._doubted
         )
-        self._reread_at = float("inf")
-        self._reread_s = _FIRST_REREAD_S
-        self._read_last = 0.0
-        self._has_tcp = False
-        self._has_warned = False
-        self._has_told_of_one_gone = False
-        self._started = time.monotonic()
-        self._warn_s = options.warn_s  # after our start, the next time
-        store.alarm = self._warn_if_due
+        self._reread = Rereading(size)
+        self._warnings = Warnings(options, self._connections.explain)
+        store.alarm = lambda: self._warnings.say_if_due(store.silence)
 
     @property
     def nonce(self) -> bytes:
         """What makes our record ours."""
-        return self._roster.own.nonce
+        return self._meeting.own.nonce
 
     @property
     def has_lost_one(self) -> bool:
         """Whether a rank has told us that it cannot join."""
-        return self._roster.has_lost_one
+        return self._meeting.has_lost_one
 
     def run(self, timeout_s: float) -> Membership:
-        """Loop until every link is settled."""
+        """Go on until the group is formed."""
+        explain = self._connections.explain
         try:
             self._meet()
         except TimedOut as late:
             verdict = f"could not join within {timeout_s:.3g} s"
-            raise TimedOut(self._explain(verdict, self._store.silence)) from late
+            raise TimedOut(explain(verdict, self._store.silence)) from late
         except PeerLost as lost:
-            gone = self._roster.farewell
+            gone = self._meeting.farewell
             if gone is None:
-                verdict = f"had not joined after {time.monotonic() - self._started:.3g} s"
-                lost.reason += f"; by then {self._explain(verdict, '')}"
+                verdict = f"had not joined after {self._warnings.elapsed_s:.3g} s"
+                lost.reason += f"; by then {explain(verdict, '')}"
             elif not self.has_lost_one:
                 # It failed before we came, and without the store it cannot come again.
                 raise gone.error() from lost
             raise
-        membership = self._membership()
-        n_local = sum(peer.is_local for peer in membership.peers)
-        self._options.log.info(
-            "rank %d of %d joined epoch %016x in %.1f ms: %d peers on this host, %d on others",
-            self._rank,
-            self._size,
-            membership.epoch,
-            1e3 * (time.monotonic() - self._started),
-            n_local,
-            len(membership.peers) - n_local,
-        )
-        return membership
-
-    def _meet(self) -> None:
-        deadline = self._store.deadline
-        now = self._started
-        if self._size > 1:
-            self._roster.publish(self._roster.own)
-        self._plan_reread(now)
-        while not self._links.is_complete:
-            if now >= deadline:
-                self._store.deadline = now + LAST_WORDS_S
-                raise TimedOut("time is up")
-            self._turn(now, min(deadline, self._warn_if_due()))
-            now = time.monotonic()
-        self._links.say_ready()  # the last word may have come before ours was out
-
-    def _turn(self, now: float, until: float) -> None:
-        self._door.expire(now)
-        self._dialing.expire(now)
-        self._refresh_if_due(now)
-        self._dialing.dial(self._links.to_dial(), now)
-        self._links.introduce()
-        self._links.say_ready()
-        run_ready(self._selector, max(0.0, self._wake_at(until) - time.monotonic()))
-
-    def _wake_at(self, until: float) -> float:
-        times = [until, self._dialing.wake_at(self._links.to_dial())]
-        if self._needs_store():
-            times += [self._roster.read_at, self._reread_at]
-        expiry = self._door.next_deadline()
-        if expiry is not None:
-            times.append(expiry)
-        if self._links.is_introducing:
-            times.append(time.monotonic() + _INTRODUCE_AGAIN_S)
-        return min(times)
-
-    def _lost(self, rank: int, error: OSError) -> None:
-        self._dialing.fail(rank, error)
-        self._reread_at = 0.0  # it may have told why it left
-
-    def _warn_if_due(self) -> float:
-        """Say what is lacking, at doubling intervals; returns when to say it again."""
-        if time.monotonic() >= self._started + self._warn_s:
-            verdict = f"has not joined after {self._warn_s:g} s"
-            self._warn_s *= 2  # NOT later: to ask the store may take until then
-            self._options.log.warning("%s", self._explain(verdict, self._store.silence))
-        return self._started + self._warn_s
-
-    def _warn_of_one_gone(self, now: float) -> None:
-        """Say at an early time, once, that a rank has failed before we came."""
-        is_time = now >= self._started + self._options.gone_s
-        if self._roster.farewell is not None and is_time and not self._has_told_of_one_gone:
-            self._has_told_of_one_gone = True
-            verdict = f"waits for a rank, {now - self._started:.3g} s so far"
-            self._options.log.warning("%s", self._explain(verdict, ""))
-
-    def _explain(self, verdict: str, silence: str) -> str:
-        return explain(self._roster, self._links, self._trouble, verdict, silence)
+        return self._membership()
 
     def close(self) -> None:
         """Close everything that `run` has not handed out."""
-        self._door.close()
-        self._dialing.close()
-        self._links.close()
+        self._connections.close()
 
-    # The doorkeeper's part.
+    # The states.
 
-    def admit(self, hello: Hello) -> bytes | Progress:
-        """The pair's key for a higher rank of our epoch."""
-        if hello.to_rank != self._rank or not self._rank < hello.rank < self._size:
-            return Progress.REFUSED
-        if hello.epoch != self._roster.epoch:
-            # Often it has simply seen the last record before we did. Or a rank has been started
-            # again that we think we are linked to: who has said READY may die unseen.
-            now = time.monotonic()
-            is_due = now - self._read_last >= _QUICKEST_REREAD_S or self._roster.epoch is None
-            if is_due and self._needs_store():
-                self._roster.doubt(range(self._size))
-                self._refresh(now)
-        if hello.epoch != self._roster.epoch:
-            return Progress.STALE
-        return pair_key(self._roster.job_key, hello.epoch, self._rank, hello.rank)
+    def _meet(self) -> None:
+        if self._meeting.size > 1:
+            self._meeting.publish(self._meeting.own)
+        self._reread.plan(time.monotonic())
+        while self._state is not _State.FORMED:
+            now, deadline = time.monotonic(), self._store.deadline
+            if now >= deadline:
+                self._store.deadline = now + LAST_WORDS_S
+                raise TimedOut("time is up")
+            until = min(deadline, self._warnings.say_if_due(""))
+            door = self._connections.door
+            door.expire(now)
+            wake_at = min(until, self._step(now, until), door.next_deadline() or until)
+            run_ready(self._selector, max(0.0, wake_at - time.monotonic()))
 
-    def welcome(self, sock: socket.socket, hello: Hello) -> None:
-        """A higher rank has proved itself. One that connects again has lost its first link."""
-        is_local = sock.family == socket.AF_UNIX
-        is_right_way = is_local is self._roster.is_local(hello.rank)
-        is_expected = hello.epoch == self._roster.epoch and self._links.expects(hello.rank)
-        if not is_right_way or not is_expected:
-            sock.close()
+    def _step(self, now: float, until: float) -> float:
+        """What this state has to do; returns when it has again, unless a socket is ready before."""
+        links = self._connections.links
+        if self._state is _State.GATHERING or links is None:
+            return self._gather(now, until)
+        if self._state is _State.LINKING:
+            return self._link(now, links)
+        if self._state is _State.AWAITING:
+            return self._await_word(links)
+        return self._pass_on(links)
+
+    def _gather(self, now: float, until: float) -> float:
+        self._look_around_if_due(now)
+        if now >= self._meeting.look_at:
+            # NOT waiting in the store while somebody waits at the door.
+            is_alone = self._connections.door.next_deadline() is None
+            self._look(min(until, self._reread.at, now + _LONGEST_WAIT_S) if is_alone else now)
+        if self._state is not _State.GATHERING:
+            return now
+        return min(self._meeting.look_at, self._reread.at)
+
+    def _link(self, now: float, links: Links) -> float:
+        self._look_around_if_due(now)
+        if now >= self._meeting.look_at:
+            self._look(now)
+            return now  # there may be other links now
+        wake_at = self._connections.dial(now)
+        links.introduce()
+        if links.is_ready:
+            return self._give_word(links)
+        again_at = now + _INTRODUCE_AGAIN_S if links.is_introducing else float("inf")
+        return min(wake_at, again_at, self._meeting.look_at, self._reread.at)
+
+    def _give_word(self, links: Links) -> float:
+        # NOT to those who come now: they may have formed the group already, and mean the native
+        # core, which takes over the listeners.
+        self._connections.door.shut()
+        if links.tree.parent is None:
+            return self._conclude(links)
+        self._state = _State.AWAITING
+        links.give_word(self._entry())
+        return float("inf")
+
+    def _await_word(self, links: Links) -> float:
+        """NOT asking the store: rank 0 may have formed the group by now, and ended it."""
+        return self._conclude(links) if links.roster is not None else float("inf")
+
+    def _conclude(self, links: Links) -> float:
+        self._state = _State.PASSING
+        self._roster = links.conclude(self._entry())
+        links.pass_on()
+        return self._pass_on(links)
+
+    def _pass_on(self, links: Links) -> float:
+        if not links.is_passed_on:
+            return float("inf")
+        self._state = _State.FORMED
+        return 0.0
+
+    def _lost(self) -> None:
+        """A link broke."""
+        if self._roster:
+            return  # it is lost to the group that has formed, or it has left that again
+        self._state = _State.LINKING
+        self._connections.door.reopen()
+        self._reread.at = 0.0  # it may have told why it left
+
+    # The store.
+
+    def _look_around_if_due(self, now: float) -> None:
+        if now < self._reread.at:
             return
-        if not is_local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._trouble.pop(hello.rank, None)
-        if hello.path > 0:
-            self._links.add_path(hello.rank, hello.path, sock)
-            return
-        self._links.drop(hello.rank)
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._add(hello.rank, 0, sock)
+        self._reread.plan(now)
+        self._meeting.look_around()
+        if self._meeting.farewell is not None:
+            self._warnings.say_that_one_is_gone(now)
+        self._meeting.doubt()
+        if self._connections.links is not None:
+            self._connections.links.say_who_keeps_us_waiting()
 
-    def _add(self, rank: int, path: int, sock: socket.socket) -> None:
-        """Keep a proven socket, which the selector knows."""
-        if path == 0:
-            self._links.add(rank, sock, self._roster.n_connections(rank))
-            return
-        self._selector.unregister(sock)
-        self._links.add_path(rank, path, sock)
+    def _look(self, until: float) -> None:
+        before = self._meeting.roll
+        self._meeting.look(until)
+        roll = self._meeting.roll
+        if roll is not None and roll != before:
+            self._connections.begin(roll)
+            self._reread.start_anew(time.monotonic())
+            self._state = _State.LINKING
 
-    def key_differs(self, hello: Hello) -> None:
-        """Remember it for the deadline, and look soon whether it has left: it is told at once."""
-        self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
-        self._reread_s = _FIRST_REREAD_S
-        self._reread_at = min(self._reread_at, time.monotonic() + _FIRST_REREAD_S)
-
-    # Records and epoch.
-
-    def _refresh_if_due(self, now: float) -> None:
-        if not self._needs_store():
-            return
-        if now >= self._reread_at:
-            self._plan_reread(now)
-            self._roster.check_own()
-            self._roster.hear_farewell()
-            self._warn_of_one_gone(now)
-            if self._roster.epoch is not None:  # else nothing has been tried that could fail
-                self._roster.doubt(set(range(self._size)) - self._links.met())
-            self._links.say_whom_we_lack()
-        if now >= self._roster.read_at:
-            self._refresh(now)
-
-    def _refresh(self, now: float) -> None:
-        epoch = self._roster.epoch
-        self._roster.refresh(now)
-        self._read_last = now
-        if self._roster.epoch != epoch:
-            self._start_epoch()
-            self._reread_s = _FIRST_REREAD_S
-            self._plan_reread(now)
-
-    def _needs_store(self) -> bool:
-        """Not once every link stands: then rank 0 may have returned and ended its store."""
-        return not self._links.is_open
-
-    def _plan_reread(self, now: float) -> None:
-        self._reread_at = now + self._reread_s + self._size * _REREAD_PER_RANK_S
-        self._reread_s = min(2 * self._reread_s, _LONGEST_REREAD_S)
-
-    def _start_epoch(self) -> None:
-        """Begin anew: what was proved under another epoch was proved to a leftover."""
-        self._dialing.start_anew()
-        self._links.drop_all()
-        host_ids = [self._roster.host_id(rank) for rank in range(self._size)]
-        self._roster.n_channels = self._options.channels(host_ids, self._roster.cards())
-        remote = self._roster.remote_ranks()
-        host = sorted(set(range(self._size)) - set(remote))
-        is_guide = host[0] == self._rank
-        self._links.begin(host, remote, self._memory.make(len(host)) if is_guide else -1)
-        if remote and not self._has_tcp:
-            self._listen_for_hosts()
-        own = self._roster.own
-        if remote and own.key is not None and not self._has_warned:
-            self._has_warned = True
-            self._options.log.warning(
-                "this job spans hosts without a job key, so whoever reaches its store can join it: "
-                "set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
-            )
-
-    def _listen_for_hosts(self) -> None:
-        environ = self._options.environ
-        master = self._options.master_addr or environ.get("MASTER_ADDR") or self._store.host
-        listeners, paths = listen_for_hosts(self._rank, master, self._ports, environ)
-        for listener in listeners:
-            self._door.open(listener)
-        self._has_tcp = True
-        self._links.ports = {one.address: one.port for one in paths}
-        own = self._roster.own._replace(endpoint=paths[0], more=tuple(paths[1:]))
-        self._roster.publish(own)
+    def _doubted(self, *, holds_other_key: bool) -> None:
+        """A caller is of another epoch: often it has simply seen the roll before we did."""
+        now = time.monotonic()
+        if holds_other_key:
+            self._reread.soon(now)  # it is told at once, and leaves
+        elif self._state is _State.LINKING and self._reread.may_be_now(now):
+            self._look(now)
 
     # The end of it.
 
+    def _entry(self) -> Entry:
+        """What all others are told of us."""
+        own = self._meeting.own
+        listens_at = self._connections.listens_at
+        return Entry(own.host_id, own.host_label, self._card, listens_at)
+
     def _membership(self) -> Membership:
-        epoch = self._roster.epoch
-        if epoch is None:  # alone: nobody was waited for, nothing was read
-            epoch = epoch_of([self._roster.own.nonce])
-        peers = []
-        for link in self._links.take():
-            if link.is_local:
-                link.close()  # it has served: host-mates meet in the memory they share
-                continue
-            where = self._where(link.rank, link.address)
-            listens_at, more = self._listens_at(link), link.detach_more()
-            peers.append(PeerInfo(*where, False, (link.detach(), *more), listens_at))
-        others = set(self._links.host) - {self._rank}
-        peers += [PeerInfo(*self._where(rank, "unix"), True) for rank in others]
-        peers.sort(key=lambda peer: peer.rank)
-        own = self._roster.own
-        key = self._roster.job_key
-        cards = self._roster.cards()
-        ids = self._roster.process_ids()
-        listeners = tuple(listener.detach() for listener in self._door.hand_over())
-        whole = (epoch, self._rank, self._size, own.host_id, tuple(peers), cards, key, ids)
-        return Membership(*whole, listeners)
-
-    def _where(self, rank: int, address: str) -> tuple[int, str, str, str]:
-        return rank, self._roster.label(rank), self._roster.host_id(rank), address
-
-    def _listens_at(self, link: Link) -> tuple[tuple[str, int], ...]:
-        """See `PeerInfo.listens_at`."""
-        targets: list[Endpoint | str | None] = [link.listens_at]
-        if link.rank < self._rank:
-            targets = [self._roster.target(link.rank, path) for path in range(link.n_paths)]
-        return tuple((one.address, one.port) for one in targets if isinstance(one, Endpoint))
+        rank, roll = self._meeting.rank, self._meeting.roll
+        if roll is None:
+            raise InternalError("a group has formed without a roll")
+        listeners = tuple(each.detach() for each in self._connections.door.hand_over())
+        found = Membership(roll, self._roster, rank, self._meeting.job_key, listeners)
+        n_local = sum(peer.is_local for peer in found.peers)
+        self._options.log.info(
+            "rank %d of %d joined epoch %016x in %.1f ms: %d peers on this host, %d on others",
+            *(rank, found.size, found.epoch, 1e3 * self._warnings.elapsed_s),
+            *(n_local, len(found.peers) - n_local),
+        )
+        return found

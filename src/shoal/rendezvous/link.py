@@ -1,150 +1,85 @@
-"""One connection of a group that is still forming: dialled, proven, then linked.
+"""A proven connection of a group that is still forming, to the rank above or to one below.
 
-Both classes are stepped by the join loop when their socket is ready, never block, and raise
-OSError when the connection is of no use any more. `close` is idempotent.
+Stepped by the join loop when its socket is ready, never blocks, and raises OSError when it is of no
+use any more. `close` is idempotent.
 """
 
 from __future__ import annotations
 
 import array
 import errno
+import hashlib
+import hmac
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
-from shoal.rendezvous.door import peer_uid
-from shoal.rendezvous.handshake import MAGIC, VERSION, ClientHandshake, Progress
-from shoal.rendezvous.listener import unix_address
-from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.handshake import MAGIC, VERSION
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 
-_READY, _INTRODUCTION, _WAITING = range(8, 11)  # after the kinds of the handshake
-_FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind; how many, or which rank
-_MAX_PORT: Final = 65535
+_WORD, _INTRODUCTION, _WAITING = range(8, 11)  # after the kinds of the handshake
+_FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind; how many bytes, or which rank
+_N_MAC_BYTES: Final = hashlib.sha256().digest_size
 _ROOM: Final = socket.CMSG_SPACE(array.array("i").itemsize)
+_AT_ONCE: Final = 1 << 16  # bytes of a word for which there is room before they are there
 
 
-class Dial:
-    """One attempt to reach a peer: connect, then prove the key to it."""
+class Ends(NamedTuple):
+    """What the two ends of a link may say to each other.
 
-    def __init__(
-        self, rank: int, path: int, target: Endpoint | str, handshake: ClientHandshake
-    ) -> None:
-        self.rank = rank
-        self.path = path
-        self._target = target
-        self._handshake = handshake
-        self._is_connected = False
-        self.sock = socket.socket(_family(target), socket.SOCK_STREAM)
-        self.sock.setblocking(False)
+    Args:
+        rank: the other end's.
+        own_key: seals the word that we say.
+        key: seals the word that we hear.
+        is_above: whether the other end is the upper one.
+        n_told: of how many ranks the word that we hear tells.
+        n_local: the other end is our guide, and so many ranks are on our host; 0: it is not.
+        size: of the group.
+    """
 
-    def start(self) -> None:
-        """Begin to connect; the socket turns writable once that is settled."""
-        target = self._target
-        if isinstance(target, str):
-            # Refused or done at once; EAGAIN if the peer's backlog is full: try later.
-            self.sock.connect(unix_address(target))
-            return
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        status = self.sock.connect_ex((target.address, target.port))
-        if status not in (0, errno.EINPROGRESS):
-            raise OSError(status, os.strerror(status))
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the connection stands, so that it is for reading from here on."""
-        return self._is_connected
-
-    def step(self) -> Progress:
-        """Go as far as possible without waiting."""
-        if not self._is_connected:
-            self._greet()
-        while self._handshake.wants:
-            try:
-                data = self.sock.recv(self._handshake.wants)
-            except BlockingIOError:
-                break
-            if not data:
-                raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-            self._send(self._handshake.feed(data))
-        return self._handshake.progress
-
-    def close(self) -> None:
-        """Give the attempt up."""
-        self.sock.close()
-
-    def _greet(self) -> None:
-        status = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if status:
-            raise OSError(status, os.strerror(status))
-        if self.sock.family == socket.AF_UNIX and peer_uid(self.sock) != os.geteuid():
-            raise PermissionError(errno.EPERM, "it belongs to another user")
-        self._is_connected = True
-        self._send(self._handshake.hello)
-
-    def _send(self, message: bytes) -> None:
-        if message and self.sock.send(message) != len(message):
-            raise ConnectionError(errno.ENOBUFS, "the socket does not take 44 bytes")
+    rank: int
+    own_key: bytes
+    key: bytes
+    is_above: bool
+    n_told: int
+    n_local: int
+    size: int
 
 
 class Link:
-    """A proven connection, until both ends know that the whole group stands.
+    """A proven connection, until both ends have said their word.
 
-    Inside a host the lowest rank introduces the others: it passes each the memory that they share
-    (introduce.py). Each end says READY once all its links are open, and settles when it hears the
-    same. Nothing beyond READY is read.
-
-    Args:
-        to_come: the ranks whom we find in the memory that the peer is to pass us, itself included.
-        n_paths: how many connections there are to be, this one included.
+    The word of the lower end stands for it and all below it: they lack nothing, and the word says
+    what all others must know of them (roster.py). The word of the upper end stands for all ranks.
+    Before them, inside a host, the upper end passes the memory that its ranks share (introduce.py).
     """
 
-    def __init__(
-        self,
-        rank: int,
-        sock: socket.socket,
-        to_come: Set[int] = frozenset(),
-        n_paths: int = 1,
-    ) -> None:
-        self.rank = rank
+    def __init__(self, sock: socket.socket, ends: Ends) -> None:
+        self.rank = ends.rank
         self.sock = sock
-        self.n_paths = n_paths
-        self._more: dict[int, socket.socket] = {}  # by path; `sock` is path 0
         self.is_local = sock.family == socket.AF_UNIX
-        self.is_settled = False
-        self.waits_for: int | None = None  # whom the peer lacks to introduce us
-        self.listens_at: Endpoint | None = None  # where the peer can be asked to dial us again
-        self._to_come = to_come
+        self.word: bytes | None = None  # that has come
+        self.waits_for: int | None = None  # see `say_waiting`
+        self.has_spoken = False  # our word: nothing else is said after it
+        self._ends = ends
         self._memory_fd: int | None = None  # that has come and was not taken; -1: of nothing
-        self._is_introduced = not to_come
-        self._inbox = b""
-        self._has_said_ready = False
+        self._is_introduced = not ends.n_local
+        self._inbox = bytearray()
+        self._n_word_bytes: int | None = None  # of the word that is on its way, its seal included
+        self._outbox = b""
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of use: proven, and what is to come over it has been taken."""
-        return len(self._more) == self.n_paths - 1 and self._is_introduced
+        """Whether it is of use: what is to come over it before the words has been taken."""
+        return self._is_introduced
 
     @property
-    def next_path(self) -> int:
-        """The first path that is not there, or `n_paths`."""
-        return next(path for path in range(1, self.n_paths + 1) if path not in self._more)
-
-    def add_path(self, path: int, sock: socket.socket) -> bool:
-        """Keep another proven connection to the peer, in the place of one it has given up."""
-        if not 1 <= path < self.n_paths or self._has_said_ready:
-            return False
-        if path in self._more:
-            self._more[path].close()
-        self._more[path] = sock
-        return True
-
-    @property
-    def introduced(self) -> Set[int]:
-        """Whom the peer has introduced."""
-        return self._to_come if self._is_introduced else frozenset()
+    def has_more_to_send(self) -> bool:
+        """Whether `flush` is to be called once the socket can be written."""
+        return bool(self._outbox)
 
     def take_memory(self) -> int | None:
         """The descriptor that the peer has passed, once; it is the caller's from here on."""
@@ -152,58 +87,45 @@ class Link:
         self._is_introduced |= fd is not None
         return fd
 
-    @property
-    def address(self) -> str:
-        """The far end, see `PeerInfo.address`."""
-        if self.is_local:
-            return "unix"
-        try:
-            host, port = self.sock.getpeername()[:2]
-        except OSError:  # it has gone in this very moment; the engine will find out
-            return "gone"
-        return str(Endpoint(host, port, ""))
-
     def introduce(self, memory_fd: int, n_local: int) -> None:
         """Pass the peer the memory that so many ranks of its host share; -1: there is none."""
         self._say(_INTRODUCTION, n_local, memory_fd)
 
     def say_waiting(self, rank: int) -> None:
-        """Tell the peer whom we lack to introduce it to the others."""
+        """Tell the peer of a rank that is not linked to the one above it, so that all must wait."""
         self._say(_WAITING, rank)
 
-    def say_ready(self, ports: Mapping[str, int]) -> None:
-        """Tell the peer, once, that all our links are open.
+    def say_word(self, word: bytes) -> None:
+        """Say our word, or as much of it as the socket takes now."""
+        self.has_spoken = True
+        head = _FORM.pack(MAGIC, VERSION, _WORD, len(word))
+        self._outbox = head + word + hmac.digest(self._ends.own_key, head + word, "sha256")
+        self.flush()
 
-        Args:
-            ports: by our address, where we listen for other hosts.
-        """
-        if not self._has_said_ready:
-            self._has_said_ready = True
-            own = "" if self.is_local else self.sock.getsockname()[0]
-            self._say(_READY, ports.get(own, 0))
-
-    def step(self) -> None:
-        """Go as far as possible without waiting."""
+    def flush(self) -> None:
+        """Send what the socket did not take before."""
         try:
-            while not self.is_settled:
-                self._take_message()
+            self._outbox = self._outbox[self.sock.send(self._outbox) :]
         except BlockingIOError:
             return
 
-    def detach_more(self) -> tuple[int, ...]:
-        """The sockets of all paths but the first, which are the caller's from here on."""
-        more, self._more = self._more, {}
-        return tuple(more[path].detach() for path in sorted(more))
+    def step(self) -> None:
+        """Go as far as possible without waiting; nothing is read beyond the word of who is above.
 
-    def detach(self) -> int:
-        """The socket of the first path, which is the caller's from here on."""
-        return self.sock.detach()
+        Of one below the end of the connection is still of interest.
+        """
+        try:
+            while self.word is None or not self._ends.is_above:
+                if self._n_word_bytes is None:
+                    self._take_message()
+                else:
+                    self._take_word(self._n_word_bytes)
+        except BlockingIOError:
+            return
 
     def close(self) -> None:
         """Close the connection and what came over it."""
         self.sock.close()
-        for sock in self._more.values():
-            sock.close()
         fd, self._memory_fd = self._memory_fd, None
         if fd is not None and fd >= 0:
             os.close(fd)
@@ -222,10 +144,11 @@ class Link:
             if len(self._inbox) < _FORM.size and not fds:
                 return
             magic, version, kind, value = _FORM.unpack(self._inbox)
-            self._inbox = b""
             if (magic, version) != (MAGIC, VERSION):
                 raise ConnectionError("not a message that is due")
             self._take(kind, value, fds)
+            if kind != _WORD:
+                self._inbox.clear()
         except (struct.error, OSError) as error:
             _close_all(fds)
             why = getattr(error, "strerror", None) or "it spoke out of turn"
@@ -233,25 +156,40 @@ class Link:
 
     def _take(self, kind: int, value: int, fds: Sequence[int]) -> None:
         """Act on one message; raises if it is not its turn."""
-        if kind == _READY and self.is_open and not fds and value <= _MAX_PORT:
-            self.is_settled = True
-            if value and not self.is_local:
-                self.listens_at = Endpoint(self.sock.getpeername()[0], value, "")
+        is_early = self.word is None
+        if kind == _WORD and is_early and self.is_open and not fds:
+            if value > self._ends.n_told * MAX_ENTRY_BYTES:
+                raise ConnectionError(errno.EPROTO, f"it announced a word of {value} bytes")
+            self._n_word_bytes = _FORM.size + value + _N_MAC_BYTES
         elif kind == _INTRODUCTION and not self.is_open and len(fds) <= 1:
             self._take_introduction(value, fds)
-        elif kind == _WAITING and value in self._to_come and not fds:
+        elif kind == _WAITING and is_early and value < self._ends.size and not fds:
             self.waits_for = value
         else:
             raise ConnectionError("not a message that is due")
 
     def _take_introduction(self, n_local: int, fds: Sequence[int]) -> None:
-        expected = 1 + len(self._to_come)
+        expected = self._ends.n_local
         if n_local != expected:
             why = f"it introduced {n_local} ranks of this host, and there are {expected}"
             raise ConnectionError(errno.EPROTO, why)
         if self._memory_fd is not None:
             raise ConnectionError("not a message that is due")
         self._memory_fd = fds[0] if fds else -1
+
+    def _take_word(self, n_bytes: int) -> None:
+        data = self.sock.recv(min(n_bytes - len(self._inbox), _AT_ONCE))
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+        self._inbox += data
+        if len(self._inbox) < n_bytes:
+            return
+        said, mac = self._inbox[:-_N_MAC_BYTES], self._inbox[-_N_MAC_BYTES:]
+        if not hmac.compare_digest(hmac.digest(self._ends.key, said, "sha256"), mac):
+            raise ConnectionResetError(errno.ECONNRESET, "its word was damaged on its way")
+        self.word, self.waits_for = bytes(said[_FORM.size :]), None
+        self._inbox.clear()
+        self._n_word_bytes = None
 
     def _receive(self, n_bytes: int) -> tuple[bytes, Sequence[int]]:
         # socket.recv_fds ignores its flags in the Pythons we support, and without MSG_CMSG_CLOEXEC
@@ -274,9 +212,3 @@ class Link:
 def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _family(target: Endpoint | str) -> socket.AddressFamily:
-    if isinstance(target, str):
-        return socket.AF_UNIX
-    return socket.AF_INET6 if ":" in target.address else socket.AF_INET

@@ -1,148 +1,142 @@
-"""The proven connections of a rank: keeps them, and says READY over them once it lacks nothing."""
+"""The links of a rank: to the one above it and to those below, and the words that go over them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import selectors
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shoal.rendezvous.introduce import Guide
-from shoal.rendezvous.link import Link
+from shoal.rendezvous.link import Ends, Link
+from shoal.rendezvous.roster import Entry, decode
+
+if TYPE_CHECKING:
+    from shoal.rendezvous.tree import Tree
 
 
 class Links:
-    """The links of one rank: to every rank of another host, to the guide of its own.
-
-    The lowest rank of a host is its guide: it has a link to every other one, and introduces them
-    to each other.
+    """All links of one rank in one epoch.
 
     Args:
+        tree: says with whom.
+        pair_key: by rank and use, what we share with nobody but that rank.
+        memory_fd: to pass to the other ranks of our host if we are its guide, borrowed.
         on_lost: hears of a link that broke, by rank, once it is closed.
         enter: see `HostMemory`.
     """
 
     def __init__(
         self,
-        rank: int,
-        size: int,
         selector: selectors.BaseSelector,
+        tree: Tree,
+        rank: int,
+        pair_key: Callable[[int, str], bytes],
+        memory_fd: int,
         on_lost: Callable[[int, OSError], None],
         enter: Callable[[int, int, int], None],
     ) -> None:
-        self.host: Sequence[int] = [rank]  # the ranks of our host; the first is the guide
-        self.ports: dict[str, int] = {}  # by our address, where we listen for other hosts
-        self._rank = rank
+        self.tree = tree
+        self.above: Link | None = None
+        self.roster: dict[int, Entry] | None = None  # of all, once the word from above has come
+        self.lacked: int | None = None  # who kept all waiting, when we lost the rank above
         self._selector = selector
+        self.rank = rank
+        self._pair_key = pair_key
         self._on_lost = on_lost
         self._enter = enter
-        # With whom we prove ourselves to each other, rather than being introduced.
-        self._direct = [other for other in range(size) if other != rank]
-        self._links: dict[int, Link] = {}
-        self._guide = Guide(-1, [], self._links)
-        self._lacked: int | None = None  # by our guide, before we lost it
+        self._below: dict[int, Link] = {}
+        self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, what its word says
+        self._guide = Guide(memory_fd, tree.members, self._below)
+        self._last_word: bytes | None = None  # what all below are told, once we know it
 
-    def begin(self, host: Sequence[int], remote: Sequence[int], memory_fd: int) -> None:
-        """Expect links to these ranks, all others of the group. None may be left of before.
+    @property
+    def _size(self) -> int:
+        return len(self.tree.hosts)
 
-        Args:
-            host: the ranks of our host, ascending, ourselves included.
-            remote: the ranks of other hosts.
-            memory_fd: to pass to the other ranks of our host if we are its guide, borrowed.
-        """
-        guide, *others = host
-        is_guide = guide == self._rank
-        self.host = host
-        self._direct = sorted([*remote, *(others if is_guide else [guide])])
-        self._guide = Guide(memory_fd, others if is_guide else [], self._links)
+    def add(self, rank: int, sock: socket.socket) -> None:
+        """Keep a proven socket, which the selector knows, in the place of any before it."""
+        self.drop(rank)
+        link = Link(sock, self._ends(rank))
+        if rank == self.tree.parent:
+            self.above = link
+        else:
+            self._below[rank] = link
+        self._watch(link, selectors.EVENT_READ)
 
-    def add(self, rank: int, sock: socket.socket, n_paths: int = 1) -> None:
-        """Keep a proven socket, which the selector knows already: the first of `n_paths`."""
-        is_guide = rank == self.host[0]
-        to_come = set(self.host) - {self._rank} if is_guide else frozenset()
-        link = Link(rank, sock, to_come, n_paths)
-        self._links[rank] = link
-        on_ready = functools.partial(self._on_ready, link)
-        self._selector.modify(sock, selectors.EVENT_READ, on_ready)
-
-    def add_path(self, rank: int, path: int, sock: socket.socket) -> None:
-        """Keep another proven socket to a rank that we are linked to; else it is closed."""
-        link = self._links.get(rank)
-        if link is None or not link.add_path(path, sock):
-            sock.close()
+    def _ends(self, rank: int) -> Ends:
+        up, down = self._pair_key(rank, "word up"), self._pair_key(rank, "word down")
+        if rank != self.tree.parent:
+            n_told = len(self.tree.below[rank])
+            return Ends(rank, down, up, False, n_told, 0, self._size)
+        n_local = 0 if self.tree.is_guide else len(self.tree.host)
+        return Ends(rank, up, down, True, self._size, n_local, self._size)
 
     def drop(self, rank: int) -> None:
         """Close the link to this rank, if there is one."""
-        link = self._links.pop(rank, None)
+        if rank == self.tree.parent:
+            link, self.above = self.above, None
+            self.lacked = link.waits_for if link is not None else self.lacked
+        else:
+            link = self._below.pop(rank, None)
+            self._entries.pop(rank, None)
         if link is not None:
-            if not link.is_settled:
-                self._selector.unregister(link.sock)
+            self._selector.unregister(link.sock)
             link.close()
-            if link.is_local:
-                self._lacked = link.waits_for
+            if rank in self.tree.members:
                 self._end_introduction()
+
+    def close(self) -> None:
+        """Close every link, the selector being done with; idempotent."""
+        for link in self._all():
+            link.close()
 
     def drop_all(self) -> None:
         """Close every link."""
-        for rank in list(self._links):
-            self.drop(rank)
-
-    def take(self) -> Iterator[Link]:
-        """Every link, which is the caller's from here on."""
-        while self._links:
-            yield self._links.popitem()[1]
-
-    def close(self) -> None:
-        """Close every link that was not taken, the selector being done with; idempotent."""
-        self._end_introduction()
-        for link in self._links.values():
+        for link in self._all():
+            self._selector.unregister(link.sock)
             link.close()
+        self.above = None
+        self._below.clear()
+
+    def _all(self) -> list[Link]:
+        return [*self._below.values(), *([] if self.above is None else [self.above])]
 
     # What there is and what is lacking.
 
     def expects(self, rank: int) -> bool:
-        """Whether this rank is one to link to, rather than to be introduced to."""
-        return rank in self._direct
-
-    def to_dial(self) -> list[int]:
-        """The lower ranks that a link, or a path of it, is lacking to."""
-        return [rank for rank in self._direct if rank < self._rank and self._lacks(rank)]
-
-    def path_to_dial(self, rank: int) -> int:
-        """The path to such a rank that is to be opened next."""
-        link = self._links.get(rank)
-        return 0 if link is None else link.next_path
-
-    def _lacks(self, rank: int) -> bool:
-        link = self._links.get(rank)
-        return link is None or link.next_path < link.n_paths
-
-    def met(self) -> set[int]:
-        """The ranks that we are linked to, or were introduced to."""
-        return set(self._links).union(*(link.introduced for link in self._links.values()))
+        """Whether this rank is to connect to us."""
+        return rank in self.tree.below and self._last_word is None
 
     @property
-    def lacked(self) -> int | None:
-        """Whom our guide lacks to introduce us to the others, or lacked when we lost it."""
-        guide = self._links.get(self.host[0])
-        return self._lacked if guide is None else guide.waits_for
+    def lacks_above(self) -> bool:
+        """Whether we are still to connect to the rank above."""
+        return self.above is None and self.tree.parent is not None
+
+    def lacking(self) -> list[int]:
+        """The ranks below that are not linked to us."""
+        return sorted(self.tree.below.keys() - self._below.keys())
+
+    def silent(self) -> list[int]:
+        """The ranks below that are linked to us and have not given their word."""
+        return sorted(self._below.keys() - self._entries.keys())
 
     @property
-    def is_open(self) -> bool:
-        """Whether we have all our links."""
-        if len(self._links) < len(self._direct):
-            return False
-        return all(link.is_open for link in self._links.values()) and self._guide.is_done
+    def is_ready(self) -> bool:
+        """Whether we can give our word: all below have, and we are in our host's memory."""
+        is_entered = self.tree.parent is None or (self.above is not None and self.above.is_open)
+        return len(self._entries) == len(self.tree.below) and is_entered
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all peers have all theirs as well."""
-        return self.is_open and all(link.is_settled for link in self._links.values())
-
-    def unready(self) -> list[int]:
-        """The ranks that have not said READY to us yet, of those that we are linked to."""
-        return sorted(rank for rank, link in self._links.items() if not link.is_settled)
+    def kept_waiting_by(self) -> int | None:
+        """A rank that is not linked to the one above it, as far as we know or were told."""
+        told = [link.waits_for for link in self._all() if link.waits_for is not None]
+        if self.lacks_above:
+            return self.rank
+        return min([*self.lacking(), *told], default=None)
 
     @property
     def is_introducing(self) -> bool:
@@ -157,47 +151,104 @@ class Links:
         if broken is not None:
             self._lose(broken, ConnectionResetError(errno.ECONNRESET, "it closed the connection"))
 
-    def say_whom_we_lack(self) -> None:
-        """Tell the others of our host whom they wait for, if we are their guide."""
-        self._guide.say_whom_we_lack()
+    def say_who_keeps_us_waiting(self) -> None:
+        """Tell all whom we are linked to; it serves the text of an error, nothing else."""
+        rank = self.kept_waiting_by
+        for link in self._all() if rank is not None else ():
+            if link.waits_for is None and not link.has_spoken and rank is not None:
+                with contextlib.suppress(OSError):
+                    link.say_waiting(rank)
 
-    def say_ready(self) -> None:
-        """Once all our links are open, tell every peer.
+    def word(self, own: Entry) -> bytes:
+        """Ours: what we and all below us have to tell. Needs all their words."""
+        words = [self._below[rank].word or b"" for rank in sorted(self._below)]
+        return own.encode(self.rank) + b"".join(words)
 
-        So no rank returns, and perhaps closes its group again, while another still needs it: the
-        first to return has heard from all ranks that they lack nothing but such words.
-        """
-        if self.is_open:
-            members = self._guide.members()
-            # For its members the guide's word stands for all of the host.
-            are_ready = all(link.is_settled for link in members)
-            for link in list(self._links.values()):
-                if are_ready or link not in members:
-                    self._say_ready_on(link)
+    def give_word(self, own: Entry) -> None:
+        """Give our word to the rank above. We are ready, so that one is there."""
+        if self.above is not None:
+            self._send(self.above, self.word(own))
 
-    def _say_ready_on(self, link: Link) -> None:
+    @property
+    def has_given_word(self) -> bool:
+        """Whether the rank above counts on us, and on all below us."""
+        return self.above is not None and self.above.has_spoken
+
+    def take_word_back(self) -> None:
+        """Close the link to the rank above if we have given it our word."""
+        if self.has_given_word and self.tree.parent is not None:
+            self.drop(self.tree.parent)
+
+    def conclude(self, own: Entry) -> dict[int, Entry]:
+        """All that all must know: we know it, and need nobody any more."""
+        if self.tree.parent is None:
+            self._last_word, roster = self.word(own), {self.rank: own}
+            for entries in self._entries.values():
+                roster |= entries
+        else:
+            self._last_word = (self.above and self.above.word) or b""
+            roster = self.roster or {}
+            self.drop(self.tree.parent)
+        self._guide = Guide(-1, (), {})  # who leaves from here on needs nothing any more
+        return roster
+
+    def pass_on(self) -> None:
+        """Tell it to all below; `is_passed_on` says when the last of it is out."""
+        for link in list(self._below.values()):
+            self._send(link, self._last_word or b"")
+
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether nothing of what we said is left to send."""
+        return not any(link.has_more_to_send for link in self._all())
+
+    def _send(self, link: Link, word: bytes) -> None:
         try:
-            link.say_ready(self.ports)
+            link.say_word(word)
+            self._watch(link, selectors.EVENT_READ)
         except OSError as error:
-            # A peer that is settled may have returned and closed before it heard from us.
-            if not link.is_settled:
-                self._lose(link, error)
+            self._lose(link, error)
 
     # What happens to them.
 
+    def _watch(self, link: Link, events: int) -> None:
+        events |= selectors.EVENT_WRITE if link.has_more_to_send else 0
+        self._selector.modify(link.sock, events, functools.partial(self._on_ready, link))
+
     def _on_ready(self, link: Link) -> None:
-        if self._links.get(link.rank) is not link:
+        if link not in (self.above, self._below.get(link.rank)):
             return  # dropped earlier in this wake-up
         try:
+            if link.has_more_to_send:
+                link.flush()
+                self._watch(link, selectors.EVENT_READ)
+            waited_for = link.waits_for
             link.step()
+            if link.waits_for not in (None, waited_for):
+                self.say_who_keeps_us_waiting()
+            self._heed(link)
         except OSError as error:
             self._lose(link, error)
-            return
+
+    def _heed(self, link: Link) -> None:
+        """Act on what has come over this link."""
         memory_fd = link.take_memory()
         if memory_fd is not None:
-            self._enter(memory_fd, len(self.host), self.host.index(self._rank))
-        if link.is_settled:
-            self._selector.unregister(link.sock)
+            host = self.tree.host
+            self._enter(memory_fd, len(host), host.index(self.rank))
+        if link.word is None:
+            return
+        least_paths = 1 if self.tree.n_hosts > 1 else 0
+        try:
+            if link is not self.above:
+                if link.rank not in self._entries:
+                    ranks = self.tree.below[link.rank]
+                    self._entries[link.rank] = decode(link.word, ranks, least_paths)
+            elif self.roster is None:
+                self.roster = decode(link.word, frozenset(range(self._size)), least_paths)
+        except ValueError as error:
+            why = f"its word makes no sense: {error}"
+            raise ConnectionResetError(errno.ECONNRESET, why) from error
 
     def _lose(self, link: Link, error: OSError) -> None:
         self.drop(link.rank)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from shoal.rendezvous.door import Limits
 
 
-def _one_channel(_host_ids: Sequence[str], _cards: Sequence[bytes]) -> int:
-    return 1
-
-
-@dataclass(frozen=True)
-class JoinOptions:
+class JoinOptions(NamedTuple):
     """How to join; the defaults are right for nearly everyone.
 
     Args:
@@ -30,21 +25,17 @@ class JoinOptions:
             be noise.
         gone_s: seconds until it warns of a rank that failed before we came. It may be about to be
             started again, together with us.
-        channels: called with the hosts and the cards of all ranks, by rank, once those are known;
-            says how many sets of connections, one for each path, there are between two hosts: the
-            same on every rank. May be called again, raises nothing.
         log: takes the warnings, and a line of information per join.
     """
 
     host_label: str | None = None
     master_addr: str | None = None
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    limits: Limits = field(default_factory=Limits)
+    environ: Mapping[str, str] = os.environ
+    limits: Limits = Limits()
     dial_s: float = 5.0
     warn_s: float = 10.0
     gone_s: float = 1.0
-    channels: Callable[[Sequence[str], Sequence[bytes]], int] = _one_channel
-    log: logging.Logger = field(default_factory=lambda: logging.getLogger("shoal"))
+    log: logging.Logger = logging.getLogger("shoal")
 
     @property
     def label(self) -> str:

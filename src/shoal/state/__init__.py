@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from shoal.state.document import SOURCES, describe
-from shoal.state.files import pattern_of_job, write
-from shoal.state.text import text_of
-from shoal.state.watch import call_at, signal_of
+from shoal.state.sources import SOURCES
 
 if TYPE_CHECKING:
-    from shoal.state.document import Source
+    from pathlib import Path
+
+    from shoal.state.sources import Source
+
+# What describes, writes and watches is imported where it is used: most jobs never do, and every
+# rank would pay for it while the group forms.
 
 __all__ = ["SOURCES", "AtDeadline", "Dump", "dump", "heed_signal"]
 
@@ -59,6 +60,10 @@ def dump(path: str | Path | None = None) -> Dump:
 
     Raises: nothing of its own; what cannot be written is logged as a warning.
     """
+    from shoal.state.document import describe
+    from shoal.state.files import write
+    from shoal.state.text import text_of
+
     state = describe("it was asked for")
     text = text_of(state)
     files = () if path is None else write(state, text, str(path))
@@ -71,12 +76,20 @@ def heed_signal() -> None:
     Raises:
         UsageError: it names none that can be had.
     """
+    if not os.environ.get("SHOAL_DUMP_SIGNAL"):
+        return
+    from shoal.state.watch import call_at, signal_of
+
     wanted = signal_of(os.environ)
     if wanted is not None:
         call_at(wanted, lambda: _write_at_signal(wanted.name))
 
 
 def _write_at_signal(name: str) -> None:
+    from shoal.state.document import describe
+    from shoal.state.files import pattern_of_job, write
+    from shoal.state.text import text_of
+
     pattern = pattern_of_job()
     if pattern is None:
         _LOG.warning("%s came, and SHOAL_DUMP=off: nothing is written", name)
@@ -120,6 +133,10 @@ class AtDeadline:
 
     @staticmethod
     def _write(source: Source, native: Told) -> str:
+        from shoal.state.document import describe
+        from shoal.state.files import pattern_of_job, write
+        from shoal.state.text import text_of
+
         pattern = pattern_of_job()
         told = native.take_state_at_deadline()
         if told is None or pattern is None:

@@ -11,16 +11,16 @@ import sys
 import threading
 import time
 import traceback
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shoal import engine
+from shoal.state.sources import SOURCES
 from shoal.state.waits import waits_of
 
 if TYPE_CHECKING:
-    from shoal.engine import Mesh, RankInfo
+    from shoal.state.sources import Source
 
 VERSION: Final = 1
 """Of the document. One number more where a reader of the last would misunderstand it."""
@@ -30,46 +30,6 @@ _PATIENCE_S: Final = 5.0
 
 _OWN: Final = str(Path(__file__).parents[1])
 _MOST_FRAMES: Final = 12  # of each thread's stack, the innermost
-
-
-class Member(Protocol):
-    """A group, as far as it is told of."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def native_id(self) -> int | None:
-        """Its number in the native core; None once it is closed."""
-
-
-class Source(Protocol):
-    """A world, as far as it is told of."""
-
-    @property
-    def epoch(self) -> int:
-        """64 bits, the same on all its ranks."""
-
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-
-    @property
-    def names(self) -> Sequence[RankInfo]:
-        """Where each rank is."""
-
-    @property
-    def groups(self) -> Iterable[Member]:
-        """Those that are alive here."""
-
-    @property
-    def mesh(self) -> Mesh | None:
-        """The links; None once they are closed."""
-
-
-SOURCES: Final[weakref.WeakSet[Source]] = weakref.WeakSet()
-"""The worlds of this process."""
 
 
 def describe(why: str, told: Mapping[Source, dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -114,8 +74,8 @@ def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
         "epoch": f"{source.epoch:016x}",
         "rank": source.rank,
         "ranks": [
-            {"host": seat.host, "address": seat.address, "process_id": seat.process_id}
-            for seat in source.names
+            {"host": info.host, "address": info.address, "process_id": info.process_id}
+            for info in source.names
         ],
         "is_closed": mesh is None,
         "is_stuck": mesh is not None and native is None,

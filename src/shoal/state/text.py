@@ -160,11 +160,16 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 def _path(number: int, path: dict[str, Any]) -> str:
-    """Empty if it was never lost."""
+    """Empty if it is open and was never lost, or can be none any more."""
     times = f", made anew {path['n_made_anew']} times" if path["n_made_anew"] else ""
-    if path["is_lost"]:
-        since = f" for {path['lost_s']:.1f} s" if path["lost_s"] is not None else ""
-        return f"path {number} lost{since}, being dialled (it {path['why_lost']}){times}"
+    since = f" for {path['lost_s']:.1f} s" if path["lost_s"] is not None else ""
+    match path["state"]:
+        case "unmade":
+            return f"path {number} not connected yet"
+        case "dialled":
+            return f"path {number} being dialled for the first time{since}"
+        case "lost":
+            return f"path {number} lost{since}, being dialled (it {path['why_lost']}){times}"
     return f"path {number}{times} (it {path['why_lost']})" if times else ""
 
 

@@ -12,9 +12,10 @@ from typing import Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.handshake import ClientHandshake, Progress
+from shoal.rendezvous.interface import resolve
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from shoal.rendezvous.store_wire import (
+from shoal.rendezvous.store.wire import (
     FULL,
     GET,
     OK,
@@ -169,13 +170,16 @@ class TcpStoreClient:
         )
 
     def _try_to_connect(self, key: bytes, until: float) -> socket.socket:
-        found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        found = resolve(self._host, self._port, socket.SOCK_STREAM)
         failure = OSError("it has no address")
-        for at, (*_, target) in enumerate(found):
-            share_s = _left_s(until) / (len(found) - at)  # one that is silent must leave the others
+        for at, (family, kind, protocol, _, target) in enumerate(found):
+            sock = socket.socket(family, kind, protocol)
+            # One that is silent must leave time for the others.
+            sock.settimeout(_left_s(until) / (len(found) - at))
             try:
-                sock = socket.create_connection((str(target[0]), self._port), timeout=share_s)
+                sock.connect(target)
             except OSError as error:
+                sock.close()
                 failure = error
                 continue
             try:

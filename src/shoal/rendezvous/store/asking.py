@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
-from shoal.rendezvous.store import MemoryStore, Store
+from shoal.rendezvous.store import MemoryStore, Store, TorchStore
 
 # A store that answers at all does so in less; sooner, nothing speaks against it. So a call that is
 # made just before the deadline is given this long, else the store would be blamed for our lateness.
 _SUSPICIOUS_S: Final = 0.1
+_ON_ITS_WAY_S: Final = 0.01  # an answer takes 10 us from our own store, and a few ms from far away
 
 # Both begin with the number of the call: an interrupt may strike just as a reply is taken.
 _Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
@@ -42,7 +43,7 @@ class Caller:
 
     def __init__(self, where: str, deadline: float) -> None:
         self.deadline = deadline
-        # Called while an answer is awaited, whenever the time that it returned last has come.
+        # Called while an answer is owed, whenever the time that it returned last has come.
         self.alarm: Callable[[], float] = _never
         self._where = where
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -51,11 +52,16 @@ class Caller:
         self._n_calls = 0
         self._owed: tuple[str, float] | None = None  # which answer, and since when
 
-    def call(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+    def call(
+        self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
+    ) -> Any:
         """What this returns.
 
+        Args:
+            takes_s: how long the answer may take before it is owed to us.
+
         Raises:
-            TimedOut: no answer by `deadline`, or 0.1 s later if it was asked for shortly before.
+            TimedOut: no answer by `deadline`, or 0.1 s later if it was owed since shortly before.
                 The call may still happen, at any later time.
             BaseException: what the function raises.
         """
@@ -66,7 +72,7 @@ class Caller:
                 target=_answer, args=(self._calls, self._replies), name="shoal store", daemon=True
             ).start()
         self._n_calls += 1
-        since = time.monotonic()
+        since = time.monotonic() + takes_s
         self._owed = doing, since
         self._calls.put((self._n_calls, function, args))
         value, error = self._await_reply(since)
@@ -83,7 +89,7 @@ class Caller:
         if self._owed is None:
             return ""
         doing, since = self._owed
-        owed_s = time.monotonic() - since
+        owed_s = max(0.0, time.monotonic() - since)
         asks = ": is its process stopped, or its host cut off?" if owed_s >= _SUSPICIOUS_S else ""
         return f"{self._where} has not answered for {owed_s:.3g} s ({doing}){asks}"
 
@@ -96,7 +102,9 @@ class Caller:
         """The reply to the last call; those to earlier ones, which interrupts cut short, go by."""
         while True:
             expires = max(self.deadline, min(since, self.deadline) + _SUSPICIOUS_S)
-            wake_at = min(expires, self.alarm())
+            # An answer that is merely on its way is no silence to tell of.
+            silent_at = since + _ON_ITS_WAY_S
+            wake_at = min(expires, self.alarm() if time.monotonic() >= silent_at else silent_at)
             try:
                 number, value, error = self._replies.get(
                     timeout=max(0.0, wake_at - time.monotonic())
@@ -123,6 +131,8 @@ class Asking(Caller):
     def __init__(self, store: Store, deadline: float) -> None:
         super().__init__(f"the store at {store.host}" if store.host else "the store", deadline)
         self.host = store.host
+        # torch writes two warnings for each wait that ends without a value.
+        self.can_wait = not isinstance(store, TorchStore)
         self._store = store
         self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
 
@@ -132,7 +142,9 @@ class Asking(Caller):
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """The value, waiting until there is one; `TimedOut` if it does not come."""
-        value: bytes = self._ask(f"get of {key!r}", self._store.get, key, timeout_s)
+        doing = f"get of {key!r}"
+        takes_s = timeout_s + _SUSPICIOUS_S
+        value: bytes = self._ask(doing, self._store.get, key, timeout_s, takes_s=takes_s)
         return value
 
     def try_get(self, key: str) -> bytes | None:
@@ -151,11 +163,13 @@ class Asking(Caller):
         super().close()
         self._store = MemoryStore()
 
-    def _ask(self, doing: str, function: Callable[..., Any], *args: Any) -> Any:
+    def _ask(
+        self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
+    ) -> Any:
         if self._lost:
             raise PeerLost(*self._lost)  # NOT the same one: what it was raised for would hold it
         try:
-            return self.call(doing, function, *args)
+            return self.call(doing, function, *args, takes_s=takes_s)
         except PeerLost as error:
             self._lost = error.args
             raise

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from shoal.errors import UsageError
 from shoal.rendezvous.door import Door, Limits, run_ready
 from shoal.rendezvous.handshake import Hello, Progress
-from shoal.rendezvous.interface import is_loopback, names_loopback, routed_address
+from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.listener import listen_tcp
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
-from shoal.rendezvous.store_wire import (
+from shoal.rendezvous.store.wire import (
     FULL,
     GET,
     MISSING,
@@ -272,7 +272,7 @@ class _Client:
 
 def _listen(host: str, port: int) -> list[socket.socket]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = resolve(host, port, socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(f"MASTER_ADDR={host} does not resolve ({error})") from error
     addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))

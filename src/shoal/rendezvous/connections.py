@@ -1,0 +1,200 @@
+"""The connections of one rank while it joins: its door, its way up, and its links, by one roll."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.rendezvous.dialing import MEETING_PATH, Dialing, Way
+from shoal.rendezvous.door import Door
+from shoal.rendezvous.explain import explain
+from shoal.rendezvous.handshake import Hello, Progress
+from shoal.rendezvous.key import HOW_TO_SET_KEY, pair_key
+from shoal.rendezvous.links import Links
+from shoal.rendezvous.listener import listen_for_hosts, port_range
+from shoal.rendezvous.tree import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.rendezvous.introduce import HostMemory
+    from shoal.rendezvous.meeting import Meeting
+    from shoal.rendezvous.options import JoinOptions
+    from shoal.rendezvous.record import Endpoint
+    from shoal.rendezvous.roll import Roll
+
+
+class OnDoubt(Protocol):
+    """Hears of a caller who is of another epoch, or holds another key."""
+
+    def __call__(self, *, holds_other_key: bool) -> None:
+        """It has come; the roll may be another afterwards."""
+
+
+class Connections:
+    """All of them; the doorkeeper of its own door.
+
+    Args:
+        listener: where the ranks of our host connect.
+        on_lost: called when a link broke.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        meeting: Meeting,
+        memory: HostMemory,
+        options: JoinOptions,
+        listener: socket.socket,
+        on_lost: Callable[[], None],
+        on_doubt: OnDoubt,
+    ) -> None:
+        self.links: Links | None = None  # of the roll
+        self.listens_at: tuple[Endpoint, ...] = ()  # for other hosts, by path
+        self.door = Door(selector, self, options.limits)
+        self.door.open(listener)
+        self._selector, self._meeting = selector, meeting
+        self._memory, self._options = memory, options
+        self._on_lost, self._on_doubt = on_lost, on_doubt
+        self._trouble: dict[int, str] = {}  # what went wrong with a rank last
+        self._dialing = Dialing(selector, options.dial_s, self._reached, self._not_reached)
+
+    def begin(self, roll: Roll) -> None:
+        """Begin anew: what was proved under another epoch was proved to a leftover."""
+        if self.links is not None:
+            self.links.drop_all()
+        rank, epoch, key = self._meeting.rank, roll.epoch, self._meeting.job_key
+        tree = Tree(roll.hosts, rank)
+        makes = tree.is_guide and self._meeting.size > 1
+        memory_fd = self._memory.make(len(tree.host)) if makes else -1
+
+        def secret(other: int, role: str) -> bytes:
+            return pair_key(key, epoch, rank, other, role)
+
+        self.links = Links(
+            self._selector, tree, rank, secret, memory_fd, self._lost, self._memory.enter
+        )
+        if tree.n_hosts > 1:
+            self._listen_for_hosts(tree)
+        self._dialing.start_anew(self._way(tree, roll))
+        self.door.reopen()
+
+    def dial(self, now: float) -> float:
+        """Connect to the rank above, if we are not; returns when to go on with it."""
+        lacks = self.links is not None and self.links.lacks_above
+        return self._dialing.step(now) if lacks else float("inf")
+
+    def explain(self, verdict: str, silence: str) -> str:
+        """What is lacking, in words; see explain.py."""
+        return explain(self._meeting, self.links, self._trouble, self._dialing.at, verdict, silence)
+
+    def close(self) -> None:
+        """Close everything that has not been handed out; idempotent."""
+        self.door.close()
+        self._dialing.close()
+        if self.links is not None:
+            self.links.close()
+
+    def _way(self, tree: Tree, roll: Roll) -> Way | None:
+        """To the rank above."""
+        rank, above = self._meeting.rank, tree.parent
+        if above is None:
+            return None
+        is_local = tree.is_local(above)
+
+        def target() -> Endpoint | str | None:
+            return roll.doors[roll.hosts[above]] if is_local else self._meeting.endpoint(above)
+
+        hello = Hello(roll.epoch, rank, above, MEETING_PATH)
+        key = pair_key(self._meeting.job_key, roll.epoch, rank, above)
+        return Way(hello, key, target, lambda: f"rank {above} on {self._meeting.label(above)}")
+
+    def _listen_for_hosts(self, tree: Tree) -> None:
+        meeting, environ = self._meeting, self._options.environ
+        if not self.listens_at:
+            master = self._options.master_addr or environ.get("MASTER_ADDR") or meeting.store_host
+            ports = port_range(environ)
+            listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
+            for listener in listeners:
+                self.door.open(listener)
+            self.listens_at = tuple(paths)
+            if meeting.rank == 0 and not meeting.own.has_own_key:
+                self._options.log.warning(
+                    "this job spans hosts without a job key, so whoever reaches its store can join "
+                    "it: set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
+                )
+        if tree.has_hosts_below and meeting.own.endpoint is None:
+            meeting.publish(meeting.own._replace(endpoint=self.listens_at[0]))
+
+    # The way up.
+
+    def _reached(self, sock: socket.socket) -> None:
+        if self.links is not None and self.links.tree.parent is not None:
+            self.links.add(self.links.tree.parent, sock)
+
+    def _not_reached(self, why: OSError | Progress, retry_at: float) -> None:
+        above = None if self.links is None else self.links.tree.parent
+        if above is None:
+            return
+        if why is Progress.STALE:
+            self._trouble[above] = "it is in another epoch, perhaps still in an earlier group"
+        elif isinstance(why, Progress):
+            self._trouble[above] = "what answered there did not prove to be that rank"
+        else:
+            self._trouble[above] = (why.strerror or str(why)).lower()
+        self._meeting.doubt(retry_at)  # right before it is used again, not now
+
+    def _lost(self, rank: int, error: OSError) -> None:
+        """A link broke: of the words given, those that stood for it do not count any more."""
+        links = self.links
+        if links is None:
+            return
+        self._trouble[rank] = (error.strerror or str(error)).lower()
+        if rank == links.tree.parent:
+            self._dialing.fail(error)
+        else:
+            links.take_word_back()
+        self._on_lost()
+
+    # The doorkeeper's part.
+
+    def admit(self, hello: Hello) -> bytes | Progress:
+        """The pair's key for a rank that is below ours in our epoch."""
+        rank = self._meeting.rank
+        is_ours = hello.to_rank == rank < hello.rank < self._meeting.size
+        if not is_ours or hello.path != MEETING_PATH:
+            return Progress.REFUSED
+        if not self._is_of_our_epoch(hello):
+            self._on_doubt(holds_other_key=False)
+        if self.links is None or not self._is_of_our_epoch(hello):
+            return Progress.STALE
+        if not self.links.expects(hello.rank):
+            return Progress.REFUSED
+        return pair_key(self._meeting.job_key, hello.epoch, rank, hello.rank)
+
+    def _is_of_our_epoch(self, hello: Hello) -> bool:
+        return self._meeting.roll is not None and hello.epoch == self._meeting.roll.epoch
+
+    def welcome(self, sock: socket.socket, hello: Hello) -> None:
+        """A rank below has proved itself. One that connects again has lost its first link."""
+        links, is_local = self.links, sock.family == socket.AF_UNIX
+        is_expected = links is not None and links.expects(hello.rank)
+        if links is None or not is_expected or not self._is_of_our_epoch(hello):
+            sock.close()
+            return
+        if is_local is not links.tree.is_local(hello.rank):
+            sock.close()
+            return
+        if not is_local:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if links.has_given_word:
+            self._lost(hello.rank, ConnectionResetError("it connected again"))
+        self._trouble.pop(hello.rank, None)
+        self._selector.register(sock, selectors.EVENT_READ)
+        links.add(hello.rank, sock)
+
+    def key_differs(self, hello: Hello) -> None:
+        """Remember it for the deadline, and look soon whether it has left."""
+        self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
+        self._on_doubt(holds_other_key=True)

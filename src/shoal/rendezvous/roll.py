@@ -1,0 +1,135 @@
+"""Who meets in one epoch: rank 0 puts it together, and all others read this one value.
+
+It lies in the store in as many parts as it takes, the first of them written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
+from shoal.rendezvous.key import N_KEY_BYTES
+from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unseal
+from shoal.rendezvous.record import MAX_SIZE
+from shoal.rendezvous.store import MAX_VALUE_BYTES
+
+if TYPE_CHECKING:
+    from shoal.rendezvous.record import Record
+
+_KIND: Final = b"shoal/ro"
+_PART_BYTES: Final = MAX_VALUE_BYTES - 64  # the rest is for what stands around it
+_N_RANK_BYTES: Final = N_NONCE_BYTES + 4
+_N_HOST_BYTES: Final = 512
+
+
+def part_key(part: int) -> str:
+    """The store key of a part of the roll."""
+    return f"shoal/roll/{part}"
+
+
+def epoch_of(nonces: Sequence[bytes]) -> int:
+    """The epoch of the group whose ranks drew these nonces: random, and nobody chose it."""
+    return int.from_bytes(hashlib.sha256(b"".join(nonces)).digest()[:8], "big")
+
+
+class Roll(NamedTuple):
+    """Who meets in one epoch.
+
+    Args:
+        nonces: by rank, 128 random bits that its process drew.
+        hosts: by rank, the number of its host, in the order of their lowest ranks.
+        doors: by host, the Unix name at which its lowest rank listens.
+        labels: by host, its name for people.
+        key: of the job, if it was given none: a random one. It travels with the nonces so that
+            nobody can pair the key of an earlier group with an epoch of this one.
+    """
+
+    nonces: tuple[bytes, ...]
+    hosts: tuple[int, ...]
+    doors: tuple[str, ...]
+    labels: tuple[str, ...]
+    key: bytes | None = None
+
+    @property
+    def epoch(self) -> int:
+        """See `epoch_of`."""
+        return epoch_of(self.nonces)
+
+    @classmethod
+    def of(cls, records: Sequence[Record], key: bytes | None) -> Roll:
+        """That of these ranks."""
+        numbers: dict[str, int] = {}
+        lowest = []
+        for record in records:
+            if record.host_id not in numbers:
+                numbers[record.host_id] = len(numbers)
+                lowest.append(record)
+        nonces = tuple(record.nonce for record in records)
+        hosts = tuple(numbers[record.host_id] for record in records)
+        doors = tuple(record.unix_name for record in lowest)
+        return cls(nonces, hosts, doors, tuple(record.host_label for record in lowest), key)
+
+    def encode(self) -> list[bytes]:
+        """The parts, each a value for the store."""
+        body = number(len(self.nonces), 4) + number(len(self.doors), 4)
+        body += bytes((self.key is not None,)) + (self.key or b"") + b"".join(self.nonces)
+        body += b"".join(number(host, 4) for host in self.hosts)
+        body += b"".join(map(text_field, self.doors + self.labels))
+        pieces = [body[at : at + _PART_BYTES] for at in range(0, len(body), _PART_BYTES)]
+        head = number(self.epoch, 8) + number(len(pieces), 4)
+        return [
+            seal(_KIND, VERSION, head + number(part, 4) + piece)
+            for part, piece in enumerate(pieces)
+        ]
+
+
+class Part(NamedTuple):
+    """One part of a roll, as it was read."""
+
+    epoch: int
+    n_parts: int
+    part: int
+    piece: bytes
+
+
+def decode_part(value: bytes, size: int) -> Part | None:
+    """A part of the roll of so many ranks; None if it is none."""
+    most = 1 + size * (_N_RANK_BYTES + _N_HOST_BYTES) // _PART_BYTES
+    try:
+        version, body = unseal(_KIND, value)
+        data = Unpacker(body)
+        epoch, n_parts = data.number(8, 0, 2**64 - 1), data.number(4, 1, most)
+        found = Part(epoch, n_parts, data.number(4, 0, n_parts - 1), body[16:])
+    except ValueError:
+        return None
+    return found if version == VERSION else None
+
+
+def decode(parts: Sequence[Part], size: int) -> Roll | None:
+    """The roll of so many ranks; None if these are not all its parts, in order."""
+    first = parts[0]
+    wanted = [(first.epoch, len(parts), part) for part in range(first.n_parts)]
+    if [each[:3] for each in parts] != wanted:
+        return None
+    try:
+        roll = _unpack(Unpacker(b"".join(each.piece for each in parts)), size)
+    except ValueError:
+        return None
+    return roll if roll.epoch == first.epoch else None
+
+
+def _unpack(data: Unpacker, size: int) -> Roll:
+    n_ranks, n_hosts = data.number(4, size, size), data.number(4, 1, min(size, MAX_SIZE))
+    key = data.take(N_KEY_BYTES) if data.number(1, 0, 1) else None
+    nonces = data.take(n_ranks * N_NONCE_BYTES)
+    n = N_NONCE_BYTES
+    hosts = tuple(data.number(4, 0, n_hosts - 1) for _ in range(n_ranks))
+    doors = tuple(data.text() for _ in range(n_hosts))
+    labels = tuple(data.text() for _ in range(n_hosts))
+    data.end()
+    if list(dict.fromkeys(hosts)) != list(range(n_hosts)):
+        raise ValueError("hosts out of order")
+    by_rank = tuple(nonces[n * rank : n * (rank + 1)] for rank in range(n_ranks))
+    return Roll(by_rank, hosts, doors, labels, key)

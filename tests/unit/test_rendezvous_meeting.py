@@ -1,0 +1,336 @@
+"""Records, the roll and what follows from them, with a store in memory."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+import pytest
+from process.records import rewritten
+
+from shoal.errors import UsageError
+from shoal.rendezvous.meeting import Chair, Guest, Meeting
+from shoal.rendezvous.packing import seal
+from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
+from shoal.rendezvous.roll import Roll, decode_part, part_key
+from shoal.rendezvous.roll import decode as decode_roll
+from shoal.rendezvous.store import MemoryStore, TorchStore
+from shoal.rendezvous.store.asking import Asking
+
+ENDPOINT = Endpoint("10.0.0.2", 4711, "eth0")
+
+
+def record(rank: int, size: int = 3, **changes: object) -> Record:
+    nonce = (rank + 1).to_bytes(2, "little") * 8
+    made = Record(size, nonce, "host", f"node-{rank}", f"shoal-{rank}", False)
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def publish(store: MemoryStore, rank: int, what: Record | bytes | None = None) -> None:
+    found = what or record(rank)
+    store.set(record_key(rank), found if isinstance(found, bytes) else found.encode())
+
+
+def direct(store: MemoryStore) -> Asking:
+    """The store itself, which needs no thread."""
+    store.deadline, store.can_wait = float("inf"), True  # type: ignore[attr-defined]
+    return store  # type: ignore[return-value]
+
+
+def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> Chair:
+    made = Chair(direct(store), own or record(0), key)
+    made.publish(made.own)
+    return made
+
+
+def guest(
+    store: MemoryStore, rank: int, own: Record | None = None, key: bytes | None = None
+) -> Guest:
+    made = Guest(direct(store), own or record(rank), rank, key)
+    made.publish(made.own)
+    return made
+
+
+def look(*meetings: Meeting) -> None:
+    for meeting in meetings:
+        meeting.look(0.0)
+
+
+@pytest.mark.parametrize("endpoint", [None, ENDPOINT, Endpoint("fd00::2", 1, "ib0")])
+def test_a_record_survives_the_store(endpoint: Endpoint | None) -> None:
+    made = record(0, endpoint=endpoint)
+    assert decode(made.encode()) == made
+    assert len(made.encode()) < 4096
+
+
+def test_what_is_no_record_is_none() -> None:
+    whole = record(0, endpoint=ENDPOINT).encode()
+    body = whole[10:-4]
+    wrong = [b"", b"\xff", b"null", whole[:-1], whole + b"\0"]
+    wrong += [seal(b"shoal/rc", 6, body[:n_bytes]) for n_bytes in range(len(body))]
+    wrong += [seal(b"shoal/rc", 6, body + b"\0"), seal(b"shoal/ro", 6, body)]
+    changes = (
+        {"endpoint": Endpoint("some.name", 1, "")},
+        {"endpoint": Endpoint("10.0.0.1", 0, "")},
+        {"size": 0},
+        {"size": 2**31},
+        {"nonce": b"short"},
+        {"host_label": "two\nlines"},
+    )
+    wrong += [record(0)._replace(**change).encode() for change in changes]  # type: ignore[arg-type]
+    for value in wrong:
+        assert decode(value) is None, value
+
+
+def test_a_record_with_any_one_bit_flipped_is_none() -> None:
+    value = record(0, endpoint=ENDPOINT).encode()
+    for at in range(8 * len(value)):
+        flipped = bytearray(value)
+        flipped[at // 8] ^= 1 << at % 8
+        assert decode(bytes(flipped)) is None, flipped
+
+
+def roll_of(n_ranks: int, n_hosts: int) -> Roll:
+    ids = [f"host {rank % n_hosts}" for rank in range(n_ranks)]
+    return Roll.of([record(rank, host_id=ids[rank]) for rank in range(n_ranks)], b"k" * 32)
+
+
+def parts_of(values: Sequence[bytes], size: int) -> Roll | None:
+    parts = [part for value in values if (part := decode_part(value, size)) is not None]
+    return decode_roll(parts, size) if parts else None
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 8)]
+)
+def test_a_roll_survives_the_store_in_parts_that_fit(
+    n_ranks: int, n_hosts: int, n_parts: int
+) -> None:
+    roll = roll_of(n_ranks, n_hosts)
+    values = roll.encode()
+    assert len(values) == n_parts
+    assert max(map(len, values)) <= 4096
+    assert parts_of(values, n_ranks) == roll
+
+
+def test_what_is_no_roll_of_this_group_is_none() -> None:
+    roll = roll_of(300, 3)
+    values, other = (
+        roll.encode(),
+        roll._replace(key=None, hosts=300 * (0,), doors=("a",), labels=("b",)).encode(),
+    )
+    assert len(values) == 2
+    assert parts_of(values[:1], 300) is None
+    assert parts_of(values[::-1], 300) is None
+    assert parts_of([values[0], other[1]], 300) is None
+    assert parts_of(values, 299) is None
+    assert parts_of(values, 301) is None
+    for rank, number in ((0, 1), (7, 3)):  # the first host is 0, and there are 3
+        hosts = (*roll.hosts[:rank], number, *roll.hosts[rank + 1 :])
+        assert parts_of(roll._replace(hosts=hosts).encode(), 300) is None
+    for value in (b"", record(0).encode(), values[0][:-1]):
+        assert decode_part(value, 300) is None
+
+
+def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
+    store = MemoryStore()
+    first, second = host(store), guest(store, 1)
+    look(first, second)
+    assert first.roll is second.roll is None
+    guest(store, 2)
+    look(first, second)
+    digest = hashlib.sha256(b"".join(record(rank).nonce for rank in range(3))).digest()
+    for meeting in (first, second):
+        assert meeting.roll is not None
+        assert meeting.roll.epoch == int.from_bytes(digest[:8], "big")
+        assert meeting.look_at == float("inf")
+    assert first.job_key == second.job_key
+    assert len(first.job_key) == 32
+    assert first.roll == second.roll
+
+
+def test_a_record_that_has_changed_makes_another_roll() -> None:
+    store = MemoryStore()
+    first, second = host(store), guest(store, 1)
+    guest(store, 2)
+    look(first, second)
+    before = second.roll
+    publish(store, 2, record(2, nonce=b"new" + bytes(13)))
+    first.doubt()
+    look(first, second)
+    assert before is not None
+    assert first.roll == second.roll != before
+    assert first.roll is not None
+    assert first.roll.nonces[:2] == before.nonces[:2]
+
+
+def test_a_roll_that_was_damaged_in_the_store_is_written_again() -> None:
+    store, size = MemoryStore(), 300
+    first = host(store, record(0, size))
+    guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
+    look(first)
+    for part in range(2):
+        whole = store.get(part_key(part), 0)
+        store.set(part_key(part), b"damaged")
+        look(guests[0])
+        assert guests[0].roll is None
+        first.look_around()
+        assert store.get(part_key(part), 0) == whole
+    look(guests[0])
+    assert guests[0].roll == first.roll
+
+
+def test_an_endpoint_that_a_rank_adds_changes_no_roll() -> None:
+    store = MemoryStore()
+    first = host(store, record(0, size=2))
+    second = guest(store, 1, record(1, size=2, host_id="elsewhere"))
+    look(first, second)
+    roll = first.roll
+    assert second.endpoint(0) is None
+    first.publish(first.own._replace(endpoint=ENDPOINT))
+    second.publish(second.own._replace(endpoint=ENDPOINT))
+    look(first, second)
+    assert first.roll == second.roll == roll
+    assert second.endpoint(0) == ENDPOINT
+
+
+def test_where_a_predecessor_listened_is_not_where_a_rank_listens() -> None:
+    store = MemoryStore()
+    first, second = host(store), guest(store, 1)
+    guest(store, 2)
+    look(first, second)
+    publish(store, 0, record(0, nonce=bytes(16), endpoint=ENDPOINT))
+    assert second.endpoint(0) is None
+
+
+def test_a_roll_without_our_own_nonce_is_a_leftover() -> None:
+    store = MemoryStore()
+    first, second = host(store), guest(store, 1)
+    guest(store, 2)
+    look(first, second)
+    again = guest(store, 1, record(1, nonce=b"new" + bytes(13)))
+    look(again)
+    assert again.roll is None
+    look(first, again)
+    assert again.roll == first.roll
+    assert again.roll is not None
+
+
+def test_who_sees_a_leftover_asks_the_store_less_and_less_often() -> None:
+    store = MemoryStore()
+    look(host(store), guest(store, 1), guest(store, 2), host(store))
+    again, waits = guest(store, 1, record(1, nonce=b"new" + bytes(13))), []
+    for _ in range(7):
+        before = time.monotonic()
+        look(again)
+        waits.append(again.look_at - before)
+    floors = [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
+    for wait_s, least_s in zip(waits, floors, strict=True):
+        assert wait_s >= least_s
+
+
+class _Torch:
+    """Torch's store as long as nobody has come; complains when it is made to wait in vain."""
+
+    def check(self, keys: list[str]) -> bool:
+        return False
+
+    def wait(self, keys: list[str], timeout: object) -> None:
+        raise AssertionError("torch writes warnings of this")
+
+
+def test_torchs_store_is_asked_rather_than_waited_for() -> None:
+    for rank in range(2):
+        store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
+        own = record(rank)
+        meeting = Guest(store, own, rank, None) if rank else Chair(store, own, None)
+        meeting.look(time.monotonic() + 60)
+        assert meeting.roll is None
+        assert meeting.look_at < float("inf")
+        store.close()
+
+
+class Counting(MemoryStore):
+    """Counts the requests of one kind or another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        self.asked.append(key)
+        return super().get(key, timeout_s)
+
+    def try_get(self, key: str) -> bytes | None:
+        self.asked.append(key)
+        return super().try_get(key)
+
+    def try_get_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        self.asked.append(f"{len(keys)} keys")
+        return super().try_get_all(keys)
+
+
+def test_rank_0_reads_all_records_by_one_request_and_all_others_only_the_roll() -> None:
+    store, size = Counting(), 100
+    guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
+    first = host(store, record(0, size))
+    look(first)
+    assert store.asked == ["99 keys"]
+    store.asked.clear()
+    look(*guests)
+    assert store.asked == 99 * [part_key(0)]
+    assert {each.roll for each in guests} == {first.roll}
+
+
+def test_a_leftover_of_a_group_of_another_size_is_not_used() -> None:
+    store = MemoryStore()
+    first = host(store)
+    publish(store, 1, record(1, size=4))
+    publish(store, 2)
+    look(first)
+    assert first.roll is None
+    assert "group of 4" in first.oddities[1]
+    assert first.look_at < float("inf")
+    publish(store, 1)
+    look(first)
+    assert first.roll is not None
+    assert first.oddities == {}
+
+
+def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
+    store = MemoryStore()
+    publish(store, 0)
+    publish(store, 2)
+    with pytest.raises(UsageError, match=r"rank 1 was given a job key, rank 0 was not\. SHOAL_KEY"):
+        guest(store, 1, record(1, has_own_key=True), b"some key").look_around()
+    with pytest.raises(UsageError, match=r"rank 1 was given a job key, rank 0 was not\. SHOAL_KEY"):
+        look(host(store))
+
+
+def test_another_version_is_refused_by_number() -> None:
+    store = MemoryStore()
+    publish(store, 0, seal(b"shoal/rc", 1, b"whatever"))
+    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 6"):
+        guest(store, 1).look_around()
+
+
+def test_what_is_wrong_with_a_record_shows_also_while_others_are_missing() -> None:
+    store = MemoryStore()
+    publish(store, 1, seal(b"shoal/rc", 1, b"whatever"))
+    with pytest.raises(UsageError, match="rank 1 speaks version 1"):
+        look(host(store))
+
+
+def test_a_second_process_of_the_same_rank_is_noticed() -> None:
+    store = MemoryStore()
+    second = guest(store, 1)
+    second.look_around()
+    publish(store, 1, record(1, nonce=bytes(16)))
+    with pytest.raises(UsageError, match="another process joined as rank 1, on node-1"):
+        second.look_around()
+
+
+def test_a_host_is_itself_unless_told_otherwise() -> None:
+    assert find_host_id({}) == find_host_id({})
+    assert find_host_id({"SHOAL_HOST_ID": "a"}) != find_host_id({"SHOAL_HOST_ID": "b"})
+    assert find_host_id({"SHOAL_HOST_ID": "a"}) != find_host_id({})
+    assert rewritten(record(0).encode(), host_id=find_host_id({"SHOAL_HOST_ID": "ü" * 300}))
