@@ -40,12 +40,14 @@ takes a segment as soon as the steps it waits for have taken it, and what it nee
   or a slot of shared memory; a fold), and more where scratch of more than 32 MiB is touched first.
   Where ranks of a host outnumber its cores, all take longer;
 - **the cable out of the host**, which its ranks share: links take turns, a segment each;
-- **the cable into the host**: first come, first served; what waits, waits in the switch. A cable
+- **the cable into the host**: first come, first served; what waits, waits in the switch. Where a
+  host that sends to several at a time sends to one that receives from several, the first MiB of a
+  message takes longer ([decision 23](decisions/0023-costs-are-counted.md)). A cable
   that has rested may let a burst pass at once;
 - **the receiver's word** for messages of more than 64 KiB between hosts: what its steps are ready
   for and eight segments more, one latency later.
 
-Not in it: lost packets, TCP's own pace, what other work does to the network, and that a receiver's
+Not in it: lost packets one by one, what other work does to the network, and that a receiver's
 word waits behind data on a busy cable.
 
 Ranks that do the same are simulated once: a schedule is looked at in blocks of ranks, and if moving
@@ -253,11 +255,11 @@ _MEASURED: Final = """\
 `python -m shoal.bench.simulated` runs the engine on hosts made of network namespaces, one rank
 each, and the simulator on their description: the rate of raw TCP streams in a ring and the time of
 an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper (128 KiB).
-Nothing is fitted to the points themselves. Times in ms; `measured` is the fastest round, since
-other work on the machine only adds. The machine of this run has two cores for all hosts. The
-simulator does not know what several senders to one cable lose in its queue, which the planner takes
-into account: that is where `sharded` is slower than it says. The comparison found that two ranks
-did not send to each other at the same time (bench/LOG.md).
+One number is fitted to the points themselves and to those of another run: what hosts lose that
+exchange with several at a time. Times in ms; `measured` is the fastest round, since other work on
+the machine only adds; what is simulated is of today's simulator. The machine of this run has two
+cores for all hosts, so a core takes as much longer for each byte as hosts share it. The comparison
+found that two ranks did not send to each other at the same time (bench/LOG.md).
 
 ```text
 {measured}

@@ -35,13 +35,13 @@ def choose_and_sum(namespaces: list[str]) -> tuple[dict[str, tuple[object, ...]]
     """Every choice by collective and size; and a digest of the sum for each of the sizes."""
     enter(namespaces[int(os.environ["RANK"])])
     import shoal
-    from shoal.plan.formulas import FORMULAS
+    from shoal.schedule import COLLECTIVES
 
     digests = {}
     with shoal.init() as group:
         choices = {
             f"{collective} {power}": tuple(group.planner.choose(collective, 1 << power))
-            for collective in FORMULAS
+            for collective in COLLECTIVES
             for power in range(2, 29)
         }
         for kib in SIZES_KIB:

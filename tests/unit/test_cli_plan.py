@@ -52,7 +52,7 @@ def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[st
         ("plan --hosts 100000000 --ranks-per-host 1000", "more than 1000000"),
         ("plan --wire fp4", "unknown wire 'fp4'; known are identity, bf16"),
         ("plan --tuning /nowhere", "cannot read the tuning file /nowhere"),
-        ("tune --ranks 1", "at least two"),
+        ("tune --ranks 1", "--ranks 1: must be at least 2"),
         ("tune --rounds 0", "at least one"),
         ("tune --ranks 2 --out /nowhere/tuned", "cannot write the tuning file /nowhere/tuned"),
         ("tune --from 5MiB --to 6MiB", "is between them"),

@@ -12,7 +12,7 @@ CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
 def test_a_ring_is_told_with_its_time_bandwidth_rounds_and_links(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["simulate", "ring", *CLUSTER, "--bytes", "100MiB"]) == 0
+    assert main(["simulate", "ring", *CLUSTER, "--bytes", "100MiB", "--stack", "1TB"]) == 0
     out = capsys.readouterr().out
     # 2 * 31/32 * 100 MiB at 25 Gbit/s take 65.0 ms.
     assert re.search(r"time +65\.\d ms", out)

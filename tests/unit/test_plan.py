@@ -5,15 +5,14 @@ import sys
 
 import pytest
 
-from shoal import limits
 from shoal.errors import UsageError
 from shoal.plan import Cluster, LinkCost, Planner, Settings, choose, default_cluster
-from shoal.plan.choose import candidates, cost_of, floor_of, size_class
+from shoal.plan.choose import candidates, floor_of, size_class
 from shoal.plan.cluster import numbered
-from shoal.plan.formulas import FORMULAS, formula_of
+from shoal.plan.cost import cost_of
 from shoal.plan.settings import Forced, forced_from
-from shoal.plan.site import SEGMENT_BYTES, site_of
-from shoal.schedule import ALGORITHMS, find
+from shoal.schedule import ALGORITHMS, COLLECTIVES, find
+from shoal.schedule.counts import count
 
 ONE_HOST = default_cluster((0, 0, 0, 0))
 FOUR_HOSTS = default_cluster((0, 1, 2, 3))
@@ -35,7 +34,8 @@ CLUSTERS = [
 
 
 def test_small_messages_go_whole_and_large_ones_in_shards_in_one_host() -> None:
-    assert choose("all_reduce", 4, ONE_HOST).name in ("direct", "doubling")
+    small = find("all_reduce", choose("all_reduce", 4, ONE_HOST).name)
+    assert small.fitted(4, ONE_HOST.size).n_chunks(ONE_HOST.size) == 1
     assert choose("all_reduce", 25 << 20, ONE_HOST).name == "sharded"
     assert choose("all_reduce", 25 << 20, default_cluster((0, 0))).name not in (
         "direct",
@@ -47,12 +47,7 @@ def test_large_messages_between_hosts_take_the_ring() -> None:
     assert choose("all_reduce", 25 << 20, FOUR_HOSTS).name == "ring"
 
 
-def test_every_algorithm_has_a_formula() -> None:
-    for collective, names in ALGORITHMS.items():
-        assert [name for name in names if formula_of(collective, name) is None] == []
-
-
-@pytest.mark.parametrize("collective", sorted(FORMULAS))
+@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_the_choice_is_a_candidate_and_costs_grow_with_size(
     collective: str, cluster: Cluster
@@ -66,7 +61,7 @@ def test_the_choice_is_a_candidate_and_costs_grow_with_size(
     assert costs[0] > 0
 
 
-@pytest.mark.parametrize("collective", sorted(FORMULAS))
+@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
 def test_one_rank_alone_is_planned_for_too(collective: str) -> None:
     assert choose(collective, 1 << 20, default_cluster((0,))).name in ALGORITHMS[collective]
     assert choose(collective, 0, FOUR_HOSTS).name in ALGORITHMS[collective]
@@ -82,17 +77,13 @@ def test_a_faster_wire_never_makes_a_call_slower() -> None:
         assert costs == sorted(costs, reverse=True)
 
 
-def test_segments_are_those_of_the_engine() -> None:
-    assert limits.SEGMENT_BYTES == SEGMENT_BYTES
-
-
 # The reason.
 
 
 def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best() -> None:
     choice = choose("all_gather", 1 << 20, ONE_HOST)
     assert choice.why.startswith(f"1 MiB over 4 ranks in one host: {choice.name} takes ")
-    assert "held up by " in choice.why
+    assert "bottleneck: " in choice.why
     for name in candidates("all_gather", 1 << 20, ONE_HOST):
         assert f"{name} " in choice.why
 
@@ -100,9 +91,9 @@ def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best()
 def test_what_holds_a_call_up_is_named() -> None:
     slow = LinkCost(latency_us=30.0, us_per_byte=1.0, message_us=5.0)
     far = LinkCost(latency_us=1e4, us_per_byte=1e-4, message_us=5.0)
-    assert "the cable" in choose("all_reduce", 25 << 20, default_cluster((0, 1), wire=slow)).why
+    assert "network" in choose("all_reduce", 25 << 20, default_cluster((0, 1), wire=slow)).why
     assert "latency" in choose("all_reduce", 4, default_cluster((0, 1), wire=far)).why
-    assert "cores" in choose("all_reduce", 25 << 20, default_cluster((0,) * 8)).why
+    assert "memory" in choose("all_reduce", 25 << 20, default_cluster((0,) * 8)).why
 
 
 # Equal costs.
@@ -119,7 +110,7 @@ def test_where_the_cable_holds_up_all_of_them_cores_do_as_little_as_they_can(
     name = choose("all_reduce", mib << 20, two).name
     assert name in ("sharded", "ring", "tree", "halving")
     chosen, direct = (cost_of("all_reduce", one, mib << 20, two) for one in (name, "direct"))
-    assert chosen.wire == direct.wire
+    assert chosen.network == direct.network
     assert chosen.work_us < direct.work_us
 
 
@@ -136,7 +127,7 @@ def test_no_shard_that_crosses_a_wire_is_below_the_floor(
     choice = choose("all_reduce", n_bytes, cluster)
     algorithm = find("all_reduce", choice.name).fitted(n_bytes, size)
     n_chunks = algorithm.n_chunks(size, cluster.hosts)
-    assert n_chunks == 1 or n_bytes / n_chunks >= floor_of(site_of(cluster))
+    assert n_chunks == 1 or n_bytes / n_chunks >= floor_of(cluster)
 
 
 def test_a_short_buffer_between_hosts_goes_in_fewer_shards_than_there_are_ranks() -> None:
@@ -145,35 +136,39 @@ def test_a_short_buffer_between_hosts_goes_in_fewer_shards_than_there_are_ranks(
     assert find("all_reduce", "sharded").fitted(64 << 10, 8).n_chunks(8) == 4
 
 
-def test_sharded_is_no_candidate_where_one_rank_or_few_of_a_host_would_do_all() -> None:
-    for size, kib, is_one in ((4, 16, False), (4, 32, True), (8, 64, False), (8, 128, True)):
+def test_sharded_is_no_candidate_where_few_ranks_of_a_host_would_do_all() -> None:
+    for size, kib, is_one in ((4, 16, True), (8, 16, True), (8, 64, False), (8, 128, True)):
         assert ("sharded" in candidates("all_reduce", kib << 10, default_cluster((0,) * size))) == (
             is_one
         )
-    assert "sharded" not in candidates("all_reduce", 31 << 10, default_cluster(range(8)))
-    assert "sharded" in candidates("all_reduce", 32 << 10, default_cluster(range(8)))
+    assert "sharded" in candidates("all_reduce", 64 << 10, default_cluster(range(8)))
 
 
 # Work.
 
 
-@pytest.mark.parametrize(("size", "most"), [(64, 2_000), (2048, 12_000)])
-def test_a_choice_takes_few_function_calls(size: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "at_first", "again"), [(64, 110_000, 2_500), (2048, 2_700_000, 10_000)]
+)
+def test_a_choice_takes_few_function_calls(size: int, at_first: int, again: int) -> None:
     """A microsecond is about ten of them; a clock would measure the machine."""
     cluster = default_cluster(blocks_of(size // 4, 4))
-    choose("all_reduce", 1, cluster)  # what is worked out once per cluster
+    for cache in (choose, count):
+        cache.cache_clear()
     n_calls = 0
 
-    def count(_frame: object, event: str, _what: object) -> None:
+    def count_one(_frame: object, event: str, _what: object) -> None:
         nonlocal n_calls
         n_calls += event in {"call", "c_call"}
 
-    sys.setprofile(count)
-    try:
-        choose("all_reduce", 1 << 20 | 1, cluster)
-    finally:
-        sys.setprofile(None)
-    assert 100 < n_calls < most
+    for n_bytes, most in ((1 << 28, at_first), (1 << 27, again)):
+        n_calls = 0
+        sys.setprofile(count_one)
+        try:
+            choose("all_reduce", n_bytes, cluster)
+        finally:
+            sys.setprofile(None)
+        assert 100 < n_calls < most
 
 
 # Planners.
@@ -192,7 +187,7 @@ def test_each_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         for n_bytes in (1000, 1024, 1000, 5000):
             planner.choose("all_reduce", n_bytes)
     assert len(caplog.messages) == 2
-    assert caplog.messages[0].startswith("group 'world': all_reduce of up to 1 KiB: d")
+    assert caplog.messages[0].startswith("group 'world': all_reduce of up to 1 KiB: ")
 
 
 def test_a_subgroup_is_planned_for_its_own_hosts_with_the_links_of_the_world() -> None:

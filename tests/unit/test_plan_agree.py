@@ -15,10 +15,10 @@ from shoal.errors import UsageError
 from shoal.group.agreeing import agreed_planner, card_of
 from shoal.plan import Planner, Settings, default_cluster, reported_mbit
 from shoal.plan.defaults import wire_of
-from shoal.plan.formulas import FORMULAS
 from shoal.plan.settings import Forced
 from shoal.plan.tuning import Tuning
 from shoal.plan.wire import CLASSES_MBIT, class_of, link_of, link_text
+from shoal.schedule import COLLECTIVES
 
 FOUR = ["a", "b", "c", "d"]
 SIZES = [1 << power for power in range(2, 29)]
@@ -42,7 +42,7 @@ def agreed(
 
 def table_of(planner: Planner) -> list[tuple[object, ...]]:
     """Every choice, with its cost and reason."""
-    return [(c, n, *planner.choose(c, n)) for c in FORMULAS for n in SIZES]
+    return [(c, n, *planner.choose(c, n)) for c in COLLECTIVES for n in SIZES]
 
 
 # The same in every run.
@@ -232,7 +232,7 @@ def test_a_launcher_that_binds_ranks_to_cores_changes_no_choice() -> None:
     bound = [(rank % 4,) for rank in range(8)]
     free = [tuple(range(64))] * 8
     choices = [
-        [(c, n, agreed(hosts, cores=cores).choose(c, n).name) for c in FORMULAS for n in SIZES]
+        [(c, n, agreed(hosts, cores=cores).choose(c, n).name) for c in COLLECTIVES for n in SIZES]
         for cores in (bound, free)
     ]
     assert choices[0] == choices[1]
@@ -263,6 +263,6 @@ def test_shoal_plan_shows_what_a_job_with_that_link_chooses(
     shown = capsys.readouterr().out
     planner = agreed(FOUR, Settings(link=link_of(rate)))
     packed = "".join(shown.split())
-    for collective in set(FORMULAS) - {"barrier"}:
+    for collective in set(COLLECTIVES) - {"barrier"}:
         why = planner.choose(collective, SIZES[-1]).why
         assert "".join(why.split()) in packed

@@ -1,10 +1,13 @@
-"""The formulas of the planner and the simulator are one model in two forms: they agree."""
+"""The planner's costs and the simulator are one model in two forms: they agree."""
+
+import itertools
 
 import pytest
 
 from shoal.analysis.simulate.simulator import simulate
 from shoal.plan import default_cluster
-from shoal.plan.choose import candidates, choose, cost_of
+from shoal.plan.choose import candidates, choose
+from shoal.plan.cost import cost_of
 from shoal.schedule import COLLECTIVES
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -13,34 +16,32 @@ TEAMS = [(1, 4, 4), (1, 8, 8), (4, 1, 2), (8, 1, 2), (4, 4, 4)]
 CARRYING = [name for name, row in COLLECTIVES.items() if row.carries]
 
 
-@pytest.mark.parametrize("collective", CARRYING)
-def test_a_formula_is_within_a_quarter_of_the_simulation(collective: str) -> None:
+def test_a_cost_is_within_a_quarter_of_the_simulation() -> None:
     ratios = {}
     for n_hosts, here, n_cores in TEAMS:
         hosts = [rank // here for rank in range(n_hosts * here)]
         cluster = default_cluster(hosts, n_cores=n_cores)
-        for n_bytes in SIZES:
+        for collective, n_bytes in itertools.product(CARRYING, SIZES):
             for name in candidates(collective, n_bytes, cluster):
                 simulated_us = simulate(collective, name, cluster, n_bytes).time_us
-                # The simulated cable is an ideal one.
-                said_us = cost_of(collective, name, n_bytes, cluster)._replace(lost=0.0).cost_us
-                ratios[name, n_hosts, here, n_bytes] = said_us / simulated_us
+                said_us = cost_of(collective, name, n_bytes, cluster).alone_us
+                ratios[collective, name, n_hosts, here, n_bytes] = said_us / simulated_us
     far = {case: ratio for case, ratio in ratios.items() if not 0.8 <= ratio <= 1.25}
-    assert len(far) <= 0.1 * len(ratios), far
+    assert len(far) <= 0.05 * len(ratios), far
     assert all(0.6 <= ratio <= 1.5 for ratio in ratios.values()), far
 
 
 @pytest.mark.parametrize(("n_hosts", "here"), [(4, 1), (8, 1), (4, 4)])
-def test_the_best_by_formula_is_near_the_best_simulated(n_hosts: int, here: int) -> None:
+def test_the_best_by_cost_is_near_the_best_simulated(n_hosts: int, here: int) -> None:
     cluster = default_cluster([rank // here for rank in range(n_hosts * here)], n_cores=here)
     for n_bytes in SIZES:
         simulated, said = {}, {}
         for name in candidates("all_reduce", n_bytes, cluster):
             simulated[name] = simulate("all_reduce", name, cluster, n_bytes).time_us
-            load = cost_of("all_reduce", name, n_bytes, cluster)
-            said[name] = load._replace(lost=0.0).cost_us
+            said[name] = cost_of("all_reduce", name, n_bytes, cluster).alone_us
         chosen = min(said, key=said.__getitem__)
-        assert simulated[chosen] <= 1.3 * min(simulated.values()), (chosen, simulated)
+        # The planner does not know the grants that folds of 128 KiB wait for one by one.
+        assert simulated[chosen] <= 1.4 * min(simulated.values()), (chosen, simulated)
 
 
 @pytest.mark.parametrize("here", [1, 8])

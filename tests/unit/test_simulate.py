@@ -54,6 +54,39 @@ def test_a_message_occupies_a_core_of_each_end_and_a_fold_passes_over_its_bytes(
     assert time_of(steps, 1000, where) == pytest.approx((7 + 2) + 50 + 10 + (7 + 2))
 
 
+def test_bytes_between_hosts_take_a_core_of_each_end_besides_the_pass_over_memory() -> None:
+    steps: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0)]]
+    where = cluster(2, memory_us_per_byte=0.002, network_us_per_byte=0.004)
+    assert time_of(steps, 1000, where) == pytest.approx(6 + 50 + 10 + 6)
+    assert time_of(steps, 1000, cluster(1, 2, network_us_per_byte=0.004)) == 0
+
+
+def test_hosts_that_send_to_several_and_receive_from_several_lose_to_contention() -> None:
+    """Each of four sends 1000 bytes to all others: of the three, the second is slowed down."""
+    steps: list[list[Step]] = [
+        [
+            *(Send((rank + k) % 4, chunk=0) for k in (1, 2, 3)),
+            *(Recv((rank - k) % 4, chunk=k) for k in (1, 2, 3)),
+        ]
+        for rank in range(4)
+    ]
+    ideal, slowed = (time_of(steps, 1000, cluster(4, contention=c)) for c in (0.0, 0.5))
+    assert ideal == pytest.approx(50 + 3 * 10)
+    assert slowed == pytest.approx(50 + 10 + 15 + 10)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [("gather", "direct"), ("scatter", "direct"), ("all_reduce", "ring")]
+)
+def test_one_that_many_send_to_loses_nothing_nor_one_that_sends_to_many_nor_a_ring(
+    algorithm: tuple[str, str],
+) -> None:
+    ideal, slowed = (
+        simulate(*algorithm, cluster(4, contention=c), 40 * KIB).time_us for c in (0.0, 0.5)
+    )
+    assert slowed == ideal
+
+
 @pytest.mark.parametrize(("mib", "is_new"), [(32, False), (33, True)])
 def test_scratch_that_no_allocator_keeps_costs_more_where_it_is_touched_first(
     mib: int, is_new: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import shlex
 import statistics
 import sys
@@ -23,7 +24,13 @@ from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Cluster, measure_streams, ring_of
 from shoal.lab.cluster import BURST_BYTES
 from shoal.plan import cluster as described
-from shoal.plan.defaults import LOCAL, MEMORY_US_PER_BYTE, WIRE
+from shoal.plan.defaults import (
+    CONTENTION,
+    LOCAL,
+    MEMORY_US_PER_BYTE,
+    NETWORK_US_PER_BYTE,
+    WIRE,
+)
 
 _ALGORITHMS: Final = ("ring", "sharded", "tree", "doubling", "halving")
 _SIZES: Final = (256 << 10, 4 << 20, 25 << 20)
@@ -77,13 +84,16 @@ def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Clu
     """The cluster as it is described to the simulator. Rounds of 4 bytes cost nothing but these."""
     round_us = small_s * 1e6 / math.log2(n_hosts)
     latency_us = max(1.0, round_us - 2 * WIRE.message_us)
+    crowded = max(1.0, n_hosts / len(os.sched_getaffinity(0)))  # all hosts share these cores
     return described.Cluster(
         hosts=tuple(range(n_hosts)),
         local=LOCAL,
         wire=described.LinkCost(latency_us, 1e6 / bytes_per_s, WIRE.message_us),
-        memory_us_per_byte=MEMORY_US_PER_BYTE,
+        memory_us_per_byte=crowded * MEMORY_US_PER_BYTE,
         n_cores=1,
         burst_bytes=BURST_BYTES,
+        network_us_per_byte=crowded * NETWORK_US_PER_BYTE,
+        contention=CONTENTION,
     )
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from shoal.cli.options import MOST_RANKS, hosts_of
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.defaults import CONTENTION
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 
 __all__ = ["add_cluster", "cluster_of"]
@@ -19,13 +20,19 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--hosts", default="1", metavar="N", help="how many; or 2x4, or 4,4,2: ranks of each host")
     add("--ranks-per-host", type=int, metavar="N", help="where --hosts is a number; default 1")
     add("--cores", type=int, metavar="N", help="of each host; default: one for each of its ranks")
-    add("--link", default="10Gb", metavar="RATE", help="of a host's cable, each way; default 10Gb")
+    add("--link", default="10Gb", metavar="RATE", help="of a host's NIC, each way; default 10Gb")
     add("--latency", default="30us", metavar="TIME", help="between two hosts; default 30us")
-    add("--message", default="5us", metavar="TIME", help="a core's, for each message; default 5us")
-    add("--burst", default="0", metavar="BYTES", help="that a rested cable passes at once")
+    add(
+        "--message",
+        default="5us",
+        metavar="TIME",
+        help="CPU time per message, each end; default 5us",
+    )
+    add("--burst", default="0", metavar="BYTES", help="that a rested NIC passes at once")
     add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
     add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
     add("--memory", default="18GB", metavar="RATE", help="a core folds or copies; default 18GB")
+    add("--stack", default="5.5GB", metavar="RATE", help="a core in TCP, each end; default 5.5GB")
     add("--fresh", default="2GB", metavar="RATE", help="of memory that is new; default 2GB")
 
 
@@ -51,6 +58,8 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         n_cores=n_cores,
         burst_bytes=bytes_of(args.burst),
         fresh_us_per_byte=1 / bytes_per_us(args.fresh),
+        network_us_per_byte=1 / bytes_per_us(args.stack),
+        contention=CONTENTION,
     )
 
 

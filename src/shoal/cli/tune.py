@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--rounds {args.rounds}: at least one is needed")
     if args.ranks is not None:
         if args.ranks < 2:
-            raise UsageError(f"--ranks {args.ranks}: at least two have something to say")
+            raise UsageError(f"--ranks {args.ranks}: must be at least 2")
         _check_writable(args.out)
         return _start(args.ranks, _words(args))
     _run_rank(args, sizes)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
-from shoal.plan.formulas import formula_of
-from shoal.plan.site import Load, Site, site_of
+from shoal.plan.cost import Cost, cost_of
 from shoal.plan.text import show_bytes, show_us
 from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 
@@ -31,7 +30,8 @@ LOCAL_SHARD_FLOOR_BYTES: Final = 4 << 10
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
 # So many ranks of a host may have no stripe of a short buffer to reduce. With more, a tree took 0.6
-# to 0.95 of the time of `sharded` (8 and 16 ranks on 2 cores, 64 KiB); with fewer, 0.8 to 1.1.
+# to 0.95 of the time of `sharded` (8 and 16 ranks on 2 cores, 64 KiB); with fewer, 0.8 to 1.1. One
+# stripe is none too few: 8 ranks on 2 cores took 0.87 to 1 of the time of `doubling` up to 1 KiB.
 _MOST_IDLE: Final = 3
 
 # Costs that differ by less are taken as equal.
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     """An algorithm's name, what it takes, and the sentence that justifies it.
 
     Args:
-        cost_us: by the model, or as measured; 0 for a forced algorithm that has no formula.
+        cost_us: by the model, or as measured.
     """
 
     name: str
@@ -78,18 +78,6 @@ def may_encode(collective: str, name: str, cluster: Cluster, codec: Codec) -> bo
     return find(collective, name).encodes_once
 
 
-def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Load:
-    """What an algorithm takes of a cluster, by its formula.
-
-    Raises:
-        UsageError: it has no formula.
-    """
-    formula = formula_of(collective, name)
-    if formula is None:
-        raise UsageError(f"the planner has no formula for {collective} by {name}")
-    return formula(n_bytes, site_of(cluster))
-
-
 def candidates(
     collective: str, n_bytes: int, cluster: Cluster, codec: Codec = Codec.IDENTITY
 ) -> list[str]:
@@ -99,29 +87,28 @@ def candidates(
     hosts that have won somewhere. With a narrow codec, those that may be used with it: `sharded`
     is always one of them.
     """
-    site, narrow = site_of(cluster), codec is not Codec.IDENTITY
-    by_host = site.n_hosts > 1 and site.here > 1
+    narrow = codec is not Codec.IDENTITY
+    by_host = 1 < cluster.n_hosts < cluster.size
     names = [
         name
         for name, algorithm in ALGORITHMS[collective].items()
         if (by_host or not algorithm.by_host)
-        and formula_of(collective, name)
-        and (narrow or not algorithm.fit_rule or not _leaves_many_idle(algorithm, n_bytes, site))
+        and (narrow or not algorithm.fit_rule or not _leaves_many_idle(algorithm, n_bytes, cluster))
     ]
     if collective == "all_reduce":
         names += _BY_HOSTS if by_host else ()
     return [name for name in names if may_encode(collective, name, cluster, codec)]
 
 
-def _leaves_many_idle(algorithm: Algorithm, n_bytes: int, site: Site) -> bool:
-    """Whether one rank would do all the work, or inside a host many would only wait."""
-    n_stripes = algorithm.fitted(n_bytes, site.size).n_chunks(site.size)
-    return n_stripes == 1 or (site.n_hosts == 1 and site.size - n_stripes > _MOST_IDLE)
+def _leaves_many_idle(algorithm: Algorithm, n_bytes: int, cluster: Cluster) -> bool:
+    """Whether inside a host a few would do all the work, and many would only wait."""
+    n_stripes = algorithm.fitted(n_bytes, cluster.size).n_chunks(cluster.size)
+    return cluster.n_hosts == 1 and 1 < n_stripes < cluster.size - _MOST_IDLE
 
 
-def floor_of(site: Site) -> int:
+def floor_of(cluster: Cluster) -> int:
     """How short a shard may be there, in bytes."""
-    return LOCAL_SHARD_FLOOR_BYTES if site.n_hosts == 1 else SHARD_FLOOR_BYTES
+    return LOCAL_SHARD_FLOOR_BYTES if cluster.n_hosts == 1 else SHARD_FLOOR_BYTES
 
 
 @functools.lru_cache(maxsize=4096)
@@ -145,69 +132,68 @@ def choose(
     """
     if cluster.n_hosts == 1:
         codec = Codec.IDENTITY
-    # What is counted is bytes in memory: a cable passes more of them in a time.
-    us_per_byte = cluster.wire.us_per_byte * codec.share
-    cluster = replace(cluster, wire=replace(cluster.wire, us_per_byte=us_per_byte))
+    # What is counted is bytes in memory: a NIC passes more of them in a time.
+    cluster = replace(
+        cluster,
+        wire=replace(cluster.wire, us_per_byte=cluster.wire.us_per_byte * codec.share),
+        network_us_per_byte=cluster.network_us_per_byte * codec.share,
+    )
     if forced and can_serve(collective, forced, cluster, uneven=uneven):
-        formula = formula_of(collective, forced)
-        cost_us = formula(n_bytes, site_of(cluster)).cost_us if formula else 0.0
+        cost_us = cost_of(collective, forced, n_bytes, cluster).cost_us
         return Choice(forced, cost_us, "SHOAL_ALGO says so")
     if cluster.size == 1:
         return Choice(next(iter(ALGORITHMS[collective])), 0.0, "a rank alone has nobody to send to")
-    site = site_of(cluster)
-    loads: dict[str, Load] = {}
+    costs: dict[str, Cost] = {}
     too_fine: list[str] = []
     for name in candidates(collective, n_bytes, cluster, codec):
         if uneven and not can_serve(collective, name, cluster, uneven=True):
             continue
-        if _is_too_fine(collective, name, n_bytes, site):
+        if _is_too_fine(collective, name, n_bytes, cluster):
             too_fine.append(name)
         else:
-            loads[name] = cost_of(collective, name, n_bytes, cluster)
-    return _cheapest(loads, too_fine, n_bytes, site, codec)
+            costs[name] = cost_of(collective, name, n_bytes, cluster)
+    return _cheapest(costs, too_fine, n_bytes, cluster, codec)
 
 
-def _is_too_fine(collective: str, name: str, n_bytes: int, site: Site) -> bool:
+def _is_too_fine(collective: str, name: str, n_bytes: int, cluster: Cluster) -> bool:
     """Whether it would cut a buffer into shards below the floor. Blocks are not its to cut."""
     if not COLLECTIVES[collective].in_place:
         return False
-    algorithm = find(collective, name).fitted(n_bytes, site.size)
-    n_chunks = algorithm.n_chunks(site.size, site.cluster.hosts)
-    return n_chunks > 1 and n_bytes < n_chunks * floor_of(site)
+    algorithm = find(collective, name).fitted(n_bytes, cluster.size)
+    n_chunks = algorithm.n_chunks(cluster.size, cluster.hosts)
+    return n_chunks > 1 and n_bytes < n_chunks * floor_of(cluster)
 
 
 def _cheapest(
-    loads: dict[str, Load], too_fine: list[str], n_bytes: int, site: Site, codec: Codec
+    costs: dict[str, Cost], too_fine: list[str], n_bytes: int, cluster: Cluster, codec: Codec
 ) -> Choice:
-    ranked = sorted(loads, key=lambda name: loads[name].cost_us)
-    best_us = loads[ranked[0]].cost_us
+    ranked = sorted(costs, key=lambda name: costs[name].cost_us)
+    best_us = costs[ranked[0]].cost_us
     # Of those that are as good as equal, those that leave most of the cores to others: what waits
-    # for a cable in the model may wait for a core in fact. Of these the first of the table, which
-    # is simpler: the model is not that exact, and a choice that flips from size to size is hard to
+    # for a NIC in the model may wait for a core in fact. Of these the first of the table, which is
+    # simpler: the model is not that exact, and a choice that flips from size to size is hard to
     # follow.
-    equal = {n: load for n, load in loads.items() if load.cost_us <= _EQUAL * best_us}
-    least_us = min(load.work_us for load in equal.values())
-    first = next(name for name, load in equal.items() if load.work_us <= _EQUAL * least_us)
+    equal = {n: cost for n, cost in costs.items() if cost.cost_us <= _EQUAL * best_us}
+    least_us = min(cost.work_us for cost in equal.values())
+    first = next(name for name, cost in equal.items() if cost.work_us <= _EQUAL * least_us)
     ranked.remove(first)
-    ranked.insert(0, first)
-    best = loads[first]
+    best = costs[first]
     narrow = "" if codec is Codec.IDENTITY else f" in {codec}"
-    why = f"{show_bytes(n_bytes)}{narrow} {_where(site)}: "
-    why += f"{ranked[0]} takes {show_us(best.cost_us)}"
-    why += f", held up by {best.limit}"
-    others = [_compared(name, loads[name].cost_us / best.cost_us) for name in ranked[1:]]
+    why = f"{show_bytes(n_bytes)}{narrow} {_where(cluster)}: "
+    why += f"{first} takes {show_us(best.cost_us)}, bottleneck: {best.bottleneck}"
+    others = [_compared(name, costs[name].cost_us / best.cost_us) for name in ranked]
     if others:
         why += "; " + ", ".join(others[:_N_NAMED])
         why += f" and {len(others) - _N_NAMED} more" * (len(others) > _N_NAMED)
     if too_fine:
-        why += f"; shards below {show_bytes(floor_of(site))} in {', '.join(too_fine)}"
-    return Choice(ranked[0], best.cost_us, why)
+        why += f"; shards below {show_bytes(floor_of(cluster))} in {', '.join(too_fine)}"
+    return Choice(first, best.cost_us, why)
 
 
 def _compared(name: str, ratio: float) -> str:
     return f"{name} {ratio:.2f} times that" if ratio < 10 else f"{name} {ratio:.0f} times that"
 
 
-def _where(site: Site) -> str:
-    where = "in one host" if site.n_hosts == 1 else f"on {site.n_hosts} hosts"
-    return f"over {site.size} ranks {where}"
+def _where(cluster: Cluster) -> str:
+    where = "in one host" if cluster.n_hosts == 1 else f"on {cluster.n_hosts} hosts"
+    return f"over {cluster.size} ranks {where}"

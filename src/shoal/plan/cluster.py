@@ -1,6 +1,6 @@
 """What a cluster costs: its hosts and what a message takes inside and between them.
 
-One description, read by the planner's formulas and by the simulator.
+One description, read by the planner and by the simulator.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from shoal.errors import UsageError
 SCRATCH_KEPT_BYTES: Final = 32 << 20
 """Scratch of a call beyond this is new memory every time: glibc gives larger blocks back to the
 kernel when they are freed (the largest M_MMAP_THRESHOLD, mallopt(3)), and keeps smaller ones."""
+
+CONTENDED_BYTES: Final = 1 << 20
+"""Of a message, what `Cluster.contention` slows down: `sharded` took 1.2 to 1.5 times the time of
+its bytes in messages of 64 KiB to 1 MiB, 1.1 of 3 MiB, 1.0 to 1.1 of 6 MiB (docs/simulation.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class LinkCost:
 
     def __post_init__(self) -> None:
         if min(self.latency_us, self.us_per_byte, self.message_us) < 0:
-            raise UsageError(f"{self}: nothing takes less than no time")
+            raise UsageError(f"{self}: costs must be >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +44,18 @@ class Cluster:
     Args:
         hosts: the host of every rank, numbered from 0 in the order in which they first come up.
         local: between two ranks of one host: shared memory, of which each rank has its own path.
-        wire: between two hosts. A host has one cable, full duplex, that its ranks share: its
-            `us_per_byte` is that of the whole cable.
+        wire: between two hosts. A host has one NIC, full duplex, that its ranks share: its
+            `us_per_byte` is that of the whole NIC.
         memory_us_per_byte: of a fold or a copy by one core.
         n_cores: of each host, which its ranks share.
-        burst_bytes: what a cable that has rested lets pass at once, each way: the bucket of a
+        burst_bytes: what a NIC that has rested lets pass at once, each way: the bucket of a
             shaped link, as clouds and `tc tbf` have them.
         fresh_us_per_byte: of memory that a core touches for the first time, which the kernel has to
             find and to clear: scratch of more than `SCRATCH_KEPT_BYTES`.
+        network_us_per_byte: of a core, for what it sends to or receives from another host, besides
+            the pass over memory: the kernel's network stack.
+        contention: how much longer a NIC takes for the first `CONTENDED_BYTES` of a message where a
+            host that sends to several at a time sends to one that receives from several.
     """
 
     hosts: tuple[int, ...]
@@ -57,6 +65,8 @@ class Cluster:
     n_cores: int
     burst_bytes: int = 0
     fresh_us_per_byte: float = 0.0
+    network_us_per_byte: float = 0.0
+    contention: float = 0.0
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))
@@ -65,11 +75,12 @@ class Cluster:
                 f"hosts {self.hosts[:8]}... must be numbered from 0 in the order in which they "
                 "first come up"
             )
-        memory = self.memory_us_per_byte, self.fresh_us_per_byte
-        if min(*memory, self.burst_bytes) < 0 or self.n_cores < 1:
+        memory = self.memory_us_per_byte, self.fresh_us_per_byte, self.network_us_per_byte
+        if min(*memory, self.burst_bytes, self.contention) < 0 or self.n_cores < 1:
             raise UsageError(
-                f"{memory[0]} us per byte of memory, {memory[1]} where it is new, {self.n_cores} "
-                f"cores and a burst of {self.burst_bytes} B make no sense"
+                f"{memory[0]} us per byte of memory, {memory[1]} where it is new, {memory[2]} for "
+                f"the network, a burst of {self.burst_bytes} B, contention {self.contention} and "
+                f"{self.n_cores} cores: costs must be >= 0, and cores >= 1"
             )
 
     @property

@@ -15,6 +15,15 @@ MEMORY_US_PER_BYTE: Final = 1 / 18e3
 # scratch than is kept (bench/LOG.md, 2026-11-21).
 FRESH_US_PER_BYTE: Final = 1 / 2e3
 
+# TCP takes a core 0.24 ns a byte at each end, of which one pass over memory is counted already
+# (all-reduces of 128 MiB between two hosts that are not shaped: bench/LOG.md, 2026-11-21).
+NETWORK_US_PER_BYTE: Final = 1 / 5.5e3
+
+# Under BBR, on 4 and 8 hosts at 200 Mbit/s and 1 Gbit/s: of two runs of 60 points each, the
+# simulator is within 15 % at 105 with 0.25, 104 with 0.2 or 0.3, 99 with 0.1, 88 without it
+# (docs/decisions/0023).
+CONTENTION: Final = 0.25
+
 # Ethernet and TCP: a system call and a wake-up at each end.
 LATENCY_US: Final = 30.0
 MESSAGE_US: Final = 5.0
@@ -39,5 +48,10 @@ def default_cluster(
     hosts: Sequence[int], *, n_cores: int = DEFAULT_N_CORES, wire: LinkCost = WIRE
 ) -> Cluster:
     """These hosts, with the costs that are assumed of memory."""
-    memory, fresh = MEMORY_US_PER_BYTE, FRESH_US_PER_BYTE
-    return Cluster(tuple(hosts), LOCAL, wire, memory, n_cores, fresh_us_per_byte=fresh)
+    return Cluster(
+        tuple(hosts),
+        *(LOCAL, wire, MEMORY_US_PER_BYTE, n_cores),
+        fresh_us_per_byte=FRESH_US_PER_BYTE,
+        network_us_per_byte=NETWORK_US_PER_BYTE,
+        contention=CONTENTION,
+    )

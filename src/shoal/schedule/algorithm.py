@@ -23,7 +23,7 @@ def one_per_rank(size: int) -> int:
     return size
 
 
-def _nothing(*_: object) -> tuple[int, ...]:
+def _nothing(*_: object) -> tuple[()]:
     return ()
 
 
@@ -46,6 +46,8 @@ class Algorithm:
         encodes_once: whether every value that one host sends to another is what no other host has
             added to, or finished, and one rank finishes each chunk and tells every host: so a
             narrow codec rounds each contribution once and the result once, on all ranks alike.
+        chain_rule: by size (by `hosts` where `by_host`): sender and receiver of each message of
+            a longest chain, see `chains`; for root 0.
         explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
@@ -57,6 +59,7 @@ class Algorithm:
     owner_rule: Callable[[int, int], int] | None = None
     fit_rule: Callable[[int, int], Algorithm] | None = None
     encodes_once: bool = False
+    chain_rule: Callable[..., Sequence[tuple[int, int]]] = _nothing
     explained_by: Callable[..., object] | None = None
 
     def steps(
@@ -80,6 +83,10 @@ class Algorithm:
     def n_chunks(self, size: int, hosts: Sequence[int] = ()) -> int:
         """How many chunks the collective's longest buffer is cut into."""
         return self.chunk_rule(_hosts(size, hosts) if self.by_host else size)
+
+    def chain(self, size: int, hosts: Sequence[int] = ()) -> Sequence[tuple[int, int]]:
+        """Sender and receiver of each message of a longest chain, where rank 0 is the root."""
+        return self.chain_rule(_hosts(size, hosts) if self.by_host else size)
 
     def fitted(self, n_bytes: int, size: int) -> Algorithm:
         """Itself, or its form for buffers of that length, where it cuts short ones less finely."""

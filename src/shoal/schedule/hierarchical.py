@@ -50,6 +50,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
         functools.partial(_scratch, local, across),
         by_host=True,
         encodes_once=across.encodes_once,
+        chain_rule=functools.partial(_chain, local, across),
         explained_by=hierarchical,
     )
 
@@ -128,6 +129,22 @@ def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
     if len(teams) == len(hosts):
         return across.n_chunks(len(hosts))
     return _n_rails(teams) * across.n_chunks(len(teams))
+
+
+def _chain(
+    local: Algorithm, across: Algorithm, hosts: tuple[int, ...]
+) -> Sequence[tuple[int, int]]:
+    """Half of that of `local` in the largest host, that of `across` on the first rail, the rest."""
+    teams = _teams(local, hosts)
+    if len(teams) == 1:
+        return local.chain(len(hosts))
+    if len(teams) == len(hosts):
+        return across.chain(len(hosts))
+    ranks = max((team.ranks for team in teams), key=len)
+    inside = [(ranks[source], ranks[to]) for source, to in local.chain(len(ranks))]
+    owners = [team.owner(0) for team in teams]
+    rail = [(owners[source], owners[to]) for source, to in across.chain(len(teams))]
+    return [*inside[: len(inside) // 2], *rail, *inside[len(inside) // 2 :]]
 
 
 def _scratch(

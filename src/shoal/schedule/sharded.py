@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from shoal.errors import UsageError
 from shoal.schedule.algorithm import Algorithm
+from shoal.schedule.chains import there_and_back
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.schedule.stripes import Reducer, Stripe, n_stripes_of, stripes_of, workers
 
@@ -139,5 +140,6 @@ def _algorithm(sharding: _Sharding) -> Algorithm:
         owner_rule=sharding.owner,
         fit_rule=sharding.fit,
         encodes_once=True,
+        chain_rule=there_and_back,
         explained_by=sharded_all_reduce,
     )

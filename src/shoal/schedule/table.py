@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from shoal.errors import UsageError
-from shoal.schedule import binomial, bruck, chain, direct, hypercube, point, ring, tree
+from shoal.schedule import binomial, bruck, chain, chains, direct, hypercube, point, ring, tree
 from shoal.schedule import scatter_gather as sg
 from shoal.schedule.algorithm import Algorithm, one, one_per_rank
 from shoal.schedule.collectives import MESSAGE
@@ -18,76 +18,135 @@ from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.pairwise import pairwise_all_to_all
 from shoal.schedule.sharded import sharded
 
-_RING: Final = Algorithm(ring.ring_all_reduce, one_per_rank, owner_rule=ring.ring_owner)
+_RING: Final = Algorithm(
+    ring.ring_all_reduce,
+    one_per_rank,
+    owner_rule=ring.ring_owner,
+    chain_rule=chains.ring_twice,
+)
 _SHARDED: Final = sharded(())
 
 ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     {
         "all_reduce": {
-            "direct": Algorithm(direct.direct_all_reduce, one, direct.direct_scratch),
+            "direct": Algorithm(
+                direct.direct_all_reduce, one, direct.direct_scratch, chain_rule=chains.gather
+            ),
             "sharded": _SHARDED,
             "ring": _RING,
-            "tree": Algorithm(tree.tree_all_reduce, tree.tree_chunks, owner_rule=tree.tree_owner),
-            "doubling": Algorithm(hypercube.doubling_all_reduce, one, hypercube.doubling_scratch),
+            "tree": Algorithm(
+                tree.tree_all_reduce,
+                tree.tree_chunks,
+                owner_rule=tree.tree_owner,
+                chain_rule=chains.tree,
+            ),
+            "doubling": Algorithm(
+                hypercube.doubling_all_reduce,
+                one,
+                hypercube.doubling_scratch,
+                chain_rule=chains.hypercube,
+            ),
             "halving": Algorithm(
                 hypercube.halving_all_reduce,
                 hypercube.halving_chunks,
                 owner_rule=hypercube.halving_owner,
+                chain_rule=chains.hypercube_and_back,
             ),
             "ring_2d": hierarchical(_RING, _RING),
             "fairring": hierarchical(_SHARDED, _SHARDED),
         },
         "broadcast": {
-            "direct": Algorithm(direct.direct_broadcast, rooted=True),
-            "binomial": Algorithm(binomial.binomial_broadcast, rooted=True),
-            "chain": Algorithm(chain.chain_broadcast, rooted=True),
-            "scatter_gather": Algorithm(sg.scatter_gather_broadcast, one_per_rank, rooted=True),
+            "direct": Algorithm(direct.direct_broadcast, rooted=True, chain_rule=chains.scatter),
+            "binomial": Algorithm(
+                binomial.binomial_broadcast, rooted=True, chain_rule=chains.binomial
+            ),
+            "chain": Algorithm(chain.chain_broadcast, rooted=True, chain_rule=chains.ring),
+            "scatter_gather": Algorithm(
+                sg.scatter_gather_broadcast, one_per_rank, rooted=True, chain_rule=chains.ring
+            ),
         },
         "reduce": {
-            "direct": Algorithm(direct.direct_reduce, rooted=True),
+            "direct": Algorithm(direct.direct_reduce, rooted=True, chain_rule=chains.gather),
             "binomial": Algorithm(
-                binomial.binomial_reduce, one, binomial.binomial_reduce_scratch, rooted=True
+                binomial.binomial_reduce,
+                one,
+                binomial.binomial_reduce_scratch,
+                rooted=True,
+                chain_rule=chains.binomial_reversed,
             ),
-            "chain": Algorithm(chain.chain_reduce, one, chain.chain_scratch, rooted=True),
+            "chain": Algorithm(
+                chain.chain_reduce,
+                one,
+                chain.chain_scratch,
+                rooted=True,
+                chain_rule=chains.ring_reversed,
+            ),
             "scatter_gather": Algorithm(
-                sg.scatter_gather_reduce, one_per_rank, sg.scatter_gather_scratch, rooted=True
+                sg.scatter_gather_reduce,
+                one_per_rank,
+                sg.scatter_gather_scratch,
+                rooted=True,
+                chain_rule=chains.there_and_back,
             ),
         },
         "all_gather": {
-            "direct": Algorithm(direct.direct_all_gather, one_per_rank),
-            "ring": Algorithm(ring.ring_all_gather, one_per_rank),
-            "bruck": Algorithm(bruck.bruck_all_gather, one_per_rank),
+            "direct": Algorithm(direct.direct_all_gather, one_per_rank, chain_rule=chains.gather),
+            "ring": Algorithm(ring.ring_all_gather, one_per_rank, chain_rule=chains.ring),
+            "bruck": Algorithm(
+                bruck.bruck_all_gather, one_per_rank, chain_rule=chains.bruck_reversed
+            ),
         },
         "reduce_scatter": {
-            "direct": Algorithm(direct.direct_reduce_scatter, one_per_rank, encodes_once=True),
-            "ring": Algorithm(ring.ring_reduce_scatter, one_per_rank, ring.ring_scratch),
+            "direct": Algorithm(
+                direct.direct_reduce_scatter,
+                one_per_rank,
+                encodes_once=True,
+                chain_rule=chains.gather,
+            ),
+            "ring": Algorithm(
+                ring.ring_reduce_scatter, one_per_rank, ring.ring_scratch, chain_rule=chains.ring
+            ),
         },
         "gather": {
-            "direct": Algorithm(direct.direct_gather, one_per_rank, rooted=True),
+            "direct": Algorithm(
+                direct.direct_gather, one_per_rank, rooted=True, chain_rule=chains.gather
+            ),
             "binomial": Algorithm(
                 binomial.binomial_gather,
                 one_per_rank,
                 binomial.binomial_blocks_scratch,
                 rooted=True,
+                chain_rule=chains.binomial_reversed,
             ),
         },
         "scatter": {
-            "direct": Algorithm(direct.direct_scatter, one_per_rank, rooted=True),
+            "direct": Algorithm(
+                direct.direct_scatter, one_per_rank, rooted=True, chain_rule=chains.scatter
+            ),
             "binomial": Algorithm(
                 binomial.binomial_scatter,
                 one_per_rank,
                 binomial.binomial_blocks_scratch,
                 rooted=True,
+                chain_rule=chains.binomial,
             ),
         },
         "all_to_all": {
-            "pairwise": Algorithm(pairwise_all_to_all, one_per_rank),
+            "pairwise": Algorithm(pairwise_all_to_all, one_per_rank, chain_rule=chains.gather),
             "bruck": Algorithm(
-                bruck.bruck_all_to_all, one_per_rank, bruck.bruck_all_to_all_scratch
+                bruck.bruck_all_to_all,
+                one_per_rank,
+                bruck.bruck_all_to_all_scratch,
+                chain_rule=chains.bruck,
             ),
         },
         "barrier": {
-            "dissemination": Algorithm(dissemination_barrier, one, dissemination_scratch),
+            "dissemination": Algorithm(
+                dissemination_barrier,
+                one,
+                dissemination_scratch,
+                chain_rule=chains.dissemination,
+            ),
         },
     }
 )

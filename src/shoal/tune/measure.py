@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.group.probing import measure_links
-from shoal.plan.choose import can_serve, candidates, choose, cost_of
+from shoal.plan.choose import can_serve, candidates, choose
+from shoal.plan.cost import cost_of
 from shoal.plan.planner import Planner
 from shoal.plan.settings import Forced
 from shoal.plan.tuning import Tuning

@@ -4,7 +4,8 @@ Every wait is for one of four things, each of which serves in the order in which
 
 - a rank's core, for the message, the fold or the copy of one segment;
 - the cable out of a host, where the links of its ranks take turns, a segment each, as in TCP;
-- the cable into a host, first come, first served: what waits, waits in the switch;
+- the cable into a host, first come, first served: what waits, waits in the switch. It takes longer
+  for the first MiB of a message that a host sends beside others, to one that receives from several;
 - the receiver's word, where the engine asks for it: large messages between hosts.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import ProofError
 from shoal.limits import EAGER_BYTES, LOOK_AHEAD
-from shoal.plan.cluster import SCRATCH_KEPT_BYTES
+from shoal.plan.cluster import CONTENDED_BYTES, SCRATCH_KEPT_BYTES
 from shoal.schedule import Buffer, Recv, Send
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class Clockwork:
         self._core_free = [0.0] * flow.size
         rested = float("-inf")
         self._out_free, self._in_free = [rested] * cluster.n_hosts, [rested] * cluster.n_hosts
+        self._n_contended = CONTENDED_BYTES // segment
         self._is_sending = bytearray(cluster.n_hosts)
+        self._last_into = [-1] * cluster.n_hosts  # the host of the last segment into each
         self._turns: list[deque[tuple[int, int]]] = [deque() for _ in range(cluster.n_hosts)]
         self._queues: dict[tuple[int, int], deque[int]] = defaultdict(deque)
 
@@ -203,7 +206,7 @@ class Clockwork:
         if partner < 0:
             return passed
         if self._is_wire[step] or self._is_wire[partner]:
-            return cluster.wire.message_us + passed
+            return cluster.wire.message_us + passed + n_bytes * cluster.network_us_per_byte
         if step in self._is_copied:
             return cluster.local.message_us
         if type(self._flow.steps[step]) is Send:
@@ -245,9 +248,14 @@ class Clockwork:
             self._turns[host].append(link)
         recv, wire = self._flow.partner_of[send], self._cluster.wire
         there = self._cluster.hosts[self._flow.rank_of[recv]]
-        takes = self._bytes_of(send, self._done[send]) * wire.us_per_byte
+        segment = self._done[send]
+        takes = self._bytes_of(send, segment) * wire.us_per_byte
         left = self._pass(self._out_free, host, self._now, takes)
         head = self._now + wire.latency_us
+        several = self._turns[host] and self._last_into[there] not in (-1, host)
+        if several and segment < self._n_contended:
+            takes *= 1 + self._cluster.contention
+        self._last_into[there] = host
         arrived = max(left + wire.latency_us, self._pass(self._in_free, there, head, takes))
         self._after(left, _SENT, send)
         self._after(arrived, _ARRIVED, recv)

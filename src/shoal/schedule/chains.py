@@ -1,0 +1,107 @@
+"""The longest chain of messages of each algorithm, of which each waits for the one before it.
+
+Running a whole schedule would tell, and takes too long for large groups. Each function names sender
+and receiver of every message of one longest chain, by the number of ranks, for root 0; where they
+are told apart only by how far a message goes, it goes from or to rank 0. A test compares the length
+with the longest chain of the dataflow, and looks for each of the messages in the steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from shoal.schedule.hypercube import Cube
+from shoal.schedule.tree import binary_tree
+
+Chain = list[tuple[int, int]]
+"""Senders and receivers."""
+
+
+def gather(size: int) -> Chain:
+    """One message, to rank 0."""
+    return [(size - 1, 0)] if size > 1 else []
+
+
+def scatter(size: int) -> Chain:
+    """One message, from rank 0."""
+    return _back(gather(size))
+
+
+def there_and_back(size: int) -> Chain:
+    """To a rank, and its answer."""
+    return gather(size) + scatter(size)
+
+
+def ring(size: int) -> Chain:
+    """Once round, but for the last edge."""
+    return [(rank, rank + 1) for rank in range(size - 1)]
+
+
+def ring_reversed(size: int) -> Chain:
+    """The other way round, to rank 0."""
+    return _back(ring(size))
+
+
+def ring_twice(size: int) -> Chain:
+    """Twice round, but for the last two edges."""
+    return [(k % size, (k + 1) % size) for k in range(2 * (size - 1))]
+
+
+def dissemination(size: int) -> Chain:
+    """To ranks 1, 2, 4 and so on away."""
+    return [(0, 1 << bit) for bit in range((size - 1).bit_length())]
+
+
+def bruck(size: int) -> Chain:
+    """What has as many hops to go as any block: those of the deepest place."""
+    return [(0, place ^ above) for above, place in binomial(size)]
+
+
+def bruck_reversed(size: int) -> Chain:
+    """The same, towards lower ranks."""
+    return [(hop, 0) for _, hop in bruck(size)]
+
+
+def hypercube(size: int) -> Chain:
+    """Along each edge of the cube, from and to the extra rank of the first corner."""
+    cube = Cube.of(size)
+    edges = [(cube.rank(0), cube.rank(distance)) for distance in cube.distances()]
+    return [(1, 0), *edges, (0, 1)] if cube.n_pairs else edges
+
+
+def hypercube_and_back(size: int) -> Chain:
+    """The same, and back along each edge."""
+    cube = Cube.of(size)
+    edges = [(cube.rank(0), cube.rank(distance)) for distance in cube.distances()]
+    there_and_back = edges + _back(edges)
+    return [(1, 0), *there_and_back, (0, 1)] if cube.n_pairs else there_and_back
+
+
+def binomial(size: int) -> Chain:
+    """From rank 0 to the deepest place: one with the most bits set."""
+    last = size - 1
+    most = (1 << last.bit_length()) - 1
+    place = last if last == most else most >> 1
+    path = [place]
+    while path[-1]:
+        path.append(path[-1] & (path[-1] - 1))
+    return _back(list(itertools.pairwise(path)))
+
+
+def binomial_reversed(size: int) -> Chain:
+    """From the deepest place to rank 0."""
+    return _back(binomial(size))
+
+
+def tree(size: int) -> Chain:
+    """From a deepest leaf of the first tree to its root, and back."""
+    path = [1] if size > 1 else [0]
+    while (parent := binary_tree(path[-1], size).parent) is not None:
+        path.append(parent)
+    up = list(itertools.pairwise(path))
+    return up + _back(up)
+
+
+def _back(chain: Chain) -> Chain:
+    """The same messages the other way, the last one first."""
+    return [(to, source) for source, to in reversed(chain)]

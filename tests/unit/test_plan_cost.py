@@ -1,0 +1,98 @@
+"""What counts cost: each thing that can be the bottleneck on its own, and calls in a row."""
+
+from dataclasses import replace
+
+import pytest
+
+from shoal.codec import Codec
+from shoal.plan.choose import choose
+from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.cost import cost_of
+from shoal.plan.defaults import wire_of
+from shoal.schedule import ALGORITHMS, COLLECTIVES
+
+FREE = LinkCost(0.0, 0.0, 0.0)
+# So many that no scratch is kept from call to call.
+MANY_BYTES = 2520 << 20
+LAYOUTS = [(0,) * 2, (0,) * 7, (0,) * 8, (0, 1, 2, 3), (0, 0, 1, 1)]
+
+
+def nothing_costs(hosts: tuple[int, ...]) -> Cluster:
+    return Cluster(hosts, FREE, FREE, 0.0, n_cores=1)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("collective", "name"), [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
+)
+def test_scratch_that_is_new_in_every_call_is_paid_for(
+    collective: str, name: str, hosts: tuple[int, ...]
+) -> None:
+    cluster, algorithm = nothing_costs(hosts), ALGORITHMS[collective][name]
+    size = len(hosts)
+    n_chunks = algorithm.n_chunks(size, hosts) if COLLECTIVES[collective].in_place else 1
+    most = max(len(algorithm.scratch(rank, size, hosts)) for rank in range(size))
+    cost = cost_of(collective, name, MANY_BYTES, replace(cluster, fresh_us_per_byte=1.0))
+    assert cost.rank == pytest.approx(most * MANY_BYTES / n_chunks)
+
+
+def test_scratch_that_the_allocator_keeps_is_not_paid_for() -> None:
+    cluster = replace(nothing_costs((0, 1)), fresh_us_per_byte=1.0)
+    works = [cost_of("all_reduce", "direct", n << 20, cluster).work_us for n in (25, 32, 33)]
+    assert works == [0, 0, 33 << 20]
+
+
+@pytest.mark.parametrize(("name", "passes"), [("sharded", 2), ("ring", 2), ("direct", 4)])
+def test_an_all_reduce_of_two_hosts_by_direct_passes_over_memory_twice_as_often(
+    name: str, passes: int
+) -> None:
+    cluster = replace(nothing_costs((0, 1)), memory_us_per_byte=1.0)
+    assert cost_of("all_reduce", name, 1 << 20, cluster).rank == passes << 20
+
+
+def test_bytes_between_hosts_keep_a_core_of_each_end_busy() -> None:
+    cluster = replace(nothing_costs((0, 0, 1, 1)), network_us_per_byte=1.0)
+    assert cost_of("broadcast", "chain", 1000, cluster).rank == 1000
+    assert cost_of("all_reduce", "doubling", 1000, cluster).rank == 2000
+
+
+def test_a_narrow_wire_spares_the_cores_that_its_bytes_keep_busy() -> None:
+    cluster = replace(nothing_costs((0, 1)), network_us_per_byte=1.0)
+    wide, narrow = (
+        choose("all_reduce", 1 << 20, cluster, "sharded", codec=codec).cost_us
+        for codec in (Codec.IDENTITY, Codec.BF16)
+    )
+    assert narrow == wide / 2
+
+
+def test_a_chain_is_as_good_as_its_bottleneck_only_where_calls_follow_one_another() -> None:
+    cluster = replace(nothing_costs(tuple(range(8))), wire=LinkCost(0.0, 1.0, 0.0))
+    costs = {name: cost_of("broadcast", name, 1000, cluster) for name in ("chain", "direct")}
+    assert {name: cost.busy_us for name, cost in costs.items()} == {"chain": 1000, "direct": 7000}
+    assert all(cost.alone_us == 7000 for cost in costs.values())
+    assert costs["chain"].cost_us == 4000
+    everyone = cost_of("all_reduce", "ring", 1000, cluster)
+    assert everyone.cost_us == everyone.alone_us
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "part"),
+    [
+        *(("gather", "direct", 0), ("broadcast", "direct", 0), ("all_reduce", "ring", 0)),
+        *(("all_reduce", "doubling", 0.5), ("all_gather", "bruck", 0.5)),
+        *(("all_reduce", "sharded", 1), ("all_to_all", "pairwise", 1)),
+    ],
+)
+def test_nics_lose_to_exchanges_with_several_hosts_not_to_many_senders(
+    collective: str, name: str, part: float
+) -> None:
+    cluster = replace(nothing_costs((0, 1, 2, 3)), wire=wire_of(1000), contention=0.5)
+    cost = cost_of(collective, name, 256 << 10, cluster)
+    assert cost.contention == pytest.approx(part * 0.5 * cost.network)
+
+
+def test_contention_is_over_after_the_first_mebibyte_of_a_message() -> None:
+    cluster = replace(nothing_costs((0, 1, 2, 3)), wire=wire_of(1000), contention=0.5)
+    costs = [cost_of("all_to_all", "pairwise", n << 20, cluster) for n in (1, 2, 4)]
+    assert len({cost.contention for cost in costs}) == 1
+    assert costs[1].network == 2 * costs[0].network
