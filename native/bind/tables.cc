@@ -6,9 +6,11 @@
 
 #include <utility>
 
+#include "engine/finished_calls.h"
 #include "engine/granted_way.h"
 #include "engine/lane.h"
 #include "engine/mesh.h"
+#include "engine/state_reader.h"
 #include "fold/codec.h"
 #include "transport/outbox.h"
 #include "transport/path_maker.h"
@@ -44,6 +46,8 @@ void bind_tables(nb::module_& m) {
   m.attr("EAGER_BYTES") = Outbox::Sizes().small;
   m.attr("LOOK_AHEAD") = GrantedWay::kFirst;
   m.attr("MOST_CONNECTIONS") = Header::kMaxPaths;
+  m.attr("FIRST_NAMED_KEY") = FinishedCalls::kFirstNamed;
+  m.attr("LAST_FINISHED") = StateReader::kLastFinished;
   m.def("dtypes", &dtypes);
   m.def("fold_ops", &fold_ops);
   m.attr("N_CODECS") = kCodecs;

@@ -16,8 +16,11 @@ namespace shoal {
 // Threads: under the mesh's lock.
 class FinishedCalls {
  public:
+  // Calls by number, by name and messages share the keys of a group; those of messages have the
+  // highest bit set.
+  static constexpr uint64_t kFirstNamed = uint64_t{1} << 62;
   // A call without a name: its key is how many of the group's came before it, more or less.
-  static bool is_counted(uint64_t key) { return key >> 62 == 0; }
+  static bool is_counted(uint64_t key) { return key < kFirstNamed; }
 
   // A call was launched, which says how far the keys have come.
   void launched(uint64_t key);

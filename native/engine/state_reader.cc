@@ -12,11 +12,8 @@ namespace {
 // Of all calls together. A step takes about 1 KiB here, and 200 bytes in the file.
 constexpr size_t kMostCalls = 1024;
 constexpr size_t kMostSteps = 4096;
-// By group: calls that others have made and this rank has not, and those that ended last.
+// By group: calls that others have made and this rank has not.
 constexpr size_t kMostEarly = 64;
-constexpr size_t kLastFinished = 64;
-
-constexpr uint64_t kNumbered = uint64_t{1} << 62;  // keys below it count the unnamed calls
 
 // 64 bits fit into no JSON number that every reader keeps whole.
 std::string hex(uint64_t number) {
@@ -101,9 +98,9 @@ Value StateReader::group(const Group& group) {
   uint64_t last_number = 0;
   for (const auto& [key, one] : group.in_flight) order.push_back(one.get());
   for (const Collective* one : order)
-    if (one->key < kNumbered) last_number = std::max(last_number, one->key);
+    if (FinishedCalls::is_counted(one->key)) last_number = std::max(last_number, one->key);
   for (const uint64_t key : group.finished.keys())
-    if (key < kNumbered) last_number = std::max(last_number, key);
+    if (FinishedCalls::is_counted(key)) last_number = std::max(last_number, key);
   std::sort(order.begin(), order.end(),
             [](const auto* one, const auto* other) { return one->serial < other->serial; });
   List calls, members;

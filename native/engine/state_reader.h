@@ -20,6 +20,8 @@ class StateReader {
 
   Value read();
 
+  static constexpr size_t kLastFinished = 64;  // so many of the last calls that ended are told
+
  private:
   Value group(const Group& group);
   Value call(const Collective& call);

@@ -185,6 +185,8 @@ RESUME_S: Final[int]
 EAGER_BYTES: Final[int]
 LOOK_AHEAD: Final[int]
 MOST_CONNECTIONS: Final[int]
+FIRST_NAMED_KEY: Final[int]
+LAST_FINISHED: Final[int]
 
 class Fault(enum.Enum):
     """What went wrong; see native/base/error.h."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from shoal._native import (
     BACKSTOP_MS,
     EAGER_BYTES,
+    FIRST_NAMED_KEY,
+    LAST_FINISHED,
     LOOK_AHEAD,
     MOST_CONNECTIONS,
     RESUME_S,
@@ -16,6 +18,8 @@ from shoal._native import (
 __all__ = [
     "BACKSTOP_MS",
     "EAGER_BYTES",
+    "FIRST_NAMED_KEY",
+    "LAST_FINISHED",
     "LOOK_AHEAD",
     "MOST_CONNECTIONS",
     "RESUME_S",

@@ -91,7 +91,8 @@ def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() 
         for after_s, text in zip((0.01, 0.02, 0.04, 0.08), log.texts, strict=True):
             assert f"rank {rank} of 3 on " in text
             assert f"has not joined after {after_s:g} s: " in text
-        assert "rank 2 never published a record (not started, dead, or using" in log.texts[-1]
+        expected = "rank 2 never published a record (not started, dead, or using"
+        assert any(expected in text for text in log.texts)  # NOT each: the store may be slow
 
 
 def test_a_join_that_succeeds_in_time_warns_of_nothing() -> None:

@@ -8,12 +8,12 @@ import pytest
 from process.records import rewritten
 
 from shoal.errors import UsageError
-from shoal.rendezvous.meeting import Guest, Host, Meeting
+from shoal.rendezvous.meeting import Chair, Guest, Meeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
 from shoal.rendezvous.roll import Roll, decode_part, part_key
 from shoal.rendezvous.roll import decode as decode_roll
-from shoal.rendezvous.store import MemoryStore
+from shoal.rendezvous.store import MemoryStore, TorchStore
 from shoal.rendezvous.store.asking import Asking
 
 ENDPOINT = Endpoint("10.0.0.2", 4711, "eth0")
@@ -32,12 +32,12 @@ def publish(store: MemoryStore, rank: int, what: Record | bytes | None = None) -
 
 def direct(store: MemoryStore) -> Asking:
     """The store itself, which needs no thread."""
-    store.deadline = float("inf")  # type: ignore[attr-defined]
+    store.deadline, store.can_wait = float("inf"), True  # type: ignore[attr-defined]
     return store  # type: ignore[return-value]
 
 
-def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> Host:
-    made = Host(direct(store), own or record(0), key)
+def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> Chair:
+    made = Chair(direct(store), own or record(0), key)
     made.publish(made.own)
     return made
 
@@ -100,7 +100,7 @@ def parts_of(values: Sequence[bytes], size: int) -> Roll | None:
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 7)]
+    ("n_ranks", "n_hosts", "n_parts"), [(2, 1, 1), (3, 2, 1), (128, 1, 1), (1024, 512, 8)]
 )
 def test_a_roll_survives_the_store_in_parts_that_fit(
     n_ranks: int, n_hosts: int, n_parts: int
@@ -114,7 +114,10 @@ def test_a_roll_survives_the_store_in_parts_that_fit(
 
 def test_what_is_no_roll_of_this_group_is_none() -> None:
     roll = roll_of(300, 3)
-    values, other = roll.encode(), roll._replace(key=None, hosts=300 * (0,), doors=("a",)).encode()
+    values, other = (
+        roll.encode(),
+        roll._replace(key=None, hosts=300 * (0,), doors=("a",), labels=("b",)).encode(),
+    )
     assert len(values) == 2
     assert parts_of(values[:1], 300) is None
     assert parts_of(values[::-1], 300) is None
@@ -158,6 +161,22 @@ def test_a_record_that_has_changed_makes_another_roll() -> None:
     assert first.roll == second.roll != before
     assert first.roll is not None
     assert first.roll.nonces[:2] == before.nonces[:2]
+
+
+def test_a_roll_that_was_damaged_in_the_store_is_written_again() -> None:
+    store, size = MemoryStore(), 300
+    first = host(store, record(0, size))
+    guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
+    look(first)
+    for part in range(2):
+        whole = store.get(part_key(part), 0)
+        store.set(part_key(part), b"damaged")
+        look(guests[0])
+        assert guests[0].roll is None
+        first.look_around()
+        assert store.get(part_key(part), 0) == whole
+    look(guests[0])
+    assert guests[0].roll == first.roll
 
 
 def test_an_endpoint_that_a_rank_adds_changes_no_roll() -> None:
@@ -207,6 +226,27 @@ def test_who_sees_a_leftover_asks_the_store_less_and_less_often() -> None:
     floors = [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
     for wait_s, least_s in zip(waits, floors, strict=True):
         assert wait_s >= least_s
+
+
+class _Torch:
+    """Torch's store as long as nobody has come; complains when it is made to wait in vain."""
+
+    def check(self, keys: list[str]) -> bool:
+        return False
+
+    def wait(self, keys: list[str], timeout: object) -> None:
+        raise AssertionError("torch writes warnings of this")
+
+
+def test_torchs_store_is_asked_rather_than_waited_for() -> None:
+    for rank in range(2):
+        store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
+        own = record(rank)
+        meeting = Guest(store, own, rank, None) if rank else Chair(store, own, None)
+        meeting.look(time.monotonic() + 60)
+        assert meeting.roll is None
+        assert meeting.look_at < float("inf")
+        store.close()
 
 
 class Counting(MemoryStore):

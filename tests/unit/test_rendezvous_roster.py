@@ -79,6 +79,13 @@ def test_what_does_not_tell_of_these_ranks_once_each_is_refused(why: str) -> Non
         decode(WRONG[why], frozenset({1, 2}))
 
 
+def test_a_rank_among_several_hosts_that_listens_nowhere_is_refused() -> None:
+    body = Entry("a", "b", b"").encode(1) + entry(2).encode(2)
+    assert len(decode(body, frozenset({1, 2}))) == 2
+    with pytest.raises(ValueError):  # noqa: PT011 - what it says is for messages
+        decode(body, frozenset({1, 2}), least_paths=1)
+
+
 @pytest.mark.parametrize("n_bytes", range(len(WHOLE)))
 def test_entries_that_are_cut_short_are_refused(n_bytes: int) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - what it says is for messages

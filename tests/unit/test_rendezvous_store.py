@@ -111,6 +111,28 @@ def test_a_get_waits_for_the_set(connect: Callable[[], Store]) -> None:
     assert found == [b"here"]
 
 
+class Hasty(LikeTorch):
+    """Waits by a clock of its own, a little shorter, as torch does in whole milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_ms: list[float] = []
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.asked_ms.append(timeout / timedelta(milliseconds=1))
+        raise RuntimeError("wait timeout")
+
+
+@pytest.mark.parametrize(("timeout_s", "asked_ms"), [(0.0, 1), (0.0001, 1), (0.0051, 6)])
+def test_torchs_clock_makes_no_lost_store_of_one_that_has_nothing(
+    timeout_s: float, asked_ms: int
+) -> None:
+    hasty = Hasty()
+    with pytest.raises(TimedOut):
+        TorchStore(hasty).get("a", timeout_s)
+    assert hasty.asked_ms == [asked_ms]
+
+
 def test_a_get_that_nobody_answers_times_out_and_harms_nothing(
     connect: Callable[[], Store],
 ) -> None:

@@ -14,6 +14,7 @@ from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.buffers import Blocks, Span, blocks_of, clash, span_of
 from shoal.group.context import Occurrences, hash_of
 from shoal.group.work import FOR_EVER_S, Work
+from shoal.limits import FIRST_NAMED_KEY
 from shoal.schedule import COLLECTIVES, MESSAGE
 from shoal.shapes import Shape
 from shoal.state import AtDeadline
@@ -21,10 +22,6 @@ from shoal.state import AtDeadline
 if TYPE_CHECKING:
     from shoal.group.context import Context
     from shoal.plan import Planner
-
-# Calls by number, by name and messages share the 64-bit key space of a group; those of messages are
-# the engine's and have the highest bit set.
-_NAMED: Final = 1 << 62
 
 # A group's narrow wire is for what is large. Below this nothing is won, since messages take what
 # they take, and small sums are those whose digits count: numbers of samples, losses, norms.
@@ -324,7 +321,7 @@ class Calls:
         name = how.get("name")
         if name is None:
             return next(self._next_key)
-        return _NAMED | hash_of(name, self._named.count(name)) >> 2
+        return FIRST_NAMED_KEY | hash_of(name, self._named.count(name)) >> 2
 
     def _timeout(self, how: CallOptions) -> float:
         if not how:  # the usual case

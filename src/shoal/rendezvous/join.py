@@ -33,7 +33,7 @@ from shoal.rendezvous.handshake import N_NONCE_BYTES
 from shoal.rendezvous.introduce import HostMemory
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_unix, n_paths, port_range
-from shoal.rendezvous.meeting import Guest, Host
+from shoal.rendezvous.meeting import Chair, Guest
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.patience import Rereading, Warnings
@@ -162,7 +162,7 @@ class _Join:
         nonce, label = os.urandom(N_NONCE_BYTES), options.label
         own = Record(size, nonce, host_id, label, unix_name, given_key is not None)
         self._meeting: Meeting = (
-            Guest(store, own, rank, given_key) if rank else Host(store, own, given_key)
+            Guest(store, own, rank, given_key) if rank else Chair(store, own, given_key)
         )
         self._connections = Connections(
             selector, self._meeting, memory, options, listener, self._lost, self._doubted
@@ -238,6 +238,8 @@ class _Join:
             # NOT waiting in the store while somebody waits at the door.
             is_alone = self._connections.door.next_deadline() is None
             self._look(min(until, self._reread.at, now + _LONGEST_WAIT_S) if is_alone else now)
+        if self._state is not _State.GATHERING:
+            return now
         return min(self._meeting.look_at, self._reread.at)
 
     def _link(self, now: float, links: Links) -> float:

@@ -216,7 +216,7 @@ class Links:
         self._selector.modify(link.sock, events, functools.partial(self._on_ready, link))
 
     def _on_ready(self, link: Link) -> None:
-        if link not in self._all():
+        if link not in (self.above, self._below.get(link.rank)):
             return  # dropped earlier in this wake-up
         try:
             if link.has_more_to_send:
@@ -238,12 +238,14 @@ class Links:
             self._enter(memory_fd, len(host), host.index(self.rank))
         if link.word is None:
             return
+        least_paths = 1 if self.tree.n_hosts > 1 else 0
         try:
             if link is not self.above:
                 if link.rank not in self._entries:
-                    self._entries[link.rank] = decode(link.word, self.tree.below[link.rank])
+                    ranks = self.tree.below[link.rank]
+                    self._entries[link.rank] = decode(link.word, ranks, least_paths)
             elif self.roster is None:
-                self.roster = decode(link.word, frozenset(range(self._size)))
+                self.roster = decode(link.word, frozenset(range(self._size)), least_paths)
         except ValueError as error:
             why = f"its word makes no sense: {error}"
             raise ConnectionResetError(errno.ECONNRESET, why) from error

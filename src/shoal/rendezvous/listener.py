@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shoal.errors import UsageError
+from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.door import is_out_of_descriptors
 from shoal.rendezvous.interface import Advertised, choose_addresses
 from shoal.rendezvous.record import Endpoint
-from shoal.rendezvous.roster import MAX_PATHS
 
 # Every other rank may connect at once; the kernel caps this at net.core.somaxconn (4096 today).
 _BACKLOG: Final = 1024
@@ -68,8 +68,8 @@ def n_paths(environ: Mapping[str, str]) -> int:
         UsageError: the value is no such number.
     """
     text = environ.get("SHOAL_PATHS", "") or "1"
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MAX_PATHS:
-        raise UsageError(f"SHOAL_PATHS={text!r} is not a number from 1 to {MAX_PATHS}")
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= MOST_CONNECTIONS:
+        raise UsageError(f"SHOAL_PATHS={text!r} is not a number from 1 to {MOST_CONNECTIONS}")
     return int(text)
 
 

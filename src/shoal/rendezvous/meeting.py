@@ -36,8 +36,8 @@ _LONGEST_WAIT_PER_RANK_S: Final = 0.0004
 class Meeting:
     """One rank's view of the store. Does no other I/O.
 
-    Its look may wait in the store for what is not there, since a question to the store costs more
-    than to be woken by it.
+    Its look may wait in the store for what is not there, if it can: a question to the store costs
+    more than to be woken by it.
     """
 
     def __init__(self, store: Asking, own: Record, rank: int, given_key: bytes | None) -> None:
@@ -144,17 +144,9 @@ class Meeting:
             return None  # NOT an endpoint of its predecessor
         return record.endpoint
 
-    def record(self, rank: int) -> Record | None:
-        """What is known of a rank; for messages."""
-        try:
-            return self.own if rank == self.rank else self._read(rank)
-        except ShoalError:  # the store is gone, or what is wrong is told elsewhere
-            return None
-
     def label(self, rank: int) -> str:
-        """The host name of a rank, for people."""
-        record = self.record(rank)
-        return record.host_label if record is not None else "an unknown host"
+        """The host name of a rank of the roll, for people. NOT from the store: it may be mute."""
+        return "" if self.roll is None else self.roll.labels[self.roll.hosts[rank]]
 
     def unpublished(self, *, asks: bool) -> list[int]:
         """The ranks whose record is not in the store, or is of no use.
@@ -177,7 +169,7 @@ class Meeting:
     def _await(self, key: str, until: float) -> bytes | None:
         """The value, if there is one by then."""
         wait_s = until - time.monotonic()
-        if wait_s <= 0:
+        if wait_s <= 0 or not self._store.can_wait:
             return self._store.try_get(key)
         try:
             return self._store.get(key, wait_s)
@@ -217,17 +209,20 @@ class Meeting:
         return record
 
 
-class Host(Meeting):
+class Chair(Meeting):
     """Rank 0's view: it reads the records of all, and writes the roll."""
 
     def __init__(self, store: Asking, own: Record, given_key: bytes | None) -> None:
         super().__init__(store, own, 0, given_key)
         self._records = {0: own}
         self._key = random_key() if given_key is None else None
+        self._parts: list[bytes] = []  # of the roll, as they must lie in the store
 
-    def record(self, rank: int) -> Record | None:
-        """What is known of a rank; for messages."""
-        return self._records.get(rank)
+    def look_around(self) -> None:
+        """The same; and whether the roll lies there as we wrote it."""
+        super().look_around()
+        if any(self._store.try_get(part_key(k)) != part for k, part in enumerate(self._parts)):
+            self._write_roll()
 
     def _find(self, until: float) -> bool:
         if self.size > 1:
@@ -257,10 +252,13 @@ class Host(Meeting):
         """Write the roll, if it has changed."""
         roll = Roll.of([self._records[rank] for rank in range(self.size)], self._key)
         if roll != self.roll:
-            parts = roll.encode() if self.size > 1 else []
-            for part in reversed(range(len(parts))):  # the first part last: it tells of the others
-                self._store.set(part_key(part), parts[part])
+            self._parts = roll.encode() if self.size > 1 else []
+            self._write_roll()
             self.roll = roll
+
+    def _write_roll(self) -> None:
+        for k in reversed(range(len(self._parts))):  # the first part last: it tells of the others
+            self._store.set(part_key(k), self._parts[k])
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self._records]

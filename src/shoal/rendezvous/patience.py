@@ -28,7 +28,8 @@ class Rereading:
     def __init__(self, size: int) -> None:
         self.at = 0.0
         self._wait_s = _FIRST_S
-        self._per_group_s = size * _PER_RANK_S
+        # Who is alone has no use for a store.
+        self._per_group_s = size * _PER_RANK_S if size > 1 else float("inf")
         self._last = 0.0
 
     def plan(self, now: float) -> None:

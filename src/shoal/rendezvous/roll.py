@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _KIND: Final = b"shoal/ro"
 _PART_BYTES: Final = MAX_VALUE_BYTES - 64  # the rest is for what stands around it
 _N_RANK_BYTES: Final = N_NONCE_BYTES + 4
-_N_HOST_BYTES: Final = 256
+_N_HOST_BYTES: Final = 512
 
 
 def part_key(part: int) -> str:
@@ -41,6 +41,7 @@ class Roll(NamedTuple):
         nonces: by rank, 128 random bits that its process drew.
         hosts: by rank, the number of its host, in the order of their lowest ranks.
         doors: by host, the Unix name at which its lowest rank listens.
+        labels: by host, its name for people.
         key: of the job, if it was given none: a random one. It travels with the nonces so that
             nobody can pair the key of an earlier group with an epoch of this one.
     """
@@ -48,6 +49,7 @@ class Roll(NamedTuple):
     nonces: tuple[bytes, ...]
     hosts: tuple[int, ...]
     doors: tuple[str, ...]
+    labels: tuple[str, ...]
     key: bytes | None = None
 
     @property
@@ -59,20 +61,22 @@ class Roll(NamedTuple):
     def of(cls, records: Sequence[Record], key: bytes | None) -> Roll:
         """That of these ranks."""
         numbers: dict[str, int] = {}
-        doors = []
+        lowest = []
         for record in records:
             if record.host_id not in numbers:
                 numbers[record.host_id] = len(numbers)
-                doors.append(record.unix_name)
+                lowest.append(record)
+        nonces = tuple(record.nonce for record in records)
         hosts = tuple(numbers[record.host_id] for record in records)
-        return cls(tuple(record.nonce for record in records), hosts, tuple(doors), key)
+        doors = tuple(record.unix_name for record in lowest)
+        return cls(nonces, hosts, doors, tuple(record.host_label for record in lowest), key)
 
     def encode(self) -> list[bytes]:
         """The parts, each a value for the store."""
         body = number(len(self.nonces), 4) + number(len(self.doors), 4)
         body += bytes((self.key is not None,)) + (self.key or b"") + b"".join(self.nonces)
         body += b"".join(number(host, 4) for host in self.hosts)
-        body += b"".join(map(text_field, self.doors))
+        body += b"".join(map(text_field, self.doors + self.labels))
         pieces = [body[at : at + _PART_BYTES] for at in range(0, len(body), _PART_BYTES)]
         head = number(self.epoch, 8) + number(len(pieces), 4)
         return [
@@ -123,7 +127,9 @@ def _unpack(data: Unpacker, size: int) -> Roll:
     n = N_NONCE_BYTES
     hosts = tuple(data.number(4, 0, n_hosts - 1) for _ in range(n_ranks))
     doors = tuple(data.text() for _ in range(n_hosts))
+    labels = tuple(data.text() for _ in range(n_hosts))
     data.end()
     if list(dict.fromkeys(hosts)) != list(range(n_hosts)):
         raise ValueError("hosts out of order")
-    return Roll(tuple(nonces[n * r : n * (r + 1)] for r in range(n_ranks)), hosts, doors, key)
+    by_rank = tuple(nonces[n * rank : n * (rank + 1)] for rank in range(n_ranks))
+    return Roll(by_rank, hosts, doors, labels, key)

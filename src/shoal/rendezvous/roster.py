@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final, NamedTuple
 
+from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.packing import MAX_FIELD_BYTES, Unpacker, field, number, text_field
 from shoal.rendezvous.record import MAX_SIZE, Endpoint, unpack_endpoint
 
 MAX_CARD_BYTES: Final = MAX_FIELD_BYTES
-MAX_PATHS: Final = 8  # native/transport/frame.h
 _N_FIELD: Final = 1 + MAX_FIELD_BYTES
-MAX_ENTRY_BYTES: Final = 4 + 3 * _N_FIELD + 1 + MAX_PATHS * (2 * _N_FIELD + 2)
+MAX_ENTRY_BYTES: Final = 4 + 3 * _N_FIELD + 1 + MOST_CONNECTIONS * (2 * _N_FIELD + 2)
 
 
 class Entry(NamedTuple):
@@ -34,14 +34,14 @@ class Entry(NamedTuple):
 
     def encode(self, rank: int) -> bytes:
         """The entry of this rank."""
-        paths = self.listens_at[:MAX_PATHS]
+        paths = self.listens_at[:MOST_CONNECTIONS]
         head = number(rank, 4) + text_field(self.host_id) + text_field(self.host_label)
         tail = b"".join(endpoint.pack() for endpoint in paths)
         return head + field(self.card) + bytes((len(paths),)) + tail
 
 
-def decode(body: bytes, ranks: Set[int]) -> dict[int, Entry]:
-    """The entries of these ranks.
+def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entry]:
+    """The entries of these ranks, each of which listens for other hosts by so many paths.
 
     Raises:
         ValueError: it is anything else than one entry of each.
@@ -51,7 +51,7 @@ def decode(body: bytes, ranks: Set[int]) -> dict[int, Entry]:
     while not data.is_at_end:
         rank = data.number(4, 0, MAX_SIZE)
         names = data.text(), data.text()
-        card, n_paths = data.field(), data.number(1, 0, MAX_PATHS)
+        card, n_paths = data.field(), data.number(1, least_paths, MOST_CONNECTIONS)
         listens_at = tuple(unpack_endpoint(data) for _ in range(n_paths))
         if rank in found:
             raise ValueError(f"rank {rank} twice")

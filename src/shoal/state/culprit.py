@@ -6,17 +6,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.limits import FIRST_NAMED_KEY, LAST_FINISHED
 from shoal.state.document import VERSION
 from shoal.state.text import named, ranks_of
 from shoal.state.waits import WORDS
-
-# Keys below it count the calls without a name (src/shoal/group/calls.py).
-_NUMBERED: Final = 1 << 62
-# Of the last calls that ended, so many are told (native/engine/state_reader.cc).
-_KEPT: Final = 64
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
@@ -211,10 +207,10 @@ def _lacks(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[i
         return False
     if group is None or not group["is_made"]:
         return True
-    if int(key, 16) < _NUMBERED:
+    if int(key, 16) < FIRST_NAMED_KEY:
         return bool(group["last_number"] < int(key, 16))
     ended = [call["key"] for call in group["finished"]]
-    is_all = len(ended) < _KEPT and group["n_in_flight_left_out"] == 0
+    is_all = len(ended) < LAST_FINISHED and group["n_in_flight_left_out"] == 0
     return is_all and key not in ended
 
 

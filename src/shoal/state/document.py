@@ -74,8 +74,8 @@ def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
         "epoch": f"{source.epoch:016x}",
         "rank": source.rank,
         "ranks": [
-            {"host": seat.host, "address": seat.address, "process_id": seat.process_id}
-            for seat in source.names
+            {"host": info.host, "address": info.address, "process_id": info.process_id}
+            for info in source.names
         ],
         "is_closed": mesh is None,
         "is_stuck": mesh is not None and native is None,

@@ -23,7 +23,7 @@ class Member(Protocol):
 
 
 class Source(Protocol):
-    """A world, as far as it is told of."""
+    """A context, as far as it is told of."""
 
     @property
     def epoch(self) -> int:

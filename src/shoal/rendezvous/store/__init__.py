@@ -6,6 +6,7 @@ are ours, for users without torch; `MemoryStore` serves ranks that are threads.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from shoal.errors import TimedOut
 
 MAX_VALUE_BYTES: Final = 4096
 MAX_KEY_BYTES: Final = 256
+_CLOCK_SLACK_S: Final = 0.01
 
 
 class Store(Protocol):
@@ -100,13 +102,15 @@ class TorchStore:
         from datetime import timedelta  # torch wants it; our own stores do without
 
         started = time.monotonic()
+        # torch counts in whole milliseconds, and takes none for no limit.
+        timeout_ms = max(1, math.ceil(1000 * timeout_s))
         try:
             # NOT set_timeout: that would change the store for everybody else who uses it.
-            self._store.wait([key], timedelta(seconds=timeout_s))
+            self._store.wait([key], timedelta(milliseconds=timeout_ms))
         except RuntimeError as error:
             # torch's DistStoreError says the same for a timeout and for a lost store, but only a
-            # timeout takes that long.
-            if time.monotonic() - started < timeout_s:
+            # timeout takes that long, by its own clock. Who takes a loss for one hears of it next.
+            if time.monotonic() - started < timeout_s - _CLOCK_SLACK_S:
                 raise
             raise TimedOut(f"nobody set {key!r} within {timeout_s:g} s") from error
         return bytes(self._store.get(key))

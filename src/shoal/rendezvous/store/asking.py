@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
-from shoal.rendezvous.store import MemoryStore, Store
+from shoal.rendezvous.store import MemoryStore, Store, TorchStore
 
 # A store that answers at all does so in less; sooner, nothing speaks against it. So a call that is
 # made just before the deadline is given this long, else the store would be blamed for our lateness.
 _SUSPICIOUS_S: Final = 0.1
+_ON_ITS_WAY_S: Final = 0.01  # an answer takes 10 us from our own store, and a few ms from far away
 
 # Both begin with the number of the call: an interrupt may strike just as a reply is taken.
 _Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
@@ -101,7 +102,9 @@ class Caller:
         """The reply to the last call; those to earlier ones, which interrupts cut short, go by."""
         while True:
             expires = max(self.deadline, min(since, self.deadline) + _SUSPICIOUS_S)
-            wake_at = min(expires, self.alarm() if time.monotonic() >= since else since)
+            # An answer that is merely on its way is no silence to tell of.
+            silent_at = since + _ON_ITS_WAY_S
+            wake_at = min(expires, self.alarm() if time.monotonic() >= silent_at else silent_at)
             try:
                 number, value, error = self._replies.get(
                     timeout=max(0.0, wake_at - time.monotonic())
@@ -128,6 +131,8 @@ class Asking(Caller):
     def __init__(self, store: Store, deadline: float) -> None:
         super().__init__(f"the store at {store.host}" if store.host else "the store", deadline)
         self.host = store.host
+        # torch writes two warnings for each wait that ends without a value.
+        self.can_wait = not isinstance(store, TorchStore)
         self._store = store
         self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
 
