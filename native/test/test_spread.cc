@@ -16,10 +16,9 @@ TEST("the states of a peer follow each other as they may, and in no other way") 
   const std::set<std::pair<State, State>> allowed = {
       {State::kAlive, State::kSilent}, {State::kAlive, State::kCut},
       {State::kAlive, State::kLeft},   {State::kAlive, State::kGone},
-      {State::kAlive, State::kLost},
-      {State::kSilent, State::kAlive}, {State::kSilent, State::kCut},
-      {State::kSilent, State::kLeft},  {State::kSilent, State::kLost},
-      {State::kCut, State::kLost},
+      {State::kAlive, State::kLost},   {State::kSilent, State::kAlive},
+      {State::kSilent, State::kCut},   {State::kSilent, State::kLeft},
+      {State::kSilent, State::kLost},  {State::kCut, State::kLost},
   };
   for (size_t one = 0; one < kPeerStates; ++one)
     for (size_t other = 0; other < kPeerStates; ++other) {

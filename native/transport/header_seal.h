@@ -50,7 +50,7 @@ class FrameKeys {
   FrameKeys(Bytes job_key, uint64_t epoch, int rank, int peer, int channel = 0);
 
   // Of one connection. `session` tells it from others that were the same path: what its handshake
-  // says (Handshake::session); empty for the paths that the link begins with.
+  // says (Handshake::session).
   HeaderSeal out(uint32_t path, Bytes session = {}) const { return seal(out_, path, session); }
   HeaderSeal in(uint32_t path, Bytes session = {}) const { return seal(in_, path, session); }
 
