@@ -21,9 +21,9 @@
 #include "bind/handshake.h"
 #include "bind/tables.h"
 #include "bind/value.h"
-#include "engine/lane.h"
 #include "engine/mesh.h"
 #include "engine/program_builder.h"
+#include "engine/progress_thread.h"
 #include "transport/frame_rules.h"
 
 namespace nb = nanobind;
@@ -122,11 +122,11 @@ class Released {
 // A call in flight, as Python holds it. That may be for long: in the frames of an error that
 // somebody keeps. So it does not keep the mesh, whose descriptors and memory go with its world; all
 // its calls have finished then.
-struct Call {
+struct CallHandle {
   std::weak_ptr<Mesh> mesh;
-  std::shared_ptr<Collective> collective;
+  std::shared_ptr<Call> call;
 
-  bool finished() const { return collective->is_over(); }
+  bool finished() const { return call->is_over(); }
   bool abandoned() const {
     const auto held = mesh.lock();
     return held == nullptr || held->forsaken();
@@ -142,7 +142,7 @@ struct Call {
       {
         Released released;
         const auto held = mesh.lock();
-        ended = held == nullptr || held->wait(*collective, deadline - now_ns());
+        ended = held == nullptr || held->wait(*call, deadline - now_ns());
       }
       if (ended) return true;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -151,15 +151,14 @@ struct Call {
   }
 
   // Of a message that is there: the group rank it came from; else -1.
-  int source() const { return done() ? collective->source : -1; }
+  int source() const { return done() ? call->source : -1; }
 
-  bool succeeded() const { return finished() && !collective->outcome(); }
+  bool succeeded() const { return finished() && !call->outcome(); }
 
   ErrorTuple error() const {
-    if (finished()) return tuple_of(collective->outcome());
+    if (finished()) return tuple_of(call->outcome());
     if (!abandoned()) return {Fault::kNone, -1, "", ""};
-    return {Fault::kClosed, -1, "a forked child has no part in its parent's calls",
-            collective->doing()};
+    return {Fault::kClosed, -1, "a forked child has no part in its parent's calls", call->doing()};
   }
 };
 
@@ -176,8 +175,9 @@ struct GroupHandle {
                                   std::to_string(mesh->n_channels()) + " channels");
   }
 
-  Call post(std::shared_ptr<Plan> plan, uint64_t key,
-            const std::vector<std::vector<uintptr_t>>& memory, double timeout_s, bool background) {
+  CallHandle post(std::shared_ptr<Plan> plan, uint64_t key,
+                  const std::vector<std::vector<uintptr_t>>& memory, double timeout_s,
+                  bool background) {
     check(*plan);
     std::vector<std::vector<std::byte*>> pointers(memory.size());
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
@@ -188,8 +188,8 @@ struct GroupHandle {
   }
 
   // The same for calls on one buffer in place: small messages spend their time here.
-  Call post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address, double timeout_s,
-                     bool background) {
+  CallHandle post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address,
+                           double timeout_s, bool background) {
     check(*plan);
     Released released;
     return {mesh,
@@ -198,8 +198,8 @@ struct GroupHandle {
   }
 
   // A send to `peer`, or a receive from it; -1: from whoever sends first.
-  Call post_message(std::shared_ptr<Plan> plan, bool sends, int peer, int64_t tag,
-                    uintptr_t address, double timeout_s, bool background) {
+  CallHandle post_message(std::shared_ptr<Plan> plan, bool sends, int peer, int64_t tag,
+                          uintptr_t address, double timeout_s, bool background) {
     const auto size = static_cast<int>(group->members.size());
     if (peer < (sends ? 0 : -1) || peer >= size)
       throw std::invalid_argument("a message's peer is out of range");
@@ -220,7 +220,7 @@ struct GroupHandle {
   }
   ErrorTuple error() {
     Released released;
-    return tuple_of(mesh->poison_of(*group));
+    return tuple_of(mesh->abort_of(*group));
   }
   nb::object take_state_at_deadline() {
     std::shared_ptr<const Value> state;
@@ -253,8 +253,9 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
                                 const std::vector<PeerTuple>& peers, int n_channels,
                                 uint64_t staging_bytes, double spin_us, double backstop_s,
                                 const std::vector<int>& listeners, double resume_s) {
-  if (n_channels < 1 || n_channels > Lane::kMost)
-    throw std::invalid_argument("there are 1 to " + std::to_string(Lane::kMost) + " channels");
+  if (n_channels < 1 || n_channels > ProgressThread::kMost)
+    throw std::invalid_argument("there are 1 to " + std::to_string(ProgressThread::kMost) +
+                                " channels");
   std::vector<PeerPlace> places;
   PathMaker::Options making;
   making.epoch = epoch;
@@ -353,12 +354,12 @@ NB_MODULE(_native, m) {
                   })
       .def_prop_ro("memory_fd", &Arena::memory_fd);
 
-  nb::class_<Call>(m, "Call")
-      .def("wait", &Call::wait, nb::arg("timeout_s"))
-      .def("done", &Call::done)
-      .def("source", &Call::source)
-      .def("succeeded", &Call::succeeded)
-      .def("error", &Call::error);
+  nb::class_<CallHandle>(m, "Call")
+      .def("wait", &CallHandle::wait, nb::arg("timeout_s"))
+      .def("done", &CallHandle::done)
+      .def("source", &CallHandle::source)
+      .def("succeeded", &CallHandle::succeeded)
+      .def("error", &CallHandle::error);
   nb::class_<GroupHandle>(m, "Group")
       .def("post", &GroupHandle::post)
       .def("post_in_place", &GroupHandle::post_in_place)
@@ -455,7 +456,7 @@ NB_MODULE(_native, m) {
     nb::dict told;
     told["callers_rung"] = counts.callers_rung.load();
     told["callers_timed"] = counts.callers_timed.load();
-    told["lane_rung"] = counts.lane_rung.load();
+    told["thread_rung"] = counts.thread_rung.load();
     told["late"] = counts.late.load();
     return told;
   });

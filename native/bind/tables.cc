@@ -8,8 +8,8 @@
 
 #include "engine/finished_calls.h"
 #include "engine/granted_way.h"
-#include "engine/lane.h"
 #include "engine/mesh.h"
+#include "engine/progress_thread.h"
 #include "engine/state_reader.h"
 #include "fold/codec.h"
 #include "transport/outbox.h"
@@ -37,7 +37,7 @@ std::vector<std::string> fold_ops() {
 }  // namespace
 
 void bind_tables(nb::module_& m) {
-  static_assert(Lane::kMost == Header::kMaxPaths, "MOST_CONNECTIONS is said of both");
+  static_assert(ProgressThread::kMost == Header::kMaxPaths, "MOST_CONNECTIONS is said of both");
   m.attr("SEGMENT_BYTES") = kSegmentBytes;
   m.attr("STAGING_BYTES") = Engine::Options().staging_bytes;
   m.attr("SPIN_US") = Drivers::Options().spin_ns / 1000;

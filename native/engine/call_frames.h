@@ -4,7 +4,7 @@
 #include <span>
 
 #include "engine/judge.h"
-#include "engine/openings.h"
+#include "engine/post_notices.h"
 #include "engine/ways.h"
 
 namespace shoal {
@@ -12,21 +12,21 @@ namespace shoal {
 // Threads: under the mesh's lock.
 class CallFrames {
  public:
-  CallFrames(Steps& steps, Ways& ways, Openings& openings, Judge& judge)
-      : steps_(steps), ways_(ways), openings_(openings), judge_(judge) {}
+  CallFrames(Steps& steps, Ways& ways, PostNotices& post_notices, Judge& judge)
+      : steps_(steps), ways_(ways), post_notices_(post_notices), judge_(judge) {}
 
   // The call may be through afterwards.
-  void arrived(Collective& call, int peer, const Header& header, std::span<std::byte> payload);
+  void arrived(Call& call, int peer, const Header& header, std::span<std::byte> payload);
 
   // Whether the blocks between this rank and a peer are as long for both; ends the group if not.
-  bool same_lengths(Collective& call, int from, std::span<const std::byte> payload);
+  bool same_lengths(Call& call, int from, std::span<const std::byte> payload);
 
  private:
-  void on_data(Collective& call, uint32_t at, const Header& header, std::span<std::byte> payload);
+  void on_data(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload);
 
   Steps& steps_;
   Ways& ways_;
-  Openings& openings_;
+  PostNotices& post_notices_;
   Judge& judge_;
 };
 

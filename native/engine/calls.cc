@@ -6,11 +6,11 @@
 
 namespace shoal {
 
-std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                           const Memory& memory, int64_t deadline_ns,
-                                           const Stripe& stripe) {
+std::shared_ptr<Call> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
+                                     const Memory& memory, int64_t deadline_ns,
+                                     const Stripe& stripe) {
   last_prepared_.reset();
-  auto call = std::make_shared<Collective>();
+  auto call = std::make_shared<Call>();
   last_prepared_ = call;
   group.own(*call);
   call->stripe = stripe;
@@ -22,27 +22,27 @@ std::shared_ptr<Collective> Calls::prepare(Group& group, std::shared_ptr<const P
   return call;
 }
 
-void Calls::refuse(Collective& call, const Error& why) {
+void Calls::refuse(Call& call, const Error& why) {
   call.error = why;
   call.error.doing = call.doing();
   call.ended = call.finished = true;
 }
 
-void Calls::hold(Collective& call, uint64_t key) {
+void Calls::hold(Call& call, uint64_t key) {
   call.key = key;
   call.order = ++n_held_;
   call.posted_ns = now_;
-  call.peer_open.assign(call.members->size(), false);
+  call.peer_posted.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
 }
 
-void Calls::let_go(Collective& call) {
+void Calls::let_go(Call& call) {
   call.group->in_flight.erase(call.key);
   --n_in_flight_;
 }
 
-void Calls::relaunch(Collective& call, uint64_t key) {
+void Calls::relaunch(Call& call, uint64_t key) {
   let_go(call);
   try {
     launch(call, key);
@@ -59,7 +59,7 @@ void Calls::relaunch(Collective& call, uint64_t key) {
   }
 }
 
-void Calls::launch(Collective& call, uint64_t key) {
+void Calls::launch(Call& call, uint64_t key) {
   Group& group = *call.group;
   if (group.in_flight.count(key) != 0)
     return refuse(call, {Fault::kMismatch, -1, "a call with this name is in flight already"});
@@ -67,14 +67,15 @@ void Calls::launch(Collective& call, uint64_t key) {
   group.finished.launched(key);
   index(call);
   hold(call, key);
-  openings_.count(call);
+  post_notices_.count(call);
   for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
     const Step& step = program.steps[at];
     if (call.state[at].n_segments == 0) continue;
     if (step.waits_for.empty()) steps_.make_ready(call, at);
-    if (step.kind == StepKind::kRecv && step.gate != Place::kNoGate) ways_.grants.grant(call, at);
+    if (step.kind == StepKind::kRecv && step.cts_flow != Place::kNoFlow)
+      ways_.grants.grant(call, at);
   }
-  openings_.announce(call);
+  post_notices_.announce(call);
   grant_far(call);
   use_early(call);
   if (!call.ended) judge_.launched(call);
@@ -82,9 +83,9 @@ void Calls::launch(Collective& call, uint64_t key) {
 }
 
 // What is derived from the plan and the links.
-void Calls::index(Collective& call) {
+void Calls::index(Call& call) {
   const Program& program = *call.plan->program;
-  call.standing.assign(call.members->size(), Collective::Standing::kFree);
+  call.standing.assign(call.members->size(), Call::Standing::kFree);
   call.state.resize(program.steps.size());
   ways_.choose(call);
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
@@ -97,7 +98,7 @@ void Calls::index(Collective& call) {
 }
 
 // Before any data of ours, which may fill the socket: the peer is to send at the same time.
-void Calls::grant_far(Collective& call) {
+void Calls::grant_far(Call& call) {
   const Program& program = *call.plan->program;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
@@ -108,7 +109,7 @@ void Calls::grant_far(Collective& call) {
   }
 }
 
-void Calls::use_early(Collective& call) {
+void Calls::use_early(Call& call) {
   std::vector<Early> frames = early_.take(*call.group, call.key);
   for (Early& frame : frames) {
     if (call.ended) break;
@@ -119,7 +120,7 @@ void Calls::use_early(Collective& call) {
   early_.discard(std::move(frames));
 }
 
-void Calls::end(Collective& call, const Error& error) {
+void Calls::end(Call& call, const Error& error) {
   if (call.ended) return;
   Group& group = *call.group;
   if (!error && group.life.is_disputed())
@@ -136,13 +137,13 @@ void Calls::end(Collective& call, const Error& error) {
   let_go(call);
   call.ended = true;
   const bool had_scratch = finish(call);
-  openings_.finished(call);
+  post_notices_.finished(call);
   group.finished.remember(call.key, call.plan);
   if (had_scratch) scratch_.pass_on();
 }
 
 // NOT its group from here on, which may be gone by now.
-bool Calls::finish(Collective& call) {
+bool Calls::finish(Call& call) {
   if (!call.ended || call.n_unreleased > 0) return false;
   const bool had_scratch = scratch_.give_back(call);
   call.finished.store(true, std::memory_order_release);
@@ -163,7 +164,7 @@ void Calls::drop_peer(int peer) {
   if (had_scratch) scratch_.pass_on();
 }
 
-uint32_t Calls::frames_awaited(const Collective& call) const {
+uint32_t Calls::frames_awaited(const Call& call) const {
   if (n_in_flight_ != 1 || call.ended) return 1;
   uint32_t awaited = 0;
   const Program& program = *call.plan->program;
@@ -172,7 +173,7 @@ uint32_t Calls::frames_awaited(const Collective& call) const {
     const StepState& state = call.state[at];
     if (state.done == state.n_segments || step.peer < 0) continue;
     // What is still to be sent may hang on the very next frame, and only frames in shared memory
-    // ring the bell.
+    // ring the doorbell.
     const Link* link = links_[call.peer_of(step)];
     const bool to_send = step.kind == StepKind::kSend && state.started < state.n_segments;
     if (to_send || link == nullptr || !link->shares_memory() || !state.is_eager) return 1;

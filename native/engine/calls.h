@@ -9,7 +9,7 @@
 #include "engine/call_frames.h"
 #include "engine/early_frames.h"
 #include "engine/group.h"
-#include "engine/openings.h"
+#include "engine/post_notices.h"
 #include "engine/releases.h"
 #include "engine/scratch.h"
 
@@ -20,13 +20,13 @@ class Calls {
  public:
   using Memory = std::vector<std::vector<std::byte*>>;
 
-  Calls(Links& links, Steps& steps, Scratch& scratch, Ways& ways, Openings& openings,
+  Calls(Links& links, Steps& steps, Scratch& scratch, Ways& ways, PostNotices& post_notices,
         CallFrames& frames, EarlyFrames& early, Judge& judge, const int64_t& now)
       : links_(links),
         steps_(steps),
         scratch_(scratch),
         ways_(ways),
-        openings_(openings),
+        post_notices_(post_notices),
         frames_(frames),
         early_(early),
         judge_(judge),
@@ -34,30 +34,30 @@ class Calls {
         releases_(links) {}
 
   // A call that is not in flight yet; it has failed already if its group has ended.
-  std::shared_ptr<Collective> prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                      const Memory& memory, int64_t deadline_ns,
-                                      const Stripe& stripe = {});
+  std::shared_ptr<Call> prepare(Group& group, std::shared_ptr<const Plan> plan,
+                                const Memory& memory, int64_t deadline_ns,
+                                const Stripe& stripe = {});
   // The call that was prepared last, if anything here still knows it: where memory ran out before
   // it could be handed out, its memory may be in use. Null: nothing touches that.
-  std::shared_ptr<Collective> last_prepared() const { return last_prepared_.lock(); }
+  std::shared_ptr<Call> last_prepared() const { return last_prepared_.lock(); }
   // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
-  void launch(Collective& call, uint64_t key);
+  void launch(Call& call, uint64_t key);
   // Ends a call that never was in flight.
-  static void refuse(Collective& call, const Error& why);
+  static void refuse(Call& call, const Error& why);
 
   // In flight under `key`, where it does nothing (for now) but can fail as any call.
-  void hold(Collective& call, uint64_t key);
+  void hold(Call& call, uint64_t key);
   // Puts a held call in flight under another key. Where memory runs out before it is, it ends.
-  void relaunch(Collective& call, uint64_t key);
+  void relaunch(Call& call, uint64_t key);
 
   // Ends a call whose last step is over. Whoever has moved a call's steps calls this.
-  void settle(Collective& call) {
+  void settle(Call& call) {
     if (call.is_through && !call.ended) end(call, {});
   }
   // The call is over; with an error before its time. It is finished at once, or when all links have
   // let go of its memory. Where memory runs out in the middle, the call is still in flight, and all
   // of this happens again.
-  void end(Collective& call, const Error& error);
+  void end(Call& call, const Error& error);
   // A link has let go of what it was asked for, or of everything, being broken or closed.
   void released(int peer, uint64_t token);
   void drop_peer(int peer);
@@ -66,27 +66,27 @@ class Calls {
   size_t n_in_flight() const { return n_in_flight_; }
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
   // wake earlier. 1 when other calls might need this process sooner.
-  uint32_t frames_awaited(const Collective& call) const;
+  uint32_t frames_awaited(const Call& call) const;
 
  private:
   // False: it has no scratch memory that others may wait for, or is not finished yet.
-  bool finish(Collective& call);
-  void let_go(Collective& call);
-  void index(Collective& call);
-  void grant_far(Collective& call);
-  void use_early(Collective& call);
+  bool finish(Call& call);
+  void let_go(Call& call);
+  void index(Call& call);
+  void grant_far(Call& call);
+  void use_early(Call& call);
 
   Links& links_;
   Steps& steps_;
   Scratch& scratch_;
   Ways& ways_;
-  Openings& openings_;
+  PostNotices& post_notices_;
   CallFrames& frames_;
   EarlyFrames& early_;
   Judge& judge_;
   const int64_t& now_;
   Releases releases_;
-  std::weak_ptr<Collective> last_prepared_;
+  std::weak_ptr<Call> last_prepared_;
   size_t n_in_flight_ = 0;
   uint64_t n_held_ = 0;  // ever
 };

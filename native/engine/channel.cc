@@ -31,7 +31,8 @@ Channel::Channel(int rank, std::vector<std::string> names, std::shared_ptr<Arena
       served_(engine_, place_.paths.get(), place_.index),
       spare_(new std::byte[kSpareBytes]) {}
 
-// Its lane has let it go, or never had it. NOT leave_lane(): the last to hold it may be the lane.
+// Its progress thread has let it go, or never had it. NOT leave_thread(): the last to hold it may
+// be the progress thread.
 Channel::~Channel() {
   if (closed_) return;
   say_goodbye();
@@ -65,7 +66,7 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   }
   channel->serve_slots(n_local);
   Channel* raw = channel.get();
-  channel->engine_.on_finished = [raw](Collective& call) { raw->ended(call); };
+  channel->engine_.on_finished = [raw](Call& call) { raw->ended(call); };
   if (channel->place_.errors != nullptr)
     channel->engine_.on_ended = [raw](Group& group, Error& why, bool heard) {
       raw->tell_others(group, why, heard);
@@ -73,7 +74,7 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   channel->engine_.on_deadline = [raw](Group& group) {
     group.at_deadline = raw->state_at_deadline();
   };
-  if (Error error = channel->lane().add(channel)) return error;
+  if (Error error = channel->progress_thread().add(channel)) return error;
   out = std::move(channel);
   return {};
 }
@@ -127,7 +128,7 @@ void Channel::end_group(uint64_t id, const Error& why) {
   after_step(lock);
 }
 
-Error Channel::poison_of(const Group& group) {
+Error Channel::abort_of(const Group& group) {
   if (place_.errors != nullptr)
     if (Error first = place_.errors->of(group.id)) return first;
   std::lock_guard lock(mutex_);
@@ -141,7 +142,7 @@ void Channel::tell_others(Group& group, Error& why, bool heard) {
   if (closed_ || is_dropping_) return;
   if (!place_.errors->tell(place_.index, group.id, !heard, why, now_ns()) || heard) return;
   for (int other = 0; other < place_.errors->n_channels(); ++other)
-    if (other != place_.index) Lane::of(other).kick();
+    if (other != place_.index) ProgressThread::of(other).kick();
 }
 
 // Groups have ended elsewhere, and this channel's own links have not told so meanwhile.
@@ -152,7 +153,7 @@ void Channel::hear_others(int64_t now) {
 }
 
 // A call has ended here, or a stripe of one: the last counts as the call.
-void Channel::ended(Collective& call) {
+void Channel::ended(Call& call) {
   if (call.stripe.of != nullptr) {
     if (!call.stripe.of->end(call.stripe.index, call.error)) return;
     if (place_.first != nullptr) return place_.first->count_finished();
@@ -162,7 +163,7 @@ void Channel::ended(Collective& call) {
 }
 
 // NOT under this channel's lock: it is another that finds a call to be over. Counted before the
-// bell rings: who is about to sleep reads the bell first, and then looks.
+// doorbell rings: who is about to sleep reads the doorbell first, and then looks.
 void Channel::count_finished() {
   n_finished_++;
   drivers_.ring();
@@ -170,41 +171,38 @@ void Channel::count_finished() {
 
 // ---- calls
 
-std::shared_ptr<Collective> Channel::post(Group& group, std::shared_ptr<const Plan> plan,
-                                          uint64_t key,
-                                          const std::vector<std::vector<std::byte*>>& memory,
-                                          int64_t timeout_ns, bool background) {
+std::shared_ptr<Call> Channel::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                    const std::vector<std::vector<std::byte*>>& memory,
+                                    int64_t timeout_ns, bool background) {
   std::unique_lock lock(mutex_);
   const int64_t deadline = now_ns() + timeout_ns;
-  std::shared_ptr<Collective> call;
+  std::shared_ptr<Call> call;
   guarded([&] { call = engine_.post(group, std::move(plan), key, memory, deadline); });
   return start(lock, std::move(call), background);
 }
 
-std::shared_ptr<Collective> Channel::post_stripe(uint64_t group, std::shared_ptr<const Plan> plan,
-                                                 uint64_t key,
-                                                 const std::vector<std::vector<std::byte*>>& memory,
-                                                 int64_t timeout_ns, bool background,
-                                                 std::shared_ptr<Stripes> stripes,
-                                                 uint64_t serial) {
+std::shared_ptr<Call> Channel::post_stripe(uint64_t group, std::shared_ptr<const Plan> plan,
+                                           uint64_t key,
+                                           const std::vector<std::vector<std::byte*>>& memory,
+                                           int64_t timeout_ns, bool background,
+                                           std::shared_ptr<Stripes> stripes, uint64_t serial) {
   std::unique_lock lock(mutex_);
   Group* here = engine_.group(group);
   if (here == nullptr) return nullptr;
   const int64_t deadline = now_ns() + timeout_ns;
   const Stripe stripe{static_cast<uint32_t>(place_.index), serial, std::move(stripes)};
-  std::shared_ptr<Collective> call;
+  std::shared_ptr<Call> call;
   guarded([&] { call = engine_.post(*here, std::move(plan), key, memory, deadline, stripe); });
   if (call != nullptr && call->finished) ended(*call);  // where it was refused, nobody has counted
   return start(lock, std::move(call), background || place_.first != nullptr);
 }
 
-std::shared_ptr<Collective> Channel::post_message(Group& group, std::shared_ptr<const Plan> plan,
-                                                  bool sends, int peer, int64_t tag,
-                                                  std::byte* data, int64_t timeout_ns,
-                                                  bool background) {
+std::shared_ptr<Call> Channel::post_message(Group& group, std::shared_ptr<const Plan> plan,
+                                            bool sends, int peer, int64_t tag, std::byte* data,
+                                            int64_t timeout_ns, bool background) {
   std::unique_lock lock(mutex_);
   const int64_t deadline = now_ns() + timeout_ns;
-  std::shared_ptr<Collective> call;
+  std::shared_ptr<Call> call;
   guarded([&] {
     call = sends ? engine_.post_send(group, std::move(plan), peer, tag, data, deadline)
                  : engine_.post_recv(group, std::move(plan), peer, tag, data, deadline);
@@ -212,8 +210,8 @@ std::shared_ptr<Collective> Channel::post_message(Group& group, std::shared_ptr<
   return start(lock, std::move(call), background);
 }
 
-std::shared_ptr<Collective> Channel::start(std::unique_lock<std::mutex>& lock,
-                                           std::shared_ptr<Collective> call, bool background) {
+std::shared_ptr<Call> Channel::start(std::unique_lock<std::mutex>& lock, std::shared_ptr<Call> call,
+                                     bool background) {
   // Memory that ran out in the middle may not have been enough to end it either: its deadline will.
   if (call == nullptr) call = engine_.last_prepared();
   if (call == nullptr) throw std::bad_alloc();  // every group has ended
@@ -222,7 +220,7 @@ std::shared_ptr<Collective> Channel::start(std::unique_lock<std::mutex>& lock,
   guarded([&] { engine_.progress(1); });
   const bool rouse = background && !call->finished && drivers_.n_callers() == 0;
   after_step(lock);
-  if (rouse) lane().kick();
+  if (rouse) progress_thread().kick();
   return call;
 }
 
@@ -232,7 +230,7 @@ bool Channel::step() {
     const bool came = drivers_.rings().pump();
     moved = engine_.progress(kTurnBytes) || came;
   });
-  if (engine_.has_unflushed()) lane().kick();  // sockets are its own
+  if (engine_.has_unflushed()) progress_thread().kick();  // sockets are its own
   return moved;
 }
 
@@ -264,18 +262,17 @@ void Channel::after_step(std::unique_lock<std::mutex>& lock) {
   const bool is_unflushed = engine_.has_unflushed();
   lock.unlock();
   if (rings) drivers_.ring();
-  if (is_unflushed) lane().kick();  // sockets are the lane's
+  if (is_unflushed) progress_thread().kick();  // sockets are the progress thread's
 }
 
-void Channel::drive(int64_t timeout_ns, const Collective* call,
-                    const std::function<bool()>& is_over) {
+void Channel::drive(int64_t timeout_ns, const Call* call, const std::function<bool()>& is_over) {
   std::unique_lock lock(mutex_);
   const bool is_left = drivers_.drive(lock, timeout_ns, call, is_over);
   after_step(lock);
-  if (is_left) lane().kick();
+  if (is_left) progress_thread().kick();
 }
 
-bool Channel::wait(Collective& call, int64_t timeout_ns) {
+bool Channel::wait(Call& call, int64_t timeout_ns) {
   if (call.is_over()) return true;
   drive(timeout_ns, &call, [&] { return call.is_over(); });
   return call.is_over();
@@ -286,11 +283,11 @@ int64_t Channel::wait_finished(int64_t seen, int64_t timeout_ns) {
   return n_finished_;
 }
 
-// ---- the lane's side
+// ---- the progress thread's side
 
 std::vector<Watched> Channel::watched() {
   std::lock_guard lock(mutex_);
-  std::vector<Watched> all = {{arena_->bell_socket().fd(), kBell}};
+  std::vector<Watched> all = {{arena_->doorbell_socket().fd(), kDoorbell}};
   if (place_.paths != nullptr && place_.first == nullptr)
     all.push_back({place_.paths->fd(), kPaths});
   for (int peer = 0; peer < engine_.size(); ++peer) {
@@ -304,8 +301,8 @@ std::vector<Watched> Channel::watched() {
 void Channel::on_event(int peer, bool ended) {
   if (peer == kPaths) return make_paths();
   std::unique_lock lock(mutex_);
-  if (peer == kBell) {
-    Drivers::wakeups().lane_rung++;
+  if (peer == kDoorbell) {
+    Drivers::wakeups().thread_rung++;
     guarded([&] { arena_->take_notes(true); });
   }
   if (closed_ || peer < 0) return;
@@ -316,12 +313,12 @@ void Channel::on_event(int peer, bool ended) {
   after_step(lock);
 }
 
-// Of all channels. Strangers cost the first lane time, and nobody else: they are dealt with without
-// a channel's lock.
+// Of all channels. Strangers cost the first progress thread time, and nobody else: they are dealt
+// with without a channel's lock.
 void Channel::make_paths() {
   place_.paths->step();
   for (size_t other = 1; other < place_.paths->n_channels(); ++other)
-    if (place_.paths->calls(other)) Lane::of(static_cast<int>(other)).kick();
+    if (place_.paths->calls(other)) ProgressThread::of(static_cast<int>(other)).kick();
   std::unique_lock lock(mutex_);
   if (closed_) return;
   guarded([&] {
@@ -332,7 +329,8 @@ void Channel::make_paths() {
 }
 
 void Channel::take_paths() {
-  served_.take_paths([&](int fd, int peer) { return !lane().watch_also(this, {fd, peer}); });
+  served_.take_paths(
+      [&](int fd, int peer) { return !progress_thread().watch_also(this, {fd, peer}); });
 }
 
 bool Channel::turn(int64_t now) {
@@ -343,7 +341,7 @@ bool Channel::turn(int64_t now) {
     guarded([&] { hear_others(now); });
   const bool is_called = served_.are_called();
   if (is_called) guarded([&] { take_paths(); });
-  if (drivers_.n_callers() == 0 && drivers_.call_for_lane(now)) more = step();
+  if (drivers_.n_callers() == 0 && drivers_.call_for_thread(now)) more = step();
   const bool has_unread = served_.has_unread();
   guarded([&] {
     served_.serve_unread();
@@ -374,7 +372,7 @@ bool Channel::may_sleep() {
   if (engine_.has_unflushed()) return false;
   if (served_.are_called()) return false;
   if (place_.errors != nullptr && place_.errors->has_news(place_.index)) return false;
-  return drivers_.may_lane_sleep();
+  return drivers_.may_thread_sleep();
 }
 
 size_t Channel::staging_peak() {
@@ -469,8 +467,8 @@ void Channel::end_links() {
   drivers_.ring();
 }
 
-void Channel::leave_lane() {
-  if (!forsaken()) lane().remove(this);
+void Channel::leave_thread() {
+  if (!forsaken()) progress_thread().remove(this);
 }
 
 }  // namespace shoal

@@ -12,7 +12,7 @@
 #include "engine/drivers.h"
 #include "engine/engine.h"
 #include "engine/first_errors.h"
-#include "engine/lane.h"
+#include "engine/progress_thread.h"
 #include "engine/served_links.h"
 #include "transport/arena.h"
 #include "transport/path_maker.h"
@@ -20,8 +20,8 @@
 
 namespace shoal {
 
-// Threads: any; one lock guards all state. A thread in wait() drives the channel; its lane drives
-// it when nobody waits, and always serves the sockets.
+// Threads: any; one lock guards all state. A thread in wait() drives the channel; its progress
+// thread drives it when nobody waits, and always serves the sockets.
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
   struct Options : Drivers::Options {
@@ -47,25 +47,24 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void drop_group(uint64_t id);
   void abort_group(uint64_t id, const std::string& why);
   void end_group(uint64_t id, const Error& why);
-  Error poison_of(const Group& group);
+  Error abort_of(const Group& group);
 
-  // `background`: nobody will wait at once, so the lane starts on it now.
-  std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                   const std::vector<std::vector<std::byte*>>& memory,
-                                   int64_t timeout_ns, bool background);
+  // `background`: nobody will wait at once, so the progress thread starts on it now.
+  std::shared_ptr<Call> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                             const std::vector<std::vector<std::byte*>>& memory, int64_t timeout_ns,
+                             bool background);
   // One stripe of a call, whose `serial` the first channel gives it; in the background but there.
   // Null: the group is not there any more.
-  std::shared_ptr<Collective> post_stripe(uint64_t group, std::shared_ptr<const Plan> plan,
-                                          uint64_t key,
-                                          const std::vector<std::vector<std::byte*>>& memory,
-                                          int64_t timeout_ns, bool background,
-                                          std::shared_ptr<Stripes> stripes, uint64_t serial = 0);
-  std::shared_ptr<Collective> post_message(Group& group, std::shared_ptr<const Plan> plan,
-                                           bool sends, int peer, int64_t tag, std::byte* data,
-                                           int64_t timeout_ns, bool background);
+  std::shared_ptr<Call> post_stripe(uint64_t group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                    const std::vector<std::vector<std::byte*>>& memory,
+                                    int64_t timeout_ns, bool background,
+                                    std::shared_ptr<Stripes> stripes, uint64_t serial = 0);
+  std::shared_ptr<Call> post_message(Group& group, std::shared_ptr<const Plan> plan, bool sends,
+                                     int peer, int64_t tag, std::byte* data, int64_t timeout_ns,
+                                     bool background);
   // Drives until `call` is over, all of it (true), `timeout_ns` passed, or a signal or a quiet
   // spell gives reason to look at what native code does not see.
-  bool wait(Collective& call, int64_t timeout_ns);
+  bool wait(Call& call, int64_t timeout_ns);
   // Drives until the number of calls that have finished is not `seen`, or as above; that number.
   int64_t wait_finished(int64_t seen, int64_t timeout_ns);
   // The end, step by step; all channels of a mesh take each together. Idempotent.
@@ -75,7 +74,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void end_calls();        // what is in flight fails, and all that comes
   bool lingers();          // some peer may not have read the goodbye
   void end_links();        // wakes those who wait for calls
-  void leave_lane();       // none wakes the lane of another any more
+  void leave_thread();     // none wakes the progress thread of another any more
 
   // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
   // them. The lock may be held by a thread that the child does not have, so nothing else but
@@ -83,12 +82,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void forsake();
   bool forsaken() const { return forsaken_.load(std::memory_order_relaxed); }
 
-  // For the lane.
-  static constexpr int kBell = -1, kPaths = -2;
+  // For the progress thread.
+  static constexpr int kDoorbell = -1, kPaths = -2;
   std::vector<Watched> watched();
   void on_event(int peer, bool ended);
   bool turn(int64_t now);  // true if there is more to do at once
-  bool may_sleep();        // arms the bell; false if something came meanwhile
+  bool may_sleep();        // arms the doorbell; false if something came meanwhile
   size_t staging_peak();
 
   // What this rank can tell of itself (state_reader.h). Null where the lock cannot be had in that
@@ -103,18 +102,18 @@ class Channel : public std::enable_shared_from_this<Channel> {
           const Options& options, Place place);
   Error connect_all(const Site& site, const std::vector<PeerPlace>& peers);
   void serve_slots(int n_local);
-  Lane& lane() const { return Lane::of(place_.index); }
-  void ended(Collective& call);
+  ProgressThread& progress_thread() const { return ProgressThread::of(place_.index); }
+  void ended(Call& call);
   void count_finished();
   void tell_others(Group& group, Error& why, bool heard);
   void hear_others(int64_t now);
-  std::shared_ptr<Collective> start(std::unique_lock<std::mutex>& lock,
-                                    std::shared_ptr<Collective> call, bool background);
+  std::shared_ptr<Call> start(std::unique_lock<std::mutex>& lock, std::shared_ptr<Call> call,
+                              bool background);
   bool step();
   template <class Work>
   void guarded(Work work);
   void out_of_memory();
-  void drive(int64_t timeout_ns, const Collective* call, const std::function<bool()>& is_over);
+  void drive(int64_t timeout_ns, const Call* call, const std::function<bool()>& is_over);
   void make_paths();
   void take_paths();
   void after_step(std::unique_lock<std::mutex>& lock);

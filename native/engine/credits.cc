@@ -40,7 +40,7 @@ void Credits::used(int peer, size_t n_bytes) {
   if (due < allowance_ / 2) return;
   Frame frame;
   frame.header.type = FrameType::kCredit;
-  frame.carry({0, Place::kNoGate, due});
+  frame.carry({0, Place::kNoFlow, due});
   in_[static_cast<size_t>(peer)] -= std::exchange(due, 0);
   links_.send(peer, frame);
 }

@@ -22,7 +22,7 @@ bool has_come(const StepState& state, uint32_t segment) {
 // ---- out
 
 // The next segment of a send as it travels; empty while too much for the peer waits to leave.
-Encoded::Payload DataFrames::encode(Collective& call, uint32_t at) {
+Encoded::Payload DataFrames::encode(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
   const int peer = call.peer_of(step);
@@ -36,7 +36,7 @@ Encoded::Payload DataFrames::encode(Collective& call, uint32_t at) {
   return payload;
 }
 
-size_t DataFrames::send(Collective& call, uint32_t at, uint16_t flags) {
+size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
@@ -67,7 +67,7 @@ size_t DataFrames::send(Collective& call, uint32_t at, uint16_t flags) {
   return n_bytes;
 }
 
-std::shared_ptr<Collective> DataFrames::sent(uint64_t token) {
+std::shared_ptr<Call> DataFrames::sent(uint64_t token) {
   const auto found = borrowed_.find(token);
   if (found == borrowed_.end()) {
     // The last made ready is the first to be tried: what comes first in the schedule.
@@ -82,7 +82,7 @@ std::shared_ptr<Collective> DataFrames::sent(uint64_t token) {
   return what.call;
 }
 
-std::shared_ptr<Collective> DataFrames::spoiled(uint64_t token) {
+std::shared_ptr<Call> DataFrames::spoiled(uint64_t token) {
   const auto found = borrowed_.find(token);
   if (found == borrowed_.end()) return nullptr;
   auto call = std::move(found->second.call);
@@ -90,31 +90,31 @@ std::shared_ptr<Collective> DataFrames::spoiled(uint64_t token) {
   return call;
 }
 
-void DataFrames::drop_call(const Collective& call) {
+void DataFrames::drop_call(const Call& call) {
   std::erase_if(borrowed_, [&](const auto& entry) { return entry.second.call.get() == &call; });
 }
 
 // ---- in
 
-std::span<std::byte> DataFrames::landing(int peer, const Header& header, const Collective* call) {
-  Landing& landing = landings_.of(peer, header);
-  landing.place = nullptr;
+std::span<std::byte> DataFrames::receive_buffer(int peer, const Header& header, const Call* call) {
+  ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
+  receive_buffer.place = nullptr;
   if (header.type != FrameType::kData) {
     if (header.length > kMaxText) return {};
-    landing.control.resize(header.length);
-    return landing.control;
+    receive_buffer.control.resize(header.length);
+    return receive_buffer.control;
   }
   const int from = call == nullptr ? -1 : call->group->rank_of[peer];
   if (std::byte* place = from < 0 ? nullptr : own_place(*call, from, header)) {
-    landing.place = place;
+    receive_buffer.place = place;
     return {place, header.length};
   }
-  landing.block = staging_.take(header.length);
-  return {landing.block.data(), header.length};
+  receive_buffer.block = staging_.take(header.length);
+  return {receive_buffer.block.data(), header.length};
 }
 
 // Where a segment belongs, if it may be written there now; else nullptr.
-std::byte* DataFrames::own_place(const Collective& call, int from, const Header& header) const {
+std::byte* DataFrames::own_place(const Call& call, int from, const Header& header) const {
   const Program& program = *call.plan->program;
   const auto& flows = program.recvs_from[from];
   if (header.descriptor != call.plan->descriptor_hash || header.flow >= flows.size())
@@ -130,13 +130,13 @@ std::byte* DataFrames::own_place(const Collective& call, int from, const Header&
   return call.segment_at(step.buffer, step.chunk, header.segment);
 }
 
-void DataFrames::arrived(Collective& call, uint32_t at, const Header& header,
+void DataFrames::arrived(Call& call, uint32_t at, const Header& header,
                          std::span<std::byte> payload, FrameWay& way) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
   const bool eager = (header.flags & kEager) != 0;
-  const bool allowed = eager || header.segment < state.grant_said;
+  const bool allowed = eager || header.segment < state.grant_sent;
   if (has_come(state, header.segment) || !allowed || header.segment >= state.n_segments ||
       payload.size() != call.wire_bytes(at, header.segment))
     return judge_.protocol_error(peer, "sent segment " + std::to_string(header.segment) + " of " +
@@ -144,41 +144,41 @@ void DataFrames::arrived(Collective& call, uint32_t at, const Header& header,
                                            " twice, unasked, or with a wrong length of " +
                                            std::to_string(payload.size()) + " B");
   // The peer sends this only after consuming our own segment: that send is done.
-  if (step.gate != Place::kNoGate && !eager) {
-    const uint32_t before = call.plan->program->sends_to[step.peer][step.gate];
-    call.state[before].way->taken(call, before, header.segment + 1);
+  if (step.cts_flow != Place::kNoFlow && !eager) {
+    const uint32_t before = call.plan->program->sends_to[step.peer][step.cts_flow];
+    call.state[before].way->consumed(call, before, header.segment + 1);
   }
-  Landing& landing = landings_.of(peer, header);
+  ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
   const bool has_place = call.has_memory(step);
-  const bool landed = landing.place != nullptr && has_place &&
+  const bool landed = receive_buffer.place != nullptr && has_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
   if (has_place)
     came_to(call.segment_at(step.buffer, step.chunk, header.segment), peer, header, payload);
   if (header.segment == state.done && state.done < call.segments_ready(step) && has_place) {
-    // Deeper calls reuse the landing; the block must live until the bytes are used. A frame that
-    // was kept until now lies elsewhere, and the landing may be in use.
+    // Deeper calls reuse the receive buffer; the block must live until the bytes are used. A frame
+    // that was kept until now lies elsewhere, and the receive buffer may be in use.
     Block used;
-    if (landing.block.data() == payload.data()) used = std::move(landing.block);
+    if (receive_buffer.block.data() == payload.data()) used = std::move(receive_buffer.block);
     return way.take(call, at, landed ? nullptr : payload.data());
   }
-  keep(state, landing, payload, {header.segment, {}, landed, &way});
+  keep(state, receive_buffer, payload, {header.segment, {}, landed, &way});
 }
 
 // A segment is here. Whatever else was on its way to its place must not come there any more: the
 // call may soon be over.
 void DataFrames::came_to(std::byte* place, int peer, const Header& header,
                          std::span<const std::byte> payload) {
-  Landing& landing = landings_.of(peer, header);
-  if (landing.place == place && payload.data() == place) landing.place = nullptr;
-  if (Link* link = links_[peer]; link != nullptr && landings_.is_shared(peer, header, place))
+  ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
+  if (receive_buffer.place == place && payload.data() == place) receive_buffer.place = nullptr;
+  if (Link* link = links_[peer]; link != nullptr && receive_buffers_.is_shared(peer, header, place))
     link->release(links_.new_token(), place, payload.size());
 }
 
-void DataFrames::keep(StepState& state, Landing& landing, std::span<std::byte> payload,
+void DataFrames::keep(StepState& state, ReceiveBuffer& receive_buffer, std::span<std::byte> payload,
                       Arrived came) {
   if (!came.in_place) {
-    if (landing.block && landing.block.data() == payload.data()) {
-      came.block = std::move(landing.block);
+    if (receive_buffer.block && receive_buffer.block.data() == payload.data()) {
+      came.block = std::move(receive_buffer.block);
     } else {
       came.block = staging_.take(payload.size());
       std::memcpy(came.block.data(), payload.data(), payload.size());

@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "engine/encoded.h"
-#include "engine/landings.h"
+#include "engine/receive_buffers.h"
 #include "engine/staging.h"
 #include "engine/way.h"
 
@@ -24,46 +24,49 @@ class DataFrames {
         staging_(staging),
         judge_(judge),
         encoded_(staging, n_peers),
-        landings_(n_peers) {}
+        receive_buffers_(n_peers) {}
 
   // Sends the next segment of a send. 0: too much that is encoded waits for the peer's link.
-  size_t send(Collective& call, uint32_t at, uint16_t flags);
+  size_t send(Call& call, uint32_t at, uint16_t flags);
   // A frame has left. The call whose segment it was, if that may have come to its end by it.
-  std::shared_ptr<Collective> sent(uint64_t token);
+  std::shared_ptr<Call> sent(uint64_t token);
   // The call whose segment is not what it was when it left; null: of none.
-  std::shared_ptr<Collective> spoiled(uint64_t token);
+  std::shared_ptr<Call> spoiled(uint64_t token);
 
   // Where the payload of a frame goes. `call`: the one it is of, if this rank has it in flight.
-  std::span<std::byte> landing(int peer, const Header& header, const Collective* call);
+  std::span<std::byte> receive_buffer(int peer, const Header& header, const Call* call);
   // A segment of a receive has come; `way` is how.
-  void arrived(Collective& call, uint32_t at, const Header& header, std::span<std::byte> payload,
+  void arrived(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload,
                FrameWay& way);
   // The payload was kept elsewhere.
-  void drop_landing(int peer, const Header& header) { landings_.of(peer, header).block = {}; }
+  void drop_receive_buffer(int peer, const Header& header) {
+    receive_buffers_.of(peer, header).block = {};
+  }
 
-  void drop_call(const Collective& call);  // no link borrows its memory any more
+  void drop_call(const Call& call);  // no link borrows its memory any more
   void drop_peer(int peer) { encoded_.drop_peer(peer); }
   void clear() { borrowed_.clear(); }
 
  private:
   struct Borrowed {  // a payload on its way
-    std::shared_ptr<Collective> call;
+    std::shared_ptr<Call> call;
     uint32_t step = 0;
     uint32_t segment = 0;
   };
 
-  Encoded::Payload encode(Collective& call, uint32_t at);
-  std::byte* own_place(const Collective& call, int from, const Header& header) const;
+  Encoded::Payload encode(Call& call, uint32_t at);
+  std::byte* own_place(const Call& call, int from, const Header& header) const;
   void came_to(std::byte* place, int peer, const Header& header,
                std::span<const std::byte> payload);
-  void keep(StepState& state, Landing& landing, std::span<std::byte> payload, Arrived came);
+  void keep(StepState& state, ReceiveBuffer& receive_buffer, std::span<std::byte> payload,
+            Arrived came);
 
   Links& links_;
   Steps& steps_;
   Staging& staging_;
   Judge& judge_;
   Encoded encoded_;
-  Landings landings_;
+  ReceiveBuffers receive_buffers_;
   std::unordered_map<uint64_t, Borrowed> borrowed_;  // by token
 };
 

@@ -64,7 +64,7 @@ void Doubts::on_answer(int from, int about, Hears what) {
   if (doubt == doubts_.end()) return;  // answered by others meanwhile
   if (what == Hears::kNothing) return condemn(about);
   if (what == Hears::kHasLeft)
-    return voice_.conclude({Verdict::kGivenUp, about, rank_, doubt->why});
+    return voice_.conclude({Verdict::kEvicted, about, rank_, doubt->why});
   const auto [low, high] = std::minmax(rank_, about);
   voice_.conclude({Verdict::kCut, high, low,
                    "is out: the network between " + voice_.who(low) + " and " + voice_.who(high) +

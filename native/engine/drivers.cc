@@ -33,7 +33,7 @@ Drivers::Wakeups& Drivers::wakeups() {
 
 // ---- callers
 
-bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Collective* call,
+bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Call* call,
                     const std::function<bool()>& is_over) {
   int64_t now = now_ns();
   const int64_t deadline = now + timeout_ns;
@@ -50,7 +50,7 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
     now = now_ns();
     if (is_over() || now >= deadline || (moved && now >= look_at)) break;
     if (moved) {
-      // Let a poster or the lane in between turns.
+      // Let a poster or the progress thread in between turns.
       lock.unlock();
       lock.lock();
       spin_until = now + spin_ns;
@@ -68,27 +68,28 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
     }
   }
   if (--n_callers_ == 0) own.watch.exchange(0);
-  // What came in the last moment was not announced to the lane: it seemed to be looked after here.
+  // What came in the last moment was not announced to the progress thread: it seemed to be looked
+  // after here.
   return n_callers_ == 0 && (engine_.n_in_flight() > 0 || own.alarm.load() != 0);
 }
 
-// Sleeps on the bell. False when it did not ring: time to look at signals and deadlines.
-bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
+// Sleeps on the doorbell. False when it did not ring: time to look at signals and deadlines.
+bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* call,
                                int64_t deadline, const std::function<bool()>& is_over) {
   ArenaHeader& own = arena_->header();
-  const uint32_t seen = own.bell.load();
+  const uint32_t seen = own.doorbell.load();
   own.wake_at.store(seen + (call == nullptr ? 1 : engine_.frames_awaited(*call)));
   n_sleeping_++;
   own.watch.fetch_or(kCallerSleeps);
-  // A frame that came between the last look and the arming has moved the bell, or is seen here. So
-  // has the last stripe of a call, which ends under the lock of another channel.
-  bool came = own.bell.load() != seen || rings_.has_inbound() || is_over();
+  // A frame that came between the last look and the arming has moved the doorbell, or is seen here.
+  // So has the last stripe of a call, which ends under the lock of another channel.
+  bool came = own.doorbell.load() != seen || rings_.has_inbound() || is_over();
   if (!came) {
     const int64_t bound = std::min(deadline - now_ns(), options_.backstop_ns);
     lock.unlock();
     if (bound > 0) arena_->sleep(seen, bound);
     lock.lock();
-    came = own.bell.load() != seen;
+    came = own.doorbell.load() != seen;
     (came ? wakeups().callers_rung : wakeups().callers_timed)++;
     if (!came && (rings_.has_inbound() || engine_.has_work() || has_ended_some_)) suspect();
   }
@@ -99,7 +100,7 @@ bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collect
 
 bool Drivers::has_sleepers_for_all() {
   if (n_sleeping_ == 0) return false;
-  arena_->header().wake_at.store(arena_->header().bell.load());
+  arena_->header().wake_at.store(arena_->header().doorbell.load());
   return true;
 }
 
@@ -108,11 +109,11 @@ bool Drivers::are_to_be_rung() {
   return has_news && n_callers_ > 0;
 }
 
-// ---- the lane
+// ---- the progress thread
 
-bool Drivers::call_for_lane(int64_t now) {
+bool Drivers::call_for_thread(int64_t now) {
   ArenaHeader& own = arena_->header();
-  const bool is_armed = (own.watch.load() & kLaneSleeps) != 0;
+  const bool is_armed = (own.watch.load() & kThreadSleeps) != 0;
   if (own.alarm.load() != 0 && own.alarm.exchange(0) != 0) return true;
   if (!is_armed || engine_.has_work()) return true;
   if (now < next_backstop_ns_) return false;
@@ -121,21 +122,21 @@ bool Drivers::call_for_lane(int64_t now) {
   return true;
 }
 
-bool Drivers::may_lane_sleep() {
+bool Drivers::may_thread_sleep() {
   if (n_callers_ > 0) return true;
-  arena_->header().watch.fetch_or(kLaneSleeps);
+  arena_->header().watch.fetch_or(kThreadSleeps);
   if (!rings_.has_inbound() && !engine_.has_work()) return true;
-  arena_->header().watch.fetch_and(~kLaneSleeps);
+  arena_->header().watch.fetch_and(~kThreadSleeps);
   return false;
 }
 
 void Drivers::suspect() {
   suspects_ = true;
-  suspect_bell_ = arena_->header().bell.load();
+  suspect_doorbell_ = arena_->header().doorbell.load();
 }
 
 void Drivers::settle_suspicion() {
-  if (suspects_ && arena_->header().bell.load() == suspect_bell_) wakeups().late++;
+  if (suspects_ && arena_->header().doorbell.load() == suspect_doorbell_) wakeups().late++;
   suspects_ = false;
 }
 

@@ -1,5 +1,5 @@
-// Who drives a channel: callers in wait(), awake or asleep, and its lane while there are none.
-// docs/threads.md tells why no wake-up is lost.
+// Who drives a channel: callers in wait(), awake or asleep, and its progress thread while there are
+// none. docs/threads.md tells why no wake-up is lost.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ class Drivers {
   struct Wakeups {
     std::atomic<uint64_t> callers_rung{0};   // by a peer, or by another thread of this process
     std::atomic<uint64_t> callers_timed{0};  // to look at signals, deadlines, and for lost work
-    std::atomic<uint64_t> lane_rung{0};
+    std::atomic<uint64_t> thread_rung{0};
     std::atomic<uint64_t> late{0};  // found work that nobody had announced
   };
   static Wakeups& wakeups();
@@ -47,8 +47,9 @@ class Drivers {
   // ---- callers
 
   // The life of a caller that waits, until `is_over`, the deadline, a signal, or a quiet spell.
-  // `call`: the only one that it waits for; null: for any. True if work is left for the lane.
-  bool drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Collective* call,
+  // `call`: the only one that it waits for; null: for any. True if work is left for the progress
+  // thread.
+  bool drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Call* call,
              const std::function<bool()>& is_over);
   int n_callers() const { return n_callers_; }
   // Somebody sleeps, who from here on wakes with every frame: what it waited for is not all there
@@ -61,19 +62,19 @@ class Drivers {
   // Wakes all who sleep. Threads: any.
   void ring() const { arena_->wake_callers(); }
 
-  // ---- the lane
+  // ---- the progress thread
 
   // Whether it has a reason to look for work: somebody told it of some, there is some that it knows
   // of, or it has not looked for very long.
-  bool call_for_lane(int64_t now);
-  // Whether it may sleep: then the bell is armed for it. False if something came meanwhile.
-  bool may_lane_sleep();
+  bool call_for_thread(int64_t now);
+  // Whether it may sleep: then the doorbell is armed for it. False if something came meanwhile.
+  bool may_thread_sleep();
   // Ten times a second: counts what was found that nobody had told of.
   void settle_suspicion();
 
  private:
-  bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Collective* call,
-                        int64_t deadline, const std::function<bool()>& is_over);
+  bool sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* call, int64_t deadline,
+                        const std::function<bool()>& is_over);
   void suspect();
 
   Engine& engine_;
@@ -83,15 +84,15 @@ class Drivers {
   const bool oversubscribed_;
   const std::function<bool()> step_;
   int n_callers_ = 0;            // in drive()
-  int n_sleeping_ = 0;           // of them, on the bell
+  int n_sleeping_ = 0;           // of them, on the doorbell
   bool has_ended_some_ = false;  // and sleeping callers do not know yet
   // NOT at once: who has just brought the first words may still be about to ring.
   int64_t next_backstop_ns_ = now_ns() + options_.backstop_ns;
-  // Work was found that the bell had not told of: `suspect_bell_` is its count then. Whoever had
-  // brought the work just before is about to ring; if the bell has not moved at the next tick,
-  // nobody was.
+  // Work was found that the doorbell had not told of: `suspect_doorbell_` is its count then.
+  // Whoever had brought the work just before is about to ring; if the doorbell has not moved at the
+  // next tick, nobody was.
   bool suspects_ = false;
-  uint32_t suspect_bell_ = 0;
+  uint32_t suspect_doorbell_ = 0;
 };
 
 }  // namespace shoal

@@ -4,7 +4,7 @@
 
 namespace shoal {
 
-size_t EagerWay::send(Collective& call, uint32_t at) {
+size_t EagerWay::send(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   if (state.started < call.granted(at)) return frames_.send(call, at, 0);
@@ -16,19 +16,19 @@ size_t EagerWay::send(Collective& call, uint32_t at) {
     return moved;
   }
   traffic_[peer].no_credit++;
-  if (std::exchange(state.want_said, true)) return 0;
+  if (std::exchange(state.request_sent, true)) return 0;
   if (call.plan->by_pair)
-    links_.send(peer, call.open_frame(step.peer));  // it may not want anything of us
-  links_.send(peer, call.frame(FrameType::kWant, step.flow, 0));
+    links_.send(peer, call.post_notice(step.peer));  // it may not want anything of us
+  links_.send(peer, call.frame(FrameType::kRequestToSend, step.flow, 0));
   return 0;
 }
 
-void EagerWay::on_want(Collective& call, uint32_t at) {
-  call.state[at].wanted = true;
+void EagerWay::on_request_to_send(Call& call, uint32_t at) {
+  call.state[at].is_requested = true;
   grants_.grant(call, at);
 }
 
-void EagerWay::take(Collective& call, uint32_t at, const std::byte* from) {
+void EagerWay::take(Call& call, uint32_t at, const std::byte* from) {
   const int peer = call.peer_of(call.plan->program->steps[at]);
   credits_.used(peer, call.wire_bytes(at, call.state[at].done));
   steps_.consume(call, at, from);

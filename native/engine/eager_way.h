@@ -28,9 +28,9 @@ class EagerWay final : public FrameWay {
         frames_(frames),
         grants_(grants) {}
 
-  size_t send(Collective& call, uint32_t at) override;
-  void on_want(Collective& call, uint32_t at);  // receiver
-  void take(Collective& call, uint32_t at, const std::byte* from) override;
+  size_t send(Call& call, uint32_t at) override;
+  void on_request_to_send(Call& call, uint32_t at);  // receiver
+  void take(Call& call, uint32_t at, const std::byte* from) override;
   void give_back(int peer, size_t n_bytes) override { credits_.used(peer, n_bytes); }
 
  private:

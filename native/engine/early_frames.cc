@@ -30,7 +30,7 @@ bool EarlyFrames::keep(Group& group, int peer, const Header& header, std::span<s
   n_kept_[static_cast<size_t>(peer)]++;
   group.early[header.key].push_back(
       {peer, header, {payload.begin(), payload.end()}, ++group.n_early});
-  ways_.frames.drop_landing(peer, header);
+  ways_.frames.drop_receive_buffer(peer, header);
   return true;
 }
 

@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-struct Collective;
+struct Call;
 
 // Lends staging for encoded payloads until their link has sent them. Segments are encoded shortly
 // before they leave, in the order of the schedule: the rest stays where the caller has it, however
@@ -23,7 +23,7 @@ struct Collective;
 // Threads: under the mesh's lock.
 class Encoded {
  public:
-  using Waiting = std::pair<std::weak_ptr<Collective>, uint32_t>;  // a call, and a step of it
+  using Waiting = std::pair<std::weak_ptr<Call>, uint32_t>;  // a call, and a step of it
   struct Payload {
     Block block;  // empty: there is no room now
     size_t n_reserved = 0;
@@ -44,9 +44,9 @@ class Encoded {
   void drop_peer(int peer);  // its link borrows nothing any more
 
  private:
-  // Payloads in all, beyond the first of each peer. They must last until the lane comes round: 8 x
-  // 64 KiB is 4 ms at 1 Gbit/s. With as many for each peer, ranks send to all others at a time and
-  // cables lose to it: four hosts at 1 Gbit/s, 25 MiB, took 3 % longer.
+  // Payloads in all, beyond the first of each peer. They must last until the progress thread comes
+  // round: 8 x 64 KiB is 4 ms at 1 Gbit/s. With as many for each peer, ranks send to all others at
+  // a time and cables lose to it: four hosts at 1 Gbit/s, 25 MiB, took 3 % longer.
   static constexpr size_t kMost = 8;
 
   struct Kept {

@@ -19,10 +19,10 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       scratch_(rank, staging_, steps_, *this, now_),
       ways_(rank, names_.size(), links_, steps_, staging_, traffic_, credits_, *this),
       runner_(links_, steps_, scratch_, ways_),
-      openings_(links_, steps_, ways_.grants, names_.size()),
-      call_frames_(steps_, ways_, openings_, *this),
+      post_notices_(links_, steps_, ways_.grants, names_.size()),
+      call_frames_(steps_, ways_, post_notices_, *this),
       early_(names_.size(), ways_, *this),
-      calls_(links_, steps_, scratch_, ways_, openings_, call_frames_, early_, *this, now_),
+      calls_(links_, steps_, scratch_, ways_, post_notices_, call_frames_, early_, *this, now_),
       messages_(rank, calls_, *this, options.most_tags),
       groups_(rank, names_.size(), *this),
       peers_(names_.size(), rank),
@@ -76,28 +76,25 @@ void Engine::drop_group(Group& group) {
   groups_.forget(group);
 }
 
-std::shared_ptr<Collective> Engine::post(Group& group, std::shared_ptr<const Plan> plan,
-                                         uint64_t key,
-                                         const std::vector<std::vector<std::byte*>>& memory,
-                                         int64_t deadline_ns, const Stripe& stripe) {
+std::shared_ptr<Call> Engine::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                   const std::vector<std::vector<std::byte*>>& memory,
+                                   int64_t deadline_ns, const Stripe& stripe) {
   auto call = calls_.prepare(group, std::move(plan), memory, deadline_ns, stripe);
   if (!call->finished) calls_.launch(*call, key);
   return call;
 }
 
-std::shared_ptr<Collective> Engine::post_send(Group& group, std::shared_ptr<const Plan> plan,
-                                              int peer, int64_t tag, std::byte* data,
-                                              int64_t deadline_ns) {
+std::shared_ptr<Call> Engine::post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,
+                                        int64_t tag, std::byte* data, int64_t deadline_ns) {
   return messages_.send(group, std::move(plan), peer, tag, data, deadline_ns);
 }
 
-std::shared_ptr<Collective> Engine::post_recv(Group& group, std::shared_ptr<const Plan> plan,
-                                              int source, int64_t tag, std::byte* data,
-                                              int64_t deadline_ns) {
+std::shared_ptr<Call> Engine::post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
+                                        int64_t tag, std::byte* data, int64_t deadline_ns) {
   return messages_.recv(group, std::move(plan), source, tag, data, deadline_ns);
 }
 
-void Engine::finished(Collective& call) {
+void Engine::finished(Call& call) {
   if (on_finished) on_finished(call);
 }
 
@@ -106,10 +103,10 @@ void Engine::finished(Collective& call) {
 bool Engine::progress(size_t budget) {
   size_t moved = 0;
   // Who was given up must not use what it finds: others may have other data there by now.
-  if (!breaking_.empty() && breaking_.front().how == Breaking::kGaveUp) settle_broken();
+  if (!breaking_.empty() && breaking_.front().how == Breaking::kEvictedUs) settle_broken();
   uint32_t at = 0;
   while (moved < budget) {
-    Collective* call = steps_.next(at);
+    Call* call = steps_.next(at);
     if (call == nullptr) break;
     moved += runner_.attempt(*call, at);
     calls_.settle(*call);
@@ -143,9 +140,9 @@ void Engine::spoiled(int peer, uint64_t token) {
 
 // ---- frames in
 
-std::span<std::byte> Engine::landing(int peer, const Header& header) {
+std::span<std::byte> Engine::receive_buffer(int peer, const Header& header) {
   const bool is_data = header.type == FrameType::kData;
-  return ways_.frames.landing(peer, header, is_data ? groups_.call_of(header) : nullptr);
+  return ways_.frames.receive_buffer(peer, header, is_data ? groups_.call_of(header) : nullptr);
 }
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
@@ -193,9 +190,9 @@ bool Engine::is_for_link(int peer, const Header& header, std::span<std::byte> pa
       if ((header.flags & kEager) == 0 || credits_.came(peer, payload.size())) return false;
       protocol_error(peer, "sent more than its allowance of data without asking");
       return true;
-    case FrameType::kTaken:
+    case FrameType::kConsumed:
       if ((header.flags & kInSlot) == 0) return false;
-      ways_.slot.on_taken(peer, header.count);
+      ways_.slot.on_consumed(peer, header.count);
       return true;
     default:
       return false;
@@ -227,13 +224,13 @@ void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int 
                             const Header& header, std::span<std::byte> payload) {
   if (header.type == FrameType::kDisagree)
     return on_disagree(group, *plan, header.key, peer, payload);
-  Collective past;
+  Call past;
   group.own(past);
   past.plan = std::move(plan);
   past.key = header.key;
   const bool differs = header.descriptor != past.plan->descriptor_hash;
   if (differs && !group.life.has_ended()) disagree(past, peer);
-  if (!differs && header.type == FrameType::kOpen)
+  if (!differs && header.type == FrameType::kPost)
     call_frames_.same_lengths(past, group.rank_of[peer], payload);
   ways_.discard(peer, header, payload);
 }

@@ -22,8 +22,8 @@
 #include "engine/losses.h"
 #include "engine/messages.h"
 #include "engine/news.h"
-#include "engine/openings.h"
 #include "engine/peers.h"
+#include "engine/post_notices.h"
 #include "engine/runner.h"
 #include "engine/scratch.h"
 #include "engine/staging.h"
@@ -59,19 +59,19 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
 
   // Starts a call. `memory` is borrowed until it is finished. The first error of the group, if it
   // has ended; no byte moves then.
-  std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                   const std::vector<std::vector<std::byte*>>& memory,
-                                   int64_t deadline_ns, const Stripe& stripe = {});
+  std::shared_ptr<Call> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                             const std::vector<std::vector<std::byte*>>& memory,
+                             int64_t deadline_ns, const Stripe& stripe = {});
 
   // Where memory ran out as a call was made: see Calls.
-  std::shared_ptr<Collective> last_prepared() const { return calls_.last_prepared(); }
+  std::shared_ptr<Call> last_prepared() const { return calls_.last_prepared(); }
 
   // A send to `peer`, or a receive from it (-1: from whoever sends first). Messages of one tag from
   // one rank to another meet in the order of the calls.
-  std::shared_ptr<Collective> post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                                        int64_t tag, std::byte* data, int64_t deadline_ns);
-  std::shared_ptr<Collective> post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
-                                        int64_t tag, std::byte* data, int64_t deadline_ns);
+  std::shared_ptr<Call> post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,
+                                  int64_t tag, std::byte* data, int64_t deadline_ns);
+  std::shared_ptr<Call> post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
+                                  int64_t tag, std::byte* data, int64_t deadline_ns);
 
   // Runs what can run, at most about `budget` bytes of it. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);
@@ -80,7 +80,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   bool has_work() const { return steps_.has_work() || !endings_.empty(); }
   size_t n_in_flight() const { return calls_.n_in_flight(); }
   // See Calls.
-  uint32_t frames_awaited(const Collective& call) const { return calls_.frames_awaited(call); }
+  uint32_t frames_awaited(const Call& call) const { return calls_.frames_awaited(call); }
 
   void tick(int64_t now);              // heartbeats, deadlines, peers that went silent
   bool is_overdue(int64_t now) const;  // some call has reached its deadline
@@ -105,10 +105,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   // one is gone. Under the lock, must not call back in.
   std::function<void(Group&, Error& why, bool heard)> on_ended;
   // Runs whenever a call finishes or fails; under the lock, must not call back in.
-  std::function<void(Collective&)> on_finished;
+  std::function<void(Call&)> on_finished;
 
   // FrameSink
-  std::span<std::byte> landing(int peer, const Header& header) override;
+  std::span<std::byte> receive_buffer(int peer, const Header& header) override;
   void arrived(int peer, const Header& header, std::span<std::byte> payload) override;
   void sent(int peer, uint64_t token) override;
   void spoiled(int peer, uint64_t token) override;
@@ -141,14 +141,14 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   // Judge, and what ends groups (faults.cc)
   std::string who(int peer) const override;
   void protocol_error(int peer, const std::string& what) override;
-  void gave_up(int peer, const std::string& why) override;
-  void disagree(Collective& call, int peer) override;
+  void evicted_us(int peer, const std::string& why) override;
+  void disagree(Call& call, int peer) override;
   void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
                    std::span<std::byte> payload) override;
-  void lengths_differ(Collective& call, int from, int to, uint64_t sent, uint64_t taken) override;
+  void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) override;
   Error ended(const Group& group) const override;
-  void launched(Collective& call) override;
-  void finished(Collective& call) override;
+  void launched(Call& call) override;
+  void finished(Call& call) override;
   void on_abort(int peer, const Header& header, std::span<std::byte> payload);
   void say_unmade(int peer, uint64_t group);
   void reply(int peer, const Frame& frame);
@@ -157,12 +157,12 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
   static std::string printable(std::span<const std::byte> payload);
   void settle_departed(int peer, const std::string& how);
-  void dial_peers_of(const Collective& call);
+  void dial_peers_of(const Call& call);
   bool nobody_sends(const Group& group) const;
   bool is_awaited(int peer) const;
-  bool is_in(const Collective& call, size_t rank) const;
-  std::string awaited(const Collective& call) const;
-  bool needs(const Collective& call, int peer) const;
+  bool is_in(const Call& call, size_t rank) const;
+  std::string awaited(const Call& call) const;
+  bool needs(const Call& call, int peer) const;
 
   const int rank_;
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
@@ -178,7 +178,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   Scratch scratch_;
   Ways ways_;
   Runner runner_;
-  Openings openings_;
+  PostNotices post_notices_;
   CallFrames call_frames_;
   EarlyFrames early_;
   Calls calls_;
@@ -196,10 +196,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
     int peer;
     enum How : uint8_t {
       kGoodbye,
-      kNoPath,  // the way to the peer is gone
-      kUnmet,   // there never was one, and nobody listens where it did
-      kParted,  // this rank has reason to give it up
-      kGaveUp,  // it has given this rank up: no step runs before
+      kNoPath,     // the way to the peer is gone
+      kUnmet,      // there never was one, and nobody listens where it did
+      kParted,     // this rank has reason to give it up
+      kEvictedUs,  // it has given this rank up: no step runs before
     } how;
     Loss loss;
   };

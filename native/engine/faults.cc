@@ -23,7 +23,7 @@ Error Engine::ended(const Group& group) const {
   return {};
 }
 
-void Engine::launched(Collective& call) {
+void Engine::launched(Call& call) {
   Group& group = *call.group;
   dial_peers_of(call);
   if (!group.life.departed()) return;
@@ -38,7 +38,7 @@ void Engine::launched(Collective& call) {
 }
 
 // Also with those that it only waits for: who died before it ever came would be missed by nobody.
-void Engine::dial_peers_of(const Collective& call) {
+void Engine::dial_peers_of(const Call& call) {
   const auto dial = [&](int peer) {
     if (Link* link = links_[peer]; link != nullptr) link->dial();
   };
@@ -72,7 +72,7 @@ bool Engine::is_awaited(int peer) const {
 
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
-void Engine::disagree(Collective& call, int peer) {
+void Engine::disagree(Call& call, int peer) {
   Group& group = *call.group;
   group.life.dispute();
   // One word is enough, and a peer that sends more than it reads must not fill our memory.
@@ -101,7 +101,7 @@ void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int pee
 
 // Two ranks disagree on the block that one sends to the other. Whoever finds out tells everyone;
 // both would use the same words.
-void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, uint64_t taken) {
+void Engine::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) {
   const auto name = [&](int rank) { return who(call.group->members[rank]); };
   const size_t item = size_of(call.plan->dtype);
   const int other = from == call.group->rank ? to : from;
@@ -109,7 +109,7 @@ void Engine::lengths_differ(Collective& call, int from, int to, uint64_t sent, u
       *call.group,
       {Fault::kMismatch, call.group->members[other],
        "in " + call.plan->descriptor + " " + name(from) + " sends " + std::to_string(sent / item) +
-           " elements to " + name(to) + ", which takes " + std::to_string(taken / item) +
+           " elements to " + name(to) + ", which takes " + std::to_string(received / item) +
            " from it; what one rank sends another must be as long on both"},
       true);
 }
@@ -157,7 +157,7 @@ void Engine::on_abort(int peer, const Header& header, std::span<std::byte> paylo
                          : Fault::kClosed;
   const int culprit = header.flow < names_.size() ? static_cast<int>(header.flow) : peer;
   const Error why = {fault, culprit, printable(payload)};
-  if (!is_made) return groups_.end_unborn(peer, header.group, why);
+  if (!is_made) return groups_.end_uncreated(peer, header.group, why);
   endings_.push_back({header.group, why, {}, {peer}, 0});
 }
 
@@ -190,7 +190,7 @@ void Engine::settle_departed(int peer, const std::string& how) {
 }
 
 // Whether a call still waits for something that `peer` has not said or done yet.
-bool Engine::needs(const Collective& call, int peer) const {
+bool Engine::needs(const Call& call, int peer) const {
   if (call.unmatched) return nobody_sends(*call.group);
   const int from = call.group->rank_of[peer];
   const Program& program = *call.plan->program;
@@ -276,7 +276,7 @@ void Engine::tick(int64_t now) {
   for (auto& [id, group] : groups_) {
     for (const auto& [key, call] : group->in_flight) {
       if (now < call->deadline_ns) {
-        openings_.greet_late(*call, now - options_.heartbeat_ns);
+        post_notices_.greet_late(*call, now - options_.heartbeat_ns);
         continue;
       }
       abort_group(*group,
@@ -301,9 +301,9 @@ bool Engine::is_overdue(int64_t now) const {
 }
 
 // Whether a frame of `call` has come from that rank of the group, so that it has made the call too.
-bool Engine::is_in(const Collective& call, size_t rank) const {
+bool Engine::is_in(const Call& call, size_t rank) const {
   const auto& flows = call.plan->program->recvs_from[rank];
-  return call.peer_open[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
+  return call.peer_posted[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
            const StepState& state = call.state[at];
            return state.done > 0 || !state.arrived.empty() || !state.offered.empty();
          });
@@ -312,7 +312,7 @@ bool Engine::is_in(const Collective& call, size_t rank) const {
 // The ranks that owe `call` something it could use now, or if there are none, those that do not
 // take what it has for them. Of these, those that have not made the call, if there are any: the
 // others may be waiting for the same culprit themselves.
-std::string Engine::awaited(const Collective& call) const {
+std::string Engine::awaited(const Call& call) const {
   if (call.unmatched) return "a message to it";
   constexpr size_t kNamed = 8;  // more would bury the rest of the message
   std::vector<bool> owes(call.group->members.size(), false);

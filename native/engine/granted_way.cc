@@ -19,7 +19,7 @@ GrantedWay::GrantedWay(Steps& steps, Traffic& traffic, Staging& staging, DataFra
       frames_(frames),
       look_ahead_(n_peers, kFirst) {}
 
-size_t GrantedWay::send(Collective& call, uint32_t at) {
+size_t GrantedWay::send(Call& call, uint32_t at) {
   if (call.state[at].started < call.granted(at)) return frames_.send(call, at, 0);
   return stalled(traffic_[call.peer_of(call.plan->program->steps[at])].no_grant);
 }
@@ -27,18 +27,18 @@ size_t GrantedWay::send(Collective& call, uint32_t at) {
 // Promises staging for segments from `upto` on. Together they must cover rate times delay, which
 // nobody knows: where everything that was promised is here before more was, the sender has stood
 // still for want of it, and the peer's flows get twice as much.
-uint32_t GrantedWay::look_ahead(Collective& call, uint32_t at, uint32_t upto) {
+uint32_t GrantedWay::look_ahead(Call& call, uint32_t at, uint32_t upto) {
   StepState& state = call.state[at];
   const int peer = call.peer_of(call.plan->program->steps[at]);
   uint32_t& ahead = look_ahead_[static_cast<size_t>(peer)];
-  const bool starved = state.reserved > 0 && state.done + state.arrived.size() >= state.grant_said;
+  const bool starved = state.reserved > 0 && state.done + state.arrived.size() >= state.grant_sent;
   if (starved && state.reserved >= ahead) ahead = std::min(2 * ahead, kMost);
   reserve(call, at, std::min(ahead, state.n_segments - upto));
   if (state.reserved == 0) traffic_[peer].no_staging++;
   return std::min(upto + state.reserved, state.n_segments);
 }
 
-void GrantedWay::reserve(Collective& call, uint32_t at, uint32_t most) {
+void GrantedWay::reserve(Call& call, uint32_t at, uint32_t most) {
   StepState& state = call.state[at];
   const size_t n_bytes = call.as_encoded(at, call.plan->segment_bytes);
   for (uint32_t wish = most; wish > state.reserved; wish /= 2) {
@@ -48,7 +48,7 @@ void GrantedWay::reserve(Collective& call, uint32_t at, uint32_t most) {
   }
 }
 
-void GrantedWay::unreserve(Collective& call) {
+void GrantedWay::unreserve(Call& call) {
   for (uint32_t at = 0; at < call.state.size(); ++at)
     if (const uint32_t reserved = std::exchange(call.state[at].reserved, 0); reserved > 0)
       staging_.unreserve(reserved * call.as_encoded(at, call.plan->segment_bytes));

@@ -20,13 +20,13 @@ class GrantedWay final : public FrameWay {
 
   GrantedWay(Steps& steps, Traffic& traffic, Staging& staging, DataFrames& frames, size_t n_peers);
 
-  size_t send(Collective& call, uint32_t at) override;
+  size_t send(Call& call, uint32_t at) override;
   // Receiver: up to where a sender may go whose segments below `upto` can be used at once.
-  uint32_t look_ahead(Collective& call, uint32_t at, uint32_t upto);
-  void unreserve(Collective& call);  // it is over
+  uint32_t look_ahead(Call& call, uint32_t at, uint32_t upto);
+  void unreserve(Call& call);  // it is over
 
  private:
-  void reserve(Collective& call, uint32_t at, uint32_t most);
+  void reserve(Call& call, uint32_t at, uint32_t most);
 
   Traffic& traffic_;
   Staging& staging_;

@@ -4,39 +4,40 @@
 
 namespace shoal {
 
-void Grants::grant(Collective& call, uint32_t at) {
+void Grants::grant(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
   const Link* link = links_[peer];
-  if (link == nullptr || state.grant_said == state.n_segments || call.is_held(step.peer)) return;
-  if (state.is_eager && !state.wanted) return;
+  if (link == nullptr || state.grant_sent == state.n_segments || call.is_held(step.peer)) return;
+  if (state.is_eager && !state.is_requested) return;
 
   Place place = put_.place_for(call, at);
   uint32_t upto = call.has_memory(step) ? call.segments_ready(step) : 0;
-  if (step.gate != Place::kNoGate) {
-    place.gate = step.gate;
+  if (step.cts_flow != Place::kNoFlow) {
+    place.cts_flow = step.cts_flow;
     upto = state.n_segments;
   }
   if (!link->shares_memory() && upto < state.n_segments) upto = granted_.look_ahead(call, at, upto);
-  const bool worth_it = upto == state.n_segments || upto - state.grant_said >= state.reserved / 2;
-  if (upto <= state.grant_said || !worth_it) return;
-  state.grant_said = upto;
+  const bool worth_it = upto == state.n_segments || upto - state.grant_sent >= state.reserved / 2;
+  if (upto <= state.grant_sent || !worth_it) return;
+  state.grant_sent = upto;
   Frame frame = call.frame(FrameType::kGrant, step.flow, upto);
   frame.carry(place);
   links_.send(peer, frame);
 }
 
-void Grants::on_grant(Collective& call, int from, const Header& header, const Place& place) {
+void Grants::on_grant(Call& call, int from, const Header& header, const Place& place) {
   const uint32_t at = call.plan->program->sends_to[from][header.flow];
   StepState& state = call.state[at];
-  if (place.gate != Place::kNoGate && place.gate >= call.plan->program->recvs_from[from].size())
+  if (place.cts_flow != Place::kNoFlow &&
+      place.cts_flow >= call.plan->program->recvs_from[from].size())
     return judge_.protocol_error((*call.members)[from],
                                  "waits for a flow of " + call.doing() + " that it does not send");
   state.granted = std::max(state.granted, header.segment);
-  if (place.gate != Place::kNoGate) state.gate = place.gate;
+  if (place.cts_flow != Place::kNoFlow) state.cts_flow = place.cts_flow;
   put_.on_place(call, at, place);
-  if (!call.plan->by_pair) steps_.opened(call, from);  // else only its word on lengths opens it
+  if (!call.plan->by_pair) steps_.posted(call, from);  // else only its word on lengths opens it
   steps_.make_ready(call, at);
 }
 

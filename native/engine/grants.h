@@ -1,9 +1,10 @@
-// What a receiver allows the sender of a flow: segments, and perhaps a place and a gate.
+// What a receiver allows the sender of a flow: segments, and perhaps a place and an implicit clear
+// to send.
 //
 // Between hosts that is ahead of need, backed by reserved staging; in shared memory only what a
 // step is starving for, since slots let the sender run ahead by itself. A receive whose only
-// predecessor is a send to the same peer is granted at once with a gate: "when you have consumed
-// that send of mine".
+// predecessor is a send to the same peer is granted at once with an implicit clear to send: "when
+// you have consumed that send of mine".
 #pragma once
 
 #include "engine/granted_way.h"
@@ -18,9 +19,9 @@ class Grants {
       : links_(links), steps_(steps), judge_(judge), granted_(granted), put_(put) {}
 
   // Receiver: tells the sender how far it may go, where that is more than it knows.
-  void grant(Collective& call, uint32_t at);
+  void grant(Call& call, uint32_t at);
   // Sender: the receiver, of this rank in the group, says so.
-  void on_grant(Collective& call, int from, const Header& header, const Place& place);
+  void on_grant(Call& call, int from, const Header& header, const Place& place);
 
  private:
   Links& links_;

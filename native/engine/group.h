@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 #include "base/value.h"
-#include "engine/collective.h"
+#include "engine/call.h"
 #include "engine/finished_calls.h"
 #include "engine/group_life.h"
 #include "engine/message_counts.h"
@@ -29,7 +29,7 @@ struct Early {
 
 // A receive that waits for its message, in the order of the calls (messages.h).
 struct Receiving {
-  std::shared_ptr<Collective> call;
+  std::shared_ptr<Call> call;
   std::shared_ptr<const Plan> plan;  // its own, for some source
   int source = -1;                   // group rank; -1: whoever sends first
 };
@@ -48,7 +48,7 @@ struct Group : std::enable_shared_from_this<Group> {
       told;                               // before it was made: who said that it has ended, and why
   std::unordered_set<int> disputed_with;  // mesh ranks that were told what we called
 
-  std::unordered_map<uint64_t, std::shared_ptr<Collective>> in_flight;  // by key
+  std::unordered_map<uint64_t, std::shared_ptr<Call>> in_flight;  // by key
   std::unordered_map<uint64_t, std::vector<Early>> early;
   uint64_t n_early = 0;  // ever
   MessageCounts messages;
@@ -59,7 +59,7 @@ struct Group : std::enable_shared_from_this<Group> {
   std::shared_ptr<const Value> at_deadline;
 
   bool is_made() const { return !members.empty(); }
-  void own(Collective& call) {  // one of its calls
+  void own(Call& call) {  // one of its calls
     call.group = this;
     call.group_id = id;
     call.members = &members;

@@ -12,14 +12,14 @@ constexpr uint8_t bit(State state) {
 }
 
 constexpr std::array<uint8_t, GroupLife::kStates> kNext = {
-    bit(State::kInUse) | bit(State::kEnded),                             // unborn
+    bit(State::kInUse) | bit(State::kEnded),                             // not created
     bit(State::kDeparted) | bit(State::kDisputed) | bit(State::kEnded),  // in use
     bit(State::kDisputed) | bit(State::kEnded),                          // departed
     bit(State::kEnded),                                                  // disputed
     0,                                                                   // ended
 };
 
-constexpr std::array<const char*, GroupLife::kStates> kNames = {"unborn", "in use", "departed",
+constexpr std::array<const char*, GroupLife::kStates> kNames = {"not created", "in use", "departed",
                                                                 "disputed", "ended"};
 
 }  // namespace

@@ -13,11 +13,11 @@ namespace shoal {
 class GroupLife {
  public:
   enum class State : uint8_t {
-    kUnborn,    // others speak of it; this rank has not made it
-    kInUse,     //
-    kDeparted,  // a member has left in good order: calls that need nothing more of it go on
-    kDisputed,  // ranks called different things: nothing succeeds; the words for it are on the way
-    kEnded,     // everything in flight and later fails with why()
+    kUncreated,  // others speak of it; this rank has not made it
+    kInUse,      //
+    kDeparted,   // a member has left in good order: calls that need nothing more of it go on
+    kDisputed,   // ranks called different things: nothing succeeds; the words for it are on the way
+    kEnded,      // everything in flight and later fails with why()
   };
   static constexpr size_t kStates = 5;
 
@@ -38,7 +38,7 @@ class GroupLife {
  private:
   bool become(State next);
 
-  State state_ = State::kUnborn;
+  State state_ = State::kUncreated;
   Error why_, left_;
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 // Groups ended by one peer that this rank has yet to make. A peer would have to be ahead by as
 // many.
-constexpr uint32_t kMostEndedUnborn = 4096;
+constexpr uint32_t kMostEndedUncreated = 4096;
 // Closed groups whose late frames are known to be late.
 constexpr size_t kMostDropped = 1u << 16;
 
@@ -18,7 +18,7 @@ constexpr size_t kMostDropped = 1u << 16;
 Group& Groups::add(uint64_t id, std::vector<int> members) {
   Group& group = find_or_expect(id);
   group.members = std::move(members);
-  group.rank_of.assign(n_ended_unborn_.size(), -1);
+  group.rank_of.assign(n_ended_uncreated_.size(), -1);
   for (size_t at = 0; at < group.members.size(); ++at)
     group.rank_of[group.members[at]] = static_cast<int>(at);
   group.rank = group.rank_of[rank_];
@@ -28,7 +28,7 @@ Group& Groups::add(uint64_t id, std::vector<int> members) {
 }
 
 std::vector<std::pair<int, Error>> Groups::take_told(Group& group) {
-  for (const auto& [by, why] : group.told) n_ended_unborn_[by]--;
+  for (const auto& [by, why] : group.told) n_ended_uncreated_[by]--;
   return std::exchange(group.told, {});
 }
 
@@ -56,21 +56,21 @@ Group& Groups::find_or_expect(uint64_t id) {
   return *slot;
 }
 
-Collective* Groups::call_of(const Header& header) const {
+Call* Groups::call_of(const Header& header) const {
   const Group* group = find(header.group);
   if (group == nullptr) return nullptr;
   const auto call = group->in_flight.find(header.key);
   return call == group->in_flight.end() ? nullptr : call->second.get();
 }
 
-void Groups::end_unborn(int peer, uint64_t id, const Error& why) {
+void Groups::end_uncreated(int peer, uint64_t id, const Error& why) {
   const Group* group = find(id);
   const auto by_peer = [&](const auto& told) { return told.first == peer; };
   if (group != nullptr && std::any_of(group->told.begin(), group->told.end(), by_peer)) return;
-  if (n_ended_unborn_[peer] == kMostEndedUnborn)
-    return judge_.protocol_error(peer, "ended more than " + std::to_string(kMostEndedUnborn) +
+  if (n_ended_uncreated_[peer] == kMostEndedUncreated)
+    return judge_.protocol_error(peer, "ended more than " + std::to_string(kMostEndedUncreated) +
                                            " groups that this rank has never made");
-  n_ended_unborn_[peer]++;
+  n_ended_uncreated_[peer]++;
   find_or_expect(id).told.emplace_back(peer, why);
 }
 

@@ -17,7 +17,7 @@ namespace shoal {
 class Groups {
  public:
   Groups(int rank, size_t n_peers, Judge& judge)
-      : rank_(rank), judge_(judge), n_ended_unborn_(n_peers, 0) {}
+      : rank_(rank), judge_(judge), n_ended_uncreated_(n_peers, 0) {}
 
   // Makes a group, of which frames may have come already. Nobody has looked yet whether it can do
   // anything: see take_told().
@@ -28,11 +28,11 @@ class Groups {
   void forget(Group& group);
 
   Group* find(uint64_t id) const;
-  Group& find_or_expect(uint64_t id);  // one that this process has not made, or not yet
-  Collective* call_of(const Header& header) const;  // null: this rank has no such call in flight
+  Group& find_or_expect(uint64_t id);         // one that this process has not made, or not yet
+  Call* call_of(const Header& header) const;  // null: this rank has no such call in flight
   bool was_dropped(uint64_t id) const { return dropped_.count(id) != 0; }
   // A group that this process has yet to make has ended, a peer says, which may not even be in it.
-  void end_unborn(int peer, uint64_t id, const Error& why);
+  void end_uncreated(int peer, uint64_t id, const Error& why);
 
   size_t size() const { return groups_.size() + dropped_.size(); }  // remembered
   auto begin() const { return groups_.begin(); }
@@ -45,7 +45,7 @@ class Groups {
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_;  // the last ones, in order:
   std::deque<uint64_t> dropped_order_;
-  std::vector<uint32_t> n_ended_unborn_;  // groups that we have not made, by peer
+  std::vector<uint32_t> n_ended_uncreated_;  // groups that we have not made, by peer
 };
 
 }  // namespace shoal

@@ -16,7 +16,7 @@
 namespace shoal {
 
 enum class Verdict : uint32_t {
-  kGivenUp = 0,  // `other` has parted with `culprit`, for what that did
+  kEvicted = 0,  // `other` has parted with `culprit`, for what that did
   kCut = 1,      // the network between the two is cut, and both live; `culprit` is out
   kDead = 2,     // nobody who was asked hears `culprit`; `other` found out
 };
@@ -25,7 +25,7 @@ inline constexpr uint32_t kVerdicts = 3;
 struct Loss {
   static constexpr size_t kMostWords = 512;  // one such text for each pair of ranks is kept
 
-  Verdict verdict = Verdict::kGivenUp;
+  Verdict verdict = Verdict::kEvicted;
   int culprit = -1, other = -1;  // mesh ranks
   std::string why;               // kCut: a sentence; else a verb phrase about the culprit
 

@@ -92,12 +92,12 @@ void Mesh::abort_group(Group& group, const std::string& why) {
 
 // The handle of the first stripe is that of the call. Each stripe that is not posted counts as
 // ended, so that the call ends with those that are.
-std::shared_ptr<Collective> Mesh::post_striped(Group& group, std::shared_ptr<const Plan> plan,
-                                               uint64_t key,
-                                               const std::vector<std::vector<std::byte*>>& memory,
-                                               int64_t timeout_ns, bool background) {
+std::shared_ptr<Call> Mesh::post_striped(Group& group, std::shared_ptr<const Plan> plan,
+                                         uint64_t key,
+                                         const std::vector<std::vector<std::byte*>>& memory,
+                                         int64_t timeout_ns, bool background) {
   const auto stripes = std::make_shared<Stripes>(plan->n_stripes);
-  std::shared_ptr<Collective> call =
+  std::shared_ptr<Call> call =
       first().post_stripe(group.id, plan, key, memory, timeout_ns, background, stripes);
   if (call == nullptr)  // dropped: the first channel's group still says why
     return first().post(group, std::move(plan), key, memory, timeout_ns, background);
@@ -138,7 +138,7 @@ void Mesh::close() {
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_calls();
   wait_while(kSecond, &Channel::lingers);
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_links();
-  for (const auto& channel : channels_) channel->leave_lane();
+  for (const auto& channel : channels_) channel->leave_thread();
 }
 
 size_t Mesh::staging_peak() {

@@ -19,7 +19,7 @@ namespace shoal {
 class Mesh {
  public:
   struct Options : Channel::Options {
-    int n_channels = 1;  // at most Lane::kMost; they share the staging
+    int n_channels = 1;  // at most ProgressThread::kMost; they share the staging
   };
   using Wakeups = Drivers::Wakeups;
   static Wakeups& wakeups() { return Drivers::wakeups(); }
@@ -35,24 +35,24 @@ class Mesh {
   Group& add_group(uint64_t id, std::vector<int> members);
   void drop_group(Group& group);
   void abort_group(Group& group, const std::string& why);
-  Error poison_of(const Group& group) { return first().poison_of(group); }
+  Error abort_of(const Group& group) { return first().abort_of(group); }
 
   // As Channel::post(); the plan says whether the call is cut, into as many stripes as there are
   // channels.
-  std::shared_ptr<Collective> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                   const std::vector<std::vector<std::byte*>>& memory,
-                                   int64_t timeout_ns, bool background) {
+  std::shared_ptr<Call> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                             const std::vector<std::vector<std::byte*>>& memory, int64_t timeout_ns,
+                             bool background) {
     if (plan->n_stripes > 1)
       return post_striped(group, std::move(plan), key, memory, timeout_ns, background);
     return first().post(group, std::move(plan), key, memory, timeout_ns, background);
   }
-  std::shared_ptr<Collective> post_message(Group& group, std::shared_ptr<const Plan> plan,
-                                           bool sends, int peer, int64_t tag, std::byte* data,
-                                           int64_t timeout_ns, bool background) {
+  std::shared_ptr<Call> post_message(Group& group, std::shared_ptr<const Plan> plan, bool sends,
+                                     int peer, int64_t tag, std::byte* data, int64_t timeout_ns,
+                                     bool background) {
     return first().post_message(group, std::move(plan), sends, peer, tag, data, timeout_ns,
                                 background);
   }
-  bool wait(Collective& call, int64_t timeout_ns) { return first().wait(call, timeout_ns); }
+  bool wait(Call& call, int64_t timeout_ns) { return first().wait(call, timeout_ns); }
   int64_t wait_finished(int64_t seen, int64_t timeout_ns) {
     return first().wait_finished(seen, timeout_ns);
   }
@@ -73,10 +73,9 @@ class Mesh {
                     const Bytes& job_key, std::shared_ptr<Arena> arena,
                     const std::vector<PeerPlace>& peers, const Options& options,
                     std::shared_ptr<PathMaker> paths);
-  std::shared_ptr<Collective> post_striped(Group& group, std::shared_ptr<const Plan> plan,
-                                           uint64_t key,
-                                           const std::vector<std::vector<std::byte*>>& memory,
-                                           int64_t timeout_ns, bool background);
+  std::shared_ptr<Call> post_striped(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
+                                     const std::vector<std::vector<std::byte*>>& memory,
+                                     int64_t timeout_ns, bool background);
 
   std::vector<std::shared_ptr<Channel>> channels_;
   std::shared_ptr<FirstErrors> errors_;  // null where there is one channel

@@ -9,9 +9,8 @@ namespace shoal {
 
 // A call that has failed already if the tag is one too many. Messages of a tag are counted, and no
 // tag is ever forgotten: the other rank may still count.
-std::shared_ptr<Collective> Messages::prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                              int from, int to, int64_t tag, std::byte* data,
-                                              int64_t deadline_ns) {
+std::shared_ptr<Call> Messages::prepare(Group& group, std::shared_ptr<const Plan> plan, int from,
+                                        int to, int64_t tag, std::byte* data, int64_t deadline_ns) {
   auto call = calls_.prepare(group, std::move(plan), {{data}}, deadline_ns);
   if (!call->finished && !group.messages.may_take(from, to, tag, most_tags_))
     Calls::refuse(*call,
@@ -22,16 +21,15 @@ std::shared_ptr<Collective> Messages::prepare(Group& group, std::shared_ptr<cons
   return call;
 }
 
-std::shared_ptr<Collective> Messages::send(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                                           int64_t tag, std::byte* data, int64_t deadline_ns) {
+std::shared_ptr<Call> Messages::send(Group& group, std::shared_ptr<const Plan> plan, int peer,
+                                     int64_t tag, std::byte* data, int64_t deadline_ns) {
   auto call = prepare(group, std::move(plan), group.rank, peer, tag, data, deadline_ns);
   if (!call->finished) calls_.launch(*call, group.messages.take(group.rank, peer, tag));
   return call;
 }
 
-std::shared_ptr<Collective> Messages::recv(Group& group, std::shared_ptr<const Plan> plan,
-                                           int source, int64_t tag, std::byte* data,
-                                           int64_t deadline_ns) {
+std::shared_ptr<Call> Messages::recv(Group& group, std::shared_ptr<const Plan> plan, int source,
+                                     int64_t tag, std::byte* data, int64_t deadline_ns) {
   auto call = prepare(group, std::move(plan), source, group.rank, tag, data, deadline_ns);
   if (call->finished) return call;
   if (source >= 0 && group.receiving.count(tag) == 0) {
@@ -46,8 +44,7 @@ std::shared_ptr<Collective> Messages::recv(Group& group, std::shared_ptr<const P
 }
 
 // Until its message is there, a receive does nothing, under a key of its own.
-void Messages::wait(Group& group, const std::shared_ptr<Collective>& call, int source,
-                    int64_t tag) {
+void Messages::wait(Group& group, const std::shared_ptr<Call>& call, int source, int64_t tag) {
   auto nothing = std::make_shared<Plan>();
   nothing->program = ProgramBuilder(static_cast<int>(group.members.size())).done();
   nothing->descriptor = call->plan->descriptor;
@@ -74,7 +71,7 @@ void Messages::match(Group& group, int64_t tag) {
     steps.recv(source, 0);
     plan->program = steps.done();
     const uint64_t key = group.messages.take(source, group.rank, tag);
-    Collective& call = *next.call;
+    Call& call = *next.call;
     call.plan = std::move(plan);
     call.unmatched = false;
     call.source = source;

@@ -5,7 +5,7 @@
 #include <memory>
 #include <unordered_map>
 
-#include "engine/collective.h"
+#include "engine/call.h"
 
 namespace shoal {
 
@@ -13,7 +13,7 @@ namespace shoal {
 class Moves {
  public:
   struct Move {
-    std::shared_ptr<Collective> call;
+    std::shared_ptr<Call> call;
     uint32_t step = 0;
     PlaceWay* way = nullptr;
   };
@@ -31,7 +31,7 @@ class Moves {
     return std::any_of(moves_.begin(), moves_.end(),
                        [&](const auto& entry) { return entry.second.call->group_id == group; });
   }
-  void drop_call(const Collective& call) {
+  void drop_call(const Call& call) {
     std::erase_if(moves_, [&](const auto& entry) { return entry.second.call.get() == &call; });
   }
   void clear() { moves_.clear(); }

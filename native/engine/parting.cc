@@ -28,20 +28,20 @@ void Engine::protocol_error(int peer, const std::string& what) {
 }
 
 void Engine::peer_lost(int peer, const std::string& why) {
-  breaking_.push_back({peer, Breaking::kParted, {Verdict::kGivenUp, peer, rank_, why}});
+  breaking_.push_back({peer, Breaking::kParted, {Verdict::kEvicted, peer, rank_, why}});
 }
 
 // The peer counts us as lost and will never read us again: so is it for us, before anything else.
-void Engine::gave_up(int peer, const std::string& why) {
+void Engine::evicted_us(int peer, const std::string& why) {
   breaking_.push_front(
-      {peer, Breaking::kGaveUp, {Verdict::kGivenUp, peer, rank_, "gave this rank up: " + why}});
+      {peer, Breaking::kEvictedUs, {Verdict::kEvicted, peer, rank_, "gave this rank up: " + why}});
 }
 
 void Engine::settle_broken() {
   do {
     while (!breaking_.empty()) {
       // Who ends a group and then leaves has said why: that comes first.
-      if (!endings_.empty() && breaking_.front().how != Breaking::kGaveUp) return flush();
+      if (!endings_.empty() && breaking_.front().how != Breaking::kEvictedUs) return flush();
       const Breaking next = std::move(breaking_.front());
       breaking_.pop_front();
       settle(next);
@@ -71,7 +71,7 @@ void Engine::settle(const Breaking& broken) {
     if (asks) doubts_.begin(peer, broken.loss.why, now_ + patience());
     return;
   }
-  part(peer, broken.loss, broken.how != Breaking::kGaveUp);
+  part(peer, broken.loss, broken.how != Breaking::kEvictedUs);
 }
 
 // The process of a peer was looked for, for the first time and in vain: it left in good order, or
@@ -100,7 +100,7 @@ void Engine::end_link(int peer, const Loss& loss) {
   if (links_[peer] != nullptr) {
     // It may live: then it must know. Who never was connected is told when it comes (PathMaker).
     Loss told = loss;
-    if (loss.verdict != Verdict::kCut) told = {Verdict::kGivenUp, peer, rank_, loss.why};
+    if (loss.verdict != Verdict::kCut) told = {Verdict::kEvicted, peer, rank_, loss.why};
     if (!is_unlinked(peer)) send_text(peer, told.header(), told.why);
     links_[peer]->flush(*this);
     // A socket with unread data would take the words back: it goes with the next tick.
@@ -206,8 +206,8 @@ void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payloa
   if (!loss) return protocol_error(peer, "lost a rank that there is not");
   if (loss->is_between(rank_, peer)) {
     if (loss->verdict == Verdict::kCut)
-      return breaking_.push_front({peer, Breaking::kGaveUp, std::move(*loss)});
-    if (loss->culprit == rank_) return gave_up(peer, "this rank " + loss->why);
+      return breaking_.push_front({peer, Breaking::kEvictedUs, std::move(*loss)});
+    if (loss->culprit == rank_) return evicted_us(peer, "this rank " + loss->why);
   }
   if (losses_.add(*loss)) endings_.push_back({0, {}, std::move(loss), {peer}, 0});
 }

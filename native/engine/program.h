@@ -29,10 +29,10 @@ struct Step {
   uint8_t into_buffer = 0;  // copy only
   int32_t peer = -1;        // group rank
   uint32_t chunk = 0;
-  uint32_t into = 0;     // copy only
-  uint32_t flow = 0;     // which of the sends (or receives) with this peer
-  uint32_t gate = ~0u;   // recv only: the one send to the same peer that this step waits for
-  uint32_t version = 0;  // send only: equal for sends that read the same value of one chunk
+  uint32_t into = 0;        // copy only
+  uint32_t flow = 0;        // which of the sends (or receives) with this peer
+  uint32_t cts_flow = ~0u;  // recv only: the one send to the same peer that this step waits for
+  uint32_t version = 0;     // send only: equal for sends that read the same value of one chunk
   std::vector<uint32_t> waits_for;  // steps that must finish a segment before this one starts it
   std::vector<uint32_t> unlocks;    // the inverse
 };

@@ -85,7 +85,7 @@ void ProgramBuilder::meet(Step& step) {
   // being ready: the peer knows when it has consumed that send.
   if (step.kind != StepKind::kRecv || step.waits_for.size() != 1) return;
   const Step& before = program.steps[step.waits_for.front()];
-  if (before.kind == StepKind::kSend && before.peer == step.peer) step.gate = before.flow;
+  if (before.kind == StepKind::kSend && before.peer == step.peer) step.cts_flow = before.flow;
 }
 
 }  // namespace shoal

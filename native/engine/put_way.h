@@ -3,7 +3,7 @@
 //   sender                               receiver
 //                  <-------------------  grant: segments, and the place of the flow
 //     copies segments there
-//     placed       ------------------->    uses them where they lie
+//     put complete ------------------->    uses them where they lie
 //
 // The place holds for the whole flow. Segments beyond what is granted move as they would without.
 #pragma once
@@ -18,19 +18,19 @@ class PutWay final : public PlaceWay {
   using PlaceWay::PlaceWay;
 
   // Receiver: the place of a flow to grant; region 0: there is none.
-  Place place_for(Collective& call, uint32_t at);
-  void on_place(Collective& call, uint32_t at, const Place& place);  // sender
-  size_t send(Collective& call, uint32_t at) override;
-  void on_placed(Collective& call, uint32_t at, const Header& header);  // receiver
-  size_t take(Collective& call, uint32_t at, const Offered& offer) override;
+  Place place_for(Call& call, uint32_t at);
+  void on_place(Call& call, uint32_t at, const Place& place);  // sender
+  size_t send(Call& call, uint32_t at) override;
+  void on_put_complete(Call& call, uint32_t at, const Header& header);  // receiver
+  size_t take(Call& call, uint32_t at, const Offered& offer) override;
 
   // The call has failed: a peer that has yet to hear so must not write to its memory any more.
-  void fence(const Collective& call) const;
+  void fence(const Call& call) const;
 
  private:
-  bool put(Collective& call, uint32_t at);
-  void moved(Collective& call, uint32_t at) override;
-  void say_placed(Collective& call, uint32_t at);
+  bool put(Call& call, uint32_t at);
+  void moved(Call& call, uint32_t at) override;
+  void send_put_complete(Call& call, uint32_t at);
 };
 
 }  // namespace shoal

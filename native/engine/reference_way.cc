@@ -5,12 +5,12 @@
 
 namespace shoal {
 
-size_t ReferenceWay::send(Collective& call, uint32_t at) {
+size_t ReferenceWay::send(Call& call, uint32_t at) {
   const size_t moved = offer(call, at);
   return moved > 0 ? moved : otherwise_.send(call, at);
 }
 
-size_t ReferenceWay::offer(Collective& call, uint32_t at) {
+size_t ReferenceWay::offer(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const std::byte* from = call.segment_at(step.buffer, step.chunk, state.started);
@@ -22,7 +22,7 @@ size_t ReferenceWay::offer(Collective& call, uint32_t at) {
   if (upto == state.started || !links_[peer]->share(region.id)) return 0;
   Frame frame = call.frame(FrameType::kOffer, step.flow, state.started);
   frame.header.count = upto - state.started;
-  frame.carry({region.id, Place::kNoGate, static_cast<uint64_t>(from - region.data)});
+  frame.carry({region.id, Place::kNoFlow, static_cast<uint64_t>(from - region.data)});
   links_.send(peer, frame);
   state.by_reference = true;
   state.started = upto;
@@ -30,13 +30,12 @@ size_t ReferenceWay::offer(Collective& call, uint32_t at) {
   return 1;  // nothing was copied, but something moved
 }
 
-void ReferenceWay::on_offer(Collective& call, uint32_t at, const Header& header,
-                            const Place& place) {
+void ReferenceWay::on_offer(Call& call, uint32_t at, const Header& header, const Place& place) {
   if (has_segments(call, at, header))
     keep(call, at, {header.segment, header.count, this, place.region, place.offset});
 }
 
-size_t ReferenceWay::take(Collective& call, uint32_t at, const Offered& offer) {
+size_t ReferenceWay::take(Call& call, uint32_t at, const Offered& offer) {
   const int peer = call.peer_of(call.plan->program->steps[at]);
   Link* link = links_[peer];
   if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
@@ -54,29 +53,29 @@ size_t ReferenceWay::take(Collective& call, uint32_t at, const Offered& offer) {
   return 0;
 }
 
-void ReferenceWay::moved(Collective& call, uint32_t at) {
+void ReferenceWay::moved(Call& call, uint32_t at) {
   const StepState& state = call.state[at];
   const Offered& offer = state.offered.front();
   const uint32_t done = state.done + 1;
   const bool note =
-      done == offer.first + offer.count || done - state.taken_said >= kSegmentsPerNote;
+      done == offer.first + offer.count || done - state.consumed_sent >= kSegmentsPerNote;
   steps_.advance(call, at, done);
-  if (note) say_taken(call, at);
+  if (note) send_consumed(call, at);
 }
 
-void ReferenceWay::say_taken(Collective& call, uint32_t at) {
+void ReferenceWay::send_consumed(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
-  if (state.taken_said == state.done) return;
-  state.taken_said = state.done;
-  links_.send(call.peer_of(step), call.frame(FrameType::kTaken, step.flow, state.done));
+  if (state.consumed_sent == state.done) return;
+  state.consumed_sent = state.done;
+  links_.send(call.peer_of(step), call.frame(FrameType::kConsumed, step.flow, state.done));
 }
 
-void ReferenceWay::fence(const Collective& call) const {
+void ReferenceWay::fence(const Call& call) const {
   for (uint32_t at = 0; at < call.state.size(); ++at) fence_offered(call, at);
 }
 
-void ReferenceWay::fence_offered(const Collective& call, uint32_t at) const {
+void ReferenceWay::fence_offered(const Call& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
   if (!state.by_reference || state.done == state.started) return;

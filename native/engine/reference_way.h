@@ -2,7 +2,7 @@
 //
 //   sender                               receiver
 //     offer        ------------------->    folds or copies from the peer's pages, in its own time
-//                  <-------------------  taken, every few segments
+//                  <-------------------  consumed, every few segments
 //
 // Only pages that hold no memory but the call's are offered: those can be taken away again. What
 // lies at their edges moves otherwise.
@@ -19,20 +19,20 @@ class ReferenceWay final : public PlaceWay {
   ReferenceWay(int rank, Links& links, Steps& steps, Moves& moves, Judge& judge, Way& otherwise)
       : PlaceWay(links, steps, moves, judge), rank_(rank), otherwise_(otherwise) {}
 
-  size_t send(Collective& call, uint32_t at) override;
-  void on_offer(Collective& call, uint32_t at, const Header& header, const Place& place);
-  size_t take(Collective& call, uint32_t at, const Offered& offer) override;
+  size_t send(Call& call, uint32_t at) override;
+  void on_offer(Call& call, uint32_t at, const Header& header, const Place& place);
+  size_t take(Call& call, uint32_t at, const Offered& offer) override;
   // Receiver: what was consumed without a word, because more was to come at once.
-  void say_taken(Collective& call, uint32_t at);
+  void send_consumed(Call& call, uint32_t at);
 
   // The call has failed: a peer that has yet to hear so must not read what its owner does with the
   // memory now, and take that for a result.
-  void fence(const Collective& call) const;
+  void fence(const Call& call) const;
 
  private:
-  size_t offer(Collective& call, uint32_t at);
-  void moved(Collective& call, uint32_t at) override;
-  void fence_offered(const Collective& call, uint32_t at) const;
+  size_t offer(Call& call, uint32_t at);
+  void moved(Call& call, uint32_t at) override;
+  void fence_offered(const Call& call, uint32_t at) const;
 
   const int rank_;
   Way& otherwise_;

@@ -2,7 +2,7 @@
 
 namespace shoal {
 
-void Releases::ask(Collective& call) {
+void Releases::ask(Call& call) {
   for (int buffer = 0; buffer < kBuffers; ++buffer) {
     if (call.memory[buffer].empty()) continue;
     const auto& layout = call.plan->layout[buffer];
@@ -12,7 +12,7 @@ void Releases::ask(Collective& call) {
   }
 }
 
-void Releases::ask(Collective& call, int peer, const std::byte* from, size_t n_bytes) {
+void Releases::ask(Call& call, int peer, const std::byte* from, size_t n_bytes) {
   Link* link = links_[peer];
   if (link == nullptr) return;
   const uint64_t token = links_.new_token();
@@ -21,7 +21,7 @@ void Releases::ask(Collective& call, int peer, const std::byte* from, size_t n_b
   if (link->release(token, from, n_bytes)) released(peer, token);
 }
 
-std::shared_ptr<Collective> Releases::released(int peer, uint64_t token) {
+std::shared_ptr<Call> Releases::released(int peer, uint64_t token) {
   const auto found = asked_.find({peer, token});
   if (found == asked_.end()) return nullptr;
   auto call = std::move(found->second);
@@ -30,7 +30,7 @@ std::shared_ptr<Collective> Releases::released(int peer, uint64_t token) {
   return call;
 }
 
-std::shared_ptr<Collective> Releases::next_of(int peer) {
+std::shared_ptr<Call> Releases::next_of(int peer) {
   const auto next = asked_.lower_bound({peer, 0});
   if (next == asked_.end() || next->first.first != peer) return nullptr;
   return released(peer, next->first.second);

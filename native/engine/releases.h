@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "engine/collective.h"
+#include "engine/call.h"
 #include "engine/links.h"
 
 namespace shoal {
@@ -18,19 +18,19 @@ class Releases {
 
   // Asks the links with all peers of a call for its memory. Where memory runs out in the middle, it
   // is asked for once more; each answer counts for the question it is of.
-  void ask(Collective& call);
+  void ask(Call& call);
   // A link has let go. The call whose memory that was; null: of none that waits for it.
-  std::shared_ptr<Collective> released(int peer, uint64_t token);
+  std::shared_ptr<Call> released(int peer, uint64_t token);
   // The link with a peer is broken or closed, and so has let go of everything. A call whose memory
   // that was, once for each question; null: there are no more.
-  std::shared_ptr<Collective> next_of(int peer);
+  std::shared_ptr<Call> next_of(int peer);
   void clear() { asked_.clear(); }
 
  private:
-  void ask(Collective& call, int peer, const std::byte* from, size_t n_bytes);
+  void ask(Call& call, int peer, const std::byte* from, size_t n_bytes);
 
   Links& links_;
-  std::map<std::pair<int, uint64_t>, std::shared_ptr<Collective>> asked_;  // by peer and token
+  std::map<std::pair<int, uint64_t>, std::shared_ptr<Call>> asked_;  // by peer and token
 };
 
 }  // namespace shoal

@@ -7,7 +7,8 @@
 
 namespace shoal {
 
-// The links whose peers ring this process's bell. Owned by the engine, which may part with them.
+// The links whose peers ring this process's doorbell. Owned by the engine, which may part with
+// them.
 //
 // Threads: under the channel's lock.
 class Rings {

@@ -5,7 +5,7 @@
 
 namespace shoal {
 
-size_t Runner::attempt(Collective& call, uint32_t at) {
+size_t Runner::attempt(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   if (!call.has_memory(step) && !scratch_.take(call, at)) return 0;
   switch (step.kind) {
@@ -18,7 +18,7 @@ size_t Runner::attempt(Collective& call, uint32_t at) {
   }
 }
 
-size_t Runner::attempt_send(Collective& call, uint32_t at) {
+size_t Runner::attempt_send(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
   if (state.started >= call.segments_ready(step) || call.is_held(step.peer)) return 0;
@@ -26,7 +26,7 @@ size_t Runner::attempt_send(Collective& call, uint32_t at) {
   return state.way->send(call, at);
 }
 
-size_t Runner::attempt_recv(Collective& call, uint32_t at) {
+size_t Runner::attempt_recv(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   if (state.done == state.n_segments || state.is_moving) return 0;
@@ -53,7 +53,7 @@ size_t Runner::attempt_recv(Collective& call, uint32_t at) {
   return 0;
 }
 
-size_t Runner::attempt_local(Collective& call, uint32_t at) {
+size_t Runner::attempt_local(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   if (state.done >= call.segments_ready(step)) return 0;

@@ -17,12 +17,12 @@ class Runner {
 
   // Moves one segment (by reference: all that are ready) of a step if it can. Returns bytes
   // handled.
-  size_t attempt(Collective& call, uint32_t at);
+  size_t attempt(Call& call, uint32_t at);
 
  private:
-  size_t attempt_send(Collective& call, uint32_t at);
-  size_t attempt_recv(Collective& call, uint32_t at);
-  size_t attempt_local(Collective& call, uint32_t at);
+  size_t attempt_send(Call& call, uint32_t at);
+  size_t attempt_recv(Call& call, uint32_t at);
+  size_t attempt_local(Call& call, uint32_t at);
 
   Links& links_;
   Steps& steps_;

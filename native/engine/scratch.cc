@@ -14,11 +14,11 @@ constexpr uint64_t kSmall = 64u << 10;
 constexpr int64_t kOverdueNs = 5'000'000'000;
 
 // Another of its steps may have taken some meanwhile, and want of memory may have ended its group.
-bool lacks_scratch(const Collective& call) { return !call.ended && call.scratch == nullptr; }
+bool lacks_scratch(const Call& call) { return !call.ended && call.scratch == nullptr; }
 
 }  // namespace
 
-bool Scratch::take(Collective& call, uint32_t at) {
+bool Scratch::take(Call& call, uint32_t at) {
   if (give(call)) return true;
   if (call.ended) return false;  // there was no memory at all
   auto& steps = call.wants_scratch;
@@ -28,7 +28,7 @@ bool Scratch::take(Collective& call, uint32_t at) {
   return false;
 }
 
-bool Scratch::give(Collective& call) {
+bool Scratch::give(Call& call) {
   const uint64_t n_bytes = call.scratch_share();
   if (n_bytes > kSmall && !staging_.reserve(n_bytes)) {
     if (n_overdrawn_ >= most_overdrawn_) return false;
@@ -51,7 +51,7 @@ bool Scratch::give(Collective& call) {
   return true;
 }
 
-bool Scratch::give_back(Collective& call) {
+bool Scratch::give_back(Call& call) {
   if (call.scratch == nullptr) return false;
   const uint64_t n_bytes = call.scratch_share();
   call.scratch.reset();

@@ -6,7 +6,7 @@
 #include <deque>
 #include <memory>
 
-#include "engine/collective.h"
+#include "engine/call.h"
 #include "engine/judge.h"
 #include "engine/staging.h"
 #include "engine/steps.h"
@@ -21,8 +21,8 @@ class Scratch {
 
   // Gives a call that has none its scratch if there is room under the ceiling, or if no other call
   // has gone beyond it. Else the step waits for it. No memory at all ends the group.
-  bool take(Collective& call, uint32_t at);
-  bool give_back(Collective& call);  // false: it has none
+  bool take(Call& call, uint32_t at);
+  bool give_back(Call& call);  // false: it has none
   // To calls that wait for some, now that one has ended. NOT while it ends: where there is no
   // memory for theirs, their group ends, which may be its own.
   void pass_on();
@@ -32,14 +32,14 @@ class Scratch {
   size_t n_bytes() const { return n_bytes_; }  // held now
 
  private:
-  bool give(Collective& call);
+  bool give(Call& call);
 
   const int rank_;
   Staging& staging_;
   Steps& steps_;
   Judge& judge_;
   const int64_t& now_;
-  std::deque<std::weak_ptr<Collective>> waiting_;
+  std::deque<std::weak_ptr<Call>> waiting_;
   size_t n_bytes_ = 0;
   uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;  // calls whose scratch went beyond the ceiling
 };

@@ -1,4 +1,5 @@
-// The links of a channel that its lane serves: by what their descriptors tell, and by the clock.
+// The links of a channel that its progress thread serves: by what their descriptors tell, and by
+// the clock.
 #pragma once
 
 #include <cstddef>

@@ -7,14 +7,14 @@ namespace shoal {
 
 // ---- sender
 
-size_t SlotWay::send(Collective& call, uint32_t at) {
+size_t SlotWay::send(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
   // The last free slot is kept for segments the receiver can use at once: whatever else fills the
   // slots, those always get through, so no set of calls can block each other.
   const bool granted_now = state.started < call.granted(at);
-  if (!granted_now && !call.peer_open[step.peer])
+  if (!granted_now && !call.peer_posted[step.peer])
     return stalled(traffic_[peer].no_grant);  // its word will wake this step
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return put_in_slot(call, at);
   if (!state.waits_for_slot) waiting_.emplace_back(call.weak_from_this(), at);
@@ -22,13 +22,13 @@ size_t SlotWay::send(Collective& call, uint32_t at) {
   return stalled(traffic_[peer].no_slot);
 }
 
-size_t SlotWay::put_in_slot(Collective& call, uint32_t at) {
+size_t SlotWay::put_in_slot(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
   // Allowed because we consumed the peer's own flow: it cannot use this before it knows that.
-  if (state.gate != Place::kNoGate && state.started < state.granted)
-    reference_.say_taken(call, call.plan->program->recvs_from[step.peer][state.gate]);
+  if (state.cts_flow != Place::kNoFlow && state.started < state.granted)
+    reference_.send_consumed(call, call.plan->program->recvs_from[step.peer][state.cts_flow]);
   size_t moved = 1;
   uint32_t slot = staged(call, step, state.started);
   if (slot == Slots::kNone) {
@@ -40,7 +40,7 @@ size_t SlotWay::put_in_slot(Collective& call, uint32_t at) {
   Frame frame = call.frame(FrameType::kOffer, step.flow, state.started);
   frame.header.count = 1;
   frame.header.flags = kInSlot;
-  frame.carry({slot, Place::kNoGate, slots_.stamp(slot)});
+  frame.carry({slot, Place::kNoFlow, slots_.stamp(slot)});
   try {
     links_.send(peer, frame);
   } catch (const std::bad_alloc&) {  // it was not offered
@@ -53,7 +53,7 @@ size_t SlotWay::put_in_slot(Collective& call, uint32_t at) {
 }
 
 // The slot that holds this very value for another peer already, or kNone.
-uint32_t SlotWay::staged(const Collective& call, const Step& step, uint32_t segment) const {
+uint32_t SlotWay::staged(const Call& call, const Step& step, uint32_t segment) const {
   uint32_t slot = Slots::kNone;
   for (const auto& one : call.staged)
     if (one.version == step.version && one.segment == segment && slots_.is_lent(one.slot) &&
@@ -63,7 +63,7 @@ uint32_t SlotWay::staged(const Collective& call, const Step& step, uint32_t segm
 }
 
 // kNone: there was no memory for it, and the group has ended.
-uint32_t SlotWay::fill_slot(Collective& call, const Step& step, uint32_t segment) {
+uint32_t SlotWay::fill_slot(Call& call, const Step& step, uint32_t segment) {
   std::erase_if(call.staged, [&](const auto& old) {
     return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
   });
@@ -84,7 +84,7 @@ uint32_t SlotWay::fill_slot(Collective& call, const Step& step, uint32_t segment
   return slot;
 }
 
-void SlotWay::on_taken(int peer, uint32_t slot) {
+void SlotWay::on_consumed(int peer, uint32_t slot) {
   if (!slots_.give_back(slot, peer))
     return judge_.protocol_error(peer, "gave back a slot it does not hold");
   std::erase_if(waiting_, [&](const auto& waiting) {
@@ -99,18 +99,18 @@ void SlotWay::on_taken(int peer, uint32_t slot) {
 
 // ---- receiver
 
-void SlotWay::on_offer(Collective& call, uint32_t at, const Header& header, const Place& place) {
+void SlotWay::on_offer(Call& call, uint32_t at, const Header& header, const Place& place) {
   if (!has_segments(call, at, header)) return;
   if (header.count != 1) return no_such_slot(call, at);
   keep(call, at, {header.segment, 1, this, place.region, place.offset});
 }
 
-void SlotWay::no_such_slot(const Collective& call, uint32_t at) {
+void SlotWay::no_such_slot(const Call& call, uint32_t at) {
   judge_.protocol_error(call.peer_of(call.plan->program->steps[at]),
                         "offered a segment in a slot that it does not have");
 }
 
-size_t SlotWay::take(Collective& call, uint32_t at, const Offered& offer) {
+size_t SlotWay::take(Call& call, uint32_t at, const Offered& offer) {
   Link* link = links_[call.peer_of(call.plan->program->steps[at])];
   if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
   const Into into = call.next_of(at);
@@ -121,20 +121,20 @@ size_t SlotWay::take(Collective& call, uint32_t at, const Offered& offer) {
   return 0;
 }
 
-void SlotWay::moved(Collective& call, uint32_t at) {
+void SlotWay::moved(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
-  Frame taken = call.frame(FrameType::kTaken, step.flow, state.done + 1);
-  taken.header.flags = kInSlot;
-  taken.header.count = state.offered.front().place;
-  state.taken_said = state.done + 1;
+  Frame consumed = call.frame(FrameType::kConsumed, step.flow, state.done + 1);
+  consumed.header.flags = kInSlot;
+  consumed.header.count = state.offered.front().place;
+  state.consumed_sent = state.done + 1;
   steps_.advance(call, at, state.done + 1);
-  links_.send(call.peer_of(step), taken);
+  links_.send(call.peer_of(step), consumed);
 }
 
 void SlotWay::give_back(int peer, uint32_t slot) {
   Frame frame;
-  frame.header.type = FrameType::kTaken;
+  frame.header.type = FrameType::kConsumed;
   frame.header.flags = kInSlot;
   frame.header.count = slot;
   if (!links_.answer(peer, frame))

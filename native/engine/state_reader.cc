@@ -94,17 +94,17 @@ Value StateReader::read() {
 // ---- groups
 
 Value StateReader::group(const Group& group) {
-  std::vector<const Collective*> order;
+  std::vector<const Call*> order;
   uint64_t last_number = 0;
   for (const auto& [key, one] : group.in_flight) order.push_back(one.get());
-  for (const Collective* one : order)
+  for (const Call* one : order)
     if (FinishedCalls::is_counted(one->key)) last_number = std::max(last_number, one->key);
   for (const uint64_t key : group.finished.keys())
     if (FinishedCalls::is_counted(key)) last_number = std::max(last_number, key);
   std::sort(order.begin(), order.end(),
             [](const auto* one, const auto* other) { return one->serial < other->serial; });
   List calls, members;
-  for (const Collective* one : order) {
+  for (const Call* one : order) {
     if (n_calls_told_ == kMostCalls) break;
     n_calls_told_++;
     calls.push_back(call(*one));
@@ -152,7 +152,7 @@ Value StateReader::finished(const Group& group) const {
 
 // ---- calls
 
-Value StateReader::call(const Collective& call) {
+Value StateReader::call(const Call& call) {
   const uint64_t n_steps = static_cast<uint64_t>(
       std::count_if(call.state.begin(), call.state.end(),
                     [](const StepState& state) { return state.n_segments > 0; }));
@@ -182,14 +182,14 @@ Value StateReader::call(const Collective& call) {
 
 // Those that are not over. Whatever waits for another step of this rank comes last, if there is
 // room.
-Value StateReader::steps(const Collective& call) {
+Value StateReader::steps(const Call& call) {
   List told;
-  for (const bool want_turn : {false, true}) {
+  for (const bool request_turn : {false, true}) {
     for (uint32_t at = 0; at < call.state.size(); ++at) {
       if (n_steps_told_ == kMostSteps) return told;
       if (call.state[at].done == call.state[at].n_segments) continue;
       const char* what = awaits(call, at);
-      if ((what == std::string_view("turn")) != want_turn) continue;
+      if ((what == std::string_view("turn")) != request_turn) continue;
       n_steps_told_++;
       told.push_back(step(call, at, what));
     }
@@ -197,7 +197,7 @@ Value StateReader::steps(const Collective& call) {
   return told;
 }
 
-Value StateReader::step(const Collective& call, uint32_t at, const char* awaits) const {
+Value StateReader::step(const Call& call, uint32_t at, const char* awaits) const {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
   Fields told = {{"step", at},
@@ -216,14 +216,14 @@ Value StateReader::step(const Collective& call, uint32_t at, const char* awaits)
   if (step.kind == StepKind::kRecv) {
     uint32_t n_offered = 0;
     for (const Offered& offer : state.offered) n_offered += offer.count;
-    told.emplace_back("granted", state.grant_said);
+    told.emplace_back("granted", state.grant_sent);
     told.emplace_back("arrived", static_cast<uint64_t>(state.arrived.size()));
     told.emplace_back("offered", n_offered);
   }
   return told;
 }
 
-List StateReader::peers_of(const Collective& call) const {
+List StateReader::peers_of(const Call& call) const {
   List told;
   if (call.unmatched) return told;
   for (const int from : call.plan->program->peers)
@@ -234,7 +234,7 @@ List StateReader::peers_of(const Collective& call) const {
 }
 
 // When the step last moved, or what it depended on did, so that only its peer was left.
-int64_t StateReader::since(const Collective& call, uint32_t at) const {
+int64_t StateReader::since(const Call& call, uint32_t at) const {
   int64_t last = std::max(call.posted_ns, call.state[at].moved_ns);
   for (const uint32_t before : call.plan->program->steps[at].waits_for)
     last = std::max(last, call.state[before].moved_ns);
@@ -243,7 +243,7 @@ int64_t StateReader::since(const Collective& call, uint32_t at) const {
 
 // What keeps a step that is not over; the words are those of docs/dump.md. The order of the
 // questions is that of Runner::attempt.
-const char* StateReader::awaits(const Collective& call, uint32_t at) const {
+const char* StateReader::awaits(const Call& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   if (call.state[at].done >= call.segments_ready(step)) return "turn";
   if (!call.has_memory(step)) return "scratch";
@@ -253,19 +253,19 @@ const char* StateReader::awaits(const Collective& call, uint32_t at) const {
   return step.kind == StepKind::kSend ? send_awaits(call, at) : recv_awaits(call, at);
 }
 
-const char* StateReader::send_awaits(const Collective& call, uint32_t at) const {
+const char* StateReader::send_awaits(const Call& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
   const Link& link = *engine_.links_[call.peer_of(step)];
-  if (state.started >= call.segments_ready(step)) return state.by_reference ? "taken" : "link";
+  if (state.started >= call.segments_ready(step)) return state.by_reference ? "consumed" : "link";
   if (state.started < call.granted(at)) return state.waits_for_slot ? "slot" : "nothing";
-  if (state.is_eager) return state.want_said ? "credit" : "nothing";
+  if (state.is_eager) return state.request_sent ? "credit" : "nothing";
   if (!link.shares_memory()) return "grant";
   if (state.waits_for_slot) return "slot";
-  return call.peer_open[step.peer] ? "nothing" : "grant";
+  return call.peer_posted[step.peer] ? "nothing" : "grant";
 }
 
-const char* StateReader::recv_awaits(const Collective& call, uint32_t at) const {
+const char* StateReader::recv_awaits(const Call& call, uint32_t at) const {
   return is_here(call.state[at]) ? "nothing" : "data";
 }
 

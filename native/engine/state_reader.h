@@ -24,17 +24,17 @@ class StateReader {
 
  private:
   Value group(const Group& group);
-  Value call(const Collective& call);
-  Value steps(const Collective& call);
-  Value step(const Collective& call, uint32_t at, const char* awaits) const;
-  List peers_of(const Collective& call) const;
+  Value call(const Call& call);
+  Value steps(const Call& call);
+  Value step(const Call& call, uint32_t at, const char* awaits) const;
+  List peers_of(const Call& call) const;
   Value early(const Group& group) const;
   Value finished(const Group& group) const;
   Value peer(int peer) const;
-  const char* awaits(const Collective& call, uint32_t at) const;
-  const char* send_awaits(const Collective& call, uint32_t at) const;
-  const char* recv_awaits(const Collective& call, uint32_t at) const;
-  int64_t since(const Collective& call, uint32_t at) const;
+  const char* awaits(const Call& call, uint32_t at) const;
+  const char* send_awaits(const Call& call, uint32_t at) const;
+  const char* recv_awaits(const Call& call, uint32_t at) const;
+  int64_t since(const Call& call, uint32_t at) const;
   double seconds_since(int64_t ns) const { return static_cast<double>(now_ - ns) / 1e9; }
 
   const Engine& engine_;

@@ -5,16 +5,16 @@
 
 namespace shoal {
 
-void Steps::make_ready(Collective& call, uint32_t at) {
+void Steps::make_ready(Call& call, uint32_t at) {
   call.ready.push_back(at);
   if (call.queued) return;
   call.queued = true;
   runnable_.push_back(call.shared_from_this());
 }
 
-Collective* Steps::next(uint32_t& at) {
+Call* Steps::next(uint32_t& at) {
   while (!runnable_.empty()) {
-    Collective& call = *runnable_.front();
+    Call& call = *runnable_.front();
     if (!call.ready.empty() && !call.ended) {
       at = call.ready.back();
       call.ready.pop_back();
@@ -31,13 +31,13 @@ bool Steps::is_runnable(uint64_t group) const {
                      [&](const auto& call) { return !call->ended && call->group_id == group; });
 }
 
-void Steps::opened(Collective& call, int from) {
-  if (call.peer_open[from]) return;
-  call.peer_open[from] = true;
+void Steps::posted(Call& call, int from) {
+  if (call.peer_posted[from]) return;
+  call.peer_posted[from] = true;
   for (const uint32_t at : call.plan->program->sends_to[from]) make_ready(call, at);
 }
 
-void Steps::advance(Collective& call, uint32_t at, uint32_t done) {
+void Steps::advance(Call& call, uint32_t at, uint32_t done) {
   StepState& state = call.state[at];
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
@@ -50,14 +50,14 @@ void Steps::advance(Collective& call, uint32_t at, uint32_t done) {
   if (done < state.n_segments) make_ready(call, at);
   if (step.kind == StepKind::kRecv) {
     for (const uint32_t reply : call.plan->program->sends_to[step.peer])
-      if (call.state[reply].gate == step.flow) make_ready(call, reply);
+      if (call.state[reply].cts_flow == step.flow) make_ready(call, reply);
   }
   for (auto next = step.unlocks.rbegin(); next != step.unlocks.rend(); ++next)
     make_ready(call, *next);
 }
 
 // By whatever way they moved.
-void Steps::moved_upto(Collective& call, uint32_t at, uint32_t done) {
+void Steps::moved_upto(Call& call, uint32_t at, uint32_t done) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const uint32_t before = std::exchange(state.done, done);
@@ -69,14 +69,14 @@ void Steps::moved_upto(Collective& call, uint32_t at, uint32_t done) {
   (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
 }
 
-void Steps::complete(Collective& call, uint32_t at, uint32_t segment) {
+void Steps::complete(Call& call, uint32_t at, uint32_t segment) {
   StepState& state = call.state[at];
   if (segment == state.done && state.ahead.empty()) return advance(call, at, segment + 1);
   state.ahead.push_back(segment);
   complete_below(call, at, state.done);
 }
 
-void Steps::complete_below(Collective& call, uint32_t at, uint32_t done) {
+void Steps::complete_below(Call& call, uint32_t at, uint32_t done) {
   auto& ahead = call.state[at].ahead;
   for (auto next = ahead.begin(); next != ahead.end();) {
     if (*next > done) {
@@ -90,7 +90,7 @@ void Steps::complete_below(Collective& call, uint32_t at, uint32_t done) {
   advance(call, at, done);
 }
 
-void Steps::consume(Collective& call, uint32_t at, const std::byte* from) {
+void Steps::consume(Call& call, uint32_t at, const std::byte* from) {
   if (from != nullptr) call.use(at, from);
   advance(call, at, call.state[at].done + 1);
 }

@@ -14,7 +14,7 @@ namespace shoal {
 // Threads: any. Its lock is taken under a channel's, and no other is taken under it.
 class Stripes {
  public:
-  explicit Stripes(uint32_t n) : left_((1u << n) - 1) {}  // at most Lane::kMost
+  explicit Stripes(uint32_t n) : left_((1u << n) - 1) {}  // at most ProgressThread::kMost
 
   // One has ended: nothing of its channel touches the call's memory any more. To say it again does
   // nothing. True for the last: the call has ended with it.

@@ -5,11 +5,11 @@
 
 namespace shoal {
 
-void PlaceWay::taken(Collective& call, uint32_t at, uint32_t segment) {
+void PlaceWay::consumed(Call& call, uint32_t at, uint32_t segment) {
   steps_.complete_below(call, at, std::min(segment, call.state[at].started));
 }
 
-bool PlaceWay::begun(Collective& call, uint32_t at, uint64_t token, Moved how) {
+bool PlaceWay::begun(Call& call, uint32_t at, uint64_t token, Moved how) {
   if (how == Moved::kNowhere) return false;
   call.state[at].is_moving = true;
   if (how == Moved::kLater)
@@ -21,22 +21,22 @@ bool PlaceWay::begun(Collective& call, uint32_t at, uint64_t token, Moved how) {
 
 // If the peer has given this rank up meanwhile, it uses the memory for something else: what was
 // read then is nothing, and so is this rank's part in the call.
-void PlaceWay::completed(Collective& call, uint32_t at, Moved how) {
+void PlaceWay::completed(Call& call, uint32_t at, Moved how) {
   if (how == Moved::kStale)
-    return judge_.gave_up(call.peer_of(call.plan->program->steps[at]),
-                          "what it was sent has made way for other data");
+    return judge_.evicted_us(call.peer_of(call.plan->program->steps[at]),
+                             "what it was sent has made way for other data");
   call.state[at].is_moving = false;
   moved(call, at);
 }
 
-bool PlaceWay::has_segments(const Collective& call, uint32_t at, const Header& header) {
+bool PlaceWay::has_segments(const Call& call, uint32_t at, const Header& header) {
   if (header.count > 0 && header.count <= call.state[at].n_segments - header.segment) return true;
   judge_.protocol_error(call.peer_of(call.plan->program->steps[at]),
                         "offered segments that " + call.doing() + " does not have");
   return false;
 }
 
-void PlaceWay::keep(Collective& call, uint32_t at, const Offered& offer) {
+void PlaceWay::keep(Call& call, uint32_t at, const Offered& offer) {
   StepState& state = call.state[at];
   const auto where = std::find_if(state.offered.begin(), state.offered.end(),
                                   [&](const Offered& other) { return other.first > offer.first; });

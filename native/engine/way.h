@@ -2,9 +2,9 @@
 //
 //   eager_way      short flows, at once, in frames                  data, want, credit
 //   granted_way    between hosts, in frames, once granted           grant, data
-//   put_way        into the receiver's own shared buffer            grant (with a place), placed
-//   reference_way  the receiver reads the sender's shared buffer    offer, taken
-//   slot_way       through one of the sender's slots                offer, taken (in slot)
+//   put_way        into the receiver's own shared buffer            grant, put complete
+//   reference_way  the receiver reads the sender's shared buffer    offer, consumed
+//   slot_way       through one of the sender's slots                offer, consumed (in slot)
 //
 // A send gets its way when its call is launched (ways.h), or put_way when a grant names a place. A
 // receive uses what comes, by the way it came.
@@ -15,7 +15,7 @@
 #include <cstring>
 #include <span>
 
-#include "engine/collective.h"
+#include "engine/call.h"
 #include "engine/judge.h"
 #include "engine/links.h"
 #include "engine/moves.h"
@@ -39,9 +39,9 @@ class Way {
   // Sender: moves the next segment of a send whose turn has come, to a peer with a link (by
   // reference: all that are ready). Returns about the bytes handled; 0: the step waits, and what
   // ends its wait makes it ready.
-  virtual size_t send(Collective& call, uint32_t at) = 0;
+  virtual size_t send(Call& call, uint32_t at) = 0;
   // Sender: the peer has used the segments of a send below `segment`, it says.
-  virtual void taken(Collective& call, uint32_t at, uint32_t segment) = 0;
+  virtual void consumed(Call& call, uint32_t at, uint32_t segment) = 0;
 
  protected:
   ~Way() = default;
@@ -53,11 +53,11 @@ class FrameWay : public Way {
   explicit FrameWay(Steps& steps) : steps_(steps) {}
 
   // NOT the peer's to say: the link may still read that memory.
-  void taken(Collective&, uint32_t, uint32_t) final {}
+  void consumed(Call&, uint32_t, uint32_t) final {}
 
   // Receiver: uses the next segment of a receive, whose turn has come; `from` is nullptr when it
   // lies in place already.
-  virtual void take(Collective& call, uint32_t at, const std::byte* from) {
+  virtual void take(Call& call, uint32_t at, const std::byte* from) {
     steps_.consume(call, at, from);
   }
   // Receiver: nobody uses what a frame brought.
@@ -76,25 +76,25 @@ class PlaceWay : public Way {
   PlaceWay(Links& links, Steps& steps, Moves& moves, Judge& judge)
       : links_(links), steps_(steps), judge_(judge), moves_(moves) {}
 
-  void taken(Collective& call, uint32_t at, uint32_t segment) final;
+  void consumed(Call& call, uint32_t at, uint32_t segment) final;
   // The put or get that was under way for a step has come to its end.
-  void completed(Collective& call, uint32_t at, Moved how);
+  void completed(Call& call, uint32_t at, Moved how);
 
   // Receiver: uses the next segment of a receive, whose turn has come, from an offer that holds it.
-  virtual size_t take(Collective& call, uint32_t at, const Offered& offer) = 0;
+  virtual size_t take(Call& call, uint32_t at, const Offered& offer) = 0;
   // Receiver: nobody uses what was offered.
   virtual void give_back(int /*peer*/, const Offered& /*offer*/) {}
 
  protected:
   ~PlaceWay() = default;
   // Whether a call has all the segments of an offer; the link ends if not.
-  bool has_segments(const Collective& call, uint32_t at, const Header& header);
+  bool has_segments(const Call& call, uint32_t at, const Header& header);
   // Keeps offers in the order of their segments; one segment comes once.
-  void keep(Collective& call, uint32_t at, const Offered& offer);
+  void keep(Call& call, uint32_t at, const Offered& offer);
   // What a link says of a put or get of the next segment of a step. False: there is no such memory.
-  bool begun(Collective& call, uint32_t at, uint64_t token, Moved how);
+  bool begun(Call& call, uint32_t at, uint64_t token, Moved how);
   // The next segment of a step has been put or got.
-  virtual void moved(Collective& call, uint32_t at) = 0;
+  virtual void moved(Call& call, uint32_t at) = 0;
 
   Links& links_;
   Steps& steps_;

@@ -9,7 +9,7 @@ namespace shoal {
 // Flows between hosts are encoded where the plan says so. A finished value that leaves encoded is
 // rounded here too, so that this rank has the bits that the others decode; they pass it on as it
 // is.
-void Ways::choose_codecs(Collective& call) {
+void Ways::choose_codecs(Call& call) {
   const Program& program = *call.plan->program;
   if (call.plan->narrow == nullptr) return;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
@@ -26,7 +26,7 @@ void Ways::choose_codecs(Collective& call) {
   }
 }
 
-void Ways::choose(Collective& call) {
+void Ways::choose(Call& call) {
   choose_codecs(call);
   const Program& program = *call.plan->program;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
@@ -40,7 +40,7 @@ void Ways::choose(Collective& call) {
   }
 }
 
-Way& Ways::way_of(const Collective& call, uint32_t at) {
+Way& Ways::way_of(const Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   if (call.state[at].is_eager) return eager;
   const Link* link = links_[call.peer_of(step)];
@@ -51,13 +51,12 @@ Way& Ways::way_of(const Collective& call, uint32_t at) {
   return slot;
 }
 
-void Ways::on_data(Collective& call, uint32_t at, const Header& header,
-                   std::span<std::byte> payload) {
+void Ways::on_data(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload) {
   const bool is_eager = (header.flags & kEager) != 0;
   frames.arrived(call, at, header, payload, is_eager ? static_cast<FrameWay&>(eager) : granted);
 }
 
-void Ways::on_offer(Collective& call, uint32_t at, const Header& header, const Place& place) {
+void Ways::on_offer(Call& call, uint32_t at, const Header& header, const Place& place) {
   if ((header.flags & kInSlot) != 0)
     slot.on_offer(call, at, header, place);
   else
@@ -71,13 +70,13 @@ void Ways::discard(int peer, const Header& header, std::span<const std::byte> pa
     slot.give_back(peer, place_of(payload).region);
 }
 
-std::shared_ptr<Collective> Ways::moved(uint64_t token, Moved how) {
+std::shared_ptr<Call> Ways::moved(uint64_t token, Moved how) {
   const Moves::Move move = moves.take(token);
   if (move.call != nullptr) move.way->completed(*move.call, move.step, how);
   return move.call;
 }
 
-void Ways::take_back(Collective& call) {
+void Ways::take_back(Call& call) {
   moves.drop_call(call);  // first: it ends nothing that waits
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     const Step& step = call.plan->program->steps[at];

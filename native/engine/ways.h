@@ -24,20 +24,20 @@ class Ways {
         links_(links) {}
 
   // Gives every flow of a new call its codec, and every send its way.
-  void choose(Collective& call);
+  void choose(Call& call);
 
   // A segment, or an offer of some, has come for a receive.
-  void on_data(Collective& call, uint32_t at, const Header& header, std::span<std::byte> payload);
-  void on_offer(Collective& call, uint32_t at, const Header& header, const Place& place);
+  void on_data(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload);
+  void on_offer(Call& call, uint32_t at, const Header& header, const Place& place);
   // A frame that nobody wants any more still holds something of its sender's.
   void discard(int peer, const Header& header, std::span<const std::byte> payload);
 
   // A put or get is through. The call that it may have brought to its end; null: of none.
-  std::shared_ptr<Collective> moved(uint64_t token, Moved how);
+  std::shared_ptr<Call> moved(uint64_t token, Moved how);
 
   // The call ends before its time: what holds something for it lets go, and no peer touches its
   // memory any more. The links still may (releases.h).
-  void take_back(Collective& call);
+  void take_back(Call& call);
   void drop_peer(int peer);
 
   Moves moves;
@@ -50,8 +50,8 @@ class Ways {
   EagerWay eager;
 
  private:
-  void choose_codecs(Collective& call);
-  Way& way_of(const Collective& call, uint32_t at);
+  void choose_codecs(Call& call);
+  Way& way_of(const Call& call, uint32_t at);
 
   Links& links_;
 };

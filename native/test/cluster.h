@@ -1,4 +1,5 @@
-// Meshes of several ranks in one process: real arenas, rings, sockets, bells, threads and the lane.
+// Meshes of several ranks in one process: real arenas, rings, sockets, doorbells, threads and the
+// progress thread.
 //
 // All timers are stretched to an hour, so what is not announced is not done: a wait that takes
 // longer than kPatience has lost a wake-up.
@@ -86,7 +87,7 @@ class Cluster {
   struct Part {
     Job job;
     Bytes memory, output;
-    std::shared_ptr<Collective> call;
+    std::shared_ptr<Call> call;
   };
   std::unique_ptr<Part> post(int rank, const Job& job, bool background = false,
                              bool is_whole = false) {

@@ -10,9 +10,9 @@ namespace shoal::test {
 // A far end that takes whatever comes.
 class Silent final : public FrameSink {
  public:
-  std::span<std::byte> landing(int, const Header& header) override {
-    landing_.resize(header.length);
-    return landing_;
+  std::span<std::byte> receive_buffer(int, const Header& header) override {
+    receive_buffer_.resize(header.length);
+    return receive_buffer_;
   }
   void arrived(int, const Header& header, std::span<std::byte>) override {
     if (header.type == FrameType::kGrant) n_grants++;
@@ -27,7 +27,7 @@ class Silent final : public FrameSink {
   int n_grants = 0, n_slots = 0;
 
  private:
-  Bytes landing_;
+  Bytes receive_buffer_;
 };
 
 // Rank 0 has posted a sharded all-reduce of three chunks of 20 segments. Its memory is overwritten
@@ -42,7 +42,7 @@ struct Duel {
     net.set_arena(0, slots.get(), stamps);
     net.set_arena(1, slots.get(), stamps);
     engine.set_slots(Slots(slots.get(), stamps.data(), 4, 2, 3));
-    engine.on_finished = [this](Collective& ended) { free(ended.key); };
+    engine.on_finished = [this](Call& ended) { free(ended.key); };
     engine.add_group(8, {0, 2});
     Job first;
     first.kind = Kind::kShardedAllReduce;
@@ -124,7 +124,7 @@ struct Duel {
   Job job;
   std::shared_ptr<const Plan> plan;
   std::map<uint64_t, std::pair<std::unique_ptr<std::byte[]>, size_t>> lent;  // by the call's key
-  std::shared_ptr<Collective> call;
+  std::shared_ptr<Call> call;
   bool reads = true;  // the far ends take what comes
 };
 

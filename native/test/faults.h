@@ -22,10 +22,10 @@ inline Job large(Kind kind = Kind::kRingAllReduce, uint64_t n_elems = 3000) {
 }
 
 // What did finish well is right, whatever happened to the rest.
-inline void check_no_wrong_result(const std::vector<Call*>& calls, const World& world,
+inline void check_no_wrong_result(const std::vector<TestCall*>& calls, const World& world,
                                   uint64_t seed) {
   for (size_t at = 0; at < calls.size(); ++at) {
-    const Call& call = *calls[at];
+    const TestCall& call = *calls[at];
     const int rank = static_cast<int>(at) % world.size();
     if (call.ok() && call.result != expected(call.job, rank, world.size()))
       fail(__FILE__, __LINE__, "seed " + std::to_string(seed) + ": a wrong result and no error");

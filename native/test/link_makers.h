@@ -28,7 +28,7 @@ struct Maker {
   std::unique_ptr<Pair> (*make)();
   size_t largest;  // payload that may be sent
   bool in_order = true;
-  bool lands = true;    // in memory named by landing(), not in its own
+  bool lands = true;    // in memory named by receive_buffer(), not in its own
   bool borrows = true;  // large payloads stay the caller's until sent()
 };
 

@@ -49,11 +49,11 @@ class Recorder final : public FrameSink {
     Bytes payload;
   };
 
-  std::span<std::byte> landing(int peer, const Header& header) override {
-    check_open(peer);
+  std::span<std::byte> receive_buffer(int peer, const Header& header) override {
+    check_post_notice(peer);
     CHECK(header.length > 0);
     CHECK(header.length <= Header::kMaxPayload);
-    n_landings++;
+    n_receive_buffers++;
     if (refuses) return {};
     if (std::exchange(lacks_memory, false)) throw std::bad_alloc();
     last_path = header.path();
@@ -62,37 +62,37 @@ class Recorder final : public FrameSink {
     return {memory().get(), n_bytes};
   }
   void arrived(int peer, const Header& header, std::span<std::byte> payload) override {
-    check_open(peer);
+    check_post_notice(peer);
     CHECK_EQ(payload.size(), header.length);
     came.push_back({header, Bytes(payload.begin(), payload.end())});
     if (on_arrived) on_arrived(header);
   }
   void sent(int peer, uint64_t token) override {
-    check_open(peer);
+    check_post_notice(peer);
     CHECK(token != 0);
     n_sent[token]++;
     if (on_sent) on_sent(token);
   }
   void spoiled(int peer, uint64_t token) override {
-    check_open(peer);
+    check_post_notice(peer);
     n_spoiled[token]++;
   }
   void moved(int peer, uint64_t token, Moved how) override {
-    check_open(peer);
+    check_post_notice(peer);
     CHECK(how == Moved::kDone || how == Moved::kStale);
     CHECK(came_of.emplace(token, how).second);
   }
   void released(int peer, uint64_t token) override {
-    check_open(peer);
+    check_post_notice(peer);
     n_released[token]++;
     if (on_released) on_released(token);
   }
   void broken(int peer, const Error& error) override {
-    check_open(peer);
+    check_post_notice(peer);
     why = error;
     is_over = true;
   }
-  void check_open(int peer) const {
+  void check_post_notice(int peer) const {
     CHECK_EQ(peer, expected_peer);
     CHECK(!is_over);
   }
@@ -103,11 +103,13 @@ class Recorder final : public FrameSink {
   std::map<uint64_t, Moved> came_of;  // puts and gets that were under way
   Error why;
   bool is_over = false;  // broken, or closed by the test: nothing may be called any more
-  int n_landings = 0;
+  int n_receive_buffers = 0;
   bool refuses = false;
-  bool lacks_memory = false;                                              // the next time
-  std::unique_ptr<std::byte[]>& memory() { return landings[last_path]; }  // of the last landing
-  std::array<std::unique_ptr<std::byte[]>, Header::kMaxPaths> landings;
+  bool lacks_memory = false;  // the next time
+  std::unique_ptr<std::byte[]>& memory() {
+    return receive_buffers[last_path];
+  }  // of the last receive buffer
+  std::array<std::unique_ptr<std::byte[]>, Header::kMaxPaths> receive_buffers;
   uint32_t last_path = 0;
   size_t n_bytes = 0;
   std::function<void(const Header&)> on_arrived;
@@ -117,7 +119,7 @@ class Recorder final : public FrameSink {
 // Two connected ends of one kind of link. End 0 talks to peer 1 and the other way round.
 struct Pair {
   virtual ~Pair() = default;
-  // What the lane does when a descriptor is ready. True if anything moved.
+  // What the progress thread does when a descriptor is ready. True if anything moved.
   virtual bool pump(int end) {
     return links[static_cast<size_t>(end)]->pump(sinks[static_cast<size_t>(end)]);
   }

@@ -14,7 +14,7 @@ TEST("calls that need scratch take it in turn, under the staging ceiling") {
     options.engine.staging_bytes = 1u << 20;
     World world(3, options);
     const size_t reserved = world.engine(0).staging().reserved();  // for early messages
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     Job job;
     job.kind = Kind::kDirectAllReduce;
     job.n_elems = 32u << 10;  // 256 KiB of scratch, for what two peers send
@@ -46,14 +46,14 @@ TEST("ranks that start calls in different orders do not wait for each other's sc
   job.kind = Kind::kDirectAllReduce;
   job.n_elems = 32u << 10;
   job.segment_bytes = 16u << 10;
-  std::vector<Call*> calls;
+  std::vector<TestCall*> calls;
   for (uint64_t n = 0; n < 8; ++n)
     for (const int rank : {0, 1}) {
       job.key = rank == 0 ? n : 7 - n;
       calls.push_back(&world.post(rank, job));
     }
   CHECK(world.run_all(60'000));  // simulated milliseconds
-  for (const Call* call : calls) CHECK(call->ok());
+  for (const TestCall* call : calls) CHECK(call->ok());
 }
 
 TEST("words about groups that this rank never made are not kept without bound") {
@@ -100,10 +100,10 @@ TEST("closed groups are remembered for a while, not for ever") {
     duel.engine.drop_group(duel.engine.add_group(id, {0, 1}));
   CHECK(duel.engine.n_groups() < 70'000);
   // A late frame of one of the last is still known to be late.
-  Frame open = duel.frame(FrameType::kOpen);
-  open.header.group = 100'099;
+  Frame notice = duel.frame(FrameType::kPost);
+  notice.header.group = 100'099;
   const size_t before = duel.engine.n_groups();
-  duel.say(open);
+  duel.say(notice);
   CHECK_EQ(duel.engine.n_groups(), before);
 }
 
@@ -116,10 +116,10 @@ TEST("late frames of calls that ended long ago are let go, however many") {
   constexpr uint64_t kCalls = 75'000;
   for (uint64_t key = 100; key < 100 + kCalls; ++key)  // empty: nothing is waited for
     CHECK(duel.engine.post(group, plan, key, {{nullptr}}, INT64_MAX)->finished);
-  Frame open = duel.frame(FrameType::kOpen);
+  Frame notice = duel.frame(FrameType::kPost);
   for (uint64_t key = 100; key < 100 + kCalls - 5000; ++key) {
-    open.header.key = key;
-    duel.ends[1]->send(open);
+    notice.header.key = key;
+    duel.ends[1]->send(notice);
     if (key % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
   }
   duel.ends[1]->flush(duel.sink);

@@ -43,7 +43,7 @@ TEST("the stripes of a chunk are all of its segments, each once") {
     const Step& step = sealed->program->steps[0];
     Bytes memory(n_bytes);
     for (uint32_t stripe = 0; stripe < n_stripes; ++stripe) {
-      Collective call;
+      Call call;
       call.plan = sealed;
       call.memory[kData] = {memory.data()};
       call.stripe.index = stripe;
@@ -137,7 +137,7 @@ void check_all_end_alike(Fault fault, const std::function<void(Linked&)>& happen
   const auto whole = cluster.post(0, large(3), true, true);
   happens(pair);
   CHECK(is_over(*cut) && is_over(*whole));
-  const Error first = cluster.meshes[0]->poison_of(*cluster.groups[0]);
+  const Error first = cluster.meshes[0]->abort_of(*cluster.groups[0]);
   CHECK(first.fault == fault);
   for (const Cluster::Part* part : {cut.get(), whole.get()}) {
     CHECK_EQ(part->call->outcome().text, first.text);
@@ -149,7 +149,7 @@ void check_all_end_alike(Fault fault, const std::function<void(Linked&)>& happen
     CHECK(is_over(*late));
     CHECK(late->call->outcome().fault == fault);
   }
-  CHECK(eventually([&] { return bool{cluster.meshes[1]->poison_of(*cluster.groups[1])}; }));
+  CHECK(eventually([&] { return bool{cluster.meshes[1]->abort_of(*cluster.groups[1])}; }));
 }
 
 TEST("the loss of one channel's connection ends the group in all channels, in the same words") {
@@ -173,8 +173,8 @@ TEST("a deadline of one stripe is that of the call, and both channels tell of it
   CHECK(eventually([&] { return call->is_over(); }));
   CHECK(call->outcome().fault == Fault::kTimedOut);
   CHECK(call->outcome().text.find("reached the deadline") != std::string::npos);
-  CHECK(eventually([&] { return bool{cluster.meshes[1]->poison_of(*cluster.groups[1])}; }));
-  CHECK_EQ(cluster.meshes[1]->poison_of(*cluster.groups[1]).text, call->outcome().text);
+  CHECK(eventually([&] { return bool{cluster.meshes[1]->abort_of(*cluster.groups[1])}; }));
+  CHECK_EQ(cluster.meshes[1]->abort_of(*cluster.groups[1]).text, call->outcome().text);
   const auto state = cluster.meshes[0]->take_state_at_deadline(group);
   CHECK(state != nullptr);
   const auto& [name, more] = std::get<Fields>(state->is).back();
@@ -227,7 +227,7 @@ class HalfDeaf {
   const std::vector<std::shared_ptr<Mesh>>& meshes() const { return pair_.cluster.meshes; }
 
   Linked pair_;
-  std::vector<std::shared_ptr<Collective>> calls_;
+  std::vector<std::shared_ptr<Call>> calls_;
   std::array<Bytes, 2> memories_;
 };
 
@@ -262,7 +262,7 @@ TEST("who closes a group for itself tells nobody, over no channel") {
   for (const auto& mesh : cluster.meshes) part.push_back(&mesh->add_group(8, {0, 1}));
   cluster.meshes[0]->drop_group(*part[0]);
   for (uint64_t key = 1; key < 20; ++key) cluster.run_all(large(key));
-  CHECK(!cluster.meshes[1]->poison_of(*part[1]));
+  CHECK(!cluster.meshes[1]->abort_of(*part[1]));
 }
 
 TEST("a group that has ended before it is made here has ended in all channels") {
@@ -323,7 +323,7 @@ TEST("stripes share the scratch of their call, which counts once under the ceili
   Plan plan;
   plan.scratch_bytes = 1001;
   plan.n_stripes = 2;
-  Collective call;
+  Call call;
   call.plan = std::make_shared<const Plan>(plan);
   CHECK_EQ(call.scratch_share(), 501);
 }

@@ -18,8 +18,8 @@ World::Options letting_go_within(uint64_t n_steps) {
 const Error kEnough = {Fault::kClosed, 0, "enough"};
 
 // A call of rank 0 that has failed, and that the links with its peers have memory of.
-Call& failed(World& world) {
-  Call& call = world.post(0, large(Kind::kDirectAllReduce));
+TestCall& failed(World& world) {
+  TestCall& call = world.post(0, large(Kind::kDirectAllReduce));
   for (int rank = 1; rank < world.size(); ++rank) world.post(rank, call.job);
   world.engine(0).abort_group(*world.groups[0], kEnough, false);
   return call;
@@ -31,7 +31,7 @@ TEST("a call that has failed is finished when the last link has let go of its me
     options.net.seed = seed;
     options.net.shares_memory = seed % 2 == 1;
     World world(4, options);
-    const Call& call = failed(world);
+    const TestCall& call = failed(world);
     CHECK(call.handle->ended);
     CHECK(!call.handle->finished);
     CHECK_EQ(world.engine(0).n_in_flight(), 0u);
@@ -51,13 +51,13 @@ TEST("a call that has failed is finished when the last link has let go of its me
 TEST("scratch memory stays until the links have let go of it") {
   World world(3, letting_go_within(20));
   world.post(0, large(Kind::kDirectAllReduce));
-  const Call* call = nullptr;
+  const TestCall* call = nullptr;
   for (const Recipe& recipe : Recipes::all().recipes()) {
     Job job = job_of(recipe, large());
     if (recipe.size != 3 || plan_of(job, 0, 3)->scratch_bytes == 0) continue;
     job.key = 50;
     for (int rank = 0; rank < 3; ++rank) {
-      Call& one = world.post(rank, job);
+      TestCall& one = world.post(rank, job);
       if (rank == 0) call = &one;
     }
     break;
@@ -73,7 +73,7 @@ TEST("scratch memory stays until the links have let go of it") {
 
 TEST("a link that breaks has let go of all memory") {
   World world(3, letting_go_within(kForEver));
-  const Call& call = failed(world);
+  const TestCall& call = failed(world);
   for (const int peer : {1, 2}) {
     CHECK(!call.finished);
     world.net.cut(0, peer);
@@ -84,7 +84,7 @@ TEST("a link that breaks has let go of all memory") {
 
 TEST("a peer that is given up takes the links' hold on memory with it") {
   World world(2, letting_go_within(kForEver));
-  const Call& call = failed(world);
+  const TestCall& call = failed(world);
   world.engine(0).peer_lost(1, "is gone, a test says");
   CHECK(!call.finished);
   world.engine(0).progress();
@@ -93,7 +93,7 @@ TEST("a peer that is given up takes the links' hold on memory with it") {
 
 TEST("close() ends the wait for every link") {
   World world(3, letting_go_within(kForEver));
-  const Call& call = failed(world);
+  const TestCall& call = failed(world);
   world.run_steps(100);
   CHECK(!call.finished);
   world.engine(0).close();
@@ -103,7 +103,7 @@ TEST("close() ends the wait for every link") {
 TEST("a group may be forgotten while links still hold memory of its calls") {
   World world(2, letting_go_within(20));
   Group& group = world.add_group(0, 60, {0, 1});
-  const Call& call = world.post_in(0, group, large());
+  const TestCall& call = world.post_in(0, group, large());
   world.engine(0).drop_group(group);
   CHECK(!call.finished);
   CHECK(world.run([&] { return call.finished; }, 50));
@@ -111,8 +111,8 @@ TEST("a group may be forgotten while links still hold memory of its calls") {
 
 TEST("a call that ends well waits for nothing") {
   World world(2, letting_go_within(kForEver));
-  const Call& on_0 = world.post(0, large());
-  const Call& on_1 = world.post(1, large());
+  const TestCall& on_0 = world.post(0, large());
+  const TestCall& on_1 = world.post(1, large());
   CHECK(world.run_all(500));
   CHECK(on_0.ok() && on_1.ok());
 }
@@ -129,9 +129,9 @@ TEST("a get that is under way when others say that its group has ended is waited
     World world(2, options);
     Job job = large(Kind::kDirectBroadcast, 100);
     job.segment_bytes = 4096;
-    const Call& on_1 = world.post(1, job);
+    const TestCall& on_1 = world.post(1, job);
     world.step();
-    const Call& on_0 = world.post(0, job);
+    const TestCall& on_0 = world.post(0, job);
     CHECK(world.run([&] { return on_0.ok(); }, 20));
     CHECK(!on_1.finished);
     world.engine(0).abort_group(*world.groups[0], kEnough, true);

@@ -10,11 +10,11 @@ namespace {
 
 void try_mismatch(int size, const std::vector<Job>& wanted, const World::Options& options) {
   World world(size, options);
-  std::vector<Call*> calls;
+  std::vector<TestCall*> calls;
   for (int rank = 0; rank < size; ++rank)
     calls.push_back(&world.post(rank, wanted[static_cast<size_t>(rank)]));
   CHECK(world.run_all(2000));
-  for (const Call* call : calls) {
+  for (const TestCall* call : calls) {
     CHECK(call->error.fault == Fault::kMismatch);
     int n_named = 0;
     for (int rank = 0; rank < size; ++rank) n_named += has(call->error.text, World::name(rank));
@@ -47,9 +47,9 @@ TEST("two ranks that both wait for a small broadcast of the other find out withi
     World world(2, options);
     Job job = large(Kind::kDirectBroadcast, 1);
     job.root = 1;
-    const Call& on_0 = world.post(0, job);
+    const TestCall& on_0 = world.post(0, job);
     job.root = 0;
-    const Call& on_1 = world.post(1, job);
+    const TestCall& on_1 = world.post(1, job);
     CHECK(world.run_all(1000));
     CHECK(on_0.error.fault == Fault::kMismatch);
     CHECK_EQ(on_0.error.text, on_1.error.text);
@@ -61,10 +61,10 @@ TEST("two ranks that both wait for a small broadcast of the other find out withi
 TEST("a call that differs from one that has ended here already is found out") {
   World world(2, {});
   Job job = large(Kind::kDirectBroadcast, 1);
-  const Call& root = world.post(0, job);
+  const TestCall& root = world.post(0, job);
   CHECK(world.run_all(10));  // the root had only to send
   job.n_elems = 2;
-  const Call& late = world.post(1, job);
+  const TestCall& late = world.post(1, job);
   CHECK(world.run_all(100));
   CHECK(root.ok());
   CHECK(late.error.fault == Fault::kMismatch);
@@ -82,7 +82,7 @@ TEST("a call that differs from one whose caller has left already fails, and does
     if (posts_first) world.post(1, job);
     world.leave(0);
     world.run_steps(20);
-    const Call& late = world.post(posts_first ? 2 : 1, job);
+    const TestCall& late = world.post(posts_first ? 2 : 1, job);
     CHECK(world.run_all(100));
     CHECK(late.error.fault == Fault::kMismatch || posts_first);
     CHECK(late.error.fault == Fault::kMismatch || late.error.fault == Fault::kPeerLost);
@@ -92,11 +92,11 @@ TEST("a call that differs from one whose caller has left already fails, and does
 
 TEST("a rank that posts after the others disagreed fails at once, with their words") {
   World world(3, {});
-  const Call& on_0 = world.post(0, large());
+  const TestCall& on_0 = world.post(0, large());
   world.post(1, large(Kind::kRingAllReduce, 2000));
   CHECK(world.run_all(200));
   world.run_steps(20);
-  const Call& on_2 = world.post(2, large());
+  const TestCall& on_2 = world.post(2, large());
   CHECK(on_2.finished);
   CHECK_EQ(on_2.error.text, on_0.error.text);
 }
@@ -106,7 +106,7 @@ TEST("what a peer calls a call is printed without its control characters") {
   Job job = large(Kind::kDirectAllReduce, 4);
   Plan plan = *plan_of(job, 1, 2);
   const auto odd = seal(plan, job.dtype, job.op, 1, 64, "all_\x1b[31mreduce \xff\xfe");
-  const Call& call = world.post(0, job);
+  const TestCall& call = world.post(0, job);
   world.post_plan(1, *world.groups[1], job, odd, input_of(job, 1, 2));
   CHECK(world.run_all(200));
   CHECK(has(call.error.text, "all_?[31mreduce ??"));
@@ -117,13 +117,13 @@ TEST("what a peer calls a call is printed without its control characters") {
 TEST("an abort reaches every rank and carries its words") {
   for (uint64_t seed = 0; seed < seeds(20); ++seed) {
     World world(5, options_for(seed));
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (int rank = 0; rank < 5; ++rank) calls.push_back(&world.post(rank, large()));
     world.run_steps(static_cast<int>(seed % 8));
     world.engine(3).abort_group(*world.groups[3], {Fault::kClosed, 3, "the operator said stop"},
                                 true);
     CHECK(world.run_all(200));
-    for (const Call* call : calls) {
+    for (const TestCall* call : calls) {
       CHECK(call->error.fault == Fault::kClosed);
       CHECK_EQ(call->error.peer, 3);
       CHECK_EQ(call->error.text, "the operator said stop");
@@ -146,7 +146,7 @@ TEST("an abort does not wait for calls of other groups, however busy those are")
       job.key = key;
       world.post_in(rank, *other[rank], job);
     }
-  const Call& call = world.post(1, large());
+  const TestCall& call = world.post(1, large());
   world.run_steps(2);
   world.engine(0).abort_group(*world.groups[0], {Fault::kClosed, 0, "stop"}, true);
   CHECK(world.run([&] { return call.finished; }, 30));
@@ -158,7 +158,7 @@ TEST("an abort of a group that this rank has yet to make fails its calls, not it
   Group& group = world.add_group(0, 99, {0, 1});
   world.engine(0).abort_group(group, {Fault::kClosed, 0, "gone before it began"}, true);
   world.run_steps(10);
-  const Call& call = world.post_in(1, world.add_group(1, 99, {0, 1}), large());
+  const TestCall& call = world.post_in(1, world.add_group(1, 99, {0, 1}), large());
   CHECK(call.finished);
   CHECK_EQ(call.error.text, "gone before it began");
 }
@@ -200,7 +200,7 @@ TEST("after an abort the links serve other groups as before: nothing of theirs w
         for (int rank = 0; rank < 3; ++rank)
           world.engine(rank).drop_group(*groups[static_cast<size_t>(rank)]);
     }
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (uint64_t key = 0; key < 20; ++key) {
       Job job = large(key % 2 == 0 ? Kind::kDirectAllReduce : Kind::kShardedAllReduce,
                       key % 2 == 0 ? 10 : 500);
@@ -234,7 +234,7 @@ TEST("small data of calls that failed is paid back, so that later ones need not 
   }
   Job job = large(Kind::kDirectBroadcast, 10);
   job.root = 2;
-  const Call& root = world.post(2, job);
+  const TestCall& root = world.post(2, job);
   CHECK(world.run([&] { return root.finished; }, 10));  // nobody else has posted it
 }
 
@@ -242,14 +242,14 @@ TEST("a group dropped with a call in flight fails it, and late frames of it are 
   World world(2, {});
   Group& on_0 = world.add_group(0, 50, {0, 1});
   Group& on_1 = world.add_group(1, 50, {0, 1});
-  const Call& call = world.post_in(0, on_0, large());
+  const TestCall& call = world.post_in(0, on_0, large());
   world.run_steps(2);
   world.engine(0).drop_group(on_0);
   CHECK(call.error.fault == Fault::kClosed);
   world.post_in(1, on_1, large(), world.now + kSecond);
   const Job job = large(Kind::kDirectAllReduce, 100);
-  const Call& good_0 = world.post(0, job);
-  const Call& good_1 = world.post(1, job);
+  const TestCall& good_0 = world.post(0, job);
+  const TestCall& good_1 = world.post(1, job);
   CHECK(world.run_all(3000));
   CHECK(good_0.result == expected(job, 0, 2));
   CHECK(good_1.result == expected(job, 1, 2));

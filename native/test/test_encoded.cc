@@ -1,5 +1,5 @@
 // The room for encoded payloads: who gets some, who waits, and that all of it comes back.
-#include "engine/collective.h"
+#include "engine/call.h"
 #include "engine/encoded.h"
 #include "test/check.h"
 
@@ -58,7 +58,7 @@ TEST("what the link copied at once leaves nothing behind") {
 TEST("a step that asks often waits once, and the first of the schedule comes last") {
   Staging staging(1 << 20);
   Encoded encoded(staging, 3);
-  const auto call = std::make_shared<Collective>(), other = std::make_shared<Collective>();
+  const auto call = std::make_shared<Call>(), other = std::make_shared<Call>();
   const uint64_t n_kept = fill(encoded, 1, 1);
   fill(encoded, 2, 100);
   for (int n = 0; n < 1000; ++n)

@@ -6,7 +6,7 @@
 namespace shoal::test {
 namespace {
 
-using Calls = std::vector<std::pair<int, Call*>>;
+using Calls = std::vector<std::pair<int, TestCall*>>;
 
 void check_results(const World& world, const Calls& calls, const std::string& where) {
   for (const auto& [rank, call] : calls) {
@@ -264,8 +264,8 @@ TEST("more calls than late frames are remembered for do no harm") {
     job.kind = n % 2 == 0 ? Kind::kDirectBroadcast : Kind::kDirectAllReduce;
     job.key = static_cast<uint64_t>(n);
     job.n_elems = 1;
-    const Call& root = world.post(0, job);
-    const Call& other = world.post(1, job);
+    const TestCall& root = world.post(0, job);
+    const TestCall& other = world.post(1, job);
     CHECK(world.run([&] { return root.finished && other.finished; }, 20));
   }
 }
@@ -316,9 +316,9 @@ TEST("frames of a group that this rank has yet to make wait for it") {
   Job job;
   job.kind = Kind::kDirectAllReduce;
   job.n_elems = 10;
-  const Call& first = world.post_in(0, on_0, job);
+  const TestCall& first = world.post_in(0, on_0, job);
   world.run_steps(20);
-  const Call& second = world.post_in(2, world.add_group(2, 99, {0, 2}), job);
+  const TestCall& second = world.post_in(2, world.add_group(2, 99, {0, 2}), job);
   CHECK(world.run_all(20));
   CHECK(first.result == expected(job, 0, 2));
   CHECK(second.result == expected(job, 1, 2));
@@ -333,14 +333,14 @@ TEST("groups that overlap use the same keys side by side") {
     World world(5, options);
     const std::vector<std::vector<int>> members = {{0, 1, 2, 3, 4}, {4, 2, 0}, {1, 2}, {3}};
     FakeRandom random(seed);
-    std::vector<std::pair<Call*, Bytes>> calls;
+    std::vector<std::pair<TestCall*, Bytes>> calls;
     for (size_t id = 0; id < members.size(); ++id) {
       const auto size = static_cast<int>(members[id].size());
       const Job job = random_job(random, 5, size, 300);
       for (int rank = 0; rank < size; ++rank) {
         const int mesh_rank = members[id][static_cast<size_t>(rank)];
         Group& group = world.add_group(mesh_rank, 50 + id, members[id]);
-        Call& call = world.post_in(mesh_rank, group, job);
+        TestCall& call = world.post_in(mesh_rank, group, job);
         calls.emplace_back(&call, expected(call.job, rank, size));
       }
     }
@@ -353,7 +353,7 @@ TEST("a second call under a key in flight is refused and the first goes on") {
   World world(2, {});
   Job job;
   job.n_elems = 5000;
-  const Call& first = world.post(0, job);
+  const TestCall& first = world.post(0, job);
   const auto again = world.engine(0).post(*world.groups[0], plan_of(job, 0, 2), job.key, {}, 0);
   CHECK(again->finished);
   CHECK(again->error.fault == Fault::kMismatch);
@@ -381,7 +381,7 @@ TEST("two ranks that swap small buffers in place never send what they received")
     Plan plan;
     plan.layout[kData] = equal_layout(2000, 1);
     const Bytes mine[] = {input_of(job, 0, 2), input_of(job, 1, 2)};
-    const Call* calls[2];
+    const TestCall* calls[2];
     for (const int rank : {0, 1}) {
       plan.program = swap_with(1 - rank, 2);
       calls[rank] =
@@ -404,7 +404,7 @@ TEST("a point to point message meets its receive, whoever is first") {
       Plan plan;
       plan.layout[kData] = equal_layout(n_elems * 4, 1);
       const Bytes data = input_of(job, 0, 1);
-      const Call* calls[2];
+      const TestCall* calls[2];
       for (const int rank : {first, 1 - first}) {
         plan.program = point_to_point(rank, 3, 0, 1);
         calls[rank] = &world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job,
@@ -460,7 +460,7 @@ TEST("a sleeper is never told to wait for more frames than come") {
     World world(size, options);
     const Job job = random_job(random, 1, size, 200);
     for (int rank = 1; rank < size; ++rank) world.post(rank, job);
-    const Call& call = world.post(0, job);
+    const TestCall& call = world.post(0, job);
     std::vector<std::pair<uint64_t, uint32_t>> promises;  // frames so far, frames still to come
     while (!call.finished) {
       promises.emplace_back(world.net.n_delivered_to(0),

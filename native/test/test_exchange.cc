@@ -24,9 +24,9 @@ ChunkLayout layout_of(const std::vector<uint64_t>& lengths) {
 }
 
 std::vector<uint64_t> column(const Lengths& lengths, int rank) {
-  std::vector<uint64_t> taken;
-  for (const auto& row : lengths) taken.push_back(row[static_cast<size_t>(rank)]);
-  return taken;
+  std::vector<uint64_t> received;
+  for (const auto& row : lengths) received.push_back(row[static_cast<size_t>(rank)]);
+  return received;
 }
 
 float value(int source, int target, uint64_t at) {
@@ -41,13 +41,13 @@ Bytes blocks(const std::vector<std::pair<int, int>>& ends, const std::vector<uin
   return bytes_of(all);
 }
 
-Call& exchange(World& world, int rank, uint64_t key, const std::vector<uint64_t>& sent,
-               const std::vector<uint64_t>& taken) {
+TestCall& exchange(World& world, int rank, uint64_t key, const std::vector<uint64_t>& sent,
+                   const std::vector<uint64_t>& received) {
   Plan plan;
   plan.program =
       Recipes::all().find("all_to_all", "pairwise", world.size(), 0, "").program(rank, false);
   plan.layout[kInput] = layout_of(sent);
-  plan.layout[kOutput] = layout_of(taken);
+  plan.layout[kOutput] = layout_of(received);
   plan.by_pair = true;
   Job job;
   job.key = key;
@@ -90,11 +90,11 @@ TEST("blocks of any lengths reach the ranks they are for, several calls at a tim
     const int size = 1 + static_cast<int>(seed % 5);
     World world(size, options_for(seed));
     FakeRandom random(seed);
-    std::vector<std::tuple<int, Call*, Bytes>> calls;
+    std::vector<std::tuple<int, TestCall*, Bytes>> calls;
     for (uint64_t key = 1; key <= 3; ++key) {
       const Lengths lengths = random_lengths(random, size);
       for (const int rank : world.shuffled(size)) {
-        Call& call =
+        TestCall& call =
             exchange(world, rank, key, lengths[static_cast<size_t>(rank)], column(lengths, rank));
         calls.emplace_back(rank, &call, expected_of(lengths, rank));
         if (random.chance(0.5)) world.step();
@@ -121,7 +121,7 @@ TEST("an exchange outlasts a rank that is seconds late: being greeted again ends
   for (const uint64_t elems : {3u, 700u}) {  // in the frame, and announced
     World world(3, {});
     const Lengths lengths(3, std::vector<uint64_t>(3, elems));
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (int rank = 0; rank < 3; ++rank) {
       calls.push_back(&exchange(world, rank, 1, lengths[0], lengths[0]));
       if (rank == 1) world.run_steps(3'000);
@@ -135,7 +135,7 @@ TEST("an exchange outlasts a rank that is seconds late: being greeted again ends
 }
 
 // Each rank calls an exchange and then something that it cannot do without the others.
-void try_difference(uint64_t seed, uint64_t sent, uint64_t taken) {
+void try_difference(uint64_t seed, uint64_t sent, uint64_t received) {
   const int size = 2 + static_cast<int>(seed % 3);
   World world(size, options_for(seed));
   FakeRandom random(seed);
@@ -144,15 +144,15 @@ void try_difference(uint64_t seed, uint64_t sent, uint64_t taken) {
   const int target =
       (source + 1 + static_cast<int>(random.below(static_cast<uint64_t>(size) - 1))) % size;
   lengths[static_cast<size_t>(source)][static_cast<size_t>(target)] = sent;
-  std::vector<std::pair<Call*, Call*>> calls(static_cast<size_t>(size));
+  std::vector<std::pair<TestCall*, TestCall*>> calls(static_cast<size_t>(size));
   Job next;
   next.kind = Kind::kDirectAllReduce;
   next.n_elems = 5;
   next.key = 2;
   for (const int rank : world.shuffled(size)) {
     std::vector<uint64_t> columns = column(lengths, rank);
-    if (rank == target) columns[static_cast<size_t>(source)] = taken;
-    Call& call = exchange(world, rank, 1, lengths[static_cast<size_t>(rank)], columns);
+    if (rank == target) columns[static_cast<size_t>(source)] = received;
+    TestCall& call = exchange(world, rank, 1, lengths[static_cast<size_t>(rank)], columns);
     world.run_steps(static_cast<int>(random.below(20)));
     calls[static_cast<size_t>(rank)] = {&call, nullptr};
   }
@@ -164,7 +164,7 @@ void try_difference(uint64_t seed, uint64_t sent, uint64_t taken) {
   CHECK(world.run_all());
   const std::string words = World::name(source) + " sends " + std::to_string(sent) +
                             " elements to " + World::name(target) + ", which takes " +
-                            std::to_string(taken);
+                            std::to_string(received);
   for (const auto& [first, second] : calls) {
     const Error& error = first->error ? first->error : second->error;
     if (error.fault != Fault::kMismatch || !has(error.text, words))
@@ -178,7 +178,7 @@ TEST("two ranks that differ on a block between them end the group with both numb
                                                           {0, 700},   {700, 0},  {3, 700}, {700, 3},
                                                           {700, 701}, {640, 700}};
   for (uint64_t seed = 0; seed < seeds(24); ++seed)
-    for (const auto& [sent, taken] : kDifferent) try_difference(seed, sent, taken);
+    for (const auto& [sent, received] : kDifferent) try_difference(seed, sent, received);
 }
 
 }  // namespace

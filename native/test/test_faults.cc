@@ -14,7 +14,7 @@ TEST("when a rank dies, every survivor's calls fail and name it") {
     World world(size, options_for(seed));
     FakeRandom random(seed);
     const int victim = static_cast<int>(random.below(static_cast<uint64_t>(size)));
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (uint64_t key = 0; key < 6; ++key) {
       Job job = random_job(random, key, size, 3000);
       // One that cannot end without the victim, on any rank: a ring, where most are no neighbours.
@@ -26,7 +26,7 @@ TEST("when a rank dies, every survivor's calls fail and name it") {
     CHECK(world.run_all(500));
     check_no_wrong_result(calls, world, seed);
     for (size_t at = 0; at < calls.size(); ++at) {
-      const Call& call = *calls[at];
+      const TestCall& call = *calls[at];
       if (static_cast<int>(at) % size == victim || call.ok()) continue;
       CHECK(call.error.fault == Fault::kPeerLost);
       CHECK_EQ(call.error.peer, victim);
@@ -36,7 +36,7 @@ TEST("when a rank dies, every survivor's calls fail and name it") {
     world.run_steps(20);
     for (int rank = 0; rank < size; ++rank) {
       if (rank == victim) continue;
-      const Call& later = world.post(rank, large(Kind::kDirectAllReduce, 1));
+      const TestCall& later = world.post(rank, large(Kind::kDirectAllReduce, 1));
       CHECK(later.finished);
       CHECK_EQ(later.error.peer, victim);
     }
@@ -57,7 +57,7 @@ TEST("no survivor takes for a result what another wrote to its memory after its 
     const int size = 3 + static_cast<int>(seed % 3);
     World world(size, options);
     FakeRandom random(seed);
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (uint64_t key = 0; key < 5; ++key) {
       Job job = random_job(random, key, size, 1000);
       job.n_elems = 1000 + random.below(5000);
@@ -77,12 +77,12 @@ TEST("a new group with a rank that is gone fails at once, one without it works")
   World world(3, {});
   world.kill(1);
   world.run_steps(20);
-  const Call& with = world.post_in(0, world.add_group(0, 20, {0, 1}), large());
+  const TestCall& with = world.post_in(0, world.add_group(0, 20, {0, 1}), large());
   CHECK(with.finished);
   CHECK_EQ(with.error.peer, 1);
   const Job job = large();
-  const Call& on_0 = world.post_in(0, world.add_group(0, 21, {0, 2}), job);
-  const Call& on_2 = world.post_in(2, world.add_group(2, 21, {0, 2}), job);
+  const TestCall& on_0 = world.post_in(0, world.add_group(0, 21, {0, 2}), job);
+  const TestCall& on_2 = world.post_in(2, world.add_group(2, 21, {0, 2}), job);
   CHECK(world.run_all(500));
   CHECK(on_0.result == expected(job, 0, 2));
   CHECK(on_2.result == expected(job, 1, 2));
@@ -91,12 +91,12 @@ TEST("a new group with a rank that is gone fails at once, one without it works")
 TEST("a cut between two ranks ends the group for everyone") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     World world(4, options_for(seed));
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (int rank = 0; rank < 4; ++rank) calls.push_back(&world.post(rank, large()));
     world.run_steps(static_cast<int>(seed % 10));
     world.net.cut(1, 2);
     CHECK(world.run_all(500));
-    for (const Call* call : calls) {
+    for (const TestCall* call : calls) {
       CHECK(call->error.fault == Fault::kPeerLost);
       CHECK_EQ(call->error.peer, 2);
       CHECK(has(call->error.text, "is cut; both live"));
@@ -111,7 +111,7 @@ TEST("two ranks that have lost each other are still there for everyone else") {
     world.run_steps(static_cast<int>(seed % 10));
     world.net.cut(1, 2);
     // Groups that hold one of the two, made before and after; and one that holds both.
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     const std::vector<std::vector<int>> members = {{0, 1, 3}, {0, 2, 3}};
     for (const int when : {0, 1}) {
       for (size_t which = 0; which < members.size(); ++which)
@@ -126,7 +126,7 @@ TEST("two ranks that have lost each other are still there for everyone else") {
     for (size_t at = 0; at < calls.size(); ++at)
       CHECK(calls[at]->result == expected(calls[at]->job, static_cast<int>(at % 3), 3));
     for (const int rank : {0, 1, 2, 3}) {
-      const Call& call = world.post_in(rank, world.add_group(rank, 70, {0, 1, 2, 3}), large());
+      const TestCall& call = world.post_in(rank, world.add_group(rank, 70, {0, 1, 2, 3}), large());
       CHECK(call.finished);
       CHECK(call.error.fault == Fault::kPeerLost);
     }
@@ -142,14 +142,14 @@ TEST("frames that are lost, cut or corrupt never make a wrong result or a hang")
     options.net.cuts = seed % 3 == 1 ? 0 : 0.005;
     World world(size, options);
     FakeRandom random(seed);
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (uint64_t key = 0; key < 6; ++key) {
       const Job job = random_job(random, key, size, 1000);
       for (int rank = 0; rank < size; ++rank) calls.push_back(&world.post(rank, job));
     }
     CHECK(world.run_all(2000));
     check_no_wrong_result(calls, world, seed);
-    for (const Call* call : calls) {
+    for (const TestCall* call : calls) {
       if (call->ok()) continue;
       CHECK(call->error.fault == Fault::kPeerLost);
       // Who does not hear why it was given up finds the way gone, and a third that hears both.
@@ -170,11 +170,11 @@ TEST("frames that are lost, cut or corrupt never make a wrong result or a hang")
 TEST("a deadline ends the call on every rank and names whom it waited for") {
   for (const Kind kind : {Kind::kDirectAllReduce, Kind::kShardedAllReduce, Kind::kRingAllReduce}) {
     World world(4, {});
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (const int rank : {0, 1, 3})  // rank 2 never comes
       calls.push_back(&world.post(rank, large(kind), world.now + 3 * kSecond));
     CHECK(world.run_all(3300));
-    for (const Call* call : calls) {
+    for (const TestCall* call : calls) {
       CHECK(call->error.fault == Fault::kTimedOut);
       CHECK(has(call->error.text, "reached the deadline of " + call->job.descriptor()));
       CHECK(call->finished_ns >= 4 * kSecond);
@@ -189,7 +189,7 @@ TEST("a deadline ends the call on every rank and names whom it waited for") {
 
 TEST("a deadline names eight ranks and counts the rest") {
   World world(13, {});
-  const Call& call = world.post(0, large(Kind::kShardedAllReduce), world.now + kSecond);
+  const TestCall& call = world.post(0, large(Kind::kShardedAllReduce), world.now + kSecond);
   CHECK(world.run_all(1200));
   CHECK(has(call.error.text, World::name(8) + " and 4 more"));
   CHECK(!has(call.error.text, World::name(9)));
@@ -199,7 +199,7 @@ TEST("a stall of three seconds is harmless, one of more than five is a death") {
   for (const int stall_ms : {3000, 6000}) {
     World world(3, {});
     world.run_steps(500);
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (int rank = 0; rank < 3; ++rank) calls.push_back(&world.post(rank, large()));
     world.stop(1);
     world.run_steps(stall_ms);
@@ -207,7 +207,7 @@ TEST("a stall of three seconds is harmless, one of more than five is a death") {
     world.go_on(1);
     CHECK(world.run_all(500));
     for (int rank = 0; rank < 3; ++rank) {
-      const Call& call = *calls[static_cast<size_t>(rank)];
+      const TestCall& call = *calls[static_cast<size_t>(rank)];
       if (stall_ms == 3000) {
         CHECK(call.result == expected(call.job, rank, 3));
       } else if (rank != 1) {
@@ -221,11 +221,11 @@ TEST("a stall of three seconds is harmless, one of more than five is a death") {
 
 TEST("a rank that was given up fails its own calls and takes nobody with it") {
   World world(4, {});
-  const Call& mine = world.post(1, large());
+  const TestCall& mine = world.post(1, large());
   world.stop(1);
   world.run_steps(6000);
   // The others have parted with it and work on without it.
-  std::vector<Call*> calls;
+  std::vector<TestCall*> calls;
   const std::vector<int> rest = {0, 2, 3};
   for (const int rank : rest)
     calls.push_back(&world.post_in(rank, world.add_group(rank, 60, rest), large()));
@@ -258,7 +258,7 @@ TEST("a rank that was given up by one hears so, and from nobody else that the ot
 // Rank 2 is stopped with a segment of rank 0's in a slot that it has not read, and given up; the
 // others work on until that slot holds other data. Then it goes on. `told`: it can read that it was
 // given up; otherwise it finds the end of its links only, as where a ring was full.
-Call& woken_zombie(World& world, bool told) {
+TestCall& woken_zombie(World& world, bool told) {
   if (!told)
     world.net.tamper = [](int, Header& header, Bytes& words) {
       if (header.type != FrameType::kLost) return;
@@ -268,7 +268,7 @@ Call& woken_zombie(World& world, bool told) {
     };
   Job job = large(Kind::kDirectBroadcast, 64);
   job.segment_bytes = 256;
-  Call& mine = world.post(2, job);
+  TestCall& mine = world.post(2, job);
   world.run_steps(20);
   world.stop(2);
   world.post(0, job);
@@ -294,7 +294,7 @@ TEST("a rank that was given up while stopped never takes what now lies in a slot
     options.shares_buffers = 0;
     World world(3, options);
     const bool told = seed % 2 == 0;
-    const Call& mine = woken_zombie(world, told);
+    const TestCall& mine = woken_zombie(world, told);
     CHECK(world.run_all(200));
     CHECK(!mine.ok());
     CHECK(mine.error.fault == Fault::kPeerLost);
@@ -311,8 +311,8 @@ TEST("a rank that was stopped does not blame the others for its own absence") {
   world.run_steps(60'000);
   world.go_on(0);
   world.go_on(1);
-  const Call& on_0 = world.post(0, large());
-  const Call& on_1 = world.post(1, large());
+  const TestCall& on_0 = world.post(0, large());
+  const TestCall& on_1 = world.post(1, large());
   CHECK(world.run_all(500));
   CHECK(on_0.ok());
   CHECK(on_1.ok());

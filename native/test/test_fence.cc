@@ -20,13 +20,13 @@ World::Options sharing(uint64_t seed) {
 }
 
 // Rank 0's call, to whose memory rank 1 may write; null if this seed's memory is not so placed.
-Call* granted(World& world) {
+TestCall* granted(World& world) {
   Job job;
   job.kind = Kind::kDirectBroadcast;
   job.root = 1;
   job.n_elems = 100'000;
   job.segment_bytes = 4096;
-  Call& call = world.post(0, job);
+  TestCall& call = world.post(0, job);
   world.run_steps(10);
   return call.handle->state[0].place_granted ? &call : nullptr;
 }
@@ -58,7 +58,7 @@ TEST("memory that the kernel does not let us take away from a peer is never give
   const std::string words = words_before_abort([] {
     for (uint64_t seed = 0; seed < 20; ++seed) {
       World world(2, sharing(seed));
-      const Call* call = granted(world);
+      const TestCall* call = granted(world);
       if (call == nullptr) continue;
       close(Regions::of_process().whole(call->handle->chunk(kData, 0)).fd);  // nothing to map
       world.engine(0).abort_group(*world.groups[0], {Fault::kClosed, 0, "enough"}, true);
@@ -74,7 +74,7 @@ TEST("a fence leaves the memory around it shared, and takes away what was grante
   int n_tried = 0;
   for (uint64_t seed = 0; seed < 20; ++seed) {
     World world(2, sharing(seed));
-    const Call* call = granted(world);
+    const TestCall* call = granted(world);
     if (call == nullptr) continue;
     n_tried++;
     std::byte* const data = call->handle->chunk(kData, 0);

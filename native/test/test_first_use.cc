@@ -38,13 +38,13 @@ TEST("ranks that do nothing connect to nobody, for as long as they like, and lea
 TEST("a peer that is first used long after the start is listened to from then on") {
   World world(2, lazy(7));
   world.run_steps(60'000);
-  const Call& one = world.post(0, large(Kind::kRingAllReduce, 100'000));
+  const TestCall& one = world.post(0, large(Kind::kRingAllReduce, 100'000));
   CHECK(world.run([&] { return !world.engine(0).link(1)->is_suspended(); }, 1000));
   for (int n = 0; n < 1000; ++n) {
     world.step();
     CHECK(world.engine(0).state_of(1) == Engine::PeerState::kAlive);
   }
-  const Call& other = world.post(1, large(Kind::kRingAllReduce, 100'000));
+  const TestCall& other = world.post(1, large(Kind::kRingAllReduce, 100'000));
   CHECK(world.run_all(60'000));
   CHECK(one.ok() && other.ok());
 }
@@ -65,11 +65,11 @@ TEST(
     const int victim = static_cast<int>(seed) % size;
     World world(size, lazy(seed));
     world.kill(victim);
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (int rank = 0; rank < size; ++rank)
       if (rank != victim) calls.push_back(&world.post(rank, large(Kind::kRingAllReduce)));
     CHECK(world.run_all(3000));
-    for (const Call* call : calls) {
+    for (const TestCall* call : calls) {
       CHECK(call->error.fault == Fault::kPeerLost);
       CHECK_EQ(call->error.peer, victim);
       CHECK(has(call->error.text, "could not be connected to: nobody listens"));
@@ -103,12 +103,14 @@ TEST("who left before anybody was connected to it ends nothing but what waits fo
   CHECK(world.run([&] { return world.engine(2).state_of(3) == Engine::PeerState::kGone; }, 1000));
   CHECK(!in_2.life.has_ended());
   CHECK(!world.groups[2]->life.has_ended());
-  const Call& one = world.post_in(1, world.add_group(1, 62, {1, 2}), large(Kind::kRingAllReduce));
-  const Call& two = world.post_in(2, world.add_group(2, 62, {1, 2}), large(Kind::kRingAllReduce));
+  const TestCall& one =
+      world.post_in(1, world.add_group(1, 62, {1, 2}), large(Kind::kRingAllReduce));
+  const TestCall& two =
+      world.post_in(2, world.add_group(2, 62, {1, 2}), large(Kind::kRingAllReduce));
   CHECK(world.run_all(3000));
   CHECK(one.ok() && two.ok());
   // And who does wait for it hears at once.
-  const Call& late = world.post_in(2, in_2, large(Kind::kRingAllReduce));
+  const TestCall& late = world.post_in(2, in_2, large(Kind::kRingAllReduce));
   CHECK(late.finished);
   CHECK(late.error.fault == Fault::kPeerLost);
   CHECK(has(late.error.text, "could not be connected to: nobody listens"));
@@ -117,13 +119,15 @@ TEST("who left before anybody was connected to it ends nothing but what waits fo
 
 TEST("a third that never met the silent one answers for it in two seconds") {
   World world(4, lazy(5));
-  const Call& one = world.post_in(0, world.add_group(0, 60, {0, 1}), large(Kind::kRingAllReduce));
+  const TestCall& one =
+      world.post_in(0, world.add_group(0, 60, {0, 1}), large(Kind::kRingAllReduce));
   world.post_in(1, world.add_group(1, 60, {0, 1}), large(Kind::kRingAllReduce));
   CHECK(world.run_all());
   CHECK(one.ok());
   world.stop(1);
   const int64_t stopped_ns = world.now;
-  const Call& call = world.post_in(0, world.add_group(0, 61, {0, 1}), large(Kind::kRingAllReduce));
+  const TestCall& call =
+      world.post_in(0, world.add_group(0, 61, {0, 1}), large(Kind::kRingAllReduce));
   CHECK(world.run([&] { return call.finished; }, 12'000));
   CHECK(call.error.fault == Fault::kPeerLost);
   CHECK(call.finished_ns - stopped_ns >= 5 * kSecond);
@@ -136,7 +140,7 @@ TEST("what is said dead is looked for by nobody who never met it") {
     world.post_in(rank, world.add_group(rank, 60, {0, 1}), large(Kind::kRingAllReduce));
   CHECK(world.run_all());
   world.kill(1);
-  const Call& call = world.post(0, large(Kind::kRingAllReduce));
+  const TestCall& call = world.post(0, large(Kind::kRingAllReduce));
   CHECK(world.run([&] { return call.finished; }, 3000));
   CHECK(world.run(
       [&] {

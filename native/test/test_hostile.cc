@@ -8,8 +8,9 @@ namespace shoal::test {
 namespace {
 
 TEST("a flow or segment that a call does not have ends the link") {
-  constexpr FrameType kTypes[] = {FrameType::kData,  FrameType::kGrant,  FrameType::kOffer,
-                                  FrameType::kTaken, FrameType::kPlaced, FrameType::kWant};
+  constexpr FrameType kTypes[] = {FrameType::kData,        FrameType::kGrant,
+                                  FrameType::kOffer,       FrameType::kConsumed,
+                                  FrameType::kPutComplete, FrameType::kRequestToSend};
   for (const FrameType type : kTypes) {
     for (const auto& [flow, segment] : {std::pair{2u, 0u}, {~0u, 0u}, {0u, 21u}, {1u, ~0u}}) {
       Duel duel(type != FrameType::kData);
@@ -63,11 +64,11 @@ TEST("a call that is not posted takes announcements and eager data only") {
   }
   {
     Duel duel;
-    Frame open = duel.frame(FrameType::kOpen);
+    Frame notice = duel.frame(FrameType::kPost);
     for (uint64_t n = 0; n <= 1u << 16 && duel.engine.link(1) != nullptr; ++n) {
-      open.header.group = 1000 + n % 3000;  // groups that nobody has made
-      open.header.key = n;
-      duel.ends[1]->send(open);
+      notice.header.group = 1000 + n % 3000;  // groups that nobody has made
+      notice.header.key = n;
+      duel.ends[1]->send(notice);
       if (n % 1000 == 0) duel.ends[1]->flush(duel.sink), duel.settle();
     }
     duel.ends[1]->flush(duel.sink);
@@ -140,23 +141,25 @@ TEST("a slot that gets no memory ends the group in words") {
 TEST("giving back slots that are not held ends the link") {
   for (const uint32_t slot : {0u, 1u, 3u, 4u, ~0u}) {
     Duel duel(true);
-    Frame taken = duel.frame(FrameType::kTaken, 0, 0, slot);
-    taken.header.flags = kInSlot;
-    duel.say(taken);
+    Frame consumed = duel.frame(FrameType::kConsumed, 0, 0, slot);
+    consumed.header.flags = kInSlot;
+    duel.say(consumed);
     duel.check_ended("gave back a slot it does not hold");
   }
   Duel duel(true);
   duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {}));
   CHECK(duel.sink.n_slots > 0);  // now rank 1 holds slot 0, once
-  Frame taken = duel.frame(FrameType::kTaken, 0, 0, 0);
-  taken.header.flags = kInSlot;
-  duel.say(taken);
+  Frame consumed = duel.frame(FrameType::kConsumed, 0, 0, 0);
+  consumed.header.flags = kInSlot;
+  duel.say(consumed);
   CHECK(!duel.call->finished);
-  for (int n = 0; n < 30; ++n) duel.say(taken);
+  for (int n = 0; n < 30; ++n) duel.say(consumed);
   duel.check_ended("gave back a slot it does not hold");
 }
 
-TEST("a grant with an impossible gate, or into memory that is not there, does no harm") {
+TEST(
+    "a grant with an impossible implicit clear to send, or into memory that is not there, does no "
+    "harm") {
   {
     Duel duel;
     duel.say(with_place(duel.frame(FrameType::kGrant, 0, 1), {0, 2, 0}));
@@ -164,7 +167,7 @@ TEST("a grant with an impossible gate, or into memory that is not there, does no
   }
   for (const uint64_t offset : {uint64_t{0}, ~uint64_t{63}, ~uint64_t{0}}) {
     Duel duel(true);
-    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {99, Place::kNoGate, offset}));
+    duel.say(with_place(duel.frame(FrameType::kGrant, 0, 20), {99, Place::kNoFlow, offset}));
     CHECK(!duel.call->finished);
     CHECK(duel.sink.n_slots > 0);  // it went another way
   }
@@ -173,7 +176,7 @@ TEST("a grant with an impossible gate, or into memory that is not there, does no
 TEST("claims to have put what was not granted end the link") {
   for (const auto& [segment, count] : {std::pair{20u, 20u}, {8u, 9u}, {0u, 0u}, {1u, ~0u}}) {
     Duel duel(true);
-    duel.say(duel.frame(FrameType::kPlaced, 0, segment, count));
+    duel.say(duel.frame(FrameType::kPutComplete, 0, segment, count));
     duel.check_ended("that were not granted");
   }
 }
@@ -184,7 +187,7 @@ TEST("frames of unknown types and of groups that the sender is not in end the li
     duel.say(duel.frame(static_cast<FrameType>(type)));
     duel.check_ended("sent a frame of unknown type " + std::to_string(type));
   }
-  for (const FrameType type : {FrameType::kOpen, FrameType::kAbort}) {
+  for (const FrameType type : {FrameType::kPost, FrameType::kAbort}) {
     Duel duel;
     Frame frame = duel.frame(type);
     frame.header.group = 8;
@@ -218,7 +221,7 @@ TEST("a frame that breaks its rule by its link, flags or payload ends the link")
 
 TEST("texts and other control frames above their limits are refused before they land") {
   for (const FrameType type : {FrameType::kDisagree, FrameType::kAbort, FrameType::kLost,
-                               FrameType::kOpen, FrameType::kHeartbeat, FrameType::kGoodbye}) {
+                               FrameType::kPost, FrameType::kHeartbeat, FrameType::kGoodbye}) {
     Duel duel;
     duel.say(duel.frame(type), Bytes(4097));
     duel.check_ended("sent a frame of 4097 B that nobody expects");
@@ -235,8 +238,9 @@ Job whole_to_rank_1(uint64_t n_elems) {
 }
 
 TEST("frames of shared memory end a link of another kind, and memory in flight is not given up") {
-  const std::pair<FrameType, std::string> cases[] = {
-      {FrameType::kTaken, "taken"}, {FrameType::kPlaced, "placed"}, {FrameType::kOffer, "offer"}};
+  const std::pair<FrameType, std::string> cases[] = {{FrameType::kConsumed, "consumed"},
+                                                     {FrameType::kPutComplete, "put complete"},
+                                                     {FrameType::kOffer, "offer"}};
   for (const auto& [type, name] : cases) {
     Duel duel;
     duel.post(duel.engine.add_group(9, {0, 1}), whole_to_rank_1(20 * 16));
@@ -264,7 +268,7 @@ TEST("a peer that claims to have taken what still waits in a full ring does not 
     second.key = 7;
     return second;
   }());
-  duel.say(duel.frame(FrameType::kTaken, 0, 4));
+  duel.say(duel.frame(FrameType::kConsumed, 0, 4));
   CHECK(!duel.call->finished);
   duel.reads = true;
   duel.settle();
@@ -311,10 +315,10 @@ TEST("a peer that sends results before it can have them does not end the call") 
 
 TEST("early frames of a rank that turns out to be no member end its link, not the process") {
   Duel duel;
-  Frame open = duel.frame(FrameType::kOpen);
-  open.header.group = 50;
-  open.header.key = 1;
-  duel.say(open);
+  Frame notice = duel.frame(FrameType::kPost);
+  notice.header.group = 50;
+  notice.header.key = 1;
+  duel.say(notice);
   Group& group = duel.engine.add_group(50, {0, 2});
   Job job;
   job.key = 1;
@@ -400,9 +404,10 @@ TEST("a rank that makes frames up cannot crash anyone") {
           static_cast<uint32_t>(random.below(21)), static_cast<uint32_t>(random.below(3)));
       const bool has_place = random.chance(0.7);
       const auto region = static_cast<uint32_t>(random.below(6));
-      const auto gate =
-          random.chance(0.7) ? Place::kNoGate : static_cast<uint32_t>(random.below(3));
-      if (has_place) frame.carry({region, gate, random.chance(0.5) ? 0 : random.below(20) * 64});
+      const auto cts_flow =
+          random.chance(0.7) ? Place::kNoFlow : static_cast<uint32_t>(random.below(3));
+      if (has_place)
+        frame.carry({region, cts_flow, random.chance(0.5) ? 0 : random.below(20) * 64});
       frame.header.flags = static_cast<uint16_t>(random.chance(0.3) ? random.below(4) : 0);
       Bytes payload(frame.header.type == FrameType::kData ? 64 : 0);
       if (random.chance(0.03)) mutate(random, frame.header, payload);
@@ -428,12 +433,12 @@ TEST("headers handed to the engine directly never name memory that is not theirs
       frame.header.length = static_cast<uint32_t>(random.chance(0.5) ? 64 : random.below(6000));
       Bytes ignored;
       if (random.chance(0.3)) mutate(random, frame.header, ignored);
-      std::span<std::byte> landing;
-      if (frame.header.length > 0) landing = duel.engine.landing(1, frame.header);
-      CHECK(landing.empty() || landing.size() == frame.header.length);
-      if (landing.size() != frame.header.length) continue;
-      for (std::byte& byte : landing) byte = static_cast<std::byte>(random.next());
-      duel.engine.arrived(1, frame.header, landing);
+      std::span<std::byte> receive_buffer;
+      if (frame.header.length > 0) receive_buffer = duel.engine.receive_buffer(1, frame.header);
+      CHECK(receive_buffer.empty() || receive_buffer.size() == frame.header.length);
+      if (receive_buffer.size() != frame.header.length) continue;
+      for (std::byte& byte : receive_buffer) byte = static_cast<std::byte>(random.next());
+      duel.engine.arrived(1, frame.header, receive_buffer);
       if (random.chance(0.5)) duel.engine.sent(1, random.below(100));
       if (random.chance(0.3)) duel.engine.progress();
     }
@@ -482,11 +487,11 @@ TEST("a segment that comes by two paths at a time lands nowhere once its call ma
     data.length = 256;
     return data;
   };
-  const auto half_here = engine.landing(1, header(0, 0));
+  const auto half_here = engine.receive_buffer(1, header(0, 0));
   CHECK(half_here.data() == memory.data());
   for (const uint32_t segment : {0, 1}) {
     const Header data = header(1, segment);
-    engine.arrived(1, data, engine.landing(1, data));
+    engine.arrived(1, data, engine.receive_buffer(1, data));
   }
   CHECK(call->finished && !call->error);
   CHECK(asked == std::vector<const std::byte*>{memory.data()});

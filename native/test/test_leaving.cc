@@ -19,7 +19,7 @@ TEST("a rank may leave as soon as its own calls are done: the others still finis
     const int size = 2 + static_cast<int>(seed % 5);
     World world(size, calm(seed));
     FakeRandom random(seed);
-    std::vector<std::vector<Call*>> calls(static_cast<size_t>(size));
+    std::vector<std::vector<TestCall*>> calls(static_cast<size_t>(size));
     for (uint64_t key = 0; key < 4; ++key) {
       const Job job = random_job(random, key, size, 500);
       for (int rank = 0; rank < size; ++rank)
@@ -29,7 +29,7 @@ TEST("a rank may leave as soon as its own calls are done: the others still finis
     CHECK(world.run([&] {
       for (size_t rank = 0; rank < gone.size(); ++rank) {
         const bool done = std::all_of(calls[rank].begin(), calls[rank].end(),
-                                      [](const Call* call) { return call->finished; });
+                                      [](const TestCall* call) { return call->finished; });
         if (gone[rank] || !done) continue;
         world.leave(static_cast<int>(rank));
         gone[rank] = true;
@@ -37,7 +37,7 @@ TEST("a rank may leave as soon as its own calls are done: the others still finis
       return world.n_unfinished() == 0;
     }));
     for (int rank = 0; rank < size; ++rank)
-      for (const Call* call : calls[static_cast<size_t>(rank)]) {
+      for (const TestCall* call : calls[static_cast<size_t>(rank)]) {
         if (call->ok() && call->result == expected(call->job, rank, size)) continue;
         fail(__FILE__, __LINE__,
              "seed " + std::to_string(seed) + ", rank " + std::to_string(rank) + ", " +
@@ -53,7 +53,7 @@ TEST("a small broadcast is received even when its root has left before it was as
   CHECK(world.run_all(10));
   world.leave(0);
   world.run_steps(20);
-  const Call& late = world.post(1, job);
+  const TestCall& late = world.post(1, job);
   CHECK(world.run_all(10));
   CHECK(late.result == expected(job, 1, 2));
 }
@@ -65,13 +65,13 @@ TEST("a group that is made after a member has left serves the others, and what t
   CHECK(world.run_all(20));
   world.leave(0);
   world.run_steps(20);
-  const Call& late = world.post_in(1, world.add_group(1, 60, {0, 1}), job);
+  const TestCall& late = world.post_in(1, world.add_group(1, 60, {0, 1}), job);
   CHECK(world.run_all(20));
   CHECK(late.result == expected(job, 1, 2));
   // Of three: the two that are there exchange a message.
   Job between = job;
   between.root = 1;
-  std::vector<Call*> calls;
+  std::vector<TestCall*> calls;
   ProgramBuilder send(3), recv(3);
   send.send(2, 0);
   recv.recv(1, 0);
@@ -84,7 +84,7 @@ TEST("a group that is made after a member has left serves the others, and what t
                                      rank == 1 ? input_of(between, 0, 2) : Bytes()));
   }
   CHECK(world.run_all(50));
-  for (const Call* call : calls) CHECK(call->ok());
+  for (const TestCall* call : calls) CHECK(call->ok());
   CHECK(calls[1]->result == input_of(between, 0, 2));
 }
 
@@ -92,7 +92,7 @@ TEST("when a rank leaves a group that still needs it, every other rank hears so"
   for (const Kind kind : {Kind::kRingAllReduce, Kind::kShardedAllReduce, Kind::kChainBroadcast}) {
     for (const bool posts_first : {true, false}) {
       World world(5, {});
-      std::vector<Call*> calls;
+      std::vector<TestCall*> calls;
       const auto post = [&] {
         for (const int rank : {1, 2, 3, 4}) calls.push_back(&world.post(rank, large(kind)));
       };
@@ -102,7 +102,7 @@ TEST("when a rank leaves a group that still needs it, every other rank hears so"
       world.run_steps(5);
       if (!posts_first) post();
       CHECK(world.run_all(200));
-      for (const Call* call : calls) {
+      for (const TestCall* call : calls) {
         CHECK(call->error.fault == Fault::kPeerLost);
         CHECK_EQ(call->error.peer, 0);
         CHECK(has(call->error.text, "left the group"));
@@ -113,7 +113,7 @@ TEST("when a rank leaves a group that still needs it, every other rank hears so"
 
 TEST("an engine that ends before its calls leaves them to their holders") {
   World world(3, options_for(0));
-  std::vector<std::shared_ptr<Collective>> kept;
+  std::vector<std::shared_ptr<Call>> kept;
   for (int rank = 0; rank < 3; ++rank) kept.push_back(world.post(rank, large()).handle);
   world.run_steps(3);
   world.engines.clear();

@@ -45,7 +45,9 @@ TEST("payloads that were asked back are not read any more; other frames arrive w
   });
 }
 
-TEST("a landing that was asked back is written no more, and its frame arrives whole elsewhere") {
+TEST(
+    "a receive buffer that was asked back is written no more, and its frame arrives whole "
+    "elsewhere") {
   for_every_link([](Pair& pair, const Maker& maker) {
     if (!maker.lands) return;
     FakeRandom random(6);
@@ -55,7 +57,7 @@ TEST("a landing that was asked back is written no more, and its frame arrives wh
     int n_diverted = 0;
     CHECK(pair.run([&] {
       Recorder& sink = pair.sink(1);
-      if (sink.n_landings > static_cast<int>(sink.came.size()) && sink.memory() != nullptr) {
+      if (sink.n_receive_buffers > static_cast<int>(sink.came.size()) && sink.memory() != nullptr) {
         const std::byte* asked = sink.memory().get();
         sink.on_released = [&, asked](uint64_t) {
           if (sink.memory().get() != asked) return;  // it was here before

@@ -26,7 +26,7 @@ TEST("frames of every size arrive whole and, where the link keeps order, in orde
       std::sort(came.begin(), came.end(),
                 [](const auto& a, const auto& b) { return a.header.segment < b.header.segment; });
     for (uint32_t at = 0; at < came.size(); ++at) check_came(came[at], payloads[at], at);
-    CHECK(maker.lands == (pair.sink(1).n_landings > 0));
+    CHECK(maker.lands == (pair.sink(1).n_receive_buffers > 0));
     CHECK(!pair.sink(0).is_over && !pair.sink(1).is_over);
   });
 }

@@ -1,5 +1,5 @@
-// Threads, bells and the lane: whoever brings work wakes whoever sleeps, and no timer hides it when
-// that is forgotten (cluster.h).
+// Threads, doorbells and the progress thread: whoever brings work wakes whoever sleeps, and no
+// timer hides it when that is forgotten (cluster.h).
 #include <array>
 #include <atomic>
 
@@ -179,7 +179,7 @@ TEST("a rank that does nothing hears of an abort and of a goodbye") {
     cluster.run_all(small(1));
     cluster.meshes[0]->abort_group(*cluster.groups[0], "enough");
     CHECK(eventually(
-        [&] { return cluster.meshes[1]->poison_of(*cluster.groups[1]).fault == Fault::kClosed; }));
+        [&] { return cluster.meshes[1]->abort_of(*cluster.groups[1]).fault == Fault::kClosed; }));
   }
 }
 
@@ -198,7 +198,7 @@ TEST("an abort that comes while a rank leaves its last call is heard all the sam
       }
       if (rank == 0) mesh.abort_group(group, "enough");
       if (rank == 1) {
-        CHECK(eventually([&] { return mesh.poison_of(group).fault == Fault::kClosed; }));
+        CHECK(eventually([&] { return mesh.abort_of(group).fault == Fault::kClosed; }));
         n_heard++;
       }
       if (rank == 0) CHECK(eventually([&] { return n_heard == id - 99; }));
@@ -216,7 +216,7 @@ TEST("a rank that is far ahead of the others is not thrown out, and sends them n
     Group& group = *cluster.groups[static_cast<size_t>(rank)];
     if (rank == 1) CHECK(eventually([&] { return is_far.load(); }));
     std::vector<std::array<float, 4>> data(kCalls, {1, 2, 3, 4});
-    std::vector<std::shared_ptr<Collective>> calls;
+    std::vector<std::shared_ptr<Call>> calls;
     const auto own = plan_of(small(0), rank, 2);
     for (uint64_t key = 0; key < kCalls; ++key) {
       auto* memory = reinterpret_cast<std::byte*>(data[key].data());

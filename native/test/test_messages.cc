@@ -14,7 +14,7 @@ bool has(const std::string& text, const std::string& part) {
 // A message of one tag; its words say who sent it and as which one.
 struct Message {
   Words words;
-  std::shared_ptr<Collective> handle;
+  std::shared_ptr<Call> handle;
 
   int source() const { return static_cast<int>(words.at(0) / 1000); }
   uint32_t nth() const { return words.at(0) % 1000; }

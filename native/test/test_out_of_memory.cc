@@ -64,7 +64,7 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
   CHECK(!cluster.wait(0, *on_0));
   CHECK(eventually([&] { return cluster.meshes[1]->wait(*on_1, kSecond); }));
   most_bytes = SIZE_MAX;
-  for (const Collective* call : {on_0->call.get(), on_1.get()}) {
+  for (const Call* call : {on_0->call.get(), on_1.get()}) {
     CHECK(call->error.fault == Fault::kResource);
     CHECK(call->error.text.find(why) != std::string::npos);
   }
@@ -81,7 +81,7 @@ void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_ch
   Bytes memory[] = {input_of(job, 0, 2), input_of(job, 1, 2)};
   const std::shared_ptr<const Plan> plans[] = {cluster.cut(plan_of(job, 0, 2)),
                                                cluster.cut(plan_of(job, 1, 2))};
-  std::shared_ptr<Collective> calls[2];
+  std::shared_ptr<Call> calls[2];
   n_left = nth;
   for (const int rank : {0, 1}) {
     Mesh& mesh = *cluster.meshes[static_cast<size_t>(rank)];
@@ -142,7 +142,7 @@ void check_memory_is_back(int64_t nth) {
   const Bytes before = input_of(job, 0, 2);
   Bytes memory[] = {before, input_of(job, 1, 2)};
   const std::shared_ptr<const Plan> plans[] = {plan_of(job, 0, 2), plan_of(job, 1, 2)};
-  std::shared_ptr<Collective> calls[2];
+  std::shared_ptr<Call> calls[2];
   const std::vector<std::vector<std::byte*>> lent[] = {{{memory[0].data()}}, {{memory[1].data()}}};
   for (const size_t rank : {0u, 1u}) {
     to_the_end = true;
@@ -208,7 +208,7 @@ TEST("whichever allocation fails as a slot is filled, the next call has all slot
     job.kind = Kind::kRingAllReduce;
     job.n_elems = 8192;
     job.segment_bytes = 8192;
-    const Call* calls[] = {&world.post(0, job), &world.post(1, job)};
+    const TestCall* calls[] = {&world.post(0, job), &world.post(1, job)};
     int64_t left = nth;
     for (const int rank : {0, 1, 0, 1, 0, 1}) {
       world.engine(1 - rank).link(rank)->pump(world.engine(1 - rank));
@@ -299,7 +299,7 @@ TEST("a call that ends well stays so where there is no scratch left for the next
   job.kind = Kind::kDirectAllReduce;
   job.n_elems = 64u << 10;
   job.segment_bytes = 16u << 10;
-  std::vector<Call*> calls;
+  std::vector<TestCall*> calls;
   for (job.key = 0; job.key < 4; ++job.key)
     for (const int rank : {0, 1, 2}) calls.push_back(&world.post(rank, job));
   const auto has_scratch = [&](int rank) { return world.engine(rank).scratch_bytes() > 0; };
@@ -308,7 +308,7 @@ TEST("a call that ends well stays so where there is no scratch left for the next
   CHECK(world.run_all(60'000));
   no_scratch = false;
   CHECK(calls[0]->ok() || calls[1]->ok() || calls[2]->ok());  // the first to end
-  CHECK(std::any_of(calls.begin(), calls.end(), [](const Call* call) { return !call->ok(); }));
+  CHECK(std::any_of(calls.begin(), calls.end(), [](const TestCall* call) { return !call->ok(); }));
   for (const int rank : {0, 1, 2}) CHECK_EQ(world.engine(rank).n_in_flight(), 0);
 }
 

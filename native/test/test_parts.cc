@@ -153,7 +153,7 @@ struct Sending {
   const std::vector<int> members = {0, 1};
   const int64_t now = 0;
   std::shared_ptr<Plan> plan = std::make_shared<Plan>();
-  std::shared_ptr<Collective> call = std::make_shared<Collective>();
+  std::shared_ptr<Call> call = std::make_shared<Call>();
   Traffic traffic{2};
   Steps steps{traffic, now};
 };

@@ -1,5 +1,5 @@
-// Real meshes, sockets and lanes whose connections are cut and made anew; and strangers at the
-// door.
+// Real meshes, sockets and progress threads whose connections are cut and made anew; and strangers
+// at the door.
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -91,7 +91,7 @@ TEST("a rank that is lost over all its channels ends each cut call once, and gro
     CHECK((*part)->call->outcome().fault == Fault::kPeerLost);
   }
   for (const auto& mesh : cluster.meshes)
-    CHECK(mesh->poison_of(mesh->add_group(8, {0, 1})).fault == Fault::kPeerLost);
+    CHECK(mesh->abort_of(mesh->add_group(8, {0, 1})).fault == Fault::kPeerLost);
 }
 
 void check_children_have_none(int n_channels) {
@@ -121,7 +121,7 @@ TEST("a child that is forked while connections are lost and made anew has none o
 
 // One that a thread is about to close is nobody's any more, and still open.
 TEST("a child has none of the parent's sockets, whoever holds them") {
-  Lane::of(0);  // from here on forks are heard of
+  ProgressThread::of(0);  // from here on forks are heard of
   const auto fds = tcp_sockets();
   const SocketPipe near(fds[0]), far(fds[1]);
   const pid_t child = fork();

@@ -123,7 +123,7 @@ TEST("a frame that comes by two paths is delivered once") {
   }
   CHECK(!sink.is_over);
   CHECK_EQ(sink.came.size(), 1u);
-  CHECK_EQ(sink.n_landings, 1);
+  CHECK_EQ(sink.n_receive_buffers, 1);
   for (const int fd : {one[0], other[0]}) close(fd);
 }
 
@@ -199,13 +199,13 @@ TEST("a frame that came by another path is not written to memory that was given 
     link.pump(sink);
   };
   write(slow[0], 0, 10'000);
-  std::byte* landing = sink.landings[0].get();
-  CHECK(landing != nullptr);
+  std::byte* receive_buffer = sink.receive_buffers[0].get();
+  CHECK(receive_buffer != nullptr);
   write(quick[0], 0, bytes.size());
   CHECK_EQ(sink.came.size(), 1u);
-  std::fill_n(landing, payload.size(), std::byte{9});  // its owner has other use for it
+  std::fill_n(receive_buffer, payload.size(), std::byte{9});  // its owner has other use for it
   write(slow[0], 10'000, bytes.size());
-  CHECK(std::all_of(landing, landing + payload.size(),
+  CHECK(std::all_of(receive_buffer, receive_buffer + payload.size(),
                     [](std::byte byte) { return byte == std::byte{9}; }));
   CHECK_EQ(sink.came.size(), 1u);
   CHECK(!sink.is_over);
@@ -245,7 +245,7 @@ TEST("control keeps its order and a goodbye comes last, whatever paths do") {
   CHECK(n_cut > 20);
 }
 
-// ---- between meshes, with threads and the lane
+// ---- between meshes, with threads and the progress thread
 
 TEST("calls go on when one of two paths is cut in the middle of them, and nobody is woken late") {
   for (int round = 0; round < 5; ++round) {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "engine/collective.h"
+#include "engine/call.h"
 #include "test/check.h"
 #include "test/truth.h"
 
@@ -93,10 +93,12 @@ TEST("what a step waits for is earlier, unlocks it, and has as many segments") {
   });
 }
 
-TEST("a receive that waits only for a send to the same peer has that send as its gate") {
+TEST(
+    "a receive that waits only for a send to the same peer has that send as its implicit clear to "
+    "send") {
   ProgramBuilder steps(3);
   steps.send(1, 0);        // 0
-  steps.recv(1, 0);        // 1: gate is flow 0
+  steps.recv(1, 0);        // 1: cts_flow is 0
   steps.send(1, 1);        // 2
   steps.send(2, 1);        // 3
   steps.recv(1, 1);        // 4: waits for two sends
@@ -105,17 +107,18 @@ TEST("a receive that waits only for a send to the same peer has that send as its
   steps.recv(1, 2, true);  // 7: waits for a receive
   steps.recv(1, 3);        // 8: waits for nothing
   const auto program = steps.done();
-  const std::vector<uint32_t> gates = {~0u, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
-  for (size_t at = 0; at < gates.size(); ++at) CHECK_EQ(program->steps[at].gate, gates[at]);
+  const std::vector<uint32_t> cts_flows = {~0u, 0, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+  for (size_t at = 0; at < cts_flows.size(); ++at)
+    CHECK_EQ(program->steps[at].cts_flow, cts_flows[at]);
 }
 
-TEST("every result of a sharded all-reduce comes through a gate") {
+TEST("every result of a sharded all-reduce comes through an implicit clear to send") {
   for (const int size : {2, 3, 8}) {
     const auto program = Recipes::all().find("all_reduce", "sharded", size, 0, "").program(0, true);
     for (int peer = 1; peer < size; ++peer) {
       const auto& recvs = program->recvs_from[static_cast<size_t>(peer)];
-      CHECK_EQ(program->steps[recvs[0]].gate, ~0u);
-      CHECK_EQ(program->steps[recvs[1]].gate, 0u);
+      CHECK_EQ(program->steps[recvs[0]].cts_flow, ~0u);
+      CHECK_EQ(program->steps[recvs[1]].cts_flow, 0u);
     }
   }
 }
@@ -141,7 +144,7 @@ TEST("segments cover a chunk exactly, and an empty chunk has none") {
     Plan plan;
     plan.layout[kData] = equal_layout(n_bytes, 1);
     plan.program = point_to_point(0, 2, 0, 1);
-    Collective call;
+    Call call;
     call.plan = seal(plan, DType::kUint8, FoldOp::kSum, 1, 64, "test");
     const Step& step = call.plan->program->steps[0];
     uint64_t covered = 0;
@@ -160,7 +163,7 @@ TEST("chunks are found by an offset from one pointer, or by pointers of their ow
   Plan plan;
   plan.layout[kOutput] = equal_layout(16, 3);
   plan.program = point_to_point(0, 2, 0, 1);
-  Collective call;
+  Call call;
   call.plan = std::make_shared<Plan>(plan);
   call.memory[kOutput] = {memory};
   CHECK(call.chunk(kOutput, 2) == memory + 32);
@@ -180,7 +183,7 @@ TEST("only segments whose pages are all the call's own are named by reference") 
   Plan plan;
   plan.layout[kData] = equal_layout(4 * kPage, 1);
   plan.program = point_to_point(0, 2, 0, 1);
-  Collective call;
+  Call call;
   call.plan = seal(plan, DType::kUint8, FoldOp::kSum, 1, 1024, "test");
   const Step& step = call.plan->program->steps[0];
   const auto upto = [&](size_t offset, uint32_t from) {

@@ -7,7 +7,7 @@
 namespace shoal::test {
 namespace {
 
-bool never_fails(int, const Call&) { return false; }
+bool never_fails(int, const TestCall&) { return false; }
 
 TEST("every program gives the right bytes, whatever a network does to its frames") {
   for_every_recipe(1, 13, 1, [](const Recipe& recipe, uint64_t seed) {
@@ -51,7 +51,7 @@ TEST(
     trial.post_all();
     trial.run_until_sent(options.net.cuts_at);
     trial.post(Trial::roll_call(9), trial.everyone());
-    const auto is_cut = [](int, const Call& call) {
+    const auto is_cut = [](int, const TestCall& call) {
       return call.error.fault == Fault::kPeerLost &&
              (has(call.error.text, "closed the connection") ||
               has(call.error.text, "is cut; both live"));
@@ -72,7 +72,7 @@ TEST("a rank that dies at any frame ends every program's calls, and is named by 
     trial.post_all();
     trial.run_until_sent(frame);
     trial.world.kill(victim);
-    const auto is_dead = [&](int rank, const Call& call) {
+    const auto is_dead = [&](int rank, const TestCall& call) {
       return rank == victim || (call.error.fault == Fault::kPeerLost && call.error.peer == victim &&
                                 has(call.error.text, "closed the connection"));
     };
@@ -95,7 +95,7 @@ TEST("a rank that is stopped at any frame is given up after five seconds, by its
     trial.world.stop(victim);
     trial.world.run_steps(200);
     trial.world.go_on(victim);
-    const auto is_given_up = [&](int rank, const Call& call) {
+    const auto is_given_up = [&](int rank, const TestCall& call) {
       return call.error.fault == Fault::kPeerLost &&
              (rank == victim || (call.error.peer == victim && has(call.error.text, "silent")));
     };
@@ -135,7 +135,7 @@ TEST("a rank that calls something else ends every program's calls, and both call
     for (const int rank : trial.world.shuffled(recipe.size))
       trial.post(rank == odd ? other : job, {rank});
     trial.world.run_steps(static_cast<int>(trial.random().below(20)));
-    const auto names_both = [&](int, const Call& call) {
+    const auto names_both = [&](int, const TestCall& call) {
       return call.error.fault == Fault::kMismatch && has(call.error.text, World::name(odd)) &&
              has(call.error.text, job.descriptor()) && has(call.error.text, other.descriptor());
     };
@@ -153,14 +153,16 @@ TEST("a rank that lies about a length ends every program's calls, and is the one
     uint64_t n_left = 1 + trial.random().below(20);  // frames with data until it lies
     const int64_t by = static_cast<int64_t>(trial.random().below(2)) * 2 - 1;
     trial.world.net.tamper = [&](int from, Header& header, Bytes& payload) {
-      if (from != liar || header.type > FrameType::kWant || payload.empty() || --n_left > 0) return;
+      if (from != liar || header.type > FrameType::kRequestToSend || payload.empty() ||
+          --n_left > 0)
+        return;
       n_left = ~0ull;
       payload.resize(payload.size() + static_cast<size_t>(by));
       trial.context = ", rank " + std::to_string(liar) + " lies about frame type " +
                       std::to_string(static_cast<int>(header.type));
     };
     trial.post_all();
-    trial.check([&](int rank, const Call& call) {
+    trial.check([&](int rank, const TestCall& call) {
       return call.error.fault == Fault::kPeerLost && (rank == liar || call.error.peer == liar);
     });
   });
@@ -175,7 +177,7 @@ TEST("a rank that never calls makes every program's calls end at their deadline"
     trial.context = ", rank " + std::to_string(absent) + " never calls";
     trial.post(trial.jobs[0], trial.everyone_but(absent), trial.world.now + 3 * kSecond);
     trial.check(
-        [&](int, const Call& call) {
+        [&](int, const TestCall& call) {
           return call.error.fault == Fault::kTimedOut &&
                  has(call.error.text, "reached the deadline of " + call.job.descriptor()) &&
                  (has(call.error.text, "waiting for " + World::name(absent)) ||

@@ -24,7 +24,7 @@ TEST("calls end right whatever paths break in the middle of them, all at once to
     options.net.path_mutes = seed % 2 == 0 ? 0 : 0.001;
     World world(size, options);
     FakeRandom random(seed);
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (uint64_t key = 0; key < 6; ++key) {
       const Job job = random_job(random, key, size, 3000);
       for (int rank = 0; rank < size; ++rank) calls.push_back(&world.post(rank, job));
@@ -46,7 +46,7 @@ TEST("whoever dies while the links to it are suspended is lost, to all, with the
     World::Options options = resumed(seed);
     options.net.longest_remake = 200;
     World world(3, options);
-    std::vector<Call*> calls;
+    std::vector<TestCall*> calls;
     for (int rank = 0; rank < 3; ++rank) calls.push_back(&world.post(rank, large()));
     world.run_steps(static_cast<int>(seed % 20));
     for (const int peer : {0, 2}) world.net.cut(1, peer);
@@ -55,7 +55,7 @@ TEST("whoever dies while the links to it are suspended is lost, to all, with the
     const int64_t died_ns = world.now;
     CHECK(world.run_all(500));
     for (const int rank : {0, 2}) {
-      const Call& call = *calls[static_cast<size_t>(rank)];
+      const TestCall& call = *calls[static_cast<size_t>(rank)];
       if (call.ok()) continue;
       n_lost++;
       CHECK(call.error.fault == Fault::kPeerLost);
@@ -73,8 +73,8 @@ TEST("a network that is cut for less than the time to resume fails no call, in s
     options.net.delays = options.net.splits = 0;
     World world(2, options);
     world.run_steps(1000);
-    const Call& one = world.post(0, large());
-    const Call& other = world.post(1, large());
+    const TestCall& one = world.post(0, large());
+    const TestCall& other = world.post(1, large());
     world.run_steps(1);
     world.net.options.longest_remake = 7000;  // longer than who is silent lives
     mute ? world.net.mute_path(0, 1, 0) : world.net.cut_path(0, 1, 0);
@@ -88,7 +88,7 @@ TEST("a network that is cut for longer loses the peer, after that time and with 
   World::Options options = resumed(1);
   options.net.longest_remake = 100'000;
   World world(2, options);
-  const Call& call = world.post(0, large());
+  const TestCall& call = world.post(0, large());
   world.net.cut_path(0, 1, 0);
   const int64_t cut_ns = world.now;
   CHECK(world.run_all(11'000));

@@ -81,7 +81,7 @@ Cost cost_of(World& world, const Job& job, const std::vector<std::shared_ptr<Pla
   std::vector<uint64_t> got;
   for (int rank = 0; rank < size; ++rank) got.push_back(world.net.n_delivered_to(rank));
   const uint64_t sent = world.net.n_sent();
-  std::vector<Call*> calls;
+  std::vector<TestCall*> calls;
   const int64_t before = n_live_bytes;
   for (int rank = 0; rank < size; ++rank) {
     const auto at = static_cast<size_t>(rank);

@@ -35,10 +35,10 @@ TEST("the states of a peer follow each other as they may, and in no other way") 
 TEST("a group ends once, for what was said first, and does not come back") {
   using State = GroupLife::State;
   const std::set<std::pair<State, State>> allowed = {
-      {State::kUnborn, State::kInUse},   {State::kUnborn, State::kEnded},
-      {State::kInUse, State::kDeparted}, {State::kInUse, State::kDisputed},
-      {State::kInUse, State::kEnded},    {State::kDeparted, State::kDisputed},
-      {State::kDeparted, State::kEnded}, {State::kDisputed, State::kEnded},
+      {State::kUncreated, State::kInUse}, {State::kUncreated, State::kEnded},
+      {State::kInUse, State::kDeparted},  {State::kInUse, State::kDisputed},
+      {State::kInUse, State::kEnded},     {State::kDeparted, State::kDisputed},
+      {State::kDeparted, State::kEnded},  {State::kDisputed, State::kEnded},
   };
   for (size_t one = 0; one < GroupLife::kStates; ++one)
     for (size_t other = 0; other < GroupLife::kStates; ++other) {
@@ -101,8 +101,8 @@ TEST("whoever is dead, news reaches all that live, for at most log n words of ea
 
 // ---- deaths
 
-void check_same_words(const std::vector<Call*>& calls, const std::set<int>& without) {
-  const Call* first = nullptr;
+void check_same_words(const std::vector<TestCall*>& calls, const std::set<int>& without) {
+  const TestCall* first = nullptr;
   for (size_t rank = 0; rank < calls.size(); ++rank) {
     if (without.count(static_cast<int>(rank)) != 0) continue;
     if (first == nullptr) first = calls[rank];
@@ -112,8 +112,8 @@ void check_same_words(const std::vector<Call*>& calls, const std::set<int>& with
   }
 }
 
-std::vector<Call*> post_all(World& world, const std::vector<int>& ranks, uint64_t group = 0) {
-  std::vector<Call*> calls;
+std::vector<TestCall*> post_all(World& world, const std::vector<int>& ranks, uint64_t group = 0) {
+  std::vector<TestCall*> calls;
   for (const int rank : ranks)
     calls.push_back(group == 0
                         ? &world.post(rank, large())
@@ -172,9 +172,9 @@ TEST("of two that die one after the other both are known everywhere, and the res
                  "rank " + std::to_string(rank) + " does not know " + std::to_string(victim) +
                      ", state " + name_of(world.engine(rank).state_of(victim)));
         }
-      for (const Call* call : post_all(world, rest, 60)) CHECK(!call->finished);
+      for (const TestCall* call : post_all(world, rest, 60)) CHECK(!call->finished);
       CHECK(world.run_all(5000));
-      for (const Call* call : calls) CHECK(call->error);
+      for (const TestCall* call : calls) CHECK(call->error);
     }
 }
 
@@ -333,7 +333,7 @@ TEST("a rank that is heard again before the third has answered is as alive as ev
   world.undeafen(2, 1);
   const auto calls = post_all(world, all_but(3, {}));
   CHECK(world.run_all(500));
-  for (const Call* call : calls) CHECK(call->ok());
+  for (const TestCall* call : calls) CHECK(call->ok());
   world.run_steps(10'000);
   for (const int rank : {0, 2}) CHECK(world.engine(rank).state_of(1) == PeerState::kAlive);
 }
@@ -347,7 +347,7 @@ TEST(
     world.run_steps(step);
     world.kill(3);  // which both ask: 1 + 2
     CHECK(world.run_all(500));
-    for (const Call* call : calls) {
+    for (const TestCall* call : calls) {
       CHECK_EQ(call->error.peer, 2);
       CHECK(has(call->error.text, "is cut; both live"));
     }

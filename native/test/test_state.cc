@@ -228,7 +228,7 @@ TEST("what the peer has yet to read, or the link to send, is awaited of them") {
     CHECK(world.run([&] {
       const Value state = state_of(world, 0);
       return calls_in(state).empty() ||
-             awaited(state, "send", 1) == (shares_memory ? "taken" : "link");
+             awaited(state, "send", 1) == (shares_memory ? "consumed" : "link");
     }));
     CHECK(!calls_in(state_of(world, 0)).empty());
     CHECK(world.run_all());
@@ -349,7 +349,7 @@ TEST("a lock that somebody holds is not waited for for ever") {
 // Takes nothing.
 class Nobody final : public FrameSink {
  public:
-  std::span<std::byte> landing(int, const Header&) override { return {}; }
+  std::span<std::byte> receive_buffer(int, const Header&) override { return {}; }
   void arrived(int, const Header&, std::span<std::byte>) override {}
   void sent(int, uint64_t) override {}
   void spoiled(int, uint64_t) override {}

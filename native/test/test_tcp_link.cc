@@ -66,7 +66,7 @@ TEST("garbage instead of a header breaks the link before anything lands") {
     const Bytes garbage = random_bytes(random, 64 + random.below(500));
     stream.write(garbage.data(), garbage.size());
     CHECK(stream.sink.is_over);
-    CHECK_EQ(stream.sink.n_landings, 0);
+    CHECK_EQ(stream.sink.n_receive_buffers, 0);
     CHECK(has(stream.sink.why.text, "corrupt header"));
   }
 }
@@ -79,7 +79,7 @@ TEST("an oversize payload breaks the link before memory is asked for") {
     header.length = n_bytes;
     stream.write_sealed(header);
     CHECK(stream.sink.is_over);
-    CHECK_EQ(stream.sink.n_landings, 0);
+    CHECK_EQ(stream.sink.n_receive_buffers, 0);
     CHECK(has(stream.sink.why.text, std::to_string(n_bytes)));
   }
 }
@@ -126,7 +126,7 @@ TEST("over TCP control and small messages overtake bulk data that has not begun 
   CHECK(link.has_queued());
   const Bytes small = random_bytes(random, 4);
   link.send(data_frame(small, kFrames));
-  for (const auto type : {FrameType::kGoodbye, FrameType::kGrant, FrameType::kOpen}) {
+  for (const auto type : {FrameType::kGoodbye, FrameType::kGrant, FrameType::kPost}) {
     Frame frame;
     frame.header.type = type;
     link.send(frame);
@@ -147,7 +147,7 @@ TEST("over TCP control and small messages overtake bulk data that has not begun 
   }
   CHECK(n_ahead < kFrames / 2);
   CHECK((others ==
-         std::vector{FrameType::kGrant, FrameType::kOpen, FrameType::kData, FrameType::kGoodbye}));
+         std::vector{FrameType::kGrant, FrameType::kPost, FrameType::kData, FrameType::kGoodbye}));
   CHECK(came.back().header.type == FrameType::kGoodbye);
 }
 

@@ -60,7 +60,8 @@ class Trial {
   }
   // Each call is over and has the right result, or an error that `is_fine` finds no fault with;
   // nobody has touched memory that went back to its owner.
-  void check(const std::function<bool(int rank, const Call&)>& is_fine, int most_steps = 20'000) {
+  void check(const std::function<bool(int rank, const TestCall&)>& is_fine,
+             int most_steps = 20'000) {
     if (!world.run_all(most_steps)) complain("something waits for ever");
     world.run_steps(30);
     for (const auto& [rank, call] : calls) {
@@ -83,7 +84,7 @@ class Trial {
   }
   // Of a group that has ended for some: every one of `ranks` hears of it, at the next call at last.
   void check_ended(const std::vector<int>& ranks,
-                   const std::function<bool(int rank, const Call&)>& is_fine) {
+                   const std::function<bool(int rank, const TestCall&)>& is_fine) {
     calls.clear();
     post(roll_call(10), ranks);
     check(is_fine);
@@ -111,7 +112,7 @@ class Trial {
 
   World world;
   std::vector<Job> jobs;
-  std::vector<std::pair<int, Call*>> calls;
+  std::vector<std::pair<int, TestCall*>> calls;
   std::string context;  // what the fault was
 
  private:

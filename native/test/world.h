@@ -24,9 +24,9 @@
 namespace shoal::test {
 
 // One rank's side of a job: its memory while it is borrowed, and what came out.
-struct Call {
+struct TestCall {
   Job job;
-  std::shared_ptr<Collective> handle;
+  std::shared_ptr<Call> handle;
   bool finished = false;
   Error error;
   Bytes result;
@@ -73,10 +73,10 @@ class World {
   }
 
   // The job on one rank, in the group of all; `members`: in another group, by its ranks.
-  Call& post(int rank, const Job& job, int64_t deadline_ns = kNever) {
+  TestCall& post(int rank, const Job& job, int64_t deadline_ns = kNever) {
     return post_in(rank, *groups[index(rank)], job, deadline_ns);
   }
-  Call& post_in(int rank, Group& group, const Job& job, int64_t deadline_ns = kNever) {
+  TestCall& post_in(int rank, Group& group, const Job& job, int64_t deadline_ns = kNever) {
     const auto n_members = static_cast<int>(group.members.size());
     Job here = job;
     for (const int member : group.members) here.places.push_back(net.host_of(member));
@@ -84,8 +84,8 @@ class World {
                      input_of(job, group.rank, n_members), deadline_ns);
   }
   // Any plan; `input` fills DATA or INPUT, whichever it has.
-  Call& post_plan(int rank, Group& group, const Job& job, std::shared_ptr<const Plan> plan,
-                  const Bytes& input, int64_t deadline_ns = kNever) {
+  TestCall& post_plan(int rank, Group& group, const Job& job, std::shared_ptr<const Plan> plan,
+                      const Bytes& input, int64_t deadline_ns = kNever) {
     auto kept = std::make_unique<Kept>();
     kept->call.job = job;
     // Half of the shared buffers lie in the middle of a larger region.
@@ -213,7 +213,7 @@ class World {
   };
 
   struct Kept {
-    Call call;
+    TestCall call;
     size_t pad = 0;
     bool is_ownerless = false;  // the process died: its peers hold what is left of its memory
     int result_buffer = kData;
@@ -244,7 +244,7 @@ class World {
       result_at = at;
       result_bytes = n_bytes;
     }
-    void end(const Collective& handle, int64_t when) {
+    void end(const Call& handle, int64_t when) {
       call.finished = true;
       call.error = handle.error;
       call.finished_ns = when;
@@ -292,7 +292,7 @@ class World {
       net.set_arena(rank, slots, stamps);
       one->set_slots(Slots(slots, stamps.data(), n_slots, options_.slot_quota, size_));
     }
-    one->on_finished = [this, rank](Collective& handle) {
+    one->on_finished = [this, rank](Call& handle) {
       const auto found = open_.find({rank, handle.group_id, handle.key});
       if (found == open_.end() || found->second->call.finished) return;
       found->second->end(handle, now);

@@ -27,7 +27,7 @@ constexpr int64_t kPauseNs = 50 * kMillisecond;  // without even a spare descrip
 
 int open_spare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
-bool is_for_want(int error) {
+bool is_for_request(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
 }
 
@@ -117,7 +117,7 @@ void Acceptor::accept_some(int listener, int64_t now) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0)
       receive(fd, now);
-    else if (is_for_want(errno))
+    else if (is_for_request(errno))
       turn_away(listener, now);
     else if (errno == EAGAIN || errno == EWOULDBLOCK)
       return;
@@ -132,7 +132,7 @@ void Acceptor::turn_away(int listener, int64_t now) {
   const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   if (fd >= 0) ::close(fd);
   spare_fd_ = open_spare();
-  if (fd < 0 && is_for_want(errno)) pause(now + kPauseNs);
+  if (fd < 0 && is_for_request(errno)) pause(now + kPauseNs);
 }
 
 void Acceptor::receive(int fd, int64_t now) {

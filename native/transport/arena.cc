@@ -16,8 +16,9 @@ namespace {
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Notes and rings that the lane reads in one turn. Who looks for one reads all that its mates have
-// sent, which is no more than a queue holds (net.unix.max_dgram_qlen), unless they never stop.
+// Notes and rings that the progress thread reads in one turn. Who looks for one reads all that its
+// mates have sent, which is no more than a queue holds (net.unix.max_dgram_qlen), unless they never
+// stop.
 constexpr int kMostInTurn = 64, kMostAtAll = 1 << 16;
 
 // Not FUTEX_PRIVATE: the word is shared between processes.
@@ -29,10 +30,10 @@ long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec
 
 // ---- any arena
 
-void ArenaView::ring_bell(const BellSocket& by, uint32_t n_frames, Ring how) const {
+void ArenaView::ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how) const {
   ArenaHeader& to = header();
   // Also without a frame: a sleeper compares the count just before it sleeps.
-  const uint32_t now = to.bell.fetch_add(std::max(1u, n_frames)) + std::max(1u, n_frames);
+  const uint32_t now = to.doorbell.fetch_add(std::max(1u, n_frames)) + std::max(1u, n_frames);
   // Before the look at who watches: a caller that leaves looks for it after it has said so.
   const bool is_first = how == Ring::kAlways && to.alarm.exchange(1) == 0;
   const uint32_t watch = to.watch.load();
@@ -40,12 +41,13 @@ void ArenaView::ring_bell(const BellSocket& by, uint32_t n_frames, Ring how) con
     // Signed distance: the counter wraps.
     if (how == Ring::kCounted && static_cast<int32_t>(now - to.wake_at.load()) < 0) return;
     if (to.watch.fetch_and(~kCallerSleeps) & kCallerSleeps)
-      futex(&to.bell, FUTEX_WAKE, INT_MAX, nullptr);
+      futex(&to.doorbell, FUTEX_WAKE, INT_MAX, nullptr);
     return;
   }
-  const bool armed = (watch & kLaneSleeps) && (to.watch.fetch_and(~kLaneSleeps) & kLaneSleeps);
+  const bool armed =
+      (watch & kThreadSleeps) && (to.watch.fetch_and(~kThreadSleeps) & kThreadSleeps);
   // Who has raised the alarm rings for all that find it raised, so that few rings are on their way.
-  if (armed || (is_first && !(watch & (kDriven | kLaneSleeps)))) by.ring(to.bell_address);
+  if (armed || (is_first && !(watch & (kDriven | kThreadSleeps)))) by.ring(to.bell_address);
 }
 
 // ---- our own
@@ -61,7 +63,7 @@ void Arena::close_memory_fd() {
 }
 
 void Arena::forsake() {
-  bell_socket_.close();
+  doorbell_socket_.close();
   close_memory_fd();
 }
 
@@ -84,7 +86,7 @@ Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
   if (Error error = out.reserve()) return error;
   if (Error error = Mapping::map(memory_fd, n_bytes, out.mapping_)) return error;
   out.base_ = out.mapping_.data() + out.offset();
-  if (Error error = out.bell_socket_.open()) return error;
+  if (Error error = out.doorbell_socket_.open()) return error;
   out.begin();
   return out.mark_.set(memory_fd, out.offset());
 }
@@ -99,7 +101,7 @@ void Arena::begin() {
   auto* own = new (base_) ArenaHeader;
   own->magic = ArenaHeader::kMagic;
   own->n_local = static_cast<uint32_t>(n_local_);
-  own->bell_address = bell_socket_.address();
+  own->bell_address = doorbell_socket_.address();
   for (int from = 0; from < n_local_; ++from) new (&ring(from)) RingHeader;
   for (uint32_t slot = 0; slot < n_slots(); ++slot) new (stamps() + slot) std::atomic<uint64_t>{0};
 }
@@ -113,30 +115,30 @@ Error Arena::mate(int local, ArenaView& out) const {
 
 void Arena::wake_callers() const {
   ArenaHeader& own = header();
-  own.bell.fetch_add(1);
+  own.doorbell.fetch_add(1);
   if (own.watch.fetch_and(~kCallerSleeps) & kCallerSleeps)
-    futex(&own.bell, FUTEX_WAKE, INT_MAX, nullptr);
+    futex(&own.doorbell, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
 void Arena::sleep(uint32_t seen, int64_t timeout_ns) const {
   const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  futex(&header().bell, FUTEX_WAIT, seen, &timeout);
+  futex(&header().doorbell, FUTEX_WAIT, seen, &timeout);
 }
 
 // ---- notes
 
-void Arena::take_notes(bool is_lane) {
+void Arena::take_notes(bool is_progress_thread) {
   bool is_rung = false;
-  for (int n = 0; n < (is_lane ? kMostInTurn : kMostAtAll); ++n) {
+  for (int n = 0; n < (is_progress_thread ? kMostInTurn : kMostAtAll); ++n) {
     Note note;
     int fd = -1;
-    const auto took = bell_socket_.take(note, fd);
-    if (took == BellSocket::Took::kNothing) break;
-    is_rung |= took == BellSocket::Took::kRing;
-    if (took == BellSocket::Took::kNote) take(note, fd);
+    const auto took = doorbell_socket_.take(note, fd);
+    if (took == DoorbellSocket::Took::kNothing) break;
+    is_rung |= took == DoorbellSocket::Took::kRing;
+    if (took == DoorbellSocket::Took::kNote) take(note, fd);
   }
-  // It was for the lane, which may sleep, and was about to hear of it.
-  if (is_rung && !is_lane) bell_socket_.ring(bell_socket_.address());
+  // It was for the progress thread, which may sleep, and was about to hear of it.
+  if (is_rung && !is_progress_thread) doorbell_socket_.ring(doorbell_socket_.address());
 }
 
 // What a host-mate says is checked, never trusted.

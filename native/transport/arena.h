@@ -1,5 +1,5 @@
 // What the processes of a host share: one piece of memory, in which each has an arena. That is a
-// bell, a ring of frames from each of the others, and slots.
+// doorbell, a ring of frames from each of the others, and slots.
 //
 //   arena of local 0: [ArenaHeader | stamps | ring from local 0 | ring from local 1 | ... | slots]
 //   arena of local 1: ...
@@ -20,7 +20,7 @@
 
 #include "base/death_mark.h"
 #include "base/shared_memory.h"
-#include "transport/bell_socket.h"
+#include "transport/doorbell_socket.h"
 #include "transport/frame.h"
 #include "transport/slots.h"
 
@@ -28,14 +28,15 @@ namespace shoal {
 
 // Who looks after an arena, in ArenaHeader::watch.
 inline constexpr uint32_t kCallerSleeps = 1;  // on the futex
-inline constexpr uint32_t kLaneSleeps = 2;    // in epoll, woken by the bell's socket
+inline constexpr uint32_t kThreadSleeps = 2;  // in epoll, woken by the doorbell's socket
 inline constexpr uint32_t kDriven = 4;        // some caller is in wait(), asleep or not
 
-// Whom a bell wakes.
+// Whom a doorbell wakes.
 enum class Ring : uint8_t {
   kCounted,  // whoever sleeps; a caller only once all that it waits for has come
   kNow,      // whoever sleeps
-  kAlways,   // the lane if nobody drives or sleeps: it must be looked at even between calls
+  kAlways,   // the progress thread if nobody drives or sleeps: it must be looked at even between
+             // calls
 };
 
 struct ArenaHeader {
@@ -46,18 +47,18 @@ struct ArenaHeader {
   uint64_t magic = 0;
   std::atomic<int64_t> heartbeat_ns{0};  // what others look at ten times a second, in one line
   BellAddress bell_address;
-  alignas(64) std::atomic<uint32_t> bell{0};  // counts the frames that came; the futex word
+  alignas(64) std::atomic<uint32_t> doorbell{0};  // counts the frames that came; the futex word
   std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
   std::atomic<uint32_t> alarm{0};    // something came that cannot wait for the next call
 };
-static_assert(offsetof(ArenaHeader, bell) == 64);
+static_assert(offsetof(ArenaHeader, doorbell) == 64);
 
 struct RingHeader {
   alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written, by the producer
   std::atomic<uint32_t> is_over{0};           // nothing more is written: it has closed its link
   alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read, by the consumer
-  // The producer found the ring full: whoever reads from it rings the producer's bell.
+  // The producer found the ring full: whoever reads from it rings the producer's doorbell.
   std::atomic<uint32_t> is_full{0};
 };
 
@@ -102,7 +103,7 @@ class ArenaView {
   size_t n_bytes() const { return slots_offset() + n_slots() * Slots::kSlotBytes; }
 
   // Tells the owner of this arena that so many frames came, or with 0 that it may send again.
-  void ring_bell(const BellSocket& by, uint32_t n_frames, Ring how) const;
+  void ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how) const;
   bool has_died() const { return (header().life.load() & DeathMark::kDied) != 0; }
 
  protected:
@@ -121,7 +122,7 @@ class ArenaView {
 
 // This process's own, and the memory of the host that it lies in.
 //
-// Threads: the bell, sleep() and wake_callers() any; the rest under the mesh's lock.
+// Threads: the doorbell, sleep() and wake_callers() any; the rest under the mesh's lock.
 class Arena : public ArenaView {
  public:
   Arena() = default;
@@ -138,7 +139,7 @@ class Arena : public ArenaView {
   int local() const { return local_; }
   int memory_fd() const { return memory_fd_; }
   void close_memory_fd();
-  const BellSocket& bell_socket() const { return bell_socket_; }
+  const DoorbellSocket& doorbell_socket() const { return doorbell_socket_; }
   // In a forked child: closes the descriptors, and does nothing else.
   void forsake();
 
@@ -151,14 +152,14 @@ class Arena : public ArenaView {
                                  Slots::kSlotBytes);
   }
 
-  // Wakes callers of this very process that sleep on their own bell.
+  // Wakes callers of this very process that sleep on their own doorbell.
   void wake_callers() const;
-  // Sleeps until the bell is not `seen` any more, `timeout_ns` passed or a signal came.
+  // Sleeps until the doorbell is not `seen` any more, `timeout_ns` passed or a signal came.
   void sleep(uint32_t seen, int64_t timeout_ns) const;
 
-  // Reads what lies in the bell's socket. `is_lane`: whether who calls is whom rings are for; it is
-  // told of the rest if there is very much.
-  void take_notes(bool is_lane);
+  // Reads what lies in the doorbell's socket. `is_progress_thread`: whether who calls is whom rings
+  // are for; it is told of the rest if there is very much.
+  void take_notes(bool is_progress_thread);
   // A shared region of a host-mate that it has handed over; null if it has not yet.
   const Mapping* region(int local, uint32_t id) const;
   void forget_regions(int local) { regions_[static_cast<size_t>(local)].clear(); }
@@ -172,7 +173,7 @@ class Arena : public ArenaView {
   Mapping mapping_;
   int local_ = 0;
   int memory_fd_ = -1;
-  BellSocket bell_socket_;
+  DoorbellSocket doorbell_socket_;
   std::vector<std::map<uint32_t, Mapping>> regions_;  // by local
   DeathMark mark_;  // NOT before the socket: who is marked as alive has its name
 };

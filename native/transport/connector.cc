@@ -119,18 +119,18 @@ int64_t Connector::step(int64_t now) {
   int64_t next = kNever;
   for (Dial& dial : dials_) {
     if (now >= dial.due_ns) {
-      const bool was_open = dial.fd >= 0;
-      if (was_open) retry(dial, now);
-      if (!was_open && n_open >= kMostDials) dial.due_ns = now + kFirstPauseNs;
-      if (!was_open && n_open < kMostDials) begin(dial, now);
-      n_open += !was_open && dial.fd >= 0;
+      const bool was_posted = dial.fd >= 0;
+      if (was_posted) retry(dial, now);
+      if (!was_posted && n_open >= kMostDials) dial.due_ns = now + kFirstPauseNs;
+      if (!was_posted && n_open < kMostDials) begin(dial, now);
+      n_open += !was_posted && dial.fd >= 0;
     }
     next = std::min(next, dial.due_ns);
   }
   return next;
 }
 
-int Connector::open_towards(const Wish& wish) {
+int Connector::posted_towards(const Wish& wish) {
   const int fd = socket(wish.to.at.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
   const auto* from = reinterpret_cast<const sockaddr*>(&wish.from.at);
@@ -146,7 +146,7 @@ int Connector::open_towards(const Wish& wish) {
 }
 
 void Connector::begin(Dial& dial, int64_t now) {
-  dial.fd = open_towards(dial.wish);
+  dial.fd = posted_towards(dial.wish);
   if (dial.fd < 0) return fail(dial, errno, now);
   epoll_event event{};
   event.events = EPOLLOUT;

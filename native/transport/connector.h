@@ -73,7 +73,7 @@ class Connector {
   };
 
   void begin(Dial& dial, int64_t now);
-  int open_towards(const Wish& wish);
+  int posted_towards(const Wish& wish);
   bool go_on(Dial& dial, int64_t now);
   bool greet(Dial& dial);
   void fail(Dial& dial, int error, int64_t now);

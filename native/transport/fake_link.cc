@@ -62,7 +62,7 @@ bool FakeNet::is_idle() const {
   const auto busy = [](const FakeLink* link) {
     return link != nullptr &&
            (!link->queue_.empty() || !link->reports_.empty() || !link->moves_.empty() ||
-            !link->releases_.empty() || link->landing_now_);
+            !link->releases_.empty() || link->receiving_now_);
   };
   return std::none_of(links_.begin(), links_.end(), busy) &&
          std::all_of(wires_.begin(), wires_.end(),
@@ -197,16 +197,16 @@ bool FakeLink::pump(FrameSink& sink) {
 
 bool FakeLink::deliver(FrameSink& sink) {
   bool moved = false;
-  for (size_t left = in().parcels.size() + (landing_now_ ? 1 : 0); left > 0 && !closed_; --left) {
-    if (!landing_now_) {
+  for (size_t left = in().parcels.size() + (receiving_now_ ? 1 : 0); left > 0 && !closed_; --left) {
+    if (!receiving_now_) {
       if (!begin(sink)) break;
       moved = true;
     }
-    if (!landing_now_) continue;  // it had no payload, or it was in readable memory
+    if (!receiving_now_) continue;  // it had no payload, or it was in readable memory
     moved = true;
     if (!land(sink)) break;
   }
-  if (!closed_ && in().ended && in().parcels.empty() && !landing_now_) {
+  if (!closed_ && in().ended && in().parcels.empty() && !receiving_now_) {
     fail(sink, "closed the connection without a goodbye (its process died, or its host)", true);
     return true;
   }
@@ -238,20 +238,20 @@ bool FakeLink::begin(FrameSink& sink) {
   current_ = take(at);
   const Header& header = current_.header;
   n_landed_ = 0;
-  landing_ = {};
-  landing_now_ = true;
+  receive_buffer_ = {};
+  receiving_now_ = true;
   if (!net_.seal_.fits(header, {})) {
     fail(sink, "sent a corrupt header: its seal does not fit");
   } else if (header.length == 0) {
     end(sink);
   } else if (shares_memory()) {
     diverted_.assign(header.length, std::byte{});
-    landing_ = diverted_;
+    receive_buffer_ = diverted_;
     current_.splits = false;
     land(sink);
   } else {
-    landing_ = sink.landing(peer_, header);
-    if (!closed_ && landing_.size() != header.length)
+    receive_buffer_ = sink.receive_buffer(peer_, header);
+    if (!closed_ && receive_buffer_.size() != header.length)
       fail(sink, "sent a frame of " + std::to_string(header.length) + " B that nobody expects");
   }
   return true;
@@ -259,12 +259,12 @@ bool FakeLink::begin(FrameSink& sink) {
 
 // Brings the frame at hand further; true when it is through.
 bool FakeLink::land(FrameSink& sink) {
-  const size_t rest = landing_.size() - n_landed_;
+  const size_t rest = receive_buffer_.size() - n_landed_;
   const size_t piece = current_.splits ? 1 + net_.random_.below(rest) : rest;
   const std::byte* from = current_.borrowed != nullptr ? current_.borrowed : current_.own.data();
-  std::memcpy(landing_.data() + n_landed_, from + n_landed_, piece);
+  std::memcpy(receive_buffer_.data() + n_landed_, from + n_landed_, piece);
   n_landed_ += piece;
-  if (n_landed_ < landing_.size()) return false;
+  if (n_landed_ < receive_buffer_.size()) return false;
   FakeLink* sender = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
   if (current_.borrowed != nullptr && sender != nullptr && !sender->closed_) sender->read(current_);
   end(sink);
@@ -274,11 +274,12 @@ bool FakeLink::land(FrameSink& sink) {
 void FakeLink::end(FrameSink& sink) {
   const Parcel parcel = std::move(current_);
   current_ = {};
-  landing_now_ = false;
+  receiving_now_ = false;
   const std::vector<std::byte> keep = std::move(diverted_);
   diverted_.clear();
   const Header& header = parcel.header;
-  if (header.length > 0 && crc32c(0, landing_.data(), landing_.size()) != header.payload_crc) {
+  if (header.length > 0 &&
+      crc32c(0, receive_buffer_.data(), receive_buffer_.size()) != header.payload_crc) {
     if (!parcel.damaged)
       net_.accuse("a payload was overwritten while it was borrowed, or while it landed: type " +
                   std::to_string(static_cast<int>(header.type)) + ", flow " +
@@ -286,7 +287,7 @@ void FakeLink::end(FrameSink& sink) {
     return fail(sink, "sent a corrupt payload (" + std::to_string(header.length) +
                           " B, checksum does not match)");
   }
-  sink.arrived(peer_, header, landing_);
+  sink.arrived(peer_, header, receive_buffer_);
 }
 
 void FakeLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
@@ -333,11 +334,11 @@ void FakeLink::let_go(const std::byte* from, size_t n_bytes) {
   for (Parcel& parcel : out().parcels)
     if (inside(parcel)) read(parcel);
   FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
-  if (receiver != nullptr && receiver->landing_now_ && inside(receiver->current_))
+  if (receiver != nullptr && receiver->receiving_now_ && inside(receiver->current_))
     read(receiver->current_);
-  if (landing_now_ && overlap(landing_.data(), landing_.size(), from, n_bytes)) {
-    diverted_.assign(landing_.begin(), landing_.end());
-    landing_ = diverted_;
+  if (receiving_now_ && overlap(receive_buffer_.data(), receive_buffer_.size(), from, n_bytes)) {
+    diverted_.assign(receive_buffer_.begin(), receive_buffer_.end());
+    receive_buffer_ = diverted_;
   }
 }
 
@@ -355,12 +356,12 @@ void FakeLink::close() {
   parcels.erase(unread, parcels.end());
   out().ended = true;
   FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
-  if (receiver != nullptr && receiver->landing_now_ && receiver->current_.borrowed != nullptr)
+  if (receiver != nullptr && receiver->receiving_now_ && receiver->current_.borrowed != nullptr)
     out().cut = true;
   in().parcels.clear();
   current_ = {};
-  landing_now_ = false;
-  landing_ = {};
+  receiving_now_ = false;
+  receive_buffer_ = {};
 }
 
 // ---- shared memory

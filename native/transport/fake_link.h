@@ -45,10 +45,11 @@ class FakeNet {
     uint64_t epoch = 1;
     Bytes job_key = std::as_bytes(std::span("the key of the net"));
     size_t max_inline = 1024;
-    size_t copied = 256;         // payloads up to this are copied by send(), larger ones borrowed
-    size_t room = 0;             // frames on the wire each way before senders queue; 0: no bound
-    bool shares_memory = false;  // a link within a host: no landing, put, by reference and slots
-    int n_hosts = 1;             // that share memory: rank r is on host r % n_hosts
+    size_t copied = 256;  // payloads up to this are copied by send(), larger ones borrowed
+    size_t room = 0;      // frames on the wire each way before senders queue; 0: no bound
+    bool shares_memory =
+        false;        // a link within a host: no receive buffer, put, by reference and slots
+    int n_hosts = 1;  // that share memory: rank r is on host r % n_hosts
 
     double delays = 0;  // comes up to longest_delay steps later, and so do those behind
     uint64_t longest_delay = 8;
@@ -219,9 +220,9 @@ class FakeLink final : public Link {
   std::set<uint32_t> shared_;
   std::map<uint32_t, Mapping> regions_;  // the peer's
 
-  bool landing_now_ = false;
+  bool receiving_now_ = false;
   Parcel current_;
-  std::span<std::byte> landing_;
+  std::span<std::byte> receive_buffer_;
   size_t n_landed_ = 0;
   std::vector<std::byte> diverted_;
 };

@@ -9,18 +9,18 @@
 namespace shoal {
 
 enum class FrameType : uint8_t {
-  kOpen = 1,      // "I have posted this collective": group, key, descriptor; perhaps Lengths
+  kPost = 1,      // "I have posted this call": group, key, descriptor; perhaps Lengths
   kGrant = 2,     // "segments below `segment` of your flow may come"; may name a place to put them
   kData = 3,      // one segment of a flow, payload in the frame
   kOffer = 4,     // segments [segment, segment + count) of a flow lie in shared memory
-  kTaken = 5,     // "I have consumed segments below `segment` of your flow"
-  kPlaced = 6,    // "the `count` segments before `segment` of my flow lie where you granted"
-  kWant = 7,      // "my eager allowance is spent; grant this flow"
-  kCredit = 8,    // gives back `place.offset` bytes of eager allowance
-  kDisagree = 9,  // payload: what I called under this key
-  kAbort = 10,    // payload: why this group ends; flow = culprit rank, count = fault
-  kLost = 11,     // "rank `flow` is lost, rank `segment` says"; count: how; payload: why
-  kGoodbye = 12,  // orderly end of the link
+  kConsumed = 5,  // "I have consumed segments below `segment` of your flow"
+  kPutComplete = 6,    // "the `count` segments before `segment` of my flow lie where you granted"
+  kRequestToSend = 7,  // "my eager allowance is spent; grant this flow"
+  kCredit = 8,         // gives back `place.offset` bytes of eager allowance
+  kDisagree = 9,       // payload: what I called under this key
+  kAbort = 10,         // payload: why this group ends; flow = culprit rank, count = fault
+  kLost = 11,          // "rank `flow` is lost, rank `segment` says"; count: how; payload: why
+  kGoodbye = 12,       // orderly end of the link
   kHeartbeat = 13,
   kRegion = 14,   // a shared region's descriptor rides along (SCM_RIGHTS)
   kRelease = 15,  // the region is gone: drop the mapping
@@ -32,20 +32,21 @@ enum class FrameType : uint8_t {
 
 // Sixteen more bytes, carried as the payload of kGrant, kOffer, kCredit, kRegion and kRelease.
 struct Place {
-  uint32_t region = 0;      // 0: none; kOffer with kInSlot: the slot's number
-  uint32_t gate = kNoGate;  // kGrant: segment s is granted once you consumed s of my flow `gate`
+  uint32_t region = 0;  // 0: none; kOffer with kInSlot: the slot's number
+  uint32_t cts_flow =
+      kNoFlow;  // kGrant: segment s is granted once you consumed s of my flow `cts_flow`
   // Bytes into the region of the flow's (kOffer: the segment's) first byte; kInSlot: its stamp.
   uint64_t offset = 0;
 
-  static constexpr uint32_t kNoGate = 0xffffffff;
+  static constexpr uint32_t kNoFlow = 0xffffffff;
 };
 static_assert(sizeof(Place) == 16);
 
-// The payload of kOpen where only the two ranks know how long the blocks between them are, in
+// The payload of kPost where only the two ranks know how long the blocks between them are, in
 // bytes.
 struct Lengths {
-  uint64_t sent = 0;   // by the one who says so
-  uint64_t taken = 0;  // by it
+  uint64_t sent = 0;      // by the one who says so
+  uint64_t received = 0;  // by it
 };
 static_assert(sizeof(Lengths) == sizeof(Place));
 
@@ -86,7 +87,7 @@ static_assert(sizeof(Header) == 64);
 // Words for people are cut to this.
 inline constexpr uint32_t kMaxText = 4096;
 
-// kOffer: the payload lies in one of the sender's slots and holds it until kTaken.
+// kOffer: the payload lies in one of the sender's slots and holds it until kConsumed.
 inline constexpr uint16_t kInSlot = 1;
 
 // kData: sent before the receiver granted it; counts against the eager allowance.

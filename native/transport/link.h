@@ -46,14 +46,14 @@ enum class Moved : uint8_t {
 
 // Who receives what a link brings: the engine, or a test.
 //
-// Buffers: `landing` names the memory for the payload that `header` announces, header.length bytes
-// that stay valid until `arrived` or `broken`; an empty span refuses the frame and breaks the link.
-// A link whose payload already lies in readable memory skips `landing`; that span then dies with
-// the call.
+// Buffers: `receive_buffer` names the memory for the payload that `header` announces, header.length
+// bytes that stay valid until `arrived` or `broken`; an empty span refuses the frame and breaks the
+// link. A link whose payload already lies in readable memory skips `receive_buffer`; that span then
+// dies with the call.
 class FrameSink {
  public:
   virtual ~FrameSink() = default;
-  virtual std::span<std::byte> landing(int peer, const Header& header) = 0;
+  virtual std::span<std::byte> receive_buffer(int peer, const Header& header) = 0;
   virtual void arrived(int peer, const Header& header, std::span<std::byte> payload) = 0;
   virtual void sent(int peer, uint64_t token) = 0;
   // In the place of sent(): the payload was written to after its checksum was taken, by this very
@@ -109,9 +109,9 @@ class Link {
   virtual LinkState state() const { return {}; }
 
   // Asks for [from, from + n_bytes) back: borrowed payloads there are dropped (or copied, where the
-  // frame is half sent), a landing there is diverted, puts and gets there are given up and come to
-  // no end. True: from here on nothing there is read or written by this link. False: that is so
-  // once released(token) runs, or the link is broken or closed.
+  // frame is half sent), a receive buffer there is diverted, puts and gets there are given up and
+  // come to no end. True: from here on nothing there is read or written by this link. False: that
+  // is so once released(token) runs, or the link is broken or closed.
   virtual bool release(uint64_t token, const std::byte* from, size_t n_bytes) = 0;
 
   // After the last frame, before close(): says that nothing more comes, throws away what does, and
@@ -142,8 +142,8 @@ class Link {
   // Whether the last on_event() left nothing to read: the descriptors will tell when more comes.
   // Else it is to be called again, since nobody will.
   virtual bool is_drained() const { return true; }
-  // The peer writes to memory of this process and rings the bell of its arena: whoever drives looks
-  // at has_inbound(), and pumps.
+  // The peer writes to memory of this process and rings the doorbell of its arena: whoever drives
+  // looks at has_inbound(), and pumps.
   virtual bool rings_bell() const { return false; }
   virtual bool has_inbound() const { return false; }
   // Ten times a second. When the peer was alive, where it does not say so in frames; else 0.

@@ -12,7 +12,7 @@ namespace {
 
 // Frames that nobody waits for are acknowledged with whatever goes back, and at the latest after
 // this many: a small part of the window.
-constexpr uint32_t kMostUnsaid = Outbox::kWindow / 8;
+constexpr uint32_t kMostUnacknowledged = Outbox::kWindow / 8;
 
 uint64_t sequence_of(const Header& header, uint64_t near) {
   return header.type == FrameType::kAck ? 0 : widen(header.sequence, near);
@@ -78,7 +78,7 @@ void PathLink::seal(Outgoing& out) {
   out.sealed = true;
   header.acknowledged = static_cast<uint32_t>(inbox_.floor());
   ack_due_ = false;
-  n_unsaid_ = 0;
+  n_unacknowledged_ = 0;
   const HeaderSeal& with = seals_[static_cast<size_t>(out.path)]->out;
   header.seal = with.of(header, {out.place, sequence_of(header, outbox_.last()), inbox_.floor()});
 }
@@ -135,14 +135,14 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
   }
   in.is_again = verdict == Inbox::Verdict::kAgain;
   header.set_path(static_cast<uint32_t>(path));
-  in.landing = {};
+  in.receive_buffer = {};
   if (in.is_again) {
     in.diverted.resize(header.length);
-    in.landing = in.diverted;
+    in.receive_buffer = in.diverted;
   } else if (header.length > 0) {
-    in.landing = sink.landing(peer_, header);
+    in.receive_buffer = sink.receive_buffer(peer_, header);
   }
-  if (in.landing.size() != header.length) {
+  if (in.receive_buffer.size() != header.length) {
     refuse(sink, "sent a frame of " + n_bytes + " that nobody expects");
     return false;
   }
@@ -156,7 +156,7 @@ bool PathLink::end(FrameSink& sink, size_t path) {
   Incoming& in = incoming_[path];
   in.in_payload = false;
   Header header = in.header;
-  const std::span<std::byte> payload = in.landing;
+  const std::span<std::byte> payload = in.receive_buffer;
   const std::vector<std::byte> keep = std::exchange(in.diverted, {});
   if (!payload.empty() && crc32c(0, payload.data(), payload.size()) != header.payload_crc) {
     refuse(sink,
@@ -182,8 +182,9 @@ void PathLink::take(size_t path) {
   const uint64_t floor = inbox_.floor();
   inbox_.take(header.sequence);
   const bool fills_a_gap = inbox_.floor() - floor > 1;
-  n_unsaid_++;
-  ack_due_ |= (header.flags & kAckSoon) != 0 || fills_a_gap || n_unsaid_ >= kMostUnsaid;
+  n_unacknowledged_++;
+  ack_due_ |=
+      (header.flags & kAckSoon) != 0 || fills_a_gap || n_unacknowledged_ >= kMostUnacknowledged;
   for (Incoming& other : incoming_) {
     if (!other.in_payload || other.is_again || other.header.sequence != header.sequence) continue;
     divert(other);
@@ -192,9 +193,9 @@ void PathLink::take(size_t path) {
 }
 
 void PathLink::divert(Incoming& in) {
-  if (in.landing.data() == in.diverted.data()) return;
-  in.diverted.assign(in.landing.begin(), in.landing.end());
-  in.landing = in.diverted;
+  if (in.receive_buffer.data() == in.diverted.data()) return;
+  in.diverted.assign(in.receive_buffer.begin(), in.receive_buffer.end());
+  in.receive_buffer = in.diverted;
 }
 
 bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload) {
@@ -284,7 +285,7 @@ void PathLink::take_path(size_t path) {
   is_lost_[path] = false;
   histories_[path].n_made++;
   histories_[path].made_ns = now_;
-  given_up_.clear();
+  eviction_.clear();
   ack_due_ |= was_linked_;  // so that the peer need not send again what has come
   was_linked_ = true;
 }
@@ -297,12 +298,12 @@ void PathLink::doubt(FrameSink& sink, size_t path) {
 }
 
 void PathLink::give_up(const std::string& why) {
-  if (is_suspended()) given_up_ = why;
+  if (is_suspended()) eviction_ = why;
 }
 
 void PathLink::settle(FrameSink& sink) {
-  if (given_up_.empty() || !is_suspended()) return;
-  break_off(sink, why_without() + given_up_, !was_linked_);
+  if (eviction_.empty() || !is_suspended()) return;
+  break_off(sink, why_without() + eviction_, !was_linked_);
 }
 
 int64_t PathLink::patience_ns() const {
@@ -367,8 +368,9 @@ bool PathLink::release(uint64_t, const std::byte* from, size_t n_bytes) {
   try {
     outbox_.release(from, n_bytes);
     for (Incoming& in : incoming_) {
-      const std::byte* at = in.landing.data();
-      if (in.in_payload && !in.landing.empty() && at >= from && at < from + n_bytes) divert(in);
+      const std::byte* at = in.receive_buffer.data();
+      if (in.in_payload && !in.receive_buffer.empty() && at >= from && at < from + n_bytes)
+        divert(in);
     }
   } catch (const std::bad_alloc&) {
     // Without memory for a copy of what is half sent or half here, the paths are of no use; they

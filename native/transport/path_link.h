@@ -76,7 +76,7 @@ class PathLink : public Link {
   // A frame that a path brings.
   struct Incoming {
     Header header;
-    std::span<std::byte> landing;
+    std::span<std::byte> receive_buffer;
     size_t n_landed = 0;
     bool in_payload = false;
     bool is_again = false;            // it has come before: nobody gets it
@@ -163,11 +163,11 @@ class PathLink : public Link {
   int64_t suspended_ns_ = 0;     // for how long, as far as this process ran
   int64_t listens_since_ = 0;    // when it resumed last
   bool has_left_ = false;        // the peer said goodbye
-  std::string given_up_;         // why; empty: it was not
+  std::string eviction_;         // why; empty: it was not
   std::vector<uint64_t> freed_;  // tokens, of which the sink was told the first `n_told_`
   size_t n_told_ = 0;
   bool ack_due_ = false;
-  uint32_t n_unsaid_ = 0;  // frames that came since the peer was last told
+  uint32_t n_unacknowledged_ = 0;  // frames that came since the peer was last told
   struct Ending {
     Header header;
     std::vector<std::byte> payload;

@@ -124,7 +124,7 @@ void PathMaker::step() {
 void PathMaker::take_events(int64_t now) {
   epoll_event events[32];
   int n = 0;
-  do {  // until there is nothing: the lane is told of what comes anew
+  do {  // until there is nothing: the progress thread is told of what comes anew
     n = epoll_wait(epoll_fd_, events, 32, 0);
     for (int at = 0; at < n; ++at) {
       const uint64_t tag = events[at].data.u64;
@@ -172,7 +172,7 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
   return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
 }
 
-// Under the lock. Its channel's lane is woken by whoever called step().
+// Under the lock. Its channel's progress thread is woken by whoever called step().
 void PathMaker::tell(const Known& known, News news) {
   const size_t channel = news.connection / known.peer.n_paths;
   news_[channel].push_back(std::move(news));

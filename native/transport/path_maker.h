@@ -25,9 +25,9 @@ namespace shoal {
 // A peer has as many connections for each channel of the mesh: that of a path has the number
 // channel * paths + path, between the two ranks and in HELLOs.
 //
-// Threads: step() of the first channel's lane, without a channel's lock; all else under that of the
-// channel in question. A lock of all makers guards the state, and is held while the process forks
-// (forking()). It is the innermost but for the lanes'.
+// Threads: step() of the first channel's progress thread, without a channel's lock; all else under
+// that of the channel in question. A lock of all makers guards the state, and is held while the
+// process forks (forking()). It is the innermost but for the progress threads'.
 class PathMaker {
  public:
   static constexpr size_t kMostChannels = 8;

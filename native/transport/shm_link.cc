@@ -68,7 +68,7 @@ void ShmLink::close() {
   closed_ = true;
   queue_.clear();
   theirs_.ring(own_.local()).is_over.store(1);
-  theirs_.ring_bell(own_.bell_socket(), 0, Ring::kAlways);
+  theirs_.ring_bell(own_.doorbell_socket(), 0, Ring::kAlways);
 }
 
 void ShmLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
@@ -131,7 +131,7 @@ bool ShmLink::push(const Frame& frame) {
 
 void ShmLink::ring_bell() {
   if (closed_ || (n_pushed_ == 0 && how_ == Ring::kCounted)) return;
-  theirs_.ring_bell(own_.bell_socket(), std::exchange(n_pushed_, 0),
+  theirs_.ring_bell(own_.doorbell_socket(), std::exchange(n_pushed_, 0),
                     std::exchange(how_, Ring::kCounted));
 }
 
@@ -190,7 +190,7 @@ bool ShmLink::deliver(FrameSink& sink) {
   // The exchange comes after the stores of the tail for everyone: either the producer, which marks
   // the ring and then looks again, sees the room, or its mark is seen here.
   if (moved && !closed_ && inbound_->is_full.exchange(0) != 0)
-    theirs_.ring_bell(own_.bell_socket(), 0, Ring::kAlways);
+    theirs_.ring_bell(own_.doorbell_socket(), 0, Ring::kAlways);
   if (is_over && !closed_) {
     fail(sink, "closed the connection without a goodbye", true);
     return true;
@@ -241,7 +241,7 @@ bool ShmLink::tell(FrameType type, const Place& place, int fd) {
   note.header.length = sizeof(Place);
   note.place = place;
   const ArenaHeader& there = theirs_.header();
-  return own_.bell_socket().hand_over(there.bell_address, note, fd, there.life);
+  return own_.doorbell_socket().hand_over(there.bell_address, note, fd, there.life);
 }
 
 bool ShmLink::share(uint32_t id) {
@@ -264,8 +264,8 @@ void ShmLink::release_regions() {
 // ---- the peer's memory
 
 // Where that lies in this process; nullptr if the region is not mapped here or ends before. One
-// that is not known yet is looked for in the bell socket: its descriptor was sent before anything
-// that names it.
+// that is not known yet is looked for in the doorbell socket: its descriptor was sent before
+// anything that names it.
 std::byte* ShmLink::address_of(const Remote& there, size_t n_bytes) {
   if (own_.region(peer_local_, there.place) == nullptr) own_.take_notes(false);
   const Mapping* mapping = own_.region(peer_local_, there.place);

@@ -11,8 +11,8 @@
 namespace shoal {
 
 // Small payloads travel in the ring; larger ones lie in slots or shared regions and are named by
-// place. Regions' descriptors go to the peer's bell socket. An end is said in the ring; a death the
-// kernel marks in the peer's arena, which is looked at ten times a second.
+// place. Regions' descriptors go to the peer's doorbell socket. An end is said in the ring; a death
+// the kernel marks in the peer's arena, which is looked at ten times a second.
 //
 // Buffers: `own` outlives the link.
 class ShmLink final : public Link {

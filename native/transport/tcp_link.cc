@@ -294,8 +294,8 @@ size_t TcpLink::read_some(FrameSink& sink, size_t index) {
   }
   iovec vectors[2];
   size_t n_vectors = 0;
-  const size_t rest = in.in_payload ? in.landing.size() - in.n_landed : 0;
-  if (rest > 0) vectors[n_vectors++] = {in.landing.data() + in.n_landed, rest};
+  const size_t rest = in.in_payload ? in.receive_buffer.size() - in.n_landed : 0;
+  if (rest > 0) vectors[n_vectors++] = {in.receive_buffer.data() + in.n_landed, rest};
   const bool in_bulk = rest > 0 && in.header.length > kReadAhead;
   const size_t room = in_bulk ? kReadAheadOfBulk : path.ahead.size() - path.ahead_end;
   vectors[n_vectors++] = {path.ahead.data() + path.ahead_end, room};
@@ -331,13 +331,14 @@ bool TcpLink::parse(FrameSink& sink, size_t index) {
     path.ahead_begin += sizeof(Header);
     return true;
   }
-  const size_t here = std::min(in.landing.size() - in.n_landed, path.ahead_end - path.ahead_begin);
+  const size_t here =
+      std::min(in.receive_buffer.size() - in.n_landed, path.ahead_end - path.ahead_begin);
   if (here > 0) {
-    std::memcpy(in.landing.data() + in.n_landed, path.ahead.data() + path.ahead_begin, here);
+    std::memcpy(in.receive_buffer.data() + in.n_landed, path.ahead.data() + path.ahead_begin, here);
     in.n_landed += here;
     path.ahead_begin += here;
   }
-  return in.n_landed == in.landing.size() && end(sink, index);
+  return in.n_landed == in.receive_buffer.size() && end(sink, index);
 }
 
 // ---- time

@@ -132,13 +132,13 @@ def test_a_circle_of_includes_is_seen() -> None:
 
 
 def test_files_of_the_engine_include_one_way() -> None:
-    # A class lives in one pair of files. The lane and the channels that it drives count as one.
+    # A class lives in one pair of files. The progress thread and what it drives count as one.
     includes = dict[str, set[str]]()
     for path in sorted((NATIVE / "engine").iterdir()):
         names = re.findall(r'^#include "engine/(\w+)\.h"', path.read_text(), re.MULTILINE)
-        stem = {"lane": "channel"}.get(path.stem, path.stem)
+        stem = {"progress_thread": "channel"}.get(path.stem, path.stem)
         includes.setdefault(stem, set()).update(
-            {"lane": "channel"}.get(name, name) for name in names
+            {"progress_thread": "channel"}.get(name, name) for name in names
         )
     assert in_circles(includes) == set()
 

@@ -9,7 +9,7 @@ WORDS: Final = {
     "grant": "it has not granted what is to be sent",
     "credit": "it has not given back room for small messages",
     "slot": "it holds all slots of shared memory that it may hold",
-    "taken": "it has not read what lies in shared memory for it",
+    "consumed": "it has not read what lies in shared memory for it",
     "link": "its link does not take what is queued",
     "earlier calls": "it is far behind, in calls before this one",
     "lost peer": "it is gone",

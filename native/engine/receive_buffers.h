@@ -11,18 +11,18 @@
 
 namespace shoal {
 
-struct Landing {
+struct ReceiveBuffer {
   Block block;                     // of a segment
   std::vector<std::byte> control;  // of any other frame
   std::byte* place = nullptr;      // the segment lands where it belongs, which is there
 };
 
 // Threads: under the mesh's lock.
-class Landings {
+class ReceiveBuffers {
  public:
-  explicit Landings(size_t n_peers) : by_peer_(n_peers) {}
+  explicit ReceiveBuffers(size_t n_peers) : by_peer_(n_peers) {}
 
-  Landing& of(int peer, const Header& header) {
+  ReceiveBuffer& of(int peer, const Header& header) {
     auto& paths = by_peer_[static_cast<size_t>(peer)];  // from its first frame on
     if (paths == nullptr) paths = std::make_unique<Paths>();
     return (*paths)[header.path()];
@@ -36,7 +36,7 @@ class Landings {
   }
 
  private:
-  using Paths = std::array<Landing, Header::kMaxPaths>;
+  using Paths = std::array<ReceiveBuffer, Header::kMaxPaths>;
   std::vector<std::unique_ptr<Paths>> by_peer_;
 };
 

@@ -88,7 +88,7 @@ struct Region {
 };
 
 TEST("a ring wakes who watches, once it is taken no more") {
-  BellSocket one, other;
+  DoorbellSocket one, other;
   CHECK(!one.open());
   CHECK(!other.open());
   CHECK(!is_rung(other.fd()));
@@ -97,12 +97,12 @@ TEST("a ring wakes who watches, once it is taken no more") {
   CHECK(!is_rung(one.fd()));
   Note note;
   int fd = -1;
-  CHECK(other.take(note, fd) == BellSocket::Took::kRing);
-  CHECK(other.take(note, fd) == BellSocket::Took::kNothing);
+  CHECK(other.take(note, fd) == DoorbellSocket::Took::kRing);
+  CHECK(other.take(note, fd) == DoorbellSocket::Took::kNothing);
 }
 
 TEST("what a stranger says never arrives, however much it is, nor do its descriptors") {
-  BellSocket mate;
+  DoorbellSocket mate;
   Arena own;
   CHECK(!mate.open());
   CHECK(!Arena::create(2, own));
@@ -127,17 +127,17 @@ TEST("what a stranger says never arrives, however much it is, nor do its descrip
     stranger.say(there, &forged, sizeof(forged), {shared.region.fd});
     stranger.say(there, forged.cookie.data(), forged.cookie.size());
   }
-  CHECK(!is_rung(own.bell_socket().fd()));
+  CHECK(!is_rung(own.doorbell_socket().fd()));
   own.take_notes(true);
   CHECK(own.region(1, shared.region.id) == nullptr);
   mate.ring(there);
-  CHECK(is_rung(own.bell_socket().fd()));
+  CHECK(is_rung(own.doorbell_socket().fd()));
 }
 
 TEST("a note of a region that its sender cannot have, or of no place, is dropped") {
   Arena own;
   CHECK(!Arena::create(2, own));
-  BellSocket mate;
+  DoorbellSocket mate;
   CHECK(!mate.open());
   Region shared;
   const ArenaHeader& there = own.header();
@@ -184,15 +184,15 @@ TEST("a second descriptor in a note, which nobody asked for, is not kept") {
 TEST("a descriptor never goes to who has taken the name of a process that is gone") {
   const Stranger thief;
   BellAddress freed;
-  CHECK(!BellSocket{}.open());
+  CHECK(!DoorbellSocket{}.open());
   {
-    BellSocket gone;
+    DoorbellSocket gone;
     CHECK(!gone.open());
     freed = gone.address();
   }
   const sockaddr_un at = name_of(freed);
   CHECK_EQ(bind(thief.fd, reinterpret_cast<const sockaddr*>(&at), kNameLength), 0);
-  BellSocket own;
+  DoorbellSocket own;
   CHECK(!own.open());
   Region shared;
   for (const uint32_t word : {0u, DeathMark::kDied}) {
@@ -251,13 +251,13 @@ TEST("a region that is gone is unmapped at the other end") {
   CHECK(!mates.reaches(1, id));
 }
 
-TEST("a ring for the lane is not swallowed by who looks for a region") {
+TEST("a ring for the progress thread is not swallowed by who looks for a region") {
   Mates mates;
-  mates.arenas[0].bell_socket().ring(mates.arenas[1].header().bell_address);
+  mates.arenas[0].doorbell_socket().ring(mates.arenas[1].header().bell_address);
   CHECK(!mates.reaches(1, 12345));
-  CHECK(is_rung(mates.arenas[1].bell_socket().fd()));
+  CHECK(is_rung(mates.arenas[1].doorbell_socket().fd()));
   mates.arenas[1].take_notes(true);
-  CHECK(!is_rung(mates.arenas[1].bell_socket().fd()));
+  CHECK(!is_rung(mates.arenas[1].doorbell_socket().fd()));
 }
 
 TEST("who sends a stopped peer many alarms leaves a ring or two in its socket") {
@@ -271,7 +271,8 @@ TEST("who sends a stopped peer many alarms leaves a ring or two in its socket") 
   int n_rings = 0;
   Note note;
   int fd = -1;
-  while (mates.arenas[1].bell_socket().take(note, fd) != BellSocket::Took::kNothing) ++n_rings;
+  while (mates.arenas[1].doorbell_socket().take(note, fd) != DoorbellSocket::Took::kNothing)
+    ++n_rings;
   CHECK_EQ(n_rings, 1);
 }
 

@@ -54,20 +54,20 @@ struct StepState {
   Way* unplaced = nullptr;
   // Sends: what the receiver allows.
   uint32_t granted = 0;
-  uint32_t gate = Place::kNoGate;
+  uint32_t cts_flow = Place::kNoFlow;
   uint32_t region = 0;  // the receiver's, to put segments there
   uint64_t offset = 0;
-  uint32_t unsaid = 0;  // segments put there since the receiver was last told
-  bool want_said = false;
+  uint32_t unreported = 0;  // segments put there since the receiver was last told
+  bool request_sent = false;
   bool waits_for_slot = false;
   bool by_reference = false;    // the receiver reads this chunk itself
   std::vector<uint32_t> ahead;  // segments above `done` whose memory is free already
   // Receives: what was allowed and what came.
-  uint32_t grant_said = 0;
+  uint32_t grant_sent = 0;
   bool place_granted = false;  // the sender may write to this chunk itself
   uint32_t reserved = 0;       // segments of staging promised to the sender
-  uint32_t taken_said = 0;
-  bool wanted = false;
+  uint32_t consumed_sent = 0;
+  bool is_requested = false;
   std::vector<Arrived> arrived;
   std::vector<Offered> offered;
 };
@@ -77,7 +77,7 @@ struct StepState {
 // once, or where it has failed when all links have let go of that.
 //
 // Threads: under the mesh's lock, except `finished`.
-struct Collective : std::enable_shared_from_this<Collective> {
+struct Call : std::enable_shared_from_this<Call> {
   Group* group = nullptr;  // this and the next two: see Group::own
   uint64_t group_id = 0;
   const std::vector<int>* members = nullptr;
@@ -104,10 +104,10 @@ struct Collective : std::enable_shared_from_this<Collective> {
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Steps::runnable_
   bool is_through = false;       // its last step is over; Calls has yet to end it
-  // What a peer may get of this call before it is heard in it (openings.h).
+  // What a peer may get of this call before it is heard in it (post_notices.h).
   enum class Standing : uint8_t { kFree, kCounted, kHeld };
   std::vector<Standing> standing;  // by group rank
-  std::vector<bool> peer_open;     // by group rank: it has posted this call
+  std::vector<bool> peer_posted;   // by group rank: it has posted this call
   uint64_t n_far_bytes = 0;        // that come from other hosts, as they travel
   struct Staged {
     uint32_t version, segment, slot;
@@ -217,7 +217,7 @@ struct Collective : std::enable_shared_from_this<Collective> {
   void use(uint32_t at, const std::byte* from) const;
 
   Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
-  Frame open_frame(int peer) const;
+  Frame post_notice(int peer) const;
   std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
 };
 

@@ -1,15 +1,16 @@
-#include "engine/collective.h"
+#include "engine/call.h"
 
 namespace shoal {
 
-uint32_t Collective::granted(uint32_t at) const {
+uint32_t Call::granted(uint32_t at) const {
   const StepState& send = state[at];
-  if (send.gate == Place::kNoGate) return send.granted;
+  if (send.cts_flow == Place::kNoFlow) return send.granted;
   const auto& theirs = plan->program->recvs_from[plan->program->steps[at].peer];
-  return send.gate < theirs.size() ? std::min(send.granted, state[theirs[send.gate]].done) : 0;
+  return send.cts_flow < theirs.size() ? std::min(send.granted, state[theirs[send.cts_flow]].done)
+                                       : 0;
 }
 
-Into Collective::next_of(uint32_t at) const {
+Into Call::next_of(uint32_t at) const {
   const Step& step = plan->program->steps[at];
   const uint32_t segment = state[at].done;
   const size_t n_bytes = segment_bytes(step, segment);
@@ -17,7 +18,7 @@ Into Collective::next_of(uint32_t at) const {
           n_bytes / size_of(plan->dtype)};
 }
 
-void Collective::use(uint32_t at, const std::byte* from) const {
+void Call::use(uint32_t at, const std::byte* from) const {
   const Into into = next_of(at);
   const Narrow* codec = state[at].codec;
   if (codec == nullptr)
@@ -28,7 +29,7 @@ void Collective::use(uint32_t at, const std::byte* from) const {
     codec->decode(into.at, from, into.n_elems);
 }
 
-Frame Collective::frame(FrameType type, uint32_t flow, uint32_t segment) const {
+Frame Call::frame(FrameType type, uint32_t flow, uint32_t segment) const {
   Frame frame;
   frame.header.type = type;
   frame.header.group = group_id;
@@ -40,10 +41,10 @@ Frame Collective::frame(FrameType type, uint32_t flow, uint32_t segment) const {
 }
 
 // "I have posted this call", and what only these two ranks know of it.
-Frame Collective::open_frame(int peer) const {
-  Frame open = frame(FrameType::kOpen, 0, 0);
-  if (plan->by_pair) open.carry(lengths_with(peer));
-  return open;
+Frame Call::post_notice(int peer) const {
+  Frame notice = frame(FrameType::kPost, 0, 0);
+  if (plan->by_pair) notice.carry(lengths_with(peer));
+  return notice;
 }
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-#include "engine/openings.h"
+#include "engine/post_notices.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,7 +14,7 @@ constexpr uint32_t kMostAhead = 1u << 15;
 
 }  // namespace
 
-void Openings::count(Collective& call) {
+void PostNotices::count(Call& call) {
   const Group& group = *call.group;
   if (call.steps_left == 0) return;
   const auto early = group.early.find(call.key);
@@ -26,18 +26,18 @@ void Openings::count(Collective& call) {
       continue;  // it is in the call
     const bool fits = ahead_[peer] == 0 || ahead_[peer] + call.plan->frames_ahead <= kMostAhead;
     if (held_[peer].empty() && fits) {
-      call.standing[from] = Collective::Standing::kCounted;
+      call.standing[from] = Call::Standing::kCounted;
       ahead_[peer] += call.plan->frames_ahead;
     } else {
-      call.standing[from] = Collective::Standing::kHeld;
+      call.standing[from] = Call::Standing::kHeld;
       held_[peer].push_back(call.weak_from_this());
     }
   }
 }
 
-// Whether the peer will hear of this call without an open frame: a small message is its own
+// Whether the peer will hear of this call without a post notice: a small message is its own
 // announcement, in either direction.
-bool Openings::announces_itself(const Collective& call, int peer) const {
+bool PostNotices::announces_itself(const Call& call, int peer) const {
   const Program& program = *call.plan->program;
   const auto small = [&](uint32_t at) {
     return call.state[at].n_segments > 0 && call.state[at].is_eager;
@@ -51,51 +51,51 @@ bool Openings::announces_itself(const Collective& call, int peer) const {
   return !sends.empty() && small(sends[0]) && !recvs.empty() && small(recvs[0]);
 }
 
-void Openings::send_open(const Collective& call, int peer) {
-  links_.send((*call.members)[peer], call.open_frame(peer));
+void PostNotices::send_post_notice(const Call& call, int peer) {
+  links_.send((*call.members)[peer], call.post_notice(peer));
 }
 
-void Openings::announce(const Collective& call) {
+void PostNotices::announce(const Call& call) {
   // An empty call has nothing to say, since who calls something else under its key will; an empty
   // message has.
   if (call.steps_left == 0 && !call.plan->by_pair && !is_message(call.key)) return;
   for (const int peer : call.plan->program->peers)
-    if (!announces_itself(call, peer) && !call.is_held(peer)) send_open(call, peer);
+    if (!announces_itself(call, peer) && !call.is_held(peer)) send_post_notice(call, peer);
 }
 
-void Openings::greet_late(Collective& call, int64_t posted_before_ns) {
+void PostNotices::greet_late(Call& call, int64_t posted_before_ns) {
   if (call.greeted_all || call.posted_ns > posted_before_ns) return;
   call.greeted_all = true;
   for (const int peer : call.plan->program->peers)
-    if (!call.is_held(peer)) send_open(call, peer);
+    if (!call.is_held(peer)) send_post_notice(call, peer);
 }
 
-void Openings::heard_in(Collective& call, int from) {
+void PostNotices::heard_in(Call& call, int from) {
   const bool was_held = call.is_held(from);
   leave(call, from);
   if (was_held) start_with(call, from);
 }
 
-void Openings::finished(Collective& call) {
+void PostNotices::finished(Call& call) {
   if (call.unmatched) return;
   for (const int peer : call.plan->program->peers) leave(call, peer);
 }
 
-void Openings::leave(Collective& call, int from) {
-  const auto was = std::exchange(call.standing[from], Collective::Standing::kFree);
-  if (was != Collective::Standing::kCounted) return;
+void PostNotices::leave(Call& call, int from) {
+  const auto was = std::exchange(call.standing[from], Call::Standing::kFree);
+  if (was != Call::Standing::kCounted) return;
   const int peer = (*call.members)[from];
   ahead_[peer] -= call.plan->frames_ahead;
   release_held(peer);
 }
 
-void Openings::release_held(int peer) {
+void PostNotices::release_held(int peer) {
   while (!held_[peer].empty()) {
     const auto call = held_[peer].front().lock();
     const int from = call == nullptr || call->ended ? -1 : call->group->rank_of[peer];
     if (from >= 0 && call->is_held(from)) {
       if (ahead_[peer] > 0 && ahead_[peer] + call->plan->frames_ahead > kMostAhead) return;
-      call->standing[from] = Collective::Standing::kCounted;
+      call->standing[from] = Call::Standing::kCounted;
       ahead_[peer] += call->plan->frames_ahead;
       start_with(*call, from);
     }
@@ -104,11 +104,11 @@ void Openings::release_held(int peer) {
 }
 
 // What launching a call does for the peers that hear of it at once.
-void Openings::start_with(Collective& call, int from) {
+void PostNotices::start_with(Call& call, int from) {
   const Program& program = *call.plan->program;
-  if (!announces_itself(call, from)) send_open(call, from);
+  if (!announces_itself(call, from)) send_post_notice(call, from);
   for (const uint32_t at : program.recvs_from[from])
-    if (program.steps[at].waits_for.empty() || program.steps[at].gate != Place::kNoGate)
+    if (program.steps[at].waits_for.empty() || program.steps[at].cts_flow != Place::kNoFlow)
       grants_.grant(call, at);
   for (const uint32_t at : program.sends_to[from]) steps_.make_ready(call, at);
   for (const uint32_t at : program.recvs_from[from]) steps_.make_ready(call, at);

@@ -70,7 +70,7 @@ TEST("a mesh for which no descriptors are left is refused with the reason, and l
   CHECK(n_refused > 0);
 }
 
-TEST("a lane serves a mesh that never waits: it finds out that a peer is gone") {
+TEST("a progress thread serves a mesh that never waits: it finds out that a peer is gone") {
   std::shared_ptr<Mesh> mesh;
   CHECK_EQ(make_mesh(nowhere(), mesh).text, "");
   Group& group = mesh->add_group(1, {0, 1});
@@ -82,24 +82,26 @@ TEST("a lane serves a mesh that never waits: it finds out that a peer is gone") 
   const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "a message");
   std::vector<std::byte> memory(64);
   const auto call = mesh->post(group, sealed, 1, {{memory.data()}}, 60 * kSecond, true);
-  while (!mesh->poison_of(group)) sched_yield();
-  CHECK(mesh->poison_of(group).fault == Fault::kPeerLost);
-  CHECK(mesh->poison_of(group).text.find(
+  while (!mesh->abort_of(group)) sched_yield();
+  CHECK(mesh->abort_of(group).fault == Fault::kPeerLost);
+  CHECK(mesh->abort_of(group).text.find(
             "could not be connected to: nobody listens at 127.0.0.1:") == 0);
   mesh->close();
 }
 
-// The lane of another channel may be about to wake one that is on its way out.
-TEST("a lane that is kicked while it starts and ends writes to no descriptor but its own") {
+// The progress thread of another channel may be about to wake one that is on its way out.
+TEST(
+    "a progress thread that is kicked while it starts and ends writes to no descriptor but its "
+    "own") {
   std::atomic<bool> is_over{false};
   std::thread kicker([&] {
-    while (!is_over) Lane::of(0).kick();
+    while (!is_over) ProgressThread::of(0).kick();
   });
   for (int turn = 0; turn < 100; ++turn) {
     std::shared_ptr<Mesh> mesh;
     CHECK_EQ(make_mesh_of_one(mesh).text, "");
     mesh->close();
-    // Takes the number that the lane's own had a moment ago.
+    // Takes the number that the progress thread's own had a moment ago.
     const int counter = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     sched_yield();
     uint64_t n = 0;

@@ -1,5 +1,5 @@
-// Where host-mates wake this process's lane, and hand it descriptors of shared memory: one datagram
-// socket for all of them.
+// Where host-mates wake this process's progress thread, and hand it descriptors of shared memory:
+// one datagram socket for all of them.
 #pragma once
 
 #include <array>
@@ -30,12 +30,12 @@ struct Note {
 // side, with whatever rides along.
 //
 // Threads: ring() and hand_over() any; the rest one at a time.
-class BellSocket {
+class DoorbellSocket {
  public:
-  BellSocket() = default;
-  ~BellSocket() { close(); }
-  BellSocket(const BellSocket&) = delete;
-  BellSocket& operator=(const BellSocket&) = delete;
+  DoorbellSocket() = default;
+  ~DoorbellSocket() { close(); }
+  DoorbellSocket(const DoorbellSocket&) = delete;
+  DoorbellSocket& operator=(const DoorbellSocket&) = delete;
 
   Error open();
   void close();

@@ -1,4 +1,4 @@
-#include "transport/bell_socket.h"
+#include "transport/doorbell_socket.h"
 
 #include <linux/filter.h>
 #include <sys/random.h>
@@ -52,7 +52,7 @@ struct Rider {
 };
 
 // The kernel runs this where the sender sends (socket(7), SO_ATTACH_FILTER). Where it cannot, the
-// cookie is looked at in take() alone, and a stranger can wake the lane.
+// cookie is looked at in take() alone, and a stranger can wake the progress thread.
 void let_in_only(int fd, const std::array<std::byte, 16>& cookie) {
   constexpr unsigned kWords = 4;
   std::array<sock_filter, 2 * kWords + 2> steps{};
@@ -78,7 +78,7 @@ Error refused(const char* what) {
 
 }  // namespace
 
-Error BellSocket::open() {
+Error DoorbellSocket::open() {
   fd_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd_ < 0) return refused("creation");
   auto& cookie = address_.cookie;
@@ -100,19 +100,19 @@ Error BellSocket::open() {
   return {};
 }
 
-void BellSocket::close() {
+void DoorbellSocket::close() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
 }
 
-void BellSocket::ring(const BellAddress& there) const {
+void DoorbellSocket::ring(const BellAddress& there) const {
   const BellAddress to = there;  // NOT twice from memory that others write
   (void)sendto(fd_, to.cookie.data(), to.cookie.size(), MSG_DONTWAIT | MSG_NOSIGNAL, Name(to).get(),
                Name::kLength);
 }
 
-bool BellSocket::hand_over(const BellAddress& there, Note note, int fd,
-                           const std::atomic<uint32_t>& life) const {
+bool DoorbellSocket::hand_over(const BellAddress& there, Note note, int fd,
+                               const std::atomic<uint32_t>& life) const {
   // Connected, it leads to whoever has the name now, for good. If the one that is meant lives after
   // that, it had the name then.
   const int by = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -136,7 +136,7 @@ bool BellSocket::hand_over(const BellAddress& there, Note note, int fd,
   return sent;
 }
 
-BellSocket::Took BellSocket::take(Note& note, int& fd) const {
+DoorbellSocket::Took DoorbellSocket::take(Note& note, int& fd) const {
   iovec vector{&note, sizeof(note)};
   Rider rider;
   msghdr message{};

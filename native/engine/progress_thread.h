@@ -18,7 +18,7 @@ class Channel;
 // A descriptor that a channel wants to be told of.
 struct Watched {
   int fd;
-  int peer;  // or Channel::kBell, kPaths
+  int peer;  // or Channel::kDoorbell, kPaths
 };
 
 // Each serves the channels of one number, of all meshes of the process: as a rule one. Its thread
@@ -26,14 +26,15 @@ struct Watched {
 // a group, nothing more.
 //
 // Threads: any. Never holds its own lock while it takes a channel's.
-class Lane {
+class ProgressThread {
  public:
   static constexpr int kMost = 8;
-  static Lane& of(int channel);
+  static ProgressThread& of(int channel);
 
   // Starts the thread with the first channel. On an error nothing is left behind.
   Error add(const std::shared_ptr<Channel>& channel);
-  // Afterwards the lane does not touch the channel any more. Not from the lane's own thread.
+  // Afterwards the progress thread does not touch the channel any more. Not from the progress
+  // thread's own thread.
   void remove(const Channel* channel);
   // One more descriptor of a channel that was added; it goes with its last copy.
   Error watch_also(const Channel* channel, Watched one);
@@ -41,7 +42,7 @@ class Lane {
   void kick();
 
  private:
-  explicit Lane(int number) : number_(number) {}
+  explicit ProgressThread(int number) : number_(number) {}
   struct Entry {
     std::shared_ptr<Channel> channel;
     std::vector<Watched> watched;
@@ -52,7 +53,7 @@ class Lane {
   void stop();
   void close_descriptors();
   Error watch(int fd, uint64_t tag, uint32_t events);
-  // Around fork(): the child has no lane and must not talk on the parent's sockets.
+  // Around fork(): the child has no progress thread and must not talk on the parent's sockets.
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();
@@ -71,7 +72,7 @@ class Lane {
   std::atomic<bool> asleep_{false};
   int epoll_fd_ = -1;
   std::mutex kicking_;  // no other lock is taken under it
-  int kick_fd_ = -1;    // another channel's lane may kick this one while it stops
+  int kick_fd_ = -1;    // another channel's progress thread may kick this one while it stops
 };
 
 }  // namespace shoal

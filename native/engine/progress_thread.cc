@@ -1,4 +1,4 @@
-#include "engine/lane.h"
+#include "engine/progress_thread.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -23,35 +23,35 @@ namespace {
 
 constexpr int kSleepMs = 100;  // the tick of heartbeats and deadlines
 constexpr uint32_t kKick = 0;
-static_assert(Lane::kMost == PathMaker::kMostChannels);
+static_assert(ProgressThread::kMost == PathMaker::kMostChannels);
 
 uint64_t tag_of(uint32_t channel, int peer) {
   return uint64_t{channel} << 32 | static_cast<uint32_t>(peer);
 }
 
-// A bell's socket is not always read to its end.
+// A doorbell's socket is not always read to its end.
 uint32_t events_of(int peer) {
-  if (peer == Channel::kBell) return EPOLLIN;
+  if (peer == Channel::kDoorbell) return EPOLLIN;
   return peer < 0 ? EPOLLIN | EPOLLET : EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
 }
 
 }  // namespace
 
-Lane& Lane::of(int channel) {
+ProgressThread& ProgressThread::of(int channel) {
   // Never destroyed: channels may outlive static destructors.
-  static const std::vector<Lane*>* const lanes = [] {
+  static const std::vector<ProgressThread*>* const threads = [] {
     // What is registered last is called first before a fork: our locks must be taken before that of
     // the regions, which channels take while they are asked for something under ours.
     Regions::of_process();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    auto* all = new std::vector<Lane*>;
-    for (int number = 0; number < kMost; ++number) all->push_back(new Lane(number));
+    auto* all = new std::vector<ProgressThread*>;
+    for (int number = 0; number < kMost; ++number) all->push_back(new ProgressThread(number));
     return all;
   }();
-  return *(*lanes)[static_cast<size_t>(channel)];
+  return *(*threads)[static_cast<size_t>(channel)];
 }
 
-Error Lane::start() {
+Error ProgressThread::start() {
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   {
     std::lock_guard kicking(kicking_);
@@ -60,7 +60,7 @@ Error Lane::start() {
   Error error;
   if (epoll_fd_ < 0 || kick_fd_ < 0)
     error = {Fault::kResource, -1,
-             std::string("the background lane got no descriptors: ") + std::strerror(errno) +
+             std::string("the progress thread got no descriptors: ") + std::strerror(errno) +
                  "; raise the limit of open files (ulimit -n)"};
   if (!error) error = watch(kick_fd_, tag_of(kKick, 0), EPOLLIN | EPOLLET);
   if (!error) error = start_thread();
@@ -70,7 +70,7 @@ Error Lane::start() {
   return error;
 }
 
-Error Lane::start_thread() {
+Error ProgressThread::start_thread() {
   Error error;
   stop_ = false;
   // Signals belong to the program's own threads.
@@ -79,7 +79,7 @@ Error Lane::start_thread() {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     thread_ = std::thread([this] { run(); });
-    std::string name = "shoal-lane";
+    std::string name = "shoal-progress";
     if (number_ > 0) name += '-' + std::to_string(number_);
     pthread_setname_np(thread_.native_handle(), name.c_str());
   } catch (const std::exception& refused) {
@@ -91,7 +91,7 @@ Error Lane::start_thread() {
   return error;
 }
 
-void Lane::stop() {
+void ProgressThread::stop() {
   stop_ = true;
   asleep_ = true;
   kick();
@@ -101,25 +101,25 @@ void Lane::stop() {
 }
 
 // Under kicking_.
-void Lane::close_descriptors() {
+void ProgressThread::close_descriptors() {
   for (int* fd : {&epoll_fd_, &kick_fd_}) {
     if (*fd >= 0) ::close(*fd);
     *fd = -1;
   }
 }
 
-Error Lane::watch(int fd, uint64_t tag, uint32_t events) {
+Error ProgressThread::watch(int fd, uint64_t tag, uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = tag;
   if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0) return {};
   return {Fault::kResource, -1,
-          "the background lane cannot watch descriptor " + std::to_string(fd) + ": " +
+          "the progress thread cannot watch descriptor " + std::to_string(fd) + ": " +
               std::strerror(errno) +
               "; free memory, or raise the limit of watches (fs.epoll.max_user_watches)"};
 }
 
-Error Lane::add(const std::shared_ptr<Channel>& channel) {
+Error ProgressThread::add(const std::shared_ptr<Channel>& channel) {
   std::lock_guard life(life_);
   if (!thread_.joinable())
     if (Error error = start()) return error;
@@ -128,7 +128,7 @@ Error Lane::add(const std::shared_ptr<Channel>& channel) {
   return error;
 }
 
-Error Lane::enter(const std::shared_ptr<Channel>& channel) {
+Error ProgressThread::enter(const std::shared_ptr<Channel>& channel) {
   const auto watched = channel->watched();
   std::lock_guard lock(mutex_);
   const uint32_t id = next_id_++;
@@ -144,15 +144,15 @@ Error Lane::enter(const std::shared_ptr<Channel>& channel) {
   return {};
 }
 
-Error Lane::watch_also(const Channel* channel, Watched one) {
+Error ProgressThread::watch_also(const Channel* channel, Watched one) {
   std::lock_guard lock(mutex_);
   for (const auto& [id, entry] : channels_)
     if (entry.channel.get() == channel)
       return watch(one.fd, tag_of(id, one.peer), events_of(one.peer));
-  return {Fault::kInternal, -1, "the lane does not know this channel"};
+  return {Fault::kInternal, -1, "the progress thread does not know this channel"};
 }
 
-void Lane::remove(const Channel* channel) {
+void ProgressThread::remove(const Channel* channel) {
   std::lock_guard life(life_);
   std::shared_ptr<Channel> keep;  // its end comes after our locks are free
   bool last = false;
@@ -163,7 +163,7 @@ void Lane::remove(const Channel* channel) {
     });
     if (found == channels_.end()) return;
     keep = std::move(found->second.channel);
-    // The links closed their descriptors, which left the epoll set by that; the bell's is ours.
+    // The links closed their descriptors, which left the epoll set by that; the doorbell's is ours.
     for (const auto& [fd, peer] : found->second.watched)
       if (peer < 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
     channels_.erase(found);
@@ -172,7 +172,7 @@ void Lane::remove(const Channel* channel) {
   if (last) stop();
 }
 
-void Lane::kick() {
+void ProgressThread::kick() {
   if (!asleep_.exchange(false)) return;
   std::lock_guard kicking(kicking_);
   if (kick_fd_ < 0) return;
@@ -180,7 +180,7 @@ void Lane::kick() {
   [[maybe_unused]] const ssize_t n = write(kick_fd_, &one, sizeof(one));
 }
 
-void Lane::dispatch(uint64_t tag, bool ended) {
+void ProgressThread::dispatch(uint64_t tag, bool ended) {
   const auto id = static_cast<uint32_t>(tag >> 32);
   if (id == kKick) return;
   std::shared_ptr<Channel> channel;
@@ -192,7 +192,7 @@ void Lane::dispatch(uint64_t tag, bool ended) {
   if (channel != nullptr) channel->on_event(static_cast<int>(static_cast<uint32_t>(tag)), ended);
 }
 
-void Lane::run() {
+void ProgressThread::run() {
   bool more = false;
   while (!stop_) {
     try {
@@ -204,7 +204,7 @@ void Lane::run() {
 }
 
 // Sleeps unless there is `more` to do, and then gives each channel a turn. True if there is more.
-bool Lane::round(bool more) {
+bool ProgressThread::round(bool more) {
   std::vector<std::shared_ptr<Channel>> channels;
   {
     std::lock_guard lock(mutex_);
@@ -227,7 +227,7 @@ bool Lane::round(bool more) {
   return more;
 }
 
-void Lane::before_fork() {
+void ProgressThread::before_fork() {
   for (int number = 0; number < kMost; ++number) of(number).life_.lock();
   PathMaker::forking().lock();
   for (int number = 0; number < kMost; ++number) of(number).mutex_.lock();
@@ -235,7 +235,7 @@ void Lane::before_fork() {
   SocketPipe::forking().lock();
 }
 
-void Lane::after_fork_in_parent() {
+void ProgressThread::after_fork_in_parent() {
   SocketPipe::forking().unlock();
   for (int number = 0; number < kMost; ++number) of(number).kicking_.unlock();
   for (int number = 0; number < kMost; ++number) of(number).mutex_.unlock();
@@ -243,14 +243,14 @@ void Lane::after_fork_in_parent() {
   for (int number = 0; number < kMost; ++number) of(number).life_.unlock();
 }
 
-void Lane::after_fork_in_child() {
+void ProgressThread::after_fork_in_child() {
   for (int number = 0; number < kMost; ++number) of(number).forsake();
   SocketPipe::forsake_all();
   after_fork_in_parent();
 }
 
 // Only this thread exists now. Closing without a word: the parent still speaks on these sockets.
-void Lane::forsake() {
+void ProgressThread::forsake() {
   for (auto& [id, entry] : channels_) {
     entry.channel->forsake();
     new std::shared_ptr<Channel>(
