@@ -43,22 +43,20 @@ def test_a_host_reaches_another_and_itself(cluster: Cluster) -> None:
 
 
 @needs_root
-def test_a_stream_keeps_the_rate_of_the_cable(cluster: Cluster) -> None:
+def test_a_stream_keeps_the_rate_of_the_nic(cluster: Cluster) -> None:
     (rate,) = measure_streams(cluster, [Flow(0, 1)], n_bytes=10_000_000)
     assert 0.5 * 200e6 < 8 * rate < 1.2 * 200e6
 
 
 @needs_root
-def test_two_streams_into_one_host_share_its_cable(cluster: Cluster) -> None:
+def test_two_streams_into_one_host_share_its_nic(cluster: Cluster) -> None:
     rates = measure_streams(cluster, [Flow(0, 1), Flow(0, 1)], n_bytes=5_000_000)
     assert 8 * min(rates) < 0.8 * 200e6  # each alone would reach 191
 
 
 @needs_root
 @pytest.mark.parametrize(("rate_mbit", "n_shaped"), [(200, 4), (None, 0)])
-def test_both_ends_of_every_cable_are_shaped_or_none(
-    rate_mbit: float | None, n_shaped: int
-) -> None:
+def test_both_ends_of_every_nic_are_shaped_or_none(rate_mbit: float | None, n_shaped: int) -> None:
     with Cluster(2, rate_mbit) as cluster:
         places = [host.namespace for host in cluster.hosts]
         places.append(f"{places[0].removesuffix('-0')}-switch")
@@ -118,13 +116,13 @@ def test_in_a_ring_every_host_sends_once_and_receives_once() -> None:
 
 
 @needs_root
-def test_a_further_cable_has_an_address_and_a_rate_of_its_own() -> None:
+def test_a_further_nic_has_an_address_and_a_rate_of_its_own() -> None:
     with Cluster(2, 400, more_mbit=[100]) as cluster:
         assert cluster.environment["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
         assert cluster.environment["SHOAL_PATHS"] == "2"
         assert link_of(cluster.environment["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 500)
         assert cluster.hosts[1].addresses == ("10.77.0.2", "10.78.0.2")
-        (rate,) = measure_streams(cluster, [Flow(0, 1, cable=1)], n_bytes=5_000_000)
+        (rate,) = measure_streams(cluster, [Flow(0, 1, nic=1)], n_bytes=5_000_000)
     assert 0.5 * 100e6 < 8 * rate < 1.2 * 100e6
 
 

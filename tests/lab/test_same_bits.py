@@ -1,6 +1,6 @@
 """The same job on the same machines: the same choices and the same bits, each time it runs.
 
-The two runs differ in all that can be measured: cables of one tenth of the rate, and cores that
+The two runs differ in all that can be measured: NICs of one tenth of the rate, and cores that
 other work keeps busy. The interfaces report the same.
 """
 

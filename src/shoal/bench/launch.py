@@ -32,7 +32,7 @@ class JobSpec:
     """Which processes: a library, how many ranks, and on how many hosts of a cluster.
 
     With `n_hosts` 0 all ranks are on this machine, outside any cluster. `rate_mbit` is that of a
-    host's cable; None: not shaped. `more_mbit` are those of further cables of each host.
+    host's NIC; None: not shaped. `more_mbit` are those of further NICs of each host.
     """
 
     library: str

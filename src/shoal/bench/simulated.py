@@ -98,7 +98,7 @@ def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Clu
 
 
 def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
-    """Seconds of a call on rested cables: of the slowest rank, the median of some samples."""
+    """Seconds of a call on rested NICs: of the slowest rank, the median of some samples."""
     ranks = pool.ask(
         "measure",
         n_bytes=n_bytes,

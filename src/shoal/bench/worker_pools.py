@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.bench.case import Case
 
 _MAX_CALLS: Final = 200
-# An idle cable passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
+# An idle NIC passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
 _LONGER_ON_HOSTS: Final = 4
 
 
@@ -144,8 +144,8 @@ class WorkerPools:
         self._pools.pop(spec).close()
 
     def _surroundings(self, spec: JobSpec) -> Placement:
-        cables = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
-        return Placement(self.settings.openmpi, self.cluster(*cables) if spec.n_hosts else None)
+        nics = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
+        return Placement(self.settings.openmpi, self.cluster(*nics) if spec.n_hosts else None)
 
     def _sample(self, pool: WorkerPool, case: Case, memory: str, algorithm: str) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))

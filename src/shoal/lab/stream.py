@@ -29,15 +29,15 @@ _DEADLINE_S: Final = 90.0
 
 
 class Flow(NamedTuple):
-    """One stream: from one host of a cluster to another, by one of their cables."""
+    """One stream: from one host of a cluster to another, by one of their NICs."""
 
     source: int
     to: int
-    cable: int = 0
+    nic: int = 0
 
 
 def ring_of(n_hosts: int) -> list[Flow]:
-    """Every host sends to the next one: each cable is busy in both directions."""
+    """Every host sends to the next one: each NIC is busy in both directions."""
     return [Flow(host, (host + 1) % n_hosts) for host in range(n_hosts)]
 
 
@@ -64,7 +64,7 @@ def measure_streams(cluster: Cluster, flows: Sequence[Flow], n_bytes: int) -> li
         for receiver in receivers:
             _line_of(receiver)  # it listens
         for index, flow in enumerate(flows):
-            address = cluster.hosts[flow.to].addresses[flow.cable]
+            address = cluster.hosts[flow.to].addresses[flow.nic]
             start(flow.source, "send", address, _FIRST_PORT + index, n_bytes)
         return [float(_line_of(receiver)) for receiver in receivers]
 
