@@ -127,7 +127,7 @@ class _DiedError(Exception):
 
 
 def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event) -> None:
-    """This rank gives its word no sooner."""
+    """This rank gives its report no sooner."""
     is_ready = Links.is_ready
 
     def is_ready_in_its_turn(self: Links) -> bool:
@@ -152,7 +152,7 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
 
     monkeypatch.setattr(Links, "give_word", give_word_and_die)
     hold_back(monkeypatch, 4, died)
-    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
+    monkeypatch.setattr(farewell, "send_farewell", lambda *_: None)  # as who is killed
     store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
     def one(rank: int) -> Membership:
@@ -187,10 +187,10 @@ def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_els
     def flush_all_but_the_word_to_rank_1(self: Link) -> None:
         if self.rank != 1:
             flush(self)
-        elif self.word == b"":  # the socket took nothing the first time
+        elif self.report == b"":  # the socket took nothing the first time
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         else:
-            self.word = b""
+            self.report = b""
 
     monkeypatch.setattr(Link, "flush", flush_all_but_the_word_to_rank_1)
     store = _Ending()
@@ -205,16 +205,16 @@ def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_els
 def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 2 dies when rank 1 has given its word for both; rank 3 gives its own only then."""
-    has_spoken, is_known, is_heard = (threading.Event() for _ in range(3))
+    """Rank 2 dies when rank 1 has sent its report for both; rank 3 gives its own only then."""
+    has_reported, is_known, is_heard = (threading.Event() for _ in range(3))
     give_word, heed, lost = Links.give_word, Links._heed, Connections._lost
 
     def give_word_or_die(self: Links, own: Entry) -> None:
         give_word(self, own)
         if self.rank == 1:
-            has_spoken.set()
+            has_reported.set()
         if self.rank == 2:
-            assert has_spoken.wait(LONG_S)
+            assert has_reported.wait(LONG_S)
             raise _DiedError
 
     def notice(self: Connections, rank: int, error: OSError) -> None:
@@ -224,14 +224,14 @@ def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
 
     def hear(self: Links, link: Link) -> None:
         heed(self, link)
-        if link.rank == 3 and link.word is not None:
+        if link.rank == 3 and link.report is not None:
             is_heard.set()
 
     monkeypatch.setattr(Links, "give_word", give_word_or_die)
     hold_back(monkeypatch, 3, is_known)
     monkeypatch.setattr(Links, "_heed", hear)
     monkeypatch.setattr(Connections, "_lost", notice)
-    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
+    monkeypatch.setattr(farewell, "send_farewell", lambda *_: None)  # as who is killed
     store, environs = _Ending(), hosts("a", "b", "b", "c")
 
     def one(rank: int) -> BaseException | Membership:

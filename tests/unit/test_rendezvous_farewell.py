@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
-from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, say_farewell
+from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, send_farewell
 from shoal.rendezvous.meeting import Guest
 from shoal.rendezvous.record import Record, record_key
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
@@ -38,7 +38,7 @@ def leave(
     size: int = 3,
 ) -> None:
     own = None if attempt is None else nonce(rank, attempt)
-    say_farewell(store, rank, size, own, f"node-{rank}", error)
+    send_farewell(store, rank, size, own, f"node-{rank}", error)
 
 
 def test_a_rank_that_had_come_hears_who_left_and_why() -> None:

@@ -81,7 +81,7 @@ class Team:
 def add_team(parser: argparse.ArgumentParser) -> None:
     """Add the options that `team_of` reads."""
     add = parser.add_argument
-    add("--ranks", type=int, metavar="N", help="how many ranks there are; default 4")
+    add("--ranks", type=int, metavar="N", help="number of ranks; default 4")
     add("--hosts", metavar="2x4", help="2 hosts of 4 ranks each; or 4,4,2: the ranks of each host")
     add(
         "--root",

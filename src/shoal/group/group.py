@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.errors import UsageError
-from shoal.group.agreeing import agreed_channels, agreed_planner, card_of
+from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
 from shoal.group.buffers import Blocks, span_of
 from shoal.group.context import meet
 from shoal.group.members import Members
@@ -61,12 +61,14 @@ def form(
         settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
-        card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
+        digest = digest_of(
+            settings, _mbit_of(store) if size > 1 and settings.link is None else None
+        )
     channels = functools.partial(agreed_channels, settings)
-    context = meet(store, rank, size, timeout_s, card, channels)
+    context = meet(store, rank, size, timeout_s, digest, channels)
     try:
         host_ids = [rank_info.host_id for rank_info in context.names]
-        planner = agreed_planner(rank, settings, host_ids, context.cards, f"group {name!r}")
+        planner = agreed_planner(rank, settings, host_ids, context.digests, f"group {name!r}")
         members = list(range(size))
         group = Group(context, members, name, timeout_s, planner, settings.wire)
         group.owns_context = True

@@ -150,7 +150,7 @@ class Connections:
         self._meeting.doubt(retry_at)  # right before it is used again, not now
 
     def _lost(self, rank: int, error: OSError) -> None:
-        """A link broke: of the words given, those that stood for it do not count any more."""
+        """A link broke: of the reports sent, those that stood for it do not count any more."""
         links = self.links
         if links is None:
             return

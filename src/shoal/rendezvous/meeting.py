@@ -113,9 +113,9 @@ class Meeting:
                 f"another process joined as rank {self.rank}, on {found.host_label}: every process "
                 "needs a RANK of its own"
             )
-        self._hear_farewell()
+        self._receive_farewell()
 
-    def _hear_farewell(self) -> None:
+    def _receive_farewell(self) -> None:
         value = self._store.try_get(FAREWELL_KEY)
         found = None if value is None else decode_farewell(value)
         if found is not None and not self._stands(found):
