@@ -68,7 +68,7 @@ class Links:
         self._watch(link, selectors.EVENT_READ)
 
     def _ends(self, rank: int) -> Ends:
-        up, down = self._pair_key(rank, "word up"), self._pair_key(rank, "word down")
+        up, down = self._pair_key(rank, "report up"), self._pair_key(rank, "report down")
         if rank != self.tree.parent:
             n_reported = len(self.tree.below[rank])
             return Ends(rank, down, up, False, n_reported, 0, self._size)
