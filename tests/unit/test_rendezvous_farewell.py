@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, send_farewell
-from shoal.rendezvous.meeting import Guest
+from shoal.rendezvous.meeting import MemberMeeting
 from shoal.rendezvous.record import Record, record_key
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
 from shoal.rendezvous.store.asking import Asking
@@ -22,9 +22,9 @@ def nonce(rank: int, attempt: int) -> bytes:
     return bytes([attempt, rank % 256, rank // 256]) + bytes(13)
 
 
-def publish(store: MemoryStore, rank: int, attempt: int = 1, size: int = 3) -> Guest:
+def publish(store: MemoryStore, rank: int, attempt: int = 1, size: int = 3) -> MemberMeeting:
     own = Record(size, nonce(rank, attempt), "host", f"node-{rank}", "shoal", False)
-    meeting = Guest(direct(store), own, rank, None)
+    meeting = MemberMeeting(direct(store), own, rank, None)
     meeting.publish(own)
     return meeting
 

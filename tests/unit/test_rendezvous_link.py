@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.rendezvous.link import Ends, Link
+from shoal.rendezvous.link import Ends, TreeLink
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 
 UP, DOWN = b"u" * 32, b"d" * 32
@@ -17,12 +17,12 @@ SIZE = 3
 
 
 @contextlib.contextmanager
-def linked(n_local: int = SIZE) -> Iterator[tuple[Link, Link]]:
+def linked(n_local: int = SIZE) -> Iterator[tuple[TreeLink, TreeLink]]:
     """The upper end of a link, and that of a rank that awaits so many ranks' memory."""
     leader, member = socket.socketpair()
     with (
-        contextlib.closing(Link(leader, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
-        contextlib.closing(Link(member, Ends(0, UP, DOWN, True, SIZE, n_local, SIZE))) as other,
+        contextlib.closing(TreeLink(leader, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
+        contextlib.closing(TreeLink(member, Ends(0, UP, DOWN, True, SIZE, n_local, SIZE))) as other,
     ):
         for sock in (leader, member):
             sock.setblocking(False)

@@ -14,7 +14,7 @@ from shoal.bench.failure import Failure
 from shoal.bench.launch import JobSpec, Placement
 from shoal.bench.worker_pool import WorkerPool
 from shoal.errors import UsageError
-from shoal.lab import Cluster
+from shoal.lab import Lab
 
 if TYPE_CHECKING:
     from shoal.bench.case import Case
@@ -25,7 +25,7 @@ _LONGER_ON_HOSTS: Final = 4
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchOptions:
     """How thoroughly to measure, and where Open MPI is installed.
 
     Args:
@@ -49,12 +49,12 @@ class Sample(NamedTuple):
 class WorkerPools:
     """Running pools by spec. Leaving the context stops all processes and removes all clusters."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BenchOptions) -> None:
         self.settings = settings
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
         self._pools: dict[JobSpec, WorkerPool] = {}
-        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Cluster] = {}
+        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Lab] = {}
         self._unstartable: dict[JobSpec, str] = {}
         self._n_calls: dict[_Kind, int] = {}
         self._unable: dict[tuple[JobSpec, str, str], str] = {}
@@ -110,12 +110,12 @@ class WorkerPools:
 
     def cluster(
         self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
-    ) -> Cluster:
-        """A cluster of so many hosts; see `Cluster`."""
+    ) -> Lab:
+        """A cluster of so many hosts; see `Lab`."""
         which = (n_hosts, rate_mbit, more_mbit)
         if which not in self._clusters:
             try:
-                self._clusters[which] = self._stack.enter_context(Cluster(*which))
+                self._clusters[which] = self._stack.enter_context(Lab(*which))
             except UsageError as error:
                 raise Failure(str(error)) from error
         return self._clusters[which]

@@ -14,7 +14,7 @@ from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.errors import UsageError
 from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
-from shoal.group.buffers import Blocks, span_of
+from shoal.group.buffers import BlockBuffers, span_of
 from shoal.group.context import meet
 from shoal.group.members import Members
 from shoal.plan import Settings, reported_mbit
@@ -184,7 +184,7 @@ class Group(Members):
         span = span_of(data, writable=False)
         blocks = self._blocks("outputs", outputs, writable=True)
         self._check_own("outputs", blocks, "data", span)
-        self._check_apart("outputs", blocks, "data", Blocks((span,), (span.n_elems,)))
+        self._check_apart("outputs", blocks, "data", BlockBuffers((span,), (span.n_elems,)))
         if blocks.even:
             key = ("all_gather", span.dtype, None, span.n_elems)
             plan = self._plans.get(key)
@@ -214,7 +214,7 @@ class Group(Members):
         span = span_of(output)
         blocks = self._blocks("inputs", inputs, writable=False)
         self._check_own("inputs", blocks, "output", span)
-        self._check_apart("output", Blocks((span,), (span.n_elems,)), "inputs", blocks)
+        self._check_apart("output", BlockBuffers((span,), (span.n_elems,)), "inputs", blocks)
         if blocks.even:
             key = ("reduce_scatter", span.dtype, op, span.n_elems, wire)
             plan = self._plans.get(key)

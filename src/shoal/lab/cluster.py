@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from shoal.errors import Unsupported, UsageError
 
-__all__ = ["BURST_BYTES", "INTERFACE", "Cluster", "Host", "interface_of", "remove_stale"]
+__all__ = ["BURST_BYTES", "INTERFACE", "Lab", "Host", "interface_of", "remove_stale"]
 
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
@@ -70,7 +70,7 @@ def interface_of(nic: int) -> str:
     return f"eth{nic}"
 
 
-class Cluster:
+class Lab:
     """Hosts on one machine, on a switch; each NIC carries `rate_mbit` each way.
 
     Without a rate nothing is shaped: the cores of this machine are what limits the NICs.
@@ -131,7 +131,7 @@ class Cluster:
         """How many each host has."""
         return len(self._rates)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Lab:
         _check_powers()
         remove_stale()
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.lab.cluster import Cluster
+    from shoal.lab.cluster import Lab
 
 __all__ = ["Flow", "measure_streams", "ring_of"]
 
@@ -41,7 +41,7 @@ def ring_of(n_hosts: int) -> list[Flow]:
     return [Flow(host, (host + 1) % n_hosts) for host in range(n_hosts)]
 
 
-def measure_streams(cluster: Cluster, flows: Sequence[Flow], n_bytes: int) -> list[float]:
+def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[float]:
     """The bytes per second of each stream, all of them running at once.
 
     Measured by the receiver, from its first byte to its last, so connecting does not count.

@@ -33,7 +33,7 @@ from shoal.rendezvous.handshake import N_NONCE_BYTES
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_unix, n_paths, port_range
 from shoal.rendezvous.local_bootstrap import HostMemory
-from shoal.rendezvous.meeting import Chair, Guest
+from shoal.rendezvous.meeting import MemberMeeting, RootMeeting
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.patience import Rereading, Warnings
@@ -42,7 +42,7 @@ from shoal.rendezvous.roster import MAX_DIGEST_BYTES, Entry
 from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
-    from shoal.rendezvous.links import Links
+    from shoal.rendezvous.links import TreeLinks
     from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.store import Store
 
@@ -164,7 +164,9 @@ class _Join:
         nonce, label = os.urandom(N_NONCE_BYTES), options.label
         own = Record(size, nonce, host_id, label, unix_name, given_key is not None)
         self._meeting: Meeting = (
-            Guest(store, own, rank, given_key) if rank else Chair(store, own, given_key)
+            MemberMeeting(store, own, rank, given_key)
+            if rank
+            else RootMeeting(store, own, given_key)
         )
         self._connections = Connections(
             selector, self._meeting, memory, options, listener, self._lost, self._doubted
@@ -244,7 +246,7 @@ class _Join:
             return now
         return min(self._meeting.look_at, self._reread.at)
 
-    def _link(self, now: float, links: Links) -> float:
+    def _link(self, now: float, links: TreeLinks) -> float:
         self._look_around_if_due(now)
         if now >= self._meeting.look_at:
             self._look(now)
@@ -256,7 +258,7 @@ class _Join:
         again_at = now + _INTRODUCE_AGAIN_S if links.is_introducing else float("inf")
         return min(wake_at, again_at, self._meeting.look_at, self._reread.at)
 
-    def _give_word(self, links: Links) -> float:
+    def _give_word(self, links: TreeLinks) -> float:
         # NOT to those who come now: they may have formed the group already, and mean the native
         # core, which takes over the listeners.
         self._connections.acceptor.shut()
@@ -266,17 +268,17 @@ class _Join:
         links.give_word(self._entry())
         return float("inf")
 
-    def _await_word(self, links: Links) -> float:
+    def _await_word(self, links: TreeLinks) -> float:
         """NOT asking the store: rank 0 may have formed the group by now, and ended it."""
         return self._conclude(links) if links.roster is not None else float("inf")
 
-    def _conclude(self, links: Links) -> float:
+    def _conclude(self, links: TreeLinks) -> float:
         self._state = _State.PASSING
         self._roster = links.conclude(self._entry())
         links.pass_on()
         return self._pass_on(links)
 
-    def _pass_on(self, links: Links) -> float:
+    def _pass_on(self, links: TreeLinks) -> float:
         if not links.is_passed_on:
             return float("inf")
         self._state = _State.FORMED

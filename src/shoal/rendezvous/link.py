@@ -49,7 +49,7 @@ class Ends(NamedTuple):
     size: int
 
 
-class Link:
+class TreeLink:
     """An authenticated connection, until both ends have sent their report.
 
     The report of the lower end stands for it and all below it: they lack nothing, and it says what

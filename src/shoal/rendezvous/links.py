@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shoal.rendezvous.link import Ends, Link
+from shoal.rendezvous.link import Ends, TreeLink
 from shoal.rendezvous.local_bootstrap import LocalBootstrap
 from shoal.rendezvous.roster import Entry, decode
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.rendezvous.tree import Tree
 
 
-class Links:
+class TreeLinks:
     """All links of one rank in one epoch.
 
     Args:
@@ -40,7 +40,7 @@ class Links:
         enter: Callable[[int, int, int], None],
     ) -> None:
         self.tree = tree
-        self.above: Link | None = None
+        self.above: TreeLink | None = None
         self.roster: dict[int, Entry] | None = None  # of all, once the report from above has come
         self.lacked: int | None = None  # who kept all waiting, when we lost the rank above
         self._selector = selector
@@ -48,7 +48,7 @@ class Links:
         self._pair_key = pair_key
         self._on_lost = on_lost
         self._enter = enter
-        self._below: dict[int, Link] = {}
+        self._below: dict[int, TreeLink] = {}
         self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, what its report says
         self._bootstrap = LocalBootstrap(memory_fd, tree.members, self._below)
         self._last_report: bytes | None = None  # what all below are told, once we know it
@@ -60,7 +60,7 @@ class Links:
     def add(self, rank: int, sock: socket.socket) -> None:
         """Keep an authenticated socket, which the selector knows, in the place of any before it."""
         self.drop(rank)
-        link = Link(sock, self._ends(rank))
+        link = TreeLink(sock, self._ends(rank))
         if rank == self.tree.parent:
             self.above = link
         else:
@@ -102,7 +102,7 @@ class Links:
         self.above = None
         self._below.clear()
 
-    def _all(self) -> list[Link]:
+    def _all(self) -> list[TreeLink]:
         return [*self._below.values(), *([] if self.above is None else [self.above])]
 
     # What there is and what is lacking.
@@ -204,7 +204,7 @@ class Links:
         """Whether nothing of what we said is left to send."""
         return not any(link.has_more_to_send for link in self._all())
 
-    def _send(self, link: Link, report: bytes) -> None:
+    def _send(self, link: TreeLink, report: bytes) -> None:
         try:
             link.send_report(report)
             self._watch(link, selectors.EVENT_READ)
@@ -213,11 +213,11 @@ class Links:
 
     # What happens to them.
 
-    def _watch(self, link: Link, events: int) -> None:
+    def _watch(self, link: TreeLink, events: int) -> None:
         events |= selectors.EVENT_WRITE if link.has_more_to_send else 0
         self._selector.modify(link.sock, events, functools.partial(self._on_ready, link))
 
-    def _on_ready(self, link: Link) -> None:
+    def _on_ready(self, link: TreeLink) -> None:
         if link not in (self.above, self._below.get(link.rank)):
             return  # dropped earlier in this wake-up
         try:
@@ -232,7 +232,7 @@ class Links:
         except OSError as error:
             self._lose(link, error)
 
-    def _heed(self, link: Link) -> None:
+    def _heed(self, link: TreeLink) -> None:
         """Act on what has come over this link."""
         memory_fd = link.take_memory()
         if memory_fd is not None:
@@ -252,7 +252,7 @@ class Links:
             why = f"its report makes no sense: {error}"
             raise ConnectionResetError(errno.ECONNRESET, why) from error
 
-    def _lose(self, link: Link, error: OSError) -> None:
+    def _lose(self, link: TreeLink, error: OSError) -> None:
         self.drop(link.rank)
         self._on_lost(link.rank, error)
 

@@ -209,7 +209,7 @@ class Meeting:
         return record
 
 
-class Chair(Meeting):
+class RootMeeting(Meeting):
     """Rank 0's view: it reads the records of all, and writes the roll."""
 
     def __init__(self, store: Asking, own: Record, given_key: bytes | None) -> None:
@@ -264,7 +264,7 @@ class Chair(Meeting):
         return [rank for rank in range(self.size) if rank not in self._records]
 
 
-class Guest(Meeting):
+class MemberMeeting(Meeting):
     """Any other rank's view: it waits for the roll."""
 
     _sees_leftover = False  # the store shows a roll that is not ours: it does not wait for another

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WORKED, _SENT, _ARRIVED, _GRANTED = range(4)
 
 
-class Clockwork:
+class EventSimulation:
     """One run of a schedule in time.
 
     Args:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.analysis.dataflow import Dataflow
-from shoal.analysis.simulate.events import Clockwork
+from shoal.analysis.simulate.events import EventSimulation
 from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
 from shoal.errors import UsageError
 from shoal.limits import SEGMENT_BYTES
@@ -34,7 +34,7 @@ from shoal.shapes import balanced
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
 
-__all__ = ["Nic", "Link", "Simulation", "simulate", "simulate_steps"]
+__all__ = ["NicLoad", "LinkLoad", "Simulation", "simulate", "simulate_steps"]
 
 # Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
 _FEW_STEPS: Final = 50_000
@@ -48,7 +48,7 @@ _CALL: Final = 1 << 32
 Length = Callable[[int, Place], int]
 
 
-class Link(NamedTuple):
+class LinkLoad(NamedTuple):
     """What goes over the link from one rank to another, and how many links carry the same."""
 
     source: int
@@ -57,7 +57,7 @@ class Link(NamedTuple):
     n_alike: int
 
 
-class Nic(NamedTuple):
+class NicLoad(NamedTuple):
     """What goes over the NIC of a host, each way."""
 
     host: int
@@ -77,8 +77,8 @@ class Simulation:
     equally long, so that some ranks can stand for all."""
     n_simulated: int
     """How many ranks were simulated, each for as many others as there are."""
-    links: tuple[Link, ...]
-    nics: tuple[Nic, ...]
+    links: tuple[LinkLoad, ...]
+    nics: tuple[NicLoad, ...]
     """Of the hosts of the ranks that were simulated; empty if there is but one host."""
     busiest: str
     """The link or NIC that is busy for longest."""
@@ -282,12 +282,12 @@ def _clock(
     n_segments = -(-sum(lengths) // segment)
     longest = -(-max(lengths, default=0) // segment)
     if n_segments <= _MAX_SEGMENTS or longest <= 4:
-        clock = Clockwork(flow, lengths, cluster, segment)
+        clock = EventSimulation(flow, lengths, cluster, segment)
         return clock.run(), clock.order
     times, more = [], max(4, longest * _MAX_SEGMENTS // n_segments)
     for most in (more // 2, more):
         cut = [n - max(0, -(-n // segment) - most) * segment for n in lengths]
-        clock = Clockwork(flow, cut, cluster, segment)
+        clock = EventSimulation(flow, cut, cluster, segment)
         times.append(clock.run())
     each = max((times[1] - times[0]) / (more - more // 2), busy_us / longest)
     return times[1] + each * (longest - more), clock.order
@@ -295,7 +295,7 @@ def _clock(
 
 def _loads(
     steps: Iterable[tuple[int, Step]], lengths: Sequence[int], cluster: Cluster, n_alike: int
-) -> tuple[tuple[Link, ...], tuple[Nic, ...]]:
+) -> tuple[tuple[LinkLoad, ...], tuple[NicLoad, ...]]:
     links: Counter[tuple[int, int]] = Counter()
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
@@ -308,12 +308,14 @@ def _loads(
         if host != cluster.hosts[step.peer]:
             (sent if isinstance(step, Send) else received)[host] += n_bytes
     return (
-        tuple(Link(*ends, n_bytes, n_alike) for ends, n_bytes in links.items()),
-        tuple(Nic(host, sent[host], received[host]) for host in sorted(sent | received)),
+        tuple(LinkLoad(*ends, n_bytes, n_alike) for ends, n_bytes in links.items()),
+        tuple(NicLoad(host, sent[host], received[host]) for host in sorted(sent | received)),
     )
 
 
-def _busiest(links: Sequence[Link], nics: Sequence[Nic], cluster: Cluster) -> tuple[str, float]:
+def _busiest(
+    links: Sequence[LinkLoad], nics: Sequence[NicLoad], cluster: Cluster
+) -> tuple[str, float]:
     hosts, loads = cluster.hosts, [(0.0, "none")]
     for nic in nics:
         for way, n_bytes in (("out of", nic.sent), ("into", nic.received)):
