@@ -63,7 +63,7 @@ _FORMATS = {
 
 
 def span_of(data: Any, *, writable: bool = True) -> BufferView:
-    """The memory of `data`: a BufferView, a CPU torch tensor, a NumPy array, or anything with a buffer.
+    """The memory of `data`: a BufferView, a CPU tensor, a NumPy array, or anything with a buffer.
 
     Raises:
         UsageError: not contiguous, read-only where it will be written, or of a type that shoal
@@ -96,7 +96,8 @@ def _view_of(data: Any) -> tuple[memoryview, DType]:
         view = memoryview(data)
     except TypeError:
         raise UsageError(
-            f"{_name(data)} has no buffer; pass a NumPy array, a tensor, a bytearray or a BufferView"
+            f"{_name(data)} has no buffer; pass a NumPy array, a tensor, a bytearray or a "
+            "BufferView"
         ) from None
     except (ValueError, BufferError) as error:  # NumPy, JAX: its format has no letter
         return _view_without_letter(data, error), DType.BFLOAT16
