@@ -8,10 +8,8 @@ namespace shoal::test {
 namespace {
 
 TEST("a flow or segment that a call does not have ends the link") {
-  constexpr FrameType kTypes[] = {FrameType::kData,        FrameType::kGrant,
-                                  FrameType::kOffer,       FrameType::kConsumed,
-                                  FrameType::kPutComplete, FrameType::kRequestToSend};
-  for (const FrameType type : kTypes) {
+  using enum FrameType;
+  for (const auto type : {kData, kGrant, kOffer, kConsumed, kPutComplete, kRequestToSend}) {
     for (const auto& [flow, segment] : {std::pair{2u, 0u}, {~0u, 0u}, {0u, 21u}, {1u, ~0u}}) {
       Duel duel(type != FrameType::kData);
       const bool has_place = type == FrameType::kGrant || type == FrameType::kOffer;

@@ -1,21 +1,37 @@
-"""Classes bear plain English words or those of docs/architecture.md, and each name is one thing's."""
+"""Classes bear plain English or the words of docs/architecture.md, and files are short."""
 
 import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+import pytest
 
 import shoal
 
 ROOT = Path(shoal.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+PROJECT = Path(__file__).parents[2]
+PAGE = PROJECT / "docs" / "architecture.md"
+WRITTEN: Final = {".py", ".h", ".cc", ".md", ".js", ".css", ".html", ".pyi"}
 
 # Words that any programmer knows, torch's and TCP's among them. A new word belongs into the table
 # of docs/architecture.md, unless it is as plain as these.
-PLAIN = set(
-    ["acceptor", "advertised", "agreement", "algorithm", "asking", "at", "attempt", "backend", "barrier", "below", "bench", "benchmark", "block", "blocks", "bootstrap", "branch", "buffers", "caller", "calls", "case", "channels", "choice", "client", "closed", "cluster", "codec", "comparison", "connect", "connections", "connector", "context", "contract", "contribution", "copy", "cost", "counts", "cube", "cut", "d", "dataflow", "deadline", "description", "doubt", "drawing", "dump", "endpoint", "ends", "entry", "error", "event", "execution", "failure", "faster", "filled", "finish", "finished", "forced", "goal", "held", "info", "interface", "internal", "job", "join", "lab", "latency", "launch", "layout", "library", "limits", "line", "links", "load", "local", "lost", "measured", "meeting", "member", "members", "membership", "memory", "message", "monitored", "nic", "occurrences", "on", "op", "operations", "options", "origin", "out", "owner", "pair", "parser", "part", "pending", "picture", "placement", "planner", "point", "pool", "pools", "process", "proof", "record", "recv", "reducer", "rereading", "result", "role", "root", "round", "row", "sample", "section", "send", "server", "settings", "shape", "shoal", "simulation", "source", "spec", "store", "symbols", "symmetric", "table", "tcp", "tensor", "timed", "told", "torch", "trace", "tree", "tuning", "type", "unpacker", "unsupported", "usage", "value", "verdict", "warnings", "way", "within", "work", "worker"]
-)
+_PLAIN: Final = """
+acceptor advertised agreement algorithm asking at attempt backend barrier below bench benchmark
+block blocks bootstrap branch buffers caller calls case channels choice client closed cluster
+codec comparison connect connections connector context contract contribution copy cost counts cube
+cut d dataflow deadline description doubt drawing dump endpoint ends entry error event execution
+failure faster filled finish finished forced goal held info interface internal job join lab
+latency launch layout library limits line links load local lost measured meeting member members
+membership memory message monitored nic occurrences on op operations options origin out owner pair
+parser part pending picture placement planner point pool pools process proof record recv reducer
+rereading result role root round row sample section send server settings shape shoal simulation
+source spec store symbols symmetric table tcp tensor timed told torch trace tree tuning type
+unpacker unsupported usage value verdict warnings way within work worker
+"""
+PLAIN: Final = set(_PLAIN.split())
 
 
 def public_classes() -> Iterator[str]:
@@ -53,3 +69,10 @@ def test_no_word_is_kept_that_no_class_bears() -> None:
 
 def test_no_two_public_classes_share_a_name() -> None:
     assert [name for name, n in Counter(public_classes()).items() if n > 1] == []
+
+
+@pytest.mark.parametrize("room", ["src", "native", "tests", "docs", "examples"])
+def test_no_file_is_longer_than_500_lines(room: str) -> None:
+    files = [path for path in (PROJECT / room).rglob("*") if path.suffix in WRITTEN]
+    assert files
+    assert [path.name for path in files if len(path.read_text().splitlines()) > 500] == []
