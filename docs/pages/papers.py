@@ -110,8 +110,8 @@ def _server(shard: int, n_nodes: int) -> Iterator[Step]:
 
 
 def _load_of(server: int, played: Simulation) -> ServerLoad:
-    cable = played.cables[server]
-    return ServerLoad(cable.received, cable.sent)
+    nic = played.nics[server]
+    return ServerLoad(nic.received, nic.sent)
 
 
 # ---- Jeaugey, "Massively Scale Your Deep Learning Training with NCCL 2.4" (2019), figure 3

@@ -39,16 +39,16 @@ takes a segment as soon as the steps it waits for have taken it, and what it nee
 - **a core of the rank**: a time for each message, and a pass over its bytes (to or from the kernel
   or a slot of shared memory; a fold), and more where scratch of more than 32 MiB is touched first.
   Where ranks of a host outnumber its cores, all take longer;
-- **the cable out of the host**, which its ranks share: links take turns, a segment each;
-- **the cable into the host**: first come, first served; what waits, waits in the switch. Where a
+- **the NIC out of the host**, which its ranks share: links take turns, a segment each;
+- **the NIC into the host**: first come, first served; what waits, waits in the switch. Where a
   host that sends to several at a time sends to one that receives from several, the first MiB of a
-  message takes longer ([decision 23](decisions/0023-costs-are-counted.md)). A cable
+  message takes longer ([decision 23](decisions/0023-costs-are-counted.md)). A NIC
   that has rested may let a burst pass at once;
 - **the receiver's word** for messages of more than 64 KiB between hosts: what its steps are ready
   for and eight segments more, one latency later.
 
 Not in it: lost packets one by one, what other work does to the network, and that a receiver's
-word waits behind data on a busy cable.
+word waits behind data on a busy NIC.
 
 Ranks that do the same are simulated once: a schedule is looked at in blocks of ranks, and if moving
 every rank by some blocks (round, or by exclusive or) turns one rank's steps into another's, one

@@ -20,7 +20,7 @@ from shoal.errors import (
 
 if TYPE_CHECKING:
     from shoal.dtypes import DType, Op
-    from shoal.group.buffers import Span
+    from shoal.group.buffers import BufferView
     from shoal.group.group import Group
     from shoal.group.memory import empty
     from shoal.group.work import Work
@@ -40,7 +40,7 @@ _LAZY = {
     "empty": "shoal.group.memory",
     "Group": "shoal.group.group",
     "Work": "shoal.group.work",
-    "Span": "shoal.group.buffers",
+    "BufferView": "shoal.group.buffers",
     "DType": "shoal.dtypes",
     "Op": "shoal.dtypes",
     "dump": "shoal.state",
@@ -61,7 +61,7 @@ __all__ = [
     "empty",
     "Group",
     "Work",
-    "Span",
+    "BufferView",
     "DType",
     "Op",
     "dump",

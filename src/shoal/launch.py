@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.errors import PeerLost, TimedOut, UsageError
 from shoal.rendezvous import (
     Caller,
-    Place,
+    LaunchInfo,
     Store,
     TcpStoreClient,
     TcpStoreServer,
@@ -87,7 +87,7 @@ _LEAST_SERVICE_S: Final = 1.0
 _has_met = False
 
 
-def _meet_at_rank_0(place: Place, timeout_s: float, wire: str | None) -> Group:
+def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Group:
     """Form a group through a store that rank 0 serves for as long as it takes."""
     from shoal.group.group import form
 

@@ -18,7 +18,7 @@ from process.stage import Stage
 
 import shoal
 from shoal.errors import PeerLost, ShoalError
-from shoal.lab import Cluster
+from shoal.lab import Lab
 from shoal.lab.cluster import INTERFACE
 
 pytestmark = pytest.mark.skipif(
@@ -63,7 +63,7 @@ def reduce_through_a_cut(namespaces: list[str]) -> tuple[int, Exception | None]:
 
 
 def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
-    with Cluster(2) as cluster, Stage() as stage:
+    with Lab(2) as cluster, Stage() as stage:
         env = {
             "MASTER_ADDR": cluster.hosts[0].address,
             "SHOAL_SOCKET_IFNAME": INTERFACE,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from process.ranks import run_ranks
 
-from shoal.lab import Cluster
+from shoal.lab import Lab
 from shoal.lab.cluster import INTERFACE
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +54,7 @@ def sum_in_host(namespaces: list[str]) -> list[int]:
 @pytest.mark.parametrize("n_ranks_per_host", [1, 2])
 @pytest.mark.parametrize("n_hosts", [2, 4])
 def test_an_all_reduce_between_hosts_equals_numpys_sum(n_hosts: int, n_ranks_per_host: int) -> None:
-    with Cluster(n_hosts) as cluster:
+    with Lab(n_hosts) as cluster:
         namespaces = [host.namespace for host in cluster.hosts for _ in range(n_ranks_per_host)]
         env = {
             "MASTER_ADDR": cluster.hosts[0].address,
@@ -87,7 +87,7 @@ def sum_while_the_only_path_is_cut(namespaces: list[str]) -> list[int]:
 
 
 def test_a_network_that_is_cut_for_two_seconds_fails_no_call() -> None:
-    with Cluster(2) as cluster:
+    with Lab(2) as cluster:
         namespaces = [host.namespace for host in cluster.hosts]
         env = {
             "MASTER_ADDR": cluster.hosts[0].address,

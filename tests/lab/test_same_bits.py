@@ -1,6 +1,6 @@
 """The same job on the same machines: the same choices and the same bits, each time it runs.
 
-The two runs differ in all that can be measured: cables of one tenth of the rate, and cores that
+The two runs differ in all that can be measured: NICs of one tenth of the rate, and cores that
 other work keeps busy. The interfaces report the same.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from lab.test_hosts import enter
 from process.ranks import run_ranks
 
-from shoal.lab import Cluster
+from shoal.lab import Lab
 from shoal.lab.cluster import INTERFACE
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +55,7 @@ def choose_and_sum(namespaces: list[str]) -> tuple[dict[str, tuple[object, ...]]
 
 def run_on(rate_mbit: float, n_busy: int, extra: Mapping[str, str]) -> list[Any]:
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(N_HOSTS, rate_mbit))
+        cluster = stack.enter_context(Lab(N_HOSTS, rate_mbit))
         for _ in range(n_busy):
             busy = cluster.popen(0, [sys.executable, "-c", "while True: pass"])
             stack.callback(busy.wait)

@@ -24,9 +24,9 @@ def array(n_elems: int, dtype: str = "float32") -> Any:
     return np.ones(n_elems, dtype)
 
 
-def bfloat16(n_elems: int) -> shoal.Span:
+def bfloat16(n_elems: int) -> shoal.BufferView:
     bits = array(n_elems, "uint16")
-    return shoal.Span(bits.ctypes.data, n_elems, shoal.DType.BFLOAT16, bits)
+    return shoal.BufferView(bits.ctypes.data, n_elems, shoal.DType.BFLOAT16, bits)
 
 
 def reduce_then_broadcast(group: shoal.Group) -> None:

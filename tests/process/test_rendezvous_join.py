@@ -83,14 +83,16 @@ def test_each_rank_hears_the_cards_and_the_paths_of_all() -> None:
     store = MemoryStore()
 
     def one(rank: int) -> Membership:
-        card, chosen = b"card of rank %d" % rank, options(environs[rank])
-        return join(store, rank, 4, timeout_s=LONG_S, card=card, options=chosen)
+        digest, chosen = b"settings digest of rank %d" % rank, options(environs[rank])
+        return join(store, rank, 4, timeout_s=LONG_S, digest=digest, options=chosen)
 
     with ThreadPoolExecutor(4) as pool:
         members = list(pool.map(one, range(4)))
     for member in members:
         with member:
-            assert member.cards == tuple(b"card of rank %d" % rank for rank in range(4))
+            assert member.digests == tuple(
+                b"settings digest of rank %d" % rank for rank in range(4)
+            )
             assert len(member.listens_at) == 1 + member.rank
             for peer in member.peers:
                 assert len(peer.listens_at) == (0 if peer.is_local else 1 + peer.rank)

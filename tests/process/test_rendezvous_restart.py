@@ -28,8 +28,8 @@ from shoal.rendezvous import (
     join,
 )
 from shoal.rendezvous.connections import Connections
-from shoal.rendezvous.link import Link
-from shoal.rendezvous.links import Links
+from shoal.rendezvous.link import TreeLink
+from shoal.rendezvous.links import TreeLinks
 from shoal.rendezvous.roster import Entry
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
@@ -127,13 +127,13 @@ class _DiedError(Exception):
 
 
 def hold_back(monkeypatch: pytest.MonkeyPatch, rank: int, until: threading.Event) -> None:
-    """This rank gives its word no sooner."""
-    is_ready = Links.is_ready
+    """This rank gives its report no sooner."""
+    is_ready = TreeLinks.is_ready
 
-    def is_ready_in_its_turn(self: Links) -> bool:
+    def is_ready_in_its_turn(self: TreeLinks) -> bool:
         return is_ready.fget(self) and (self.rank != rank or until.is_set())  # type: ignore[misc]
 
-    monkeypatch.setattr(Links, "is_ready", property(is_ready_in_its_turn))
+    monkeypatch.setattr(TreeLinks, "is_ready", property(is_ready_in_its_turn))
 
 
 @pytest.mark.parametrize("dying", [1, 3])
@@ -142,17 +142,17 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
 ) -> None:
     """The last host waits for that, so that nobody can have heard of all."""
     died = threading.Event()
-    give_word = Links.give_word
+    give_word = TreeLinks.give_word
 
-    def give_word_and_die(self: Links, own: Entry) -> None:
+    def give_word_and_die(self: TreeLinks, own: Entry) -> None:
         give_word(self, own)
         if self.rank == dying and not died.is_set():
             died.set()
             raise _DiedError
 
-    monkeypatch.setattr(Links, "give_word", give_word_and_die)
+    monkeypatch.setattr(TreeLinks, "give_word", give_word_and_die)
     hold_back(monkeypatch, 4, died)
-    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
+    monkeypatch.setattr(farewell, "send_farewell", lambda *_: None)  # as who is killed
     store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
     def one(rank: int) -> Membership:
@@ -182,17 +182,17 @@ class _Ending(MemoryStore):
 def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flush = Link.flush
+    flush = TreeLink.flush
 
-    def flush_all_but_the_word_to_rank_1(self: Link) -> None:
+    def flush_all_but_the_word_to_rank_1(self: TreeLink) -> None:
         if self.rank != 1:
             flush(self)
-        elif self.word == b"":  # the socket took nothing the first time
+        elif self.report == b"":  # the socket took nothing the first time
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         else:
-            self.word = b""
+            self.report = b""
 
-    monkeypatch.setattr(Link, "flush", flush_all_but_the_word_to_rank_1)
+    monkeypatch.setattr(TreeLink, "flush", flush_all_but_the_word_to_rank_1)
     store = _Ending()
     with ThreadPoolExecutor(3) as pool:
         first, lost, third = (pool.submit(join, store, r, 3, timeout_s=LONG_S) for r in range(3))
@@ -205,16 +205,16 @@ def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_els
 def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 2 dies when rank 1 has given its word for both; rank 3 gives its own only then."""
-    has_spoken, is_known, is_heard = (threading.Event() for _ in range(3))
-    give_word, heed, lost = Links.give_word, Links._heed, Connections._lost
+    """Rank 2 dies when rank 1 has sent its report for both; rank 3 gives its own only then."""
+    has_reported, is_known, is_heard = (threading.Event() for _ in range(3))
+    give_word, heed, lost = TreeLinks.give_word, TreeLinks._heed, Connections._lost
 
-    def give_word_or_die(self: Links, own: Entry) -> None:
+    def give_word_or_die(self: TreeLinks, own: Entry) -> None:
         give_word(self, own)
         if self.rank == 1:
-            has_spoken.set()
+            has_reported.set()
         if self.rank == 2:
-            assert has_spoken.wait(LONG_S)
+            assert has_reported.wait(LONG_S)
             raise _DiedError
 
     def notice(self: Connections, rank: int, error: OSError) -> None:
@@ -222,16 +222,16 @@ def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
         if rank == 2:
             is_known.set()
 
-    def hear(self: Links, link: Link) -> None:
+    def hear(self: TreeLinks, link: TreeLink) -> None:
         heed(self, link)
-        if link.rank == 3 and link.word is not None:
+        if link.rank == 3 and link.report is not None:
             is_heard.set()
 
-    monkeypatch.setattr(Links, "give_word", give_word_or_die)
+    monkeypatch.setattr(TreeLinks, "give_word", give_word_or_die)
     hold_back(monkeypatch, 3, is_known)
-    monkeypatch.setattr(Links, "_heed", hear)
+    monkeypatch.setattr(TreeLinks, "_heed", hear)
     monkeypatch.setattr(Connections, "_lost", notice)
-    monkeypatch.setattr(farewell, "say_farewell", lambda *_: None)  # as who is killed
+    monkeypatch.setattr(farewell, "send_farewell", lambda *_: None)  # as who is killed
     store, environs = _Ending(), hosts("a", "b", "b", "c")
 
     def one(rank: int) -> BaseException | Membership:

@@ -31,7 +31,7 @@ from shoal.rendezvous import (
     TorchStore,
     join,
 )
-from shoal.rendezvous.link import Link
+from shoal.rendezvous.link import TreeLink
 from shoal.rendezvous.record import Endpoint
 
 HOSTS = hosts("a", "b")
@@ -161,12 +161,12 @@ def test_all_ranks_are_told_who_keeps_them_waiting() -> None:
 
 
 def test_a_guide_that_introduces_other_ranks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    introduce = Link.introduce
+    introduce = TreeLink.introduce
 
-    def introduce_more(self: Link, memory_fd: int, n_local: int) -> None:
+    def introduce_more(self: TreeLink, memory_fd: int, n_local: int) -> None:
         introduce(self, memory_fd, n_local + 7)
 
-    monkeypatch.setattr(Link, "introduce", introduce_more)
+    monkeypatch.setattr(TreeLink, "introduce", introduce_more)
     store = MemoryStore()
     with ThreadPoolExecutor(3) as pool:
         leader = pool.submit(join, store, 0, 3, timeout_s=LONG_S)

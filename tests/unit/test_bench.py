@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.benchmark import Benchmark, Row, Section, run_section, summary_of
+from shoal.bench.benchmark import Benchmark, Result, Section, run_section, summary_of
 from shoal.bench.case import Case
 from shoal.bench.choices import (
     choice_benchmarks,
@@ -22,7 +22,7 @@ from shoal.bench.iperf import iperf_time, rate_of
 from shoal.bench.measures import Latency, added_by_cut
 from shoal.bench.sections import SECTIONS
 from shoal.bench.table import align, render, show_memory, show_size, show_time
-from shoal.bench.worker_pools import Settings, WorkerPools
+from shoal.bench.worker_pools import BenchOptions, WorkerPools
 
 
 def seconds(value: float) -> str:
@@ -31,7 +31,7 @@ def seconds(value: float) -> str:
 
 @pytest.fixture
 def pools() -> WorkerPools:
-    return WorkerPools(Settings(n_rounds=3, openmpi=Path("nowhere")))
+    return WorkerPools(BenchOptions(n_rounds=3, openmpi=Path("nowhere")))
 
 
 def section_of(*benchmarks: Benchmark, goals: tuple[Faster, ...] = ()) -> Section:
@@ -99,7 +99,7 @@ def test_what_does_not_drift_is_measured_once(pools: WorkerPools) -> None:
     benchmark = drifting("a", [1.0, 2.0])
     case = Case(2, 4)
     section = Section("toy", "", (), (benchmark,), (case,), seconds, in_rounds=False)
-    assert run_section(section, pools, lambda _text: None) == [Row(case, {"a": [1.0]})]
+    assert run_section(section, pools, lambda _text: None) == [Result(case, {"a": [1.0]})]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_sections_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Row:
-    return Row(replace(case, collective=collective), {"gloo": gloo, "shoal": shoal})
+def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Result:
+    return Result(replace(case, collective=collective), {"gloo": gloo, "shoal": shoal})
 
 
 HERE, LAB = Case(2, 1024), Case(4, 1024, n_hosts=4)
@@ -257,7 +257,7 @@ def test_a_ratio_is_the_median_of_the_ratios_of_rounds_not_the_ratio_of_medians(
 
 
 def test_a_library_that_failed_has_no_ratio() -> None:
-    row = Row(HERE, {"gloo": [1.0], "shoal": []}, {"shoal": "it died"})
+    row = Result(HERE, {"gloo": [1.0], "shoal": []}, {"shoal": "it died"})
     assert row.ratios("gloo", "shoal") == []
     assert grid_lines([row])[1].split() == ["all_reduce", "1", "KiB", "-"]
 
@@ -313,8 +313,8 @@ def test_goals_of_a_whole_table_stand_below_it_and_are_counted(pools: WorkerPool
     assert summary_of([(section, rows)]) == "goals: 2 met, 0 missed, 1 not measured"
 
 
-def choice_row(case: Case, chosen: str, **values: list[float]) -> Row:
-    return Row(case, values, note=chosen)
+def choice_row(case: Case, chosen: str, **values: list[float]) -> Result:
+    return Result(case, values, note=chosen)
 
 
 def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> None:

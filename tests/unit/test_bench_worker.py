@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.values import Floats, Source, count_wrong, fill
+from shoal.bench.values import Contribution, Floats, count_wrong, fill
 from shoal.bench.worker import peak_resident_bytes
 
 LENGTHS = [0, 1, 1021, 65536, 65537, 300_000]
@@ -23,17 +23,17 @@ def filled(rank: int, n_elems: int) -> Floats:
 @pytest.mark.parametrize("n_elems", LENGTHS)
 def test_the_sum_over_all_ranks_is_right(n_elems: int) -> None:
     total = sum(filled(rank, n_elems) for rank in range(8))
-    assert count_wrong(np.asarray(total, np.float32), Source(range(8))) == 0
+    assert count_wrong(np.asarray(total, np.float32), Contribution(range(8))) == 0
 
 
 def test_every_element_of_an_unreduced_tensor_is_wrong() -> None:
-    assert count_wrong(filled(0, 300_000), Source(range(2))) == 300_000
+    assert count_wrong(filled(0, 300_000), Contribution(range(2))) == 300_000
 
 
 def test_one_wrong_element_is_counted() -> None:
     total = filled(0, 300_000) + filled(1, 300_000)
     total[-1] += 1
-    assert count_wrong(total, Source(range(2))) == 1
+    assert count_wrong(total, Contribution(range(2))) == 1
 
 
 def test_what_was_rounded_is_right_within_the_error_that_is_allowed_and_never_if_it_is_nan() -> (
@@ -41,22 +41,22 @@ def test_what_was_rounded_is_right_within_the_error_that_is_allowed_and_never_if
 ):
     total = np.asarray(sum(filled(rank, 70_000) for rank in range(2)), np.float32)
     total *= np.float32(1.007)
-    assert count_wrong(total, Source(range(2)), 0.008) == 0
-    assert count_wrong(total, Source(range(2)), 0.006) == 70_000
+    assert count_wrong(total, Contribution(range(2)), 0.008) == 0
+    assert count_wrong(total, Contribution(range(2)), 0.006) == 70_000
     total[5] = np.nan
-    assert count_wrong(total, Source(range(2)), 0.008) == 1
+    assert count_wrong(total, Contribution(range(2)), 0.008) == 1
 
 
 def test_a_rank_folded_twice_instead_of_another_is_seen() -> None:
     # 0 + 0 + 3 + 3 would look right if the tensors were multiples of one another.
     total = 2 * filled(0, 1000) + 2 * filled(3, 1000)
-    assert count_wrong(total, Source(range(4))) > 900
+    assert count_wrong(total, Contribution(range(4))) > 900
 
 
 @pytest.mark.parametrize("shift", [1, 65536, 75_000])
 def test_values_that_landed_elsewhere_are_seen(shift: int) -> None:
     total = np.roll(filled(0, 300_000), shift)
-    assert count_wrong(total, Source([0])) > 290_000
+    assert count_wrong(total, Contribution([0])) > 290_000
 
 
 def by_numpy(collective: str, rank: int, tensors: list[Floats]) -> list[Floats]:

@@ -13,7 +13,7 @@ import torch
 import shoal
 from shoal.dtypes import DType
 from shoal.errors import ShoalError, UsageError
-from shoal.group.buffers import Span, blocks_of, clash, span_of
+from shoal.group.buffers import BufferView, blocks_of, clash, span_of
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_array_of_bfloat16_is_taken_as_bfloat16() -> None:
 
 
 def test_a_span_is_passed_on_as_it_is() -> None:
-    span = Span(4096, 1, DType.INT8, None)
+    span = BufferView(4096, 1, DType.INT8, None)
     assert span_of(span) is span
 
 

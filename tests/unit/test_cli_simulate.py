@@ -18,7 +18,7 @@ def test_a_ring_is_told_with_its_time_bandwidth_rounds_and_links(
     assert re.search(r"time +65\.\d ms", out)
     assert re.search(r"algorithm bandwidth +1\.50 GiB/s", out)
     assert re.search(r"rounds +62", out)
-    assert re.search(r"busiest +the cable out of host 0, 100%", out)
+    assert re.search(r"busiest +the NIC out of host 0, 100%", out)
     assert re.search(r"194 MiB  32 links, such as rank 0 to rank 1", out)
 
 
@@ -27,7 +27,7 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert main(argv) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
     assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
-    # Direct sends it over one cable to 28 ranks elsewhere.
+    # Direct sends it over one NIC to 28 ranks elsewhere.
     assert lines[-1].split()[0] == "direct"
 
 

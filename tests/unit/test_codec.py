@@ -56,7 +56,7 @@ def test_the_planner_takes_an_algorithm_that_encodes_once_at_every_size(
         assert find(collective, choice.name).encodes_once, choice
 
 
-def test_what_a_cable_takes_halves_and_the_reason_says_why() -> None:
+def test_what_a_nic_takes_halves_and_the_reason_says_why() -> None:
     wide = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded")
     narrow = choose("all_reduce", 1 << 28, FOUR_HOSTS, "sharded", codec=BF16)
     assert narrow.cost_us == pytest.approx(wide.cost_us / 2, rel=0.01)

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Recv, Send, find
-from shoal.schedule.counts import Counts, Work, count
+from shoal.schedule.counts import Counts, StepCounts, count
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
 
 ALL = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
@@ -25,7 +25,7 @@ HOSTS = [
 ]
 
 
-def by_rank(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int) -> list[Work]:
+def by_rank(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int) -> list[StepCounts]:
     """Of every rank, counted one step after the other."""
     size, works = len(hosts), []
     algorithm = find(collective, name).fitted(n_bytes, size)
@@ -56,25 +56,25 @@ def by_rank(collective: str, name: str, hosts: tuple[int, ...], n_bytes: int) ->
             value = (step.buffer, step.chunk, version)
             n["shared"] += not is_inter and value not in read
             read |= set() if is_inter else {value}
-        works.append(Work(**{field: n[field] for field in Work._fields}))
+        works.append(StepCounts(**{field: n[field] for field in StepCounts._fields}))
     return works
 
 
-def sum_of(works: list[Work]) -> Work:
-    return Work(*map(sum, zip(*works, strict=True)))
+def sum_of(works: list[StepCounts]) -> StepCounts:
+    return StepCounts(*map(sum, zip(*works, strict=True)))
 
 
-def busiest_nic(works: Iterable[Work]) -> float:
+def busiest_nic(works: Iterable[StepCounts]) -> float:
     return max(max(work.sent, work.received) for work in works)
 
 
-def most_work(works: Iterable[Work]) -> float:
+def most_work(works: Iterable[StepCounts]) -> float:
     return max(work.intra + work.inter + work.shared + work.moved for work in works)
 
 
 def counted(
     collective: str, name: str, hosts: tuple[int, ...], n_bytes: int
-) -> tuple[Counts, list[Work], list[Work]]:
+) -> tuple[Counts, list[StepCounts], list[StepCounts]]:
     """What `count` says, and of which ranks and hosts it can be true."""
     counts = count(find(collective, name).fitted(n_bytes, len(hosts)), hosts)
     works = by_rank(collective, name, hosts, n_bytes)
@@ -94,7 +94,7 @@ def test_small_groups_are_counted_exactly(
     counts, works, totals = counted(collective, name, hosts, n_bytes)
     assert set(counts.ranks) <= set(works)
     assert set(counts.hosts) <= set(totals)
-    for field in Work._fields:
+    for field in StepCounts._fields:
         busiest = (max(getattr(work, field) for work in of) for of in (works, counts.ranks))
         assert len(set(busiest)) == 1 or hosts == (0, 1, 0, 1), field
 
@@ -108,7 +108,7 @@ def test_fewer_reducers_of_a_short_buffer_are_counted_exactly(
     n_bytes = n_stripes * STRIPE_FLOOR_BYTES
     counts, works, totals = counted("all_reduce", f"sharded({k})", hosts, n_bytes)
     assert counts.n_chunks == min(n_stripes, len(hosts))
-    for field in Work._fields:
+    for field in StepCounts._fields:
         for said, is_so in ((counts.ranks, works), (counts.hosts, totals)):
             assert max(getattr(work, field) for work in said) == max(
                 getattr(work, field) for work in is_so

@@ -101,7 +101,7 @@ def test_what_holds_a_call_up_is_named() -> None:
 
 @pytest.mark.parametrize("mib", [1, 4, 25, 100, 256])
 @pytest.mark.parametrize("gbit", [1, 10, 25, 100])
-def test_where_the_cable_holds_up_all_of_them_cores_do_as_little_as_they_can(
+def test_where_the_nic_holds_up_all_of_them_cores_do_as_little_as_they_can(
     gbit: int, mib: int
 ) -> None:
     """Two hosts send each other as much by any algorithm; `direct` folds twice as much."""

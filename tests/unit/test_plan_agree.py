@@ -1,4 +1,4 @@
-"""What a group chooses by: a function of the cards that its ranks lay on the table, and no more."""
+"""What a group chooses by: a function of the settings digests that its ranks publish."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
-from shoal.group.agreeing import agreed_planner, card_of
+from shoal.group.agreeing import agreed_planner, digest_of
 from shoal.plan import Planner, Settings, default_cluster, reported_mbit
 from shoal.plan.defaults import wire_of
 from shoal.plan.settings import Forced
@@ -31,13 +31,13 @@ def agreed(
     cores: Sequence[Sequence[int]] = (),
     rank: int = 0,
 ) -> Planner:
-    """The planner of a rank, from cards with these rates and cores; two cores each otherwise."""
+    """The planner of a rank, by digests with these rates and cores; else two cores each."""
     told = settings or Settings()
-    cards = [
-        card_of(told, mbit[r] if mbit else None, cores[r] if cores else (0, 1))
+    digests = [
+        digest_of(told, mbit[r] if mbit else None, cores[r] if cores else (0, 1))
         for r in range(len(hosts))
     ]
-    return agreed_planner(rank, told, hosts, cards, "group 'g'")
+    return agreed_planner(rank, told, hosts, digests, "group 'g'")
 
 
 def table_of(planner: Planner) -> list[tuple[object, ...]]:
@@ -109,8 +109,8 @@ def test_numbers_of_paths_that_differ_between_hosts_are_told_once(
     for hosts, n_told in ((("a", "b"), 1), (("a", "a"), 0)):
         caplog.clear()
         for rank, own in enumerate((ours, theirs)):
-            cards = [card_of(ours, None, (0, 1)), card_of(theirs, None, (0, 1))]
-            agreed_planner(rank, own, hosts, cards, "group 'g'")
+            digests = [digest_of(ours, None, (0, 1)), digest_of(theirs, None, (0, 1))]
+            agreed_planner(rank, own, hosts, digests, "group 'g'")
         told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
         assert len(told) == n_told
         assert all("SHOAL_PATHS is 2 on rank 0 and 1 on rank 1" in one for one in told)
@@ -144,9 +144,9 @@ def test_the_link_of_a_file_of_another_cluster_is_ignored_with_it() -> None:
     ],
 )
 def test_settings_that_differ_name_the_ranks(changed: Settings, variable: str) -> None:
-    cards = [card_of(Settings()), card_of(Settings()), card_of(changed)]
+    digests = [digest_of(Settings()), digest_of(Settings()), digest_of(changed)]
     with pytest.raises(UsageError, match=f"{variable} is not the same on all ranks: rank 2 differ"):
-        agreed_planner(0, Settings(), ["a", "b", "c"], cards, "")
+        agreed_planner(0, Settings(), ["a", "b", "c"], digests, "")
 
 
 # Rates.
@@ -238,16 +238,18 @@ def test_a_launcher_that_binds_ranks_to_cores_changes_no_choice() -> None:
     assert choices[0] == choices[1]
 
 
-# Cards.
+# Settings digests.
 
 
 def test_a_card_is_short_however_many_cores_there_are() -> None:
-    assert len(card_of(Settings(), 400_000, range(4096))) <= 255
+    assert len(digest_of(Settings(), 400_000, range(4096))) <= 255
 
 
-def test_a_card_of_another_shoal_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"rank 1 gave a card of 3 bytes.*the same shoal"):
-        agreed_planner(0, Settings(), ["a", "b"], [card_of(Settings()), b"abc"], "")
+def test_a_digest_of_another_shoal_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"rank 1 gave a settings digest of 3 bytes.*the same shoal"
+    ):
+        agreed_planner(0, Settings(), ["a", "b"], [digest_of(Settings()), b"abc"], "")
 
 
 # The command line says the same.

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import UsageError
-from shoal.group.agreeing import agreed_channels, agreed_planner, card_of
+from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
 from shoal.plan import Planner, Settings, default_cluster
 from shoal.plan.channels import channels_from, choose_channels, n_stripes
 from shoal.plan.defaults import wire_of
@@ -72,13 +72,13 @@ def test_the_number_of_the_environment_is_read_or_refused() -> None:
             channels_from({"SHOAL_CHANNELS": text})
 
 
-def cards(*settings: Settings, mbit: int = 100_000, n_cores: int = 16) -> list[bytes]:
-    return [card_of(each, mbit, range(n_cores)) for each in settings]
+def digests(*settings: Settings, mbit: int = 100_000, n_cores: int = 16) -> list[bytes]:
+    return [digest_of(each, mbit, range(n_cores)) for each in settings]
 
 
 def test_links_and_planner_have_the_same_number() -> None:
     for settings in (Settings(), Settings(channels=3), Settings(n_paths=3)):
-        told = cards(settings, settings)
+        told = digests(settings, settings)
         n = agreed_channels(settings, ["a", "b"], told)
         assert n == agreed_planner(0, settings, ["a", "b"], told, "").n_channels
         assert n == (3 if settings.channels else 2 if settings.n_paths == 3 else 4)
@@ -87,13 +87,13 @@ def test_links_and_planner_have_the_same_number() -> None:
 def test_a_tuning_file_that_is_ignored_has_no_say_in_links_nor_planner() -> None:
     other = Tuning((0, 1, 2), 2, {}, link=wire_of(1_000))
     settings = Settings(tuning=other, refuse=False)
-    told = cards(settings, settings)
+    told = digests(settings, settings)
     assert agreed_planner(0, settings, ["a", "b"], told, "").n_channels == 4
     assert agreed_channels(settings, ["a", "b"], told) == 4
 
 
 def test_inside_a_host_there_is_one_whatever_the_environment_says() -> None:
-    told = cards(Settings(channels=3), Settings(channels=3))
+    told = digests(Settings(channels=3), Settings(channels=3))
     assert agreed_channels(Settings(channels=3), ["a", "a"], told) == 1
     assert agreed_planner(0, Settings(channels=3), ["a", "a"], told, "").n_channels == 1
 
@@ -101,6 +101,6 @@ def test_inside_a_host_there_is_one_whatever_the_environment_says() -> None:
 def test_what_the_planner_refuses_is_linked_by_one_channel() -> None:
     for other in (Settings(channels=3), Settings(channels=2, n_paths=5)):
         own = Settings(channels=2)
-        assert agreed_channels(own, ["a", "b"], cards(own, other)) == 1
+        assert agreed_channels(own, ["a", "b"], digests(own, other)) == 1
         with pytest.raises(UsageError, match="SHOAL_CHANNELS"):
-            agreed_planner(0, own, ["a", "b"], cards(own, other), "")
+            agreed_planner(0, own, ["a", "b"], digests(own, other), "")

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.errors import UsageError
-from shoal.rendezvous.environment import Place, find_place, first_host
+from shoal.rendezvous.environment import LaunchInfo, find_place, first_host
 
 TORCHRUN = {
     "RANK": "3",
@@ -32,15 +32,15 @@ SLURM = {
 @pytest.mark.parametrize(
     ("environ", "want"),
     [
-        (TORCHRUN, Place(3, 4, "10.0.0.1", 29501)),
-        (OPEN_MPI, Place(1, 2, "127.0.0.1", 29500)),
-        (HYDRA, Place(0, 2, "127.0.0.1", 29500)),
-        (SLURM, Place(5, 8, "node03", 29500)),
-        (SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7"}, Place(5, 8, "head", 7)),
-        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, Place(5, 8, "127.0.0.1", 29500)),
+        (TORCHRUN, LaunchInfo(3, 4, "10.0.0.1", 29501)),
+        (OPEN_MPI, LaunchInfo(1, 2, "127.0.0.1", 29500)),
+        (HYDRA, LaunchInfo(0, 2, "127.0.0.1", 29500)),
+        (SLURM, LaunchInfo(5, 8, "node03", 29500)),
+        (SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7"}, LaunchInfo(5, 8, "head", 7)),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, LaunchInfo(5, 8, "127.0.0.1", 29500)),
     ],
 )
-def test_each_launcher_is_understood(environ: dict[str, str], want: Place) -> None:
+def test_each_launcher_is_understood(environ: dict[str, str], want: LaunchInfo) -> None:
     assert find_place(environ) == want
 
 

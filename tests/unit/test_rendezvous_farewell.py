@@ -3,8 +3,8 @@
 import pytest
 
 from shoal.errors import PeerLost, TimedOut, UsageError
-from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, say_farewell
-from shoal.rendezvous.meeting import Guest
+from shoal.rendezvous.farewell import FAREWELL_KEY, decode_farewell, send_farewell
+from shoal.rendezvous.meeting import MemberMeeting
 from shoal.rendezvous.record import Record, record_key
 from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
 from shoal.rendezvous.store.asking import Asking
@@ -22,9 +22,9 @@ def nonce(rank: int, attempt: int) -> bytes:
     return bytes([attempt, rank % 256, rank // 256]) + bytes(13)
 
 
-def publish(store: MemoryStore, rank: int, attempt: int = 1, size: int = 3) -> Guest:
+def publish(store: MemoryStore, rank: int, attempt: int = 1, size: int = 3) -> MemberMeeting:
     own = Record(size, nonce(rank, attempt), "host", f"node-{rank}", "shoal", False)
-    meeting = Guest(direct(store), own, rank, None)
+    meeting = MemberMeeting(direct(store), own, rank, None)
     meeting.publish(own)
     return meeting
 
@@ -38,7 +38,7 @@ def leave(
     size: int = 3,
 ) -> None:
     own = None if attempt is None else nonce(rank, attempt)
-    say_farewell(store, rank, size, own, f"node-{rank}", error)
+    send_farewell(store, rank, size, own, f"node-{rank}", error)
 
 
 def test_a_rank_that_had_come_hears_who_left_and_why() -> None:

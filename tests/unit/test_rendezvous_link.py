@@ -1,4 +1,4 @@
-"""Links say words; what an authenticated peer says wrongly ends its link and keeps nothing open."""
+"""Links carry reports; whatever an authenticated peer sends wrongly ends its link, with no leak."""
 
 import contextlib
 import hmac
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.rendezvous.link import Ends, Link
+from shoal.rendezvous.link import Ends, TreeLink
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 
 UP, DOWN = b"u" * 32, b"d" * 32
@@ -17,12 +17,12 @@ SIZE = 3
 
 
 @contextlib.contextmanager
-def linked(n_local: int = SIZE) -> Iterator[tuple[Link, Link]]:
+def linked(n_local: int = SIZE) -> Iterator[tuple[TreeLink, TreeLink]]:
     """The upper end of a link, and that of a rank that awaits so many ranks' memory."""
     leader, member = socket.socketpair()
     with (
-        contextlib.closing(Link(leader, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
-        contextlib.closing(Link(member, Ends(0, UP, DOWN, True, SIZE, n_local, SIZE))) as other,
+        contextlib.closing(TreeLink(leader, Ends(1, DOWN, UP, False, 1, 0, SIZE))) as one,
+        contextlib.closing(TreeLink(member, Ends(0, UP, DOWN, True, SIZE, n_local, SIZE))) as other,
     ):
         for sock in (leader, member):
             sock.setblocking(False)
@@ -46,7 +46,7 @@ def test_an_introduction_passes_the_memory_once_and_opens_the_link_when_that_is_
         os.close(fd)
         assert member.is_open
         assert member.take_memory() is None
-        assert member.word is None
+        assert member.report is None
     assert n_open() == before
 
 
@@ -87,10 +87,10 @@ def test_an_introduction_that_is_not_due_ends_the_link() -> None:
 
 def test_nobody_can_wait_for_a_rank_that_is_not_of_the_group() -> None:
     with linked() as (leader, member):
-        leader.say_waiting(2)
+        leader.send_waiting(2)
         member.step()
         assert member.waits_for == 2
-        leader.say_waiting(SIZE)
+        leader.send_waiting(SIZE)
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()
 
@@ -98,36 +98,36 @@ def test_nobody_can_wait_for_a_rank_that_is_not_of_the_group() -> None:
 def test_words_go_up_and_down_and_are_heard_whole() -> None:
     with linked(0) as (upper, lower):
         for each in (b"of a few ranks", b""):
-            lower.say_word(each)
+            lower.send_report(each)
             upper.step()
-            assert upper.word == each
-            upper.word = None
+            assert upper.report == each
+            upper.report = None
         long = os.urandom(SIZE * MAX_ENTRY_BYTES)
         for end in (upper.sock, lower.sock):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        upper.say_word(long)
+        upper.send_report(long)
         n_turns = 0
-        while lower.word is None:
+        while lower.report is None:
             upper.flush()
             lower.step()
             n_turns += 1
-        assert lower.word == long
+        assert lower.report == long
         assert n_turns > 1
         assert not upper.has_more_to_send
 
 
 def test_the_end_of_who_is_below_is_noticed_after_its_word_and_of_who_is_above_not() -> None:
     with linked(0) as (upper, lower):
-        lower.say_word(b"")
+        lower.send_report(b"")
         lower.close()
         with pytest.raises(ConnectionResetError, match="it closed the connection"):
             upper.step()
-        assert upper.word == b""
+        assert upper.report == b""
     with linked(0) as (upper, lower):
-        upper.say_word(b"")
+        upper.send_report(b"")
         upper.close()
         lower.step()
-        assert lower.word == b""
+        assert lower.report == b""
 
 
 @pytest.mark.parametrize("at", [0, 10, 16, 20, 40])
@@ -137,29 +137,29 @@ def test_a_word_that_is_changed_on_its_way_ends_the_link(at: int) -> None:
         said = bytearray(head + b"a word." + hmac.digest(UP, head + b"a word.", "sha256"))
         said[at] ^= 1
         lower.sock.send(said)
-        lower.close()  # who awaits a word that has become longer hears that it does not come
+        lower.close()  # who awaits a report that has become longer hears that it does not come
         with pytest.raises(ConnectionResetError):
             upper.step()
-        assert upper.word is None
+        assert upper.report is None
 
 
 def test_a_word_sealed_for_the_other_way_ends_the_link() -> None:
     with linked(0) as (upper, lower):
         head = struct.pack("<8sHHI", b"shoal/rv", 7, 8, 0)
         lower.sock.send(head + hmac.digest(DOWN, head, "sha256"))
-        with pytest.raises(ConnectionResetError, match="its word was damaged"):
+        with pytest.raises(ConnectionResetError, match="its report was damaged"):
             upper.step()
 
 
 def test_a_word_longer_than_those_ranks_can_have_ends_the_link_before_it_comes() -> None:
     with linked(0) as (upper, lower):
         lower.sock.send(struct.pack("<8sHHI", b"shoal/rv", 7, 8, MAX_ENTRY_BYTES + 1))
-        with pytest.raises(ConnectionResetError, match="it announced a word of"):
+        with pytest.raises(ConnectionResetError, match="it announced a report of"):
             upper.step()
 
 
 def test_a_word_before_the_introduction_is_not_due() -> None:
     with linked() as (leader, member):
-        leader.say_word(b"")
+        leader.send_report(b"")
         with pytest.raises(ConnectionResetError, match="it spoke out of turn"):
             member.step()

@@ -8,7 +8,7 @@ import pytest
 from process.records import rewritten
 
 from shoal.errors import UsageError
-from shoal.rendezvous.meeting import Chair, Guest, Meeting
+from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
 from shoal.rendezvous.roll import Roll, decode_part, part_key
@@ -36,16 +36,16 @@ def direct(store: MemoryStore) -> Asking:
     return store  # type: ignore[return-value]
 
 
-def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> Chair:
-    made = Chair(direct(store), own or record(0), key)
+def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> RootMeeting:
+    made = RootMeeting(direct(store), own or record(0), key)
     made.publish(made.own)
     return made
 
 
 def guest(
     store: MemoryStore, rank: int, own: Record | None = None, key: bytes | None = None
-) -> Guest:
-    made = Guest(direct(store), own or record(rank), rank, key)
+) -> MemberMeeting:
+    made = MemberMeeting(direct(store), own or record(rank), rank, key)
     made.publish(made.own)
     return made
 
@@ -242,7 +242,7 @@ def test_torchs_store_is_asked_rather_than_waited_for() -> None:
     for rank in range(2):
         store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
         own = record(rank)
-        meeting = Guest(store, own, rank, None) if rank else Chair(store, own, None)
+        meeting = MemberMeeting(store, own, rank, None) if rank else RootMeeting(store, own, None)
         meeting.look(time.monotonic() + 60)
         assert meeting.roll is None
         assert meeting.look_at < float("inf")

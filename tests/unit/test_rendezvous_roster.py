@@ -46,7 +46,7 @@ def test_only_the_lowest_of_a_host_is_linked_to_others_and_to_three_at_most(
 
 def entry(rank: int, n_paths: int = 2) -> Entry:
     paths = tuple(Endpoint(f"10.0.{path}.1", 4000 + rank, f"eth{path}") for path in range(n_paths))
-    return Entry("a host", f"node-{rank}", b"card %d" % rank, paths)
+    return Entry("a host", f"node-{rank}", b"settings digest %d" % rank, paths)
 
 
 def test_entries_are_read_as_they_were_written_in_any_order() -> None:

@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SEGMENT = 128 * KIB
 FREE = LinkCost(0, 0, 0)
 
-# A byte takes 0.01 us on a cable (100 MB/s).
+# A byte takes 0.01 us on a NIC (100 MB/s).
 WIRE = LinkCost(latency_us=50, us_per_byte=0.01, message_us=0)
 
 
@@ -98,18 +98,18 @@ def test_scratch_that_no_allocator_keeps_costs_more_where_it_is_touched_first(
     assert time_of(steps, mib * MIB, where) == pytest.approx(mib * MIB * per_byte)
 
 
-def test_ranks_of_a_host_share_its_cable() -> None:
+def test_ranks_of_a_host_share_its_nic() -> None:
     steps: list[list[Step]] = [[Send(2, 0)], [Send(3, 0)], [Recv(0, 0)], [Recv(1, 0)]]
     assert time_of(steps, 1000, cluster(2, 2)) == pytest.approx(50 + 10 + 10)
     assert time_of(steps, 1000, cluster(4)) == pytest.approx(50 + 10)
 
 
-def test_messages_into_one_host_share_its_cable() -> None:
+def test_messages_into_one_host_share_its_nic() -> None:
     steps: list[list[Step]] = [[Recv(1, 0), Recv(2, 1)], [Send(0, 0)], [Send(0, 0)]]
     assert time_of(steps, 1000, cluster(3)) == pytest.approx(50 + 10 + 10)
 
 
-def test_both_ways_of_a_cable_are_free_of_each_other() -> None:
+def test_both_ways_of_a_nic_are_free_of_each_other() -> None:
     steps: list[list[Step]] = [[Send(1, 0), Recv(1, 1)], [Send(0, 0), Recv(0, 1)]]
     assert time_of(steps, 1000, cluster(2)) == pytest.approx(50 + 10)
 
@@ -120,7 +120,7 @@ def test_ranks_that_outnumber_the_cores_of_a_host_slow_each_other_down() -> None
     assert time_of(steps, 1000, where) == pytest.approx(2 * (3 + 3))
 
 
-def test_a_rested_cable_lets_its_burst_pass_at_once() -> None:
+def test_a_rested_nic_lets_its_burst_pass_at_once() -> None:
     steps: list[list[Step]] = [[Send(1, 0)], [Recv(0, 0)]]
     n_bytes = 50 * KIB
     where = cluster(2, burst_bytes=20 * KIB)
@@ -151,7 +151,7 @@ def test_links_of_a_host_take_turns() -> None:
 
 
 @pytest.mark.parametrize("n_bytes", [4, 64 * KIB, 3 * MIB])
-def test_a_ring_keeps_every_cable_busy(n_bytes: int) -> None:
+def test_a_ring_keeps_every_nic_busy(n_bytes: int) -> None:
     n = 8
     played = simulate("all_reduce", "ring", cluster(n), n_bytes)
     assert played.rounds == 2 * (n - 1)
@@ -166,7 +166,7 @@ def test_what_a_ring_sends_is_what_its_authors_say() -> None:
     assert {(link.source, link.peer) for link in played.links} == {
         (rank, (rank + 1) % 5) for rank in range(5)
     }
-    assert [(cable.sent, cable.received) for cable in played.cables] == [(512_000, 512_000)] * 5
+    assert [(nic.sent, nic.received) for nic in played.nics] == [(512_000, 512_000)] * 5
 
 
 def test_a_barrier_takes_a_round_for_each_bit() -> None:
@@ -189,7 +189,7 @@ def test_numbers_that_make_no_sense_are_refused(n_bytes: int, root: int, n_calls
         simulate("broadcast", "chain", cluster(2), n_bytes, root=root, n_calls=n_calls)
 
 
-def test_calls_at_a_time_share_the_cables() -> None:
+def test_calls_at_a_time_share_the_nics() -> None:
     one = simulate("all_reduce", "ring", cluster(4), 64 * KIB)
     four = simulate("all_reduce", "ring", cluster(4), 64 * KIB, n_calls=4)
     wire_us = 1.5 * 64 * KIB * 0.01
@@ -283,4 +283,4 @@ def test_every_way_in_and_out_is_counted() -> None:
     played = simulate("all_to_all", "pairwise", cluster(3, 2), 1000)
     assert len(played.links) == len(list(itertools.permutations(range(6), 2)))
     assert {link.n_bytes for link in played.links} == {1000}
-    assert [(cable.sent, cable.received) for cable in played.cables] == [(8000, 8000)] * 3
+    assert [(nic.sent, nic.received) for nic in played.nics] == [(8000, 8000)] * 3

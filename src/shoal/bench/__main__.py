@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.benchmark import Row, Section, run_section, summary_of
+from shoal.bench.benchmark import Result, Section, run_section, summary_of
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.sections import SECTIONS
 from shoal.bench.table import render
-from shoal.bench.worker_pools import Settings, WorkerPools
+from shoal.bench.worker_pools import BenchOptions, WorkerPools
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = [_reduced(one, args) for one in SECTIONS if not args.only or one.name in args.only]
     run = describe_run(argv)
     text = _emit(render_run(run))
-    tables: list[tuple[Section, list[Row]]] = []
+    tables: list[tuple[Section, list[Result]]] = []
     start_s = time.monotonic()
     with WorkerPools(_settings(args)) as pools:
         for section in chosen:
@@ -71,9 +71,9 @@ def _reduced(section: Section, args: argparse.Namespace) -> Section:
     return replace(section, cases=cases, benchmarks=benchmarks)
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings(args: argparse.Namespace) -> BenchOptions:
     n_rounds = args.rounds or (2 if args.quick else 5)
-    return Settings(
+    return BenchOptions(
         n_rounds, args.openmpi.absolute(), *((0.4, 0.004) if args.quick else (1.0, 0.01))
     )
 
@@ -92,7 +92,7 @@ def _append(path: Path, date: str, text: str) -> None:
         log.write(f"\n## {date}\n\n```text\n{text}```\n")
 
 
-def _as_data(run: dict[str, str], tables: Sequence[tuple[Section, list[Row]]]) -> dict[str, Any]:
+def _as_data(run: dict[str, str], tables: Sequence[tuple[Section, list[Result]]]) -> dict[str, Any]:
     return {
         "run": run,
         "tables": {

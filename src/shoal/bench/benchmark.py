@@ -54,14 +54,14 @@ class Section:
     show: Callable[[float], str]
     in_rounds: bool = True
     in_quick: Callable[[Case], bool] = lambda _case: True
-    is_open: Callable[[Row], bool] = lambda _row: False
+    is_open: Callable[[Result], bool] = lambda _row: False
     note: Callable[[WorkerPools, Case], str] = lambda _pools, _case: ""
-    layout: Callable[[Sequence[Row]], list[str]] | None = None
-    verdicts: Callable[[Sequence[Row]], list[Verdict]] = lambda _rows: []
+    layout: Callable[[Sequence[Result]], list[str]] | None = None
+    verdicts: Callable[[Sequence[Result]], list[Verdict]] = lambda _rows: []
 
 
 @dataclass
-class Row:
+class Result:
     """The outcome of one case: per benchmark one value per round, or why there is none."""
 
     case: Case
@@ -89,9 +89,9 @@ class Row:
         return [goal.judge(medians, section.show) for goal in self.case.goals]
 
 
-def run_section(section: Section, pools: WorkerPools, progress: Progress) -> list[Row]:
+def run_section(section: Section, pools: WorkerPools, progress: Progress) -> list[Result]:
     """Measure a table, case by case."""
-    rows: list[Row] = []
+    rows: list[Result] = []
     for number, case in enumerate(section.cases, 1):
         progress(f"{section.name} {number}/{len(section.cases)}")
         if rows and rows[-1].case.n_bytes != case.n_bytes:
@@ -101,8 +101,8 @@ def run_section(section: Section, pools: WorkerPools, progress: Progress) -> lis
     return rows
 
 
-def _run_case(section: Section, case: Case, pools: WorkerPools) -> Row:
-    row = Row(case, note=section.note(pools, case))
+def _run_case(section: Section, case: Case, pools: WorkerPools) -> Result:
+    row = Result(case, note=section.note(pools, case))
     n_rounds = pools.settings.n_rounds if section.in_rounds else 1
     for number in range(3 * n_rounds):
         if number >= n_rounds and not section.is_open(row):
@@ -112,7 +112,7 @@ def _run_case(section: Section, case: Case, pools: WorkerPools) -> Row:
     return row
 
 
-def _take_turn(benchmark: Benchmark, row: Row, pools: WorkerPools) -> None:
+def _take_turn(benchmark: Benchmark, row: Result, pools: WorkerPools) -> None:
     if benchmark.label in row.failures:
         return
     try:
@@ -123,7 +123,7 @@ def _take_turn(benchmark: Benchmark, row: Row, pools: WorkerPools) -> None:
         row.values.setdefault(benchmark.label, []).append(value)
 
 
-def summary_of(tables: Sequence[tuple[Section, list[Row]]]) -> str:
+def summary_of(tables: Sequence[tuple[Section, list[Result]]]) -> str:
     """How many goals are met."""
     verdicts = [v for section, rows in tables for v in section.verdicts(rows)]
     verdicts += [v for section, rows in tables for row in rows for v in row.verdicts(section)]

@@ -1,4 +1,4 @@
-"""The tables of ranks on several hosts: network namespaces, whose cables are shaped or not."""
+"""The tables of ranks on several hosts: network namespaces, whose NICs are shaped or not."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shoal.bench.measures import (
     Latency,
     added_by_cut,
     among_strangers,
-    cables_time,
     cpu_of,
     line_time,
+    nics_time,
     peak_of,
     ring_time,
     time_of,
@@ -65,7 +65,7 @@ def _latencies(library: str) -> list[Benchmark]:
 HOST_SECTIONS: Final = (
     Section(
         "hosts",
-        "four hosts, 1 Gbit/s (network namespaces, tbf on both ends of every cable)",
+        "four hosts, 1 Gbit/s (network namespaces, tbf on both ends of every NIC)",
         (
             "line: 2M(n-1)/n bytes at the rate of one raw TCP stream of this run",
             "ring: the same while all hosts send in a ring, at the slowest stream's rate",
@@ -95,7 +95,7 @@ HOST_SECTIONS: Final = (
     ),
     Section(
         "unshaped",
-        "hosts whose cables are not shaped: all of them share the cores of this machine",
+        "hosts whose NICs are not shaped: all of them share the cores of this machine",
         (
             "torch.distributed.all_reduce, float32, private memory, a rank on each host; one call",
             "ring: 2M(n-1)/n bytes at the slowest stream's rate while all hosts send in a ring,",
@@ -109,7 +109,7 @@ HOST_SECTIONS: Final = (
     ),
     Section(
         "channels",
-        "two hosts whose cables are not shaped: a second channel",
+        "two hosts whose NICs are not shaped: a second channel",
         (
             "torch.distributed.all_reduce, SHOAL_CHANNELS=1 and 2; docs/planner.md tells which of",
             "them the planner takes on a machine like this one",
@@ -130,7 +130,7 @@ HOST_SECTIONS: Final = (
     ),
     Section(
         "flight",
-        "four hosts whose cables are not shaped, 8 buckets of 25 MiB in flight",
+        "four hosts whose NICs are not shaped, 8 buckets of 25 MiB in flight",
         ("torch.distributed.all_reduce(async_op=True) of each, then wait for all; slowest rank",),
         (_GLOO, _SHOAL),
         (
@@ -192,17 +192,17 @@ HOST_SECTIONS: Final = (
     ),
     Section(
         "paths",
-        "two hosts, two cables each: 400 and 130 Mbit/s",
+        "two hosts, two NICs each: 400 and 130 Mbit/s",
         (
-            "gloo: by the faster cable; shoal: by both, as two paths of a link",
-            "cables: M bytes at the sum of what raw TCP streams reach on both at once",
+            "gloo: by the faster NIC; shoal: by both, as two paths of a link",
+            "NICs: M bytes at the sum of what raw TCP streams reach on both at once",
         ),
-        (_GLOO, _SHOAL, Benchmark("cables", cables_time)),
+        (_GLOO, _SHOAL, Benchmark("NICs", nics_time)),
         (
             Case(
                 2,
                 25 * _MIB,
-                (Within("shoal", of="cables", times=1 / 0.95), Faster("shoal", "gloo", 1)),
+                (Within("shoal", of="NICs", times=1 / 0.95), Faster("shoal", "gloo", 1)),
                 n_samples=3,
                 n_hosts=2,
                 rate_mbit=400,
@@ -232,10 +232,10 @@ HOST_SECTIONS: Final = (
     ),
     Section(
         "cuts",
-        "two hosts: a cable is cut in the middle of every tenth all-reduce of 25 MiB",
+        "two hosts: a NIC is cut in the middle of every tenth all-reduce of 25 MiB",
         (
             "its interface is set down and up again: silence in both directions, no reset",
-            "first row: one of two cables (400 and 130 Mbit/s), for 1 s; second: the only one, 2 s",
+            "first row: one of two NICs (400 and 130 Mbit/s), for 1 s; second: the only one, 2 s",
             "shoal: what a call that is cut takes beyond the median of the others, in the mean;",
             "a call that fails or a wrong sum is said below the table",
         ),

@@ -17,9 +17,9 @@ class Case:
         n_calls: calls in a row that make one sample; 0: as many as fill a few milliseconds.
         n_samples: samples of one round.
         n_hosts: hosts of a lab cluster; 0 is this machine without one.
-        rate_mbit: of their cables; None: as much as the cores can move.
+        rate_mbit: of their NICs; None: as much as the cores can move.
         collective: one of `CALLS`.
-        more_mbit: of further cables of each host.
+        more_mbit: of further NICs of each host.
     """
 
     n_ranks: int

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.bench.benchmark import Benchmark, Row
+from shoal.bench.benchmark import Benchmark, Result
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.goals import Verdict
 from shoal.bench.grid import grid_cases, grid_table, place_of
@@ -72,7 +72,7 @@ class _Outcome(NamedTuple):
         return statistics.median(self.ratios)
 
 
-def _outcome(row: Row) -> _Outcome | None:
+def _outcome(row: Result) -> _Outcome | None:
     outcomes = [
         _Outcome(name, ratios)
         for name in _names(row.case.collective)
@@ -97,7 +97,7 @@ def _is_same(case: Case, name: str, chosen: str) -> bool:
     )
 
 
-def is_choice_open(row: Row) -> bool:
+def is_choice_open(row: Result) -> bool:
     """Whether a choice may be wrong: the best of many noisy numbers is too good at first."""
     outcome = _outcome(row)
     return outcome is not None and _quartiles(outcome)[1] > _NEAR
@@ -110,12 +110,12 @@ def _quartiles(outcome: _Outcome) -> tuple[float, float]:
     return lower, upper
 
 
-def choice_lines(rows: Sequence[Row]) -> list[str]:
+def choice_lines(rows: Sequence[Result]) -> list[str]:
     """The table, and the worst choices by name."""
     return [*grid_table(rows, _cell), *(f"# worst: {text}" for text in _worst(rows))]
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Result) -> str:
     outcome = _outcome(row)
     if outcome is None:
         return "-"
@@ -125,7 +125,7 @@ def _cell(row: Row) -> str:
     return f"{mark} {row.note} x{outcome.ratio:.2f}".strip()
 
 
-def _worst(rows: Sequence[Row]) -> list[str]:
+def _worst(rows: Sequence[Result]) -> list[str]:
     found = [(outcome, row) for row in rows if (outcome := _outcome(row)) is not None]
     found.sort(key=lambda pair: -pair[0].ratio)
     return [
@@ -136,7 +136,7 @@ def _worst(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def choice_verdicts(rows: Sequence[Row]) -> list[Verdict]:
+def choice_verdicts(rows: Sequence[Result]) -> list[Verdict]:
     """The share of points at which the choice is about as good as the best."""
     outcomes = [outcome for row in rows if (outcome := _outcome(row)) is not None]
     n_right = sum(outcome.ratio <= _NEAR for outcome in outcomes)

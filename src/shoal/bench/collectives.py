@@ -14,12 +14,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from shoal.bench.values import Source
+from shoal.bench.values import Contribution
 
 N_BUCKETS: Final = 8
 
 Call = Callable[[], object]
-Want = Callable[[int, Sequence[int], int], list[Source]]
+Want = Callable[[int, Sequence[int], int], list[Contribution]]
 
 
 class On(NamedTuple):
@@ -32,7 +32,7 @@ class On(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Collective:
+class MeasuredCollective:
     """One collective.
 
     Args:
@@ -98,48 +98,52 @@ def _buckets(on: On, data: Any, _other: Any) -> Call:
     return call
 
 
-def _sum(_rank: int, ranks: Sequence[int], _n: int) -> list[Source]:
-    return [Source(ranks)]
+def _sum(_rank: int, ranks: Sequence[int], _n: int) -> list[Contribution]:
+    return [Contribution(ranks)]
 
 
-def _each(_rank: int, ranks: Sequence[int], _n: int) -> list[Source]:
-    return [Source([peer]) for peer in ranks]
+def _each(_rank: int, ranks: Sequence[int], _n: int) -> list[Contribution]:
+    return [Contribution([peer]) for peer in ranks]
 
 
 def _at_root(want: Want) -> Want:
     return lambda rank, ranks, n: want(rank, ranks, n) if rank == 0 else []
 
 
-COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
+COLLECTIVES: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
     {
-        "all_reduce": Collective(
+        "all_reduce": MeasuredCollective(
             lambda on, data, _other: partial(on.dist.all_reduce, data, group=on.group),
             _sum,
             in_place=True,
         ),
-        "broadcast": Collective(
+        "broadcast": MeasuredCollective(
             lambda on, data, _other: partial(on.dist.broadcast, data, src=0, group=on.group),
-            lambda _rank, _ranks, _n: [Source([0])],
+            lambda _rank, _ranks, _n: [Contribution([0])],
             in_place=True,
         ),
-        "reduce": Collective(
+        "reduce": MeasuredCollective(
             lambda on, data, _other: partial(on.dist.reduce, data, dst=0, group=on.group),
             _at_root(_sum),
             in_place=True,
         ),
-        "all_gather": Collective(_all_gather, _each, cut=True),
-        "reduce_scatter": Collective(
-            _reduce_scatter, lambda rank, ranks, n: [Source(ranks, rank * n)], cut=True
+        "all_gather": MeasuredCollective(_all_gather, _each, cut=True),
+        "reduce_scatter": MeasuredCollective(
+            _reduce_scatter, lambda rank, ranks, n: [Contribution(ranks, rank * n)], cut=True
         ),
-        "gather": Collective(_gather, _at_root(_each), cut=True),
-        "scatter": Collective(_scatter, lambda rank, _ranks, n: [Source([0], rank * n)], cut=True),
-        "all_to_all": Collective(
+        "gather": MeasuredCollective(_gather, _at_root(_each), cut=True),
+        "scatter": MeasuredCollective(
+            _scatter, lambda rank, _ranks, n: [Contribution([0], rank * n)], cut=True
+        ),
+        "all_to_all": MeasuredCollective(
             lambda on, data, other: partial(on.dist.all_to_all_single, other, data, group=on.group),
-            lambda rank, ranks, n: [Source([peer], rank * n) for peer in ranks],
+            lambda rank, ranks, n: [Contribution([peer], rank * n) for peer in ranks],
             cut=True,
         ),
-        "send_recv": Collective(_ping_pong, lambda rank, _ranks, _n: [Source([rank ^ 1])]),
-        "barrier": Collective(
+        "send_recv": MeasuredCollective(
+            _ping_pong, lambda rank, _ranks, _n: [Contribution([rank ^ 1])]
+        ),
+        "barrier": MeasuredCollective(
             lambda on, _data, _other: partial(on.dist.barrier, group=on.group),
             lambda _rank, _ranks, _n: [],
             in_place=True,
@@ -148,6 +152,6 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
 )
 
 # Whatever a rank can be told to call: what is no collective of its own is no part of the grid.
-CALLS: Final[Mapping[str, Collective]] = MappingProxyType(
-    {**COLLECTIVES, "buckets": Collective(_buckets, _sum, in_place=True)}
+CALLS: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
+    {**COLLECTIVES, "buckets": MeasuredCollective(_buckets, _sum, in_place=True)}
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from shoal.bench.values import Buffer
+from shoal.bench.values import FilledBuffer
 
 if TYPE_CHECKING:
     from shoal.bench.collectives import Call
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class LibraryRank:
     """One rank in the group of one library.
 
     Args:
@@ -38,7 +38,7 @@ class Endpoint:
     """
 
     rank: int
-    allocate: Callable[[int, str], Buffer]
+    allocate: Callable[[int, str], FilledBuffer]
     barrier: Callable[[], object]
     bind: Callable[[str, str, Any, Any], Call]
     close: Callable[[], object]
@@ -47,14 +47,14 @@ class Endpoint:
     error: float = 0.0
 
 
-def join_torch(backend: str) -> Endpoint:
+def join_torch(backend: str) -> LibraryRank:
     """`torch.distributed`, with Gloo or shoal below it."""
     import torch.distributed as dist
 
     from shoal.bench.torch_rank import TorchRank
 
     torch_rank = TorchRank(backend)
-    return Endpoint(
+    return LibraryRank(
         rank=torch_rank.rank,
         allocate=torch_rank.allocate,
         barrier=dist.barrier,
@@ -65,16 +65,16 @@ def join_torch(backend: str) -> Endpoint:
     )
 
 
-def join_group(wire: str = "identity", error: float = 0.0) -> Endpoint:
+def join_group(wire: str = "identity", error: float = 0.0) -> LibraryRank:
     """A group of shoal's own on NumPy arrays, without a framework."""
     import shoal
     from shoal.plan import Planner
     from shoal.plan.settings import forced_from
 
-    def allocate(n_elems: int, memory: str) -> Buffer:
+    def allocate(n_elems: int, memory: str) -> FilledBuffer:
         new = shoal.empty if memory == "shared" else np.empty
         array = new(n_elems, np.float32)
-        return Buffer(array, array)
+        return FilledBuffer(array, array)
 
     group = shoal.init(wire=wire)
     chosen = group.planner
@@ -84,7 +84,7 @@ def join_group(wire: str = "identity", error: float = 0.0) -> Endpoint:
         group.plan_by(Planner(chosen.cluster, forced) if algorithm else chosen)
         return _only_all_reduce(group.all_reduce)(collective, "", data, None)
 
-    return Endpoint(
+    return LibraryRank(
         rank=group.rank,
         allocate=allocate,
         barrier=group.barrier,
@@ -95,13 +95,13 @@ def join_group(wire: str = "identity", error: float = 0.0) -> Endpoint:
     )
 
 
-def join_with_channels(n_channels: int) -> Endpoint:
+def join_with_channels(n_channels: int) -> LibraryRank:
     """Shoal as torch's backend, with so many channels, whatever its planner would choose."""
     os.environ["SHOAL_CHANNELS"] = str(n_channels)
     return join_torch("shoal")
 
 
-def join_mpi() -> Endpoint:
+def join_mpi() -> LibraryRank:
     """MPI's Allreduce, in place, on NumPy arrays."""
     import mpi4py  # type: ignore[import-not-found]  # only in Open MPI's environment
 
@@ -109,12 +109,12 @@ def join_mpi() -> Endpoint:
     mpi4py.rc.threads = False
     from mpi4py import MPI
 
-    def allocate(n_elems: int, _memory: str) -> Buffer:
+    def allocate(n_elems: int, _memory: str) -> FilledBuffer:
         array = np.empty(n_elems, np.float32)
-        return Buffer(array, array)
+        return FilledBuffer(array, array)
 
     world, in_place = MPI.COMM_WORLD, MPI.IN_PLACE
-    return Endpoint(
+    return LibraryRank(
         rank=world.rank,
         allocate=allocate,
         barrier=world.Barrier,
@@ -124,17 +124,17 @@ def join_mpi() -> Endpoint:
     )
 
 
-def join_nobody() -> Endpoint:
+def join_nobody() -> LibraryRank:
     """No library: each rank, pinned to its own core, copies its buffer; what memory can do."""
 
-    def allocate(n_elems: int, _memory: str) -> Buffer:
+    def allocate(n_elems: int, _memory: str) -> FilledBuffer:
         array = np.empty(n_elems, np.float32)
-        return Buffer((np.zeros_like(array), array), array)
+        return FilledBuffer((np.zeros_like(array), array), array)
 
     rank = int(os.environ["RANK"])
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    return Endpoint(
+    return LibraryRank(
         rank=rank,
         allocate=allocate,
         barrier=lambda: None,  # all get the command at once, and copy a thousand times as long
@@ -153,7 +153,7 @@ def _only_all_reduce(function: Callable[[Any], object]) -> Callable[[str, str, A
     return bind
 
 
-JOIN: Final[Mapping[str, Callable[[], Endpoint]]] = {
+JOIN: Final[Mapping[str, Callable[[], LibraryRank]]] = {
     "gloo": lambda: join_torch("gloo"),
     "shoal": lambda: join_torch("shoal"),
     "group": join_group,

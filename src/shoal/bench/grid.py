@@ -17,7 +17,7 @@ from shoal.bench.table import align, show_size, show_time
 from shoal.schedule import COLLECTIVES as ROWS
 
 if TYPE_CHECKING:
-    from shoal.bench.benchmark import Row
+    from shoal.bench.benchmark import Result
 
 _ITEM: Final = 4  # bytes of a float32
 _SIZES: Final = tuple(4**power for power in range(1, 15))  # 4 B to 256 MiB
@@ -52,7 +52,7 @@ def in_quick_grid(case: Case) -> bool:
     return case.n_bytes in (0, *_SIZES[::2]) and not (case.n_hosts and case.n_bytes > _MIB)
 
 
-def is_close(row: Row) -> bool:
+def is_close(row: Result) -> bool:
     """Whether the middle half of the rounds has both libraries winning: nothing is certain."""
     ratios = row.ratios("gloo", "shoal")
     if len(ratios) < 2:
@@ -61,12 +61,12 @@ def is_close(row: Row) -> bool:
     return lower < 1 < upper
 
 
-def grid_lines(rows: Sequence[Row]) -> list[str]:
+def grid_lines(rows: Sequence[Result]) -> list[str]:
     """The table of all collectives."""
     return grid_table(rows, _cell)
 
 
-def grid_table(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[str]:
+def grid_table(rows: Sequence[Result], cell: Callable[[Result], str]) -> list[str]:
     """One line per collective and size, one column per set of ranks."""
     places = list(dict.fromkeys(place_of(row.case) for row in rows))
     cells = {(row.case.collective, row.case.n_bytes, place_of(row.case)): cell(row) for row in rows}
@@ -91,7 +91,7 @@ def place_of(case: Case) -> str:
     return f"{case.n_hosts} hosts" if case.n_hosts else f"{case.n_ranks} ranks"
 
 
-def grid_verdicts(rows: Sequence[Row]) -> list[Verdict]:
+def grid_verdicts(rows: Sequence[Result]) -> list[Verdict]:
     """No loss anywhere, and the geometric means."""
     measured = [row for row in rows if _ratio(row) is not None]
     lost = [row for row in measured if _is_loss(row)]
@@ -108,7 +108,7 @@ def grid_verdicts(rows: Sequence[Row]) -> list[Verdict]:
     ]
 
 
-def _mean_verdict(where: str, rows: Sequence[Row], goal: float) -> Verdict:
+def _mean_verdict(where: str, rows: Sequence[Result], goal: float) -> Verdict:
     ratios = [ratio for row in rows if (ratio := _ratio(row)) is not None]
     mean = statistics.geometric_mean(ratios) if ratios else None
     shown = "?" if mean is None else f"{mean:.2f}"
@@ -116,17 +116,17 @@ def _mean_verdict(where: str, rows: Sequence[Row], goal: float) -> Verdict:
     return Verdict(text, None if mean is None else mean >= goal)
 
 
-def _ratio(row: Row) -> float | None:
+def _ratio(row: Result) -> float | None:
     ratios = row.ratios("gloo", "shoal")
     return statistics.median(ratios) if ratios else None
 
 
-def _is_loss(row: Row) -> bool:
+def _is_loss(row: Result) -> bool:
     ratio = _ratio(row)
     return ratio is not None and ratio < 1
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Result) -> str:
     ratio = _ratio(row)
     if ratio is None:
         return "-"

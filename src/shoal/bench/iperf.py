@@ -13,7 +13,7 @@ from shoal.bench.measures import sent_by_ring
 if TYPE_CHECKING:
     from shoal.bench.case import Case
     from shoal.bench.worker_pools import WorkerPools
-    from shoal.lab import Cluster
+    from shoal.lab import Lab
 
 _SECONDS: Final = 2  # two slow starts are a small part of it
 _DEADLINE_S: Final = 30.0
@@ -25,7 +25,7 @@ def iperf_time(pools: WorkerPools, case: Case) -> float:
     return sent_by_ring(case) / rate
 
 
-def _measure_bidir(cluster: Cluster) -> float:
+def _measure_bidir(cluster: Lab) -> float:
     """Bytes per second of one direction, the mean of both.
 
     Raises:

@@ -18,7 +18,7 @@ from shoal.bench.failure import Failure
 from shoal.lab.cluster import INTERFACE
 
 if TYPE_CHECKING:
-    from shoal.lab import Cluster
+    from shoal.lab import Lab
 
 # Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
 _FORKED_FROM: Final = 32
@@ -32,7 +32,7 @@ class JobSpec:
     """Which processes: a library, how many ranks, and on how many hosts of a cluster.
 
     With `n_hosts` 0 all ranks are on this machine, outside any cluster. `rate_mbit` is that of a
-    host's cable; None: not shaped. `more_mbit` are those of further cables of each host.
+    host's NIC; None: not shaped. `more_mbit` are those of further NICs of each host.
     """
 
     library: str
@@ -47,7 +47,7 @@ class Placement:
     """What the processes are started in: Open MPI's environment and, for hosts, the cluster."""
 
     openmpi: Path
-    cluster: Cluster | None = None
+    cluster: Lab | None = None
 
 
 def start(
@@ -120,7 +120,7 @@ def _rank_environment(spec: JobSpec, rank: int) -> dict[str, str]:
     return {name: str(value) for name, value in {"RANK": rank, **local}.items()}
 
 
-def _job_environment(spec: JobSpec, cluster: Cluster | None) -> dict[str, str]:
+def _job_environment(spec: JobSpec, cluster: Lab | None) -> dict[str, str]:
     job = {"WORLD_SIZE": str(spec.n_ranks)}
     if cluster is None:
         return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
-# Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle cable passes.
+# Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle NIC passes.
 _STREAM_BYTES: Final = 60_000_000
 # Half a second of what two cores move, at 1 GB/s.
 _UNSHAPED_STREAM_BYTES: Final = 500_000_000
@@ -67,15 +67,15 @@ def ring_time(pools: WorkerPools, case: Case) -> float:
     return _ideal_s(pools, case, ring_of(case.n_hosts))
 
 
-def cables_time(pools: WorkerPools, case: Case) -> float:
-    """The same at the sum of what raw streams in a ring reach on all cables of a host at once."""
+def nics_time(pools: WorkerPools, case: Case) -> float:
+    """The same at the sum of what raw streams in a ring reach on all NICs of a host at once."""
     cluster = pools.cluster(case.n_hosts, case.rate_mbit, case.more_mbit)
-    n_cables = 1 + len(case.more_mbit)
+    n_nics = 1 + len(case.more_mbit)
     ring = ring_of(case.n_hosts)
-    flows = [flow._replace(cable=cable) for cable in range(n_cables) for flow in ring]
-    rates = measure_streams(cluster, flows, _STREAM_BYTES // n_cables)
-    by_cable = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
-    return sent_by_ring(case) / sum(map(min, by_cable))
+    flows = [flow._replace(nic=nic) for nic in range(n_nics) for flow in ring]
+    rates = measure_streams(cluster, flows, _STREAM_BYTES // n_nics)
+    by_nic = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
+    return sent_by_ring(case) / sum(map(min, by_nic))
 
 
 def _slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
@@ -127,9 +127,9 @@ def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
 
 
 def added_by_cut(library: str) -> Measure:
-    """Seconds that a call takes longer when a cable of the second host is cut in its middle.
+    """Seconds that a call takes longer when a NIC of the second host is cut in its middle.
 
-    It is the last cable of each host: for a second where there are others, else for two.
+    It is the last NIC of each host: for a second where there are others, else for two.
     """
 
     def measure(pools: WorkerPools, case: Case) -> float:

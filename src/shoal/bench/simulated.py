@@ -21,7 +21,7 @@ from shoal.analysis.simulate.simulator import simulate
 from shoal.bench.launch import JobSpec, Placement
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.worker_pool import WorkerPool
-from shoal.lab import Cluster, measure_streams, ring_of
+from shoal.lab import Lab, measure_streams, ring_of
 from shoal.lab.cluster import BURST_BYTES
 from shoal.plan import cluster as described
 from shoal.plan.defaults import (
@@ -41,7 +41,7 @@ _STREAM_S: Final = 0.5
 _GOOD: Final = 0.15
 
 
-class Point(NamedTuple):
+class Comparison(NamedTuple):
     """One algorithm on one cluster: seconds of each round, and what the simulator says."""
 
     n_hosts: int
@@ -62,9 +62,9 @@ class Point(NamedTuple):
         return self.measured_s / self.simulated_s
 
 
-def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Point]:
+def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Comparison]:
     """Measure and simulate every algorithm and size on one cluster."""
-    with Cluster(n_hosts, rate_mbit) as hosts:
+    with Lab(n_hosts, rate_mbit) as hosts:
         n_stream = int(rate_mbit * 1e6 / 8 * _STREAM_S)
         rates = [min(measure_streams(hosts, ring_of(n_hosts), n_stream)) for _ in range(3)]
         with WorkerPool(JobSpec("group", n_hosts, n_hosts), Placement(Path(), hosts)) as pool:
@@ -77,7 +77,7 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Point]:
                     rounds_s.append(_times(pool, name, n_bytes))
     for (name, n_bytes), rounds_s in taken.items():
         told_s = simulate("all_reduce", name, cluster, n_bytes).time_us / 1e6
-        yield Point(n_hosts, rate_mbit, name, n_bytes, rounds_s, told_s)
+        yield Comparison(n_hosts, rate_mbit, name, n_bytes, rounds_s, told_s)
 
 
 def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Cluster:
@@ -98,7 +98,7 @@ def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Clu
 
 
 def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
-    """Seconds of a call on rested cables: of the slowest rank, the median of some samples."""
+    """Seconds of a call on rested NICs: of the slowest rank, the median of some samples."""
     ranks = pool.ask(
         "measure",
         n_bytes=n_bytes,
@@ -114,7 +114,7 @@ def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
     return statistics.median(slowest_s)
 
 
-def _row(point: Point) -> str:
+def _row(point: Comparison) -> str:
     mark = "" if abs(point.ratio - 1) <= _GOOD else "  OUTSIDE"
     spread = f"{min(point.rounds_s) * 1e3:.1f} to {max(point.rounds_s) * 1e3:.1f}"
     return (

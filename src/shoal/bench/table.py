@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shoal.bench.benchmark import Row, Section
+    from shoal.bench.benchmark import Result, Section
     from shoal.bench.case import Case
 
 _MIB: Final = 1024 * 1024
@@ -42,7 +42,7 @@ def show_size(n_bytes: int) -> str:
     return f"{n_bytes} B"
 
 
-def render(section: Section, rows: Sequence[Row]) -> str:
+def render(section: Section, rows: Sequence[Result]) -> str:
     """The table with its title, its notes, and why numbers are missing."""
     head = [f"# {section.name}: {section.title}", *(f"# {note}" for note in section.notes)]
     if section.layout is None:
@@ -71,7 +71,7 @@ def _heading(section: Section) -> list[str]:
     return ["ranks", "size", *(one.label for one in section.benchmarks), "goals"]
 
 
-def _cells(section: Section, row: Row) -> list[str]:
+def _cells(section: Section, row: Result) -> list[str]:
     medians = row.medians()
     shown = [
         section.show(medians[one.label]) if one.label in medians else "-"

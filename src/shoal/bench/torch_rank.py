@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.bench.collectives import CALLS, Call, On
-from shoal.bench.values import Buffer
+from shoal.bench.values import FilledBuffer
 
 
 class TorchRank:
@@ -39,7 +39,7 @@ class TorchRank:
         dist.destroy_process_group()
         return self._form()
 
-    def allocate(self, n_elems: int, memory: str) -> Buffer:
+    def allocate(self, n_elems: int, memory: str) -> FilledBuffer:
         """See Endpoint."""
         if memory == "shared":
             import shoal  # NOT above: loading it is a part of what forming the group takes
@@ -47,7 +47,7 @@ class TorchRank:
             tensor: torch.Tensor = shoal.empty(n_elems, torch.float32)
         else:
             tensor = torch.empty(n_elems, dtype=torch.float32)
-        return Buffer(tensor, tensor.numpy())
+        return FilledBuffer(tensor, tensor.numpy())
 
     def bind(self, collective: str, algorithm: str, data: Any, other: Any) -> Call:
         """See Endpoint."""

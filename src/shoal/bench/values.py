@@ -18,14 +18,14 @@ _PIECE_ELEMS: Final = 1 << 16
 _PERIOD: Final = 61
 
 
-class Buffer(NamedTuple):
+class FilledBuffer(NamedTuple):
     """A float32 tensor as the library takes it, and its values as NumPy sees them."""
 
     data: Any
     values: Floats
 
 
-class Source(NamedTuple):
+class Contribution(NamedTuple):
     """Where the values of a block come from: the sum of these ranks' tensors from `start` on."""
 
     ranks: Sequence[int]
@@ -34,11 +34,11 @@ class Source(NamedTuple):
 
 def fill(values: Floats, rank: int) -> None:
     """Write the known values of a rank: integers, whose sums are exact in whatever order."""
-    for piece, want in _known(len(values), Source([rank])):
+    for piece, want in _known(len(values), Contribution([rank])):
         values[piece] = want
 
 
-def count_wrong(values: Floats, source: Source, error: float = 0.0) -> int:
+def count_wrong(values: Floats, source: Contribution, error: float = 0.0) -> int:
     """How many elements are not what ranks that were filled give at that place.
 
     Args:
@@ -50,7 +50,7 @@ def count_wrong(values: Floats, source: Source, error: float = 0.0) -> int:
     )
 
 
-def _known(n_elems: int, source: Source) -> Iterator[tuple[slice, Floats]]:
+def _known(n_elems: int, source: Contribution) -> Iterator[tuple[slice, Floats]]:
     """The values of a block, in pieces that do not cross the borders of the source's pieces."""
     base: Floats = np.sum([_base_of(rank) for rank in source.ranks], axis=0, dtype=np.float32)
     done = 0

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.bench.collectives import CALLS, Call
-from shoal.bench.endpoints import JOIN, Endpoint
-from shoal.bench.values import Buffer, count_wrong, fill
+from shoal.bench.endpoints import JOIN, LibraryRank
+from shoal.bench.values import FilledBuffer, count_wrong, fill
 
 if TYPE_CHECKING:
     from shoal.bench.torch_rank import TorchRank
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class Rank:
     """What a rank can be told to do. Each method's result becomes the answer."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: LibraryRank) -> None:
         self._endpoint = endpoint
-        self._buffers: dict[tuple[int, str, str], Buffer] = {}
+        self._buffers: dict[tuple[int, str, str], FilledBuffer] = {}
 
     def check(
         self, n_bytes: int, memory: str, collective: str = "all_reduce", algorithm: str = ""
@@ -142,7 +142,7 @@ class Rank:
 
     def _bind(
         self, n_bytes: int, memory: str, collective: str, algorithm: str
-    ) -> tuple[Call, Buffer, Buffer]:
+    ) -> tuple[Call, FilledBuffer, FilledBuffer]:
         """The call, and the tensors of its input and its result."""
         data = self._buffer(n_bytes, memory, "data")
         in_place = CALLS[collective].in_place
@@ -150,7 +150,7 @@ class Rank:
         call = self._endpoint.bind(collective, algorithm, data.data, other.data)
         return call, data, other
 
-    def _buffer(self, n_bytes: int, memory: str, role: str) -> Buffer:
+    def _buffer(self, n_bytes: int, memory: str, role: str) -> FilledBuffer:
         key = (n_bytes, memory, role)
         if key not in self._buffers:
             self._buffers[key] = self._endpoint.allocate(n_bytes // 4, memory)

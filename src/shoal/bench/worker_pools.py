@@ -14,18 +14,18 @@ from shoal.bench.failure import Failure
 from shoal.bench.launch import JobSpec, Placement
 from shoal.bench.worker_pool import WorkerPool
 from shoal.errors import UsageError
-from shoal.lab import Cluster
+from shoal.lab import Lab
 
 if TYPE_CHECKING:
     from shoal.bench.case import Case
 
 _MAX_CALLS: Final = 200
-# An idle cable passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
+# An idle NIC passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
 _LONGER_ON_HOSTS: Final = 4
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchOptions:
     """How thoroughly to measure, and where Open MPI is installed.
 
     Args:
@@ -49,12 +49,12 @@ class Sample(NamedTuple):
 class WorkerPools:
     """Running pools by spec. Leaving the context stops all processes and removes all clusters."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BenchOptions) -> None:
         self.settings = settings
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
         self._pools: dict[JobSpec, WorkerPool] = {}
-        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Cluster] = {}
+        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Lab] = {}
         self._unstartable: dict[JobSpec, str] = {}
         self._n_calls: dict[_Kind, int] = {}
         self._unable: dict[tuple[JobSpec, str, str], str] = {}
@@ -110,12 +110,12 @@ class WorkerPools:
 
     def cluster(
         self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
-    ) -> Cluster:
-        """A cluster of so many hosts; see `Cluster`."""
+    ) -> Lab:
+        """A cluster of so many hosts; see `Lab`."""
         which = (n_hosts, rate_mbit, more_mbit)
         if which not in self._clusters:
             try:
-                self._clusters[which] = self._stack.enter_context(Cluster(*which))
+                self._clusters[which] = self._stack.enter_context(Lab(*which))
             except UsageError as error:
                 raise Failure(str(error)) from error
         return self._clusters[which]
@@ -144,8 +144,8 @@ class WorkerPools:
         self._pools.pop(spec).close()
 
     def _surroundings(self, spec: JobSpec) -> Placement:
-        cables = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
-        return Placement(self.settings.openmpi, self.cluster(*cables) if spec.n_hosts else None)
+        nics = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
+        return Placement(self.settings.openmpi, self.cluster(*nics) if spec.n_hosts else None)
 
     def _sample(self, pool: WorkerPool, case: Case, memory: str, algorithm: str) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))

@@ -17,23 +17,30 @@ __all__ = ["add_cluster", "cluster_of"]
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""
     add = parser.add_argument_group("the cluster").add_argument
-    add("--hosts", default="1", metavar="N", help="how many; or 2x4, or 4,4,2: ranks of each host")
-    add("--ranks-per-host", type=int, metavar="N", help="where --hosts is a number; default 1")
-    add("--cores", type=int, metavar="N", help="of each host; default: one for each of its ranks")
-    add("--link", default="10Gb", metavar="RATE", help="of a host's NIC, each way; default 10Gb")
-    add("--latency", default="30us", metavar="TIME", help="between two hosts; default 30us")
+    add("--hosts", default="1", metavar="N", help="how many; or 2x4 or 4,4,2: ranks on each")
+    add("--ranks-per-host", type=int, metavar="N", help="if --hosts is a number; default 1")
+    add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
+    add("--link", default="10Gb", metavar="RATE", help="bandwidth of a NIC, each way; default 10Gb")
+    add("--latency", default="30us", metavar="TIME", help="one way, between hosts; default 30us")
     add(
         "--message",
         default="5us",
         metavar="TIME",
         help="CPU time per message, each end; default 5us",
     )
-    add("--burst", default="0", metavar="BYTES", help="that a rested NIC passes at once")
-    add("--local-latency", default="1us", metavar="TIME", help="inside a host; default 1us")
-    add("--local-message", default="0.6us", metavar="TIME", help="inside a host; default 0.6us")
-    add("--memory", default="18GB", metavar="RATE", help="a core folds or copies; default 18GB")
-    add("--stack", default="5.5GB", metavar="RATE", help="a core in TCP, each end; default 5.5GB")
-    add("--fresh", default="2GB", metavar="RATE", help="of memory that is new; default 2GB")
+    add("--burst", default="0", metavar="BYTES", help="what an idle NIC passes at full speed")
+    add("--local-latency", default="1us", metavar="TIME", help="one way, in a host; default 1us")
+    add(
+        "--local-message",
+        default="0.6us",
+        metavar="TIME",
+        help="CPU time per message; default 0.6us",
+    )
+    add("--memory", default="18GB", metavar="RATE", help="a core's folds and copies; default 18GB")
+    add("--stack", default="5.5GB", metavar="RATE", help="a core's TCP, each end; default 5.5GB")
+    add(
+        "--fresh", default="2GB", metavar="RATE", help="a core's first touch of memory; default 2GB"
+    )
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:

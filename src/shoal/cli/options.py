@@ -15,7 +15,7 @@ __all__ = [
     "MOST_RANKS",
     "Parser",
     "Subparsers",
-    "Team",
+    "RankLayout",
     "add_team",
     "hosts_of",
     "team_of",
@@ -69,7 +69,7 @@ def hosts_of(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class RankLayout:
     """The ranks that run a schedule."""
 
     size: int
@@ -81,7 +81,7 @@ class Team:
 def add_team(parser: argparse.ArgumentParser) -> None:
     """Add the options that `team_of` reads."""
     add = parser.add_argument
-    add("--ranks", type=int, metavar="N", help="how many ranks there are; default 4")
+    add("--ranks", type=int, metavar="N", help="number of ranks; default 4")
     add("--hosts", metavar="2x4", help="2 hosts of 4 ranks each; or 4,4,2: the ranks of each host")
     add(
         "--root",
@@ -92,7 +92,7 @@ def add_team(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def team_of(args: argparse.Namespace) -> Team:
+def team_of(args: argparse.Namespace) -> RankLayout:
     """The ranks that the options describe.
 
     Raises:
@@ -106,7 +106,7 @@ def team_of(args: argparse.Namespace) -> Team:
         raise UsageError(f"--hosts {args.hosts} has {len(hosts)} ranks, but --ranks says {size}")
     if not 0 <= args.root < size:
         raise UsageError(f"--root {args.root} must be a rank: 0 to {size - 1}")
-    return Team(size, hosts, args.root)
+    return RankLayout(size, hosts, args.root)
 
 
 def write(text: str, out: Path | None) -> None:

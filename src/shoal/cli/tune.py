@@ -43,11 +43,16 @@ def add_to(subparsers: Subparsers) -> None:
         *("tune",), help="measure the algorithms on this cluster", description=_DESCRIPTION
     )
     parser.add_argument("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
-    parser.add_argument("--ranks", type=int, help="start so many ranks here")
+    parser.add_argument("--ranks", type=int, help="number of ranks to start on this host")
     parser.add_argument(
-        "--collective", action="append", choices=MEASURED, help="only this one; may be repeated"
+        "--collective",
+        action="append",
+        choices=MEASURED,
+        help="measure only this collective; may be repeated",
     )
-    parser.add_argument("--links", action="store_true", help="only the links, in a moment")
+    parser.add_argument(
+        "--links", action="store_true", help="measure only the links; takes a second"
+    )
     parser.add_argument("--from", dest="least", default="4B", help="smallest size (4B)")
     parser.add_argument("--to", dest="most", default="64MiB", help="largest size (64MiB)")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each (5)")
@@ -177,5 +182,5 @@ def _start(n_ranks: int, words: Sequence[str]) -> int:
             rank.kill()
             rank.wait()
     if any(codes):
-        raise ShoalError(f"the ranks ended with {codes}; what they said stands above")
+        raise ShoalError(f"the ranks ended with {codes}; see their output above")
     return 0

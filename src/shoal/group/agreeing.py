@@ -1,8 +1,8 @@
 """How the ranks of a new group agree on what they choose by.
 
-The cards that they exchange when they meet compare their settings, and say what their hosts are
-like. A cluster is made of nothing else, so it is the same in every run of a job on the same
-machines, and so are the choices and the bits.
+The settings digests that they exchange when they meet compare their settings, and say what their
+hosts are like. A cluster is made of nothing else, so it is the same in every run of a job on the
+same machines, and so are the choices and the bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 
 
-class _Card(NamedTuple):
+class _Digest(NamedTuple):
     """What each rank lays on the table: what must be alike, and what its host is like.
 
     Args:
@@ -52,7 +52,7 @@ class _Card(NamedTuple):
 
 
 _HEAD: Final = struct.Struct("<8q")
-# Cores with higher numbers share the bits of lower ones: a card is short.
+# Cores with higher numbers share the bits of lower ones: a settings digest is short.
 _N_CORE_BITS: Final = 1024
 
 _VARIABLES: Final = {
@@ -65,7 +65,7 @@ _VARIABLES: Final = {
 }
 
 
-def card_of(
+def digest_of(
     settings: Settings, mbit: int | None = None, cores: Sequence[int] | None = None
 ) -> bytes:
     """What this rank tells all others before the group is there.
@@ -74,7 +74,7 @@ def card_of(
         mbit: the class of its interface's rate, if that is known.
         cores: those that it may run on; None asks the system.
     """
-    card = _Card(
+    digest = _Digest(
         algorithms=_digest(settings.forced.text),
         tuning=settings.tuning.digest if settings.tuning else 0,
         link=_digest(repr(settings.link)),
@@ -85,29 +85,29 @@ def card_of(
         n_paths=settings.n_paths,
         cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
     )
-    n_bytes = (card.cores.bit_length() + 7) // 8
-    return _HEAD.pack(*card[:-1]) + card.cores.to_bytes(n_bytes, "little")
+    n_bytes = (digest.cores.bit_length() + 7) // 8
+    return _HEAD.pack(*digest[:-1]) + digest.cores.to_bytes(n_bytes, "little")
 
 
 def agreed_planner(
     rank: int,
     settings: Settings,
     host_ids: Sequence[str],
-    cards: Sequence[bytes],
+    digests: Sequence[bytes],
     title: str,
 ) -> Planner:
     """The planner of a new group, the same on every rank and in every run. Says nothing to anyone.
 
     Args:
         host_ids: by rank, what tells its host from others.
-        cards: by rank, its `card_of`.
+        digests: by rank, its `digest_of`.
         title: whose planner it is, for the log.
 
     Raises:
         UsageError: the ranks' settings differ, and it names those that do; or the tuning file is
             of another cluster.
     """
-    agreed = _agree(settings, host_ids, cards)
+    agreed = _agree(settings, host_ids, digests)
     cluster, channels = agreed.cluster, agreed.channels
     level = logging.DEBUG if rank else logging.INFO
     if agreed.misfit:
@@ -127,19 +127,19 @@ def agreed_planner(
     )
 
 
-def agreed_channels(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> int:
+def agreed_channels(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> int:
     """How many channels the ranks of a new group have: that of their `agreed_planner`.
 
     1 as well where that will refuse to plan; nothing is raised here, where ranks still meet.
     """
     try:
-        return _agree(settings, host_ids, cards).channels.n
+        return _agree(settings, host_ids, digests).channels.n
     except UsageError:
         return 1
 
 
 class _Agreed(NamedTuple):
-    """What follows from the cards.
+    """What follows from the settings digests.
 
     Args:
         why: the links between hosts take what the cluster says.
@@ -155,8 +155,8 @@ class _Agreed(NamedTuple):
     unlike_paths: str
 
 
-def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) -> _Agreed:
-    read = [_read(other, card) for other, card in enumerate(cards)]
+def _agree(settings: Settings, host_ids: Sequence[str], digests: Sequence[bytes]) -> _Agreed:
+    read = [_read(other, digest) for other, digest in enumerate(digests)]
     _compare(read)
     hosts = numbered(host_ids)
     n_cores = _fewest_cores(hosts, read)
@@ -168,8 +168,8 @@ def _agree(settings: Settings, host_ids: Sequence[str], cards: Sequence[bytes]) 
     return _Agreed(cluster, why, channels, tuning, misfit, _unlike_paths(cluster, read))
 
 
-def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> Channels:
-    n_paths = max(card.n_paths for card in cards)
+def _channels(settings: Settings, cluster: Cluster, digests: Sequence[_Digest]) -> Channels:
+    n_paths = max(digest.n_paths for digest in digests)
     if cluster.n_hosts == 1 or not settings.channels:
         return choose_channels(cluster, MOST_CONNECTIONS // n_paths)
     if n_paths * settings.channels > MOST_CONNECTIONS:
@@ -181,31 +181,31 @@ def _channels(settings: Settings, cluster: Cluster, cards: Sequence[_Card]) -> C
     return Channels(settings.channels, "SHOAL_CHANNELS says so")
 
 
-def _unlike_paths(cluster: Cluster, cards: Sequence[_Card]) -> str:
+def _unlike_paths(cluster: Cluster, digests: Sequence[_Digest]) -> str:
     """Allowed, for hosts with unlike interfaces; more often one of them was forgotten."""
-    others = [rank for rank, card in enumerate(cards) if card.n_paths != cards[0].n_paths]
+    others = [rank for rank, digest in enumerate(digests) if digest.n_paths != digests[0].n_paths]
     if cluster.n_hosts == 1 or not others:
         return ""
     return (
-        f"SHOAL_PATHS is {cards[0].n_paths} on rank 0 and {cards[others[0]].n_paths} on rank "
+        f"SHOAL_PATHS is {digests[0].n_paths} on rank 0 and {digests[others[0]].n_paths} on rank "
         f"{others[0]}: two ranks have as many connections as the lower one says"
     )
 
 
-def _read(rank: int, card: bytes) -> _Card:
+def _read(rank: int, digest: bytes) -> _Digest:
     try:
-        head: tuple[int, int, int, int, int, int, int, int] = _HEAD.unpack_from(card)
+        head: tuple[int, int, int, int, int, int, int, int] = _HEAD.unpack_from(digest)
     except struct.error as error:
         raise UsageError(
-            f"rank {rank} gave a card of {len(card)} bytes, expected at least {_HEAD.size}: "
-            "install the same shoal on all hosts"
+            f"rank {rank} gave a settings digest of {len(digest)} bytes, expected at least "
+            f"{_HEAD.size}: install the same shoal on all hosts"
         ) from error
-    return _Card(*head, int.from_bytes(card[_HEAD.size :], "little"))
+    return _Digest(*head, int.from_bytes(digest[_HEAD.size :], "little"))
 
 
-def _compare(cards: Sequence[_Card]) -> None:
+def _compare(digests: Sequence[_Digest]) -> None:
     for field, variable in _VARIABLES.items():
-        values = [getattr(card, field) for card in cards]
+        values = [getattr(digest, field) for digest in digests]
         # The rest is wrong, whatever rank 0 has: somebody set the variable for some ranks only.
         others = [rank for rank, value in enumerate(values) if value != values[0]]
         if others:
@@ -216,26 +216,26 @@ def _compare(cards: Sequence[_Card]) -> None:
             )
 
 
-def _fewest_cores(hosts: Sequence[int], cards: Sequence[_Card]) -> int:
+def _fewest_cores(hosts: Sequence[int], digests: Sequence[_Digest]) -> int:
     """The cores that the ranks of a host may run on, together: of the host with the fewest.
 
     Together, since some launchers bind each rank to a core of its own and others do not.
     """
     by_host = dict.fromkeys(hosts, 0)
-    for host, card in zip(hosts, cards, strict=True):
-        by_host[host] |= card.cores
+    for host, digest in zip(hosts, digests, strict=True):
+        by_host[host] |= digest.cores
     return max(1, min(cores.bit_count() for cores in by_host.values()))
 
 
 def _wire(
-    settings: Settings, tuning: Tuning | None, cards: Sequence[_Card]
+    settings: Settings, tuning: Tuning | None, digests: Sequence[_Digest]
 ) -> tuple[LinkCost, str]:
     """What the links between hosts take, and who says so."""
     if settings.link is not None:
         return settings.link, "as SHOAL_LINK says"
     if tuning is not None and tuning.link is not None:
         return tuning.link, f"as {tuning.path} keeps them"
-    return slowest([card.mbit or None for card in cards])
+    return slowest([digest.mbit or None for digest in digests])
 
 
 def _misfit(settings: Settings, hosts: Sequence[int], n_cores: int) -> str:

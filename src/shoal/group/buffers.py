@@ -16,7 +16,7 @@ from shoal.errors import UsageError
 Range = tuple[int, int]
 
 
-class Span(NamedTuple):
+class BufferView(NamedTuple):
     """Contiguous memory of `n_elems` elements; `owner` is kept alive while a call uses it."""
 
     address: int
@@ -62,14 +62,14 @@ _FORMATS = {
 }
 
 
-def span_of(data: Any, *, writable: bool = True) -> Span:
-    """The memory of `data`: a Span, a CPU torch tensor, a NumPy array, or anything with a buffer.
+def span_of(data: Any, *, writable: bool = True) -> BufferView:
+    """The memory of `data`: a BufferView, a CPU tensor, a NumPy array, or anything with a buffer.
 
     Raises:
         UsageError: not contiguous, read-only where it will be written, or of a type that shoal
             does not know.
     """
-    if isinstance(data, Span):
+    if isinstance(data, BufferView):
         return data
     if hasattr(data, "data_ptr"):
         if not data.is_cpu:
@@ -79,13 +79,13 @@ def span_of(data: Any, *, writable: bool = True) -> Span:
                 f"{_name(data)} is not contiguous in memory; pass tensor.contiguous(), "
                 "and copy back what the call writes"
             )
-        return Span(data.data_ptr(), data.numel(), _dtype_of_tensor(data.dtype), data)
+        return BufferView(data.data_ptr(), data.numel(), _dtype_of_tensor(data.dtype), data)
     view, dtype = _view_of(data)
     if not view.c_contiguous:
         raise UsageError(_not_contiguous(data, view))
     if view.readonly and writable:
         raise UsageError(f"{_name(data)} is read-only, and this call writes to it")
-    return Span(engine.address_of(view), view.nbytes // view.itemsize, dtype, view)
+    return BufferView(engine.address_of(view), view.nbytes // view.itemsize, dtype, view)
 
 
 _dtype_of_tensor = functools.lru_cache(maxsize=64)(parse_dtype)  # its name takes long to print
@@ -96,7 +96,8 @@ def _view_of(data: Any) -> tuple[memoryview, DType]:
         view = memoryview(data)
     except TypeError:
         raise UsageError(
-            f"{_name(data)} has no buffer; pass a NumPy array, a tensor, a bytearray or a Span"
+            f"{_name(data)} has no buffer; pass a NumPy array, a tensor, a bytearray or a "
+            "BufferView"
         ) from None
     except (ValueError, BufferError) as error:  # NumPy, JAX: its format has no letter
         return _view_without_letter(data, error), DType.BFLOAT16
@@ -134,7 +135,7 @@ def _not_contiguous(data: Any, view: memoryview) -> str:
     )
 
 
-class Blocks(NamedTuple):
+class BlockBuffers(NamedTuple):
     """One block of memory for every rank, in rank order.
 
     Args:
@@ -142,7 +143,7 @@ class Blocks(NamedTuple):
         lengths: elements of each block.
     """
 
-    spans: Sequence[Span]
+    spans: Sequence[BufferView]
     lengths: tuple[int, ...]
 
     @property
@@ -150,13 +151,13 @@ class Blocks(NamedTuple):
         """Whether all blocks are of one length."""
         return self.lengths.count(self.lengths[0]) == len(self.lengths)
 
-    def block(self, rank: int) -> Span:
+    def block(self, rank: int) -> BufferView:
         """The memory of one block."""
         if len(self.spans) == len(self.lengths):
             return self.spans[rank]
         whole, n_elems = self.spans[0], self.lengths[rank]
         offset = rank * n_elems * item_size(whole.dtype)
-        return Span(whole.address + offset, n_elems, whole.dtype, whole.owner)
+        return BufferView(whole.address + offset, n_elems, whole.dtype, whole.owner)
 
     def ranges(self) -> list[Range]:
         """Where each block begins and ends."""
@@ -168,21 +169,21 @@ class Blocks(NamedTuple):
         return list(itertools.pairwise(ends))
 
 
-def blocks_of(given: Any, size: int, *, writable: bool) -> Blocks:
+def blocks_of(given: Any, size: int, *, writable: bool) -> BlockBuffers:
     """The blocks of `size` ranks: cut from one buffer, or a list or tuple of one for each.
 
     Raises:
         UsageError: as `span_of` does; or the buffer cannot be cut evenly, there is not one buffer
             for each rank, or their types differ.
     """
-    if isinstance(given, Span) or not isinstance(given, list | tuple):
+    if isinstance(given, BufferView) or not isinstance(given, list | tuple):
         whole = span_of(given, writable=writable)
         if whole.n_elems % size != 0:
             raise UsageError(
                 f"{whole.dtype}[{whole.n_elems}] cannot be cut into one block for each of {size} "
                 "ranks; pass a list of buffers where their lengths differ"
             )
-        return Blocks((whole,), (whole.n_elems // size,) * size)
+        return BlockBuffers((whole,), (whole.n_elems // size,) * size)
     spans = [span_of(each, writable=writable) for each in given]
     if len(spans) != size:
         raise UsageError(f"{len(spans)} buffers; one for each rank, {size}, needed")
@@ -191,7 +192,7 @@ def blocks_of(given: Any, size: int, *, writable: bool) -> Blocks:
             raise UsageError(
                 f"{span.dtype}[{span.n_elems}] for rank {rank} among buffers of {spans[0].dtype}"
             )
-    return Blocks(spans, tuple(span.n_elems for span in spans))
+    return BlockBuffers(spans, tuple(span.n_elems for span in spans))
 
 
 def clash(written: Sequence[Range], read: Sequence[Range]) -> tuple[int, int, bool] | None:

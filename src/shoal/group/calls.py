@@ -11,7 +11,7 @@ from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
-from shoal.group.buffers import Blocks, Span, blocks_of, clash, span_of
+from shoal.group.buffers import BlockBuffers, BufferView, blocks_of, clash, span_of
 from shoal.group.context import Occurrences, hash_of
 from shoal.group.work import FOR_EVER_S, Work
 from shoal.limits import FIRST_NAMED_KEY
@@ -207,13 +207,13 @@ class Calls:
 
     # Arguments.
 
-    def _blocks(self, what: str, given: Any, *, writable: bool) -> Blocks:
+    def _blocks(self, what: str, given: Any, *, writable: bool) -> BlockBuffers:
         try:
             return blocks_of(given, self.size, writable=writable)
         except UsageError as error:
             raise UsageError(f"{self}: {what}: {error}") from None
 
-    def _check_own(self, what: str, blocks: Blocks, whose: str, own: Span) -> None:
+    def _check_own(self, what: str, blocks: BlockBuffers, whose: str, own: BufferView) -> None:
         """`blocks` has a block for this rank that is just like `own`."""
         dtype, n_elems = blocks.spans[0].dtype, blocks.lengths[self.rank]
         if (dtype, n_elems) != (own.dtype, own.n_elems):
@@ -222,7 +222,9 @@ class Calls:
                 f"but its {whose} is {own.dtype}[{own.n_elems}]"
             )
 
-    def _at_root(self, what: str, given: Any, whose: str, own: Span, root: int) -> Sequence[Span]:
+    def _at_root(
+        self, what: str, given: Any, whose: str, own: BufferView, root: int
+    ) -> Sequence[BufferView]:
         """The blocks of all ranks at the root, all as long as `own`; none elsewhere."""
         self._check_rank(root, "root")
         if self.rank != root:
@@ -238,14 +240,16 @@ class Calls:
                 f"{self}: {what} hold {list(blocks.lengths)} elements; all blocks need "
                 f"{own.n_elems}, as many as {whose}"
             )
-        one = Blocks((own,), (own.n_elems,))
+        one = BlockBuffers((own,), (own.n_elems,))
         if what == "outputs":
             self._check_apart(what, blocks, whose, one)
         else:
             self._check_apart(whose, one, what, blocks)
         return blocks.spans
 
-    def _check_apart(self, out: str, written: Blocks, source: str, read: Blocks) -> None:
+    def _check_apart(
+        self, out: str, written: BlockBuffers, source: str, read: BlockBuffers
+    ) -> None:
         """Nothing is written where the call writes or reads something else.
 
         The one exception: this rank's own block may be the same memory in both.
@@ -279,13 +283,17 @@ class Calls:
 
     # Starting.
 
-    def _start_in_place(self, plan: engine.Plan, span: Span, how: CallOptions) -> Work | None:
+    def _start_in_place(self, plan: engine.Plan, span: BufferView, how: CallOptions) -> Work | None:
         key, timeout_s, background = self._key(how), self._timeout(how), how.get("async_op", False)
         call = self._native.post_in_place(plan, key, span.address, timeout_s, background)
         return self._finish(call, span, how)
 
     def _start_between(
-        self, plan: engine.Plan, read: Sequence[Span], written: Sequence[Span], how: CallOptions
+        self,
+        plan: engine.Plan,
+        read: Sequence[BufferView],
+        written: Sequence[BufferView],
+        how: CallOptions,
     ) -> Work | None:
         memory = [[], [span.address for span in read], [span.address for span in written]]
         return self._start(plan, memory, (read, written), self._key(how), how)

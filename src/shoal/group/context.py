@@ -79,14 +79,14 @@ class Context:
         mesh: engine.Mesh,
         rank: int,
         names: Sequence[RankInfo],
-        cards: Sequence[bytes],
+        digests: Sequence[bytes],
         epoch: int = 0,
     ) -> None:
         self._mesh: engine.Mesh | None = mesh
         self.epoch = epoch
         self.rank = rank
         self.names = names
-        self.cards = cards
+        self.digests = digests
         self._live: deque[Loan] = deque()
         self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
         self._made = Occurrences("groups")
@@ -182,13 +182,14 @@ def meet(
     rank: int,
     size: int,
     timeout_s: float,
-    card: bytes = b"",
-    channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _cards: 1,
+    digest: bytes = b"",
+    channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _digests: 1,
 ) -> Context:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
-    `card` is for all ranks to read: `Context.cards` holds them by rank. `channels` says by the
-    hosts and the cards of all ranks how many channels there are between hosts; it raises nothing.
+    `digest` is for all ranks to read: `Context.digests` holds them by rank. `channels` says by the
+    hosts and the digests of all ranks how many channels there are between hosts; it raises
+    nothing.
     """
     with telling(store, rank, size):
         _check_isa()
@@ -214,12 +215,12 @@ def meet(
             *(store, rank, size),
             timeout_s=timeout_s,
             memory=HostMemory(make, enter),
-            card=card,
+            digest=digest,
         )
         if not arenas:
             make(1)  # alone: nobody to share it with
         rank_infos = _rank_infos(membership)
-        n_channels = channels([info.host_id for info in rank_infos], membership.cards)
+        n_channels = channels([info.host_id for info in rank_infos], membership.digests)
         mesh = engine.Mesh.create(
             rank=rank,
             names=[f"rank {other} ({rank_info})" for other, rank_info in enumerate(rank_infos)],
@@ -240,7 +241,7 @@ def meet(
         raise ShoalError(f"rank {rank} cannot join: {error}") from error
     finally:
         arenas.clear()  # NOT left to whoever keeps the error, and with it this frame
-    return Context(mesh, rank, rank_infos, membership.cards, membership.epoch)
+    return Context(mesh, rank, rank_infos, membership.digests, membership.epoch)
 
 
 _PeerPlace = tuple[int, bool, int, list[tuple[str, int]]]

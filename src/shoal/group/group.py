@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.codec import parse_wire
 from shoal.dtypes import Op, parse_op
 from shoal.errors import UsageError
-from shoal.group.agreeing import agreed_channels, agreed_planner, card_of
-from shoal.group.buffers import Blocks, span_of
+from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
+from shoal.group.buffers import BlockBuffers, span_of
 from shoal.group.context import meet
 from shoal.group.members import Members
 from shoal.plan import Settings, reported_mbit
@@ -61,12 +61,14 @@ def form(
         settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
-        card = card_of(settings, _mbit_of(store) if size > 1 and settings.link is None else None)
+        digest = digest_of(
+            settings, _mbit_of(store) if size > 1 and settings.link is None else None
+        )
     channels = functools.partial(agreed_channels, settings)
-    context = meet(store, rank, size, timeout_s, card, channels)
+    context = meet(store, rank, size, timeout_s, digest, channels)
     try:
         host_ids = [rank_info.host_id for rank_info in context.names]
-        planner = agreed_planner(rank, settings, host_ids, context.cards, f"group {name!r}")
+        planner = agreed_planner(rank, settings, host_ids, context.digests, f"group {name!r}")
         members = list(range(size))
         group = Group(context, members, name, timeout_s, planner, settings.wire)
         group.owns_context = True
@@ -182,7 +184,7 @@ class Group(Members):
         span = span_of(data, writable=False)
         blocks = self._blocks("outputs", outputs, writable=True)
         self._check_own("outputs", blocks, "data", span)
-        self._check_apart("outputs", blocks, "data", Blocks((span,), (span.n_elems,)))
+        self._check_apart("outputs", blocks, "data", BlockBuffers((span,), (span.n_elems,)))
         if blocks.even:
             key = ("all_gather", span.dtype, None, span.n_elems)
             plan = self._plans.get(key)
@@ -212,7 +214,7 @@ class Group(Members):
         span = span_of(output)
         blocks = self._blocks("inputs", inputs, writable=False)
         self._check_own("inputs", blocks, "output", span)
-        self._check_apart("output", Blocks((span,), (span.n_elems,)), "inputs", blocks)
+        self._check_apart("output", BlockBuffers((span,), (span.n_elems,)), "inputs", blocks)
         if blocks.even:
             key = ("reduce_scatter", span.dtype, op, span.n_elems, wire)
             plan = self._plans.get(key)

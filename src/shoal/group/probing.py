@@ -1,7 +1,7 @@
 """A short measurement of the links between hosts, for a file to keep.
 
 One rank of each host takes part. All of them send to the next host's at once and receive from the
-one before, so that every cable is in use both ways, as it will be. The slowest link counts for all.
+one before, so that every NIC is in use both ways, as it will be. The slowest link counts for all.
 
 Inside a host nothing is measured: what a message and a byte of memory take there differs little
 from machine to machine, and only their ratio decides.

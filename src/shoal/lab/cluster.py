@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, each with a cable, or several, to a switch.
+"""Hosts as network namespaces, each with one or several NICs on a switch.
 
     with Cluster(4, rate_mbit=1000) as cluster:
         cluster.run(0, ["ping", "-c1", cluster.hosts[3].address])
@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from shoal.errors import Unsupported, UsageError
 
-__all__ = ["BURST_BYTES", "INTERFACE", "Cluster", "Host", "interface_of", "remove_stale"]
+__all__ = ["BURST_BYTES", "INTERFACE", "Lab", "Host", "interface_of", "remove_stale"]
 
-INTERFACE: Final = "eth0"  # the first cable of every host, under this name in its namespace
+INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
 _PREFIX: Final = "shoal-lab"
 _NAMESPACES: Final = Path("/run/netns")  # where `ip netns` keeps the names
@@ -39,7 +39,7 @@ _MAX_HOSTS: Final = 200
 # only a longer moment above the rate: 128 KiB is 1 ms of it.
 BURST_BYTES: Final = 128 * 1024
 
-# What waits in front of a cable before packets are lost: 8 ms at 1 Gbit/s, about what a shallow
+# What waits in front of a NIC before packets are lost: 8 ms at 1 Gbit/s, about what a shallow
 # switch gives one port. From 256 KiB to 4 MiB one stream and a ring of four ran equally fast.
 _LIMIT_BYTES: Final = 1024 * 1024
 
@@ -53,7 +53,7 @@ _serials = itertools.count()
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a cluster: its network namespace, and its address at each of its cables."""
+    """One host of a cluster: its network namespace, and its address at each of its NICs."""
 
     index: int
     namespace: str
@@ -61,19 +61,19 @@ class Host:
 
     @property
     def address(self) -> str:
-        """That at the first cable."""
+        """That at the first NIC."""
         return self.addresses[0]
 
 
-def interface_of(cable: int) -> str:
-    """The name of a host's interface, by the number of its cable."""
-    return f"eth{cable}"
+def interface_of(nic: int) -> str:
+    """The name of a host's interface, by the number of its NIC."""
+    return f"eth{nic}"
 
 
-class Cluster:
-    """Hosts on one machine, cabled to a switch; each cable carries `rate_mbit` each way.
+class Lab:
+    """Hosts on one machine, on a switch; each NIC carries `rate_mbit` each way.
 
-    Without a rate nothing is shaped: the cores of this machine are what limits the cables.
+    Without a rate nothing is shaped: the cores of this machine are what limits the NICs.
 
     Leaving the context kills every process that still runs in a host and removes the hosts.
 
@@ -81,7 +81,7 @@ class Cluster:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
         rate_mbit: megabits per second of the wire; headers count, so TCP carries 95.6 % of it.
             None: as much as the cores can move.
-        more_mbit: the rates of further cables of each host, each to a switch of its own: 10.78.0.1
+        more_mbit: the rates of further NICs of each host, each to a switch of its own: 10.78.0.1
             and so on at the second one.
 
     Raises (on entering, with nothing left behind):
@@ -104,7 +104,7 @@ class Cluster:
             Host(
                 index,
                 f"{name}-{index}",
-                tuple(f"10.{_FIRST_NET + cable}.0.{index + 1}" for cable in range(self.n_cables)),
+                tuple(f"10.{_FIRST_NET + nic}.0.{index + 1}" for nic in range(self.n_nics)),
             )
             for index in range(n_hosts)
         )
@@ -117,21 +117,21 @@ class Cluster:
         An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
         cores of one machine.
         """
-        names = ",".join(map(interface_of, range(self.n_cables)))
+        names = ",".join(map(interface_of, range(self.n_nics)))
         told = {"SHOAL_SOCKET_IFNAME": names}
-        if self.n_cables > 1:
-            told["SHOAL_PATHS"] = str(self.n_cables)
+        if self.n_nics > 1:
+            told["SHOAL_PATHS"] = str(self.n_nics)
         if self.rate_mbit is not None:
             rate_mbit = sum(rate for rate in self._rates if rate is not None)
             told["SHOAL_LINK"] = f"{rate_mbit:.10g}Mb,{_MESSAGE}"
         return told
 
     @property
-    def n_cables(self) -> int:
+    def n_nics(self) -> int:
         """How many each host has."""
         return len(self._rates)
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Lab:
         _check_powers()
         remove_stale()
         try:
@@ -139,8 +139,8 @@ class Cluster:
             for host in self.hosts:
                 _ip("netns", "add", host.namespace)
                 _ip("-n", host.namespace, "link", "set", "lo", "up")
-                for cable in range(self.n_cables):
-                    self._lay_cable(host, cable)
+                for nic in range(self.n_nics):
+                    self._add_nic(host, nic)
         except BaseException:
             self.close()
             raise
@@ -168,17 +168,17 @@ class Cluster:
         """`subprocess.Popen` in a host, for text. Killed with the cluster if it still runs."""
         return subprocess.Popen(self.command(host, argv), text=True, **options)
 
-    def cut(self, source: int, to: int, cable: int = 0) -> None:
-        """From now on, all that one host sends to another by a cable is lost in silence."""
+    def cut(self, source: int, to: int, nic: int = 0) -> None:
+        """From now on, all that one host sends to another by a NIC is lost in silence."""
         # To a station that does not exist: the bridge floods it, and nobody takes it.
-        self._neighbour("replace", source, to, cable, "lladdr", _NOBODY, "nud", "permanent")
+        self._neighbour("replace", source, to, nic, "lladdr", _NOBODY, "nud", "permanent")
 
-    def mend(self, source: int, to: int, cable: int = 0) -> None:
+    def mend(self, source: int, to: int, nic: int = 0) -> None:
         """Undo `cut`: the next packet finds its way."""
-        self._neighbour("del", source, to, cable)
+        self._neighbour("del", source, to, nic)
 
-    def _neighbour(self, what: str, source: int, to: int, cable: int, *how: str) -> None:
-        address, outlet = self.hosts[to].addresses[cable], interface_of(cable)
+    def _neighbour(self, what: str, source: int, to: int, nic: int, *how: str) -> None:
+        address, outlet = self.hosts[to].addresses[nic], interface_of(nic)
         where = ("-n", self.hosts[source].namespace)
         _ip(*where, "neigh", what, address, "dev", outlet, *how)
 
@@ -189,17 +189,17 @@ class Cluster:
 
     def _build_switch(self) -> None:
         _ip("netns", "add", self._switch)
-        for cable in range(self.n_cables):
-            _ip("-n", self._switch, "link", "add", f"bridge{cable}", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", f"bridge{cable}", "up")
+        for nic in range(self.n_nics):
+            _ip("-n", self._switch, "link", "add", f"bridge{nic}", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", f"bridge{nic}", "up")
 
-    def _lay_cable(self, host: Host, cable: int) -> None:
-        inside, outlet, port = host.namespace, interface_of(cable), f"port{host.index}-{cable}"
-        rate_mbit = self._rates[cable]
+    def _add_nic(self, host: Host, nic: int) -> None:
+        inside, outlet, port = host.namespace, interface_of(nic), f"port{host.index}-{nic}"
+        rate_mbit = self._rates[nic]
         veth = ("link", "add", outlet, "type", "veth", "peer", "name", port)
         _ip("-n", inside, *veth, "netns", self._switch)
-        _ip("-n", inside, "addr", "add", f"{host.addresses[cable]}/24", "dev", outlet)
-        _ip("-n", self._switch, "link", "set", port, "master", f"bridge{cable}")
+        _ip("-n", inside, "addr", "add", f"{host.addresses[nic]}/24", "dev", outlet)
+        _ip("-n", self._switch, "link", "set", port, "master", f"bridge{nic}")
         # tbf shapes what leaves an interface: one end limits what the host sends, the other what it
         # is sent.
         for namespace, interface in ((inside, outlet), (self._switch, port)):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.lab.cluster import Cluster
+    from shoal.lab.cluster import Lab
 
 __all__ = ["Flow", "measure_streams", "ring_of"]
 
@@ -29,19 +29,19 @@ _DEADLINE_S: Final = 90.0
 
 
 class Flow(NamedTuple):
-    """One stream: from one host of a cluster to another, by one of their cables."""
+    """One stream: from one host of a cluster to another, by one of their NICs."""
 
     source: int
     to: int
-    cable: int = 0
+    nic: int = 0
 
 
 def ring_of(n_hosts: int) -> list[Flow]:
-    """Every host sends to the next one: each cable is busy in both directions."""
+    """Every host sends to the next one: each NIC is busy in both directions."""
     return [Flow(host, (host + 1) % n_hosts) for host in range(n_hosts)]
 
 
-def measure_streams(cluster: Cluster, flows: Sequence[Flow], n_bytes: int) -> list[float]:
+def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[float]:
     """The bytes per second of each stream, all of them running at once.
 
     Measured by the receiver, from its first byte to its last, so connecting does not count.
@@ -64,7 +64,7 @@ def measure_streams(cluster: Cluster, flows: Sequence[Flow], n_bytes: int) -> li
         for receiver in receivers:
             _line_of(receiver)  # it listens
         for index, flow in enumerate(flows):
-            address = cluster.hosts[flow.to].addresses[flow.cable]
+            address = cluster.hosts[flow.to].addresses[flow.nic]
             start(flow.source, "send", address, _FIRST_PORT + index, n_bytes)
         return [float(_line_of(receiver)) for receiver in receivers]
 

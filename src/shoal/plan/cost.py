@@ -14,7 +14,7 @@ from shoal.schedule.counts import count
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
     from shoal.schedule import Collective
-    from shoal.schedule.counts import Counts, Work
+    from shoal.schedule.counts import Counts, StepCounts
 
 # Where a NIC's peers change from round to round, it loses so much of what it does where it
 # exchanges with several at a time. Many that send to one lose nothing, nor one that sends to many,
@@ -180,12 +180,12 @@ class _Prices:
         slow = min(1.0, CONTENDED_BYTES / self._n_bytes) if self._n_bytes else 1.0
         return part * slow * self._cluster.contention
 
-    def _messages(self, work: Work) -> float:
+    def _messages(self, work: StepCounts) -> float:
         cluster = self._cluster
         each = work.intra * cluster.local.message_us + work.inter * cluster.wire.message_us
         return self._n_messages * each
 
-    def _work(self, work: Work) -> float:
+    def _work(self, work: StepCounts) -> float:
         cluster = self._cluster
         per_byte = (work.shared + work.moved) * cluster.memory_us_per_byte
         per_byte += work.shared * cluster.local.us_per_byte

@@ -1,6 +1,6 @@
 """Turns a store, a rank and a size into a group whose ranks know each other; no framework."""
 
-from shoal.rendezvous.environment import Place, find_place
+from shoal.rendezvous.environment import LaunchInfo, find_place
 from shoal.rendezvous.farewell import telling
 from shoal.rendezvous.join import join
 from shoal.rendezvous.key import job_key, pair_key
@@ -19,7 +19,7 @@ __all__ = [
     "JoinOptions",
     "Membership",
     "PeerInfo",
-    "Place",
+    "LaunchInfo",
     "find_place",
     "Store",
     "MemoryStore",

@@ -11,7 +11,7 @@ from shoal.rendezvous.connector import MEETING_PATH, Connector, Way
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, pair_key
-from shoal.rendezvous.links import Links
+from shoal.rendezvous.links import TreeLinks
 from shoal.rendezvous.listener import listen_for_hosts, port_range
 from shoal.rendezvous.tree import Tree
 
@@ -50,7 +50,7 @@ class Connections:
         on_lost: Callable[[], None],
         on_doubt: OnDoubt,
     ) -> None:
-        self.links: Links | None = None  # of the roll
+        self.links: TreeLinks | None = None  # of the roll
         self.listens_at: tuple[Endpoint, ...] = ()  # for other hosts, by path
         self.acceptor = Acceptor(selector, self, options.limits)
         self.acceptor.open(listener)
@@ -72,7 +72,7 @@ class Connections:
         def secret(other: int, role: str) -> bytes:
             return pair_key(key, epoch, rank, other, role)
 
-        self.links = Links(
+        self.links = TreeLinks(
             self._selector, tree, rank, secret, memory_fd, self._lost, self._memory.enter
         )
         if tree.n_hosts > 1:
@@ -150,7 +150,7 @@ class Connections:
         self._meeting.doubt(retry_at)  # right before it is used again, not now
 
     def _lost(self, rank: int, error: OSError) -> None:
-        """A link broke: of the words given, those that stood for it do not count any more."""
+        """A link broke: of the reports sent, those that stood for it do not count any more."""
         links = self.links
         if links is None:
             return

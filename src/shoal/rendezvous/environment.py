@@ -18,7 +18,7 @@ from shoal.errors import UsageError
 DEFAULT_MASTER_PORT: Final = 29500
 
 
-class Place(NamedTuple):
+class LaunchInfo(NamedTuple):
     """One process's place in a job."""
 
     rank: int
@@ -56,7 +56,7 @@ _LAUNCHERS: Final = (
 )
 
 
-def find_place(environ: Mapping[str, str] | None = None) -> Place:
+def find_place(environ: Mapping[str, str] | None = None) -> LaunchInfo:
     """This process's place, from the first launcher whose rank variable is set.
 
     Args:
@@ -77,7 +77,7 @@ def find_place(environ: Mapping[str, str] | None = None) -> Place:
     size_name = next((name for name in launcher.size if env.get(name)), launcher.size[-1])
     size = _number(env, size_name, 1, None, f"the number of ranks, as {launcher.name} sets it")
     rank = _number(env, launcher.rank, 0, size - 1, f"this rank ({size_name}={size})")
-    return Place(rank, size, _master_addr(env, launcher, size), _port(env, launcher))
+    return LaunchInfo(rank, size, _master_addr(env, launcher, size), _port(env, launcher))
 
 
 def first_host(nodelist: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shoal.rendezvous.links import Links
+    from shoal.rendezvous.links import TreeLinks
     from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.record import Endpoint
 
@@ -16,7 +16,7 @@ _ADVICE: Final = "set SHOAL_SOCKET_IFNAME on both hosts to the network they shar
 
 def explain(
     meeting: Meeting,
-    links: Links | None,
+    links: TreeLinks | None,
     trouble: Mapping[int, str],
     at: Endpoint | None,
     verdict: str,
@@ -63,7 +63,7 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
 
 
 def _of_links(
-    meeting: Meeting, links: Links, trouble: Mapping[int, str], at: Endpoint | None
+    meeting: Meeting, links: TreeLinks, trouble: Mapping[int, str], at: Endpoint | None
 ) -> Iterator[str]:
     """Who of the roll is not linked, to us or to another."""
     tree, unlinked = links.tree, links.lacking()
@@ -83,7 +83,7 @@ def _of_links(
 
 
 def _above(
-    meeting: Meeting, links: Links, rank: int, trouble: str | None, at: Endpoint | None
+    meeting: Meeting, links: TreeLinks, rank: int, trouble: str | None, at: Endpoint | None
 ) -> str:
     where = f"rank {rank} on {meeting.label(rank)}"
     if links.tree.is_local(rank):
@@ -96,7 +96,7 @@ def _above(
     )
 
 
-def _below(meeting: Meeting, links: Links, rank: int, trouble: str | None) -> str:
+def _below(meeting: Meeting, links: TreeLinks, rank: int, trouble: str | None) -> str:
     where = f"rank {rank} on {meeting.label(rank)}"
     if links.tree.is_local(rank):
         return f"{where}, {_of_this_host(trouble or 'it never connected')}"
@@ -112,7 +112,7 @@ def _of_this_host(trouble: str) -> str:
     )
 
 
-def _elsewhere(meeting: Meeting, links: Links, rank: int) -> str:
+def _elsewhere(meeting: Meeting, links: TreeLinks, rank: int) -> str:
     """Of a rank that is not linked to another: that one can say more."""
     parent = links.tree.parent_of(rank)
     role = "through which it meets the others"

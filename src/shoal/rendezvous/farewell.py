@@ -111,10 +111,10 @@ def tell(
     if size > 1 and 0 <= rank < size:
         asked.deadline = time.monotonic() + LAST_WORDS_S
         with contextlib.suppress(Exception):  # the store may be gone, or even be the reason
-            say_farewell(asked, rank, size, own, label, error)
+            send_farewell(asked, rank, size, own, label, error)
 
 
-def say_farewell(
+def send_farewell(
     store: Store, rank: int, size: int, own: bytes | None, label: str, error: BaseException
 ) -> None:
     """Tell the others that this rank will not come, and why.

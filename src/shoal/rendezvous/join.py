@@ -8,9 +8,9 @@ never listens on TCP; where there are several, every rank does, and goes on for 
 the native core makes connections there when they are first needed.
 
     GATHERING   no roll with us on it: some rank has not come
-    LINKING     there is one; a link is lacking, or the word of a rank below
-    AWAITING    our word is given; that of the rank above is lacking
-    PASSING     we know all; our word to ranks below is on its way
+    LINKING     there is one; a link is lacking, or the report of a rank below
+    AWAITING    our report is sent; that of the rank above is lacking
+    PASSING     we know all; our report to ranks below is on its way
     FORMED
 
 A link that breaks leads from AWAITING back to LINKING, another roll from anywhere before PASSING.
@@ -33,16 +33,16 @@ from shoal.rendezvous.handshake import N_NONCE_BYTES
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_unix, n_paths, port_range
 from shoal.rendezvous.local_bootstrap import HostMemory
-from shoal.rendezvous.meeting import Chair, Guest
+from shoal.rendezvous.meeting import MemberMeeting, RootMeeting
 from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.patience import Rereading, Warnings
 from shoal.rendezvous.record import Record, find_host_id
-from shoal.rendezvous.roster import MAX_CARD_BYTES, Entry
+from shoal.rendezvous.roster import MAX_DIGEST_BYTES, Entry
 from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
-    from shoal.rendezvous.links import Links
+    from shoal.rendezvous.links import TreeLinks
     from shoal.rendezvous.meeting import Meeting
     from shoal.rendezvous.store import Store
 
@@ -58,7 +58,7 @@ def join(
     *,
     timeout_s: float,
     memory: HostMemory = HostMemory(),  # noqa: B008 - it is constant
-    card: bytes = b"",
+    digest: bytes = b"",
     options: JoinOptions | None = None,
 ) -> Membership:
     """Meet all other ranks and return who they are and where they can be reached.
@@ -68,8 +68,8 @@ def join(
             a thread of ours; one that does not return in time stays behind (store/asking.py).
         timeout_s: for the whole of it.
         memory: what the ranks of this host share, made and entered while they meet.
-        card: at most 255 bytes for all other ranks, see `Membership.cards`. It never lies in the
-            store, but travels over connections that are authenticated.
+        digest: at most 255 bytes for all other ranks, see `Membership.digests`. It never lies in
+            the store, but travels over connections that are authenticated.
 
     Raises (every socket is closed, the record stays in the store):
         UsageError: a variable is wrong, the keys differ, or the process has no descriptor left;
@@ -92,8 +92,10 @@ def join(
         raise UsageError(f"rank {rank} is not in a group of {size}; expected 0 to {size - 1}")
     if not timeout_s > 0:
         raise UsageError(f"timeout_s={timeout_s} is not a positive number of seconds")
-    if len(card) > MAX_CARD_BYTES:
-        raise UsageError(f"a card of {len(card)} bytes; expected at most {MAX_CARD_BYTES}")
+    if len(digest) > MAX_DIGEST_BYTES:
+        raise UsageError(
+            f"a settings digest of {len(digest)} bytes; expected at most {MAX_DIGEST_BYTES}"
+        )
     chosen = options or JoinOptions()
     asked = Asking(store, time.monotonic() + timeout_s)
     attempt: _Join | None = None
@@ -101,7 +103,7 @@ def join(
         on_exit.callback(asked.close)
         try:
             selector = on_exit.enter_context(selectors.DefaultSelector())
-            attempt = _Join(asked, rank, size, memory, card, chosen, selector)
+            attempt = _Join(asked, rank, size, memory, digest, chosen, selector)
             on_exit.callback(attempt.close)
             return attempt.run(timeout_s)
         except TimedOut:
@@ -146,12 +148,12 @@ class _Join:
         rank: int,
         size: int,
         memory: HostMemory,
-        card: bytes,
+        digest: bytes,
         options: JoinOptions,
         selector: selectors.BaseSelector,
     ) -> None:
         self._state = _State.GATHERING
-        self._store, self._card, self._options = store, card, options
+        self._store, self._digest, self._options = store, digest, options
         self._selector = selector
         self._roster: dict[int, Entry] = {}  # of all ranks, once we know them
         given_key = job_key(options.environ)
@@ -162,14 +164,16 @@ class _Join:
         nonce, label = os.urandom(N_NONCE_BYTES), options.label
         own = Record(size, nonce, host_id, label, unix_name, given_key is not None)
         self._meeting: Meeting = (
-            Guest(store, own, rank, given_key) if rank else Chair(store, own, given_key)
+            MemberMeeting(store, own, rank, given_key)
+            if rank
+            else RootMeeting(store, own, given_key)
         )
         self._connections = Connections(
             selector, self._meeting, memory, options, listener, self._lost, self._doubted
         )
         self._reread = Rereading(size)
         self._warnings = Warnings(options, self._connections.explain)
-        store.alarm = lambda: self._warnings.say_if_due(store.silence)
+        store.alarm = lambda: self._warnings.warn_if_due(store.silence)
 
     @property
     def nonce(self) -> bytes:
@@ -215,7 +219,7 @@ class _Join:
             if now >= deadline:
                 self._store.deadline = now + LAST_WORDS_S
                 raise TimedOut("time is up")
-            until = min(deadline, self._warnings.say_if_due(""))
+            until = min(deadline, self._warnings.warn_if_due(""))
             acceptor = self._connections.acceptor
             acceptor.expire(now)
             wake_at = min(until, self._step(now, until), acceptor.next_deadline() or until)
@@ -242,7 +246,7 @@ class _Join:
             return now
         return min(self._meeting.look_at, self._reread.at)
 
-    def _link(self, now: float, links: Links) -> float:
+    def _link(self, now: float, links: TreeLinks) -> float:
         self._look_around_if_due(now)
         if now >= self._meeting.look_at:
             self._look(now)
@@ -254,7 +258,7 @@ class _Join:
         again_at = now + _INTRODUCE_AGAIN_S if links.is_introducing else float("inf")
         return min(wake_at, again_at, self._meeting.look_at, self._reread.at)
 
-    def _give_word(self, links: Links) -> float:
+    def _give_word(self, links: TreeLinks) -> float:
         # NOT to those who come now: they may have formed the group already, and mean the native
         # core, which takes over the listeners.
         self._connections.acceptor.shut()
@@ -264,17 +268,17 @@ class _Join:
         links.give_word(self._entry())
         return float("inf")
 
-    def _await_word(self, links: Links) -> float:
+    def _await_word(self, links: TreeLinks) -> float:
         """NOT asking the store: rank 0 may have formed the group by now, and ended it."""
         return self._conclude(links) if links.roster is not None else float("inf")
 
-    def _conclude(self, links: Links) -> float:
+    def _conclude(self, links: TreeLinks) -> float:
         self._state = _State.PASSING
         self._roster = links.conclude(self._entry())
         links.pass_on()
         return self._pass_on(links)
 
-    def _pass_on(self, links: Links) -> float:
+    def _pass_on(self, links: TreeLinks) -> float:
         if not links.is_passed_on:
             return float("inf")
         self._state = _State.FORMED
@@ -296,10 +300,10 @@ class _Join:
         self._reread.plan(now)
         self._meeting.look_around()
         if self._meeting.farewell is not None:
-            self._warnings.say_that_one_is_gone(now)
+            self._warnings.warn_that_one_is_gone(now)
         self._meeting.doubt()
         if self._connections.links is not None:
-            self._connections.links.say_who_keeps_us_waiting()
+            self._connections.links.send_who_keeps_us_waiting()
 
     def _look(self, until: float) -> None:
         before = self._meeting.roll
@@ -324,7 +328,7 @@ class _Join:
         """What all others are told of us."""
         own = self._meeting.own
         listens_at = self._connections.listens_at
-        return Entry(own.host_id, own.host_label, self._card, listens_at)
+        return Entry(own.host_id, own.host_label, self._digest, listens_at)
 
     def _membership(self) -> Membership:
         rank, roll = self._meeting.rank, self._meeting.roll

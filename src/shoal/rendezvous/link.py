@@ -20,11 +20,11 @@ from shoal.errors import UsageError
 from shoal.rendezvous.handshake import MAGIC, VERSION
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 
-_WORD, _INTRODUCTION, _WAITING = range(8, 11)  # after the kinds of the handshake
+_REPORT, _INTRODUCTION, _WAITING = range(8, 11)  # after the kinds of the handshake
 _FORM: Final = struct.Struct("<8sHHI")  # magic, version, kind; how many bytes, or which rank
 _N_MAC_BYTES: Final = hashlib.sha256().digest_size
 _ROOM: Final = socket.CMSG_SPACE(array.array("i").itemsize)
-_AT_ONCE: Final = 1 << 16  # bytes of a word for which there is room before they are there
+_AT_ONCE: Final = 1 << 16  # bytes of a report for which there is room before they are there
 
 
 class Ends(NamedTuple):
@@ -32,10 +32,10 @@ class Ends(NamedTuple):
 
     Args:
         rank: the other end's.
-        own_key: seals the word that we say.
-        key: seals the word that we hear.
+        own_key: seals the report that we send.
+        key: seals the report that we receive.
         is_above: whether the other end is the upper one.
-        n_told: of how many ranks the word that we hear tells.
+        n_told: of how many ranks the report that we receive tells.
         n_local: the other end is our host leader, and so many ranks are on our host; 0: it is not.
         size: of the group.
     """
@@ -44,16 +44,16 @@ class Ends(NamedTuple):
     own_key: bytes
     key: bytes
     is_above: bool
-    n_told: int
+    n_reported: int
     n_local: int
     size: int
 
 
-class Link:
-    """An authenticated connection, until both ends have said their word.
+class TreeLink:
+    """An authenticated connection, until both ends have sent their report.
 
-    The word of the lower end stands for it and all below it: they lack nothing, and the word says
-    what all others must know of them (roster.py). The word of the upper end stands for all ranks.
+    The report of the lower end stands for it and all below it: they lack nothing, and it says what
+    all others must know of them (roster.py). The report of the upper end stands for all ranks.
     Before them, inside a host, the upper end passes the memory that its ranks share
     (local_bootstrap.py).
     """
@@ -62,19 +62,19 @@ class Link:
         self.rank = ends.rank
         self.sock = sock
         self.is_local = sock.family == socket.AF_UNIX
-        self.word: bytes | None = None  # that has come
+        self.report: bytes | None = None  # that has come
         self.waits_for: int | None = None  # see `say_waiting`
-        self.has_spoken = False  # our word: nothing else is said after it
+        self.has_reported = False  # our report: nothing else is said after it
         self._ends = ends
         self._memory_fd: int | None = None  # that has come and was not taken; -1: of nothing
         self._is_introduced = not ends.n_local
         self._inbox = bytearray()
-        self._n_word_bytes: int | None = None  # of the word that is on its way, its seal included
+        self._n_report_bytes: int | None = None  # of that which is on its way, seal included
         self._outbox = b""
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of use: what is to come over it before the words has been taken."""
+        """Whether it is of use: what is to come over it before the report has been taken."""
         return self._is_introduced
 
     @property
@@ -90,17 +90,17 @@ class Link:
 
     def introduce(self, memory_fd: int, n_local: int) -> None:
         """Pass the peer the memory that so many ranks of its host share; -1: there is none."""
-        self._say(_INTRODUCTION, n_local, memory_fd)
+        self._post(_INTRODUCTION, n_local, memory_fd)
 
-    def say_waiting(self, rank: int) -> None:
+    def send_waiting(self, rank: int) -> None:
         """Tell the peer of a rank that is not linked to the one above it, so that all must wait."""
-        self._say(_WAITING, rank)
+        self._post(_WAITING, rank)
 
-    def say_word(self, word: bytes) -> None:
-        """Say our word, or as much of it as the socket takes now."""
-        self.has_spoken = True
-        head = _FORM.pack(MAGIC, VERSION, _WORD, len(word))
-        self._outbox = head + word + hmac.digest(self._ends.own_key, head + word, "sha256")
+    def send_report(self, report: bytes) -> None:
+        """Send our report, or as much of it as the socket takes now."""
+        self.has_reported = True
+        head = _FORM.pack(MAGIC, VERSION, _REPORT, len(report))
+        self._outbox = head + report + hmac.digest(self._ends.own_key, head + report, "sha256")
         self.flush()
 
     def flush(self) -> None:
@@ -111,16 +111,16 @@ class Link:
             return
 
     def step(self) -> None:
-        """Go as far as possible without waiting; nothing is read beyond the word of who is above.
+        """Go as far as possible without waiting; nothing is read beyond the report of who is above.
 
         Of one below the end of the connection is still of interest.
         """
         try:
-            while self.word is None or not self._ends.is_above:
-                if self._n_word_bytes is None:
+            while self.report is None or not self._ends.is_above:
+                if self._n_report_bytes is None:
                     self._take_message()
                 else:
-                    self._take_word(self._n_word_bytes)
+                    self._take_report(self._n_report_bytes)
         except BlockingIOError:
             return
 
@@ -131,7 +131,7 @@ class Link:
         if fd is not None and fd >= 0:
             os.close(fd)
 
-    def _say(self, kind: int, value: int = 0, fd: int = -1) -> None:
+    def _post(self, kind: int, value: int = 0, fd: int = -1) -> None:
         message = _FORM.pack(MAGIC, VERSION, kind, value)
         fds = array.array("i", [fd])
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fd >= 0 else []
@@ -148,7 +148,7 @@ class Link:
             if (magic, version) != (MAGIC, VERSION):
                 raise ConnectionError("not a message that is due")
             self._take(kind, value, fds)
-            if kind != _WORD:
+            if kind != _REPORT:
                 self._inbox.clear()
         except (struct.error, OSError) as error:
             _close_all(fds)
@@ -157,11 +157,11 @@ class Link:
 
     def _take(self, kind: int, value: int, fds: Sequence[int]) -> None:
         """Act on one message; raises if it is not its turn."""
-        is_early = self.word is None
-        if kind == _WORD and is_early and self.is_open and not fds:
-            if value > self._ends.n_told * MAX_ENTRY_BYTES:
-                raise ConnectionError(errno.EPROTO, f"it announced a word of {value} bytes")
-            self._n_word_bytes = _FORM.size + value + _N_MAC_BYTES
+        is_early = self.report is None
+        if kind == _REPORT and is_early and self.is_open and not fds:
+            if value > self._ends.n_reported * MAX_ENTRY_BYTES:
+                raise ConnectionError(errno.EPROTO, f"it announced a report of {value} bytes")
+            self._n_report_bytes = _FORM.size + value + _N_MAC_BYTES
         elif kind == _INTRODUCTION and not self.is_open and len(fds) <= 1:
             self._take_introduction(value, fds)
         elif kind == _WAITING and is_early and value < self._ends.size and not fds:
@@ -178,7 +178,7 @@ class Link:
             raise ConnectionError("not a message that is due")
         self._memory_fd = fds[0] if fds else -1
 
-    def _take_word(self, n_bytes: int) -> None:
+    def _take_report(self, n_bytes: int) -> None:
         data = self.sock.recv(min(n_bytes - len(self._inbox), _AT_ONCE))
         if not data:
             raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
@@ -187,10 +187,10 @@ class Link:
             return
         said, mac = self._inbox[:-_N_MAC_BYTES], self._inbox[-_N_MAC_BYTES:]
         if not hmac.compare_digest(hmac.digest(self._ends.key, said, "sha256"), mac):
-            raise ConnectionResetError(errno.ECONNRESET, "its word was damaged on its way")
-        self.word, self.waits_for = bytes(said[_FORM.size :]), None
+            raise ConnectionResetError(errno.ECONNRESET, "its report was damaged in transit")
+        self.report, self.waits_for = bytes(said[_FORM.size :]), None
         self._inbox.clear()
-        self._n_word_bytes = None
+        self._n_report_bytes = None
 
     def _receive(self, n_bytes: int) -> tuple[bytes, Sequence[int]]:
         # socket.recv_fds ignores its flags in the Pythons we support, and without MSG_CMSG_CLOEXEC

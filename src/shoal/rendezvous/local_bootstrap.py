@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from shoal.rendezvous.link import Link
+    from shoal.rendezvous.link import TreeLink
 
 
 class HostMemory(NamedTuple):
@@ -44,11 +44,13 @@ class LocalBootstrap:
         links: by rank, its links as they come and go.
     """
 
-    def __init__(self, memory_fd: int, others: Sequence[int], links: Mapping[int, Link]) -> None:
+    def __init__(
+        self, memory_fd: int, others: Sequence[int], links: Mapping[int, TreeLink]
+    ) -> None:
         self._memory_fd = memory_fd
         self._others = others
         self._links = links
-        self._left: list[Link] | None = None  # to introduce; None before it begins
+        self._left: list[TreeLink] | None = None  # to introduce; None before it begins
 
     @property
     def is_done(self) -> bool:
@@ -60,11 +62,11 @@ class LocalBootstrap:
         """Whether it has begun and is not done."""
         return bool(self._left)
 
-    def members(self) -> list[Link]:
+    def members(self) -> list[TreeLink]:
         """The links to those of the others that are here."""
         return [self._links[rank] for rank in self._others if rank in self._links]
 
-    def step(self) -> Link | None:
+    def step(self) -> TreeLink | None:
         """Begin once all are here, then go on; returns a link that is of no use any more.
 
         What cannot be sent now is left for the next step.
@@ -82,7 +84,7 @@ class LocalBootstrap:
             self._left.pop()
         return None
 
-    def end(self) -> list[Link]:
+    def end(self) -> list[TreeLink]:
         """Call it off; returns the links that are of no use any more. Idempotent."""
         has_begun, self._left = self._left is not None, None
         return self.members() if has_begun else []

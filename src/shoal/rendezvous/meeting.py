@@ -113,9 +113,9 @@ class Meeting:
                 f"another process joined as rank {self.rank}, on {found.host_label}: every process "
                 "needs a RANK of its own"
             )
-        self._hear_farewell()
+        self._receive_farewell()
 
-    def _hear_farewell(self) -> None:
+    def _receive_farewell(self) -> None:
         value = self._store.try_get(FAREWELL_KEY)
         found = None if value is None else decode_farewell(value)
         if found is not None and not self._stands(found):
@@ -209,7 +209,7 @@ class Meeting:
         return record
 
 
-class Chair(Meeting):
+class RootMeeting(Meeting):
     """Rank 0's view: it reads the records of all, and writes the roll."""
 
     def __init__(self, store: Asking, own: Record, given_key: bytes | None) -> None:
@@ -264,7 +264,7 @@ class Chair(Meeting):
         return [rank for rank in range(self.size) if rank not in self._records]
 
 
-class Guest(Meeting):
+class MemberMeeting(Meeting):
     """Any other rank's view: it waits for the roll."""
 
     _sees_leftover = False  # the store shows a roll that is not ours: it does not wait for another

@@ -45,7 +45,7 @@ class Membership:
         epoch: 64 random bits, the same on all ranks.
         host_id: of this rank's host.
         peers: all other ranks, ascending.
-        cards: by rank, what it gave `join` as its card.
+        digests: by rank, what it gave `join` as its settings digest.
         process_ids: by rank, 128 random bits; the epoch, which every link proves, is made of them.
         job_key: what all ranks of the job hold; derive from it (key.py), do not send it.
         listens_at: where ranks of other hosts can reach this one, as they know it; none where
@@ -69,7 +69,7 @@ class Membership:
             for other in range(self.size)
             if other != rank
         )
-        self.cards = tuple(roster[other].card for other in range(self.size))
+        self.digests = tuple(roster[other].digest for other in range(self.size))
         self.job_key = job_key
         self.listener_fds = listener_fds
         self._held = [*listener_fds]

@@ -74,7 +74,7 @@ class Warnings:
         """Since the join began."""
         return time.monotonic() - self._started
 
-    def say_if_due(self, silence: str) -> float:
+    def warn_if_due(self, silence: str) -> float:
         """Say what is lacking; returns when to say it again."""
         if self.elapsed_s >= self._after_s:
             verdict = f"has not joined after {self._after_s:g} s"
@@ -82,7 +82,7 @@ class Warnings:
             self._options.log.warning("%s", self._explain(verdict, silence))
         return self._started + self._after_s
 
-    def say_that_one_is_gone(self, now: float) -> None:
+    def warn_that_one_is_gone(self, now: float) -> None:
         """Say at an early time, once, that a rank has failed before we came."""
         waited_s = now - self._started
         if waited_s >= self._options.gone_s and not self._has_told_of_one_gone:

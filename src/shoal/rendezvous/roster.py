@@ -1,7 +1,7 @@
 """What all ranks know of each other in the end, as it travels up and down the tree.
 
-A part of it is a word (link.py): a rank's own entry, then those of all ranks below it. The word of
-rank 0 is the whole, and goes down again as it is.
+A part of it is a report (link.py): a rank's own entry, then those of all ranks below it. The report
+of rank 0 is the whole, and goes down again as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.packing import MAX_FIELD_BYTES, Unpacker, field, number, text_field
 from shoal.rendezvous.record import MAX_SIZE, Endpoint, unpack_endpoint
 
-MAX_CARD_BYTES: Final = MAX_FIELD_BYTES
+MAX_DIGEST_BYTES: Final = MAX_FIELD_BYTES
 _N_FIELD: Final = 1 + MAX_FIELD_BYTES
 MAX_ENTRY_BYTES: Final = 4 + 3 * _N_FIELD + 1 + MOST_CONNECTIONS * (2 * _N_FIELD + 2)
 
@@ -23,13 +23,13 @@ class Entry(NamedTuple):
 
     Args:
         host_id, host_label: see `PeerInfo`.
-        card: what it gave `join`.
+        digest: what it gave `join`.
         listens_at: by path, where other hosts can connect to it; none in a job on one host.
     """
 
     host_id: str
     host_label: str
-    card: bytes
+    digest: bytes
     listens_at: tuple[Endpoint, ...] = ()
 
     def encode(self, rank: int) -> bytes:
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
         paths = self.listens_at[:MOST_CONNECTIONS]
         head = number(rank, 4) + text_field(self.host_id) + text_field(self.host_label)
         tail = b"".join(endpoint.pack() for endpoint in paths)
-        return head + field(self.card) + bytes((len(paths),)) + tail
+        return head + field(self.digest) + bytes((len(paths),)) + tail
 
 
 def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entry]:
@@ -51,11 +51,11 @@ def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entr
     while not data.is_at_end:
         rank = data.number(4, 0, MAX_SIZE)
         names = data.text(), data.text()
-        card, n_paths = data.field(), data.number(1, least_paths, MOST_CONNECTIONS)
+        digest, n_paths = data.field(), data.number(1, least_paths, MOST_CONNECTIONS)
         listens_at = tuple(unpack_endpoint(data) for _ in range(n_paths))
         if rank in found:
             raise ValueError(f"rank {rank} twice")
-        found[rank] = Entry(*names, card, listens_at)
+        found[rank] = Entry(*names, digest, listens_at)
     if found.keys() != ranks:
         raise ValueError("other ranks than expected")
     return found

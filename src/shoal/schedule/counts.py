@@ -26,7 +26,7 @@ _STEPS_TO_BEGIN: Final = 150
 _FEW_RANKS: Final = 16
 
 
-class Work(NamedTuple):
+class StepCounts(NamedTuple):
     """What one rank has to do, or all ranks of a host."""
 
     intra: float = 0
@@ -54,9 +54,9 @@ class Counts(NamedTuple):
     """That the longest buffer is cut into."""
     n_scratch: int
     """Chunks of scratch of the rank that has most."""
-    ranks: tuple[Work, ...]
+    ranks: tuple[StepCounts, ...]
     """Of those ranks that were counted, without repeating what is the same."""
-    hosts: tuple[Work, ...]
+    hosts: tuple[StepCounts, ...]
     """Of all ranks of their hosts, likewise."""
     n_intra: int
     """Messages of the longest chain that stay on a host."""
@@ -99,11 +99,11 @@ def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
 
 def _counted(
     algorithm: Algorithm, hosts: tuple[int, ...]
-) -> tuple[dict[int, _Traffic], dict[int, Work]]:
+) -> tuple[dict[int, _Traffic], dict[int, StepCounts]]:
     """The messages of some ranks, and what these or others have to do."""
     size = len(hosts)
     traffic: dict[int, _Traffic] = {}
-    works: dict[int, Work] = {}
+    works: dict[int, StepCounts] = {}
     some = _of_some_hosts(hosts) if max(hosts) else (0, size - 1)
     for rank, steps in _some(algorithm, hosts):
         one = traffic[rank] = _Traffic.of(rank, size, steps)
@@ -149,7 +149,7 @@ class _Traffic(NamedTuple):
             n_copies,
         )
 
-    def work(self, rank: int, hosts: tuple[int, ...]) -> Work:
+    def work(self, rank: int, hosts: tuple[int, ...]) -> StepCounts:
         """What that is for a rank of these hosts."""
         here, host_of = hosts[rank], (hosts[rank:] + hosts[:rank]).__getitem__
         intra = shared = n_received = 0
@@ -162,7 +162,7 @@ class _Traffic(NamedTuple):
         for peer, before, n in self.receives:
             n_received += n
             received[before] += n * (host_of(peer) != here)
-        return Work(
+        return StepCounts(
             intra=intra + n_received - sum(received),
             inter=sum(sent) + sum(received),
             shared=shared,
@@ -213,7 +213,7 @@ def _of_some_hosts(hosts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank for rank, host in enumerate(hosts) if host in some)
 
 
-def _by_host(works: Mapping[int, Work], hosts: Sequence[int]) -> Iterator[Work]:
+def _by_host(works: Mapping[int, StepCounts], hosts: Sequence[int]) -> Iterator[StepCounts]:
     """Of all ranks of each host of which all were counted; of all hosts if there is no such.
 
     The root and the middle of a tree have more to do than others, and stand for nobody else.
@@ -229,9 +229,9 @@ def _by_host(works: Mapping[int, Work], hosts: Sequence[int]) -> Iterator[Work]:
             (sum(one), sum(more))
             for one, more in zip(_turned(special), _turned(others), strict=True)
         )
-        yield Work(*(one + each * more for one, more in sums))
+        yield StepCounts(*(one + each * more for one, more in sums))
 
 
-def _turned(works: Sequence[Work]) -> list[tuple[float, ...]]:
+def _turned(works: Sequence[StepCounts]) -> list[tuple[float, ...]]:
     """By what is counted, of each of them."""
-    return list(zip(*works, strict=True)) if works else [()] * len(Work._fields)
+    return list(zip(*works, strict=True)) if works else [()] * len(StepCounts._fields)

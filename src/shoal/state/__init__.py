@@ -16,7 +16,7 @@ from shoal.state.sources import SOURCES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoal.state.sources import Source
+    from shoal.state.sources import ContextSource
 
 # What describes, writes and watches is imported where it is used: most jobs never do, and every
 # rank would pay for it while the group forms.
@@ -117,14 +117,14 @@ class AtDeadline:
     def __init__(self) -> None:
         self._note: str | None = None
 
-    def note(self, source: Source, native: Told) -> str:
+    def note(self, source: ContextSource, native: Told) -> str:
         """Where it was written, in words for the error."""
         with AtDeadline._lock:
             if self._note is None:
                 self._note = self._attempt(source, native)
             return self._note
 
-    def _attempt(self, source: Source, native: Told) -> str:
+    def _attempt(self, source: ContextSource, native: Told) -> str:
         try:
             return self._write(source, native)
         except Exception as error:  # noqa: BLE001 - the error that is being told matters more
@@ -132,7 +132,7 @@ class AtDeadline:
             return f"what it waited for could not be written: {error!r}"
 
     @staticmethod
-    def _write(source: Source, native: Told) -> str:
+    def _write(source: ContextSource, native: Told) -> str:
         from shoal.state.document import describe
         from shoal.state.files import pattern_of_job, write
         from shoal.state.text import text_of

@@ -20,7 +20,7 @@ from shoal.state.sources import SOURCES
 from shoal.state.waits import waits_of
 
 if TYPE_CHECKING:
-    from shoal.state.sources import Source
+    from shoal.state.sources import ContextSource
 
 VERSION: Final = 1
 """Of the document. One number more where a reader of the last would misunderstand it."""
@@ -32,7 +32,9 @@ _OWN: Final = str(Path(__file__).parents[1])
 _MOST_FRAMES: Final = 12  # of each thread's stack, the innermost
 
 
-def describe(why: str, told: Mapping[Source, dict[str, Any]] | None = None) -> dict[str, Any]:
+def describe(
+    why: str, told: Mapping[ContextSource, dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """The state of all worlds of this process.
 
     Args:
@@ -64,7 +66,7 @@ def describe(why: str, told: Mapping[Source, dict[str, Any]] | None = None) -> d
     }
 
 
-def _world(source: Source, told: dict[str, Any] | None) -> dict[str, Any]:
+def _world(source: ContextSource, told: dict[str, Any] | None) -> dict[str, Any]:
     mesh = source.mesh
     native = told if told is not None else mesh.state(_PATIENCE_S) if mesh is not None else None
     names = {

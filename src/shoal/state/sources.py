@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shoal.engine import Mesh, RankInfo
 
 
-class Member(Protocol):
+class GroupSource(Protocol):
     """A group, as far as it is told of."""
 
     @property
@@ -22,7 +22,7 @@ class Member(Protocol):
         """Its number in the native core; None once it is closed."""
 
 
-class Source(Protocol):
+class ContextSource(Protocol):
     """A context, as far as it is told of."""
 
     @property
@@ -38,7 +38,7 @@ class Source(Protocol):
         """Where each rank is."""
 
     @property
-    def groups(self) -> Iterable[Member]:
+    def groups(self) -> Iterable[GroupSource]:
         """Those that are alive here."""
 
     @property
@@ -46,5 +46,5 @@ class Source(Protocol):
         """The links; None once they are closed."""
 
 
-SOURCES: Final[weakref.WeakSet[Source]] = weakref.WeakSet()
+SOURCES: Final[weakref.WeakSet[ContextSource]] = weakref.WeakSet()
 """The worlds of this process."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.analysis.draw.picture import THINNEST, Picture, always
-from shoal.analysis.draw.shape import Tree, depths_of, is_ring, links_of, path_of, trees_of
+from shoal.analysis.draw.shape import TreeShape, depths_of, is_ring, links_of, path_of, trees_of
 from shoal.analysis.draw.svg import COLOURS, NODE, Point
 from shoal.errors import UsageError
 
@@ -64,7 +64,7 @@ def _folds(trace: Trace) -> bool:
     return any(value.finished for one in trace.rounds for value in one.writes.values())
 
 
-def _draw_line(picture: Picture, tree: Tree) -> None:
+def _draw_line(picture: Picture, tree: TreeShape) -> None:
     at = {rank: Point(1.5 * _APART * place, 0) for place, rank in enumerate(path_of(tree))}
     picture.connect(at, tree.links)
     picture.ranks(at)
@@ -86,7 +86,7 @@ def _draw_ring(picture: Picture, trace: Trace) -> None:
     picture.tell_most(links, Point(0, max(y for _, y in at.values()) + 44), middle=True)
 
 
-def _draw_stars(picture: Picture, trace: Trace, trees: Sequence[Tree]) -> None:
+def _draw_stars(picture: Picture, trace: Trace, trees: Sequence[TreeShape]) -> None:
     """Everybody around a circle; the tree of the first chunk in colour."""
     at, links = _circle(trace.size, wider=1.5), links_of(trace)
     star = {frozenset(link) for link in trees[0].links} if trees else set()
@@ -99,7 +99,7 @@ def _draw_stars(picture: Picture, trace: Trace, trees: Sequence[Tree]) -> None:
         picture.drawing.words(Point(0, low + 19), words, anchor="middle", soft=True)
 
 
-def _draw_trees(picture: Picture, trees: Sequence[Tree]) -> None:
+def _draw_trees(picture: Picture, trees: Sequence[TreeShape]) -> None:
     """One tree, or two: the second below the first, and every rank below itself."""
     top = 0.0
     for tree, colour in zip(trees, COLOURS if len(trees) > 1 else ("",), strict=False):
@@ -112,7 +112,7 @@ def _draw_trees(picture: Picture, trees: Sequence[Tree]) -> None:
     picture.tell_most(Counter(trees[0].links), Point(-NODE, top - 0.75 * _APART))
 
 
-def _columns(tree: Tree) -> dict[int, float]:
+def _columns(tree: TreeShape) -> dict[int, float]:
     """Leaves beside each other, every other rank in the middle above its children."""
     column: dict[int, float] = {}
     n_leaves = 0

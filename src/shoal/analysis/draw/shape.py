@@ -15,7 +15,7 @@ Link: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeShape:
     """Ranks that pass one chunk, or all of them, along n-1 links."""
 
     root: int
@@ -41,12 +41,12 @@ def is_ring(trace: Trace) -> bool:
     return trace.size > 2 and links_of(trace).keys() == right
 
 
-def trees_of(trace: Trace) -> list[Tree]:
+def trees_of(trace: Trace) -> list[TreeShape]:
     """The one tree of all chunks, or the trees of the chunks, each once; empty if none are."""
     whole = _tree(trace, links_of(trace), _root_of(trace, 0))
     if whole is not None:
         return [whole]
-    found: dict[frozenset[Link], Tree] = {}
+    found: dict[frozenset[Link], TreeShape] = {}
     for chunk in sorted({m.value.chunk for one in trace.rounds for m in one.messages}):
         links = links_of(trace, chunk)
         tree = _tree(trace, links, _root_of(trace, chunk))
@@ -56,7 +56,7 @@ def trees_of(trace: Trace) -> list[Tree]:
     return list(found.values())
 
 
-def path_of(tree: Tree) -> list[int]:
+def path_of(tree: TreeShape) -> list[int]:
     """The ranks from the root to the only leaf; empty if there are more."""
     path = [tree.root]
     while path[-1] in tree.children:
@@ -66,7 +66,7 @@ def path_of(tree: Tree) -> list[int]:
     return path
 
 
-def depths_of(tree: Tree) -> dict[int, int]:
+def depths_of(tree: TreeShape) -> dict[int, int]:
     """How many links each rank is away from the root."""
     depth, left = {tree.root: 0}, [tree.root]
     while left:
@@ -88,7 +88,7 @@ def _root_of(trace: Trace, chunk: int) -> int:
     return 0
 
 
-def _tree(trace: Trace, links: Mapping[Link, int], root: int) -> Tree | None:
+def _tree(trace: Trace, links: Mapping[Link, int], root: int) -> TreeShape | None:
     neighbours: dict[int, set[int]] = defaultdict(set)
     for a, b in links:
         neighbours[a].add(b)
@@ -104,7 +104,7 @@ def _tree(trace: Trace, links: Mapping[Link, int], root: int) -> Tree | None:
             children[rank] = below
         reached.update(below)
         left += below
-    return Tree(root, children, links) if len(reached) == trace.size else None
+    return TreeShape(root, children, links) if len(reached) == trace.size else None
 
 
 def _undirected(links: Iterable[Link]) -> set[Link]:

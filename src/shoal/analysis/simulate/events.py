@@ -3,8 +3,8 @@
 Every wait is for one of four things, each of which serves in the order in which it is asked:
 
 - a rank's core, for the message, the fold or the copy of one segment;
-- the cable out of a host, where the links of its ranks take turns, a segment each, as in TCP;
-- the cable into a host, first come, first served: what waits, waits in the switch. It takes longer
+- the NIC out of a host, where the links of its ranks take turns, a segment each, as in TCP;
+- the NIC into a host, first come, first served: what waits, waits in the switch. It takes longer
   for the first MiB of a message that a host sends beside others, to one that receives from several;
 - the receiver's word, where the engine asks for it: large messages between hosts.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WORKED, _SENT, _ARRIVED, _GRANTED = range(4)
 
 
-class Clockwork:
+class EventSimulation:
     """One run of a schedule in time.
 
     Args:
@@ -238,7 +238,7 @@ class Clockwork:
             self._transmit(host)
 
     def _transmit(self, host: int) -> None:
-        """Put the next segment on a host's cable: of each link in turn."""
+        """Put the next segment on a host's NIC: of each link in turn."""
         self._is_sending[host] = bool(self._turns[host])
         if not self._turns[host]:
             return
@@ -261,9 +261,9 @@ class Clockwork:
         self._after(arrived, _ARRIVED, recv)
 
     def _pass(self, free: list[float], host: int, now: float, takes: float) -> float:
-        """When a segment that comes at `now` is through a cable.
+        """When a segment that comes at `now` is through a NIC.
 
-        A cable that has rested lets `burst_bytes` pass at once: a token bucket.
+        A NIC that has rested lets `burst_bytes` pass at once: a token bucket.
         """
         burst = self._cluster.burst_bytes * self._cluster.wire.us_per_byte
         free[host] = max(free[host], now - burst) + takes

@@ -1,7 +1,7 @@
 """How long a schedule takes on a cluster that is only described, and what each link carries.
 
 The steps that the engine runs, run against a clock: segment by segment, each step as soon as what
-it waits for is there, ranks of a host sharing its cable and its cores. docs/simulation.md compares
+it waits for is there, ranks of a host sharing its NIC and its cores. docs/simulation.md compares
 it with papers and with the engine itself.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.analysis.dataflow import Dataflow
-from shoal.analysis.simulate.events import Clockwork
+from shoal.analysis.simulate.events import EventSimulation
 from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
 from shoal.errors import UsageError
 from shoal.limits import SEGMENT_BYTES
@@ -34,7 +34,7 @@ from shoal.shapes import balanced
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
 
-__all__ = ["Cable", "Link", "Simulation", "simulate", "simulate_steps"]
+__all__ = ["NicLoad", "LinkLoad", "Simulation", "simulate", "simulate_steps"]
 
 # Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
 _FEW_STEPS: Final = 50_000
@@ -48,7 +48,7 @@ _CALL: Final = 1 << 32
 Length = Callable[[int, Place], int]
 
 
-class Link(NamedTuple):
+class LinkLoad(NamedTuple):
     """What goes over the link from one rank to another, and how many links carry the same."""
 
     source: int
@@ -57,8 +57,8 @@ class Link(NamedTuple):
     n_alike: int
 
 
-class Cable(NamedTuple):
-    """What goes over the cable of a host, each way."""
+class NicLoad(NamedTuple):
+    """What goes over the NIC of a host, each way."""
 
     host: int
     sent: int
@@ -77,16 +77,16 @@ class Simulation:
     equally long, so that some ranks can stand for all."""
     n_simulated: int
     """How many ranks were simulated, each for as many others as there are."""
-    links: tuple[Link, ...]
-    cables: tuple[Cable, ...]
+    links: tuple[LinkLoad, ...]
+    nics: tuple[NicLoad, ...]
     """Of the hosts of the ranks that were simulated; empty if there is but one host."""
     busiest: str
-    """The link or cable that is busy for longest."""
+    """The link or NIC that is busy for longest."""
     busy_us: float
     """For how long its bytes occupy it."""
     extrapolated_from: tuple[int, ...] = ()
     """Group sizes whose times and rounds lie on a straight line with these, where the group was
-    too large to be simulated; links and cables are then those of the root's host."""
+    too large to be simulated; links and NICs are then those of the root's host."""
 
     def sent(self, rank: int) -> int:
         """The bytes that one of the simulated ranks sends."""
@@ -226,11 +226,11 @@ def _play(
 ) -> Simulation:
     steps = list(zip(flow.rank_of, flow.steps, strict=True))
     lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
-    links, cables = _loads(steps, lengths, cluster, n_alike)
-    busiest, busy_us = _busiest(links, cables, cluster)
+    links, nics = _loads(steps, lengths, cluster, n_alike)
+    busiest, busy_us = _busiest(links, nics, cluster)
     time_us, order = _clock(flow, lengths, cluster, busy_us, segment)
     rounds = max(flow.rounds(order), default=0)
-    return Simulation(time_us, rounds, 0, flow.size, links, cables, busiest, busy_us)
+    return Simulation(time_us, rounds, 0, flow.size, links, nics, busiest, busy_us)
 
 
 def _smaller(size: int, n_steps: int, root: int) -> tuple[int, int]:
@@ -254,8 +254,8 @@ def _grow(
     """What groups of two sizes say of a larger one, and what the steps say that some ranks have."""
     steps = [(rank, step) for rank, steps in steps_of.items() for step in steps]
     lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
-    links, cables = _loads(steps, lengths, cluster, 1)
-    busiest, busy_us = _busiest(links, cables, cluster)
+    links, nics = _loads(steps, lengths, cluster, 1)
+    busiest, busy_us = _busiest(links, nics, cluster)
     less, more = smaller
     farther = (cluster.size - more.n_simulated) / (more.n_simulated - less.n_simulated)
     return Simulation(
@@ -264,7 +264,7 @@ def _grow(
         n_bytes=0,
         n_simulated=more.n_simulated,
         links=links,
-        cables=cables,
+        nics=nics,
         busiest=busiest,
         busy_us=busy_us,
         extrapolated_from=(less.n_simulated, more.n_simulated),
@@ -277,17 +277,17 @@ def _clock(
     """When all is done, and in which order. Long chunks are cut short, twice.
 
     Once a pipeline runs, every further segment takes as long as the one before it, and no less
-    than it occupies the busiest cable.
+    than it occupies the busiest NIC.
     """
     n_segments = -(-sum(lengths) // segment)
     longest = -(-max(lengths, default=0) // segment)
     if n_segments <= _MAX_SEGMENTS or longest <= 4:
-        clock = Clockwork(flow, lengths, cluster, segment)
+        clock = EventSimulation(flow, lengths, cluster, segment)
         return clock.run(), clock.order
     times, more = [], max(4, longest * _MAX_SEGMENTS // n_segments)
     for most in (more // 2, more):
         cut = [n - max(0, -(-n // segment) - most) * segment for n in lengths]
-        clock = Clockwork(flow, cut, cluster, segment)
+        clock = EventSimulation(flow, cut, cluster, segment)
         times.append(clock.run())
     each = max((times[1] - times[0]) / (more - more // 2), busy_us / longest)
     return times[1] + each * (longest - more), clock.order
@@ -295,7 +295,7 @@ def _clock(
 
 def _loads(
     steps: Iterable[tuple[int, Step]], lengths: Sequence[int], cluster: Cluster, n_alike: int
-) -> tuple[tuple[Link, ...], tuple[Cable, ...]]:
+) -> tuple[tuple[LinkLoad, ...], tuple[NicLoad, ...]]:
     links: Counter[tuple[int, int]] = Counter()
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
@@ -308,16 +308,18 @@ def _loads(
         if host != cluster.hosts[step.peer]:
             (sent if isinstance(step, Send) else received)[host] += n_bytes
     return (
-        tuple(Link(*ends, n_bytes, n_alike) for ends, n_bytes in links.items()),
-        tuple(Cable(host, sent[host], received[host]) for host in sorted(sent | received)),
+        tuple(LinkLoad(*ends, n_bytes, n_alike) for ends, n_bytes in links.items()),
+        tuple(NicLoad(host, sent[host], received[host]) for host in sorted(sent | received)),
     )
 
 
-def _busiest(links: Sequence[Link], cables: Sequence[Cable], cluster: Cluster) -> tuple[str, float]:
+def _busiest(
+    links: Sequence[LinkLoad], nics: Sequence[NicLoad], cluster: Cluster
+) -> tuple[str, float]:
     hosts, loads = cluster.hosts, [(0.0, "none")]
-    for cable in cables:
-        for way, n_bytes in (("out of", cable.sent), ("into", cable.received)):
-            loads.append((n_bytes * cluster.wire.us_per_byte, f"the cable {way} host {cable.host}"))
+    for nic in nics:
+        for way, n_bytes in (("out of", nic.sent), ("into", nic.received)):
+            loads.append((n_bytes * cluster.wire.us_per_byte, f"the NIC {way} host {nic.host}"))
     for link in links:
         if hosts[link.source] == hosts[link.peer]:
             busy = link.n_bytes * cluster.local.us_per_byte

@@ -25,7 +25,7 @@ StepsOf = Callable[[int], Sequence[Step]]
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class SymmetricBlocks:
     """How the ranks are numbered in blocks, and how blocks move: round, or by exclusive or."""
 
     n_classes: int
@@ -53,7 +53,7 @@ class BlockFlow(Dataflow):
         ProofError: a Send or Recv has no counterpart: the blocks are not alike.
     """
 
-    def __init__(self, blocks: Blocks, steps_of: StepsOf) -> None:
+    def __init__(self, blocks: SymmetricBlocks, steps_of: StepsOf) -> None:
         self.blocks = blocks
         super().__init__([steps_of(rank) for rank in range(blocks.n_classes)])
 
@@ -85,7 +85,7 @@ def flow_of_blocks(steps_of: StepsOf, hosts: Sequence[int], max_steps: int) -> B
     return None
 
 
-def _candidates(hosts: Sequence[int]) -> Iterator[Blocks]:
+def _candidates(hosts: Sequence[int]) -> Iterator[SymmetricBlocks]:
     """Hosts must be alike too: a block is one or more whole hosts, unless there is but one host."""
     size, n_hosts = len(hosts), hosts[-1] + 1
     unit = 1 if n_hosts == 1 else size // n_hosts
@@ -94,12 +94,12 @@ def _candidates(hosts: Sequence[int]) -> Iterator[Blocks]:
     for n_classes in range(unit, size // 2 + 1, unit):
         n_blocks = size // n_classes
         if size % n_classes == 0:
-            yield Blocks(n_classes, n_blocks, by_xor=False)
+            yield SymmetricBlocks(n_classes, n_blocks, by_xor=False)
             if n_blocks & (n_blocks - 1) == 0:
-                yield Blocks(n_classes, n_blocks, by_xor=True)
+                yield SymmetricBlocks(n_classes, n_blocks, by_xor=True)
 
 
-def _are_alike(blocks: Blocks, steps_of: StepsOf) -> bool:
+def _are_alike(blocks: SymmetricBlocks, steps_of: StepsOf) -> bool:
     last, chance = blocks.n_blocks - 1, random.Random(0)
     some = [
         (chance.randrange(blocks.n_classes), chance.randint(1, last)) for _ in range(_N_COMPARED)
@@ -110,7 +110,9 @@ def _are_alike(blocks: Blocks, steps_of: StepsOf) -> bool:
     )
 
 
-def _does_the_same(blocks: Blocks, by: int, steps: Sequence[Step], moved: Sequence[Step]) -> bool:
+def _does_the_same(
+    blocks: SymmetricBlocks, by: int, steps: Sequence[Step], moved: Sequence[Step]
+) -> bool:
     """Whether `moved` are the steps after a move, but for the names of the chunks."""
     if len(steps) != len(moved):
         return False

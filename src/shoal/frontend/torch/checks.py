@@ -9,7 +9,7 @@ import torch
 
 from shoal.errors import Unsupported
 from shoal.frontend.torch.unsupported import describe
-from shoal.group.buffers import Range, Span, clash
+from shoal.group.buffers import BufferView, Range, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
@@ -147,7 +147,7 @@ def check_exchange(
         raise buffers.error(f"gives itself {given} elements and has room for {room}")
 
 
-def check_apart(buffers: TensorBuffers, side: str, views: Sequence[Span]) -> None:
+def check_apart(buffers: TensorBuffers, side: str, views: Sequence[BufferView]) -> None:
     """No two of what is written share memory."""
     found = clash([view.extent for view in views], []) if len(views) > 1 else None
     if found is not None:
@@ -156,7 +156,9 @@ def check_apart(buffers: TensorBuffers, side: str, views: Sequence[Span]) -> Non
         raise buffers.error(why)
 
 
-def check_calls_apart(buffers: TensorBuffers, calls: Sequence[tuple[Sequence[Span], Span]]) -> None:
+def check_calls_apart(
+    buffers: TensorBuffers, calls: Sequence[tuple[Sequence[BufferView], BufferView]]
+) -> None:
     """None of several calls writes where another one writes or reads.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     LayOut = Callable[[TensorBuffers, Any, Any], list[Arguments]]
 
 
-class Collective(NamedTuple):
+class TorchCollective(NamedTuple):
     """A collective as a method of a group: it takes the buffers, then the root, then the fold.
 
     Args:
@@ -33,7 +33,7 @@ class Collective(NamedTuple):
     alike: int | None
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """What one operation of torch checks and calls.
 
     Args:
@@ -44,13 +44,13 @@ class Row(NamedTuple):
 
     name: str
     lay_out: LayOut
-    collective: Collective
+    collective: TorchCollective
 
 
-def _collective(name: str, options: type) -> Collective:
+def _collective(name: str, options: type) -> TorchCollective:
     row = row_of(name)
     alike = None if row.by_pair else int(row.reads is Blocks.OWN)  # what is written comes first
-    return Collective(name, options, row.root is not Root.NONE, row.folds, alike)
+    return TorchCollective(name, options, row.root is not Root.NONE, row.folds, alike)
 
 
 ALL_REDUCE: Final = _collective("all_reduce", dist.AllreduceOptions)

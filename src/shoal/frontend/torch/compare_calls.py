@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
 
 from shoal.errors import UsageError
-from shoal.group.buffers import Span
+from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -76,7 +76,7 @@ def _length(call: tuple[Any, ...], alike: int | None) -> str:
         return ""
     if alike is not None:
         return f" {call[alike].dtype}[{call[alike].n_elems}]"
-    return f" {(call[0] if isinstance(call[0], Span) else call[0][0]).dtype}"
+    return f" {(call[0] if isinstance(call[0], BufferView) else call[0][0]).dtype}"
 
 
 def _who_calls_what(call: bytes, ranks: list[int]) -> str:

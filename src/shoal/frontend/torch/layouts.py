@@ -18,7 +18,7 @@ from shoal.frontend.torch.checks import Tensors
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
-    from shoal.group.buffers import Span
+    from shoal.group.buffers import BufferView
 
 Arguments = tuple[Any, ...]
 OneOrList = torch.Tensor | Tensors
@@ -152,8 +152,8 @@ def _views(
     side: str,
     blocks: OneOrList,
     like: torch.Tensor,
-    view: Callable[[torch.Tensor], Span],
-) -> tuple[list[Span], int]:
+    view: Callable[[torch.Tensor], BufferView],
+) -> tuple[list[BufferView], int]:
     """The blocks' memory, and where this rank's own block begins."""
     rank = buffers.group.rank
     if isinstance(blocks, torch.Tensor):
@@ -165,7 +165,7 @@ def _views(
     return views, views[rank].address
 
 
-def _argument(blocks: Blocks, views: list[Span]) -> Span | list[Span]:
+def _argument(blocks: Blocks, views: list[BufferView]) -> BufferView | list[BufferView]:
     return views[0] if isinstance(blocks, torch.Tensor) else views
 
 
@@ -197,7 +197,7 @@ def exchanged_rows(buffers: TensorBuffers, outputs: Rows, inputs: Rows) -> list[
     return [(_parts(written, output, taken), _parts(read, given, sent))]
 
 
-def _parts(view: Span, tensor: torch.Tensor, n_elems: Sequence[int]) -> list[Span]:
+def _parts(view: BufferView, tensor: torch.Tensor, n_elems: Sequence[int]) -> list[BufferView]:
     """The memory of a tensor, cut into pieces of so many of its elements."""
     # Elements of a type that shoal does not know travel as bytes: several to one of the tensor's.
     scale = view.n_elems // tensor.numel() if tensor.numel() else 1

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Backend, BarrierOptions
 
 from shoal.frontend.torch import collectives, layouts
 from shoal.frontend.torch.checks import Tensors, check_root, only
-from shoal.frontend.torch.collectives import Collective, Row
+from shoal.frontend.torch.collectives import TableRow, TorchCollective
 from shoal.frontend.torch.compare_calls import compare_calls, in_words, must_compare
 from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
 from shoal.frontend.torch.reduce_ops import fold_of
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from shoal.group.group import Group
 
 
-def _in_place(name: str, lay_out: LayOut, collective: Collective) -> Callable[..., dist.Work]:
+def _in_place(name: str, lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
     """The method for an operation on a list of tensors, or on one."""
-    row = Row(name, lay_out, collective)
+    row = TableRow(name, lay_out, collective)
 
     def call(self: Operations, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         return self._run(row, tensors, None, given, named)
@@ -48,9 +48,9 @@ def _in_place(name: str, lay_out: LayOut, collective: Collective) -> Callable[..
     return call
 
 
-def _between(name: str, lay_out: LayOut, collective: Collective) -> Callable[..., dist.Work]:
+def _between(name: str, lay_out: LayOut, collective: TorchCollective) -> Callable[..., dist.Work]:
     """The method for an operation that writes some tensors and reads others."""
-    row = Row(name, lay_out, collective)
+    row = TableRow(name, lay_out, collective)
 
     def call(self: Operations, outputs: Any, inputs: Any, *given: Any, **named: Any) -> dist.Work:
         return self._run(row, outputs, inputs, given, named)
@@ -58,7 +58,7 @@ def _between(name: str, lay_out: LayOut, collective: Collective) -> Callable[...
     return call
 
 
-_ALL_REDUCE: Final = Row("all_reduce", layouts.one_in_place, collectives.ALL_REDUCE)
+_ALL_REDUCE: Final = TableRow("all_reduce", layouts.one_in_place, collectives.ALL_REDUCE)
 
 
 class Operations:
@@ -217,7 +217,7 @@ class Operations:
 
     def _run(
         self,
-        row: Row,
+        row: TableRow,
         outputs: Any,
         inputs: Any,
         given: Sequence[Any],
@@ -248,7 +248,7 @@ class Operations:
 
     def _start(
         self,
-        collective: Collective,
+        collective: TorchCollective,
         calls: list[layouts.Arguments],
         rest: layouts.Arguments,
         opts: Any,

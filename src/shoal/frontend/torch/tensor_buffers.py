@@ -15,7 +15,7 @@ import torch
 from shoal.dtypes import DType
 from shoal.errors import UsageError
 from shoal.frontend.torch.unsupported import describe, unsupported
-from shoal.group.buffers import Span, clash
+from shoal.group.buffers import BufferView, clash
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.reduce_ops import Factor
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 DTYPES: Final[Mapping[torch.dtype, DType]] = {getattr(torch, str(each)): each for each in DType}
 
-# On the way of every call: looked up once, and 0.18 us where Span(...) takes 0.30.
+# On the way of every call: looked up once, and 0.18 us where BufferView(...) takes 0.30.
 _STRIDED: Final = torch.strided
-_new_view: Final = functools.partial(tuple.__new__, Span)
+_new_view: Final = functools.partial(tuple.__new__, BufferView)
 
 
 class TensorBuffers:
@@ -75,7 +75,7 @@ class TensorBuffers:
 
     # ---- views ----
 
-    def updated(self, tensor: torch.Tensor) -> Span:
+    def updated(self, tensor: torch.Tensor) -> BufferView:
         """Memory that the collective reads and writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
@@ -83,7 +83,7 @@ class TensorBuffers:
             return view
         return self._copied_back(tensor, self._copy(tensor))
 
-    def updated_apart(self, tensors: Sequence[torch.Tensor]) -> list[Span]:
+    def updated_apart(self, tensors: Sequence[torch.Tensor]) -> list[BufferView]:
         """Like `updated`, for several tensors that may share memory: then all are copied."""
         views = [self.updated(tensor) for tensor in tensors]
         if clash([view.extent for view in views], []) is None:
@@ -91,13 +91,15 @@ class TensorBuffers:
         self._copies.clear()
         return [self._copied_back(tensor, self._fresh_copy(tensor)) for tensor in tensors]
 
-    def written(self, tensor: torch.Tensor) -> Span:
+    def written(self, tensor: torch.Tensor) -> BufferView:
         """Memory that the collective only writes."""
         self.results.append(tensor)
         view = self._own_memory(tensor)
         return self._written_copy(tensor) if view is None else view
 
-    def written_beside(self, tensor: torch.Tensor, inputs: Sequence[Span], own: int) -> Span:
+    def written_beside(
+        self, tensor: torch.Tensor, inputs: Sequence[BufferView], own: int
+    ) -> BufferView:
         """Like `written`, for a tensor that may share memory with the inputs.
 
         Args:
@@ -106,14 +108,16 @@ class TensorBuffers:
         view = self.written(tensor)
         return self._written_copy(tensor) if _overlap(view, inputs, own) else view
 
-    def read(self, tensor: torch.Tensor) -> Span:
+    def read(self, tensor: torch.Tensor) -> BufferView:
         """Memory that the collective only reads."""
         view = self._own_memory(tensor)
         if view is not None and self._factor is None:
             return view
         return self._view(self._copy(tensor))
 
-    def read_beside(self, tensor: torch.Tensor, outputs: Sequence[Span], own: int) -> Span:
+    def read_beside(
+        self, tensor: torch.Tensor, outputs: Sequence[BufferView], own: int
+    ) -> BufferView:
         """Like `read`, for a tensor that may share memory with the outputs.
 
         Args:
@@ -123,8 +127,8 @@ class TensorBuffers:
         return self._view(self._fresh_copy(tensor)) if _overlap(view, outputs, own) else view
 
     def read_all_beside(
-        self, tensors: Sequence[torch.Tensor], outputs: Sequence[Span]
-    ) -> list[Span]:
+        self, tensors: Sequence[torch.Tensor], outputs: Sequence[BufferView]
+    ) -> list[BufferView]:
         """Like `read_beside`, for a tensor and an output for each rank."""
         views = [self.read(tensor) for tensor in tensors]
         extents = [view.extent for view in views]
@@ -137,7 +141,7 @@ class TensorBuffers:
 
     # ---- the tensors themselves, or copies ----
 
-    def _own_memory(self, tensor: torch.Tensor) -> Span | None:
+    def _own_memory(self, tensor: torch.Tensor) -> BufferView | None:
         """The tensor itself, or None where the group needs a copy."""
         if not tensor.is_cpu or tensor.layout is not _STRIDED:
             if tensor.layout is not _STRIDED:
@@ -148,13 +152,13 @@ class TensorBuffers:
             return None
         return self._view(tensor)
 
-    def _view(self, tensor: torch.Tensor) -> Span:
+    def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype = DTYPES.get(tensor.dtype)
         if dtype is not None:
             return _new_view((tensor.data_ptr(), tensor.numel(), dtype, tensor))
         if self._folds:
             raise self._unsupported(tensor.dtype, "convert the tensor to one that shoal folds")
-        return Span(tensor.data_ptr(), tensor.nbytes, DType.UINT8, tensor)
+        return BufferView(tensor.data_ptr(), tensor.nbytes, DType.UINT8, tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor, factor = tensor.detach(), self._factor
@@ -172,10 +176,10 @@ class TensorBuffers:
         copy = self._copy(tensor)
         return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
-    def _written_copy(self, tensor: torch.Tensor) -> Span:
+    def _written_copy(self, tensor: torch.Tensor) -> BufferView:
         return self._copied_back(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
 
-    def _copied_back(self, tensor: torch.Tensor, copy: torch.Tensor) -> Span:
+    def _copied_back(self, tensor: torch.Tensor, copy: torch.Tensor) -> BufferView:
         # torch would refuse to copy back, after everything has moved.
         if any(step == 0 and n > 1 for step, n in zip(tensor.stride(), tensor.shape, strict=True)):
             raise self.error(
@@ -190,7 +194,7 @@ class TensorBuffers:
         return unsupported(f"{describe(self.group, self.operation)}: {what}", instead)
 
 
-def _overlap(view: Span, others: Sequence[Span], own: int) -> bool:
+def _overlap(view: BufferView, others: Sequence[BufferView], own: int) -> bool:
     """Whether a view shares memory with any of the others, unless it begins at `own`."""
     begin, end = view.extent
     return begin != own and any(

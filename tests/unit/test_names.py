@@ -1,0 +1,67 @@
+"""Classes bear plain English words or those of docs/architecture.md, and each name is one thing's."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import shoal
+
+ROOT = Path(shoal.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+# Words that any programmer knows, torch's and TCP's among them. A new word belongs into the table
+# of docs/architecture.md, unless it is as plain as these.
+PLAIN = set(
+    """
+    acceptor advertised agreement algorithm asking at attempt backend barrier below bench benchmark block
+    blocks bootstrap branch buffers caller calls case channels choice client closed cluster codec
+    comparison connect connections connector context contract contribution copy cost counts cube cut
+    d dataflow deadline description doubt drawing dump endpoint ends entry error event execution
+    failure faster filled finish finished forced goal held info interface internal job join lab
+    latency launch layout library limits line links load local lost measured meeting member members
+    membership memory message monitored nic occurrences on op operations options origin out owner
+    pair parser part pending picture placement planner point pool pools process proof record recv
+    reducer rereading result role root round row sample section send server settings shape shoal
+    simulation source spec store symbols symmetric table tcp tensor timed told torch trace tree
+    tuning type unpacker unsupported usage value verdict warnings way within work worker
+    """.split()
+)
+
+
+def public_classes() -> Iterator[str]:
+    for path in ROOT.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name
+
+
+def glossary() -> set[str]:
+    """The words in the first column of the first table of the page, in the singular and plural."""
+    table = PAGE.read_text().split("## The words")[1].split("\n## ")[0]
+    first = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))
+    words = set(re.findall(r"[a-z]+", first))
+    return words | {word + "s" for word in words}
+
+
+def test_every_public_class_is_named_in_plain_english_or_stands_in_the_glossary() -> None:
+    unknown = {
+        word.lower()
+        for name in public_classes()
+        for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", name)
+    } - (PLAIN | glossary())
+    assert unknown == set()
+
+
+def test_no_word_is_kept_that_no_class_bears() -> None:
+    used = {
+        word.lower()
+        for name in public_classes()
+        for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", name)
+    }
+    assert PLAIN - used == set()
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    assert [name for name, n in Counter(public_classes()).items() if n > 1] == []
