@@ -10,6 +10,7 @@
 #include "test/cluster.h"
 #include "transport/path_maker.h"
 #include "transport/socket_pipe.h"
+#include "transport/tcp_link.h"
 
 namespace shoal::test {
 namespace {
@@ -155,6 +156,61 @@ TEST("without descriptors connections are made anew later, and nothing fails") {
     CHECK(eventually([&] { return (*part)->call->finished.load(); }));
     CHECK_EQ((*part)->call->error.text, "");
   }
+}
+
+// ---- two makers by themselves, in one thread
+
+struct NoSink final : FrameSink {
+  std::span<std::byte> receive_buffer(int, const Header&) override { return {}; }
+  void arrived(int, const Header&, std::span<std::byte>) override {}
+  void sent(int, uint64_t) override {}
+  void spoiled(int, uint64_t) override {}
+  void moved(int, uint64_t, Moved) override {}
+  void released(int, uint64_t) override {}
+  void broken(int, const Error& error) override { CHECK_EQ(error.text, ""); }
+};
+
+// One rank of two, with a link to the other.
+struct End {
+  End(int rank, int listener, const Address& other) : peer(1 - rank) {
+    PathMaker::Options options{Cluster::kEpoch, rank, Cluster::key(), {listener}, {}, kResumeNs};
+    options.peers.push_back({peer, 2, {other}});
+    CHECK(!PathMaker::create(std::move(options), maker));
+    FrameKeys keys(Cluster::key(), Cluster::kEpoch, rank, peer, 0);
+    link = std::make_unique<TcpLink>(peer, 2, std::move(keys));
+    link->resume_by(maker->source(0));
+  }
+  void tell() {
+    maker->tell_links(0, sink, [](int, int) { return true; });
+  }
+
+  const int peer;
+  NoSink sink;
+  std::unique_ptr<PathMaker> maker;
+  std::unique_ptr<TcpLink> link;
+};
+
+// Else the rank that is asked takes them for lost a second later, and makes them once more.
+TEST("who was connected to asks for none of the paths that it has by then") {
+  const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
+  End low(0, listeners[0], address_of(listeners[1])),
+      high(1, listeners[1], address_of(listeners[0]));
+  high.link->dial();
+  CHECK(eventually([&] {
+    high.maker->step();
+    low.maker->step();
+    high.tell();
+    return high.link->fds().size() == 2;
+  }));
+  for (int n = 0; n < 100; ++n) low.maker->step();
+  low.tell();
+  CHECK_EQ(low.link->fds().size(), 2u);
+  // Well beyond the time after which it asks.
+  for (const int64_t until = now_ns() + 200 * kMillisecond; now_ns() < until;) {
+    low.maker->step();
+    high.maker->step();
+  }
+  CHECK(!high.maker->calls(0));
 }
 
 // ---- strangers

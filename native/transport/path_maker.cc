@@ -191,9 +191,7 @@ void PathMaker::proven(Proven who, bool dialled) {
   Known& known = peers_.at(peer);
   if (!asks) {
     if (dialled) known.from[connection] = Address::local_of(who.fd);
-    tell(known, {News::Kind::kMade, peer, connection, who.fd, std::move(who.session), ""});
-    if (!dialled) connector_->forget(who.hello.rank, kAsks + connection);
-    return;
+    return tell(known, {News::Kind::kMade, peer, connection, who.fd, std::move(who.session), ""});
   }
   tell(known, {News::Kind::kAsked, peer, connection, -1, {}, ""});
   connector_->hasten(who.hello.rank, connection, now_ns());
@@ -217,7 +215,12 @@ std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Wa
     PathLink* link = known.links[channel].link;
     const size_t path = news.connection % known.peer.n_paths;
     const bool is_watched = pipe == nullptr || (link != nullptr && watch(pipe->fd(), news.peer));
-    if (pipe != nullptr && is_watched) link->add_path(path, std::move(pipe), news.session.bytes());
+    if (pipe != nullptr && is_watched) {
+      link->add_path(path, std::move(pipe), news.session.bytes());
+      // NOT when it was proved: a link that is not told of it yet asks for it.
+      connector_->forget(static_cast<uint32_t>(news.peer),
+                         kAsks + static_cast<uint32_t>(news.connection));
+    }
     pipe.reset();
     lock.unlock();
     if (link == nullptr) continue;

@@ -280,6 +280,24 @@ def exchange_unevenly(ranks_per_host: int) -> int:
         return len(pending)
 
 
+def exchange_wholes_and_lists(ranks_per_host: int) -> float:
+    pretend_hosts(ranks_per_host)
+    with shoal.init() as group:
+        inputs = np.arange(group.size, dtype=np.float32) + 10 * group.rank
+        outputs = np.empty(group.size, np.float32)
+        if group.rank == 0:
+            group.all_to_all(outputs, inputs)
+        else:
+            group.all_to_all([*np.split(outputs, group.size)], [*np.split(inputs, group.size)])
+        check(outputs, 10 * np.arange(group.size, dtype=np.float32) + group.rank)
+        return float(outputs[-1])
+
+
+def test_ranks_that_give_lists_exchange_with_one_that_gives_a_whole() -> None:
+    """The hosts differ in size, where the model takes other algorithms for cheap."""
+    assert run_ranks(exchange_wholes_and_lists, 3, 2) == [20, 21, 22]
+
+
 @pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (5, 5), (3, 1), (4, 2)])
 def test_blocks_whose_lengths_only_two_ranks_know_are_exchanged(
     size: int, ranks_per_host: int

@@ -206,6 +206,16 @@ def test_uneven_blocks_only_take_algorithms_without_scratch() -> None:
                 assert find(collective, name).takes_uneven
 
 
+@pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 0, 0, 1), (0, 1, 0, 1), (0, 0, 0, 0, 1, 1, 1)])
+def test_what_ranks_may_cut_each_in_its_own_way_is_chosen_alike(hosts: tuple[int, ...]) -> None:
+    """Who gives lists chooses without a length, and others need not know that it does."""
+    cluster = default_cluster(hosts, n_cores=4)
+    for collective, row in COLLECTIVES.items():
+        for n_bytes in (0, 1, 4096, 64 << 10, 16 << 20) if row.by_pair else ():
+            whole = choose(collective, n_bytes, cluster)
+            assert whole.name == choose(collective, 0, cluster, uneven=True).name, n_bytes
+
+
 def test_hosts_are_numbered_in_the_order_in_which_they_come_up() -> None:
     assert numbered(["b", "a", "b", "c"]) == (0, 1, 0, 2)
 

@@ -145,8 +145,10 @@ def choose(
         return Choice(next(iter(ALGORITHMS[collective])), 0.0, "a rank alone has nobody to send to")
     costs: dict[str, Cost] = {}
     too_fine: list[str] = []
+    # Where only two ranks know how long a block is, whose own are alike knows nothing of others'.
+    any_length = uneven or COLLECTIVES[collective].by_pair
     for name in candidates(collective, n_bytes, cluster, codec):
-        if uneven and not can_serve(collective, name, cluster, uneven=True):
+        if any_length and not can_serve(collective, name, cluster, uneven=True):
             continue
         if _is_too_fine(collective, name, n_bytes, cluster):
             too_fine.append(name)
