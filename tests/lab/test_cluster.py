@@ -91,7 +91,7 @@ def test_leaving_kills_what_runs_and_leaves_no_namespace_also_after_an_error() -
 
 @needs_root
 def test_what_a_dead_process_left_behind_is_removed() -> None:
-    leave = "import os; from shoal.lab import Cluster; Cluster(1).__enter__(); os._exit(0)"
+    leave = "import os; from shoal.lab import Lab; Lab(1).__enter__(); os._exit(0)"
     process = subprocess.Popen([sys.executable, "-c", leave])
     process.wait(timeout=30)
     assert namespaces_of(process.pid)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from shoal.analysis.dataflow import Dataflow
+from shoal.plan import choose, default_cluster
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Recv, Send, find
 from shoal.schedule.counts import Counts, StepCounts, count
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES
@@ -175,3 +176,26 @@ def longest(flow: Dataflow) -> int:
             if left[result] == 0:
                 order.append(result)
     return max(flow.rounds(order), default=0)
+
+
+@pytest.mark.parametrize(("n_hosts", "n_ranks"), [(16, 8), (32, 4), (12, 7)])
+@pytest.mark.parametrize("name", ["sharded/tree", "sharded/ring", "ring_2d", "tree/tree"])
+def test_some_hosts_of_a_large_group_send_as_much_as_the_busiest_of_all(
+    name: str, n_hosts: int, n_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = tuple(host for host in range(n_hosts) for _ in range(n_ranks))
+    algorithm = find("all_reduce", name)
+    some = count.__wrapped__(algorithm, hosts)
+    monkeypatch.setattr("shoal.schedule.counts._FEW_RANKS", len(hosts))
+    whole = count.__wrapped__(algorithm, hosts)
+    assert max(host.sent for host in some.hosts) == max(host.sent for host in whole.hosts)
+
+
+@pytest.mark.parametrize(
+    ("n_hosts", "n_ranks"), [(5, 4), (8, 4), (4, 8), (6, 4), (8, 8), (16, 4), (16, 8)]
+)
+def test_no_all_reduce_is_promised_faster_than_the_nics_allow(n_hosts: int, n_ranks: int) -> None:
+    cluster = default_cluster([host for host in range(n_hosts) for _ in range(n_ranks)])
+    n_bytes = 256 << 20
+    least_us = 2 * (n_hosts - 1) / n_hosts * n_bytes * cluster.wire.us_per_byte
+    assert choose("all_reduce", n_bytes, cluster).cost_us >= least_us

@@ -2,9 +2,10 @@
 
 import pytest
 
+from shoal.errors import UsageError
 from shoal.rendezvous.packing import text_field
 from shoal.rendezvous.record import Endpoint
-from shoal.rendezvous.roster import MAX_ENTRY_BYTES, Entry, decode
+from shoal.rendezvous.roster import MAX_ENTRY_BYTES, Entry, check_addresses, decode
 from shoal.rendezvous.tree import Tree
 
 SHAPES = [[0], [0, 0, 0], [0, 1], [0, 0, 1, 2, 1], [0, 1, 2, 0, 1, 2, 3], list(range(13))]
@@ -90,3 +91,21 @@ def test_a_rank_among_several_hosts_that_listens_nowhere_is_refused() -> None:
 def test_entries_that_are_cut_short_are_refused(n_bytes: int) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - what it says is for messages
         decode(WHOLE[:n_bytes], frozenset({1, 2}))
+
+
+def listening(*addresses: str) -> dict[int, Entry]:
+    return {
+        rank: Entry(f"id {rank}", f"node-{rank}", b"", (Endpoint(address, 4711, "if0"),))
+        for rank, address in enumerate(addresses)
+    }
+
+
+def test_a_rank_on_loopback_among_ranks_that_are_not_is_named_with_its_interface() -> None:
+    words = r"rank 1 on node-1 listens on 127\.0\.0\.1 \(if0\), .*SHOAL_SOCKET_IFNAME on that host"
+    with pytest.raises(UsageError, match=words):
+        check_addresses(listening("10.0.0.1", "127.0.0.1", "10.0.0.3"))
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "::1"), ("10.0.0.1", "fd00::2"), ()])
+def test_ranks_that_are_all_on_loopback_or_all_not_are_fine(addresses: tuple[str, ...]) -> None:
+    check_addresses(listening(*addresses))

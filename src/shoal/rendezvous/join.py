@@ -38,7 +38,7 @@ from shoal.rendezvous.membership import Membership
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.patience import Rereading, Warnings
 from shoal.rendezvous.record import Record, find_host_id
-from shoal.rendezvous.roster import MAX_DIGEST_BYTES, Entry
+from shoal.rendezvous.roster import MAX_DIGEST_BYTES, Entry, check_addresses
 from shoal.rendezvous.store.asking import Asking
 
 if TYPE_CHECKING:
@@ -334,6 +334,7 @@ class _Join:
         rank, roll = self._meeting.rank, self._meeting.roll
         if roll is None:
             raise InternalError("a group has formed without a roll")
+        check_addresses(self._roster)
         listeners = tuple(each.detach() for each in self._connections.acceptor.hand_over())
         found = Membership(roll, self._roster, rank, self._meeting.job_key, listeners)
         n_local = sum(peer.is_local for peer in found.peers)

@@ -186,7 +186,10 @@ class Meeting:
         """A record of use, or None with the reason noted."""
         record = decode(value)
         if record is None:
-            self.oddities[rank] = "what it published is no record of shoal's, or was damaged"
+            self.oddities[rank] = (
+                "what it published is no record of this version of shoal, or was damaged: is the "
+                "same shoal installed on all hosts?"
+            )
             return None
         if record.version != VERSION:
             raise UsageError(

@@ -6,10 +6,12 @@ of rank 0 is the whole, and goes down again as it is.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Final, NamedTuple
 
+from shoal.errors import UsageError
 from shoal.limits import MOST_CONNECTIONS
+from shoal.rendezvous.interface import is_loopback
 from shoal.rendezvous.packing import MAX_FIELD_BYTES, Unpacker, field, number, text_field
 from shoal.rendezvous.record import MAX_SIZE, Endpoint, unpack_endpoint
 
@@ -38,6 +40,29 @@ class Entry(NamedTuple):
         head = number(rank, 4) + text_field(self.host_id) + text_field(self.host_label)
         tail = b"".join(endpoint.pack() for endpoint in paths)
         return head + field(self.digest) + bytes((len(paths),)) + tail
+
+
+def check_addresses(roster: Mapping[int, Entry]) -> None:
+    """Other hosts can reach every rank, as far as addresses tell.
+
+    Raises:
+        UsageError: some ranks listen on loopback and others do not. All ranks raise the same.
+    """
+    inside = [rank for rank, one in sorted(roster.items()) if _on_loopback(one)]
+    if not inside or all(_on_loopback(one) for one in roster.values() if one.listens_at):
+        return
+    first = roster[inside[0]]
+    at = next(endpoint for endpoint in first.listens_at if is_loopback(endpoint.address))
+    more = f" (and {len(inside) - 1} more ranks)" if len(inside) > 1 else ""
+    raise UsageError(
+        f"rank {inside[0]} on {first.host_label}{more} listens on {at.address} ({at.interface}), "
+        "which other hosts cannot reach: set SHOAL_SOCKET_IFNAME on that host to the interface "
+        "that the hosts share, or unset it"
+    )
+
+
+def _on_loopback(entry: Entry) -> bool:
+    return any(is_loopback(endpoint.address) for endpoint in entry.listens_at)
 
 
 def decode(body: bytes, ranks: Set[int], least_paths: int = 0) -> dict[int, Entry]:

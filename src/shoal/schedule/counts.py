@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from shoal.schedule.algorithm import Algorithm
     from shoal.schedule.steps import Step
 
-# How many steps are counted before ranks that are left are no longer asked for theirs, for each
+# How many steps are counted before hosts that are left are no longer asked for theirs, for each
 # rank of the group; and what a rank costs besides its steps, in steps. More makes the first choice
-# slower (goal: 20 ms for 64 ranks, 0.5 s for 2,048), less tells ranks that differ less well.
+# slower (goal: 0.5 s for 2,048 ranks), less tells hosts that differ less well.
 _STEPS_PER_RANK: Final = 6
 _STEPS_AT_LEAST: Final = 1000
 _STEPS_TO_BEGIN: Final = 150
+_N_TELLING: Final = 3  # ranks tell whether all are alike
 # Of groups that are no larger, every rank is counted.
-_FEW_RANKS: Final = 16
+_FEW_RANKS: Final = 64
+# Of larger ones so many hosts at least: that of a tree's root does less than those inside of it.
+_FEW_HOSTS: Final = 4
 
 
 class StepCounts(NamedTuple):
@@ -77,8 +80,7 @@ def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
 
     Where moving every rank by as many places turns the messages of one into those of another, one
     stands for all, and so where the first, the last and the middle one have as much to do.
-    Otherwise every rank of a small group is counted; of a large one some hosts, and the others of a
-    host that was counted in part are taken to be like those that were.
+    Otherwise every rank of a small group is counted, and of a large one all ranks of some hosts.
 
     Cost: proportional to the ranks of the group, once.
     """
@@ -182,12 +184,15 @@ class _Traffic(NamedTuple):
 
 
 def _some(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, list[Step]]]:
-    """The steps of as many ranks as there is time for, two at least."""
+    """The steps of the ranks of as many hosts as there is time for."""
     size = len(hosts)
     left = _STEPS_PER_RANK * size + _STEPS_AT_LEAST
+    n_hosts, last = 0, -1
     for place, rank in enumerate(_in_turn(hosts)):
-        if place > 1 and left < 0 and size > _FEW_RANKS:
-            return
+        if place >= _N_TELLING and (hosts[rank] != last or not max(hosts)):
+            if n_hosts >= _FEW_HOSTS * bool(max(hosts)) and left < 0 and size > _FEW_RANKS:
+                return
+            n_hosts, last = n_hosts + 1, hosts[rank]
         steps = list(algorithm.steps(rank, size, 0, hosts))
         left -= len(steps) + _STEPS_TO_BEGIN
         yield rank, steps
@@ -199,9 +204,12 @@ def _in_turn(hosts: tuple[int, ...]) -> tuple[int, ...]:
 
     Trees have most to do at hosts whose number is a multiple of a high power of two.
     """
-    by_host = sorted(range(len(hosts)), key=lambda rank: -(hosts[rank] & -hosts[rank]))
+    by_host = sorted(
+        range(len(hosts)), key=lambda rank: (-(hosts[rank] & -hosts[rank]), hosts[rank])
+    )
     size = len(hosts)
-    return tuple(dict.fromkeys([0, size - 1, size // 2, *_of_some_hosts(hosts), *by_host]))
+    telling = [0, size - 1, size // 2][:_N_TELLING]
+    return tuple(dict.fromkeys([*telling, *_of_some_hosts(hosts), *by_host]))
 
 
 @functools.lru_cache(maxsize=64)
