@@ -51,6 +51,11 @@ Address nowhere() {
 }  // namespace
 
 TEST("a mesh for which no descriptors are left is refused with the reason, and leaves none") {
+  // UBSan takes a pipe to look at an object of a type that it has not met: it meets all here.
+  std::shared_ptr<Mesh> first;
+  CHECK_EQ(make_mesh_of_one(first).text, "");
+  first->close();
+  first.reset();
   rlimit before{};
   CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const int n_before = n_descriptors();
