@@ -147,7 +147,6 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
     def give_word_and_die(self: TreeLinks, own: Entry) -> None:
         give_word(self, own)
         if self.rank == dying and not died.is_set():
-            died.set()
             raise _DiedError
 
     monkeypatch.setattr(TreeLinks, "give_word", give_word_and_die)
@@ -157,8 +156,10 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
 
     def one(rank: int) -> Membership:
         while True:
-            with contextlib.suppress(_DiedError):
+            try:
                 return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
+            except _DiedError:
+                died.set()  # NOT before its connections are closed: it would be alive till then
 
     with ThreadPoolExecutor(5) as pool:
         found = list(pool.map(one, range(5)))
