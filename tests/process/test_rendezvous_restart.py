@@ -155,11 +155,10 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
     store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
     def one(rank: int) -> Membership:
-        while True:
-            try:
-                return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
-            except _DiedError:
-                died.set()  # NOT before its connections are closed: it would be alive till then
+        with contextlib.suppress(_DiedError):
+            return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
+        died.set()  # NOT before its connections are closed: it would be alive till then
+        return join(store, rank, 5, timeout_s=LONG_S, options=options(environs[rank]))
 
     with ThreadPoolExecutor(5) as pool:
         found = list(pool.map(one, range(5)))
