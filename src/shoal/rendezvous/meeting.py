@@ -11,6 +11,7 @@ and there by itself.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -154,11 +155,14 @@ class Meeting:
         Args:
             asks: whether to ask the store once more, a request or two for each of them.
         """
-        missing = self._missing()
-        try:
-            return [rank for rank in missing if not asks or self._read(rank) is None]
-        except ShoalError:  # the store is gone
-            return missing
+        if asks:
+            with contextlib.suppress(ShoalError):  # the store is gone
+                return [rank for rank in self._missing() if self._read(rank) is None]
+        return self._known_missing()
+
+    def _known_missing(self) -> list[int]:
+        """The same without asking. NOT all others: who has not looked for them knows nothing."""
+        return []
 
     def _missing(self) -> list[int]:
         """Of whom no record has been seen, as far as we look for them."""
@@ -265,6 +269,9 @@ class RootMeeting(Meeting):
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self._records]
+
+    def _known_missing(self) -> list[int]:
+        return self._missing()
 
 
 class MemberMeeting(Meeting):
