@@ -21,19 +21,19 @@ bool is_rung(int fd) {
   return poll(&watched, 1, 0) == 1;
 }
 
-sockaddr_un name_of(const BellAddress& of) {
+sockaddr_un name_of(const DoorbellAddress& of) {
   sockaddr_un at{};
   at.sun_family = AF_UNIX;
   std::memcpy(at.sun_path, of.name.data(), of.name.size());
   return at;
 }
-constexpr socklen_t kNameLength = offsetof(sockaddr_un, sun_path) + sizeof(BellAddress{}.name);
+constexpr socklen_t kNameLength = offsetof(sockaddr_un, sun_path) + sizeof(DoorbellAddress{}.name);
 
 // Who has found a name, and nothing else.
 struct Stranger {
   Stranger() : fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {}
   ~Stranger() { close(fd); }
-  void say(const BellAddress& to, const void* bytes, size_t n_bytes,
+  void say(const DoorbellAddress& to, const void* bytes, size_t n_bytes,
            const std::vector<int>& riders = {}) const {
     const sockaddr_un at = name_of(to);
     iovec vector{const_cast<void*>(bytes), n_bytes};
@@ -106,7 +106,7 @@ TEST("what a stranger says never arrives, however much it is, nor do its descrip
   Arena own;
   CHECK(!mate.open());
   CHECK(!Arena::create(2, own));
-  const BellAddress& there = own.header().bell_address;
+  const DoorbellAddress& there = own.header().doorbell_address;
   const Stranger stranger;
   FakeRandom random(1);
   for (const size_t n_bytes : {0, 1, 15, 16, 17, 64, 95, 96, 97, 5000}) {
@@ -146,7 +146,7 @@ TEST("a note of a region that its sender cannot have, or of no place, is dropped
     note.header.type = type;
     note.header.flow = from;
     note.place = {shared.region.id, 0, n_bytes};
-    CHECK(mate.hand_over(there.bell_address, note, shared.region.fd, there.life));
+    CHECK(mate.hand_over(there.doorbell_address, note, shared.region.fd, there.life));
     own.take_notes(true);
   };
   tell(2, shared.region.size, FrameType::kRegion);
@@ -168,14 +168,15 @@ TEST("a second descriptor in a note, which nobody asked for, is not kept") {
   CHECK(!Arena::create(2, own));
   Region shared;
   Note note;
-  note.cookie = own.header().bell_address.cookie;
+  note.cookie = own.header().doorbell_address.cookie;
   note.header.type = FrameType::kRegion;
   note.header.flow = 1;
   note.place = {shared.region.id, 0, shared.region.size};
   const Stranger mate;
   const int free[] = {dup(0), dup(0)};  // the numbers that come next
   for (const int fd : free) close(fd);
-  mate.say(own.header().bell_address, &note, sizeof(note), {shared.region.fd, shared.region.fd});
+  mate.say(own.header().doorbell_address, &note, sizeof(note),
+           {shared.region.fd, shared.region.fd});
   own.take_notes(true);
   CHECK(own.region(1, shared.region.id) != nullptr);
   for (const int fd : free) CHECK_EQ(fcntl(fd, F_GETFD), -1);
@@ -183,7 +184,7 @@ TEST("a second descriptor in a note, which nobody asked for, is not kept") {
 
 TEST("a descriptor never goes to who has taken the name of a process that is gone") {
   const Stranger thief;
-  BellAddress freed;
+  DoorbellAddress freed;
   CHECK(!DoorbellSocket{}.open());
   {
     DoorbellSocket gone;
@@ -253,7 +254,7 @@ TEST("a region that is gone is unmapped at the other end") {
 
 TEST("a ring for the progress thread is not swallowed by who looks for a region") {
   Mates mates;
-  mates.arenas[0].doorbell_socket().ring(mates.arenas[1].header().bell_address);
+  mates.arenas[0].doorbell_socket().ring(mates.arenas[1].header().doorbell_address);
   CHECK(!mates.reaches(1, 12345));
   CHECK(is_rung(mates.arenas[1].doorbell_socket().fd()));
   mates.arenas[1].take_notes(true);

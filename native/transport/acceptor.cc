@@ -34,12 +34,13 @@ bool is_for_request(int error) {
 }  // namespace
 
 Acceptor::Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
-                   ServerHandshake::Admit admit, std::function<void(Proven)> on_proven)
+                   ServerHandshake::Admit admit,
+                   std::function<void(Authenticated)> on_authenticated)
     : epoll_fd_(epoll_fd),
       first_tag_(first_tag),
       listeners_(std::move(listeners)),
       admit_(std::move(admit)),
-      on_proven_(std::move(on_proven)),
+      on_authenticated_(std::move(on_authenticated)),
       spare_fd_(open_spare()) {
   for (const int fd : listeners_) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   if (!listen(true)) pause(1);
@@ -190,7 +191,7 @@ void Acceptor::read(Pending& pending) {
 void Acceptor::settle(Pending& pending) {
   if (pending.handshake->progress() != Progress::kDone) return drop(pending);
   epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, pending.fd, nullptr);
-  on_proven_({*pending.handshake->hello(), pending.fd, pending.handshake->session()});
+  on_authenticated_({*pending.handshake->hello(), pending.fd, pending.handshake->session()});
   pending.fd = -1;
   pending.handshake.reset();
 }

@@ -16,7 +16,7 @@
 namespace shoal {
 
 // A connection whose other end has proved the key; who has it closes it.
-struct Proven {
+struct Authenticated {
   Hello hello;
   int fd = -1;
   Secret session;
@@ -32,7 +32,7 @@ class Acceptor {
   // Owns `listeners`, and makes them non-blocking. Watches by `epoll_fd`, under tags from
   // `first_tag` on; hand events with these to on_event().
   Acceptor(int epoll_fd, uint64_t first_tag, std::vector<int> listeners,
-           ServerHandshake::Admit admit, std::function<void(Proven)> on_proven);
+           ServerHandshake::Admit admit, std::function<void(Authenticated)> on_authenticated);
   ~Acceptor();
   Acceptor(const Acceptor&) = delete;
 
@@ -65,7 +65,7 @@ class Acceptor {
   const uint64_t first_tag_;
   std::vector<int> listeners_;
   const ServerHandshake::Admit admit_;
-  const std::function<void(Proven)> on_proven_;
+  const std::function<void(Authenticated)> on_authenticated_;
   std::array<Pending, kMostPending> pending_;
   int spare_fd_ = -1;
   int64_t paused_until_ = 0;  // 0: listening

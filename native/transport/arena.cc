@@ -47,7 +47,7 @@ void ArenaView::ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how)
   const bool armed =
       (watch & kThreadSleeps) && (to.watch.fetch_and(~kThreadSleeps) & kThreadSleeps);
   // Who has raised the alarm rings for all that find it raised, so that few rings are on their way.
-  if (armed || (is_first && !(watch & (kDriven | kThreadSleeps)))) by.ring(to.bell_address);
+  if (armed || (is_first && !(watch & (kDriven | kThreadSleeps)))) by.ring(to.doorbell_address);
 }
 
 // ---- our own
@@ -101,7 +101,7 @@ void Arena::begin() {
   auto* own = new (base_) ArenaHeader;
   own->magic = ArenaHeader::kMagic;
   own->n_local = static_cast<uint32_t>(n_local_);
-  own->bell_address = doorbell_socket_.address();
+  own->doorbell_address = doorbell_socket_.address();
   for (int from = 0; from < n_local_; ++from) new (&ring(from)) RingHeader;
   for (uint32_t slot = 0; slot < n_slots(); ++slot) new (stamps() + slot) std::atomic<uint64_t>{0};
 }

@@ -46,7 +46,7 @@ struct ArenaHeader {
   uint32_t n_local = 0;
   uint64_t magic = 0;
   std::atomic<int64_t> heartbeat_ns{0};  // what others look at ten times a second, in one line
-  BellAddress bell_address;
+  DoorbellAddress doorbell_address;
   alignas(64) std::atomic<uint32_t> doorbell{0};  // counts the frames that came; the futex word
   std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count

@@ -40,7 +40,7 @@ class Connector {
   };
   // What came of a dial: proved; or the host answers, and the process is gone.
   struct Outcome {
-    std::function<void(Proven)> proven;
+    std::function<void(Authenticated)> proven;
     std::function<void(const Hello&, const std::string& why)> gone;
   };
 

@@ -18,12 +18,13 @@ namespace shoal {
 namespace {
 
 struct Name {
-  explicit Name(const BellAddress& of) {
+  explicit Name(const DoorbellAddress& of) {
     at.sun_family = AF_UNIX;
     std::memcpy(at.sun_path, of.name.data(), of.name.size());
   }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&at); }
-  static constexpr socklen_t kLength = offsetof(sockaddr_un, sun_path) + sizeof(BellAddress{}.name);
+  static constexpr socklen_t kLength =
+      offsetof(sockaddr_un, sun_path) + sizeof(DoorbellAddress{}.name);
   sockaddr_un at{};
 };
 
@@ -105,19 +106,19 @@ void DoorbellSocket::close() {
   fd_ = -1;
 }
 
-void DoorbellSocket::ring(const BellAddress& there) const {
-  const BellAddress to = there;  // NOT twice from memory that others write
+void DoorbellSocket::ring(const DoorbellAddress& there) const {
+  const DoorbellAddress to = there;  // NOT twice from memory that others write
   (void)sendto(fd_, to.cookie.data(), to.cookie.size(), MSG_DONTWAIT | MSG_NOSIGNAL, Name(to).get(),
                Name::kLength);
 }
 
-bool DoorbellSocket::hand_over(const BellAddress& there, Note note, int fd,
+bool DoorbellSocket::hand_over(const DoorbellAddress& there, Note note, int fd,
                                const std::atomic<uint32_t>& life) const {
   // Connected, it leads to whoever has the name now, for good. If the one that is meant lives after
   // that, it had the name then.
   const int by = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (by < 0) return false;
-  const BellAddress to = there;
+  const DoorbellAddress to = there;
   bool sent = connect(by, Name(to).get(), Name::kLength) == 0;
   const uint32_t alive = life.load();
   if (sent && alive != 0 && (alive & DeathMark::kDied) == 0) {

@@ -14,7 +14,7 @@ namespace shoal {
 
 // What a host-mate must know to ring. It stands in memory that only members map; the name alone
 // anyone can find.
-struct BellAddress {
+struct DoorbellAddress {
   std::array<char, 6> name{};  // abstract (unix(7)), given by the kernel
   std::array<std::byte, 16> cookie{};
 };
@@ -40,16 +40,16 @@ class DoorbellSocket {
   Error open();
   void close();
   int fd() const { return fd_; }
-  const BellAddress& address() const { return address_; }
+  const DoorbellAddress& address() const { return address_; }
 
   // Wakes whoever watches the other end. That no more fits in there means that it is rung already.
-  void ring(const BellAddress& there) const;
+  void ring(const DoorbellAddress& there) const;
 
   // Sends a note, with a descriptor if `fd` is not -1. False if that cannot be done now.
   //
   // A descriptor reaches its owner or nobody: names become free when a process dies, and a stranger
   // may take them. `life` is the word of the one that is meant (death_mark.h).
-  bool hand_over(const BellAddress& there, Note note, int fd,
+  bool hand_over(const DoorbellAddress& there, Note note, int fd,
                  const std::atomic<uint32_t>& life) const;
 
   // Takes the next datagram. A note is written to `note`, with its descriptor, which is the
@@ -59,7 +59,7 @@ class DoorbellSocket {
 
  private:
   int fd_ = -1;
-  BellAddress address_;
+  DoorbellAddress address_;
 };
 
 }  // namespace shoal

@@ -64,13 +64,13 @@ PathMaker::PathMaker(Options options)
   acceptor_ = std::make_unique<Acceptor>(
       epoll_fd_, kAcceptorTags, std::move(options.listeners),
       [this](const Hello& hello) { return judge(hello); },
-      [this](Proven who) { proven(std::move(who), false); });
+      [this](Authenticated who) { proven(std::move(who), false); });
   connector_ = std::make_unique<Connector>(
       epoll_fd_, kConnectorTags,
       [this](const Hello& hello) {
         return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
       },
-      Connector::Outcome{[this](Proven who) { proven(std::move(who), true); },
+      Connector::Outcome{[this](Authenticated who) { proven(std::move(who), true); },
                          [this](const Hello& hello, const std::string& why) { gone(hello, why); }});
 }
 
@@ -184,7 +184,7 @@ void PathMaker::gone(const Hello& hello, const std::string& why) {
   tell(peers_.at(peer), {News::Kind::kGone, peer, hello.path % kAsks, -1, {}, why});
 }
 
-void PathMaker::proven(Proven who, bool dialled) {
+void PathMaker::proven(Authenticated who, bool dialled) {
   const bool asks = who.hello.path >= kAsks;
   const int peer = static_cast<int>(dialled ? who.hello.to_rank : who.hello.rank);
   const uint32_t connection = who.hello.path % kAsks;

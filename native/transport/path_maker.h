@@ -90,7 +90,7 @@ class PathMaker {
   };
   explicit PathMaker(Options options);
   std::variant<Secret, Progress> judge(const Hello& hello) const;
-  void proven(Proven who, bool dialled);
+  void proven(Authenticated who, bool dialled);
   void gone(const Hello& hello, const std::string& why);
   void attached(size_t channel, int peer, PathLink& link);
   void want(size_t channel, int peer, size_t path);

@@ -241,7 +241,7 @@ bool ShmLink::tell(FrameType type, const Place& place, int fd) {
   note.header.length = sizeof(Place);
   note.place = place;
   const ArenaHeader& there = theirs_.header();
-  return own_.doorbell_socket().hand_over(there.bell_address, note, fd, there.life);
+  return own_.doorbell_socket().hand_over(there.doorbell_address, note, fd, there.life);
 }
 
 bool ShmLink::share(uint32_t id) {
