@@ -1,0 +1,1 @@
+"""The process that reduces for the workers of jobs: `shoal server`."""
