@@ -15,7 +15,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from shoal.rendezvous.handshake import Hello, Progress, ServerHandshake
@@ -53,11 +53,25 @@ class AcceptorOwner(Protocol):
         """Hear of a caller that said the right things but holds another key."""
 
 
+class Strangers(Protocol):
+    """Takes those who speak another protocol, which begins with four bytes that we know."""
+
+    @property
+    def beginnings(self) -> Sequence[bytes]:
+        """Those four bytes."""
+
+    def take(self, sock: socket.socket) -> None:
+        """Take over a connection that has proved nothing. It is non-blocking, and unread."""
+
+
 class Acceptor:
     """Listeners, and the connections that have not proved themselves yet.
 
     The selector's entries carry a callable as `data`; `run_ready` calls it. Nothing here blocks
     or raises for what a stranger does.
+
+    Args:
+        strangers: takes whoever speaks another protocol; None: nobody does.
     """
 
     def __init__(
@@ -66,9 +80,11 @@ class Acceptor:
         owner: AcceptorOwner,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        strangers: Strangers | None = None,
     ) -> None:
         self._selector = selector
         self._owner = owner
+        self._strangers = strangers
         self._limits = limits or Limits()
         self._clock = clock
         self._listeners: list[socket.socket] = []
@@ -176,6 +192,11 @@ class Acceptor:
 
     def _read(self, pending: _Pending) -> None:
         handshake = pending.handshake
+        if self._strangers is not None and handshake.hello is None and self._is_strange(pending):
+            self._selector.unregister(pending.sock)
+            del self._pending[pending.sock]
+            self._strangers.take(pending.sock)
+            return
         while pending.sock in self._pending and handshake.wants:
             try:
                 data = pending.sock.recv(handshake.wants)
@@ -193,6 +214,14 @@ class Acceptor:
                 return
         if pending.sock in self._pending:
             self._settle(pending)
+
+    def _is_strange(self, pending: _Pending) -> bool:
+        """Whether it begins in another protocol's words. Nothing is taken from the socket."""
+        try:
+            first = pending.sock.recv(4, socket.MSG_PEEK)
+        except OSError:
+            return False  # nothing is there, or will ever be: reading tells
+        return self._strangers is not None and first in self._strangers.beginnings
 
     def _settle(self, pending: _Pending) -> None:
         hello, progress = pending.handshake.hello, pending.handshake.progress

@@ -1,0 +1,85 @@
+"""`shoal server`: reduce for the workers of jobs, until told to end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import UsageError
+from shoal.group.pool.protocol import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from shoal.cli.options import Subparsers
+
+_DESCRIPTION: Final = """
+Serve the jobs whose keys are in the files: workers that name this host in SHOAL_SERVERS send it a
+part of their large all-reduces, and get the sums back, so that each of their network interfaces
+carries less. Runs until SIGTERM, which lets calls in flight end; docs/servers.md tells more.
+"""
+_UNITS: Final = {"M": 1 << 20, "G": 1 << 30}
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        *("server",), help="reduce for the workers of jobs", description=_DESCRIPTION
+    )
+    parser.add_argument(
+        "--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="where workers reach it"
+    )
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
+    parser.add_argument(
+        *("--key-file",),
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="the key of a job (SHOAL_KEY_FILE of its workers); once for each job",
+    )
+    parser.add_argument(
+        "--max-jobs", type=int, default=16, metavar="N", help="served at a time; default: 16"
+    )
+    parser.add_argument(
+        "--memory", default="1G", metavar="BYTES", help="of one job: 512M, 2G; default: 1G"
+    )
+    parser.add_argument(
+        "--no-http", action="store_true", help="do not answer /healthz, /readyz and /metrics"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Listen, and serve until a signal comes."""
+    # The native core loads here, not with `shoal --help`.
+    from shoal.plan import Settings
+    from shoal.server.options import LEAST_MEMORY_BYTES, ServerOptions, keys_of, listen
+    from shoal.server.server import Server
+    from shoal.settings import warn_of_unknown
+
+    os.environ.setdefault("SHOAL_DEBUG", "INFO")  # what it does is its output
+    warn_of_unknown(os.environ)
+    Settings.read()
+    if not 1 <= args.port <= 65535:
+        raise UsageError(f"--port {args.port} is no number from 1 to 65535")
+    if args.max_jobs < 1:
+        raise UsageError(f"--max-jobs {args.max_jobs}: at least one job has to be served")
+    memory_bytes = _bytes_of(args.memory)
+    if memory_bytes < LEAST_MEMORY_BYTES:
+        raise UsageError(
+            f"--memory {args.memory}: a job needs at least {LEAST_MEMORY_BYTES >> 20}M"
+        )
+    keys = keys_of(args.key_file)
+    options = ServerOptions(args.max_jobs, memory_bytes, not args.no_http)
+    server = Server(listen(args.listen, args.port), keys, options)
+    where = ", ".join(f"{address}:{port}" for address, port in server.addresses)
+    logging.getLogger("shoal").info("serving %d keys at %s", len(keys), where)
+    server.run()
+    return 0
+
+
+def _bytes_of(text: str) -> int:
+    digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 16):
+        raise UsageError(f"--memory {text!r} is no size such as 512M or 2G")
+    return int(digits) * _UNITS.get(unit, 1)

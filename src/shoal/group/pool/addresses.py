@@ -1,0 +1,77 @@
+"""`SHOAL_SERVERS`: where a job's servers are, and how many it cannot do without."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from shoal.errors import UsageError
+from shoal.group.pool.protocol import DEFAULT_PORT
+
+MOST_SERVERS: Final = 1024
+
+
+class Address(NamedTuple):
+    """A server as it was named."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
+    """HOST, HOST:PORT, an IPv6 ADDRESS or [ADDRESS]:PORT.
+
+    Args:
+        what: names it, for the message.
+        port: if there is none in it.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    match = re.fullmatch(r"\[([^\[\]]+)\](?::([0-9]{1,5}))?|([^:\[\]]+)(?::([0-9]{1,5}))?", text)
+    if match is None and text.count(":") > 1 and re.fullmatch(r"[0-9a-fA-F:.]+", text):
+        return Address(text, port)
+    if match is None:
+        raise UsageError(f"{what}: {text!r} is no HOST, HOST:PORT or [ADDRESS]:PORT")
+    digits = match[2] or match[4]
+    if digits is not None and not 0 <= int(digits) <= 65535:
+        raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
+    return Address(match[1] or match[3], port if digits is None else int(digits))
+
+
+def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
+    """The servers that `SHOAL_SERVERS` names, such as `cpu1,cpu2:7077`.
+
+    Raises:
+        UsageError: it is written wrong, or names a server twice.
+    """
+    names = [part.strip() for part in environ.get("SHOAL_SERVERS", "").split(",")]
+    found = [parse_address(name, "SHOAL_SERVERS") for name in names if name]
+    for at, address in enumerate(found):
+        if address in found[:at]:
+            raise UsageError(f"SHOAL_SERVERS names {address} twice")
+        if address.port == 0:
+            raise UsageError(f"SHOAL_SERVERS: {address} has no port from 1 to 65535")
+    if len(found) > MOST_SERVERS:
+        raise UsageError(f"SHOAL_SERVERS names {len(found)} servers; at most {MOST_SERVERS} can be")
+    return tuple(found)
+
+
+def n_required_from(environ: Mapping[str, str]) -> int:
+    """How many of them the job cannot begin without: `SHOAL_SERVERS_REQUIRED`, else none.
+
+    Raises:
+        UsageError: it is no number, or larger than there are.
+    """
+    text = environ.get("SHOAL_SERVERS_REQUIRED", "") or "0"
+    n_named = len(servers_from(environ))
+    if not (text.isascii() and text.isdigit()) or int(text[:6]) > n_named:
+        raise UsageError(
+            f"SHOAL_SERVERS_REQUIRED={text!r} is not a number from 0 to {n_named}, as many as "
+            "SHOAL_SERVERS names"
+        )
+    return int(text)

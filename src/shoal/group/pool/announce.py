@@ -1,0 +1,60 @@
+"""How a server hears what kinds of calls to expect: fields of a `Shape`, strictly read.
+
+The lowest worker sends each kind once as a message in the pool group, before or after the first
+call of it; the server builds its own plan from that, so the two agree or the call ends in words.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op
+from shoal.errors import UsageError
+from shoal.rendezvous.packing import Unpacker, number, seal, unseal
+from shoal.shapes import Shape
+
+TAG: Final = 1
+N_BYTES: Final = 4096  # of the message; what is not needed is zero
+MOST_ELEMS: Final = 1 << 40
+_KIND: Final = b"shoal/pk"
+_VERSION: Final = 1
+_DTYPES: Final = tuple(DType)
+
+
+def pack(shape: Shape) -> bytes:
+    """An all-reduce in the pool group, as a message.
+
+    Raises:
+        UsageError: its algorithm has a name too long for that.
+    """
+    name = shape.algorithm.encode()
+    body = number(len(name), 2) + name + number(shape.dtype, 1) + number(shape.op, 1)
+    body += number(shape.codec, 1) + number(shape.n_elems, 8)
+    sealed = seal(_KIND, _VERSION, body)
+    if len(sealed) > N_BYTES - 2:
+        raise UsageError(f"{shape.algorithm[:80]}... has a name of {len(name)} bytes: too long")
+    return (number(len(sealed), 2) + sealed).ljust(N_BYTES, b"\0")
+
+
+def unpack(message: bytes, rank: int, size: int) -> Shape:
+    """The kind of call that a message speaks of, as the server with this rank takes part in it.
+
+    Raises:
+        ValueError: it is no such message, or it speaks of what no all-reduce is.
+    """
+    outer = Unpacker(message)
+    sealed = outer.take(outer.number(2, 1, N_BYTES - 2))
+    if any(outer.rest()):
+        raise ValueError("more than a message")
+    version, body = unseal(_KIND, sealed)
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    unpacker = Unpacker(body)
+    name = unpacker.take(unpacker.number(2, 1, N_BYTES)).decode("ascii")
+    dtype, op = _DTYPES[unpacker.number(1, 0, len(_DTYPES) - 1)], Op(unpacker.number(1, 0, 255))
+    codec = Codec(unpacker.number(1, 0, 255))
+    n_elems = unpacker.number(8, 1, MOST_ELEMS)
+    unpacker.end()
+    hosts = tuple(range(size))
+    return Shape("all_reduce", name, dtype, op, n_elems, rank, size, hosts=hosts, codec=codec)

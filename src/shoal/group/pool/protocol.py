@@ -1,0 +1,204 @@
+"""What the lowest worker of a job and a server say to each other at the server's one port.
+
+A connection opens with the handshake of every other connection of shoal, under a key derived from
+the job's, before which nothing is read but that. Then come frames: a length, and a message that is
+sealed with its kind and a checksum (rendezvous/packing.py). Whatever does not fit is a ValueError.
+
+    Ask       what is there, for `shoal status`            -> Told
+    Reserve   may this job come, with so many workers      -> Reserved
+    Meet      serve this view, with this rank              -> Reserved
+              (from the server, at any time)                  Leaving
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import Final, NamedTuple
+
+from shoal.rendezvous.handshake import Hello
+from shoal.rendezvous.key import pair_key
+from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, unseal
+
+DEFAULT_PORT: Final = 7077
+VERSION: Final = 1
+MOST_RANKS: Final = 4096  # workers and servers of one view
+MAX_MESSAGE_BYTES: Final = 64 << 10  # what `shoal status` is told; all else is far shorter
+_KIND: Final = b"shoal/sv"
+_LENGTH: Final = struct.Struct("<I")
+_TO_SERVER: Final = 2**32 - 3
+"""What HELLO says in the place of a path: neither a rank, nor a meeting, nor a store."""
+
+
+class Ask(NamedTuple):
+    """What `shoal status` asks."""
+
+
+class Told(NamedTuple):
+    """The answer: JSON."""
+
+    text: str
+
+
+class Reserve(NamedTuple):
+    """May this job come?
+
+    Args:
+        version: of shoal, which must be the server's.
+        job: its name, for people.
+        n_workers: all on hosts of their own.
+    """
+
+    version: str
+    job: str
+    n_workers: int
+
+
+class Reserved(NamedTuple):
+    """Yes, or why not.
+
+    Args:
+        refused: a sentence for the job's log; empty: yes.
+        server: 16 random bytes of this server's process, so that two names of one are noticed.
+    """
+
+    refused: str
+    server: bytes
+
+
+class Meet(NamedTuple):
+    """Come into a view of the job: meet the others at this store, which belongs to rank 0.
+
+    Args:
+        rank: the server's, above all workers'; `size` counts both.
+    """
+
+    view: int
+    n_workers: int
+    rank: int
+    size: int
+    store_host: str
+    store_port: int
+
+
+class Leaving(NamedTuple):
+    """The server is about to end: the next view must do without it."""
+
+
+Message = Ask | Told | Reserve | Reserved | Meet | Leaving
+_TYPES: Final = (Ask, Told, Reserve, Reserved, Meet, Leaving)
+
+
+def key_id(job_key: bytes) -> int:
+    """Names a key without telling anything of it: which of its keys a server has to ask for."""
+    digest = hashlib.blake2b(pair_key(job_key, 0, 0, 0, "server id"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def hello_of(job_key: bytes) -> Hello:
+    """What whoever holds this key says first to a server."""
+    return Hello(epoch=key_id(job_key), rank=VERSION, to_rank=0, path=_TO_SERVER)
+
+
+def is_for_server(hello: Hello) -> bool:
+    """Whether that is what it says, in this version."""
+    return (hello.rank, hello.to_rank, hello.path) == (VERSION, 0, _TO_SERVER)
+
+
+def server_key(job_key: bytes) -> bytes:
+    """What is proved to a server."""
+    return pair_key(job_key, 0, 0, 0, "server")
+
+
+def encode(message: Message) -> bytes:
+    """A frame that holds this message."""
+    body = number(_TYPES.index(type(message)), 1)
+    if isinstance(message, Told):
+        body += message.text.encode()
+    elif isinstance(message, Reserve):
+        body += text_field(message.version) + text_field(message.job)
+        body += number(message.n_workers, 2)
+    elif isinstance(message, Reserved):
+        body += text_field(message.refused) + field(message.server)
+    elif isinstance(message, Meet):
+        body += number(message.view, 8) + number(message.n_workers, 2)
+        body += number(message.rank, 2) + number(message.size, 2)
+        body += text_field(message.store_host) + number(message.store_port, 2)
+    sealed = seal(_KIND, VERSION, body)
+    if len(sealed) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(sealed)} bytes")
+    return _LENGTH.pack(len(sealed)) + sealed
+
+
+def decode(sealed: bytes) -> Message:
+    """The message of one frame, without its length.
+
+    Raises:
+        ValueError: it is none.
+    """
+    version, body = unseal(_KIND, sealed)
+    if version != VERSION:
+        raise ValueError(f"version {version}")
+    unpacker = Unpacker(body)
+    kind = _TYPES[unpacker.number(1, 0, len(_TYPES) - 1)]
+    message = _message(kind, unpacker)
+    unpacker.end()
+    return message
+
+
+def _message(kind: type[Message], unpacker: Unpacker) -> Message:
+    if kind is Told:
+        return Told(unpacker.rest().decode())
+    if kind is Reserve:
+        return Reserve(unpacker.text(), unpacker.text(), unpacker.number(2, 1, MOST_RANKS))
+    if kind is Reserved:
+        return Reserved(unpacker.text(), _server_of(unpacker.field()))
+    if kind is Meet:
+        view, n_workers = unpacker.number(8, 0, 2**63), unpacker.number(2, 1, MOST_RANKS - 1)
+        rank = unpacker.number(2, n_workers, MOST_RANKS - 1)
+        size = unpacker.number(2, rank + 1, MOST_RANKS)
+        where = unpacker.text(), unpacker.number(2, 1, 65535)
+        return Meet(view, n_workers, rank, size, *where)
+    return Ask() if kind is Ask else Leaving()
+
+
+def _server_of(data: bytes) -> bytes:
+    if len(data) != 16:
+        raise ValueError(f"{len(data)} bytes name a server")
+    return data
+
+
+class Frames:
+    """Cuts what arrives into messages.
+
+    Args:
+        most: bytes of a frame; a longer one is refused at its first four bytes.
+    """
+
+    def __init__(self, most: int = MAX_MESSAGE_BYTES) -> None:
+        self._most = most
+        self._inbox = bytearray()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no frame has begun to arrive."""
+        return not self._inbox
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete now.
+
+        Raises:
+            ValueError: what has arrived is no frame; nothing after it can be read.
+        """
+        self._inbox += data
+        messages: list[Message] = []
+        while len(self._inbox) >= _LENGTH.size:
+            (n_bytes,) = _LENGTH.unpack_from(self._inbox)
+            if n_bytes > self._most:
+                raise ValueError(f"a frame of {n_bytes} bytes")
+            end = _LENGTH.size + n_bytes
+            if len(self._inbox) < end:
+                break
+            messages.append(decode(bytes(self._inbox[_LENGTH.size : end])))
+            del self._inbox[:end]
+        return messages

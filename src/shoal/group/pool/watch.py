@@ -1,0 +1,307 @@
+"""The lowest worker's eye on the servers: who answers, who has left, who has come back.
+
+A thread of its own, so that a name server that does not answer holds nothing else up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from shoal.group.pool.protocol import (
+    Frames,
+    Leaving,
+    Meet,
+    Message,
+    Reserve,
+    Reserved,
+    encode,
+    hello_of,
+    server_key,
+)
+from shoal.rendezvous.acceptor import run_ready
+from shoal.rendezvous.connector import ConnectAttempt
+from shoal.rendezvous.handshake import ClientHandshake, Progress
+from shoal.rendezvous.interface import resolve
+from shoal.rendezvous.record import Endpoint
+
+if TYPE_CHECKING:
+    from shoal.group.pool.addresses import Address
+
+_LOG: Final = logging.getLogger("shoal")
+
+# A refused connect costs microseconds; a server that was started again is found this soon.
+_RETRY_S: Final = 0.2
+_RETRY_REFUSED_S: Final = 2.0  # one that answered, and would not have us
+_CONNECT_S: Final = 2.0
+_WARN_AFTER_S: Final = 1.0  # without a server: it may be about to start, as we are
+
+
+class Watch:
+    """All servers that `SHOAL_SERVERS` names.
+
+    Args:
+        on_change: called on this thread when a server has come or gone.
+
+    Threads: one, a daemon, until `close`; the methods may be called from any.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        job_key: bytes,
+        reserve: Reserve,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._waker, woken = socket.socketpair()
+        self._woken = woken
+        self._is_closing = False
+        self._since = time.monotonic()
+        self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
+        self._servers = [
+            _Server(address, job_key, reserve, self._selector, self._changed)
+            for address in addresses
+        ]
+        self._thread = threading.Thread(target=self._run, name="shoal servers", daemon=True)
+        self._thread.start()
+
+    def ready(self) -> list[Address]:
+        """Those that would serve us now, in the order in which they were named."""
+        with self._lock:
+            found: dict[bytes, Address] = {}
+            for server in self._servers:
+                if server.identity is not None:
+                    found.setdefault(server.identity, server.address)
+            return list(found.values())
+
+    def trouble(self) -> dict[Address, str]:
+        """Why the others would not."""
+        with self._lock:
+            held: dict[bytes, Address] = {}
+            told: dict[Address, str] = {}
+            for server in self._servers:
+                if server.identity is None:
+                    told[server.address] = server.trouble
+                elif server.identity in held:
+                    other = held[server.identity]
+                    told[server.address] = f"is the same server as {other}: name it once"
+                else:
+                    held[server.identity] = server.address
+            return told
+
+    def meet(self, meets: Iterable[tuple[Address, Meet]]) -> None:
+        """Ask servers into a view; who cannot be asked any more does not come."""
+        with self._lock:
+            for address, meet in meets:
+                server = next(one for one in self._servers if one.address == address)
+                server.say(meet)
+        self._wake()
+
+    def close(self) -> None:
+        """Leave all servers; idempotent."""
+        self._is_closing = True
+        self._wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CONNECT_S)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def _on_woken(self) -> None:
+        self._woken.recv(4096)
+
+    def _run(self) -> None:
+        warned: dict[Address, str] = {}
+        try:
+            while not self._is_closing:
+                wake_at = float("inf")
+                for server in self._servers:
+                    server.resolve_if_due(time.monotonic())  # NOT locked: it may take long
+                    with self._lock:
+                        wake_at = min(wake_at, server.step(time.monotonic()))
+                self._warn(warned)
+                run_ready(self._selector, max(0.001, min(wake_at - time.monotonic(), 1.0)))
+        finally:
+            for server in self._servers:
+                server.close()
+            self._selector.close()
+            self._waker.close()
+            self._woken.close()
+
+    def _changed(self) -> None:
+        self._on_change()
+
+    def _warn(self, warned: dict[Address, str]) -> None:
+        """Once for each reason why one cannot be used."""
+        if time.monotonic() - self._since < _WARN_AFTER_S:
+            return
+        trouble = self.trouble()
+        for address, why in trouble.items():
+            if why and warned.get(address) != why:
+                _LOG.warning("server %s is not used: it %s", address, why)
+        warned.clear()
+        warned.update(trouble)
+
+
+class _Server:
+    """One of them. Its connection is made anew whenever it is gone.
+
+    Attributes:
+        identity: of its process, while it would serve us.
+        trouble: a verb phrase: why it would not.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        job_key: bytes,
+        reserve: Reserve,
+        selector: selectors.BaseSelector,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.address, self.trouble = address, "has not answered yet"
+        self.identity: bytes | None = None
+        self._key, self._reserve = job_key, reserve
+        self._selector, self._on_change = selector, on_change
+        self._targets: list[Endpoint] = []
+        self._attempt: ConnectAttempt | None = None
+        self._sock: socket.socket | None = None
+        self._frames = Frames()
+        self._not_before = 0.0
+        self._until = float("inf")
+
+    def resolve_if_due(self, now: float) -> None:
+        """Look its name up, if it is about to be connected to. May take seconds."""
+        if self._sock is not None or self._attempt is not None or now < self._not_before:
+            return
+        host, port = self.address
+        if self._targets:
+            return
+        try:
+            found = resolve(host, port, socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self._not_before = time.monotonic() + _RETRY_REFUSED_S
+            self.trouble = f"has a name that does not resolve ({error})"
+            return
+        names = dict.fromkeys(str(target[0]) for *_, target in found)
+        self._targets = [Endpoint(name, port, "") for name in names]
+
+    def step(self, now: float) -> float:
+        """Connect if it is time to, or give up; returns when to look again."""
+        if now >= self._until:
+            self._fail(f"did not answer within {_CONNECT_S:g} s", _RETRY_S)
+        if self._sock is None and self._attempt is None:
+            if now >= self._not_before and self._targets:
+                self._connect(now)
+            else:
+                return max(self._not_before, now + 0.001)
+        return self._until
+
+    def say(self, message: Message) -> None:
+        """Send it, if there is a connection."""
+        if self._sock is None:
+            return
+        try:
+            data = encode(message)
+            if self._sock.send(data) != len(data):
+                raise OSError("it takes no more")
+        except OSError as error:
+            self._fail(f"was lost: {error}", _RETRY_S)
+
+    def close(self) -> None:
+        """Close what is open. The selector is done with."""
+        for sock in (self._sock, self._attempt.sock if self._attempt else None):
+            if sock is not None:
+                sock.close()
+
+    def _connect(self, now: float) -> None:
+        target = self._targets.pop(0)
+        attempt = ConnectAttempt(
+            target, ClientHandshake(hello_of(self._key), server_key(self._key))
+        )
+        self._attempt, self._until = attempt, now + _CONNECT_S
+        self._selector.register(attempt.sock, selectors.EVENT_WRITE, self._on_connecting)
+        try:
+            attempt.start()
+        except OSError as error:
+            self._fail(f"cannot be reached: {error.strerror}", _RETRY_S)
+
+    def _on_connecting(self) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        was_connected = attempt.is_connected
+        try:
+            progress = attempt.step()
+        except OSError as error:
+            self._fail(f"cannot be reached: {error.strerror or error}", _RETRY_S)
+            return
+        if progress is Progress.WAITING:
+            if not was_connected:
+                self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_connecting)
+        elif progress is Progress.DONE:
+            self._attempt, self._sock, self._frames = None, attempt.sock, Frames()
+            self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_data)
+            self.say(self._reserve)
+        elif progress is Progress.KEY_DIFFERS:
+            self._fail(
+                "holds no job key like ours: start it with --key-file and the file that "
+                "SHOAL_KEY_FILE names",
+                _RETRY_REFUSED_S,
+            )
+        else:
+            self._fail("speaks another protocol: install the same shoal on all", _RETRY_REFUSED_S)
+
+    def _on_data(self) -> None:
+        sock = self._sock
+        if sock is None:
+            return
+        try:
+            data = sock.recv(65536)
+            messages = self._frames.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            self._fail(f"was lost: {error}", _RETRY_S)
+            return
+        for message in messages:
+            self._take(message)
+        if not data:
+            self._fail("has closed the connection", _RETRY_S)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Leaving):
+            self._lose("is about to end")
+            self._until = float("inf")
+        elif isinstance(message, Reserved) and message.refused:
+            self._fail(f"refuses: {message.refused}", _RETRY_REFUSED_S)
+        elif isinstance(message, Reserved) and self.identity is None:
+            self._until = float("inf")
+            self.identity, self.trouble = message.server, ""
+            self._on_change()
+
+    def _lose(self, why: str) -> None:
+        self.trouble = why
+        if self.identity is not None:
+            self.identity = None
+            self._on_change()
+
+    def _fail(self, why: str, retry_s: float) -> None:
+        sock = self._sock if self._attempt is None else self._attempt.sock
+        self._sock = self._attempt = None
+        if sock is not None:
+            self._selector.unregister(sock)
+            sock.close()
+        self._until = float("inf")
+        self._not_before = time.monotonic() + (0.0 if self._targets else retry_s)
+        self._lose(why)

@@ -1,0 +1,93 @@
+"""One job's view, served by a process of its own: what becomes of it harms no other job."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from shoal.errors import ShoalError
+from shoal.server.serve import serve
+
+if TYPE_CHECKING:
+    from shoal.group.pool.protocol import Meet
+
+_LOG: Final = logging.getLogger("shoal")
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+# What the interpreter, stacks and sockets take besides the windows.
+_BESIDES_BYTES: Final = 512 << 20
+
+
+def start(meet: Meet, key_path: str, memory_bytes: int) -> tuple[int, int]:
+    """Fork a child that serves this view; its process id, and where it writes how it fares.
+
+    Raises:
+        OSError: no process or descriptor can be had.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        parent, pid = os.getpid(), os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        raise
+    if pid == 0:
+        _be_child(meet, key_path, memory_bytes, write, parent)
+    os.close(write)
+    os.set_blocking(read, False)
+    return pid, read
+
+
+def _be_child(meet: Meet, key_path: str, memory_bytes: int, pipe: int, parent: int) -> NoReturn:
+    """NOT returning, and NOT raising: the frames above belong to the parent."""
+    code = 1
+    try:
+        _leave_parent(pipe, parent)
+        _limit(memory_bytes)
+        os.environ.pop("SHOAL_KEY", None)
+        os.environ["SHOAL_KEY_FILE"] = key_path
+        os.environ["SHOAL_STAGING_BYTES"] = str(memory_bytes // 2)
+        serve(meet, lambda told: _tell(pipe, told))
+        code = 0
+    except (ShoalError, OSError) as error:
+        _LOG.warning("serving view %d as rank %d ended: %s", meet.view, meet.rank, error)
+    except Exception:  # noqa: BLE001 - nothing of a child may reach the parent's frames
+        _LOG.exception("serving view %d failed", meet.view)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _leave_parent(pipe: int, parent: int) -> None:
+    os.setsid()
+    # Whoever kills a server means its children too: what they hold is of no use without it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    # The parent's sockets; its objects live as long as this process, and close nothing.
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _limit(memory_bytes: int) -> None:
+    most = memory_bytes + _BESIDES_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _tell(pipe: int, told: dict[str, Any]) -> None:
+    """One line; where the parent reads too slowly, none: it is told again in a second."""
+    line = json.dumps({**told, "at_s": time.time()}).encode()[:4000] + b"\n"
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        os.write(pipe, line)

@@ -1,0 +1,89 @@
+"""/healthz, /readyz and /metrics at the server's own port, for anyone: they tell no secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+MOST_BYTES: Final = 4096  # of a request
+BEGINNINGS: Final = (b"GET ", b"HEAD")
+
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+
+class Health(NamedTuple):
+    """What is told to anyone.
+
+    Args:
+        views: of each view that is served, what its child told last. No names of jobs go out.
+    """
+
+    is_draining: bool
+    n_jobs: int
+    views: Iterable[dict[str, Any]]
+
+
+def answer(request: bytes, health: Callable[[], Health]) -> bytes | None:
+    """The response to a request; None as long as it is not complete."""
+    if b"\r\n\r\n" not in request and b"\n\n" not in request:
+        return _response(400, "the request is too long") if len(request) >= MOST_BYTES else None
+    words = request.split(b"\n", 1)[0].split()
+    path = words[1].split(b"?")[0] if len(words) == 3 else b""
+    status, text, kind = _page(path, health)
+    return _response(status, text, kind, with_body=words[:1] != [b"HEAD"])
+
+
+def _page(path: bytes, health: Callable[[], Health]) -> tuple[int, str, str]:
+    plain = "text/plain; charset=utf-8"
+    if path == b"/healthz":
+        return 200, "ok\n", plain
+    if path == b"/readyz":
+        return (503, "draining\n", plain) if health().is_draining else (200, "ready\n", plain)
+    if path == b"/metrics":
+        return _metrics(health())
+    return 404, "there are /healthz, /readyz and /metrics\n", plain
+
+
+def _metrics(health: Health) -> tuple[int, str, str]:
+    try:
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+    except ImportError:
+        text = "metrics need prometheus_client: pip install 'shoal[metrics]'\n"
+        return 501, text, "text/plain; charset=utf-8"
+    registry, views = CollectorRegistry(), list(health.views)
+    numbers = {
+        "shoal_server_draining": ("Whether it is about to end.", int(health.is_draining)),
+        "shoal_server_jobs": ("Jobs that have reserved or are served.", health.n_jobs),
+        "shoal_server_views": (
+            "Views that are served: one of each job, two at a change.",
+            len(views),
+        ),
+        "shoal_server_calls_in_flight": ("All-reduces in flight.", _sum(views, "n_in_flight")),
+        "shoal_server_memory_bytes": ("Held by segments.", _sum(views, "staging_bytes")),
+        "shoal_server_receive_bytes_per_second": ("From workers.", _sum(views, "bytes_in_per_s")),
+        "shoal_server_send_bytes_per_second": ("To workers.", _sum(views, "bytes_out_per_s")),
+    }
+    for name, (what, value) in numbers.items():
+        Gauge(name, what, registry=registry).set(value)
+    return 200, generate_latest(registry).decode(), CONTENT_TYPE_LATEST
+
+
+def _sum(views: Iterable[dict[str, Any]], name: str) -> float:
+    return float(sum(view.get(name, 0) for view in views))
+
+
+def _response(
+    status: int, text: str, kind: str = "text/plain; charset=utf-8", *, with_body: bool = True
+) -> bytes:
+    body = text.encode()
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_body else b"")

@@ -1,0 +1,106 @@
+"""What `shoal server` is told: where it listens, whom it serves, and what they may cost."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final, NamedTuple
+
+from shoal.errors import UsageError
+from shoal.group.pool.addresses import parse_address
+from shoal.group.pool.protocol import DEFAULT_PORT, key_id, server_key
+from shoal.rendezvous.interface import list_interfaces, resolve
+from shoal.rendezvous.key import job_key
+from shoal.rendezvous.listener import listen_tcp
+
+MEMORY_BYTES: Final = 1 << 30
+"""Of one job, unless it is told otherwise: windows of half of it, and what goes through sockets."""
+
+LEAST_MEMORY_BYTES: Final = 64 << 20
+
+
+class JobKey(NamedTuple):
+    """A key whose holders may come.
+
+    Args:
+        path: of its file, which children read again.
+        number: names it to us (`protocol.key_id`).
+        proof: what they prove.
+    """
+
+    path: str
+    number: int
+    proof: bytes
+
+
+class ServerOptions(NamedTuple):
+    """What a server may cost.
+
+    Args:
+        most_jobs: that are served at a time.
+        memory_bytes: of one job.
+        http: whether /healthz, /readyz and /metrics are answered.
+        drain_s: seconds after SIGTERM until what is still in flight is cut off.
+    """
+
+    most_jobs: int = 16
+    memory_bytes: int = MEMORY_BYTES
+    http: bool = True
+    drain_s: float = 10.0
+
+
+def keys_of(paths: list[str]) -> list[JobKey]:
+    """The keys in these files.
+
+    Raises:
+        UsageError: a file cannot be used, as for `SHOAL_KEY_FILE`; or two hold the same key.
+    """
+    found: dict[int, JobKey] = {}
+    for path in paths:
+        try:
+            key = job_key({"SHOAL_KEY_FILE": path})
+        except UsageError as error:
+            raise UsageError(str(error).replace("SHOAL_KEY_FILE=", "--key-file ")) from None
+        if key is None:
+            raise UsageError("--key-file names no file: each job's key is in one")
+        number = key_id(key)
+        if number in found:
+            raise UsageError(f"--key-file {found[number].path} and {path} hold the same key")
+        found[number] = JobKey(os.path.abspath(path), number, server_key(key))
+    return list(found.values())
+
+
+def listen(where: str, port: int = DEFAULT_PORT) -> list[socket.socket]:
+    """Listeners at `--listen`: an interface or an address, perhaps with a port.
+
+    Raises:
+        UsageError: there is no such thing on this host, or the port is taken; lists what there is.
+    """
+    where, port = parse_address(where, "--listen", port)
+    interfaces = list_interfaces()
+    named = next((one for one in interfaces if one.name == where), None)
+    known = ", ".join(f"{one.name} ({', '.join(one.addresses)})" for one in interfaces)
+    if named is not None:
+        addresses = [one for one in named.addresses if not one.startswith("fe80")]
+    else:
+        try:
+            found = resolve(where, port, socket.SOCK_STREAM)
+        except OSError as error:
+            raise UsageError(
+                f"--listen {where} is no interface of this host and does not resolve ({error}); "
+                f"there are {known}"
+            ) from error
+        addresses = list(dict.fromkeys(str(target[0]) for *_, target in found))
+    listeners: list[socket.socket] = []
+    try:
+        for address in addresses:
+            listeners.append(listen_tcp(address, (port,)))
+            port = listeners[0].getsockname()[1]  # where any would do: the same for all
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        raise UsageError(
+            f"--listen {where}, port {port}: {error.strerror}. Give an address of this host "
+            f"({known}), and a port that is free (`ss -ltnp sport = :{port}` says who has it)"
+        ) from error
+    return listeners

@@ -1,0 +1,119 @@
+"""A server's end of one view: it meets the workers, hears what kinds of calls come, serves them.
+
+Python runs once for each kind of call; the calls themselves are the native core's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.engine import make_plan
+from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.group.pool.announce import N_BYTES, TAG, unpack
+from shoal.group.pool.meeting import MEETING_S, meet_view
+from shoal.rendezvous import TcpStoreClient, job_key
+from shoal.state.waits import waits_of
+
+if TYPE_CHECKING:
+    from shoal.group.pool.meeting import PoolGroup
+    from shoal.group.pool.protocol import Meet
+
+_TELL_S: Final = 0.5  # how often the parent hears how this view fares
+# When worker 0 has left: how long the others may take with what they are owed.
+_LAST_S: Final = 2.0
+# Of what one view may be told in its life: a model has a few dozen kinds of calls.
+_MOST_KINDS: Final = 65536
+
+
+def serve(meet: Meet, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until the workers leave, or anyone of the view is lost.
+
+    Raises:
+        ShoalError: the view did not form, or was told of what cannot be served.
+    """
+    key = job_key(os.environ)
+    client = TcpStoreClient(meet.store_host, meet.store_port, timeout_s=MEETING_S, key=key)
+    with contextlib.closing(client):
+        group = meet_view(client, meet.view, meet.rank, meet.size, meet.n_workers)
+    with group:
+        served = _Served(group, meet)
+        with contextlib.suppress(PeerLost):
+            served.run(lambda: tell(served.told()))
+        _linger(group)
+
+
+class _Served:
+    """What one view has been told of, and how it fares."""
+
+    def __init__(self, group: PoolGroup, meet: Meet) -> None:
+        self._group, self._meet = group, meet
+        self._n_kinds = 0
+        self._started = time.monotonic()
+
+    def run(self, tell: Callable[[], None]) -> None:
+        """Take announcements from worker 0 until the group ends, and say how it fares meanwhile."""
+        message = bytearray(N_BYTES)
+        while True:
+            work = self._group.recv(message, 0, TAG, async_op=True)
+            if work is None:
+                return
+            tell()
+            while not _is_within(work.wait, _TELL_S):
+                tell()
+            self._add(bytes(message))
+
+    def _add(self, message: bytes) -> None:
+        group = self._group
+        try:
+            self._n_kinds += 1
+            if self._n_kinds > _MOST_KINDS:
+                raise ValueError(f"more than {_MOST_KINDS} kinds of calls in one view")
+            group.serve(make_plan(unpack(message, group.rank, group.size)))
+        except (ValueError, ShoalError) as error:
+            why = f"server {group.rank} cannot serve what worker 0 announced: {error}"
+            group.abort(why)  # the workers hear why
+            raise ShoalError(why) from error
+
+    def told(self) -> dict[str, Any]:
+        """For `shoal status`."""
+        meet, mesh = self._meet, self._group.mesh
+        state = mesh.state(0.05) if mesh is not None else None
+        told: dict[str, Any] = {
+            "view": meet.view,
+            "rank": meet.rank - meet.n_workers,
+            "n_workers": meet.n_workers,
+            "n_servers": meet.size - meet.n_workers,
+            "n_kinds": self._n_kinds,
+            "for_s": round(time.monotonic() - self._started, 1),
+        }
+        if state is not None:
+            calls = [call for group in state["groups"] for call in group["in_flight"]]
+            waits = [wait for call in calls for wait in waits_of(call) if wait["is_blamed"]]
+            told["n_in_flight"] = state["n_in_flight"]
+            told["staging_bytes"] = state["staging"]["used_bytes"] + state["scratch_bytes"]
+            for name in ("n_bytes_in", "n_bytes_out", "bytes_in_per_s", "bytes_out_per_s"):
+                told[name] = sum(peer[name] for peer in state["peers"])
+            told["waits_for"] = sorted({wait["rank"] for wait in waits})[:32]
+        return told
+
+
+def _is_within(wait: Callable[[float], None], timeout_s: float) -> bool:
+    try:
+        wait(timeout_s)
+    except TimedOut:
+        return False
+    return True
+
+
+def _linger(group: PoolGroup) -> None:
+    """Whoever is still there gets what it is owed before the goodbye, as far as time allows."""
+    until, pause = time.monotonic() + _LAST_S, 0.01
+    while group.ended() is None and time.monotonic() < until:
+        state = group.mesh.state(0.1) if group.mesh is not None else None
+        if state is None or not state["n_in_flight"]:
+            return
+        time.sleep(pause)

@@ -1,0 +1,234 @@
+"""The parent process: accepts, answers, and starts a child for each view of a job.
+
+It holds no tensors and no job's memory, waits in one selector, and ends by a signal alone: nothing
+that a peer sends, and nothing that a child does, ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import shoal
+from shoal.group.pool.protocol import (
+    Ask,
+    Leaving,
+    Meet,
+    Message,
+    Reserve,
+    Reserved,
+    Told,
+    encode,
+    is_for_server,
+)
+from shoal.rendezvous.acceptor import Acceptor, run_ready
+from shoal.rendezvous.handshake import Hello, Progress
+from shoal.rendezvous.key import random_key
+from shoal.server.child import start
+from shoal.server.client import Connection, HttpConnection, JobConnection
+from shoal.server.http import BEGINNINGS, Health
+from shoal.server.options import JobKey, ServerOptions
+from shoal.server.views import Views
+
+_LOG: Final = logging.getLogger("shoal")
+
+_MOST_CONNECTIONS: Final = 1024
+_MOST_HTTP: Final = 32
+# Of one job: the one that serves, the next one, and two whose workers have left them behind.
+_MOST_VIEWS: Final = 4
+
+
+class Server:
+    """Serves jobs until it is told to end.
+
+    Args:
+        listeners: it owns them from here on.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        keys: Sequence[JobKey],
+        options: ServerOptions | None = None,
+    ) -> None:
+        self._options = options or ServerOptions()
+        self._keys = {key.number: key for key in keys}
+        self._identity = os.urandom(16)
+        self._selector = selectors.DefaultSelector()
+        self._views = Views(self._selector)
+        self._jobs: set[JobConnection] = set()
+        self._asking: set[HttpConnection] = set()
+        self._drains_until: float | None = None
+        self._ends = False
+        strangers = self if self._options.http else None
+        self._acceptor = Acceptor(self._selector, self, strangers=strangers)
+        self.addresses = [listener.getsockname()[:2] for listener in listeners]
+        for listener in listeners:
+            self._acceptor.open(listener)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, and then until no view is left or time is up.
+
+        A second signal ends it at once. Call it on the main thread.
+        """
+        noted, woken = socket.socketpair()
+        noted.setblocking(False)
+        woken.setblocking(False)
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._on_signal(woken))
+        previous = {
+            number: signal.signal(number, lambda *_: None)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        signal.set_wakeup_fd(noted.fileno())
+        try:
+            while not self._ends:
+                self._turn()
+        finally:
+            signal.set_wakeup_fd(-1)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self._close()
+            noted.close()
+            woken.close()
+
+    def drain(self) -> None:
+        """Take no more jobs, tell those that are here, and end when they have left."""
+        if self._drains_until is not None:
+            self._ends = True
+            return
+        self._drains_until = time.monotonic() + self._options.drain_s
+        _LOG.info("draining: %d views are served", self._views.n)
+        for job in list(self._jobs):
+            job.connection.send(encode(Leaving()))
+
+    # The acceptor's owner.
+
+    def admit(self, hello: Hello) -> bytes | Progress:
+        """The key that it says it has; one that nobody has, if we do not know it."""
+        if not is_for_server(hello):
+            return Progress.REFUSED
+        key = self._keys.get(hello.epoch)
+        return random_key() if key is None else key.proof
+
+    def welcome(self, sock: socket.socket, hello: Hello) -> None:
+        """Take requests from it."""
+        if len(self._jobs) >= _MOST_CONNECTIONS:
+            sock.close()
+            return
+        key = self._keys[hello.epoch]
+        self._jobs.add(JobConnection(self._selector, sock, key, self._answer, self._jobs.discard))
+
+    def key_differs(self, hello: Hello) -> None:
+        """It is told, and whoever started it can act; here anyone can cause this."""
+
+    @property
+    def beginnings(self) -> Sequence[bytes]:
+        """Of HTTP requests that are answered."""
+        return BEGINNINGS
+
+    def take(self, sock: socket.socket) -> None:
+        """Answer an HTTP request."""
+        if len(self._asking) >= _MOST_HTTP:
+            sock.close()
+            return
+        self._asking.add(HttpConnection(self._selector, sock, self._health, self._asking.discard))
+
+    # What is asked.
+
+    def _answer(self, job: JobConnection, message: Message) -> Message | None:
+        if isinstance(message, Ask):
+            return Told(json.dumps(self._told(job.key))[:60_000])
+        if isinstance(message, Reserve):
+            why = self._why_not(job, message)
+            job.job = job.job if why else message.job
+            return Reserved(why, self._identity)
+        if isinstance(message, Meet):
+            return Reserved(self._begin(job, message), self._identity)
+        return None
+
+    def _why_not(self, job: JobConnection, wanted: Reserve) -> str:
+        """Why this job cannot come; empty if it can."""
+        if wanted.version != shoal.__version__:
+            return (
+                f"it runs shoal {shoal.__version__}, and the workers {wanted.version}: install "
+                "the same on all"
+            )
+        if self._drains_until is not None:
+            return "it is draining, and about to end"
+        held = {other.key.number for other in self._jobs if other.job is not None}
+        held |= self._views.keys()
+        if job.key.number not in held and len(held) >= self._options.most_jobs:
+            return f"it serves {len(held)} jobs, the most that --max-jobs allows"
+        return ""
+
+    def _begin(self, job: JobConnection, meet: Meet) -> str:
+        if job.job is None:
+            return "nothing was reserved"
+        if self._drains_until is not None:
+            return "it is draining, and about to end"
+        self._views.make_room(job.key.number, _MOST_VIEWS)
+        try:
+            pid, pipe = start(meet, job.key.path, self._options.memory_bytes)
+        except OSError as error:
+            _LOG.warning("no child can be started for view %d: %s", meet.view, error)
+            return f"it can start no process: {error.strerror}"
+        self._views.add(pid, pipe, job.key.number, job.job)
+        _LOG.info("job %r: view %d is served by process %d", job.job, meet.view, pid)
+        return ""
+
+    def _told(self, key: JobKey) -> dict[str, Any]:
+        """For whoever holds this key; of other jobs only how many there are."""
+        own = self._views.told_of(key.number)
+        return {
+            "version": shoal.__version__,
+            "is_draining": self._drains_until is not None,
+            "n_jobs": len(self._views.keys()),
+            "most_jobs": self._options.most_jobs,
+            "memory_bytes": self._options.memory_bytes,
+            "views": own,
+        }
+
+    def _health(self) -> Health:
+        n_jobs = len(self._views.keys())
+        return Health(self._drains_until is not None, n_jobs, self._views.told_of(None))
+
+    # Turns.
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._acceptor.expire(now)
+        for held in self._held():
+            until = held.until
+            if until is not None and now >= until:
+                held.close()
+        if self._drains_until is not None and (not self._views.n or now >= self._drains_until):
+            self._ends = True
+            return
+        run_ready(self._selector, self._wait_s(now))
+
+    def _wait_s(self, now: float) -> float | None:
+        times = [held.until for held in self._held()]
+        times += [self._acceptor.next_deadline(), self._drains_until]
+        due = [at for at in times if at is not None]
+        return max(0.0, min(due) - now) if due else None
+
+    def _held(self) -> list[Connection]:
+        return [*(one.connection for one in self._jobs), *(one.connection for one in self._asking)]
+
+    def _on_signal(self, woken: socket.socket) -> None:
+        for _ in woken.recv(64):
+            self.drain()
+
+    def _close(self) -> None:
+        for held in self._held():
+            held.close()
+        self._acceptor.close()
+        self._views.kill_all()
+        self._selector.close()
