@@ -59,11 +59,12 @@ test: test-native $(INSTALLED)
 	$(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # Ten thousand groups, one after another; hundreds of kills, relays and cuts; every program through
-# thirty times as many faults; what a rank pays in a group of 1,024 (3 GB): an hour.
+# thirty times as many faults; all weights of reducers; what a rank pays in a group of 1,024 (3 GB):
+# an hour.
 test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_kills.py \
-	  tests/process/test_faults_relay.py tests/lab/test_cuts.py
+	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py
 	SHOAL_SEEDS=30 build/native/test_programs
 	$(PY) tests/programs.py build/many_ranks.txt tree:16 tree:128 tree:1024 ring:16 ring:128
 	SHOAL_PROGRAMS=build/many_ranks.txt build/native/test_scale

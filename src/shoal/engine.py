@@ -116,7 +116,7 @@ def make_plan(shape: Shape) -> Plan:
         layouts=layouts_of(shape),
         dtype=shape.dtype,
         op=Op.SUM if average else shape.op,
-        divisor=shape.size if average else 1,
+        divisor=shape.n_workers if average else 1,
         codec=shape.codec,
         descriptor=describe(shape),
         agreement=agreement(shape),

@@ -9,9 +9,7 @@ from typing import Final, NamedTuple
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.schedule import COLLECTIVES, MESSAGE, Algorithm, Blocks, Root, find
-
-# Chunks begin on cache lines, so that no two ranks write to the same one.
-_LINE_BYTES: Final = 64
+from shoal.schedule.stripes import LINE_BYTES
 
 Layout = tuple[list[int], list[int]]
 """Of one buffer: the offset of every chunk, and its length; bytes."""
@@ -58,6 +56,11 @@ class Shape(NamedTuple):
         return algorithm.fitted(self.n_elems * item_size(self.dtype), self.size)
 
     @property
+    def n_workers(self) -> int:
+        """How many of the ranks bring a tensor: all, or those before the servers."""
+        return self.size - self.found.n_servers
+
+    @property
     def agrees_by_pair(self) -> bool:
         """Whether only two ranks know how long the block between them is, and tell each other."""
         row = COLLECTIVES.get(self.collective)
@@ -98,8 +101,10 @@ def layouts_of(shape: Shape) -> list[Layout]:
     item, size, algorithm = item_size(shape.dtype), shape.size, shape.found
     row = COLLECTIVES.get(shape.collective)
     if row is None or row.in_place:
-        data = balanced(shape.n_elems, item, algorithm.n_chunks(size, shape.hosts))
+        data = cut(algorithm, shape.n_elems, item, size, shape.hosts)
         lengths, callers = data[1], [data, _EMPTY, _EMPTY]
+        if shape.rank >= size - algorithm.n_servers:
+            callers = [_EMPTY] * 3
     else:
         lengths = [n * item for n in shape.blocks or (shape.n_elems,) * size]
         callers = [_EMPTY, _blocks(shape, row.reads, lengths), _blocks(shape, row.writes, lengths)]
@@ -126,15 +131,24 @@ def _consecutive(lengths: list[int]) -> Layout:
 def _scratch(lengths: Sequence[int], like: Sequence[int]) -> Layout:
     """Scratch chunks as long as the chunks they are `like`, each on cache lines of its own."""
     n_bytes = [lengths[chunk] for chunk in like]
-    strides = [-(-n // _LINE_BYTES) * _LINE_BYTES for n in n_bytes]
+    strides = [-(-n // LINE_BYTES) * LINE_BYTES for n in n_bytes]
     return list(itertools.accumulate(strides, initial=0))[:-1], n_bytes
+
+
+def cut(
+    algorithm: Algorithm, n_elems: int, item: int, size: int, hosts: Sequence[int] = ()
+) -> Layout:
+    """Where the chunks of a buffer that is worked on in place lie, and how long they are."""
+    if algorithm.cut_rule:
+        return algorithm.cut_rule(n_elems * item, size)
+    return balanced(n_elems, item, algorithm.n_chunks(size, hosts))
 
 
 def balanced(n_elems: int, item: int, n_chunks: int) -> Layout:
     """Chunks of equal length but for the last ones, which may be shorter or empty."""
     if n_chunks == 1:
         return [0], [n_elems * item]
-    line = max(1, _LINE_BYTES // item)
+    line = max(1, LINE_BYTES // item)
     stride = -(-n_elems // n_chunks)
     stride = -(-stride // line) * line
     begins = [min(chunk * stride, n_elems) for chunk in range(n_chunks + 1)]

@@ -29,7 +29,7 @@ message monitored nic occurrences on op operations options origin out owner pair
 pending picture placement planner point pool pools process proof record recv reducer repair
 rereading result role root round row sample section send server settings shape shoal simulation
 source spec stages store symbols symmetric table tcp tensor timed told torch trace tree tuning type
-unpacker unsupported usage value verdict warnings way within work worker
+unpacker unsupported usage value verdict warnings way weights within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
 

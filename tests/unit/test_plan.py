@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.plan import Cluster, LinkCost, Planner, Settings, choose, default_cluster
-from shoal.plan.choose import candidates, floor_of, size_class
+from shoal.plan.choose import can_serve, candidates, floor_of, size_class
 from shoal.plan.cluster import numbered
 from shoal.plan.cost import cost_of
 from shoal.plan.settings import Forced, forced_from
@@ -258,6 +258,20 @@ def test_reducers_that_are_more_than_the_ranks_of_a_subgroup_are_not_forced_on_i
     assert world.choose("all_reduce", 4096).name == "sharded(3)"
     assert world.of([0, 1]).choose("all_reduce", 4096).name != "sharded(3)"
     assert "sharded(3), which cannot serve this group" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["sharded[4*1|2*3].workers", "sharded[2*1|2*1]", "sharded[2*1|2*1].servers"]
+)
+def test_what_leaves_elements_or_ranks_out_cannot_be_forced_on_a_group(name: str) -> None:
+    assert not can_serve("all_reduce", name, default_cluster(range(4)))
+    assert choose("all_reduce", 1 << 20, default_cluster(range(4)), name).name != name
+
+
+def test_weights_of_the_workers_alone_can_be_forced() -> None:
+    for name in ("sharded[4*1|]", "sharded[3,1,1,2|]", "sharded[4*1|].workers"):
+        assert can_serve("all_reduce", name, default_cluster(range(4)))
+        assert choose("all_reduce", 1 << 20, default_cluster(range(4)), name).name == name
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,8 @@ def test_a_wrong_name_is_refused_with_those_there_are(name: str) -> None:
         find("all_reduce", name)
     assert str(caught.value) == (
         f"no algorithm {name!r} for all_reduce: there are {', '.join(ALGORITHMS['all_reduce'])}, "
-        "sharded(k) with k reducers, and local/across such as sharded/ring"
+        "sharded(k) with k reducers, sharded[8*1|4*3] with weights of workers and servers, "
+        "and local/across such as sharded/ring"
     )
 
 

@@ -68,6 +68,8 @@ def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = Fa
         algorithm.n_chunks(cluster.size, cluster.hosts)  # some need more ranks than there are
     except UsageError:
         return False
+    if algorithm.n_servers or algorithm.is_part:  # a call of this group's own needs its all
+        return False
     return algorithm.takes_uneven or not uneven
 
 

@@ -41,6 +41,9 @@ class Algorithm:
         owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce, in
             DATA; None where several do. What has one can be cut in two at its Finish, so
             `hierarchical` can use it inside a host.
+        cut_rule: by the bytes of the longest buffer and size: where its chunks begin, and how long
+            they are; multiples of 64 but for the end of the buffer. There may be gaps, which the
+            algorithm leaves alone. None: all chunks are equally long and follow one another.
         fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
             that length. None: all lengths are cut alike.
         encodes_once: whether every value that one host sends to another is what no other host has
@@ -48,6 +51,9 @@ class Algorithm:
             narrow codec rounds each contribution once and the result once, on all ranks alike.
         chain_rule: by size (by `hosts` where `by_host`): sender and receiver of each message of
             a longest chain, see `chains`; for root 0.
+        n_servers: so many of the ranks, the last ones, bring no tensor and take none home: they
+            reduce in their own memory.
+        is_part: whether some of the buffer is in no chunk, since another call sums that.
         explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
@@ -58,8 +64,11 @@ class Algorithm:
     by_host: bool = False
     owner_rule: Callable[[int, int], int] | None = None
     fit_rule: Callable[[int, int], Algorithm] | None = None
+    cut_rule: Callable[[int, int], tuple[list[int], list[int]]] | None = None
     encodes_once: bool = False
     chain_rule: Callable[..., Sequence[tuple[int, int]]] = _nothing
+    n_servers: int = 0
+    is_part: bool = False
     explained_by: Callable[..., object] | None = None
 
     def steps(

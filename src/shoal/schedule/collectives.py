@@ -197,8 +197,13 @@ def row_of(collective: str) -> Collective:
     return COLLECTIVES[collective]
 
 
-def contract_of(collective: str, rank: int, size: int, n_chunks: int, root: int = 0) -> Contract:
+def contract_of(
+    collective: str, rank: int, size: int, n_chunks: int, root: int = 0, n_servers: int = 0
+) -> Contract:
     """What `rank` brings to a collective and is left with, where DATA is cut into `n_chunks`.
+
+    Args:
+        n_servers: so many of the ranks, the last ones, bring nothing and are left with nothing.
 
     Raises:
         UsageError: there is no such collective, or it cannot be cut like that.
@@ -206,4 +211,6 @@ def contract_of(collective: str, rank: int, size: int, n_chunks: int, root: int 
     row = row_of(collective)
     if not row.in_place and n_chunks != size:
         raise UsageError(f"{collective} over {size} ranks has {size} chunks, not {n_chunks}")
-    return row.contract(rank, size, n_chunks, root)
+    if rank >= size - n_servers:
+        return Contract({}, {}, {})
+    return row.contract(rank, size - n_servers, n_chunks, root)

@@ -16,6 +16,9 @@ from shoal.errors import UsageError
 # its bytes (docs/decisions/0007); longer stripes leave fewer reducers something to do.
 STRIPE_FLOOR_BYTES: Final = 16 << 10
 
+LINE_BYTES: Final = 64
+"""Chunks begin on cache lines, so that no two ranks write to the same one."""
+
 
 class Role(enum.Enum):
     """What a reducer is besides: a worker brings a tensor, a server has none."""

@@ -17,6 +17,8 @@ from shoal.schedule.dissemination import dissemination_barrier, dissemination_sc
 from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.pairwise import pairwise_all_to_all
 from shoal.schedule.sharded import sharded
+from shoal.schedule.weighted import weighted
+from shoal.schedule.weights import is_weighted
 
 _RING: Final = Algorithm(
     ring.ring_all_reduce,
@@ -168,9 +170,10 @@ _SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 def find(collective: str, name: str) -> Algorithm:
     """The algorithm of that name.
 
-    For all_reduce, besides those in `ALGORITHMS`: "sharded(k)" with k reducers, and "local/across"
-    of two others, such as "sharded/ring" or "ring/tree", which is `hierarchical`. The halves of a
-    `MESSAGE` are "send" and "recv".
+    For all_reduce, besides those in `ALGORITHMS`: "sharded(k)" with k reducers, "sharded[8*1|4*3]"
+    with weights of workers and servers (`weights.parse`), and "local/across" of two others, such as
+    "sharded/ring" or "ring/tree", which is `hierarchical`. The halves of a `MESSAGE` are "send" and
+    "recv".
 
     Raises:
         UsageError: there is no such collective or algorithm; the message lists those there are.
@@ -179,6 +182,8 @@ def find(collective: str, name: str) -> Algorithm:
         raise UsageError(f"no collective {collective!r}: there are {', '.join(ALGORITHMS)}")
     if name in _TABLE[collective]:
         return _TABLE[collective][name]
+    if collective == "all_reduce" and is_weighted(name):
+        return weighted(name)
     local, slash, across = name.partition("/")
     if collective == "all_reduce" and slash:
         return hierarchical(_part(name, local, local=True), _part(name, across, local=False))
@@ -186,7 +191,8 @@ def find(collective: str, name: str) -> Algorithm:
         return sharded(int(match[1]))
     there_are = ", ".join(_TABLE[collective])
     if collective == "all_reduce":
-        there_are += ", sharded(k) with k reducers, and local/across such as sharded/ring"
+        there_are += ", sharded(k) with k reducers, sharded[8*1|4*3] with weights of workers and "
+        there_are += "servers, and local/across such as sharded/ring"
     raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}")
 
 

@@ -83,7 +83,10 @@ def prove(
     n_chunks = algorithm.n_chunks(size, hosts)
     return prove_steps(
         [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)],
-        [contract_of(collective, rank, size, n_chunks, root) for rank in range(size)],
+        [
+            contract_of(collective, rank, size, n_chunks, root, algorithm.n_servers)
+            for rank in range(size)
+        ],
         scratch=[algorithm.scratch(rank, size, hosts, root) for rank in range(size)],
         n_segments=n_segments,
         window=window,
@@ -167,10 +170,11 @@ def _fits(
     """
     fits = {}
     everyone = range(len(contracts))
+    has_data = any(contract.n_chunks.get(Buffer.DATA) for contract in contracts)
     for rank, (contract, like) in enumerate(zip(contracts, scratch, strict=True)):
         n_data = contract.n_chunks.get(Buffer.DATA, 0)
         places = {Place(Buffer.DATA, chunk): chunk for chunk in range(n_data)}
-        if places:
+        if has_data:
             places |= {Place(Buffer.SCRATCH, place): chunk for place, chunk in enumerate(like)}
         for place, chunk in places.items():
             fits[flow.number(rank, place)] = Value(everyone, chunk)

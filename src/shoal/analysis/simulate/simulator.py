@@ -29,7 +29,7 @@ from shoal.schedule import (
     find,
     row_of,
 )
-from shoal.shapes import balanced
+from shoal.shapes import cut
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
@@ -179,7 +179,7 @@ class _Lengths:
         size, hosts = cluster.size, cluster.hosts
         n_chunks = algorithm.n_chunks(size, hosts)
         if row_of(collective).in_place:
-            _, self._chunks = balanced(n_bytes, 1, n_chunks)
+            _, self._chunks = cut(algorithm, n_bytes, 1, size, hosts)
         else:
             self._chunks = [n_bytes] * n_chunks
         self._scratch = functools.cache(lambda rank: algorithm.scratch(rank, size, hosts, root))

@@ -105,7 +105,10 @@ def trace(
         _check_length(algorithm, size, root, hosts)
     prove(collective, algorithm, size, root=root, hosts=hosts)
     n_chunks = algorithm.n_chunks(size, hosts)
-    contracts = [contract_of(collective, rank, size, n_chunks, root) for rank in range(size)]
+    contracts = [
+        contract_of(collective, rank, size, n_chunks, root, algorithm.n_servers)
+        for rank in range(size)
+    ]
     n_scratch = [len(algorithm.scratch(rank, size, hosts, root)) for rank in range(size)]
     schedule = [list(algorithm.steps(rank, size, root, hosts)) for rank in range(size)]
     return Trace(

@@ -1,0 +1,245 @@
+"""Sharding by weights, with servers: every size is proved, and the bits are those of `sharded`.
+
+The order of folds comes from `fold_orders`, which knows nothing of shoal. `SHOAL_SOAK=1` proves the
+whole grid of sizes, as `make test-soak` does; else a part of it, always the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
+from contract.test_algorithms import go_through
+
+from shoal.analysis.dataflow import Dataflow
+from shoal.analysis.prove.prover import Expression, prove
+from shoal.dtypes import DType, Op, item_size
+from shoal.engine import lower
+from shoal.schedule import Algorithm, Buffer, Place, find
+from shoal.schedule.weights import Weights
+from shoal.shapes import Shape, layouts_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SOAK = os.environ.get("SHOAL_SOAK") == "1"
+N_WORKERS = range(1, 17)
+N_SERVERS = range(21)
+N_SAMPLED = 8  # weights of each number of workers, of about 100
+FLOOR_ELEMS = FLOOR_BYTES // 4
+
+
+def weights_of(n: int, k: int) -> Iterator[Weights]:
+    """Of so many workers and servers: equal, unequal, and with zeros."""
+    chance = random.Random(n * 1000 + k)
+    yield Weights((1,) * n, (3,) * k)
+    if k:
+        yield Weights((0,) * n, (1,) * k)
+    yield Weights(*(tuple(chance.randint(1, 99) for _ in range(m)) for m in (n, k)))
+    some = Weights(*(tuple(chance.choice((0, 0, 1, 7, 900)) for _ in range(m)) for m in (n, k)))
+    if some.total:
+        yield some
+    yield Weights((*(0 for _ in range(n - 1)), 1), (0,) * k)
+
+
+GRID = [list(itertools.chain.from_iterable(weights_of(n, k) for k in N_SERVERS)) for n in N_WORKERS]
+
+
+def sampled(grid: list[Weights]) -> list[Weights]:
+    n = len(grid[0].workers)
+    return grid if SOAK else random.Random(n).sample(grid, N_SAMPLED)
+
+
+def nested(order: Sequence[int]) -> Expression:
+    return functools.reduce(lambda held, one: (held, one), order[1:], order[0])
+
+
+def stripe_of(algorithm: Algorithm, n_bytes: int, size: int, n_workers: int) -> list[int]:
+    """Of every chunk, the stripe that it lies in, by its place alone."""
+    cuts = [where for where, _ in stripes(n_bytes, 1, n_workers)]
+    found = []
+    for begin, length in zip(*algorithm.cut_rule(n_bytes, size), strict=True):
+        (within,) = [t for t, cut in enumerate(cuts) if cut.start <= begin < cut.stop]
+        assert begin + length <= cuts[within].stop
+        found.append(within)
+    return found
+
+
+@pytest.mark.parametrize("grid", GRID, ids=lambda grid: f"{len(grid[0].workers)} workers")
+def test_all_weights_keep_the_promise_in_the_order_of_stripes(grid: list[Weights]) -> None:
+    for weights in sampled(grid):
+        n, size = len(weights.workers), len(weights.workers) + len(weights.servers)
+        for part in ("", *weights.parts):
+            ranks = n if part == "workers" else size
+            for n_stripes in {n, (n + 1) // 2}:
+                # Long enough that no chunk is empty: each says by its place where it belongs.
+                n_bytes = n_stripes * FLOOR_BYTES if n_stripes < n else n * FLOOR_BYTES * 1000
+                algorithm = find("all_reduce", weights.name(part)).fitted(n_bytes, ranks)
+                proof = prove("all_reduce", algorithm, ranks, n_segments=1, window=0)
+                if n_stripes < n:
+                    continue
+                found = stripe_of(algorithm, n_bytes, ranks, n)
+                for chunk, stripe in enumerate(found):
+                    want = nested(order_of(stripe, n, n))
+                    for rank in range(n):
+                        assert proof.expressions[rank, Place(Buffer.DATA, chunk)] == want
+                # Each contribution goes to its reducer once, and each result to each worker once.
+                owners = [algorithm.owner_rule(chunk, ranks) for chunk in range(len(found))]
+                once = sum(n - (owner < n) for owner in owners)
+                assert sum(proof.n_sent.values()) == 2 * once
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_segments_that_are_staged_early_change_nothing(window: int) -> None:
+    for name, size in (("sharded[5*2|3*7]", 8), ("sharded[4*0|6*1]", 10), ("sharded[3,0,9|]", 3)):
+        prove("all_reduce", name, size, n_segments=3, window=window)
+
+
+def shape_of(name: str, n_elems: int, rank: int, size: int, dtype: DType = DType.FLOAT32) -> Shape:
+    return Shape("all_reduce", name, dtype, Op.SUM, n_elems, rank, size)
+
+
+def places(name: str, n_elems: int, size: int, dtype: DType) -> list[tuple[int, int]]:
+    begins, lengths = layouts_of(shape_of(name, n_elems, 0, size, dtype))[Buffer.DATA]
+    return [(begin, begin + n) for begin, n in zip(begins, lengths, strict=True) if n]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16])
+def test_both_parts_together_are_the_whole_in_whole_lines(n: int) -> None:
+    for k in (0, 1, 3, 8, 20):
+        for weights in weights_of(n, k):
+            for n_elems in (0, 1, 15, 1009, 5 * FLOOR_ELEMS + 7, n * FLOOR_ELEMS * 3 + 13):
+                for dtype in (DType.FLOAT32, DType.INT8, DType.FLOAT64):
+                    whole = places(weights.name(), n_elems, n + k, dtype)
+                    parts = [
+                        places(weights.name(part), n_elems, n + k * (part == "servers"), dtype)
+                        for part in weights.parts
+                    ]
+                    assert sorted(itertools.chain.from_iterable(parts)) == whole
+                    ends = [0, *(end for _, end in whole)]
+                    assert [begin for begin, _ in whole] == ends[:-1]
+                    assert ends[-1] == n_elems * item_size(dtype)
+                    assert all(begin % 64 == 0 for begin, _ in whole)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 16])
+def test_shares_of_a_long_buffer_are_the_weights(n: int) -> None:
+    n_bytes = 64 << 20
+    for k in (0, 1, 3, 8, 20):
+        for weights in weights_of(n, k):
+            size = n + k
+            algorithm = find("all_reduce", weights.name()).fitted(n_bytes, size)
+            has = [0] * size
+            for chunk, length in enumerate(algorithm.cut_rule(n_bytes, size)[1]):
+                has[algorithm.owner_rule(chunk, size)] += length
+            for n_held, weight in zip(has, (*weights.workers, *weights.servers), strict=True):
+                assert abs(n_held - n_bytes * weight / weights.total) <= 64 * 2 * n
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13])
+def test_any_weights_and_any_number_of_servers_give_the_same_bits(n: int) -> None:
+    for n_elems in (0, 1, 1009, 2 * FLOOR_ELEMS + 7, n * FLOOR_ELEMS + 77, 3 * n * FLOOR_ELEMS + 5):
+        values = [own(rank, n_elems) for rank in range(n)]
+        want = folded(values).tobytes()
+        for k in (0, 1, 2, 3, 5, 16):
+            for weights in weights_of(n, k):
+                for got in run(weights, values):
+                    assert got.tobytes() == want, f"{n_elems} by {weights}"
+
+
+def run(weights: Weights, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Every worker's result of both parts, one after the other, by an interpreter of the steps."""
+    results = [value.copy() for value in values]
+    for part in weights.parts:
+        n = len(values)
+        size = n + len(weights.servers) * (part == "servers")
+        shape = shape_of(weights.name(part), values[0].size, 0, size)
+        begins, lengths = layouts_of(shape)[Buffer.DATA]
+        cuts = [slice(at // 4, (at + m) // 4) for at, m in zip(begins, lengths, strict=True)]
+        held: list[dict[tuple[int, int], np.ndarray]] = [
+            {(Buffer.DATA, chunk): one[cut] for chunk, cut in enumerate(cuts)} for one in values
+        ]
+        held += [{} for _ in range(size - n)]
+        go_through(
+            [deque(shape.found.steps(rank, size)) for rank in range(size)], held, divide=False
+        )
+        for result, holds in zip(results, held[:n], strict=True):
+            for chunk, cut in enumerate(cuts):
+                result[cut] = holds[Buffer.DATA, chunk]
+    return results
+
+
+def test_a_server_has_scratch_for_its_chunks_and_no_data() -> None:
+    for rank in (4, 5):
+        *callers, scratch = layouts_of(shape_of("sharded[4*1|2*2]", 1 << 20, rank, 6))
+        assert callers == [([], [])] * 3
+        assert sum(scratch[1]) == 4 * (1 << 20) * 2 // 8
+
+
+def test_an_average_is_over_the_workers_alone() -> None:
+    for name, size in (("sharded[4*1|2*2]", 6), ("sharded[4*1|2*2].workers", 4), ("sharded", 4)):
+        assert shape_of(name, 100, 0, size).n_workers == 4
+
+
+def test_equal_weights_of_workers_alone_are_the_plain_sharded_all_reduce() -> None:
+    for n in N_WORKERS:
+        plain, weighted = find("all_reduce", "sharded"), find("all_reduce", f"sharded[{n}*1|]")
+        for n_elems in (n * FLOOR_ELEMS, n * FLOOR_ELEMS + 1009):
+            shapes = [shape_of(name, n_elems, 0, n) for name in ("sharded", f"sharded[{n}*1|]")]
+            assert layouts_of(shapes[0])[0] == layouts_of(shapes[1])[0]
+        for rank in range(n):
+            assert list(plain.steps(rank, n)) == list(weighted.steps(rank, n))
+
+
+def test_where_workers_fold_nothing_they_begin_with_different_servers() -> None:
+    for n, k in ((8, 8), (8, 4), (8, 16), (6, 3), (4, 12)):
+        algorithm = find("all_reduce", f"sharded[{n}*0|{k}*1]")
+        begins = [next(iter(algorithm.steps(rank, n + k))).peer for rank in range(n)]
+        assert len(set(begins)) == min(n, k)
+
+
+# What there was before there were weights.
+
+_BEFORE = "95b1f41da203e93af06fede636a202618c2347d4b278b6385e3fd24b96db4ee4"
+
+
+def test_without_weights_steps_and_places_are_what_they_always_were() -> None:
+    """Of `sharded` and `sharded(k)`: the digest is that of the release before weights came."""
+    said = hashlib.sha256()
+    for size in range(1, 10):
+        for name in ("sharded", *(f"sharded({k})" for k in range(1, size + 1))):
+            for n_elems in (1, 1009, 5 * 4096 + 7, size * 4096, 3 * size * 4096 + 13):
+                algorithm = find("all_reduce", name).fitted(4 * n_elems, size)
+                for rank in range(size):
+                    steps = [str(step) for step in algorithm.steps(rank, size)]
+                    layouts = layouts_of(shape_of(name, n_elems, rank, size))
+                    said.update(repr((name, size, n_elems, rank, steps, layouts)).encode())
+    assert said.hexdigest() == _BEFORE
+
+
+def test_the_engine_reads_the_same_dataflow_from_the_steps() -> None:
+    for name, size in (
+        ("sharded[5*2|3*7]", 8),
+        ("sharded[5*2|3*7].servers", 8),
+        ("sharded[5*2|3*7].workers", 5),
+        ("sharded[2,0,7,1|3,0,50,1,9]", 9),
+        ("sharded[16*0|20*1]", 36),
+    ):
+        algorithm = find("all_reduce", name)
+        schedule = [list(algorithm.steps(rank, size)) for rank in range(size)]
+        flow = Dataflow(schedule)
+        for rank, steps in enumerate(schedule):
+            native, first = lower(steps, size).waits_for, flow.first_of[rank]
+            assert len(native) == len(steps)
+            for at, waits in enumerate(native):
+                also = {one - first for one in flow.waits_for[first + at]}
+                # Who waits for a chunk's readers waits for whom they read it from, too.
+                assert also == {*waits, *(also & {w for one in waits for w in native[one]})}

@@ -1,0 +1,104 @@
+"""Names of all-reduces that are sharded by weights; they come from peers, too."""
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.schedule import find
+from shoal.schedule.weights import MOST_NAME_BYTES, Weights, parse
+
+
+@pytest.mark.parametrize(
+    ("weights", "part", "name"),
+    [
+        (Weights((1,) * 8, (3,) * 4), "", "sharded[8*1|4*3]"),
+        (Weights((1,) * 8, (3,) * 4), "servers", "sharded[8*1|4*3].servers"),
+        (Weights((2,) * 8, (6,) * 4), "workers", "sharded[8*1|4*3].workers"),
+        (Weights((1, 2, 2, 0)), "", "sharded[1,2*2,0|]"),
+        (Weights((0, 0), (5, 10)), "servers", "sharded[2*0|1,2].servers"),
+        (Weights((1,) * 4096, (7,) * 4096), "", "sharded[4096*1|4096*7]"),
+    ],
+)
+def test_weights_have_one_name_that_is_read_back(weights: Weights, part: str, name: str) -> None:
+    assert weights.name(part) == name
+    assert parse(name) == (weights.reduced, part)
+
+
+def test_a_run_may_be_written_out() -> None:
+    assert parse("sharded[1,1,2|3,3]") == parse("sharded[2*1,1*2|2*3]")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("sharded[8*1]", "write sharded[8*1|4*3]"),
+        ("sharded[8*1|4*3].both", "write sharded[8*1|4*3]"),
+        ("sharded[8*1|4*3]/ring", "write sharded[8*1|4*3]"),
+        ("sharded[8*-1|]", "write sharded[8*1|4*3]"),
+        ("sharded[8*1.5|]", "write sharded[8*1|4*3]"),
+        ("sharded[|4*3]", "write sharded[8*1|4*3]"),
+        ("sharded[\u0663*1|]", "write sharded[8*1|4*3]"),
+        ("sharded[8*1|4*3]\n", "write sharded[8*1|4*3]"),
+        ("sharded[8*1,|]", "cannot read '' among the workers"),
+        ("sharded[1|2**3]", "cannot read '2**3' among the servers"),
+        ("sharded[0*1|1]", "cannot read '0*1' among the workers"),
+        ("sharded[1|12345678]", "cannot read '12345678' among the servers"),
+        ("sharded[12345*1|]", "cannot read '12345*1' among the workers"),
+        ("sharded[4097*1|]", "4097 workers, at most 4096 will do"),
+        ("sharded[1|4000*1,97*1]", "4097 servers, at most 4096 will do"),
+        ("sharded[1048577|]", "a weight of 1048577 among the workers"),
+        ("sharded[4*0|2*0]", "all weights are 0"),
+        ("sharded[4*1|].servers", "no weight is above 0 among the servers"),
+        ("sharded[4*1|2*0].servers", "no weight is above 0 among the servers"),
+        ("sharded[4*0|2*1].workers", "no weight is above 0 among the workers"),
+        ("sharded[" + "1," * 2048 + "1|]", "a name of 4107 B, at most 4096 B will do"),
+    ],
+)
+def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find("all_reduce", name)
+    assert why in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_the_longest_name_asks_for_no_more_than_is_bounded() -> None:
+    longest = "sharded[" + ",".join(["9999*1"] * 580) + "|]"
+    assert len(longest) <= MOST_NAME_BYTES
+    with pytest.raises(UsageError, match="5799420 workers, at most 4096 will do"):
+        parse(longest)
+
+
+def test_weights_that_have_no_name_say_why() -> None:
+    for weights, why in (
+        (Weights((), (1,)), "there are no workers"),
+        (Weights((1, -1)), "a weight of -1 among the workers"),
+        (Weights((1 << 21, 3)), "a weight of 2097152"),
+        (Weights((1,) * 4097), "4097 workers"),
+        (Weights((0, 0), (0,)), "all weights are 0"),
+        (Weights(tuple(range(1, 2000))), "a name of"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            weights.name()
+
+
+def test_only_an_all_reduce_has_weights_and_no_level_of_a_hierarchy_has() -> None:
+    for collective, name in (
+        ("reduce", "sharded[2*1|]"),
+        ("all_reduce", "ring/sharded[2*1|]"),
+    ):
+        with pytest.raises(UsageError, match="no algorithm"):
+            find(collective, name)
+
+
+def test_the_group_must_have_the_ranks_that_the_name_speaks_of() -> None:
+    whole, servers, workers = (
+        find("all_reduce", f"sharded[4*1|2*3]{part}") for part in ("", ".servers", ".workers")
+    )
+    for algorithm, size in ((whole, 4), (servers, 5), (workers, 6)):
+        for ask in (
+            lambda algorithm=algorithm, size=size: algorithm.n_chunks(size),
+            lambda algorithm=algorithm, size=size: algorithm.scratch(0, size),
+            lambda algorithm=algorithm, size=size: list(algorithm.steps(0, size)),
+            lambda algorithm=algorithm, size=size: algorithm.fitted(1 << 20, size).n_chunks(size),
+        ):
+            with pytest.raises(UsageError, match=f"is for 4 workers.*not for a group of {size}"):
+                ask()
