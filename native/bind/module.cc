@@ -68,12 +68,15 @@ using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, int codec, const std::string& descriptor,
-                                const std::string& agreement, bool by_pair, uint32_t n_stripes) {
+                                const std::string& agreement, bool by_pair, uint32_t n_stripes,
+                                uint32_t n_workers) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
       divisor == 0 || n_stripes == 0)
     throw std::invalid_argument(
         "a plan needs four layouts, a dtype, an operation, a divisor, a codec and a stripe");
+  if (n_workers > program->sends_to.size())
+    throw std::invalid_argument("a plan has no more workers than its group has ranks");
   static_assert(kSegmentBytes % 16 == 0 && kSegmentBytes <= Slots::kSlotBytes);
   for (int buffer = 0; buffer < kBuffers; ++buffer)
     plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
@@ -95,6 +98,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
   plan->n_stripes = n_stripes;
+  plan->n_workers = n_workers;
   plan->index();
   const auto& to = plan->program->sends_to;
   const auto& from = plan->program->recvs_from;
@@ -207,6 +211,14 @@ struct GroupHandle {
     return {mesh, mesh->post_message(*group, std::move(plan), sends, peer, tag,
                                      reinterpret_cast<std::byte*>(address), ns_of(timeout_s),
                                      background)};
+  }
+
+  void serve(std::shared_ptr<Plan> plan) {
+    check(*plan);
+    if (const std::string why = ServedCalls::refusal(*group, *plan); !why.empty())
+      throw std::invalid_argument(why);
+    Released released;
+    mesh->serve(*group, std::move(plan));
   }
 
   void abort(const std::string& why) {
@@ -336,7 +348,8 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
-                  nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1)
+                  nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1,
+                  nb::arg("n_workers") = 0)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
 
   nb::class_<Arena>(m, "Arena")
@@ -364,6 +377,7 @@ NB_MODULE(_native, m) {
       .def("post", &GroupHandle::post)
       .def("post_in_place", &GroupHandle::post_in_place)
       .def("post_message", &GroupHandle::post_message)
+      .def("serve", &GroupHandle::serve)
       .def("abort", &GroupHandle::abort)
       .def("drop", &GroupHandle::drop)
       .def("error", &GroupHandle::error)

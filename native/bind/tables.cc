@@ -10,6 +10,7 @@
 #include "engine/granted_way.h"
 #include "engine/mesh.h"
 #include "engine/progress_thread.h"
+#include "engine/served_calls.h"
 #include "engine/state_reader.h"
 #include "fold/codec.h"
 #include "transport/outbox.h"
@@ -48,6 +49,7 @@ void bind_tables(nb::module_& m) {
   m.attr("MOST_CONNECTIONS") = Header::kMaxPaths;
   m.attr("FIRST_NAMED_KEY") = FinishedCalls::kFirstNamed;
   m.attr("LAST_FINISHED") = StateReader::kLastFinished;
+  m.attr("MOST_SERVED") = ServedCalls::kMostPlans;
   m.def("dtypes", &dtypes);
   m.def("fold_ops", &fold_ops);
   m.attr("N_CODECS") = kCodecs;

@@ -91,6 +91,7 @@ struct Call : std::enable_shared_from_this<Call> {
   bool unmatched = false;    // a receive that waits for its message, see messages.h
   int source = -1;           // of a message, once it is known: group rank
   Stripe stripe;
+  bool is_served = false;  // no caller made it (served_calls.h)
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];

@@ -82,6 +82,12 @@ void Calls::launch(Call& call, uint64_t key) {
   if (call.steps_left == 0 && !call.ended) end(call, {});
 }
 
+void Calls::launch_served(Call& call, uint64_t key) {
+  call.is_served = true;
+  call.group->served.n_in_flight++;
+  launch(call, key);
+}
+
 // What is derived from the plan and the links.
 void Calls::index(Call& call) {
   const Program& program = *call.plan->program;
@@ -135,6 +141,7 @@ void Calls::end(Call& call, const Error& error) {
   }
   // From here on it is over.
   let_go(call);
+  if (call.is_served) group.served.n_in_flight--;
   call.ended = true;
   const bool had_scratch = finish(call);
   post_notices_.finished(call);

@@ -42,6 +42,8 @@ class Calls {
   std::shared_ptr<Call> last_prepared() const { return last_prepared_.lock(); }
   // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
   void launch(Call& call, uint64_t key);
+  // The same for a call that no caller has made.
+  void launch_served(Call& call, uint64_t key);
   // Ends a call that never was in flight.
   static void refuse(Call& call, const Error& why);
 

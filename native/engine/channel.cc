@@ -154,6 +154,7 @@ void Channel::hear_others(int64_t now) {
 
 // A call has ended here, or a stripe of one: the last counts as the call.
 void Channel::ended(Call& call) {
+  if (call.is_served) return;  // nobody waits for it, or counts it
   if (call.stripe.of != nullptr) {
     if (!call.stripe.of->end(call.stripe.index, call.error)) return;
     if (place_.first != nullptr) return place_.first->count_finished();
@@ -208,6 +209,19 @@ std::shared_ptr<Call> Channel::post_message(Group& group, std::shared_ptr<const 
                  : engine_.post_recv(group, std::move(plan), peer, tag, data, deadline);
   });
   return start(lock, std::move(call), background);
+}
+
+// Its calls are nobody's to wait for: the progress thread begins them.
+void Channel::serve(uint64_t group, std::shared_ptr<const Plan> plan) {
+  std::unique_lock lock(mutex_);
+  Group* here = engine_.group(group);
+  if (here == nullptr) return;
+  guarded([&] {
+    engine_.serve(*here, std::move(plan), static_cast<uint32_t>(place_.index));
+    engine_.progress(1);
+  });
+  after_step(lock);
+  progress_thread().kick();
 }
 
 std::shared_ptr<Call> Channel::start(std::unique_lock<std::mutex>& lock, std::shared_ptr<Call> call,

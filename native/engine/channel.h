@@ -62,6 +62,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::shared_ptr<Call> post_message(Group& group, std::shared_ptr<const Plan> plan, bool sends,
                                      int peer, int64_t tag, std::byte* data, int64_t timeout_ns,
                                      bool background);
+  // See ServedCalls. Nothing, if the group is not there any more.
+  void serve(uint64_t group, std::shared_ptr<const Plan> plan);
   // Drives until `call` is over, all of it (true), `timeout_ns` passed, or a signal or a quiet
   // spell gives reason to look at what native code does not see.
   bool wait(Call& call, int64_t timeout_ns);

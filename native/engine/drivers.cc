@@ -70,7 +70,8 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
   if (--n_callers_ == 0) own.watch.exchange(0);
   // What came in the last moment was not announced to the progress thread: it seemed to be looked
   // after here.
-  return n_callers_ == 0 && (engine_.n_in_flight() > 0 || own.alarm.load() != 0);
+  return n_callers_ == 0 &&
+         (engine_.n_in_flight() > 0 || engine_.serves() || own.alarm.load() != 0);
 }
 
 // Sleeps on the doorbell. False when it did not ring: time to look at signals and deadlines.

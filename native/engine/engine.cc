@@ -23,6 +23,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       call_frames_(steps_, ways_, post_notices_, *this),
       early_(names_.size(), ways_, *this),
       calls_(links_, steps_, scratch_, ways_, post_notices_, call_frames_, early_, *this, now_),
+      served_calls_(calls_),
       messages_(rank, calls_, *this, options.most_tags),
       groups_(rank, names_.size(), *this),
       peers_(names_.size(), rank),
@@ -94,6 +95,11 @@ std::shared_ptr<Call> Engine::post_recv(Group& group, std::shared_ptr<const Plan
   return messages_.recv(group, std::move(plan), source, tag, data, deadline_ns);
 }
 
+void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe) {
+  serves_ = true;
+  served_calls_.serve(group, std::move(plan), stripe);
+}
+
 void Engine::finished(Call& call) {
   if (on_finished) on_finished(call);
 }
@@ -104,6 +110,7 @@ bool Engine::progress(size_t budget) {
   size_t moved = 0;
   // Who was given up must not use what it finds: others may have other data there by now.
   if (!breaking_.empty() && breaking_.front().how == Breaking::kEvictedUs) settle_broken();
+  served_calls_.begin_waiting();
   uint32_t at = 0;
   while (moved < budget) {
     Call* call = steps_.next(at);
@@ -237,8 +244,9 @@ void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int 
 
 void Engine::keep_early(Group& group, int peer, const Header& header,
                         std::span<std::byte> payload) {
-  if (!early_.keep(group, peer, header, payload) || group.receiving.empty()) return;
-  messages_.came_early(group, group.rank_of[peer], header.key);
+  if (!early_.keep(group, peer, header, payload)) return;
+  if (!group.receiving.empty()) messages_.came_early(group, group.rank_of[peer], header.key);
+  if (!group.served.plans.empty()) served_calls_.came_early(group, header);
 }
 
 }  // namespace shoal

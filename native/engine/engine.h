@@ -26,6 +26,7 @@
 #include "engine/post_notices.h"
 #include "engine/runner.h"
 #include "engine/scratch.h"
+#include "engine/served_calls.h"
 #include "engine/staging.h"
 #include "engine/steps.h"
 #include "engine/traffic.h"
@@ -63,6 +64,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
                              const std::vector<std::vector<std::byte*>>& memory,
                              int64_t deadline_ns, const Stripe& stripe = {});
 
+  // See ServedCalls, which says before whether it can.
+  void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe);
+  bool serves() const { return serves_; }
+
   // Where memory ran out as a call was made: see Calls.
   std::shared_ptr<Call> last_prepared() const { return calls_.last_prepared(); }
 
@@ -77,7 +82,9 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   bool progress(size_t budget = 1u << 20);
   // Links could take more at once than one turn may send: progress() goes on.
   bool has_unflushed() const { return links_.is_unflushed(); }
-  bool has_work() const { return steps_.has_work() || !endings_.empty(); }
+  bool has_work() const {
+    return steps_.has_work() || !endings_.empty() || served_calls_.has_work();
+  }
   size_t n_in_flight() const { return calls_.n_in_flight(); }
   // See Calls.
   uint32_t frames_awaited(const Call& call) const { return calls_.frames_awaited(call); }
@@ -167,7 +174,8 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   const int rank_;
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
   const Options options_;
-  int64_t now_ = 0;  // of the last tick
+  int64_t now_ = 0;      // of the last tick
+  bool serves_ = false;  // calls may begin here that nobody waits for
 
   // Each knows those before it.
   Staging staging_;
@@ -182,6 +190,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   CallFrames call_frames_;
   EarlyFrames early_;
   Calls calls_;
+  ServedCalls served_calls_;
   Messages messages_;
   Groups groups_;
 

@@ -139,6 +139,7 @@ void Engine::end_group(Group& group, const Error& found, bool tell, const std::v
     calls_.end(*call, error);
   }
   for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
+  group.served = {};
   flush();
 }
 

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -34,6 +35,20 @@ struct Receiving {
   int source = -1;                   // group rank; -1: whoever sends first
 };
 
+// What a rank of the group serves (served_calls.h).
+struct Served {
+  struct OfPlan {
+    std::shared_ptr<const Plan> plan;
+    uint32_t stripe = 0;
+    uint64_t last_use = 0;  // as `n_uses` counts
+  };
+  std::unordered_map<uint64_t, OfPlan> plans;  // by descriptor
+  uint64_t n_uses = 0;                         // ever
+  std::set<uint64_t> waiting;                  // keys of calls that have no room yet
+  bool is_full = false;                        // some wait, and ServedCalls knows that
+  size_t n_in_flight = 0;
+};
+
 // A subset of the mesh's ranks with a name. Costs no thread, no link and no memory until used.
 //
 // Shared: one thread may close it while another is on its way to call on it.
@@ -55,6 +70,7 @@ struct Group : std::enable_shared_from_this<Group> {
   // By tag: a receive from any source that waits, and all receives after it.
   std::map<int64_t, std::deque<Receiving>> receiving;
   FinishedCalls finished;
+  Served served;
   // What this rank could tell (state_reader.h) just before a deadline ended the group.
   std::shared_ptr<const Value> at_deadline;
 

@@ -117,6 +117,10 @@ std::shared_ptr<Call> Mesh::post_striped(Group& group, std::shared_ptr<const Pla
   return call;
 }
 
+void Mesh::serve(Group& group, const std::shared_ptr<const Plan>& plan) {
+  for (size_t at = 0; at < plan->n_stripes; ++at) channels_[at]->serve(group.id, plan);
+}
+
 // What is queued gets a moment to leave, and a peer that does not read loses the goodbye only. What
 // was sent before there was a connection waits for that as any call does: whoever sent it may have
 // been told that it is done.

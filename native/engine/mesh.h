@@ -52,6 +52,9 @@ class Mesh {
     return first().post_message(group, std::move(plan), sends, peer, tag, data, timeout_ns,
                                 background);
   }
+  // From now on peers' calls of this plan are made here too; see ServedCalls, which says before
+  // whether they can.
+  void serve(Group& group, const std::shared_ptr<const Plan>& plan);
   bool wait(Call& call, int64_t timeout_ns) { return first().wait(call, timeout_ns); }
   int64_t wait_finished(int64_t seen, int64_t timeout_ns) {
     return first().wait_finished(seen, timeout_ns);

@@ -70,6 +70,9 @@ struct Plan {
   // Only two ranks know how long the block between them is: they compare what each says of it. Such
   // a program has one flow at most from one rank to another.
   bool by_pair = false;
+  // Of a call of workers and servers: the ranks of the group from this one on are servers, and have
+  // no memory but scratch. 0: there are none.
+  uint32_t n_workers = 0;
   // How many channels the call is cut over: segment k of stripe c is segment k * n_stripes + c of
   // its chunk. Ranks that share memory have one channel to each other.
   uint32_t n_stripes = 1;

@@ -37,11 +37,13 @@ class Plan:
         agreement: str,
         by_pair: bool,
         n_stripes: int = 1,
+        n_workers: int = 0,
     ) -> Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 
         `agreement` is what must be equal on all ranks; `by_pair`: lengths are not in it, and each
-        two ranks compare theirs.
+        two ranks compare theirs. `n_workers`: the ranks of the group from this one on are servers;
+        0: there are none.
         """
 
     @property
@@ -101,6 +103,15 @@ class Group:
         /,
     ) -> Call:
         """A send to `peer` or a receive from it; -1: from whoever sends first."""
+
+    def serve(self, plan: Plan, /) -> None:
+        """From now on calls that peers make by this plan are made here too, without a caller.
+
+        They begin with the first frame of a peer, in the background, and end with the last step or
+        with the group. At most `MOST_SERVED` plans: the one used longest ago goes.
+
+        ValueError: the plan is not for a server of a group like this one.
+        """
 
     def abort(self, why: str, /) -> None: ...
     def drop(self) -> None: ...
@@ -187,6 +198,7 @@ LOOK_AHEAD: Final[int]
 MOST_CONNECTIONS: Final[int]
 FIRST_NAMED_KEY: Final[int]
 LAST_FINISHED: Final[int]
+MOST_SERVED: Final[int]
 
 class Fault(enum.Enum):
     """What went wrong; see native/base/error.h."""

@@ -102,12 +102,16 @@ def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
 # Plans are small; a model has a few dozen kinds of calls. A shape that changes every step (variable
 # batches) must not grow this without bound.
 @functools.lru_cache(maxsize=1024)
-def plan_for(shape: Shape) -> Plan:
-    """The native plan of a kind of call: its program, chunk layout and descriptor."""
-    return make_plan(shape)
+def plan_for(shape: Shape, n_workers: int = 0) -> Plan:
+    """The native plan of a kind of call: its program, chunk layout and descriptor.
+
+    Args:
+        n_workers: the ranks of the group from this one on are servers; 0: there are none.
+    """
+    return make_plan(shape, n_workers)
 
 
-def make_plan(shape: Shape) -> Plan:
+def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
     """`plan_for` a kind of call that will hardly come again: nothing of its lengths is kept."""
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_stripes=1)
@@ -122,6 +126,7 @@ def make_plan(shape: Shape) -> Plan:
         agreement=agreement(shape),
         by_pair=shape.agrees_by_pair,
         n_stripes=shape.n_stripes,
+        n_workers=n_workers,
     )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal import engine
 from shoal.dtypes import DType, Op
 from shoal.engine import Fault, RankInfo, error_from, lower, plan_for
 from shoal.errors import Closed, InternalError, PeerLost, TimedOut, UsageError
@@ -49,6 +50,17 @@ def test_calls_of_different_length_share_a_program_where_they_are_cut_alike() ->
     assert short.found is not short._replace(n_elems=short.n_elems - 1).found
     whole = [short._replace(n_elems=n_elems).found for n_elems in (1 << 20, 1 << 24)]
     assert whole == [ALGORITHMS["all_reduce"]["sharded"]] * 2
+
+
+def test_an_average_over_workers_and_servers_divides_by_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    divisors = []
+    monkeypatch.setattr(engine.Plan, "make", lambda **plan: divisors.append(plan["divisor"]))
+    for n_workers in (0, 3):
+        engine.make_plan(SHAPE._replace(op=Op.AVG), n_workers)
+        engine.make_plan(SHAPE, n_workers)
+    assert divisors == [4, 1, 3, 1]
 
 
 def test_finish_is_kept_only_where_it_divides() -> None:

@@ -29,6 +29,11 @@ class Stages(Generic[View]):
         return self._stages[-1][0]
 
     @property
+    def last(self) -> View | None:
+        """Who serves the last stage."""
+        return self._stages[-1][1]
+
+    @property
     def holds(self) -> bool:
         """Whether the next call has to wait."""
         return self._held_from is not None and self.next_number >= self._held_from

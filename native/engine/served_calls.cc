@@ -1,0 +1,112 @@
+#include "engine/served_calls.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace shoal {
+namespace {
+
+bool has_room(const Group& group) { return group.served.n_in_flight < ServedCalls::kMostInFlight; }
+
+// Whether a step is one of those that a rank without memory of its own can have.
+bool is_in_scratch(const Step& step) {
+  return step.kind != StepKind::kCopy && step.buffer == kScratch;
+}
+
+}  // namespace
+
+std::string ServedCalls::refusal(const Group& group, const Plan& plan) {
+  const size_t size = group.members.size();
+  const Program& program = *plan.program;
+  if (program.sends_to.size() != size)
+    return "a plan for " + std::to_string(program.sends_to.size()) +
+           " ranks cannot be served in a group of " + std::to_string(size);
+  if (plan.n_workers == 0 || plan.n_workers >= size)
+    return "only a plan of workers and servers can be served, and this one has " +
+           std::to_string(plan.n_workers) + " workers in a group of " + std::to_string(size);
+  if (group.rank < static_cast<int>(plan.n_workers))
+    return "rank " + std::to_string(group.rank) + " is one of " + std::to_string(plan.n_workers) +
+           " workers, and serves nothing";
+  const auto& steps = program.steps;
+  if (plan.by_pair || !std::all_of(steps.begin(), steps.end(), is_in_scratch))
+    return "a served plan may only receive, finish and send chunks of scratch";
+  std::vector<bool> is_stored(plan.layout[kScratch].n_bytes.size(), false);
+  for (const Step& step : steps) {
+    const bool stores = step.kind == StepKind::kRecv && !step.fold;
+    if (stores == is_stored[step.chunk])
+      return "a served plan must store each chunk of scratch once, before anything else";
+    is_stored[step.chunk] = true;
+  }
+  return {};
+}
+
+void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe) {
+  if (group.life.has_ended()) return;
+  auto& plans = group.served.plans;
+  const uint64_t hash = plan->descriptor_hash;
+  plans[hash] = {std::move(plan), stripe, ++group.served.n_uses};
+  const auto used_before = [](const auto& one, const auto& other) {
+    return one.second.last_use < other.second.last_use;
+  };
+  if (plans.size() > kMostPlans)
+    plans.erase(std::min_element(plans.begin(), plans.end(), used_before));
+  for (const auto& [key, frames] : group.early)
+    for (const Early& frame : frames)
+      if (frame.header.descriptor == hash && !is_message(key)) group.served.waiting.insert(key);
+  begin(group);
+}
+
+void ServedCalls::came_early(Group& group, const Header& header) {
+  if (group.served.plans.count(header.descriptor) == 0 || is_message(header.key)) return;
+  group.served.waiting.insert(header.key);
+  begin(group);
+}
+
+// The lowest first: that is the order of calls without names.
+void ServedCalls::begin(Group& group) {
+  auto& waiting = group.served.waiting;
+  while (!waiting.empty() && has_room(group)) {
+    const uint64_t key = *waiting.begin();
+    waiting.erase(waiting.begin());
+    if (!begin(group, key)) return;
+  }
+  if (!waiting.empty() && !std::exchange(group.served.is_full, true))
+    full_.push_back(group.weak_from_this());
+}
+
+// False: the group is about to end.
+bool ServedCalls::begin(Group& group, uint64_t key) {
+  const auto early = group.early.find(key);
+  if (early == group.early.end()) return true;  // this rank has made it itself
+  auto& plans = group.served.plans;
+  auto known = plans.end();
+  for (const Early& frame : early->second)
+    if (known == plans.end()) known = plans.find(frame.header.descriptor);
+  if (known == plans.end()) return true;  // it made way for others
+  known->second.last_use = ++group.served.n_uses;
+  const Stripe stripe{known->second.stripe, 0, nullptr};
+  const auto call =
+      calls_.prepare(group, known->second.plan, {}, std::numeric_limits<int64_t>::max(), stripe);
+  if (call->finished) return false;
+  calls_.launch_served(*call, key);
+  return true;
+}
+
+void ServedCalls::begin_waiting() {
+  for (const auto& waiting : std::exchange(full_, {})) {
+    const auto group = waiting.lock();
+    if (group == nullptr || group->life.has_ended()) continue;
+    group->served.is_full = false;
+    begin(*group);
+  }
+}
+
+bool ServedCalls::has_work() const {
+  return std::any_of(full_.begin(), full_.end(), [](const auto& waiting) {
+    const auto group = waiting.lock();
+    return group != nullptr && !group->served.waiting.empty() && has_room(*group);
+  });
+}
+
+}  // namespace shoal
