@@ -46,12 +46,13 @@ class _Digest(NamedTuple):
     refuse: int
     wire: int
     channels: int
+    servers: int
     mbit: int
     n_paths: int
     cores: int
 
 
-_HEAD: Final = struct.Struct("<8q")
+_HEAD: Final = struct.Struct("<9q")
 # Cores with higher numbers share the bits of lower ones: a settings digest is short.
 _N_CORE_BITS: Final = 1024
 
@@ -62,6 +63,7 @@ _VARIABLES: Final = {
     "refuse": "SHOAL_TUNING_MISMATCH",
     "wire": "the wire of the group (SHOAL_WIRE, or init(wire=))",
     "channels": "SHOAL_CHANNELS",
+    "servers": "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)",
 }
 
 
@@ -81,6 +83,7 @@ def digest_of(
         refuse=settings.refuse,
         wire=settings.wire,
         channels=settings.channels,
+        servers=_digest(settings.servers),
         mbit=mbit or 0,
         n_paths=settings.n_paths,
         cores=_bits(sorted(os.sched_getaffinity(0)) if cores is None else cores),
@@ -194,7 +197,7 @@ def _unlike_paths(cluster: Cluster, digests: Sequence[_Digest]) -> str:
 
 def _read(rank: int, digest: bytes) -> _Digest:
     try:
-        head: tuple[int, int, int, int, int, int, int, int] = _HEAD.unpack_from(digest)
+        head: tuple[int, int, int, int, int, int, int, int, int] = _HEAD.unpack_from(digest)
     except struct.error as error:
         raise UsageError(
             f"rank {rank} gave a settings digest of {len(digest)} bytes, expected at least "

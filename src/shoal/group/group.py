@@ -61,6 +61,7 @@ def form(
         settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
         if wire is not None:
             settings = settings._replace(wire=parse_wire(wire))
+        kind = _kind_of_group(settings, name)
         digest = digest_of(
             settings, _mbit_of(store) if size > 1 and settings.link is None else None
         )
@@ -70,12 +71,23 @@ def form(
         host_ids = [rank_info.host_id for rank_info in context.names]
         planner = agreed_planner(rank, settings, host_ids, context.digests, f"group {name!r}")
         members = list(range(size))
-        group = Group(context, members, name, timeout_s, planner, settings.wire)
+        group = kind(context, members, name, timeout_s, planner, settings.wire)
         group.owns_context = True
-        return group
     except BaseException:
         context.close()
         raise
+    group.begin()
+    return group
+
+
+def _kind_of_group(settings: Settings, name: str) -> type[Group]:
+    """The class of the group of all ranks. UsageError if its servers are named wrong."""
+    if not settings.servers or name != "world":
+        return Group
+    from shoal.group.pool.pooled_group import PooledGroup  # few jobs have servers
+
+    PooledGroup.check(os.environ)
+    return PooledGroup
 
 
 def _mbit_of(store: Store) -> int | None:
@@ -121,6 +133,9 @@ class Group(Members):
         TimedOut: the deadline passed, and the group has ended.
         Closed: the group was closed or aborted.
     """
+
+    def begin(self) -> None:
+        """It has formed, and its ranks may talk. Raises with the group closed."""
 
     # Collectives.
 

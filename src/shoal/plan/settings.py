@@ -99,6 +99,7 @@ class Settings(NamedTuple):
         wire: `SHOAL_WIRE`: how large sums travel between hosts.
         channels: `SHOAL_CHANNELS`: between hosts; 0: the planner chooses.
         n_paths: `SHOAL_PATHS`, in which ranks may differ.
+        servers: `SHOAL_SERVERS` and how many of them must be there, as written; empty: none.
     """
 
     forced: Forced = Forced()
@@ -108,6 +109,7 @@ class Settings(NamedTuple):
     wire: Codec = Codec.IDENTITY
     channels: int = 0
     n_paths: int = 1
+    servers: str = ""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -126,6 +128,7 @@ class Settings(NamedTuple):
             wire=_wire_from(environ),
             channels=channels_from(environ),
             n_paths=_paths_from(environ),
+            servers=_servers_from(environ),
         )
 
 
@@ -140,6 +143,12 @@ def _paths_from(environ: Mapping[str, str]) -> int:
     """What joining reads again, and refuses where it is wrong."""
     text = environ.get("SHOAL_PATHS", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) == 1 and text > "0" else 1
+
+
+def _servers_from(environ: Mapping[str, str]) -> str:
+    """Both variables, for comparison; `shoal.group.pool` reads them."""
+    servers = environ.get("SHOAL_SERVERS", "").replace(" ", "")
+    return servers and f"{servers} {environ.get('SHOAL_SERVERS_REQUIRED') or 0}"
 
 
 def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:

@@ -72,7 +72,8 @@ class _Served:
             self._n_kinds += 1
             if self._n_kinds > _MOST_KINDS:
                 raise ValueError(f"more than {_MOST_KINDS} kinds of calls in one view")
-            group.serve(make_plan(unpack(message, group.rank, group.size)))
+            shape = unpack(message, group.rank, group.size)
+            group.serve(make_plan(shape, self._meet.n_workers))
         except (ValueError, ShoalError) as error:
             why = f"server {group.rank} cannot serve what worker 0 announced: {error}"
             group.abort(why)  # the workers hear why

@@ -1,0 +1,99 @@
+"""What the pool threads of all workers tell each other, in a group that only they use.
+
+They make the same calls in the same order. None has a deadline, unless it mends a call that has:
+each ends with the group of the workers at the latest.
+"""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.dtypes import DType, Op
+from shoal.engine import Fault, make_plan
+from shoal.group.calls import ClosedGroup
+from shoal.group.group import Group
+from shoal.group.work import FOR_EVER_S
+from shoal.plan import Planner
+from shoal.shapes import Shape
+
+if TYPE_CHECKING:
+    from shoal.group.buffers import BufferView
+    from shoal.group.calls import CallOptions
+    from shoal.group.pool.pooled_call import NativeError
+    from shoal.group.work import Work
+
+
+class Control(Group):
+    """That group."""
+
+    @classmethod
+    def of(cls, group: Group) -> Control:
+        """The one of this group's ranks."""
+        planner = Planner(group.planner.cluster)  # which says nothing of what it chooses
+        members = list(group._members)
+        return cls(group._context, members, f"{group.name}/pool control", FOR_EVER_S, planner)
+
+    @property
+    def leader(self) -> int:
+        """Rank 0, as the links number it."""
+        return self._members[0]
+
+    def native_error(self) -> NativeError:
+        """What has ended it, as the native core says it."""
+        native = self._native
+        if isinstance(native, ClosedGroup):
+            return Fault.CLOSED, -1, native.why, ""
+        return native.error()
+
+    def most(self, value: int) -> int:
+        """The highest of what all workers give."""
+        data = array.array("q", [value])
+        self.all_reduce(data, Op.MAX)
+        return data[0]
+
+    def numbers_of_all(self, values: Sequence[int]) -> list[list[int]]:
+        """By worker, what it gave; all give equally many."""
+        n = len(values)
+        found = array.array("q", bytes(8 * n * self.size))
+        self.all_gather(found, array.array("q", values))
+        return [list(found[rank * n : (rank + 1) * n]) for rank in range(self.size)]
+
+    def bytes_of_all(self, data: bytes, timeout_s: float) -> list[bytes]:
+        """By worker, what it gave; all give equally many."""
+        n = len(data)
+        found = bytearray(n * self.size)
+        self.all_gather(found, bytearray(data), timeout_s=timeout_s)
+        return [bytes(found[rank * n : (rank + 1) * n]) for rank in range(self.size)]
+
+    def tell(self, text: str) -> str:
+        """What rank 0 says, to all."""
+        length = array.array("q", [len(text.encode())])
+        self.broadcast(length)
+        data = bytearray(text.encode() if self.rank == 0 else bytes(length[0]))
+        if data:
+            self.broadcast(data)
+        return data.decode()
+
+    def start_broadcast(self, data: BufferView, root: int, timeout_s: float) -> Work:
+        """Overwrite `data` with that of rank `root`; the caller keeps the memory alive."""
+        work = self.broadcast(data, root, timeout_s=timeout_s, async_op=True)
+        assert work is not None
+        return work
+
+    def fold_at(self, blocks: Sequence[BufferView], dtype: DType, op: Op, timeout_s: float) -> Work:
+        """Fold block r of every rank, from rank r downwards, into that of rank r, where it lies.
+
+        Blocks may be empty.
+        """
+        lengths = tuple(block.n_elems for block in blocks)
+        shape = Shape(
+            *("reduce_scatter", "direct", dtype, op, 0, self.rank, self.size),
+            hosts=tuple(range(self.size)),
+            blocks=lengths,
+        )
+        how: CallOptions = {"timeout_s": timeout_s, "async_op": True}
+        work = self._start_between(make_plan(shape), blocks, (blocks[self.rank],), how)
+        assert work is not None
+        return work

@@ -1,0 +1,118 @@
+"""Completes a call whose servers are lost, on all workers together."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.dtypes import DType, item_size
+from shoal.group.buffers import BufferView
+from shoal.group.pool.recovery import NOBODY, replan
+from shoal.group.work import FOR_EVER_S
+from shoal.limits import SEGMENT_BYTES
+from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of
+from shoal.shapes import layouts_of
+
+if TYPE_CHECKING:
+    from shoal.group.pool.control import Control
+    from shoal.group.pool.pooled_call import PooledCall
+    from shoal.group.work import Work
+    from shoal.shapes import Shape
+
+_N_AT_ONCE: Final = 32  # broadcasts on their way
+
+
+class _Piece(NamedTuple):
+    """Memory of a call: bytes from its beginning, and the worker that gives what is right there."""
+
+    offset: int
+    n_bytes: int
+    giver: int
+
+
+def mend(control: Control, call: PooledCall) -> None:
+    """Give every worker what some hold of a call's servers' part, and reduce the rest again.
+
+    Every element is folded in the order of its stripe, so the bits are those that servers give.
+
+    Raises:
+        ShoalError: what ended the workers' group; the call's memory is partly folded.
+    """
+    offsets, lengths = layouts_of(call.shape)[0]
+    n_segments = [-(-length // SEGMENT_BYTES) for length in lengths]
+    told = control.bytes_of_all(_own(call, n_segments), _left_s(call))
+    cuts = list(itertools.accumulate(((n + 7) // 8 for n in n_segments), initial=0))
+    landed = [[held[a:b] for a, b in itertools.pairwise(cuts)] for held in told]
+    missing, lacking = [], []
+    for repair in replan(landed, n_segments):
+        begin = offsets[repair.chunk]
+        end = begin + min(repair.end * SEGMENT_BYTES, lengths[repair.chunk])
+        begin += repair.begin * SEGMENT_BYTES
+        if repair.holder == NOBODY:
+            missing.append(_Piece(begin, end - begin, _first_at(begin, call.shape, control.size)))
+        else:
+            lacking.append(_Piece(begin, end - begin, repair.holder))
+    works: list[Work] = []
+    try:
+        _reduce(control, call, missing, works)
+        _give(control, call, [*lacking, *missing], works)
+    finally:
+        for work in works:  # NOT left behind: they write to memory that is the caller's again
+            work.drive(FOR_EVER_S)
+
+
+def _own(call: PooledCall, n_segments: list[int]) -> bytes:
+    """What landed here, chunk by chunk."""
+    held = dict(call.servers.landed()) if call.servers is not None else {}
+    bitmaps = (
+        held.get(chunk, b"").ljust((n + 7) // 8, b"\0") for chunk, n in enumerate(n_segments)
+    )
+    return b"".join(bitmaps)
+
+
+def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
+    """The worker with which the order of the stripe begins that this place belongs to."""
+    n_bytes = shape.n_elems * item_size(shape.dtype)
+    n_stripes = n_stripes_of(n_bytes, n_workers)
+    n_lines = (n_bytes + LINE_BYTES - 1) // LINE_BYTES
+    stride = (n_lines + n_stripes - 1) // n_stripes * LINE_BYTES
+    return first_of(offset // stride, n_workers, n_stripes)
+
+
+def _reduce(control: Control, call: PooledCall, missing: list[_Piece], works: list[Work]) -> None:
+    """Fold pieces where their order begins: one of each such worker at a time."""
+    by_giver: defaultdict[int, deque[_Piece]] = defaultdict(deque)
+    for piece in missing:
+        by_giver[piece.giver].append(piece)
+    item = item_size(call.shape.dtype)
+    while any(by_giver.values()):
+        blocks = []
+        for rank in range(control.size):
+            own = by_giver[rank]
+            piece = own.popleft() if own else _Piece(0, 0, rank)
+            address = call.address + piece.offset
+            blocks.append(BufferView(address, piece.n_bytes // item, call.shape.dtype, None))
+        dtype, op = call.shape.dtype, call.shape.op
+        works.append(control.fold_at(blocks, dtype, op, _left_s(call)))
+    _wait(works)
+
+
+def _give(control: Control, call: PooledCall, pieces: list[_Piece], works: list[Work]) -> None:
+    for piece in pieces:
+        data = BufferView(call.address + piece.offset, piece.n_bytes, DType.UINT8, None)
+        works.append(control.start_broadcast(data, piece.giver, _left_s(call)))
+        if len(works) == _N_AT_ONCE:
+            _wait(works)
+    _wait(works)
+
+
+def _wait(works: list[Work]) -> None:
+    while works:
+        works[-1].wait()
+        works.pop()
+
+
+def _left_s(call: PooledCall) -> float:
+    return max(0.001, call.until - time.monotonic())

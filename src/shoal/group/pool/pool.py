@@ -1,0 +1,364 @@
+"""The pool of a job: its servers in views, one after another, and what becomes of their calls.
+
+Each worker has a thread that does what the lowest one says, all in the same order: form a view, end
+one. It hears that through a store which the lowest serves, so that nothing is in flight between the
+workers while nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from shoal.engine import Fault
+from shoal.errors import ShoalError, TimedOut
+from shoal.group.pool.commands import LeaderGone
+from shoal.group.pool.meeting import MEETING_S, meet_view
+from shoal.group.pool.mend import mend
+from shoal.group.pool.pool_view import PoolView
+from shoal.group.pool.shares import weights_of
+from shoal.group.pool.stages import Stages
+from shoal.rendezvous import TcpStoreClient
+
+if TYPE_CHECKING:
+    from shoal.group.pool.addresses import Address
+    from shoal.group.pool.commands import Commands, End, Form
+    from shoal.group.pool.control import Control
+    from shoal.group.pool.pooled_call import NativeError, PooledCall
+
+_LOG: Final = logging.getLogger("shoal")
+
+# A worker that is this many calls ahead of the slowest goes on without waiting for it when other
+# servers are to be used; each call more keeps the old ones a call longer.
+_MARGIN: Final = 1
+_LOOK_S: Final = 0.05  # how often somebody who waits looks whether the world still stands
+
+
+class Pool:
+    """One worker's end of it.
+
+    Args:
+        world: ends the workers' group, with an error for those who call it.
+        control: a group of the workers that nobody else uses.
+
+    Threads: one, a daemon, from `start` to `close`; all methods may be called from any.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        commands: Commands,
+        servers: tuple[Address, ...],
+        key: bytes,
+        abort_world: Callable[[str], None],
+    ) -> None:
+        self._control, self._commands, self._servers = control, commands, servers
+        self._key, self._abort_world = key, abort_world
+        self.changed = threading.Condition()
+        self.stages: Stages[PoolView] = Stages()
+        self._views: list[PoolView] = []  # that have not been ended by all
+        self._waiters: list[tuple[PooledCall, Callable[[], None]]] = []
+        self._is_closing = False
+        self._orphaned: NativeError | None = None
+        self.has_ended = False
+        self._thread = threading.Thread(target=self._run, name="shoal pool", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for servers."""
+        self._thread.start()
+
+    @property
+    def rank(self) -> int:
+        """Of this worker."""
+        return self._control.rank
+
+    @property
+    def view(self) -> PoolView | None:
+        """That of the calls that are made now."""
+        with self.changed:
+            return self.stages.last
+
+    def await_servers(self, n: int, timeout_s: float) -> None:
+        """Wait until so many serve.
+
+        Raises:
+            TimedOut: fewer do; names each that does not, and why, on the lowest worker.
+        """
+        until = time.monotonic() + timeout_s
+        with self.changed:
+            while True:
+                view = self.stages.last
+                if view is not None and len(view.servers) >= n:
+                    return
+                left_s = until - time.monotonic()
+                if left_s <= 0 or self.has_ended:
+                    break
+                self.changed.wait(min(left_s, _LOOK_S))
+        n_found = 0 if view is None else len(view.servers)
+        raise TimedOut(
+            f"SHOAL_SERVERS_REQUIRED={n}, and {n_found} of {len(self._servers)} servers serve "
+            f"after {timeout_s:.3g} s: {self._commands.trouble() or 'rank 0 knows why'}"
+        )
+
+    def close(self) -> None:
+        """Leave the servers, and end the thread. Calls in flight fail. Idempotent."""
+        with self.changed:
+            self._is_closing = True
+            self.changed.notify_all()
+        self._commands.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(2 * MEETING_S)
+
+    # What callers wait for.
+
+    def claim(self, until: float) -> tuple[int, PoolView | None]:
+        """The number of a call that is made now, and who serves it. Holds `changed`.
+
+        Raises:
+            TimedOut: the call's time is up before that was known.
+        """
+        while self.stages.holds and not self.has_ended:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimedOut("the call's time was up before the workers agreed on its servers")
+            self.changed.wait(min(left_s, _LOOK_S))
+        if self.has_ended:
+            return self.stages.next_number, None
+        return self.stages.claim()
+
+    def is_settled(self, call: PooledCall) -> bool:
+        """Whether its outcome is known; if not, the thread is about to see to it.
+
+        NOT under a lock: whoever asks may hold one.
+        """
+        if call.is_fine or call.outcome is not None:
+            return True
+        workers = call.workers
+        if workers is not None and workers.done() and not workers.succeeded():
+            call.outcome = workers.error()
+        elif self.has_ended and call.are_parts_over:
+            call.outcome = self._end_of_world()
+        return call.outcome is not None
+
+    def await_settled(self, call: PooledCall, until: float) -> bool:
+        """Wait for its outcome until then; whether it is known."""
+        while not self.is_settled(call):
+            now = time.monotonic()
+            if now >= until:
+                return False
+            if now >= call.until:
+                self.expire(call)
+                continue
+            self._commands.look()
+            with self.changed:
+                if not self.is_settled(call):
+                    self.changed.wait(min(until - now, _LOOK_S))
+        return True
+
+    def on_settled(self, call: PooledCall, callback: Callable[[], None]) -> None:
+        """Call back once its outcome is known, at once if it is."""
+        with self.changed:
+            if not self.has_ended and not self.is_settled(call):
+                self._waiters.append((call, callback))
+                return
+        callback()
+
+    def expire(self, call: PooledCall) -> None:
+        """Its deadline has passed: the group ends, as for every call that is late."""
+        why = f"all_reduce {call.number} was not complete in its time"
+        call.outcome = (Fault.TIMED_OUT, -1, "its time was up with servers in it", why)
+        self._abort_world(f"timed out: {why}")
+        call.view.abort(why)
+        self._call_back()
+
+    def _call_back(self) -> None:
+        """Tell who waits for what is known now."""
+        with self.changed:
+            self.changed.notify_all()
+            due = [each for each in self._waiters if self.has_ended or self.is_settled(each[0])]
+            self._waiters = [each for each in self._waiters if each not in due]
+        for _, callback in due:
+            callback()
+
+    def _end_of_world(self) -> NativeError:
+        error = self._control.native_error()
+        if error[0] is not Fault.NONE:
+            return error
+        return self._orphaned or (Fault.CLOSED, -1, "the group was closed", "")
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._commands.begin(self._control)
+            while not self._is_closing:
+                command = self._commands.next(self._views, self.stages, self._control)
+                if command is not None:
+                    command.run(self)
+                self._expire_late()
+        except LeaderGone:
+            self._outlive()
+        except ShoalError as error:
+            if not self._is_closing:
+                _LOG.info("%s: servers are not used any more: %s", self._control, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, no caller may wait in vain
+            _LOG.exception("%s: the thread that sees to the servers failed", self._control)
+            self._abort_world(f"rank {self.rank}: the thread of the pool failed: {error!r}")
+        finally:
+            self._end()
+
+    def _expire_late(self) -> None:
+        now = time.monotonic()
+        with self.changed:
+            late = [call for view in self._views for call in view.calls if now >= call.until]
+        for call in late:
+            if not self.is_settled(call):
+                self.expire(call)
+
+    def _outlive(self) -> None:
+        """Worker 0 has left in good order: what it had a part in may still end well here."""
+        self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
+        while not self._is_closing and self._control.ended() is None:
+            if any(view.has_ended for view in self._views):
+                return
+            with self.changed:
+                self.changed.wait(_LOOK_S)
+
+    def _end(self) -> None:
+        for view in self._views:
+            view.group.close()  # NOT aborted: others may be about to end their calls well
+        with self.changed:
+            self.has_ended = True
+        self._commands.close()
+        self._call_back()
+
+    def form(self, command: Form) -> None:
+        """Meet the servers, and use them from a call on that all workers agree on."""
+        started = time.monotonic()
+        view, why = None, ""
+        try:
+            view = self._meet(command)
+        except ShoalError as error:
+            why = str(error)
+        if self._control.most(view is None):
+            if view is not None:
+                view.group.close()
+            self._commands.failed(command, why)
+            return
+        assert view is not None
+        self._begin(view, _MARGIN)
+        self._commands.formed(command)
+        if self.rank == 0:
+            _LOG.info(
+                "%s: view %d: %d servers from call %d on, by %s (%.0f ms)",
+                *(self._control, view.number, len(view.servers), view.begin),
+                *(view.weights.name(), 1e3 * (time.monotonic() - started)),
+            )
+
+    def _meet(self, command: Form) -> PoolView:
+        n, servers = self._control.size, [self._servers[at] for at in command.servers]
+        size = n + len(servers)
+        self._commands.invite(command, n)
+        client = TcpStoreClient(command.host, command.port, timeout_s=MEETING_S, key=self._key)
+        with contextlib.closing(client):
+            group = meet_view(client, command.view, self.rank, size, n)
+        try:
+            weights = weights_of(group.rates[:n], group.rates[n:])
+            return PoolView(command.view, group, servers, weights)
+        except BaseException:
+            group.close()
+            raise
+
+    def _begin(self, view: PoolView | None, margin: int) -> int:
+        """Agree on the call with which a stage begins, and begin it."""
+        with self.changed:
+            proposal = self.stages.propose(margin)
+        number = self._control.most(proposal)
+        with self.changed:
+            last = self.stages.last
+            if last is not None:
+                last.end = number
+            self.stages.begin(number, view)
+            if view is not None:
+                view.begin = number
+                self._views.append(view)
+            self.changed.notify_all()
+        return number
+
+    def end(self, command: End) -> None:
+        """Let a view go: all its calls have ended well, or a server is lost and they are mended."""
+        view = next(each for each in self._views if each.number == command.view)
+        if command.is_lost:
+            view.abort("a server of this view is lost")
+        if view.end is None:
+            self._begin(None, 0)
+        end = view.end or 0
+        self._finish(view, end)
+        with self.changed:
+            self._views.remove(view)
+            self.changed.notify_all()
+        view.group.close()
+
+    def _finish(self, view: PoolView, end: int) -> None:
+        """Complete the calls that its servers left, in their order, on all workers together."""
+        started = time.monotonic()
+        with self.changed:
+            n_made, calls = self.stages.next_number, list(view.calls)
+        for call in calls:
+            self._await(call)
+        own = [call.number for call in calls if not call.is_whole]
+        table = self._control.numbers_of_all([n_made, len(own)])
+        most = max(n for _, n in table)
+        padded = self._control.numbers_of_all([*own, *([-1] * (most - len(own)))]) if most else [[]]
+        lists = [set(numbers) for numbers in padded] if most else [set[int]() for _ in table]
+        begin = max(view.begin, min(n for n, _ in table))
+        open_calls = set[int]().union(*lists, range(begin, end)) - {-1}
+        for number in sorted(open_calls):
+            is_whole = any(
+                number < made and number not in theirs
+                for (made, _), theirs in zip(table, lists, strict=True)
+            )
+            self._complete(view, number, is_whole)
+        if open_calls and self.rank == 0:
+            took_ms = 1e3 * (time.monotonic() - started)
+            _LOG.warning(
+                "%s: a server of view %d was lost; %d calls in flight were completed without it "
+                "in %.0f ms",
+                *(self._control, view.number, len(open_calls), took_ms),
+            )
+
+    def _await(self, call: PooledCall) -> None:
+        """Wait until the native core has let go of it; the world's end sees to that too."""
+        while call.servers is not None and not call.servers.wait(_LOOK_S):
+            self._check_world()
+
+    def _complete(self, view: PoolView, number: int, is_whole: bool) -> None:
+        call = self._made(view, number, must_be=not is_whole)
+        if call is None:
+            return  # it is whole, and was so here: it is forgotten
+        if not is_whole:
+            mend(self._control, call)
+        call.is_mended = True
+        self._call_back()
+
+    def _made(self, view: PoolView, number: int, *, must_be: bool) -> PooledCall | None:
+        """That call, once this worker has made it."""
+        with self.changed:
+            while True:
+                found = next((call for call in view.calls if call.number == number), None)
+                if found is not None or not must_be:
+                    return found
+                self._check_world()
+                self.changed.wait(_LOOK_S)
+
+    def _check_world(self) -> None:
+        """Raise what has ended it."""
+        error = self._control.ended()
+        if error is not None:
+            raise error
+        if self._is_closing:
+            raise ShoalError("the group was closed")

@@ -1,0 +1,159 @@
+"""An all-reduce in two parts: the servers' in the pool's mesh, the workers' in the world's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from shoal.engine import Fault
+from shoal.group.work import COMPLETIONS, FOR_EVER_S, Work
+
+if TYPE_CHECKING:
+    from shoal.engine import Call
+    from shoal.group.group import Group
+    from shoal.group.pool.pool_view import PoolView
+    from shoal.shapes import Shape
+
+NativeError = tuple[Fault, int, str, str]
+FINE: Final[NativeError] = (Fault.NONE, -1, "", "")
+
+
+class Keeper(Protocol):
+    """Settles calls whose servers are lost."""
+
+    def await_settled(self, call: PooledCall, until: float) -> bool:
+        """Wait for its outcome until then; whether it is there."""
+
+    def is_settled(self, call: PooledCall) -> bool:
+        """Whether its outcome is there; if not, somebody is about to see to it."""
+
+    def on_settled(self, call: PooledCall, callback: Callable[[], None]) -> None:
+        """Call back once its outcome is there, at once if it is."""
+
+    def expire(self, call: PooledCall) -> None:
+        """Its deadline has passed: end the group."""
+
+
+class PooledCall:
+    """One of them, with the face of a native call. Over when both parts are, or were mended.
+
+    Attributes:
+        number: of the call among all that may be served.
+        until: its deadline, on this process's monotonic clock.
+        workers: the workers' part; None if they have none.
+        servers: the servers' part; None if the view had ended before it was made.
+        is_mended: what the servers left undone is done.
+        outcome: why it failed; None as long as the parts say it all.
+    """
+
+    __slots__ = (
+        *("number", "shape", "address", "until", "workers", "servers", "outcome"),
+        *("view", "keeper", "is_mended"),
+    )
+
+    def __init__(
+        self, keeper: Keeper, view: PoolView, number: int, shape: Shape, address: int, until: float
+    ) -> None:
+        self.keeper, self.view = keeper, view
+        self.number, self.shape, self.address, self.until = number, shape, address, until
+        self.workers: Call | None = None
+        self.servers: Call | None = None
+        self.is_mended = False
+        self.outcome: NativeError | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the servers' part has ended well, or was mended."""
+        return self.is_mended or (self.servers is not None and self.servers.succeeded())
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether all of it has ended well."""
+        return self.is_whole and (self.workers is None or self.workers.succeeded())
+
+    @property
+    def are_parts_over(self) -> bool:
+        """Whether nothing touches its memory any more, unless it is mended."""
+        return (self.workers is None or self.workers.done()) and (
+            self.servers is None or self.servers.done()
+        )
+
+    # The face of a native call.
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.is_fine or (self.outcome is not None and self.are_parts_over) or self._look()
+
+    def _look(self) -> bool:
+        self._end_servers_with_workers()
+        return self.are_parts_over and self.keeper.is_settled(self)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ends in that time."""
+        until = time.monotonic() + timeout_s
+        if self.workers is not None and not self.workers.wait(timeout_s):
+            return False
+        self._end_servers_with_workers()
+        while self.servers is not None:
+            now = time.monotonic()
+            if self.servers.wait(max(0.0, min(until, self._expires_at()) - now)):
+                break
+            if time.monotonic() < self._expires_at():
+                return self.servers.done()
+            self.keeper.expire(self)
+        return self.is_fine or self.keeper.await_settled(self, until)
+
+    def succeeded(self) -> bool:
+        """Whether it has ended, and well."""
+        return self.is_fine
+
+    def error(self) -> NativeError:
+        """Why it failed, if it did."""
+        if self.outcome is not None:
+            return self.outcome
+        return FINE if self.workers is None else self.workers.error()
+
+    def source(self) -> int:
+        """It is no message."""
+        return -1
+
+    # Its end.
+
+    def _expires_at(self) -> float:
+        return self.until if self.outcome is None else FOR_EVER_S
+
+    def _end_servers_with_workers(self) -> None:
+        """The world has ended: the servers' part would go on to write to the memory."""
+        workers, servers = self.workers, self.servers
+        if workers is None or servers is None or not workers.done() or workers.succeeded():
+            return
+        if not servers.done():
+            self.view.abort("the group of the workers has ended")
+
+
+class PooledWork(Work):
+    """The Work of a pooled call."""
+
+    __slots__ = ()
+
+    def __init__(self, group: Group, call: PooledCall, owners: object) -> None:
+        super().__init__(group, cast("Call", call), owners)
+
+    def on_done(self, callback: Callable[[Work], None]) -> None:
+        """As `Work.on_done`."""
+        call = cast("PooledCall", self._call)
+        parts: list[Work] = []
+        if call.workers is not None:
+            parts.append(Work(self._group, call.workers, None))
+        if call.servers is not None:
+            parts.append(Work(call.view.group, call.servers, None))
+        _after(parts, lambda: call.keeper.on_settled(call, lambda: COMPLETIONS.add(self, callback)))
+
+
+def _after(parts: list[Work], then: Callable[[], None]) -> None:
+    """Once each of them has ended, one after the other."""
+    if not parts:
+        then()
+        return
+    COMPLETIONS.add(parts[0], lambda _work: _after(parts[1:], then))
