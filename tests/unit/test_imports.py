@@ -33,7 +33,7 @@ LOWER = {
     "group": {"schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state"},
     "tune": {"schedule", "group", "plan"},
     "average": {"group"},
-    "server": {"group"},
+    "server": {"group", "engine", "rendezvous", "state"},
     "frontend": {"schedule", "group", "average", "rendezvous"},
     "launch": {"group", "rendezvous", "settings", "frontend"},
     "_autoload": {"frontend"},

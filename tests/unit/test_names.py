@@ -19,17 +19,19 @@ WRITTEN: Final = {".py", ".h", ".cc", ".md", ".js", ".css", ".html", ".pyi"}
 # Words that any programmer knows, torch's and TCP's among them. A new word belongs into the table
 # of docs/architecture.md, unless it is as plain as these.
 _PLAIN: Final = """
-acceptor advertised agreement algorithm asking at attempt backend barrier below bench benchmark
-block blocks bootstrap branch buffers caller calls case channels choice client closed cluster codec
-comparison connect connections connector context contract contribution copy cost counts cube cut d
-dataflow deadline description doubt drawing dump endpoint ends entry error event execution failure
-faster filled finish finished forced goal held info interface internal job join lab latency launch
-layout library limits line links load local lost measured meeting member members membership memory
-message monitored nic occurrences on op operations options origin out owner pair parser part
-pending picture placement planner point pool pools process proof record recv reducer repair
-rereading result role root round row sample section send server settings shape shoal simulation
-source spec stages store symbols symmetric table tcp tensor timed told torch trace tree tuning type
-unpacker unsupported usage value verdict warnings way weights within work worker
+acceptor address advertised agreement algorithm ask asking at attempt backend barrier below bench
+benchmark block blocks bootstrap branch buffers caller calls case channels choice client closed
+cluster codec commands comparison connect connection connections connector context contract
+contribution control copy cost counts cube cut d dataflow deadline description doubt drawing dump
+end endpoint ends entry error event execution failure faster filled finish finished follower forced
+form frames goal gone health held http info interface internal job join keeper key kind lab latency
+launch layout leader leaving library limits line links load local lost measured meet meeting member
+members membership memory message monitored nic occurrences on op operations options origin out
+owner pair parser part parts pending picture placement planner point pool pooled pools process
+proof record recv reducer repair rereading reserve reserved result role root round row sample
+section send server settings shape shoal simulation source spec stages status store strangers
+symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker unsupported
+usage value verdict warnings watch way weights within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
 

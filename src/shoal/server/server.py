@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import shoal
 from shoal.group.pool.protocol import (
     Ask,
     Leaving,
@@ -24,9 +23,10 @@ from shoal.group.pool.protocol import (
     Message,
     Reserve,
     Reserved,
-    Told,
+    Status,
     encode,
     is_for_server,
+    own_version,
 )
 from shoal.rendezvous.acceptor import Acceptor, run_ready
 from shoal.rendezvous.handshake import Hello, Progress
@@ -144,7 +144,7 @@ class Server:
 
     def _answer(self, job: JobConnection, message: Message) -> Message | None:
         if isinstance(message, Ask):
-            return Told(json.dumps(self._told(job.key))[:60_000])
+            return Status(json.dumps(self._told(job.key))[:60_000])
         if isinstance(message, Reserve):
             why = self._why_not(job, message)
             job.job = job.job if why else message.job
@@ -155,9 +155,9 @@ class Server:
 
     def _why_not(self, job: JobConnection, wanted: Reserve) -> str:
         """Why this job cannot come; empty if it can."""
-        if wanted.version != shoal.__version__:
+        if wanted.version != own_version():
             return (
-                f"it runs shoal {shoal.__version__}, and the workers {wanted.version}: install "
+                f"it runs shoal {own_version()}, and the workers {wanted.version}: install "
                 "the same on all"
             )
         if self._drains_until is not None:
@@ -187,7 +187,7 @@ class Server:
         """For whoever holds this key; of other jobs only how many there are."""
         own = self._views.told_of(key.number)
         return {
-            "version": shoal.__version__,
+            "version": own_version(),
             "is_draining": self._drains_until is not None,
             "n_jobs": len(self._views.keys()),
             "most_jobs": self._options.most_jobs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -33,7 +34,7 @@ def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
         UsageError: it is none of them.
     """
     match = re.fullmatch(r"\[([^\[\]]+)\](?::([0-9]{1,5}))?|([^:\[\]]+)(?::([0-9]{1,5}))?", text)
-    if match is None and text.count(":") > 1 and re.fullmatch(r"[0-9a-fA-F:.]+", text):
+    if match is None and _is_ipv6(text):
         return Address(text, port)
     if match is None:
         raise UsageError(f"{what}: {text!r} is no HOST, HOST:PORT or [ADDRESS]:PORT")
@@ -41,6 +42,14 @@ def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
     if digits is not None and not 0 <= int(digits) <= 65535:
         raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
     return Address(match[1] or match[3], port if digits is None else int(digits))
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6, text)
+    except OSError:
+        return False
+    return True
 
 
 def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:

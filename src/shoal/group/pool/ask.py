@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
-from shoal.group.pool.protocol import Ask, Frames, Told, encode, hello_of, server_key
+from shoal.group.pool.protocol import Ask, Frames, Status, encode, hello_of, server_key
 from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.key import job_key
 
@@ -66,7 +66,7 @@ def _read(sock: socket.socket, address: Address, until: float) -> dict[str, Any]
             raise PeerLost(-1, str(address), reason="closed the connection")
         try:
             for message in frames.feed(data):
-                if isinstance(message, Told):
+                if isinstance(message, Status):
                     return dict(json.loads(message.text))
         except (TypeError, ValueError) as error:
             raise ShoalError(f"server {address} answers what makes no sense: {error}") from None

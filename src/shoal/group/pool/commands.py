@@ -10,9 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import shoal
 from shoal.errors import PeerLost, ShoalError, TimedOut
-from shoal.group.pool.protocol import Meet, Reserve
+from shoal.group.pool.protocol import Meet, Reserve, own_version
 from shoal.group.pool.watch import Watch
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
 from shoal.rendezvous.interface import choose_address
@@ -204,7 +203,7 @@ class Leader:
         self._client = TcpStoreClient(self._host, port, timeout_s=_CONNECT_S, key=self._key)
         control.tell(f"{self._host} {port}")
         job = f"{control.name.split('/')[0]} of {self._host}"
-        reserve = Reserve(shoal.__version__, job, control.size)
+        reserve = Reserve(own_version(), job, control.size)
         self._watch = Watch(self._servers, self._key, reserve, self.look)
         if self._is_closed:
             self.close()

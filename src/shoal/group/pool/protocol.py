@@ -4,7 +4,7 @@ A connection opens with the handshake of every other connection of shoal, under 
 the job's, before which nothing is read but that. Then come frames: a length, and a message that is
 sealed with its kind and a checksum (rendezvous/packing.py). Whatever does not fit is a ValueError.
 
-    Ask       what is there, for `shoal status`            -> Told
+    Ask       what is there, for `shoal status`            -> Status
     Reserve   may this job come, with so many workers      -> Reserved
     Meet      serve this view, with this rank              -> Reserved
               (from the server, at any time)                  Leaving
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
 from typing import Final, NamedTuple
 
 from shoal.rendezvous.handshake import Hello
@@ -34,7 +35,7 @@ class Ask(NamedTuple):
     """What `shoal status` asks."""
 
 
-class Told(NamedTuple):
+class Status(NamedTuple):
     """The answer: JSON."""
 
     text: str
@@ -85,8 +86,13 @@ class Leaving(NamedTuple):
     """The server is about to end: the next view must do without it."""
 
 
-Message = Ask | Told | Reserve | Reserved | Meet | Leaving
-_TYPES: Final = (Ask, Told, Reserve, Reserved, Meet, Leaving)
+Message = Ask | Status | Reserve | Reserved | Meet | Leaving
+_TYPES: Final = (Ask, Status, Reserve, Reserved, Meet, Leaving)
+
+
+def own_version() -> str:
+    """Of the shoal that runs here."""
+    return str(sys.modules["shoal"].__version__)
 
 
 def key_id(job_key: bytes) -> int:
@@ -113,7 +119,7 @@ def server_key(job_key: bytes) -> bytes:
 def encode(message: Message) -> bytes:
     """A frame that holds this message."""
     body = number(_TYPES.index(type(message)), 1)
-    if isinstance(message, Told):
+    if isinstance(message, Status):
         body += message.text.encode()
     elif isinstance(message, Reserve):
         body += text_field(message.version) + text_field(message.job)
@@ -147,8 +153,8 @@ def decode(sealed: bytes) -> Message:
 
 
 def _message(kind: type[Message], unpacker: Unpacker) -> Message:
-    if kind is Told:
-        return Told(unpacker.rest().decode())
+    if kind is Status:
+        return Status(unpacker.rest().decode())
     if kind is Reserve:
         return Reserve(unpacker.text(), unpacker.text(), unpacker.number(2, 1, MOST_RANKS))
     if kind is Reserved:

@@ -1,0 +1,86 @@
+"""`SHOAL_SERVERS`, and what `shoal server` is told."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.group.pool.addresses import Address, n_required_from, parse_address, servers_from
+from shoal.server.options import keys_of, listen
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("cpu1", Address("cpu1", 7077)),
+        ("cpu1:80", Address("cpu1", 80)),
+        ("10.0.0.1:80", Address("10.0.0.1", 80)),
+        ("fd00::1", Address("fd00::1", 7077)),
+        ("[fd00::1]", Address("fd00::1", 7077)),
+        ("[fd00::1]:80", Address("fd00::1", 80)),
+    ],
+)
+def test_an_address_may_have_a_port(text: str, address: Address) -> None:
+    assert parse_address(text, "it") == address
+    assert parse_address(str(address), "it") == address
+
+
+@pytest.mark.parametrize("text", ["", ":80", "a:b", "a:80:90", "a:99999", "[a", "a]:1", "[]:1"])
+def test_what_is_no_address_is_refused_by_name(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^SHOAL_SERVERS: "):
+        parse_address(text, "SHOAL_SERVERS")
+
+
+def test_a_list_has_each_server_once() -> None:
+    assert servers_from({}) == ()
+    named = {"SHOAL_SERVERS": "cpu1, cpu2:7000,"}
+    assert servers_from(named) == (Address("cpu1", 7077), Address("cpu2", 7000))
+    with pytest.raises(UsageError, match="names cpu1:7077 twice"):
+        servers_from({"SHOAL_SERVERS": "cpu1,cpu2,cpu1:7077"})
+    with pytest.raises(UsageError, match="no port from 1"):
+        servers_from({"SHOAL_SERVERS": "cpu1:0"})
+
+
+@pytest.mark.parametrize("text", ["3", "-1", "x", "1.0"])
+def test_no_more_servers_can_be_required_than_are_named(text: str) -> None:
+    with pytest.raises(UsageError, match=f"SHOAL_SERVERS_REQUIRED='{text}' is not a number from 0"):
+        n_required_from({"SHOAL_SERVERS": "a,b", "SHOAL_SERVERS_REQUIRED": text})
+    assert n_required_from({"SHOAL_SERVERS": "a,b", "SHOAL_SERVERS_REQUIRED": "2"}) == 2
+
+
+def key_file(path: Path, text: str = "k" * 32, mode: int = 0o600) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = key_file(tmp_path / "key", mode=0o644)
+    with pytest.raises(UsageError, match=rf"^--key-file {path} has mode 0644"):
+        keys_of([path])
+
+
+def test_a_key_is_named_once(tmp_path: Path) -> None:
+    paths = [key_file(tmp_path / name) for name in "ab"]
+    with pytest.raises(UsageError, match=r"a and .*b hold the same key"):
+        keys_of(paths)
+    other = key_file(tmp_path / "c", "l" * 32)
+    assert [key.path for key in keys_of([paths[0], other])] == [paths[0], other]
+
+
+def test_a_server_listens_at_an_interface_or_an_address() -> None:
+    for where in ("lo", "127.0.0.1", "localhost"):
+        listeners = listen(where, 0)
+        ports = {listener.getsockname()[1] for listener in listeners}
+        assert len(ports) == 1
+        with pytest.raises(UsageError, match=r"Address already in use.*ss -ltnp"):
+            listen(f"127.0.0.1:{ports.pop()}")
+        for listener in listeners:
+            listener.close()
+
+
+def test_an_address_of_another_host_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"Cannot assign.*lo \(127\.0\.0\.1"):
+        listen("198.51.100.1", 0)
+    with pytest.raises(UsageError, match=r"no interface of this host and does not resolve.*lo \("):
+        listen("no-such-name.invalid", 0)
