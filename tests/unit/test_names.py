@@ -27,7 +27,8 @@ failure faster filled finish finished forced goal held info interface internal j
 latency launch layout library limits line links load local lost measured meeting member members
 membership memory message monitored nic occurrences on op operations options origin out owner pair
 parser part pending picture placement planner point pool pools process proof record recv reducer
-rereading result role root round row sample section send server settings shape shoal simulation
+rereading result role root round row sample section send served server settings shape shares
+shoal simulation
 source spec store symbols symmetric table tcp tensor timed told torch trace tree tuning type
 unpacker unsupported usage value verdict warnings way weights within work worker
 """
