@@ -29,9 +29,9 @@ launch layout leader leaving library limits line links load local lost measured 
 members membership memory message monitored nic occurrences on op operations options origin out
 owner pair parser part parts pending picture placement planner point pool pooled pools process
 proof record recv reducer repair rereading reserve reserved result role root round row sample
-section send server settings shape shoal simulation source spec stages status store strangers
-symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker unsupported
-usage value verdict warnings watch way weights within work worker
+section send served server settings shape shares shoal simulation source spec stages status store
+strangers symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker
+unsupported usage value verdict warnings watch way weights within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
 

@@ -4,6 +4,7 @@ Expected times are sums of the described costs, written out; nothing here is rea
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from shoal.analysis.simulate import simulator as module
 from shoal.analysis.simulate.simulator import simulate, simulate_steps
 from shoal.errors import ProofError, UsageError
-from shoal.plan.cluster import Cluster, LinkCost
+from shoal.plan.cluster import Cluster, LinkCost, Nic
 from shoal.schedule import ALGORITHMS, Buffer, Copy, Place, Recv, Send, Step
+from shoal.schedule.weights import parse
 
 KIB, MIB = 1 << 10, 1 << 20
 SEGMENT = 128 * KIB
@@ -284,3 +286,54 @@ def test_every_way_in_and_out_is_counted() -> None:
     assert len(played.links) == len(list(itertools.permutations(range(6), 2)))
     assert {link.n_bytes for link in played.links} == {1000}
     assert [(nic.sent, nic.received) for nic in played.nics] == [(8000, 8000)] * 3
+
+
+# With servers.
+
+
+def test_a_nic_that_is_slower_takes_longer_on_its_way_alone() -> None:
+    steps: list[list[Step]] = [[Send(1, 0), Recv(1, 0)], [Recv(0, 0), Send(0, 0)]]
+    slow = Nic(out=25, into=50)
+    for where, there, back in (
+        (cluster(2), 10, 10),
+        (cluster(2, nics=(Nic(100, 100), slow)), 20, 40),
+        (cluster(2, nics=(slow, Nic(100, 100))), 40, 20),
+    ):
+        assert time_of(steps, 1000, where) == pytest.approx(50 + there + 50 + back)
+    played = simulate_steps(
+        steps, cluster(2, nics=(Nic(100, 100), slow)), lambda _rank, _place: 1000
+    )
+    assert (played.busiest, played.busy_us) == ("the NIC out of host 1", 40)
+
+
+def test_servers_take_from_all_workers_at_once_and_send_back_as_they_fold() -> None:
+    """Segments follow one another: what is left is one round of them, and the first on its way."""
+    n, n_segments = 4, 50
+    played = simulate("all_reduce", "sharded[4*0|4*1]", cluster(8), n * n_segments * SEGMENT)
+    once = n * n_segments * SEGMENT * 0.01
+    assert once < played.time_us < once + (n + 1) * SEGMENT * 0.01 + 4 * 50
+    assert all(nic.sent == nic.received == n * n_segments * SEGMENT for nic in played.nics)
+
+
+@pytest.mark.parametrize("name", ["sharded[16*0|16*1]", "sharded[24*1|16*3]", "sharded[8*1|24*1]"])
+def test_a_few_workers_and_servers_stand_for_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(map(len, parse(name)[0]))
+    whole = simulate("all_reduce", name, cluster(size), 48 * MIB)
+    monkeypatch.setattr(module, "_FEW_STEPS", 0)
+    few = simulate("all_reduce", name, cluster(size), 48 * MIB)
+    assert (whole.n_simulated, few.n_simulated) == (
+        size,
+        size // math.gcd(*map(len, parse(name)[0])),
+    )
+    assert few.time_us == pytest.approx(whole.time_us, rel=0.02)
+    assert few.n_bytes == pytest.approx(whole.n_bytes, rel=0.001)
+
+
+def test_thousands_of_workers_and_servers_are_simulated_whole() -> None:
+    played = simulate("all_reduce", "sharded[2048*0|2048*1]", cluster(4096), 1 << 30)
+    once = (1 << 30) * 0.01
+    # Four segments of each server's share: the last of them has still to come back.
+    assert once < played.time_us < once * (1 + 1.01 / 4)
+    assert (played.n_simulated, played.rounds) == (2, 2)

@@ -134,12 +134,7 @@ def choose(
     """
     if cluster.n_hosts == 1:
         codec = Codec.IDENTITY
-    # What is counted is bytes in memory: a NIC passes more of them in a time.
-    cluster = replace(
-        cluster,
-        wire=replace(cluster.wire, us_per_byte=cluster.wire.us_per_byte * codec.share),
-        network_us_per_byte=cluster.network_us_per_byte * codec.share,
-    )
+    cluster = narrowed(cluster, codec)
     if forced and can_serve(collective, forced, cluster, uneven=uneven):
         cost_us = cost_of(collective, forced, n_bytes, cluster).cost_us
         return Choice(forced, cost_us, "SHOAL_ALGO says so")
@@ -157,6 +152,15 @@ def choose(
         else:
             costs[name] = cost_of(collective, name, n_bytes, cluster)
     return _cheapest(costs, too_fine, n_bytes, cluster, codec)
+
+
+def narrowed(cluster: Cluster, codec: Codec) -> Cluster:
+    """The cluster as a codec sees it: counted in memory, a NIC passes more bytes in a time."""
+    return replace(
+        cluster,
+        wire=replace(cluster.wire, us_per_byte=cluster.wire.us_per_byte * codec.share),
+        network_us_per_byte=cluster.network_us_per_byte * codec.share,
+    )
 
 
 def _is_too_fine(collective: str, name: str, n_bytes: int, cluster: Cluster) -> bool:

@@ -5,9 +5,10 @@ One description, read by the planner and by the simulator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 
@@ -37,6 +38,42 @@ class LinkCost:
             raise UsageError(f"{self}: costs must be >= 0")
 
 
+class Nic(NamedTuple):
+    """What a NIC carries each way at the same time, in bytes per microsecond: MB/s."""
+
+    out: float
+    into: float
+
+    @classmethod
+    def of(cls, link: LinkCost) -> Nic:
+        """That of a link that is as fast both ways."""
+        return cls(1 / link.us_per_byte, 1 / link.us_per_byte)
+
+    @property
+    def slower(self) -> float:
+        """The rate of the way that carries less."""
+        return min(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Servers that may reduce for a cluster's workers, and how fast all their NICs are.
+
+    Args:
+        servers: the NIC of each.
+        workers: the NIC of each worker where they differ; empty: all are `Cluster.wire`.
+    """
+
+    servers: tuple[Nic, ...]
+    workers: tuple[Nic, ...] = ()
+
+    def __post_init__(self) -> None:
+        nics = (*self.servers, *self.workers)
+        wrong = [nic for nic in nics if not (0 < nic.out < math.inf and 0 < nic.into < math.inf)]
+        if wrong:
+            raise UsageError(f"{wrong[0]}: a NIC carries more than 0 MB/s each way")
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Hosts, the ranks on them, and the costs of their links.
@@ -56,6 +93,7 @@ class Cluster:
             the pass over memory: the kernel's network stack.
         contention: how much longer a NIC takes for the first `CONTENDED_BYTES` of a message where a
             host that sends to several at a time sends to one that receives from several.
+        nics: the NIC of each host where they differ; empty: all are as `wire` says.
     """
 
     hosts: tuple[int, ...]
@@ -67,6 +105,7 @@ class Cluster:
     fresh_us_per_byte: float = 0.0
     network_us_per_byte: float = 0.0
     contention: float = 0.0
+    nics: tuple[Nic, ...] = ()
 
     def __post_init__(self) -> None:
         first_seen = list(dict.fromkeys(self.hosts))
@@ -83,6 +122,9 @@ class Cluster:
                 f"{self.n_cores} cores: costs must be >= 0, and cores >= 1"
             )
 
+        if self.nics and (len(self.nics) != self.n_hosts or min(n.slower for n in self.nics) <= 0):
+            raise UsageError(f"{len(self.nics)} NICs for {self.n_hosts} hosts, each above 0 MB/s")
+
     @property
     def size(self) -> int:
         """How many ranks there are."""
@@ -92,6 +134,10 @@ class Cluster:
     def n_hosts(self) -> int:
         """How many hosts they are on."""
         return max(self.hosts) + 1
+
+    def nic(self, host: int) -> Nic:
+        """The NIC of a host."""
+        return self.nics[host] if self.nics else Nic.of(self.wire)
 
 
 def numbered(names: Iterable[Hashable]) -> tuple[int, ...]:

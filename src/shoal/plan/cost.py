@@ -88,7 +88,18 @@ def cost_of(collective: str, name: str, n_bytes: int, cluster: Cluster) -> Cost:
     row, algorithm = COLLECTIVES[collective], find(collective, name).fitted(n_bytes, cluster.size)
     counts = count(algorithm, cluster.hosts)
     chunk = n_bytes / counts.n_chunks if row.in_place else n_bytes
-    return _Prices(cluster, chunk, row).cost(counts)
+    return price(counts, chunk, collective, cluster)
+
+
+def price(
+    counts: Counts, chunk_bytes: float, collective: str, cluster: Cluster, stream_bytes: float = 0.0
+) -> Cost:
+    """What counts take where a chunk of the mean length has so many bytes.
+
+    Args:
+        stream_bytes: that go over a link one after the other, where that is more than a chunk.
+    """
+    return _Prices(cluster, chunk_bytes, COLLECTIVES[collective], stream_bytes).cost(counts)
 
 
 @functools.lru_cache(maxsize=256)
@@ -106,7 +117,10 @@ def fullest(cluster: Cluster) -> int:
 class _Prices:
     """What messages of one chunk cost in a cluster."""
 
-    def __init__(self, cluster: Cluster, n_bytes: float, row: Collective) -> None:
+    def __init__(
+        self, cluster: Cluster, n_bytes: float, row: Collective, stream_bytes: float = 0.0
+    ) -> None:
+        self._stream_bytes = max(n_bytes, stream_bytes)
         self._cluster, self._n_bytes = cluster, n_bytes
         self._in_place, self._root = row.in_place, row.root
         self._n_messages = max(1, -(-n_bytes // SEGMENT_BYTES))
@@ -177,7 +191,7 @@ class _Prices:
         if counts.n_peers <= 1:
             return 0.0
         part = 1.0 if counts.n_peers > counts.n_inter else _CONTENDED_IN_TURN
-        slow = min(1.0, CONTENDED_BYTES / self._n_bytes) if self._n_bytes else 1.0
+        slow = min(1.0, CONTENDED_BYTES / self._stream_bytes) if self._stream_bytes else 1.0
         return part * slow * self._cluster.contention
 
     def _messages(self, work: StepCounts) -> float:

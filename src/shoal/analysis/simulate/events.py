@@ -6,7 +6,8 @@ Every wait is for one of four things, each of which serves in the order in which
 - the NIC out of a host, where the links of its ranks take turns, a segment each, as in TCP;
 - the NIC into a host, first come, first served: what waits, waits in the switch. It takes longer
   for the first MiB of a message that a host sends beside others, to one that receives from several;
-- the receiver's word, where the engine asks for it: large messages between hosts.
+- the receiver's word, where the engine asks for it: large messages between hosts. A server, which
+  keeps windows of segments, gives it to all workers at once, whose turn in the fold it may be.
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ class EventSimulation:
         flow: the schedule. Its ranks may stand for many that are alike; peers keep their names.
         n_bytes: of each step: the length of its chunk.
         segment: the bytes of a segment.
+        has_servers: ranks that receive into scratch and nowhere else are servers.
 
     Cost: about 10 us for each segment of a message.
     """
 
     def __init__(
-        self, flow: Dataflow, n_bytes: Sequence[int], cluster: Cluster, segment: int
+        self,
+        flow: Dataflow,
+        n_bytes: Sequence[int],
+        cluster: Cluster,
+        segment: int,
+        has_servers: bool = False,
     ) -> None:
         self.order: list[int] = []
         """The steps in the order in which their first segment was worked on."""
@@ -52,6 +59,7 @@ class EventSimulation:
             for step, rank in zip(flow.steps, flow.rank_of, strict=True)
         ]
         self._is_copied = self._find_copied()
+        self._servers = self._find_servers() if has_servers else frozenset[int]()
         self._is_fresh = self._find_fresh()
         n_steps = len(flow.steps)
         # By step, counted in segments.
@@ -68,6 +76,9 @@ class EventSimulation:
         self._core_free = [0.0] * flow.size
         rested = float("-inf")
         self._out_free, self._in_free = [rested] * cluster.n_hosts, [rested] * cluster.n_hosts
+        alike = [cluster.wire.us_per_byte] * cluster.n_hosts
+        self._out_us = [1 / nic.out for nic in cluster.nics] or alike
+        self._into_us = [1 / nic.into for nic in cluster.nics] or alike
         self._n_contended = CONTENDED_BYTES // segment
         self._is_sending = bytearray(cluster.n_hosts)
         self._last_into = [-1] * cluster.n_hosts  # the host of the last segment into each
@@ -116,6 +127,16 @@ class EventSimulation:
                     copied.add(number)
         return copied
 
+    def _find_servers(self) -> frozenset[int]:
+        flow = self._flow
+        into = {
+            (rank, flow.place(place).buffer)
+            for rank, place in zip(flow.rank_of, flow.writes, strict=True)
+            if place >= 0
+        }
+        own = {rank for rank, buffer in into if buffer is not Buffer.SCRATCH}
+        return frozenset(rank for rank, _ in into) - own
+
     def _find_fresh(self) -> set[int]:
         """The steps that write to scratch first, on ranks whose scratch is new at every call."""
         flow, first = self._flow, dict[int, int]()
@@ -125,6 +146,8 @@ class EventSimulation:
         n_bytes: defaultdict[int, int] = defaultdict(int)
         for number in first.values():
             n_bytes[flow.rank_of[number]] += self._n_bytes[number]
+        for server in self._servers:  # they keep theirs
+            n_bytes[server] = 0
         return {n for n in first.values() if n_bytes[flow.rank_of[n]] > SCRATCH_KEPT_BYTES}
 
     def _after(self, time: float, what: int, step: int) -> None:
@@ -144,7 +167,7 @@ class EventSimulation:
             self._gate[send], self._gated[before] = before, send
             return
         self._granted[send] = 0
-        if not waits:
+        if not waits or flow.rank_of[recv] in self._servers:
             self._grant(recv)
 
     def _is_answer(self, recv: int, earlier: int) -> bool:
@@ -249,8 +272,9 @@ class EventSimulation:
         recv, wire = self._flow.partner_of[send], self._cluster.wire
         there = self._cluster.hosts[self._flow.rank_of[recv]]
         segment = self._done[send]
-        takes = self._bytes_of(send, segment) * wire.us_per_byte
-        left = self._pass(self._out_free, host, self._now, takes)
+        n_bytes = self._bytes_of(send, segment)
+        left = self._pass(self._out_free, host, self._now, n_bytes * self._out_us[host])
+        takes = n_bytes * self._into_us[there]
         head = self._now + wire.latency_us
         several = self._turns[host] and self._last_into[there] not in (-1, host)
         if several and segment < self._n_contended:
@@ -265,7 +289,8 @@ class EventSimulation:
 
         A NIC that has rested lets `burst_bytes` pass at once: a token bucket.
         """
-        burst = self._cluster.burst_bytes * self._cluster.wire.us_per_byte
+        rate = self._out_us if free is self._out_free else self._into_us
+        burst = self._cluster.burst_bytes * rate[host]
         free[host] = max(free[host], now - burst) + takes
         return max(now, free[host])
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.simulate.events import EventSimulation
+from shoal.analysis.simulate.interleaved import interleaved
 from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
 from shoal.errors import UsageError
 from shoal.limits import SEGMENT_BYTES
@@ -116,6 +117,10 @@ def simulate(
 
     Cost: 4 us for each segment of each step. Where ranks are alike, a few stand for all; from
         600,000 segments on, the first ones of each chunk tell the time of the others.
+
+    Workers and servers of an algorithm that has some are numbered by turns in what it returns: with
+    6 workers and 4 servers ranks 0 to 2 are workers, 3 and 4 servers, 5 to 7 workers again. Not so
+    where `Cluster.nics` tells them apart.
     """
     if isinstance(algorithm, str):
         algorithm = find(collective, algorithm)
@@ -125,19 +130,22 @@ def simulate(
             f"{root} over {cluster.size} ranks"
         )
     size, hosts = cluster.size, cluster.hosts
-    cut = algorithm.fitted(n_bytes, size)
+    fitted, has_servers = algorithm.fitted(n_bytes, size), algorithm.n_servers > 0
+    if has_servers and not cluster.nics:
+        fitted = interleaved(fitted, n_bytes, size)
 
     @functools.cache
     def steps_of(rank: int) -> list[Step]:
-        return list(_calls(cut.steps(rank, size, root, hosts), n_calls))
+        return list(_calls(fitted.steps(rank, size, root, hosts), n_calls))
 
-    lengths = _Lengths(collective, cut, cluster, n_bytes, root)
+    lengths = _Lengths(collective, fitted, cluster, n_bytes, root)
     few = sum(len(steps_of(rank)) for rank in (0, size // 2, size - 1)) * size // 3
-    if few > _FEW_STEPS and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
-        lengths.even_out()
-        played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment)
+    are_alike = few > _FEW_STEPS and not cluster.nics
+    if are_alike and (flow := flow_of_blocks(steps_of, hosts, _MAX_STEPS)):
+        lengths.even_out(flow.blocks.n_classes)
+        played = _play(flow, cluster, lengths, flow.blocks.n_blocks, segment, has_servers)
     elif (schedule := _all_steps(steps_of, size)) is not None:
-        played = _play(Dataflow(schedule), cluster, lengths, 1, segment)
+        played = _play(Dataflow(schedule), cluster, lengths, 1, segment, has_servers)
     else:
         smaller = [
             simulate(
@@ -177,6 +185,7 @@ class _Lengths:
         self, collective: str, algorithm: Algorithm, cluster: Cluster, n_bytes: int, root: int
     ) -> None:
         size, hosts = cluster.size, cluster.hosts
+        self._algorithm, self._size = algorithm, size
         n_chunks = algorithm.n_chunks(size, hosts)
         if row_of(collective).in_place:
             _, self._chunks = cut(algorithm, n_bytes, 1, size, hosts)
@@ -188,9 +197,19 @@ class _Lengths:
         chunk = place.chunk % _CALL
         return self._chunks[self._scratch(rank)[chunk] if place.buffer is Buffer.SCRATCH else chunk]
 
-    def even_out(self) -> None:
-        """Make all chunks as long as the longest."""
-        self._chunks = [self._chunks[0]] * len(self._chunks)
+    def even_out(self, n_classes: int) -> None:
+        """Make all chunks as long as the longest; by weights: as those of the first block."""
+        algorithm = self._algorithm
+        if not algorithm.cut_rule or not algorithm.owner_rule:
+            self._chunks = [self._chunks[0]] * len(self._chunks)
+            return
+        like: dict[tuple[int, int], int] = {}
+        turns: Counter[int] = Counter()
+        for chunk, length in enumerate(self._chunks):
+            owner = algorithm.owner_rule(chunk, self._size)
+            kind = owner % n_classes, turns[owner]
+            turns[owner] += 1
+            self._chunks[chunk] = like.setdefault(kind, length)
 
     @property
     def n_bytes(self) -> int:
@@ -222,13 +241,18 @@ def _all_steps(steps_of: StepsOf, size: int) -> list[Sequence[Step]] | None:
 
 
 def _play(
-    flow: Dataflow, cluster: Cluster, length: Length, n_alike: int, segment: int
+    flow: Dataflow,
+    cluster: Cluster,
+    length: Length,
+    n_alike: int,
+    segment: int,
+    has_servers: bool = False,
 ) -> Simulation:
     steps = list(zip(flow.rank_of, flow.steps, strict=True))
     lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
     links, nics = _loads(steps, lengths, cluster, n_alike)
     busiest, busy_us = _busiest(links, nics, cluster)
-    time_us, order = _clock(flow, lengths, cluster, busy_us, segment)
+    time_us, order = _clock(flow, lengths, cluster, busy_us, segment, has_servers)
     rounds = max(flow.rounds(order), default=0)
     return Simulation(time_us, rounds, 0, flow.size, links, nics, busiest, busy_us)
 
@@ -242,7 +266,8 @@ def _smaller(size: int, n_steps: int, root: int) -> tuple[int, int]:
 
 
 def _first(cluster: Cluster, n_ranks: int) -> Cluster:
-    return replace(cluster, hosts=cluster.hosts[:n_ranks])
+    hosts = cluster.hosts[:n_ranks]
+    return replace(cluster, hosts=hosts, nics=cluster.nics[: max(hosts) + 1])
 
 
 def _grow(
@@ -272,7 +297,12 @@ def _grow(
 
 
 def _clock(
-    flow: Dataflow, lengths: Sequence[int], cluster: Cluster, busy_us: float, segment: int
+    flow: Dataflow,
+    lengths: Sequence[int],
+    cluster: Cluster,
+    busy_us: float,
+    segment: int,
+    has_servers: bool,
 ) -> tuple[float, Sequence[int]]:
     """When all is done, and in which order. Long chunks are cut short, twice.
 
@@ -282,12 +312,12 @@ def _clock(
     n_segments = -(-sum(lengths) // segment)
     longest = -(-max(lengths, default=0) // segment)
     if n_segments <= _MAX_SEGMENTS or longest <= 4:
-        clock = EventSimulation(flow, lengths, cluster, segment)
+        clock = EventSimulation(flow, lengths, cluster, segment, has_servers)
         return clock.run(), clock.order
     times, more = [], max(4, longest * _MAX_SEGMENTS // n_segments)
     for most in (more // 2, more):
         cut = [n - max(0, -(-n // segment) - most) * segment for n in lengths]
-        clock = EventSimulation(flow, cut, cluster, segment)
+        clock = EventSimulation(flow, cut, cluster, segment, has_servers)
         times.append(clock.run())
     each = max((times[1] - times[0]) / (more - more // 2), busy_us / longest)
     return times[1] + each * (longest - more), clock.order
@@ -318,8 +348,11 @@ def _busiest(
 ) -> tuple[str, float]:
     hosts, loads = cluster.hosts, [(0.0, "none")]
     for nic in nics:
-        for way, n_bytes in (("out of", nic.sent), ("into", nic.received)):
-            loads.append((n_bytes * cluster.wire.us_per_byte, f"the NIC {way} host {nic.host}"))
+        us_per_byte = [cluster.wire.us_per_byte] * 2
+        if cluster.nics:
+            us_per_byte = [1 / rate for rate in cluster.nics[nic.host]]
+        loads.append((nic.sent * us_per_byte[0], f"the NIC out of host {nic.host}"))
+        loads.append((nic.received * us_per_byte[1], f"the NIC into host {nic.host}"))
     for link in links:
         if hosts[link.source] == hosts[link.peer]:
             busy = link.n_bytes * cluster.local.us_per_byte

@@ -1,0 +1,186 @@
+"""Whether servers should share in an all-reduce, with which weights, and why.
+
+Pure: whoever knows the same cluster and the same servers decides the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.codec import Codec
+from shoal.errors import UsageError
+from shoal.plan.choose import choose, narrowed
+from shoal.plan.cluster import Cluster, Nic, Pool
+from shoal.plan.cost import Cost, price
+from shoal.plan.served_counts import count_served
+from shoal.plan.shares import best_shares, loads
+from shoal.plan.text import show_bytes, show_us
+
+if TYPE_CHECKING:
+    from shoal.plan.shares import Shares
+    from shoal.schedule.weights import Weights
+
+# NICs that are busy for this part of the longest time are named as bottlenecks with it: whole
+# numbers as weights leave as much between those that are equal.
+_BUSY: Final = 0.99
+# Servers that bring less are not worth another group's messages; the costs are not that exact.
+_WORTH: Final = 0.98
+
+
+class Served(NamedTuple):
+    """What servers bring to one all-reduce.
+
+    Args:
+        weights: of workers and servers; None: the workers do it alone.
+        cost_us: of the better way, as `Choice.cost_us`.
+        alone_us: of the workers alone, by the algorithm that the planner chooses.
+        bottleneck: which NICs are busy all the time, or "latency", "CPU" or "memory".
+        why: a sentence that says so, with numbers, and what the next server would bring.
+    """
+
+    weights: Weights | None
+    cost_us: float
+    alone_us: float
+    bottleneck: str
+    why: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The algorithms of the calls that together are the all-reduce; none without servers."""
+        return tuple(self.weights.name(part) for part in self.weights.parts) if self.weights else ()
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_with_servers(
+    n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
+) -> Served:
+    """Compare an all-reduce that servers share in with the best one of the workers alone.
+
+    Args:
+        n_bytes: of the tensor, in memory.
+        cluster: of the workers; what a message takes is the same between workers and servers.
+        pool: the servers, and how fast the NICs are.
+        codec: how elements travel.
+
+    Raises:
+        UsageError: the pool names other workers than the cluster has.
+    """
+    if pool.workers and len(pool.workers) != cluster.n_hosts:
+        raise UsageError(
+            f"the pool names the NICs of {len(pool.workers)} workers, the cluster has "
+            f"{cluster.n_hosts} hosts"
+        )
+    alone = choose("all_reduce", n_bytes, cluster, codec=codec)
+    what = f"{show_bytes(n_bytes)} over {cluster.size} workers and {len(pool.servers)} servers"
+    if reason := _why_not(cluster, pool):
+        return Served(None, alone.cost_us, alone.cost_us, "", f"{what}: {reason}")
+    shares = best_shares(_nics(cluster, pool), pool.servers)
+    if not any(shares.servers):
+        slowest = "workers send no less than the tensor once"
+        why = f"{what}: servers would have nothing to do, since {slowest}, with or without them"
+        return Served(None, alone.cost_us, alone.cost_us, "", why)
+    weights = _named(shares, cluster, pool)
+    cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
+    bottleneck = _bottleneck(cost, weights, cluster, pool)
+    why = f"{what}: {show_us(cost.cost_us)} where {alone.name} of the workers alone takes "
+    why += f"{show_us(alone.cost_us)}, bottleneck: {bottleneck}; "
+    why += _bound(cost, cluster, pool)
+    # What takes a few messages' time is not worth another group's, whatever the model says.
+    if cost.bottleneck == "latency" or cost.cost_us > _WORTH * alone.cost_us:
+        return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
+    return Served(weights, cost.cost_us, alone.cost_us, bottleneck, why)
+
+
+def cost_with_servers(
+    weights: Weights, n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
+) -> Cost:
+    """What an all-reduce by these weights takes, in microseconds; arguments as above."""
+    wire = Nic.of(cluster.wire)
+    both = replace(cluster, hosts=tuple(range(cluster.size + len(pool.servers))), nics=())
+    slower = [
+        (wire.out / nic.out, wire.into / nic.into) for nic in (*_nics(cluster, pool), *pool.servers)
+    ]
+    counts = count_served(weights, n_bytes, slower)
+    chunk = n_bytes / counts.n_chunks
+    stream = chunk * max(nic.sent for nic in counts.ranks) / counts.n_peers
+    return price(counts, chunk, "all_reduce", narrowed(both, codec), stream)
+
+
+def _why_not(cluster: Cluster, pool: Pool) -> str:
+    if not pool.servers:
+        return "there are no servers"
+    if cluster.n_hosts < cluster.size:
+        return (
+            f"servers serve workers that are each on a host of its own, and these {cluster.size} "
+            f"are on {cluster.n_hosts}"
+        )
+    if cluster.size < 3:
+        return "fewer than 3 workers send no less to servers than to each other"
+    return ""
+
+
+def _nics(cluster: Cluster, pool: Pool) -> Sequence[Nic]:
+    return pool.workers or [cluster.nic(host) for host in range(cluster.n_hosts)]
+
+
+def _named(shares: Shares, cluster: Cluster, pool: Pool) -> Weights:
+    """Weights that have a name: where NICs differ too much for that, each kind as its slowest."""
+    try:
+        return shares.weights()
+    except UsageError:
+        slowest = [
+            min(nics, key=lambda nic: nic.slower) for nics in (_nics(cluster, pool), pool.servers)
+        ]
+        return best_shares([slowest[0]] * cluster.size, [slowest[1]] * len(pool.servers)).weights()
+
+
+def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Pool) -> str:
+    """In words: which NICs are busy all the time, or what else is."""
+    if cost.bottleneck != "network":
+        return cost.bottleneck
+    n = cluster.size
+    nics = (*_nics(cluster, pool), *pool.servers)
+    times = [load / nic.slower for load, nic in zip(loads(weights), nics, strict=True)]
+    busy = [rank for rank, time in enumerate(times) if time >= _BUSY * max(times)]
+    if len(busy) == len(times):
+        return "the NICs of all workers and servers alike"
+    parts = (
+        _ranks("worker", [rank for rank in busy if rank < n], n),
+        _ranks("server", [rank - n for rank in busy if rank >= n], len(pool.servers)),
+    )
+    return " and ".join(filter(None, parts))
+
+
+def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
+    if not ranks:
+        return ""
+    if len(ranks) == n > 1:
+        return f"the NICs of all {role}s"
+    named = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" * (len(ranks) > 4))
+    return f"the NIC{'s' * (len(ranks) > 1)} of {role}{'s' * (len(ranks) > 1)} {named}"
+
+
+def _bound(cost: Cost, cluster: Cluster, pool: Pool) -> str:
+    """Whether bandwidth is what it waits for, and what the next server would bring."""
+    if cost.bottleneck != "network":
+        return "not bandwidth-bound, so another server would bring nothing"
+    one_more = Pool((*pool.servers, min(pool.servers, key=lambda nic: nic.slower)), pool.workers)
+    workers = _nics(cluster, pool)
+    now, then = (best_shares(workers, one.servers).us_per_byte for one in (pool, one_more))
+    if then >= now * (1 - 1e-6):
+        return (
+            "bandwidth-bound, but workers send no less than the tensor once: another server would "
+            "bring nothing"
+        )
+    return f"bandwidth-bound: another server would take {1 - then / now:.1%} of the time off"
+
+
+def each_number_of_servers(
+    n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
+) -> Iterator[Served]:
+    """`choose_with_servers` with none of the servers, with the first of them, and so on to all."""
+    for n in range(len(pool.servers) + 1):
+        yield choose_with_servers(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec)

@@ -1,0 +1,98 @@
+"""What an all-reduce with servers takes of ranks and NICs, counted from its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from shoal.limits import SEGMENT_BYTES
+from shoal.schedule import Copy, Finish, Recv, Send, find
+from shoal.schedule.counts import Counts, StepCounts
+
+if TYPE_CHECKING:
+    from shoal.schedule import Algorithm
+    from shoal.schedule.weights import Weights
+
+# Of groups that are no larger, every rank is counted; of larger ones those that have most to do.
+_FEW_RANKS: Final = 48
+
+
+def count_served(weights: Weights, n_bytes: int, slower: Sequence[tuple[float, float]]) -> Counts:
+    """Count in chunks of the mean length, of a buffer that is cut by weights.
+
+    Args:
+        slower: of each NIC, out and in: how often as long it takes as the cluster's wire.
+
+    Cost: proportional to the steps of at most 48 ranks.
+    """
+    n, size = len(weights.workers), len(weights.workers) + len(weights.servers)
+    algorithm = find("all_reduce", weights.name()).fitted(n_bytes, size)
+    assert algorithm.cut_rule is not None  # it is by weights
+    lengths = algorithm.cut_rule(n_bytes, size)[1]
+    mean = n_bytes / len(lengths) or 1.0
+    ranks, nics, n_peers = [], [], 0
+    for rank in _telling(weights, slower):
+        work, peers = _work(algorithm, rank, size, [length / mean for length in lengths], mean)
+        ranks.append(work)
+        out, into = slower[rank]
+        nics.append(work._replace(sent=work.sent * out, received=work.received * into))
+        n_peers = max(n_peers, peers)
+    return Counts(
+        n_chunks=len(lengths),
+        n_scratch=max(len(algorithm.scratch(rank, size)) for rank in {0, n // 2, n - 1}),
+        ranks=tuple(dict.fromkeys(ranks)),
+        hosts=tuple(dict.fromkeys(nics)),
+        n_intra=0,
+        n_inter=len(algorithm.chain(size)),
+        n_peers=n_peers,
+    )
+
+
+def _telling(weights: Weights, slower: Sequence[tuple[float, float]]) -> Sequence[int]:
+    """All ranks of a small group; else some of each role, those with most for their NIC first."""
+    n, size = len(weights.workers), len(slower)
+    if size <= _FEW_RANKS:
+        return range(size)
+    all_of_them = (*weights.workers, *weights.servers)
+    by_load = sorted(range(size), key=lambda rank: -all_of_them[rank] * max(slower[rank]))
+    slowest = max(range(n), key=lambda rank: max(slower[rank]))
+    workers = [rank for rank in by_load if rank < n]
+    servers = [rank for rank in by_load if rank >= n]
+    return sorted({0, n - 1, slowest, *workers[:4], *servers[:4]})
+
+
+def _work(
+    algorithm: Algorithm, rank: int, size: int, lengths: Sequence[float], mean: float
+) -> tuple[StepCounts, int]:
+    """What a rank has to do, and with how many others it exchanges."""
+    n_copied = n_contributed = n_taken = n_results = n_told = n_messages = 0.0
+    to, source = set[int](), set[int]()
+    like = algorithm.scratch(rank, size)
+    own = {step.chunk for step in algorithm.steps(rank, size) if isinstance(step, Finish)}
+    each = max(1, -(-mean // SEGMENT_BYTES))
+    for step in algorithm.steps(rank, size):
+        if isinstance(step, Finish):
+            continue
+        chunk = like[step.chunk] if step.buffer and like else step.chunk
+        n = lengths[chunk]
+        if isinstance(step, Copy):
+            n_copied += n
+            continue
+        n_messages += -(-n * mean // SEGMENT_BYTES) / each
+        if isinstance(step, Send):
+            to.add(step.peer)
+            n_told += n * (step.chunk in own)
+            n_contributed += n * (step.chunk not in own)
+        elif isinstance(step, Recv):
+            source.add(step.peer)
+            n_taken += n * (step.chunk in own)
+            n_results += n * (step.chunk not in own)
+    work = StepCounts(
+        inter=n_messages,
+        moved=n_copied + n_contributed + n_taken + n_results + n_told,
+        sent=n_contributed + n_told,
+        received=n_taken + n_results,
+        before=n_taken,
+        passed_on=n_told,
+    )
+    return work, min(len(to), len(source))

@@ -1,0 +1,133 @@
+"""Whether servers share in an all-reduce: with which weights, and the sentence that says why."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shoal.codec import Codec
+from shoal.errors import UsageError
+from shoal.plan import Nic, Pool, choose, choose_with_servers, default_cluster
+from shoal.plan.defaults import wire_of
+from shoal.plan.served import Served, cost_with_servers, each_number_of_servers
+from shoal.schedule.weights import Weights
+
+if TYPE_CHECKING:
+    from shoal.plan.cluster import Cluster
+
+MIB = 1 << 20
+
+
+def flat(n: int, mbit: float = 1000) -> Cluster:
+    return default_cluster(range(n), wire=wire_of(mbit))
+
+
+def pool(k: int, mbit: float = 1000) -> Pool:
+    return Pool((Nic(mbit / 8, mbit / 8),) * k)
+
+
+def served(n: int, k: int, n_bytes: int = 100 * MIB) -> Served:
+    return choose_with_servers(n_bytes, flat(n), pool(k))
+
+
+def test_as_many_servers_as_workers_nearly_halve_the_time() -> None:
+    found = served(16, 16)
+    assert found.names == ("sharded[16*0|16*1].servers",)
+    assert found.alone_us == choose("all_reduce", 100 * MIB, flat(16)).cost_us
+    assert 1.6 < found.alone_us / found.cost_us < 1.9
+    assert found.bottleneck == "the NICs of all workers and servers alike"
+    assert "another server would bring nothing" in found.why
+
+
+def test_fewer_servers_share_with_the_workers() -> None:
+    found = served(8, 4)
+    assert found.names == ("sharded[8*2|4*7].servers", "sharded[8*2|4*7].workers")
+    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, and what is no bandwidth.
+    assert 112 / 88 < found.cost_us / (100 * MIB * 8 / 1000) < 1.06 * 112 / 88
+    # With five it is 112 / 94.
+    assert f"another server would take {1 - 88 / 94:.1%} of the time off" in found.why
+    assert "bandwidth-bound" in found.why
+
+
+def test_each_server_more_costs_no_time() -> None:
+    costs = [one.cost_us for one in each_number_of_servers(100 * MIB, flat(8), pool(8))]
+    assert len(costs) == 9
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_small_calls_are_left_to_the_workers() -> None:
+    found = served(8, 4, 64 << 10)
+    assert found.weights is None
+    assert found.names == ()
+    assert found.cost_us == found.alone_us
+    assert "not bandwidth-bound, so another server would bring nothing" in found.why
+
+
+@pytest.mark.parametrize(
+    ("cluster", "n_servers", "why"),
+    [
+        (flat(8), 0, "there are no servers"),
+        (flat(2), 4, "fewer than 3 workers"),
+        (default_cluster((0, 0, 1, 1)), 4, "these 4 are on 2"),
+    ],
+)
+def test_where_servers_cannot_serve_the_sentence_says_so(
+    cluster: Cluster, n_servers: int, why: str
+) -> None:
+    found = choose_with_servers(100 * MIB, cluster, pool(n_servers))
+    assert found.weights is None
+    assert why in found.why
+    assert found.cost_us == choose("all_reduce", 100 * MIB, cluster).cost_us
+
+
+def test_the_bottleneck_is_named() -> None:
+    assert served(8, 12).bottleneck == "the NICs of all workers"
+    slow_worker = Pool(pool(6).servers, (*[Nic(125, 125)] * 7, Nic(125, 80)))
+    found = choose_with_servers(100 * MIB, flat(8, 640), slow_worker)
+    assert found.bottleneck == "the NIC of worker 7"
+
+
+def test_slower_servers_get_less() -> None:
+    half = Pool((Nic(125, 125), Nic(125, 125), Nic(62.5, 125), Nic(125, 62.5)))
+    found = choose_with_servers(100 * MIB, flat(8), half)
+    assert found.weights == Weights((5,) * 8, (14, 14, 7, 7))
+
+
+def test_a_narrow_wire_halves_what_nics_take() -> None:
+    wide, narrow = (
+        cost_with_servers(Weights((2,) * 8, (7,) * 4), 100 * MIB, flat(8), pool(4), codec)
+        for codec in (Codec.IDENTITY, Codec.BF16)
+    )
+    assert narrow.network == pytest.approx(wide.network / 2)
+
+
+def test_what_nics_carry_is_counted_from_the_steps() -> None:
+    weights, n_bytes = Weights((2,) * 8, (7,) * 4), 44 * 64 * 8 * 1000
+    cost = cost_with_servers(weights, n_bytes, flat(8), pool(4))
+    assert cost.network == pytest.approx(n_bytes * 8 / 1000 * 8 * 7 / 44)
+    slow = cost_with_servers(weights, n_bytes, flat(8), pool(4, mbit=500))
+    assert slow.network == pytest.approx(2 * cost.network)
+
+
+def test_many_workers_and_servers_are_planned_for_in_a_moment() -> None:
+    found = choose_with_servers(1 << 30, flat(2048, 10_000), pool(2048, 10_000))
+    assert found.weights == Weights((0,) * 2048, (1,) * 2048)
+    assert found.bottleneck == "the NICs of all workers and servers alike"
+
+
+def test_nics_of_too_many_kinds_are_taken_as_the_slowest_of_their_role() -> None:
+    rates = [1000 + 7 * (rank * 7919 % 1009) for rank in range(1500)]
+    many = Pool(tuple(Nic(rate, rate) for rate in rates))
+    found = choose_with_servers(1 << 30, flat(1500, 8000), many)
+    assert found.weights is not None
+    assert len(set(found.weights.servers)) == 1
+
+
+def test_a_pool_of_other_workers_and_nics_that_carry_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="NICs of 3 workers, the cluster has 8 hosts"):
+        choose_with_servers(MIB, flat(8), Pool(pool(2).servers, pool(3).servers))
+    for rate in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match="a NIC carries more than 0"):
+            Pool((Nic(rate, 1.0),))

@@ -1,0 +1,116 @@
+"""Shares that keep NICs busy: the formula for equal links, and no others that would be better."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shoal.errors import UsageError
+from shoal.plan.cluster import Nic
+from shoal.plan.shares import best_shares, loads
+from shoal.schedule.weights import Weights
+
+
+def nics(*rates: float) -> list[Nic]:
+    return [Nic(rate, rate) for rate in rates]
+
+
+def time_of(shares: list[float], workers: list[Nic], servers: list[Nic]) -> float:
+    """Of the busiest NIC, by what each has to send and to receive: written down anew."""
+    n = len(workers)
+    times = []
+    for nic, share in zip(workers, shares, strict=False):
+        out = (1 - share) + (n - 1) * share  # its part of others' shares, and its results to others
+        into = (n - 1) * share + (1 - share)  # others' parts of its share, and their results
+        times += [out / nic.out, into / nic.into]
+    for nic, share in zip(servers, shares[n:], strict=True):
+        times += [n * share / nic.out, n * share / nic.into]
+    return max(times)
+
+
+@pytest.mark.parametrize("n", [3, 4, 8, 16, 100, 2048])
+def test_equal_links_take_what_the_formula_says(n: int) -> None:
+    for k in {0, 1, 2, n // 2, n - 1, n}:
+        found = best_shares(nics(*[10.0] * n), nics(*[10.0] * k))
+        assert 10 * found.us_per_byte == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k))
+        assert sum(found.workers) + sum(found.servers) == pytest.approx(1)
+
+
+def test_more_servers_than_workers_bring_no_more() -> None:
+    for k in (8, 9, 12, 40):
+        found = best_shares(nics(*[10.0] * 8), nics(*[10.0] * k))
+        assert found.us_per_byte == pytest.approx(1 / 10)
+        assert found.workers == pytest.approx([0] * 8)
+
+
+def test_no_shares_drawn_at_random_are_better() -> None:
+    chance = random.Random(0)
+    for _ in range(150):
+        n, k = chance.randint(2, 6), chance.randint(0, 5)
+        workers, servers = (
+            [Nic(chance.choice((1, 2, 5, 10)), chance.choice((1, 2, 5, 10))) for _ in range(m)]
+            for m in (n, k)
+        )
+        found = best_shares(workers, servers)
+        best = [*found.workers, *found.servers]
+        assert min(best) >= 0
+        assert sum(best) == pytest.approx(1)
+        assert time_of(best, workers, servers) == pytest.approx(found.us_per_byte)
+        for _ in range(60):  # anywhere, and near to it
+            anywhere = [chance.expovariate(1) for _ in best]
+            near = [max(0.0, one + chance.gauss(0, 0.02)) for one in best]
+            for drawn in (anywhere, near):
+                others = [one / sum(drawn) for one in drawn]
+                assert time_of(others, workers, servers) >= found.us_per_byte * (1 - 1e-9)
+
+
+def test_the_slower_way_of_a_nic_counts() -> None:
+    slow_out = best_shares(nics(*[10.0] * 4), [Nic(5, 10), *nics(10)])
+    slow_in = best_shares(nics(*[10.0] * 4), [Nic(10, 5), *nics(10)])
+    assert slow_out == slow_in
+    assert slow_out.servers[0] == pytest.approx(slow_out.servers[1] / 2)
+
+
+def test_servers_that_bring_nothing_get_nothing() -> None:
+    assert best_shares(nics(1, 1), nics(1, 1)).servers == (0, 0)
+    assert best_shares(nics(1), nics(1)).workers == (1,)
+    one_slow = best_shares(nics(10, 10, 10, 1), nics(10))
+    assert one_slow.servers == (0,)
+    assert one_slow.workers[3] == 0
+
+
+def test_nobody_to_work_for_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least one worker"):
+        best_shares([], nics(1))
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "name"),
+    [
+        ([1.0] * 8, [1.0] * 4, "sharded[8*2|4*7]"),
+        ([1.0] * 8, [1.0], "sharded[8*1|2]"),
+        ([1.0] * 8, [1.0] * 12, "sharded[8*0|12*1]"),
+        ([1.0] * 8, [1.0, 1.0, 0.5, 0.5], "sharded[8*5|2*14,2*7]"),
+        ([7.0] * 8, [7.0] * 4, "sharded[8*2|4*7]"),
+    ],
+)
+def test_weights_are_small_numbers(workers: list[float], servers: list[float], name: str) -> None:
+    assert best_shares(nics(*workers), nics(*servers)).weights().name() == name
+
+
+def test_weights_are_as_good_as_the_shares() -> None:
+    chance = random.Random(1)
+    for _ in range(100):
+        n, k = chance.randint(3, 16), chance.randint(1, 20)
+        workers = nics(*(chance.uniform(8, 10) for _ in range(n)))
+        servers = nics(*(chance.uniform(1, 10) for _ in range(k)))
+        found = best_shares(workers, servers)
+        weights = found.weights()
+        shares = [w / weights.total for w in (*weights.workers, *weights.servers)]
+        assert time_of(shares, workers, servers) <= 1.005 * found.us_per_byte
+
+
+def test_loads_are_what_goes_over_each_nic() -> None:
+    weights = Weights((2,) * 8, (7,) * 4)
+    assert loads(weights) == pytest.approx([1 + 6 * 2 / 44] * 8 + [8 * 7 / 44] * 4)
