@@ -20,7 +20,7 @@ from shoal.rendezvous.store.server import StoreLimits
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
     from shoal.group.pool.control import Control
-    from shoal.group.pool.pool import Pool
+    from shoal.group.pool.pool import ServerPool
     from shoal.group.pool.pool_view import PoolView
     from shoal.group.pool.stages import Stages
 
@@ -46,7 +46,7 @@ class Form(NamedTuple):
     host: str
     port: int
 
-    def run(self, pool: Pool) -> None:
+    def run(self, pool: ServerPool) -> None:
         """Do it."""
         pool.form(self)
 
@@ -57,7 +57,7 @@ class End(NamedTuple):
     view: int
     is_lost: bool
 
-    def run(self, pool: Pool) -> None:
+    def run(self, pool: ServerPool) -> None:
         """Do it."""
         pool.end(self)
 

@@ -19,8 +19,7 @@ from shoal.errors import ShoalError, TimedOut
 from shoal.group.pool.commands import LeaderGone
 from shoal.group.pool.meeting import MEETING_S, meet_view
 from shoal.group.pool.mend import mend
-from shoal.group.pool.pool_view import PoolView
-from shoal.group.pool.shares import weights_of
+from shoal.group.pool.pool_view import PoolView, nics_of
 from shoal.group.pool.stages import Stages
 from shoal.rendezvous import TcpStoreClient
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.group.pool.commands import Commands, End, Form
     from shoal.group.pool.control import Control
     from shoal.group.pool.pooled_call import NativeError, PooledCall
+    from shoal.plan import Cluster
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -38,7 +38,7 @@ _MARGIN: Final = 1
 _LOOK_S: Final = 0.05  # how often somebody who waits looks whether the world still stands
 
 
-class Pool:
+class ServerPool:
     """One worker's end of it.
 
     Args:
@@ -55,9 +55,10 @@ class Pool:
         servers: tuple[Address, ...],
         key: bytes,
         abort_world: Callable[[str], None],
+        cluster: Cluster,
     ) -> None:
         self._control, self._commands, self._servers = control, commands, servers
-        self._key, self._abort_world = key, abort_world
+        self._key, self._abort_world, self._cluster = key, abort_world, cluster
         self.changed = threading.Condition()
         self.stages: Stages[PoolView] = Stages()
         self._views: list[PoolView] = []  # that have not been ended by all
@@ -254,9 +255,9 @@ class Pool:
         self._commands.formed(command)
         if self.rank == 0:
             _LOG.info(
-                "%s: view %d: %d servers from call %d on, by %s (%.0f ms)",
+                "%s: view %d: %d servers from call %d on (%.0f ms)",
                 *(self._control, view.number, len(view.servers), view.begin),
-                *(view.weights.name(), 1e3 * (time.monotonic() - started)),
+                1e3 * (time.monotonic() - started),
             )
 
     def _meet(self, command: Form) -> PoolView:
@@ -267,8 +268,8 @@ class Pool:
         with contextlib.closing(client):
             group = meet_view(client, command.view, self.rank, size, n)
         try:
-            weights = weights_of(group.rates[:n], group.rates[n:])
-            return PoolView(command.view, group, servers, weights)
+            pool = nics_of(group.rates, n, self._cluster)
+            return PoolView(command.view, group, servers, self._cluster, pool)
         except BaseException:
             group.close()
             raise
@@ -340,7 +341,7 @@ class Pool:
         call = self._made(view, number, must_be=not is_whole)
         if call is None:
             return  # it is whole, and was so here: it is forgotten
-        if not is_whole:
+        if not is_whole and not call.is_mended:
             mend(self._control, call)
         call.is_mended = True
         self._call_back()

@@ -21,7 +21,7 @@ from shoal.group.group import Group
 from shoal.group.pool.addresses import n_required_from, servers_from
 from shoal.group.pool.commands import Follower, Leader
 from shoal.group.pool.control import Control
-from shoal.group.pool.pool import Pool
+from shoal.group.pool.pool import ServerPool
 from shoal.group.pool.pool_view import Kind
 from shoal.group.pool.pooled_call import PooledCall, PooledWork
 from shoal.rendezvous import job_key
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
     from shoal.group.pool.addresses import Address
+    from shoal.group.pool.pool_view import PoolView
     from shoal.group.work import Work
 
 _LOG: Final = logging.getLogger("shoal")
@@ -47,10 +48,10 @@ class PooledGroup(Group):
     While there are none, they are sharded among the workers: the bits are the same.
     """
 
-    _pool: Pool | None = None
+    _pool: ServerPool | None = None
 
     @property
-    def pool(self) -> Pool | None:
+    def pool(self) -> ServerPool | None:
         """Its servers; None where there are none to be used."""
         return self._pool
 
@@ -110,11 +111,12 @@ class PooledGroup(Group):
             return f"SHOAL_ALGO={environ.get('SHOAL_ALGO')} says how to reduce"
         return ""
 
-    def _pool_of(self, servers: tuple[Address, ...], key: bytes) -> Pool:
+    def _pool_of(self, servers: tuple[Address, ...], key: bytes) -> ServerPool:
         native = self._native
         commands = Leader(servers, key) if self.rank == 0 else Follower(key)
         # NOT the group itself, which would then live as long as the thread.
-        return Pool(Control.of(self), commands, servers, key, native.abort)
+        cluster = self.planner.cluster
+        return ServerPool(Control.of(self), commands, servers, key, native.abort, cluster)
 
     def all_reduce(
         self,
@@ -145,7 +147,9 @@ class PooledGroup(Group):
             return None
         return Kind(span.dtype, found, span.n_elems, codec)
 
-    def _share(self, pool: Pool, kind: Kind, span: BufferView, how: CallOptions) -> Work | None:
+    def _share(
+        self, pool: ServerPool, kind: Kind, span: BufferView, how: CallOptions
+    ) -> Work | None:
         """Start a call, in two parts where there are servers."""
         timeout_s = self._timeout(how)
         until = time.monotonic() + timeout_s
@@ -159,19 +163,30 @@ class PooledGroup(Group):
                 )
                 call = None
             else:
-                parts = view.parts(kind)
-                call = PooledCall(pool, view, number, parts.shape, span.address, until)
-                if parts.workers is not None:
-                    key = next(self._next_key)
-                    call.workers = self._native.post_in_place(
-                        parts.workers, key, span.address, timeout_s, True
-                    )
-                view.post(call, parts)
-                view.add(call)
-                pool.changed.notify_all()
+                call = self._start_parts(pool, view, number, kind, span.address, until)
         if call is None:
             return self._finish(native, span, how)
         return self._finish_shared(call, span, how)
+
+    def _start_parts(
+        self,
+        pool: ServerPool,
+        view: PoolView,
+        number: int,
+        kind: Kind,
+        address: int,
+        until: float,
+    ) -> PooledCall:
+        parts = view.parts(kind, self._sharded(kind))
+        call = PooledCall(pool, view, number, parts.shape, address, until)
+        if parts.workers is not None:
+            timeout_s = max(0.0, until - time.monotonic())
+            key = next(self._next_key)
+            call.workers = self._native.post_in_place(parts.workers, key, address, timeout_s, True)
+        view.post(call, parts)
+        view.add(call)
+        pool.changed.notify_all()  # somebody may wait for this worker to make it
+        return call
 
     def _sharded(self, kind: Kind) -> Shape:
         """The call by the workers alone: whoever reduces, every element is folded alike."""
