@@ -29,6 +29,7 @@ _LOG: Final = logging.getLogger("shoal")
 _LOOK_S: Final = 0.05  # how often the lowest worker looks whether a view has ended
 _LISTEN_S: Final = 0.5  # how often the others look whether the world has
 _CONNECT_S: Final = 10.0
+_SETTLE_S: Final = 0.1
 _LEAST_PAUSE_S: Final = 0.25  # until servers that did not come are asked again; twice as long then
 _LONGEST_PAUSE_S: Final = 8.0
 _N_VALUES: Final = 1 << 20  # commands in the life of a job: one every 10 s for 100 days
@@ -192,6 +193,8 @@ class Leader:
         self._host = ""
         self._n = self._n_views = self._n_failures = 0
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
+        self._seen: list[Address] = []
+        self._seen_at = 0.0
         self._is_closed = False
 
     def begin(self, control: Control) -> None:
@@ -238,6 +241,8 @@ class Leader:
         if self._watch is None or time.monotonic() < self._not_before:
             return None
         last, wanted = stages.last, self._watch.ready()
+        if self._is_unsettled(wanted):
+            return None
         if wanted == (list(last.servers) if last is not None else []):
             return None
         if not wanted and last is not None:
@@ -249,6 +254,13 @@ class Leader:
         self._meeting = TcpStoreServer(self._host, 0, key=self._key)
         places = tuple(self._servers.index(address) for address in wanted)
         return Form(self._n_views, places, self._host, self._meeting.port)
+
+    def _is_unsettled(self, wanted: list[Address]) -> bool:
+        """Whether others may be about to come: then one view is formed for all of them."""
+        now = time.monotonic()
+        if wanted != self._seen:
+            self._seen, self._seen_at = wanted, now
+        return len(wanted) < len(self._servers) and now < self._seen_at + _SETTLE_S
 
     def invite(self, command: Form, n_workers: int) -> None:
         """Have the servers come."""

@@ -1,0 +1,153 @@
+"""`shoal server` as a process of a test, and jobs that use it.
+
+Ranks and servers are on one machine: each says that it is a host of its own, and that its link is
+slow, so that the planner finds servers worth their messages.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from process.arrays import Array
+
+    import shoal
+
+N_WORKERS = 3
+N_ELEMS = 2_000_003  # 7.6 MiB: what one server is worth to three workers, of odd length
+_SERVING = re.compile(r"serving \d+ keys at ([^:]+):(\d+)")
+_LONG_S = 30.0
+
+
+def new_key(folder: Path, name: str = "job.key") -> Path:
+    path = folder / name
+    path.write_text(secrets.token_hex(32))
+    path.chmod(0o600)
+    return path
+
+
+class ServerProcess:
+    """One, listening at a port of its own choice. Leaving the context kills it."""
+
+    def __init__(self, *keys: Path, port: int = 0, host: str = "server", more: Sequence[str] = ()):
+        env = {**os.environ, **link_env(), "SHOAL_HOST_ID": host}
+        argv = [sys.executable, "-m", "shoal", "server", "--listen", f"127.0.0.1:{port}", *more]
+        for key in keys:
+            argv += ["--key-file", str(key)]
+        self._process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=env)
+        self.log: list[str] = []
+        self._is_serving = threading.Event()
+        self.port = port
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._is_serving.wait(_LONG_S):
+            self.__exit__()
+            raise AssertionError("".join(self.log))
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = _LONG_S) -> int:
+        """Its exit code."""
+        return self._process.wait(timeout_s)
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.log.append(line)
+            if found := _SERVING.search(line):
+                self.port = int(found[2])
+                self._is_serving.set()
+
+
+def link_env() -> dict[str, str]:
+    return {"SHOAL_LINK": "10Mb,10us,1us"}
+
+
+def job_env(key: Path, *servers: str, **more: str) -> dict[str, str]:
+    """For the ranks of a job, each of which calls `pretend_hosts(1)` before it joins."""
+    return {**link_env(), "SHOAL_KEY_FILE": str(key), "SHOAL_SERVERS": ",".join(servers), **more}
+
+
+def await_that(is_so: Callable[[], Any], what: str) -> Any:
+    """What it gives, once that is true."""
+    until = time.monotonic() + _LONG_S
+    while time.monotonic() < until:
+        found = is_so()
+        if found:
+            return found
+        time.sleep(0.005)
+    raise AssertionError(f"in vain for {_LONG_S:g} s: {what}")
+
+
+def n_servers(group: shoal.Group) -> int:
+    """How many serve the calls that are made now."""
+    pool: Any = group.pool  # type: ignore[attr-defined]
+    view = None if pool is None else pool.view
+    return 0 if view is None else len(view.servers)
+
+
+def await_servers(group: shoal.Group, n: int) -> None:
+    await_that(lambda: n_servers(group) == n, f"{n} servers for {group}")
+
+
+def noise(rank: int, number: int = 0, n_elems: int = N_ELEMS) -> Array:
+    """Sums of it depend on their order."""
+    drawn = np.random.default_rng((rank, number)).normal(size=9973).astype(np.float32)
+    return np.resize(drawn, n_elems)
+
+
+def wanted(number: int = 0, n_workers: int = N_WORKERS, n_elems: int = N_ELEMS) -> Array:
+    """The sum as docs/bits.md says it."""
+    x = [noise(rank, number, n_elems) for rank in range(n_workers)]
+    s = max(1, min(n_workers, x[0].nbytes // 16384))
+    line = 64 // x[0].itemsize
+    length = math.ceil(math.ceil(x[0].size / s) / line) * line if s > 1 else x[0].size
+    total = np.empty_like(x[0])
+    for t in range(s):
+        stripe, first = slice(t * length, (t + 1) * length), t * n_workers // s
+        total[stripe] = x[first][stripe]
+        for k in range(1, n_workers):
+            total[stripe] += x[(first - k) % n_workers][stripe]
+    return total
+
+
+def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
+    """Whether it has exactly the bits of that sum."""
+    return data.tobytes() == wanted(number, n_workers, data.size).tobytes()
+
+
+def status_of(key: Path, address: str) -> dict[str, Any]:
+    """What `shoal status --json` prints."""
+    env = {**os.environ, "SHOAL_KEY_FILE": str(key)}
+    argv = [sys.executable, "-m", "shoal", "status", "--json", address]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
