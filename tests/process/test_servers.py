@@ -1,5 +1,6 @@
 """Reduction servers: the same bits with them and without, whoever comes and goes."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from process.serving import (
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
-from shoal.errors import ShoalError, TimedOut, UsageError
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 
 
 def share_with_a_server() -> list[str]:
@@ -188,8 +189,6 @@ def share_a_while() -> bool:
 
 
 def shoal_key() -> str:
-    import os
-
     return Path(os.environ["SHOAL_KEY_FILE"]).name
 
 
@@ -252,9 +251,84 @@ def test_a_job_that_requires_servers_says_of_each_why_it_does_not_serve(tmp_path
     assert "no-such-name.invalid:7077 has a name that does not resolve" in told[0]
 
 
-def disagree() -> str:
-    import os
+def begin_with_one_that_is_misplaced() -> bool:
+    """The other server is on the host of rank 0, or so they say."""
+    pretend_hosts(1)
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        data = noise(group.rank)
+        group.all_reduce(data)
+        return is_right(data)
 
+
+def test_a_server_on_the_host_of_a_worker_is_left_out(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with ServerProcess(key, host="0") as bad, ServerProcess(key) as good:
+        env = job_env(key, bad.address, good.address)
+        found = run_ranks(begin_with_one_that_is_misplaced, N_WORKERS, env=env)
+    assert found == [True] * N_WORKERS
+
+
+def shrink_and_go_on() -> bool:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        data = noise(group.rank)
+        if group.rank == N_WORKERS:
+            stage.await_cue("all others have called")
+            os.kill(os.getpid(), signal.SIGKILL)
+        work = group.all_reduce(data, async_op=True)
+        stage.cue(f"rank {group.rank} has called")
+        if group.rank == 0:
+            for rank in range(1, N_WORKERS):
+                stage.await_cue(f"rank {rank} has called")
+            stage.cue("all others have called")
+        assert work is not None
+        assert isinstance(error_of(work.wait), PeerLost)
+        with group.shrink() as survivors:
+            await_servers(survivors, 1)
+            again = noise(survivors.rank, 1)
+            survivors.all_reduce(again)
+            return is_right(again, 1)
+
+
+def test_the_survivors_of_a_worker_go_on_with_the_server(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(shrink_and_go_on, N_WORKERS + 1, env=env) as ranks:
+            outcomes = ranks.wait()
+    assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS + [None], outcomes
+
+
+def time_out() -> list[str]:
+    """A call that one worker never makes, while a server is in it; and one made after it."""
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        told = []
+        if group.rank < N_WORKERS - 1:
+            data = noise(group.rank)
+            told = [repr(error_of(group.all_reduce, data, timeout_s=0.5)) for _ in range(2)]
+        stage.cue(f"rank {group.rank} has done")
+        for rank in range(N_WORKERS):
+            stage.await_cue(f"rank {rank} has done")
+    return told
+
+
+def test_a_call_that_a_worker_never_makes_ends_at_its_deadline(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        *told, _ = run_ranks(time_out, N_WORKERS, env=env)
+    for first, second in told:
+        assert "TimedOut" in first
+        assert "TimedOut" in second or "Closed" in second
+
+
+def disagree() -> str:
     if os.environ["RANK"] == "1":
         os.environ["SHOAL_SERVERS"] = "other"
     return fail_to_begin()

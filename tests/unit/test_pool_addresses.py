@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.group.pool.addresses import Address, n_required_from, parse_address, servers_from
 from shoal.server.options import keys_of, listen
@@ -84,3 +85,29 @@ def test_an_address_of_another_host_is_refused_with_those_there_are() -> None:
         listen("198.51.100.1", 0)
     with pytest.raises(UsageError, match=r"no interface of this host and does not resolve.*lo \("):
         listen("no-such-name.invalid", 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (["--memory", "1M"], "a job needs at least 64M"),
+        (["--memory", "much"], "is no size such as 512M or 2G"),
+        (["--max-jobs", "0"], "at least one job has to be served"),
+        (["--port", "70000"], "--port 70000 is no number from 1 to 65535"),
+    ],
+)
+def test_a_command_that_is_wrong_says_what_would_be_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], what: str
+) -> None:
+    where = ["server", "--listen", "127.0.0.1", "--key-file", key_file(tmp_path / "key")]
+    assert main([*where, *given]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_a_status_without_a_key_says_which_variable_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SHOAL_KEY_FILE", raising=False)
+    monkeypatch.delenv("SHOAL_KEY", raising=False)
+    assert main(["status", "127.0.0.1"]) == 2
+    assert "SHOAL_KEY_FILE is not set" in capsys.readouterr().err

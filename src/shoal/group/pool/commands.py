@@ -10,11 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.group.pool.protocol import Meet, Reserve, own_version
 from shoal.group.pool.watch import Watch
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
 from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.listener import port_range
 from shoal.rendezvous.store.server import StoreLimits
 
 if TYPE_CHECKING:
@@ -107,8 +108,13 @@ class Commands(Protocol):
     def formed(self, command: Form) -> None:
         """A view stands."""
 
-    def failed(self, command: Form, why: str) -> None:
-        """It does not; `why` is empty if only others failed."""
+    def failed(self, command: Form, why: str, misplaced: int = -1) -> None:
+        """It does not.
+
+        Args:
+            why: empty if only others failed.
+            misplaced: the place in the view of a server that can never be in one; -1: none.
+        """
 
     def look(self) -> None:
         """Something may have ended."""
@@ -130,7 +136,10 @@ class Follower:
 
     def begin(self, control: Control) -> None:
         """Connect to the store of the lowest."""
-        host, port = control.tell("").split(" ")
+        where = control.tell("")
+        if not where:
+            raise ShoalError("rank 0 cannot serve a store")
+        host, port = where.split(" ")
         client = TcpStoreClient(host, int(port), timeout_s=_CONNECT_S, key=self._key)
         self._client = client
         if self._is_closed:
@@ -161,8 +170,9 @@ class Follower:
     def formed(self, command: Form) -> None:
         """Nothing to do."""
 
-    def failed(self, command: Form, why: str) -> None:
-        """Rank 0 knows only of itself."""
+    def failed(self, command: Form, why: str, misplaced: int = -1) -> None:
+        """Rank 0 sees to it."""
+        del misplaced
         if why:
             _LOG.warning("view %d of the servers did not form: %s", command.view, why)
 
@@ -194,14 +204,18 @@ class Leader:
         self._n = self._n_views = self._n_failures = 0
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
         self._seen: list[Address] = []
+        self._misplaced: dict[Address, str] = {}
         self._seen_at = 0.0
         self._is_closed = False
 
     def begin(self, control: Control) -> None:
         """Serve the store, and say where."""
-        self._host = choose_address(os.environ.get("MASTER_ADDR")).address
-        limits = StoreLimits(n_values=_N_VALUES)
-        self._commands = TcpStoreServer(self._host, 0, key=self._key, limits=limits)
+        try:
+            self._host = choose_address(os.environ.get("MASTER_ADDR")).address
+            self._commands = self._serve_store(StoreLimits(n_values=_N_VALUES))
+        except ShoalError:
+            control.tell("")  # the others wait for it
+            raise
         port = self._commands.port
         self._client = TcpStoreClient(self._host, port, timeout_s=_CONNECT_S, key=self._key)
         control.tell(f"{self._host} {port}")
@@ -240,7 +254,8 @@ class Leader:
     def _forming(self, stages: Stages[PoolView]) -> Command | None:
         if self._watch is None or time.monotonic() < self._not_before:
             return None
-        last, wanted = stages.last, self._watch.ready()
+        last = stages.last
+        wanted = [one for one in self._watch.ready() if one not in self._misplaced]
         if self._is_unsettled(wanted):
             return None
         if wanted == (list(last.servers) if last is not None else []):
@@ -251,7 +266,7 @@ class Leader:
             # One of them may be what nobody can reach: each in turn is left out.
             del wanted[self._n_failures % len(wanted)]
         self._n_views += 1
-        self._meeting = TcpStoreServer(self._host, 0, key=self._key)
+        self._meeting = self._serve_store(StoreLimits())
         places = tuple(self._servers.index(address) for address in wanted)
         return Form(self._n_views, places, self._host, self._meeting.port)
 
@@ -281,9 +296,14 @@ class Leader:
             self._not_before = time.monotonic() + _LONGEST_PAUSE_S
         self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
 
-    def failed(self, command: Form, why: str) -> None:
-        """Wait, longer each time."""
+    def failed(self, command: Form, why: str, misplaced: int = -1) -> None:
+        """Wait, longer each time; without a server that can never be used."""
         self._close_meeting()
+        if misplaced >= 0:
+            address = self._servers[command.servers[misplaced]]
+            self._misplaced[address] = why
+            _LOG.warning("server %s is not used: %s", address, why)
+            return
         _LOG.warning(
             "view %d of the servers did not form: %s; tried again in %.3g s",
             *(command.view, why or "another worker says why", self._pause_s),
@@ -299,7 +319,7 @@ class Leader:
     def trouble(self) -> str:
         """Which servers do not serve, and why."""
         watch = self._watch
-        trouble = {} if watch is None else watch.trouble()
+        trouble = {} if watch is None else {**watch.trouble(), **self._misplaced}
         return "; ".join(f"{address} {why}" for address, why in trouble.items())
 
     def close(self) -> None:
@@ -314,6 +334,13 @@ class Leader:
         if self._commands is not None:
             with contextlib.suppress(OSError):
                 self._commands.close()
+
+    def _serve_store(self, limits: StoreLimits) -> TcpStoreServer:
+        """A store at a port that may be used."""
+        for port in port_range(os.environ):
+            with contextlib.suppress(UsageError):
+                return TcpStoreServer(self._host, port, key=self._key, limits=limits)
+        raise UsageError(f"no port of SHOAL_PORT_RANGE is free at {self._host}; widen it")
 
     def _close_meeting(self) -> None:
         meeting, self._meeting = self._meeting, None

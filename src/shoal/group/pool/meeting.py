@@ -30,6 +30,21 @@ _DIGEST: Final = struct.Struct("<4sd")
 _KIND: Final = b"pool"
 
 
+class Misplaced(UsageError):  # noqa: N818 - says what is wrong
+    """A server is where somebody else is.
+
+    Args:
+        server: its place among the servers of the view.
+    """
+
+    def __init__(self, server: int, message: str) -> None:
+        super().__init__(server, message)
+        self.server = server
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 class PoolGroup(Group):
     """The group of one view: the workers with the ranks they have, and the servers after them.
 
@@ -101,15 +116,16 @@ def _check_hosts(hosts: list[str], names: list[str], n_workers: int) -> None:
     """Nobody shares a host: they would go by shared memory, and by one NIC.
 
     Raises:
-        UsageError: a server is where somebody else is.
+        Misplaced: a server is where somebody else is.
     """
     for rank in range(n_workers, len(hosts)):
         other = hosts.index(hosts[rank])
         if other < rank:
             who = "worker" if other < n_workers else "server"
-            raise UsageError(
+            raise Misplaced(
+                rank - n_workers,
                 f"server {names[rank]} is on the host of {who} {names[other]}: leave it out of "
-                "SHOAL_SERVERS; a server helps only by a link of its own"
+                "SHOAL_SERVERS; a server helps only by a link of its own",
             )
 
 

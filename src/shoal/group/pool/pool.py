@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut
 from shoal.group.pool.commands import LeaderGone
-from shoal.group.pool.meeting import MEETING_S, meet_view
+from shoal.group.pool.meeting import MEETING_S, Misplaced, meet_view
 from shoal.group.pool.mend import mend
 from shoal.group.pool.pool_view import PoolView, nics_of
 from shoal.group.pool.stages import Stages
@@ -64,6 +65,7 @@ class ServerPool:
         self._views: list[PoolView] = []  # that have not been ended by all
         self._waiters: list[tuple[PooledCall, Callable[[], None]]] = []
         self._is_closing = False
+        self._owner = os.getpid()
         self._orphaned: NativeError | None = None
         self.has_ended = False
         self._thread = threading.Thread(target=self._run, name="shoal pool", daemon=True)
@@ -107,6 +109,8 @@ class ServerPool:
 
     def close(self) -> None:
         """Leave the servers, and end the thread. Calls in flight fail. Idempotent."""
+        if os.getpid() != self._owner:
+            return  # after fork: all of it is the parent's
         with self.changed:
             self._is_closing = True
             self.changed.notify_all()
@@ -204,13 +208,25 @@ class ServerPool:
         except LeaderGone:
             self._outlive()
         except ShoalError as error:
-            if not self._is_closing:
-                _LOG.info("%s: servers are not used any more: %s", self._control, error)
+            self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, no caller may wait in vain
             _LOG.exception("%s: the thread that sees to the servers failed", self._control)
             self._abort_world(f"rank {self.rank}: the thread of the pool failed: {error!r}")
         finally:
             self._end()
+
+    def _fail(self, error: ShoalError) -> None:
+        """The workers cannot agree on servers any more."""
+        if self._is_closing:
+            return
+        _LOG.info("%s: servers are not used any more: %s", self._control, error)
+        if self._control.ended() is not None:
+            return  # with the world: everybody knows
+        why = f"rank {self.rank} cannot use servers any more: {error}"
+        if self.stages.last is None:
+            self._control.abort(why)  # nobody has used any yet, and nobody will
+        else:
+            self._abort_world(why)  # NOT going on: others may be about to use them
 
     def _expire_late(self) -> None:
         now = time.monotonic()
@@ -240,15 +256,17 @@ class ServerPool:
     def form(self, command: Form) -> None:
         """Meet the servers, and use them from a call on that all workers agree on."""
         started = time.monotonic()
-        view, why = None, ""
+        view, why, misplaced = None, "", -1
         try:
             view = self._meet(command)
+        except Misplaced as error:
+            why, misplaced = str(error), error.server
         except ShoalError as error:
             why = str(error)
         if self._control.most(view is None):
             if view is not None:
                 view.group.close()
-            self._commands.failed(command, why)
+            self._commands.failed(command, why, misplaced)
             return
         assert view is not None
         self._begin(view, _MARGIN)

@@ -69,6 +69,7 @@ class PoolView:
     Attributes:
         servers: in the order of their ranks, which begin at `n_workers`.
         begin, end: the numbers of its calls; no end: it goes on.
+        n_shared: calls that servers have had a part in, here.
         calls: those that may not have ended, in their order.
     """
 
@@ -84,6 +85,7 @@ class PoolView:
         self.n_workers = group.size - len(servers)
         self.begin = 0
         self.end: int | None = None
+        self.n_shared = 0
         self.calls: deque[PooledCall] = deque()
         self._cluster, self._nics = cluster, nics
         self._keys = itertools.count(1)
@@ -129,6 +131,7 @@ class PoolView:
             return
         key = next(self._keys)
         if not self.has_ended:
+            self.n_shared += 1
             call.servers = self.group.post(parts.servers, key, call.address)
 
     def add(self, call: PooledCall) -> None:

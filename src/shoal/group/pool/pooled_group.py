@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal import engine
@@ -28,7 +28,7 @@ from shoal.rendezvous import job_key
 from shoal.shapes import Shape
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
@@ -209,10 +209,20 @@ class PooledGroup(Group):
                 self._context.keep(work)
         return None
 
+    def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
+        """As `Group.shrink`; the new group looks for the servers anew."""
+        self._leave_servers()
+        group = super().shrink(exclude, timeout_s=timeout_s)
+        group.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
+        return group
+
     def close(self) -> None:
         """As `Group.close`; leaves the servers first."""
+        self._leave_servers()
+        super().close()
+
+    def _leave_servers(self) -> None:
         pool, self._pool = self._pool, None
         if pool is not None:
             with contextlib.suppress(RuntimeError):  # the interpreter ends: no thread can be joined
                 pool.close()
-        super().close()

@@ -40,6 +40,7 @@ _LOG: Final = logging.getLogger("shoal")
 _RETRY_S: Final = 0.2
 _RETRY_REFUSED_S: Final = 2.0  # one that answered, and would not have us
 _CONNECT_S: Final = 2.0
+_LAST_S: Final = 0.5  # for the thread to end, unless a name server keeps it
 _WARN_AFTER_S: Final = 1.0  # without a server: it may be about to start, as we are
 
 
@@ -111,7 +112,7 @@ class Watch:
         self._is_closing = True
         self._wake()
         if self._thread is not threading.current_thread():
-            self._thread.join(_CONNECT_S)
+            self._thread.join(_LAST_S)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):

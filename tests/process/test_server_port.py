@@ -1,0 +1,147 @@
+"""The one port of `shoal server`: who gets in, who is answered, and what nobody can do to it."""
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from process.serving import ServerProcess, new_key, status_of
+
+import shoal
+from shoal.engine import ClientHandshake
+from shoal.errors import ShoalError, UsageError
+from shoal.group.pool.addresses import Address
+from shoal.group.pool.ask import ask
+from shoal.group.pool.protocol import (
+    Ask,
+    Frames,
+    Meet,
+    Message,
+    Reserve,
+    Reserved,
+    encode,
+    hello_of,
+    server_key,
+)
+
+N_FLOODERS = 100
+
+
+def connect(port: int, key: Path | None = None) -> socket.socket:
+    """A connection; with a key, one that has proved it."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    if key is not None:
+        secret = key.read_bytes().strip()
+        handshake = ClientHandshake(hello_of(secret), server_key(secret))
+        sock.sendall(handshake.hello)
+        while handshake.wants:
+            sock.sendall(handshake.feed(sock.recv(handshake.wants)))
+    return sock
+
+
+def say(sock: socket.socket, message: Message) -> list[Message]:
+    """What the server answers; nothing if it closes the connection."""
+    frames = Frames()
+    sock.sendall(encode(message))
+    while data := sock.recv(65536):
+        if found := frames.feed(data):
+            return found
+    return []
+
+
+def http(port: int, request: bytes) -> bytes:
+    with connect(port) as sock:
+        sock.sendall(request)
+        answer = b""
+        while data := sock.recv(65536):
+            answer += data
+        return answer
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Whether the server closes it, without a word."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_whatever_comes_to_its_port_it_serves_those_who_hold_a_key(tmp_path: Path) -> None:
+    key, other = new_key(tmp_path), new_key(tmp_path, "other")
+    with ServerProcess(key) as server:
+        where = Address("127.0.0.1", server.port)
+        # Anyone may ask how it is, and learns no secrets.
+        assert b" 200 OK\r\n" in http(server.port, b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert http(server.port, b"GET /readyz HTTP/1.0\r\n\r\n").endswith(b"ready\n")
+        metrics = http(server.port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"shoal_server_jobs" in metrics or b"501" in metrics.split(b"\r\n")[0]
+        assert b" 404 " in http(server.port, b"HEAD /secret HTTP/1.1\r\n\r\n")
+        assert b" 400 " in http(server.port, b"GET /" + b"x" * 5000)
+        assert b" 404 " in http(server.port, b"GET \xff\r\n\r\n")
+        # Strangers are closed: who speaks nonsense, who says nothing, and a hundred at a time.
+        with connect(server.port) as stranger:
+            stranger.sendall(b"\x16\x03\x01" + os.urandom(200))
+            assert is_closed(stranger)
+        flood = [connect(server.port) for _ in range(N_FLOODERS)]
+        with pytest.raises(UsageError, match="holds no job key like this one"):
+            ask(where, {"SHOAL_KEY_FILE": str(other)})
+        assert all(map(is_closed, flood))
+        for sock in flood:
+            sock.close()
+        # Who holds the key and speaks nonsense is closed too.
+        for nonsense in (
+            b"\xff\xff\xff\xff",
+            b"\x08\0\0\0" + bytes(8),
+            encode(Reserved("", bytes(16))),
+        ):
+            with connect(server.port, key) as sock:
+                sock.sendall(nonsense)
+                assert is_closed(sock)
+        assert status_of(key, server.address)["views"] == []
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
+    with pytest.raises(ShoalError, match="cannot be reached"):
+        ask(where, {"SHOAL_KEY_FILE": str(key)})
+
+
+def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path, name) for name in ("one", "two")]
+    reserve = Reserve(shoal.__version__, "job", 3)
+    with ServerProcess(*keys, more=["--max-jobs", "1", "--no-http"]) as server:
+        with connect(server.port, keys[0]) as one, connect(server.port, keys[1]) as two:
+            (refused,) = say(one, reserve._replace(version="0.0.1"))
+            assert f"it runs shoal {shoal.__version__}, and the workers 0.0.1" in refused.refused
+            (refused,) = say(one, Meet(1, 3, 3, 4, "127.0.0.1", 1))
+            assert refused.refused == "nothing was reserved"
+            (taken,) = say(one, reserve)
+            assert taken.refused == ""
+            (again,) = say(one, reserve)
+            assert again.server == taken.server
+            (refused,) = say(two, reserve)
+            assert refused.refused == "it serves 1 jobs, the most that --max-jobs allows"
+            # A child that finds nobody at the store ends by itself, and harms nothing.
+            (met,) = say(one, Meet(1, 3, 3, 4, "127.0.0.1", 1))
+            assert met.refused == ""
+            (status,) = say(one, Ask())
+            assert '"n_jobs": 1' in status.text
+        with connect(server.port) as stranger:  # --no-http
+            stranger.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + bytes(99))
+            assert is_closed(stranger)
+
+
+def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:
+    environ = {"SHOAL_KEY_FILE": str(new_key(tmp_path))}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close_one() -> None:
+            sock, _ = listener.accept()
+            sock.recv(4096)
+            sock.close()
+
+        thread = threading.Thread(target=close_one)
+        thread.start()
+        with pytest.raises(ShoalError, match="it is no shoal server, or of another version"):
+            ask(Address("127.0.0.1", listener.getsockname()[1]), environ)
+        thread.join()
