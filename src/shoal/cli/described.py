@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from dataclasses import replace
 
 from shoal.cli.options import MOST_RANKS, hosts_of
 from shoal.errors import UsageError
 from shoal.plan.cluster import Cluster, LinkCost
 from shoal.plan.defaults import CONTENTION
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
+from shoal.plan.wire import link_of
 
 __all__ = ["add_cluster", "cluster_of"]
 
@@ -20,14 +22,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     add("--hosts", default="1", metavar="N", help="how many; or 2x4 or 4,4,2: ranks on each")
     add("--ranks-per-host", type=int, metavar="N", help="if --hosts is a number; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
-    add("--link", default="10Gb", metavar="RATE", help="bandwidth of a NIC, each way; default 10Gb")
-    add("--latency", default="30us", metavar="TIME", help="one way, between hosts; default 30us")
     add(
-        "--message",
-        default="5us",
-        metavar="TIME",
-        help="CPU time per message, each end; default 5us",
+        "--link",
+        default="10Gb",
+        metavar="RATE",
+        help="bandwidth of a NIC, each way; default 10Gb; or all three: 25Gb,20us,5us",
     )
+    add("--latency", metavar="TIME", help="one way, between hosts; default 30us")
+    add("--message", metavar="TIME", help="CPU time per message, each end; default 5us")
     add("--burst", default="0", metavar="BYTES", help="what an idle NIC passes at full speed")
     add("--local-latency", default="1us", metavar="TIME", help="one way, in a host; default 1us")
     add(
@@ -58,9 +60,7 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     return Cluster(
         hosts=hosts,
         local=LinkCost(local_us[0], 0.0, local_us[1]),
-        wire=LinkCost(
-            microseconds(args.latency), 1 / bytes_per_us(args.link), microseconds(args.message)
-        ),
+        wire=_link_of(args),
         memory_us_per_byte=memory,
         n_cores=n_cores,
         burst_bytes=bytes_of(args.burst),
@@ -68,6 +68,20 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
         network_us_per_byte=1 / bytes_per_us(args.stack),
         contention=CONTENTION,
     )
+
+
+def _link_of(args: argparse.Namespace) -> LinkCost:
+    """As `SHOAL_LINK` says it, or each in an option of its own."""
+    link, n_said = link_of(args.link), args.link.count(",")
+    for place, name in enumerate(("latency", "message")):
+        text = getattr(args, name)
+        if text is not None and n_said > place:
+            raise UsageError(
+                f"--link {args.link} says what --{name} {text} says, too; leave one out"
+            )
+        if text is not None:
+            link = replace(link, **{f"{name}_us": microseconds(text)})
+    return link
 
 
 def _hosts_of(text: str, ranks_per_host: int | None) -> tuple[int, ...]:

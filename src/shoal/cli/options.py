@@ -30,6 +30,13 @@ class Parser(argparse.ArgumentParser):
         # Else `--ranks` would be `--ranks-per-host` where there is no such option.
         super().__init__(allow_abbrev=False, **settings)
 
+    def parse_known_args(self, *args: Any, **settings: Any) -> Any:
+        """Of a subcommand: what it does not know, it says itself, and points at its own help."""
+        namespace, unknown = super().parse_known_args(*args, **settings)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""
         raise UsageError(f"{message}; see {self.prog} --help")

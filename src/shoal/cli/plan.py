@@ -1,4 +1,4 @@
-"""`shoal plan`: which algorithms a cluster would use, by size, and why."""
+"""`shoal plan`: which algorithms a cluster would use, by size, and why; or what servers gain it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.cli.described import add_cluster, cluster_of
+from shoal.cli.plan_servers import add_servers, asks_for_servers, plan_servers
 from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import choose_channels
@@ -40,10 +41,14 @@ def add_to(subparsers: Subparsers) -> None:
     add("--tuning", type=Path, metavar="FILE", help="choose by what `shoal tune` measured")
     add("--wire", default="identity", metavar="CODEC", help="bf16: float32 sums between hosts")
     add_cluster(parser)
+    add_servers(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if asks_for_servers(args):
+        print("\n".join(plan_servers(args)))
+        return 0
     cluster = cluster_of(args)
     if cluster.size > _MOST_RANKS:
         raise UsageError(f"{cluster.size} ranks are more than {_MOST_RANKS}")

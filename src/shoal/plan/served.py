@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _BUSY: Final = 0.99
 # Servers that bring less are not worth another group's messages; the costs are not that exact.
 _WORTH: Final = 0.98
+# What another server brings is said to be nothing where it is less than this leaves.
+_NOTHING: Final = 0.9995
 
 
 class Served(NamedTuple):
@@ -87,7 +89,7 @@ def choose_with_servers(
     bottleneck = _bottleneck(cost, weights, cluster, pool)
     why = f"{what}: {show_us(cost.cost_us)} where {alone.name} of the workers alone takes "
     why += f"{show_us(alone.cost_us)}, bottleneck: {bottleneck}; "
-    why += _bound(cost, cluster, pool)
+    why += _bound(cost, n_bytes, cluster, pool, codec)
     # What takes a few messages' time is not worth another group's, whatever the model says.
     if cost.bottleneck == "latency" or cost.cost_us > _WORTH * alone.cost_us:
         return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
@@ -163,19 +165,23 @@ def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
     return f"the NIC{'s' * (len(ranks) > 1)} of {role}{'s' * (len(ranks) > 1)} {named}"
 
 
-def _bound(cost: Cost, cluster: Cluster, pool: Pool) -> str:
+def _bound(cost: Cost, n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> str:
     """Whether bandwidth is what it waits for, and what the next server would bring."""
-    if cost.bottleneck != "network":
+    if cost.bottleneck == "latency":
         return "not bandwidth-bound, so another server would bring nothing"
-    one_more = Pool((*pool.servers, min(pool.servers, key=lambda nic: nic.slower)), pool.workers)
+    one_more = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
     workers = _nics(cluster, pool)
-    now, then = (best_shares(workers, one.servers).us_per_byte for one in (pool, one_more))
-    if then >= now * (1 - 1e-6):
-        return (
-            "bandwidth-bound, but workers send no less than the tensor once: another server would "
-            "bring nothing"
-        )
-    return f"bandwidth-bound: another server would take {1 - then / now:.1%} of the time off"
+    if cost.bottleneck == "network":
+        bound = "bandwidth-bound"
+        now, then = (best_shares(workers, one.servers).us_per_byte for one in (pool, one_more))
+    else:
+        bound = "not bandwidth-bound"
+        weights = _named(best_shares(workers, one_more.servers), cluster, one_more)
+        now = cost.cost_us
+        then = cost_with_servers(weights, n_bytes, cluster, one_more, codec).cost_us
+    if then > now * _NOTHING:
+        return f"{bound}, and another server would bring nothing"
+    return f"{bound}: another server would take {1 - then / now:.1%} of the time off"
 
 
 def each_number_of_servers(
