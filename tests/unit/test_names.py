@@ -26,11 +26,11 @@ contribution control copy cost counts cube cut d dataflow deadline description d
 end endpoint ends entry error event execution failure faster filled finish finished follower forced
 form frames goal gone health held http info interface internal job join keeper key kind lab latency
 launch layout leader leaving library limits line links load local lost measured meet meeting member
-members membership memory message monitored nic occurrences on op operations options origin out
-owner pair parser part parts pending picture placement planner point pool pooled pools process
-proof record recv reducer repair rereading reserve reserved result role root round row sample
-section send served server settings shape shares shoal simulation source spec stages status store
-strangers symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker
+members membership memory message misplaced monitored nic occurrences on op operations options
+origin out owner pair parser part parts pending picture placement planner point pool pooled pools
+process proof record recv reducer repair rereading reserve reserved result role root round row
+sample section send served server settings shape shares shoal simulation source spec stages status
+store strangers symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker
 unsupported usage value verdict warnings watch way weights within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
