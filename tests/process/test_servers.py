@@ -328,6 +328,43 @@ def test_a_call_that_a_worker_never_makes_ends_at_its_deadline(tmp_path: Path) -
         assert "TimedOut" in second or "Closed" in second
 
 
+def fork_and_drop() -> list[bool]:
+    """A forked child closes the group; the parent uses it, and then drops it without closing it."""
+    pretend_hosts(1)
+    stage, group = Stage.from_environment(), shoal.init(timeout_s=30.0)
+    await_servers(group, 1)
+    child = os.fork()
+    if child == 0:
+        error = error_of(group.all_reduce, noise(0))
+        group.close()
+        os._exit(0 if isinstance(error, shoal.Closed) else 1)
+    _, status = os.waitpid(child, 0)
+    data = noise(group.rank)
+    group.all_reduce(data)
+    right = [status == 0, is_right(data), n_servers(group) == 1, "pool view" in str(shoal.dump())]
+    stage.cue(f"rank {group.rank} has called")
+    for rank in range(N_WORKERS):
+        stage.await_cue(f"rank {rank} has called")
+    del group
+    stage.await_cue("the servers were left")
+    return right
+
+
+def test_a_group_that_is_dropped_leaves_its_servers_and_a_forked_child_does_not(
+    tmp_path: Path,
+) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(fork_and_drop, N_WORKERS, env=env) as ranks:
+            for rank in range(N_WORKERS):
+                stage.await_cue(f"rank {rank} has called")
+            await_that(lambda: not status_of(key, server.address)["views"], "no view")
+            stage.cue("the servers were left")
+            outcomes = ranks.wait()
+    assert [outcome.value for outcome in outcomes] == [[True] * 4] * N_WORKERS, outcomes
+
+
 def disagree() -> str:
     if os.environ["RANK"] == "1":
         os.environ["SHOAL_SERVERS"] = "other"
