@@ -93,9 +93,7 @@ class Commands(Protocol):
     def begin(self, control: Control) -> None:
         """Find each other; all workers call it."""
 
-    def next(
-        self, views: Sequence[PoolView], stages: Stages[PoolView], control: Control
-    ) -> Command | None:
+    def next(self, views: Sequence[PoolView], stages: Stages[PoolView]) -> Command | None:
         """The next one; None if there is none yet. Waits a little.
 
         Raises:
@@ -145,14 +143,9 @@ class Follower:
         if self._is_closed:
             client.close()
 
-    def next(
-        self, views: Sequence[PoolView], stages: Stages[PoolView], control: Control
-    ) -> Command | None:
+    def next(self, views: Sequence[PoolView], stages: Stages[PoolView]) -> Command | None:
         """Wait for it for half a second."""
         del views, stages
-        error = control.ended()
-        if error is not None:
-            raise error
         if self._client is None:
             return None
         try:
@@ -225,13 +218,8 @@ class Leader:
         if self._is_closed:
             self.close()
 
-    def next(
-        self, views: Sequence[PoolView], stages: Stages[PoolView], control: Control
-    ) -> Command | None:
+    def next(self, views: Sequence[PoolView], stages: Stages[PoolView]) -> Command | None:
         """Look at the views and the servers, and wait a little if all is well."""
-        error = control.ended()
-        if error is not None:
-            raise error
         command = self._ending(views, stages) or self._forming(stages)
         if command is None:
             self._woken.wait(_LOOK_S)

@@ -25,6 +25,7 @@ from shoal.group.pool.stages import Stages
 from shoal.rendezvous import TcpStoreClient
 
 if TYPE_CHECKING:
+    from shoal.engine import NativeGroup
     from shoal.group.pool.addresses import Address
     from shoal.group.pool.commands import Commands, End, Form
     from shoal.group.pool.control import Control
@@ -43,8 +44,8 @@ class ServerPool:
     """One worker's end of it.
 
     Args:
-        world: ends the workers' group, with an error for those who call it.
-        control: a group of the workers that nobody else uses.
+        world: the group of the workers, whose calls are shared.
+        control: one of the same workers that nobody else uses.
 
     Threads: one, a daemon, from `start` to `close`; all methods may be called from any.
     """
@@ -55,11 +56,11 @@ class ServerPool:
         commands: Commands,
         servers: tuple[Address, ...],
         key: bytes,
-        abort_world: Callable[[str], None],
+        world: NativeGroup,
         cluster: Cluster,
     ) -> None:
         self._control, self._commands, self._servers = control, commands, servers
-        self._key, self._abort_world, self._cluster = key, abort_world, cluster
+        self._key, self._world, self._cluster = key, world, cluster
         self.changed = threading.Condition()
         self.stages: Stages[PoolView] = Stages()
         self._views: list[PoolView] = []  # that have not been ended by all
@@ -176,7 +177,7 @@ class ServerPool:
         """Its deadline has passed: the group ends, as for every call that is late."""
         why = f"all_reduce {call.number} was not complete in its time"
         call.outcome = (Fault.TIMED_OUT, -1, "its time was up with servers in it", why)
-        self._abort_world(f"timed out: {why}")
+        self._world.abort(f"timed out: {why}")
         call.view.abort(why)
         self._call_back()
 
@@ -190,9 +191,9 @@ class ServerPool:
             callback()
 
     def _end_of_world(self) -> NativeError:
-        error = self._control.native_error()
-        if error[0] is not Fault.NONE:
-            return error
+        for error in (self._world.error(), self._control.native_error()):
+            if error[0] is not Fault.NONE:
+                return error
         return self._orphaned or (Fault.CLOSED, -1, "the group was closed", "")
 
     # The thread.
@@ -201,17 +202,19 @@ class ServerPool:
         try:
             self._commands.begin(self._control)
             while not self._is_closing:
-                command = self._commands.next(self._views, self.stages, self._control)
+                self._check_world()
+                command = self._commands.next(self._views, self.stages)
                 if command is not None:
                     command.run(self)
                 self._expire_late()
         except LeaderGone:
-            self._outlive()
+            with contextlib.suppress(ShoalError):
+                self._outlive()
         except ShoalError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, no caller may wait in vain
             _LOG.exception("%s: the thread that sees to the servers failed", self._control)
-            self._abort_world(f"rank {self.rank}: the thread of the pool failed: {error!r}")
+            self._world.abort(f"rank {self.rank}: the thread of the pool failed: {error!r}")
         finally:
             self._end()
 
@@ -220,13 +223,13 @@ class ServerPool:
         if self._is_closing:
             return
         _LOG.info("%s: servers are not used any more: %s", self._control, error)
-        if self._control.ended() is not None:
+        if self._control.ended() is not None or self._world.error()[0] is not Fault.NONE:
             return  # with the world: everybody knows
         why = f"rank {self.rank} cannot use servers any more: {error}"
         if self.stages.last is None:
             self._control.abort(why)  # nobody has used any yet, and nobody will
         else:
-            self._abort_world(why)  # NOT going on: others may be about to use them
+            self._world.abort(why)  # NOT going on: others may be about to use them
 
     def _expire_late(self) -> None:
         now = time.monotonic()
@@ -239,9 +242,8 @@ class ServerPool:
     def _outlive(self) -> None:
         """Worker 0 has left in good order: what it had a part in may still end well here."""
         self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
-        while not self._is_closing and self._control.ended() is None:
-            if any(view.has_ended for view in self._views):
-                return
+        while not any(view.has_ended for view in self._views):
+            self._check_world()
             with self.changed:
                 self.changed.wait(_LOOK_S)
 
@@ -379,5 +381,7 @@ class ServerPool:
         error = self._control.ended()
         if error is not None:
             raise error
+        if self._world.error()[0] is not Fault.NONE:
+            raise ShoalError("the group of the workers has ended")
         if self._is_closing:
             raise ShoalError("the group was closed")

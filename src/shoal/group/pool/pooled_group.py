@@ -113,10 +113,11 @@ class PooledGroup(Group):
 
     def _pool_of(self, servers: tuple[Address, ...], key: bytes) -> ServerPool:
         native = self._native
+        assert isinstance(native, engine.NativeGroup)  # it has just been made
         commands = Leader(servers, key) if self.rank == 0 else Follower(key)
         # NOT the group itself, which would then live as long as the thread.
         cluster = self.planner.cluster
-        return ServerPool(Control.of(self), commands, servers, key, native.abort, cluster)
+        return ServerPool(Control.of(self), commands, servers, key, native, cluster)
 
     def all_reduce(
         self,
