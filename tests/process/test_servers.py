@@ -22,7 +22,7 @@ from process.serving import (
 from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
-from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.errors import PeerLost, ShoalError, TimedOut
 
 
 def share_with_a_server() -> list[str]:
@@ -363,23 +363,3 @@ def test_a_group_that_is_dropped_leaves_its_servers_and_a_forked_child_does_not(
             stage.cue("the servers were left")
             outcomes = ranks.wait()
     assert [outcome.value for outcome in outcomes] == [[True] * 4] * N_WORKERS, outcomes
-
-
-def disagree() -> str:
-    if os.environ["RANK"] == "1":
-        os.environ["SHOAL_SERVERS"] = "other"
-    return fail_to_begin()
-
-
-def test_workers_that_name_other_servers_hear_of_it(tmp_path: Path) -> None:
-    told = run_ranks(disagree, 2, env=job_env(new_key(tmp_path), "one"))
-    for text in told:
-        assert text.startswith(UsageError.__name__)
-        assert "SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED) is not the same on all ranks" in text
-        assert "rank 1 differs from rank 0" in text
-
-
-def test_servers_without_a_key_are_refused_before_anyone_is_waited_for() -> None:
-    env = {"SHOAL_SERVERS": "one", "SHOAL_KEY": "", "SHOAL_KEY_FILE": ""}
-    told = run_ranks(fail_to_begin, 2, env=env)
-    assert all("SHOAL_SERVERS is set and SHOAL_KEY_FILE is not" in text for text in told)

@@ -140,6 +140,7 @@ def test_the_link_of_a_file_of_another_cluster_is_ignored_with_it() -> None:
         (Settings(forced=Forced("ring", "ring")), "SHOAL_ALGO"),
         (Settings(tuning=Tuning((0, 1), 2, {}, digest=7)), "the content of SHOAL_TUNING"),
         (Settings(refuse=False), "SHOAL_TUNING_MISMATCH"),
+        (Settings(servers="cpu1 0"), re.escape("SHOAL_SERVERS (or SHOAL_SERVERS_REQUIRED)")),
         (Settings(wire=Codec.BF16), re.escape("(SHOAL_WIRE, or init(wire=))")),
     ],
 )

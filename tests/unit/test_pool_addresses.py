@@ -7,6 +7,8 @@ import pytest
 from shoal.cli import main
 from shoal.errors import UsageError
 from shoal.group.pool.addresses import Address, n_required_from, parse_address, servers_from
+from shoal.group.pool.pooled_group import PooledGroup
+from shoal.plan import Settings
 from shoal.server.options import keys_of, listen
 
 
@@ -111,3 +113,18 @@ def test_a_status_without_a_key_says_which_variable_has_it(
     monkeypatch.delenv("SHOAL_KEY", raising=False)
     assert main(["status", "127.0.0.1"]) == 2
     assert "SHOAL_KEY_FILE is not set" in capsys.readouterr().err
+
+
+def test_servers_without_a_job_key_are_refused() -> None:
+    with pytest.raises(UsageError, match="SHOAL_SERVERS is set and SHOAL_KEY_FILE is not"):
+        PooledGroup.check({"SHOAL_SERVERS": "cpu1"})
+    PooledGroup.check({"SHOAL_SERVERS": "cpu1", "SHOAL_KEY": "k" * 32})
+
+
+def test_both_variables_are_compared_between_workers_without_their_spaces() -> None:
+    assert Settings.read({}).servers == ""
+    one = Settings.read({"SHOAL_SERVERS": "cpu1, cpu2"}).servers
+    assert one == Settings.read({"SHOAL_SERVERS": "cpu1,cpu2"}).servers
+    assert one != Settings.read({"SHOAL_SERVERS": "cpu2,cpu1"}).servers
+    required = {"SHOAL_SERVERS": "cpu1,cpu2", "SHOAL_SERVERS_REQUIRED": "1"}
+    assert one != Settings.read(required).servers
