@@ -93,6 +93,8 @@ class Cluster:
             the pass over memory: the kernel's network stack.
         contention: how much longer a NIC takes for the first `CONTENDED_BYTES` of a message where a
             host that sends to several at a time sends to one that receives from several.
+        streams: connections of a worker to each server, for one to each worker: so many turns of
+            its NIC.
         nics: the NIC of each host where they differ; empty: all are as `wire` says.
     """
 
@@ -105,6 +107,7 @@ class Cluster:
     fresh_us_per_byte: float = 0.0
     network_us_per_byte: float = 0.0
     contention: float = 0.0
+    streams: int = 1
     nics: tuple[Nic, ...] = ()
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Pure: whoever knows the same cluster and the same servers decides the same.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _BUSY: Final = 0.99
 # Servers that bring less are not worth another group's messages; the costs are not that exact.
 _WORTH: Final = 0.98
+# More connections than this bring nothing (docs/simulation.md): they get in each other's way.
+_MOST_STREAMS: Final = 4
 # What another server brings is said to be nothing where it is less than this leaves.
 _NOTHING: Final = 0.9995
 
@@ -53,6 +55,11 @@ class Served(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The algorithms of the calls that together are the all-reduce; none without servers."""
         return tuple(self.weights.name(part) for part in self.weights.parts) if self.weights else ()
+
+    @property
+    def streams(self) -> int:
+        """So many connections to each server, for one to each worker, share a NIC as they must."""
+        return streams_of(self.weights) if self.weights else 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -94,6 +101,19 @@ def choose_with_servers(
     if cost.bottleneck == "latency" or cost.cost_us > _WORTH * alone.cost_us:
         return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
     return Served(weights, cost.cost_us, alone.cost_us, bottleneck, why)
+
+
+def streams_of(weights: Weights) -> int:
+    """Connections of a worker to each server, for one to each worker.
+
+    Connections that have something to send get equal turns of a NIC. One to a worker carries parts
+    and results, twice a worker's share, and one to a server a server's share. With fewer, servers
+    are still waiting when workers are done.
+    """
+    of_workers, of_servers = (
+        sum(each) / (len(each) - each.count(0) or 1) for each in (weights.workers, weights.servers)
+    )
+    return min(_MOST_STREAMS, max(1, round(of_servers / (2 * of_workers)))) if of_workers else 1
 
 
 def cost_with_servers(
@@ -146,7 +166,8 @@ def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Pool) -> s
     n = cluster.size
     nics = (*_nics(cluster, pool), *pool.servers)
     times = [load / nic.slower for load, nic in zip(loads(weights), nics, strict=True)]
-    busy = [rank for rank, time in enumerate(times) if time >= _BUSY * max(times)]
+    longest = max(times)
+    busy = [rank for rank, time in enumerate(times) if time >= _BUSY * longest]
     if len(busy) == len(times):
         return "the NICs of all workers and servers alike"
     parts = (
@@ -182,11 +203,3 @@ def _bound(cost: Cost, n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec)
     if then > now * _NOTHING:
         return f"{bound}, and another server would bring nothing"
     return f"{bound}: another server would take {1 - then / now:.1%} of the time off"
-
-
-def each_number_of_servers(
-    n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
-) -> Iterator[Served]:
-    """`choose_with_servers` with none of the servers, with the first of them, and so on to all."""
-    for n in range(len(pool.servers) + 1):
-        yield choose_with_servers(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec)

@@ -112,8 +112,8 @@ def _time_of(workers: Sequence[Nic], servers: Sequence[Nic]) -> float:
 
 def loads(weights: Weights) -> list[float]:
     """What each NIC sends, and receives, by these weights: of the buffer; workers first."""
-    n_workers = len(weights.workers)
-    shares = [weight / weights.total for weight in (*weights.workers, *weights.servers)]
+    n_workers, total = len(weights.workers), weights.total
+    shares = [weight / total for weight in (*weights.workers, *weights.servers)]
     return [
         1 + (n_workers - 2) * share if rank < n_workers else n_workers * share
         for rank, share in enumerate(shares)

@@ -6,17 +6,18 @@ Every wait is for one of four things, each of which serves in the order in which
 - the NIC out of a host, where the links of its ranks take turns, a segment each, as in TCP;
 - the NIC into a host, first come, first served: what waits, waits in the switch. It takes longer
   for the first MiB of a message that a host sends beside others, to one that receives from several;
-- the receiver's word, where the engine asks for it: large messages between hosts. A server, which
-  keeps windows of segments, gives it to all workers at once, whose turn in the fold it may be.
+- the receiver's word, where the engine asks for it: large messages between hosts. A server gives it
+  to all workers at once, for what its window holds.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from shoal.analysis.simulate.windows import ServerWindows
 from shoal.errors import ProofError
 from shoal.limits import EAGER_BYTES, LOOK_AHEAD
 from shoal.plan.cluster import CONTENDED_BYTES, SCRATCH_KEPT_BYTES
@@ -59,7 +60,7 @@ class EventSimulation:
             for step, rank in zip(flow.steps, flow.rank_of, strict=True)
         ]
         self._is_copied = self._find_copied()
-        self._servers = self._find_servers() if has_servers else frozenset[int]()
+        self._windows = ServerWindows(flow, self._n_segments) if has_servers else None
         self._is_fresh = self._find_fresh()
         n_steps = len(flow.steps)
         # By step, counted in segments.
@@ -85,6 +86,7 @@ class EventSimulation:
         self._turns: list[deque[tuple[int, int]]] = [deque() for _ in range(cluster.n_hosts)]
         self._queues: dict[tuple[int, int], deque[int]] = defaultdict(deque)
 
+        self._n_in_turn: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._now = 0.0
         self._events: list[tuple[float, int, int]] = []
 
@@ -96,6 +98,8 @@ class EventSimulation:
         """
         for step in range(len(self._flow.steps)):
             self._announce(step)
+        if self._windows:
+            self._let(self._windows.opened_first(self._done))
         for step in range(len(self._flow.steps)):
             self._attempt(step)
         events, n_segments = self._events, self._n_segments
@@ -127,16 +131,6 @@ class EventSimulation:
                     copied.add(number)
         return copied
 
-    def _find_servers(self) -> frozenset[int]:
-        flow = self._flow
-        into = {
-            (rank, flow.place(place).buffer)
-            for rank, place in zip(flow.rank_of, flow.writes, strict=True)
-            if place >= 0
-        }
-        own = {rank for rank, buffer in into if buffer is not Buffer.SCRATCH}
-        return frozenset(rank for rank, _ in into) - own
-
     def _find_fresh(self) -> set[int]:
         """The steps that write to scratch first, on ranks whose scratch is new at every call."""
         flow, first = self._flow, dict[int, int]()
@@ -146,7 +140,7 @@ class EventSimulation:
         n_bytes: defaultdict[int, int] = defaultdict(int)
         for number in first.values():
             n_bytes[flow.rank_of[number]] += self._n_bytes[number]
-        for server in self._servers:  # they keep theirs
+        for server in self._windows.servers if self._windows else ():  # they keep theirs
             n_bytes[server] = 0
         return {n for n in first.values() if n_bytes[flow.rank_of[n]] > SCRATCH_KEPT_BYTES}
 
@@ -167,7 +161,7 @@ class EventSimulation:
             self._gate[send], self._gated[before] = before, send
             return
         self._granted[send] = 0
-        if not waits or flow.rank_of[recv] in self._servers:
+        if not waits and not self._is_windowed(recv):
             self._grant(recv)
 
     def _is_answer(self, recv: int, earlier: int) -> bool:
@@ -186,6 +180,17 @@ class EventSimulation:
             self._promised[recv] = upto
             latency = self._cluster.wire.latency_us
             self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
+
+    def _is_windowed(self, step: int) -> bool:
+        return self._windows is not None and step in self._windows
+
+    def _let(self, opened: Iterable[tuple[int, int]]) -> None:
+        """Tell workers how far a server lets them go."""
+        for recv, upto in opened:
+            if self._n_bytes[recv] > EAGER_BYTES:
+                self._promised[recv] = upto
+                latency = self._cluster.wire.latency_us
+                self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
 
     def _attempt(self, step: int) -> None:
         """Work on the next segment of a step, if everything it needs is there."""
@@ -267,8 +272,12 @@ class EventSimulation:
             return
         link = self._turns[host].popleft()
         send = self._queues[link].popleft()
+        self._n_in_turn[link] = (self._n_in_turn[link] + 1) % self._n_streams(
+            self._flow.partner_of[send]
+        )
         if self._queues[link]:
-            self._turns[host].append(link)
+            turns = self._turns[host]
+            turns.appendleft(link) if self._n_in_turn[link] else turns.append(link)
         recv, wire = self._flow.partner_of[send], self._cluster.wire
         there = self._cluster.hosts[self._flow.rank_of[recv]]
         segment = self._done[send]
@@ -294,6 +303,10 @@ class EventSimulation:
         free[host] = max(free[host], now - burst) + takes
         return max(now, free[host])
 
+    def _n_streams(self, recv: int) -> int:
+        """How many segments a link sends when it is its turn: one for each connection."""
+        return self._cluster.streams if self._is_windowed(recv) else 1
+
     def _sent(self, send: int) -> None:
         host = self._cluster.hosts[self._flow.rank_of[send]]
         self._advance(send)
@@ -302,6 +315,8 @@ class EventSimulation:
     def _advance(self, step: int) -> None:
         """A segment is through this step: those that waited for it may go on."""
         self._done[step] += 1
+        if self._windows:
+            self._let(self._windows.opened(step, self._done))
         for later in self._flow.waited_by[step]:
             if self._granted_by(later):
                 self._grant(later)
@@ -312,6 +327,6 @@ class EventSimulation:
 
     def _granted_by(self, step: int) -> bool:
         """Whether this is a Recv whose sender still waits for its word."""
-        if type(self._flow.steps[step]) is not Recv:
+        if type(self._flow.steps[step]) is not Recv or self._is_windowed(step):
             return False
         return self._granted[self._flow.partner_of[step]] < self._n_segments[step]
