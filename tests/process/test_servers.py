@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from process.ranks import run_ranks, start_ranks
@@ -174,6 +175,35 @@ def test_a_server_that_drains_ends_its_calls_and_then_itself(tmp_path: Path) -> 
             outcomes = ranks.wait()
         assert not [line for line in server.log if "lost" in line or "killed" in line]
     assert [outcome.value for outcome in outcomes] == [[True] * 2] * N_WORKERS, outcomes
+
+
+def call_while_a_server_stands_still() -> list[Any]:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        stage.cue(f"rank {group.rank} has a server")
+        stage.await_cue("the server is stopped")
+        data = noise(group.rank)
+        group.all_reduce(data)
+        return [is_right(data), n_servers(group), group.pool.trouble()]  # type: ignore[attr-defined]
+
+
+def test_a_server_that_is_stopped_is_given_up_and_costs_no_call(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(call_while_a_server_stands_still, N_WORKERS, env=env) as ranks:
+            for rank in range(N_WORKERS):
+                stage.await_cue(f"rank {rank} has a server")
+            (view,) = status_of(key, server.address)["views"]
+            server.send(signal.SIGSTOP)
+            os.kill(view["pid"], signal.SIGSTOP)
+            stage.cue("the server is stopped")
+            outcomes = ranks.wait()
+    values = [outcome.value for outcome in outcomes]
+    assert values[0] == [True, 0, f"{server.address} does not answer"], outcomes
+    assert values[1:] == [[True, 0, ""]] * (N_WORKERS - 1), outcomes
 
 
 def share_a_while() -> bool:

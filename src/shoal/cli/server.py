@@ -57,9 +57,6 @@ def run(args: argparse.Namespace) -> int:
     from shoal.server.server import Server
     from shoal.settings import warn_of_unknown
 
-    os.environ.setdefault("SHOAL_DEBUG", "INFO")  # what it does is its output
-    warn_of_unknown(os.environ)
-    Settings.read()
     if not 1 <= args.port <= 65535:
         raise UsageError(f"--port {args.port} is no number from 1 to 65535")
     if args.max_jobs < 1:
@@ -71,7 +68,11 @@ def run(args: argparse.Namespace) -> int:
         )
     keys = keys_of(args.key_file)
     options = ServerOptions(args.max_jobs, memory_bytes, not args.no_http)
-    server = Server(listen(args.listen, args.port), keys, options)
+    listeners = listen(args.listen, args.port)
+    os.environ.setdefault("SHOAL_DEBUG", "INFO")  # what it does is its output
+    warn_of_unknown(os.environ)
+    Settings.read()
+    server = Server(listeners, keys, options)
     where = ", ".join(f"{address}:{port}" for address, port in server.addresses)
     logging.getLogger("shoal").info("serving %d keys at %s", len(keys), where)
     server.run()

@@ -232,8 +232,9 @@ class Leader:
         return command
 
     def _ending(self, views: Sequence[PoolView], stages: Stages[PoolView]) -> End | None:
+        gone = self._watch.gone() if self._watch is not None and views else set[object]()
         for view in views:
-            if view.has_ended:
+            if view.has_ended or not gone.isdisjoint(view.servers):
                 return End(view.number, is_lost=True)
             if view.end is not None and view.is_idle(stages.next_number):
                 return End(view.number, is_lost=False)

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 
-# A worker that is this many calls ahead of the slowest goes on without waiting for it when other
-# servers are to be used; each call more keeps the old ones a call longer.
-_MARGIN: Final = 1
 _LOOK_S: Final = 0.05  # how often somebody who waits looks whether the world still stands
 
 
@@ -85,6 +82,10 @@ class ServerPool:
         """That of the calls that are made now."""
         with self.changed:
             return self.stages.last
+
+    def trouble(self) -> str:
+        """Which servers do not serve, and why, in words; rank 0 knows."""
+        return self._commands.trouble()
 
     def await_servers(self, n: int, timeout_s: float) -> None:
         """Wait until so many serve.
@@ -271,7 +272,7 @@ class ServerPool:
             self._commands.failed(command, why, misplaced)
             return
         assert view is not None
-        self._begin(view, _MARGIN)
+        self._begin(view)
         self._commands.formed(command)
         if self.rank == 0:
             _LOG.info(
@@ -294,10 +295,10 @@ class ServerPool:
             group.close()
             raise
 
-    def _begin(self, view: PoolView | None, margin: int) -> int:
+    def _begin(self, view: PoolView | None) -> None:
         """Agree on the call with which a stage begins, and begin it."""
         with self.changed:
-            proposal = self.stages.propose(margin)
+            proposal = self.stages.propose()
         number = self._control.most(proposal)
         with self.changed:
             last = self.stages.last
@@ -308,7 +309,6 @@ class ServerPool:
                 view.begin = number
                 self._views.append(view)
             self.changed.notify_all()
-        return number
 
     def end(self, command: End) -> None:
         """Let a view go: all its calls have ended well, or a server is lost and they are mended."""
@@ -316,7 +316,7 @@ class ServerPool:
         if command.is_lost:
             view.abort("a server of this view is lost")
         if view.end is None:
-            self._begin(None, 0)
+            self._begin(None)
         end = view.end or 0
         self._finish(view, end)
         with self.changed:

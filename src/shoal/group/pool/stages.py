@@ -38,9 +38,9 @@ class Stages(Generic[View]):
         """Whether the next call has to wait."""
         return self._held_from is not None and self.next_number >= self._held_from
 
-    def propose(self, margin: int = 0) -> int:
-        """Hold back calls from so many after the next on; returns where that is."""
-        self._held_from = max(self.next_number + margin, self.last_begin)
+    def propose(self) -> int:
+        """Hold back calls from the next on, if the last stage has begun; returns from which on."""
+        self._held_from = max(self.next_number, self.last_begin)
         return self._held_from
 
     def begin(self, number: int, view: View | None) -> None:

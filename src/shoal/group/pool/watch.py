@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.group.pool.protocol import (
+    Ask,
     Frames,
     Leaving,
     Meet,
@@ -40,6 +41,10 @@ _LOG: Final = logging.getLogger("shoal")
 _RETRY_S: Final = 0.2
 _RETRY_REFUSED_S: Final = 2.0  # one that answered, and would not have us
 _CONNECT_S: Final = 2.0
+# A server's process is asked whether it lives this often, and given up after this long. Sooner
+# would take a busy machine for a dead one, which costs calls a repair; later, and they stand still.
+_PING_S: Final = 0.5
+_PONG_S: Final = 1.2
 _LAST_S: Final = 0.5  # for the thread to end, unless a name server keeps it
 _WARN_AFTER_S: Final = 1.0  # without a server: it may be about to start, as we are
 
@@ -83,6 +88,11 @@ class Watch:
                 if server.identity is not None:
                     found.setdefault(server.identity, server.address)
             return list(found.values())
+
+    def gone(self) -> set[Address]:
+        """Those to which there is no connection any more."""
+        with self._lock:
+            return {server.address for server in self._servers if not server.is_connected}
 
     def trouble(self) -> dict[Address, str]:
         """Why the others would not."""
@@ -180,6 +190,12 @@ class _Server:
         self._frames = Frames()
         self._not_before = 0.0
         self._until = float("inf")
+        self._ping_at = float("inf")
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it can be talked to."""
+        return self._sock is not None
 
     def resolve_if_due(self, now: float) -> None:
         """Look its name up, if it is about to be connected to. May take seconds."""
@@ -200,13 +216,17 @@ class _Server:
     def step(self, now: float) -> float:
         """Connect if it is time to, or give up; returns when to look again."""
         if now >= self._until:
-            self._fail(f"did not answer within {_CONNECT_S:g} s", _RETRY_S)
+            self._fail("does not answer", _RETRY_S)
+        if now >= self._ping_at and self._sock is not None:
+            self._ping_at = now + _PING_S
+            self._until = min(self._until, now + _PONG_S)
+            self.say(Ask())
         if self._sock is None and self._attempt is None:
             if now >= self._not_before and self._targets:
                 self._connect(now)
             else:
                 return max(self._not_before, now + 0.001)
-        return self._until
+        return min(self._until, self._ping_at)
 
     def say(self, message: Message) -> None:
         """Send it, if there is a connection."""
@@ -281,14 +301,14 @@ class _Server:
             self._fail("has closed the connection", _RETRY_S)
 
     def _take(self, message: Message) -> None:
+        self._until = float("inf")
         if isinstance(message, Leaving):
             self._lose("is about to end")
-            self._until = float("inf")
         elif isinstance(message, Reserved) and message.refused:
             self._fail(f"refuses: {message.refused}", _RETRY_REFUSED_S)
         elif isinstance(message, Reserved) and self.identity is None:
-            self._until = float("inf")
             self.identity, self.trouble = message.server, ""
+            self._ping_at = time.monotonic() + _PING_S
             self._on_change()
 
     def _lose(self, why: str) -> None:
@@ -303,6 +323,6 @@ class _Server:
         if sock is not None:
             self._selector.unregister(sock)
             sock.close()
-        self._until = float("inf")
+        self._until = self._ping_at = float("inf")
         self._not_before = time.monotonic() + (0.0 if self._targets else retry_s)
         self._lose(why)
