@@ -198,6 +198,8 @@ class Leader:
         self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
         self._seen: list[Address] = []
         self._misplaced: dict[Address, str] = {}
+        self._invited: set[Address] = set()
+        self._has_lost_invited = False
         self._seen_at = 0.0
         self._is_closed = False
 
@@ -214,7 +216,7 @@ class Leader:
         control.tell(f"{self._host} {port}")
         job = f"{control.name.split('/')[0]} of {self._host}"
         reserve = Reserve(own_version(), job, control.size)
-        self._watch = Watch(self._servers, self._key, reserve, self.look)
+        self._watch = Watch(self._servers, self._key, reserve, self._changed)
         if self._is_closed:
             self.close()
 
@@ -274,12 +276,21 @@ class Leader:
             (self._servers[place], Meet(command.view, n_workers, n_workers + at, size, *where))
             for at, place in enumerate(command.servers)
         ]
+        self._invited, self._has_lost_invited = {address for address, _ in meets}, False
         if self._watch is not None:
             self._watch.meet(meets)
+
+    def _changed(self) -> None:
+        """A server has come or gone; on the thread that watches."""
+        if self._watch is not None and not self._invited.isdisjoint(self._watch.gone()):
+            self._has_lost_invited = True
+            self._close_meeting()  # whoever waits there for it need not wait until time is up
+        self.look()
 
     def formed(self, command: Form) -> None:
         """Ask at once should there be others."""
         del command
+        self._invited = set()
         self._close_meeting()
         if self._n_failures > 1:  # with one left out, perhaps: not at once again with it
             self._not_before = time.monotonic() + _LONGEST_PAUSE_S
@@ -287,11 +298,15 @@ class Leader:
 
     def failed(self, command: Form, why: str, misplaced: int = -1) -> None:
         """Wait, longer each time; without a server that can never be used."""
+        self._invited = set()
         self._close_meeting()
         if misplaced >= 0:
             address = self._servers[command.servers[misplaced]]
             self._misplaced[address] = why
             _LOG.warning("server %s is not used: %s", address, why)
+            return
+        if self._has_lost_invited:
+            _LOG.info("view %d did not form: a server was lost meanwhile", command.view)
             return
         _LOG.warning(
             "view %d of the servers did not form: %s; tried again in %.3g s",

@@ -66,7 +66,7 @@ class Watch:
         on_change: Callable[[], None],
     ) -> None:
         self._on_change = on_change
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # whoever is told of a change may ask what it was
         self._selector = selectors.DefaultSelector()
         self._waker, woken = socket.socketpair()
         self._woken = woken
