@@ -6,13 +6,16 @@ docs/simulation.md shows them, tests compare them with the papers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from shoal.analysis.simulate.simulator import Simulation, simulate, simulate_steps
-from shoal.plan.cluster import Cluster, LinkCost
-from shoal.schedule import Finish, Place, Recv, Send, Step
+from shoal.plan import default_cluster
+from shoal.plan.cluster import Cluster, LinkCost, Nic, Pool
+from shoal.plan.served import streams_of
+from shoal.plan.shares import best_shares
+from shoal.schedule import Recv, Send, Step
 
 _NOTHING: Final = LinkCost(0.0, 0.0, 0.0)
 _ONE_GBIT: Final = LinkCost(latency_us=30.0, us_per_byte=0.008, message_us=5.0)
@@ -83,35 +86,70 @@ def traditional_server(n_nodes: int) -> ServerLoad:
     return _load_of(n_nodes, played)
 
 
-def _herring(n_nodes: int, n_bytes: int) -> Simulation:
-    """Ranks 0 to n-1 are workers, the others servers: ranks without a tensor of their own."""
-    workers = [list(_worker(rank, n_nodes)) for rank in range(n_nodes)]
-    servers = [list(_server(shard, n_nodes)) for shard in range(n_nodes)]
-    shard_bytes = n_bytes // n_nodes
-
-    def length(_rank: int, _place: Place) -> int:
-        return shard_bytes
-
-    return simulate_steps([*workers, *servers], machines(2 * n_nodes), length)
-
-
-def _worker(rank: int, n_nodes: int) -> Iterator[Step]:
-    shards = [(rank + k) % n_nodes for k in range(n_nodes)]
-    yield from (Send(n_nodes + shard, shard) for shard in shards)
-    yield from (Recv(n_nodes + shard, shard) for shard in shards)
-
-
-def _server(shard: int, n_nodes: int) -> Iterator[Step]:
-    workers = [(shard - k) % n_nodes for k in range(n_nodes)]
-    for k, worker in enumerate(workers):
-        yield Recv(worker, 0, fold=k > 0)
-    yield Finish(0)
-    yield from (Send(worker, 0) for worker in workers)
+def _herring(n_nodes: int, n_bytes: int, wire: LinkCost = _ONE_GBIT) -> Simulation:
+    """As many servers as nodes; workers reduce nothing."""
+    name = f"sharded[{n_nodes}*0|{n_nodes}*1]"
+    return simulate("all_reduce", name, machines(2 * n_nodes, wire=wire), n_bytes)
 
 
 def _load_of(server: int, played: Simulation) -> ServerLoad:
     nic = played.nics[server]
     return ServerLoad(nic.received, nic.sent)
+
+
+# ---- the same, section IV: nodes of 8 GPUs and 100 Gbit/s that train BERT-large
+
+HEADLINE_NODES: Final = (8, 256, 2048)
+# Elastic Fabric Adapter: the kernel is out of the way, so that a message costs a core nothing.
+_EFA: Final = LinkCost(latency_us=15.0, us_per_byte=1 / 12.5e3, message_us=0.0)
+_BERT_BYTES: Final = 680_000_000
+"""Its gradients in 16 bits: table I has them all in one call at 680 MB."""
+_STEP_US: Final = 8 * 64 / 1143 * 1e6
+"""Of a node alone: 8 GPUs with 64 sequences each, 1143 sequences a second."""
+
+
+@functools.cache
+def bert_us(n_nodes: int, *, by_servers: bool, n_bytes: int = _BERT_BYTES) -> float:
+    """How long all gradients take to be summed by a ring, or by as many servers as nodes."""
+    if by_servers:
+        return _herring(n_nodes, n_bytes, _EFA).time_us
+    return simulate("all_reduce", "ring", machines(n_nodes, wire=_EFA), n_bytes).time_us
+
+
+def efficiency(n_nodes: int, *, by_servers: bool) -> float:
+    """How much of its throughput alone a node keeps, if no communication is hidden."""
+    return _STEP_US / (_STEP_US + bert_us(n_nodes, by_servers=by_servers))
+
+
+# ---- Jiang et al. (BytePS), OSDI 2020, 4.1: shares that keep all NICs busy
+
+SHARED: Final = ((8, 1), (8, 2), (8, 4), (8, 8), (8, 12), (16, 16))
+
+
+class SharedTime(NamedTuple):
+    """Of a tensor's time on one NIC: what the linear program says, and what is simulated."""
+
+    best: float
+    simulated: float
+    with_one_stream: float
+    alone: float
+
+
+@functools.cache
+def shared_time(n_workers: int, n_servers: int, n_bytes: int) -> SharedTime:
+    """All with 1 Gbit/s; one connection to each server, or as many as its share needs."""
+    cluster = default_cluster(range(n_workers), wire=_ONE_GBIT)
+    pool = Pool((Nic.of(_ONE_GBIT),) * n_servers)
+    shares = best_shares([Nic.of(_ONE_GBIT)] * n_workers, pool.servers)
+    weights = shares.weights()
+    both = replace(cluster, hosts=tuple(range(n_workers + n_servers)))
+    once = n_bytes * _ONE_GBIT.us_per_byte
+    simulated, slow = (
+        simulate("all_reduce", weights.name(), replace(both, streams=n), n_bytes).time_us / once
+        for n in (streams_of(weights), 1)
+    )
+    alone = simulate("all_reduce", "ring", cluster, n_bytes).time_us / once
+    return SharedTime(shares.us_per_byte / _ONE_GBIT.us_per_byte, simulated, slow, alone)
 
 
 # ---- Jeaugey, "Massively Scale Your Deep Learning Training with NCCL 2.4" (2019), figure 3

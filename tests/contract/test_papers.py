@@ -50,6 +50,23 @@ def test_a_server_of_herring_carries_84_6_mb_at_every_size(n_nodes: int, traditi
     assert papers.traditional_server(n_nodes) == (traditional * 2**20, traditional * 2**20)
 
 
+def test_servers_halve_what_a_ring_takes_and_keep_85_percent_at_2048_gpus() -> None:
+    # Herring, section IV: more than 85 % at 256 nodes of 8 GPUs.
+    assert papers.efficiency(256, by_servers=True) > 0.85 > papers.efficiency(256, by_servers=False)
+    for n in (8, 256):
+        ring, servers = (papers.bert_us(n, by_servers=way) for way in (False, True))
+        assert ring / servers == pytest.approx(2 * (n - 1) / n, rel=0.07)
+
+
+@pytest.mark.parametrize(("n", "k"), papers.SHARED)
+def test_shares_take_what_the_formula_of_byteps_says(n: int, k: int) -> None:
+    # Jiang et al., 4.1.
+    time = papers.shared_time(n, k, 100 << 20)
+    assert time.best == pytest.approx(2 * n * (n - 1) / (n * n + k * n - 2 * k) if k < n else 1)
+    assert time.best <= time.simulated < 1.1 * time.best
+    assert time.simulated < time.alone
+
+
 def test_the_gap_between_ring_and_tree_grows_to_the_order_of_180() -> None:
     # Jeaugey, figure 3: up to 180 at 24,576 GPUs. Nothing is fitted: within a factor of three.
     gaps = []

@@ -38,7 +38,8 @@ class Served(NamedTuple):
     """What servers bring to one all-reduce.
 
     Args:
-        weights: of workers and servers; None: the workers do it alone.
+        weights: of workers and servers; None: the workers do it alone. Where bits must not tell
+            that, by `sharded`, which need not be their best.
         cost_us: of the better way, as `Choice.cost_us`.
         alone_us: of the workers alone, by the algorithm that the planner chooses.
         bottleneck: which NICs are busy all the time, or "latency", "CPU" or "memory".

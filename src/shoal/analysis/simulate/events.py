@@ -286,7 +286,8 @@ class EventSimulation:
         takes = n_bytes * self._into_us[there]
         head = self._now + wire.latency_us
         several = self._turns[host] and self._last_into[there] not in (-1, host)
-        if several and segment < self._n_contended:
+        before = self._windows.before.get(send, 0) if self._windows else 0
+        if several and before + segment < self._n_contended:
             takes *= 1 + self._cluster.contention
         self._last_into[there] = host
         arrived = max(left + wire.latency_us, self._pass(self._in_free, there, head, takes))

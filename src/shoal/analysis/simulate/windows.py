@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from shoal.schedule import Buffer, Recv
+from shoal.schedule import Buffer, Recv, Send
 
 if TYPE_CHECKING:
     from shoal.analysis.dataflow import Dataflow
@@ -43,12 +43,21 @@ class ServerWindows:
         for number, place in enumerate(flow.writes):
             if flow.rank_of[number] in self.servers and isinstance(flow.steps[number], Recv):
                 of_chunk[place].append(number)
-        for recvs in of_chunk.values():
+        self.before: dict[int, int] = {}
+        """Of each Send to or from a server: segments of chunks that come before it on its link."""
+        begin_of: dict[int, int] = {}
+        for place, recvs in of_chunk.items():
             window = self._windows[flow.rank_of[recvs[0]]]
+            begin_of[place] = window.begins[-1]
+            self.before.update(dict.fromkeys((flow.partner_of[r] for r in recvs), begin_of[place]))
             window.chunks.append(recvs)
             window.begins.append(window.begins[-1] + n_segments[recvs[0]])
             self._of_step.update(dict.fromkeys(recvs, window))
             self._of_last[recvs[-1]] = window
+
+        for number, place in enumerate(flow.reads):
+            if place in begin_of and isinstance(flow.steps[number], Send):
+                self.before[number] = begin_of[place]
 
     def __contains__(self, step: int) -> bool:
         return step in self._of_step
