@@ -31,7 +31,7 @@ origin out owner pair parser part parts pending picture placement planner point 
 process proof record recv reducer repair rereading reserve reserved result role root round row
 sample section send served server settings shape shares shoal simulation source spec stages status
 store strangers symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker
-unsupported usage value verdict warnings watch way weights within work worker
+unsupported usage value verdict warnings watch way weights windows within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
 

@@ -265,7 +265,11 @@ class _Server:
         try:
             progress = attempt.step()
         except OSError as error:
-            self._fail(f"cannot be reached: {error.strerror or error}", _RETRY_S)
+            if attempt.is_connected:  # who speaks another protocol is closed without a word
+                why = "closes the connection: it is no shoal server, or of another version"
+            else:
+                why = f"cannot be reached: {error.strerror or error}"
+            self._fail(why, _RETRY_S)
             return
         if progress is Progress.WAITING:
             if not was_connected:
