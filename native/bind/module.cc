@@ -77,6 +77,10 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
         "a plan needs four layouts, a dtype, an operation, a divisor, a codec and a stripe");
   if (n_workers > program->sends_to.size())
     throw std::invalid_argument("a plan has no more workers than its group has ranks");
+  for (const Step& step : program->steps)
+    if (n_workers > 0 && step.kind == StepKind::kRecv && step.peer >= static_cast<int>(n_workers) &&
+        (step.fold || step.buffer != 0))
+      throw std::invalid_argument("what a server sends is a result, to be stored in DATA");
   static_assert(kSegmentBytes % 16 == 0 && kSegmentBytes <= Slots::kSlotBytes);
   for (int buffer = 0; buffer < kBuffers; ++buffer)
     plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
@@ -158,6 +162,15 @@ struct CallHandle {
   int source() const { return done() ? call->source : -1; }
 
   bool succeeded() const { return finished() && !call->outcome(); }
+
+  // Chunks that a server reduces, and which of their segments hold the result.
+  std::vector<std::pair<uint32_t, nb::bytes>> landed() const {
+    if (!finished()) throw std::runtime_error(call->doing() + " is not over yet");
+    std::vector<std::pair<uint32_t, nb::bytes>> all;
+    for (const auto& [chunk, bits] : landed_of(*call))
+      all.emplace_back(chunk, nb::bytes(bits.data(), bits.size()));
+    return all;
+  }
 
   ErrorTuple error() const {
     if (finished()) return tuple_of(call->outcome());
@@ -372,6 +385,7 @@ NB_MODULE(_native, m) {
       .def("done", &CallHandle::done)
       .def("source", &CallHandle::source)
       .def("succeeded", &CallHandle::succeeded)
+      .def("landed", &CallHandle::landed)
       .def("error", &CallHandle::error);
   nb::class_<GroupHandle>(m, "Group")
       .def("post", &GroupHandle::post)

@@ -29,6 +29,35 @@ void Call::use(uint32_t at, const std::byte* from) const {
     codec->decode(into.at, from, into.n_elems);
 }
 
+Landed Call::landed() const {
+  Landed all;
+  const auto& steps = plan->program->steps;
+  for (uint32_t at = 0; at < steps.size(); ++at) {
+    if (!lands_whole(steps[at])) continue;
+    const uint64_t n_segments =
+        (plan->chunk_bytes(steps[at].buffer, steps[at].chunk) + plan->segment_bytes - 1) /
+        plan->segment_bytes;
+    auto& bits = all.emplace_back(steps[at].chunk, (n_segments + 7) / 8).second;
+    const uint32_t n_here = at < state.size() ? state[at].done : 0;  // none, if it never began
+    for (uint64_t here = 0; here < n_here; ++here) {
+      const uint64_t segment = here * plan->n_stripes + stripe.index;
+      bits[segment / 8] = static_cast<uint8_t>(bits[segment / 8] | 1u << segment % 8);
+    }
+  }
+  return all;
+}
+
+Landed landed_of(const Call& call) {
+  Landed all = call.landed();
+  for (const auto& other : call.other_stripes) {
+    const Landed more = other->landed();
+    for (size_t at = 0; at < all.size(); ++at)
+      for (size_t byte = 0; byte < all[at].second.size(); ++byte)
+        all[at].second[byte] |= more[at].second[byte];
+  }
+  return all;
+}
+
 Frame Call::frame(FrameType type, uint32_t flow, uint32_t segment) const {
   Frame frame;
   frame.header.type = type;

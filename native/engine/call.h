@@ -39,6 +39,9 @@ struct Offered {
   uint64_t offset = 0;      // of segment `first`; in a slot: the slot's stamp
 };
 
+// Chunks of DATA, and for each a bitmap: bit s of byte s / 8.
+using Landed = std::vector<std::pair<uint32_t, std::vector<uint8_t>>>;
+
 struct StepState {
   uint32_t n_segments = 0;
   // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
@@ -47,6 +50,7 @@ struct StepState {
   uint32_t started = 0;    // sends: segments handed to the link
   uint32_t done = 0;       // segments whose memory this step no longer touches
   bool is_moving = false;  // a put or get of the next segment is under way
+  Block landing;           // where a get lands that may not touch the segment before it is whole
   int64_t moved_ns = 0;    // when `done` last changed, by the last tick's clock
   bool is_eager = false;   // sends and receives: so short a flow that it goes without asking
   // Sends: how the next segment moves, and how if the receiver had granted no place for it.
@@ -91,7 +95,8 @@ struct Call : std::enable_shared_from_this<Call> {
   bool unmatched = false;    // a receive that waits for its message, see messages.h
   int source = -1;           // of a message, once it is known: group rank
   Stripe stripe;
-  bool is_served = false;  // no caller made it (served_calls.h)
+  std::vector<std::shared_ptr<Call>> other_stripes;  // of the first stripe: for landed_of()
+  bool is_served = false;                            // no caller made it (served_calls.h)
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
@@ -104,7 +109,7 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Steps::runnable_
-  bool is_through = false;       // its last step is over; Calls has yet to end it
+  bool is_through = false;       // nothing is left of it; Calls has yet to end it
   // What a peer may get of this call before it is heard in it (post_notices.h).
   enum class Standing : uint8_t { kFree, kCounted, kHeld };
   std::vector<Standing> standing;  // by group rank
@@ -116,6 +121,13 @@ struct Call : std::enable_shared_from_this<Call> {
   };
   std::vector<Staged> staged;  // slots that hold a value that further sends of it may share
   uint32_t steps_left = 0;
+
+  // Of a call of workers and servers (commits.h); the rest is empty.
+  std::vector<int> commits_with;       // group ranks: it is over when all of them have committed
+  std::vector<bool> owes_commit;       // by group rank: it has not yet
+  std::vector<uint32_t> results_left;  // by group rank: flows of a server that are not all here
+  std::vector<int> held_from;          // servers whose flows are, which have yet to be told
+  uint32_t n_commits_left = 0;
 
   Error error;
   bool ended = false;
@@ -137,7 +149,9 @@ struct Call : std::enable_shared_from_this<Call> {
   std::pair<const std::byte*, const std::byte*> extent(int buffer, uint32_t index) const {
     const auto& layout = plan->layout[buffer];
     const std::byte* begin = chunk(buffer, index);
-    if (memory[buffer].size() > 1) return {begin, begin + layout.n_bytes[index]};
+    // Other calls may work on what lies between chunks that servers fold.
+    if (memory[buffer].size() > 1 || plan->n_workers > 0)
+      return {begin, begin + layout.n_bytes[index]};
     return {memory[buffer][0], memory[buffer][0] + layout.offset.back() + layout.n_bytes.back()};
   }
   // Where a segment lies in its chunk, in bytes.
@@ -202,6 +216,11 @@ struct Call : std::enable_shared_from_this<Call> {
                                 : uncleared(plan->scratch_bytes);
   }
   int peer_of(const Step& step) const { return (*members)[step.peer]; }  // mesh rank
+  // Whether a segment of a receive may not be touched before all of its result is here: the rest
+  // is the input still, to reduce again when the server is lost.
+  bool lands_whole(const Step& step) const {
+    return step.kind == StepKind::kRecv && step.buffer != kScratch && plan->is_server(step.peer);
+  }
   bool is_held(int peer) const { return standing[peer] == Standing::kHeld; }
   // Whether the memory that a step works on is there.
   bool has_memory(const Step& step) const {
@@ -217,9 +236,16 @@ struct Call : std::enable_shared_from_this<Call> {
   // Folds or stores the next segment of a receive, as it travelled.
   void use(uint32_t at, const std::byte* from) const;
 
+  // Of each chunk that a server reduces, a bit for each of its segments (of all stripes): those of
+  // this stripe that hold the result. All others are as the caller gave them.
+  Landed landed() const;
+
   Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
   Frame post_notice(int peer) const;
   std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
 };
+
+// Of a whole call that is over, given its first stripe.
+Landed landed_of(const Call& call);
 
 }  // namespace shoal

@@ -32,6 +32,7 @@ void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<s
     if (same_lengths(call, from, payload)) steps_.posted(call, from);
     return;
   }
+  if (header.type == FrameType::kCommit) return commits_.heard(call, from);
   const auto& flows = flows_of(call, from, header.type);
   const bool known = header.flow < flows.size();
   const uint32_t n_segments = known ? call.state[flows[header.flow]].n_segments : 0;

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "engine/commits.h"
 #include "engine/judge.h"
 #include "engine/post_notices.h"
 #include "engine/ways.h"
@@ -12,8 +13,8 @@ namespace shoal {
 // Threads: under the mesh's lock.
 class CallFrames {
  public:
-  CallFrames(Steps& steps, Ways& ways, PostNotices& post_notices, Judge& judge)
-      : steps_(steps), ways_(ways), post_notices_(post_notices), judge_(judge) {}
+  CallFrames(Steps& steps, Ways& ways, Commits& commits, PostNotices& post_notices, Judge& judge)
+      : steps_(steps), ways_(ways), commits_(commits), post_notices_(post_notices), judge_(judge) {}
 
   // The call may be through afterwards.
   void arrived(Call& call, int peer, const Header& header, std::span<std::byte> payload);
@@ -26,6 +27,7 @@ class CallFrames {
 
   Steps& steps_;
   Ways& ways_;
+  Commits& commits_;
   PostNotices& post_notices_;
   Judge& judge_;
 };

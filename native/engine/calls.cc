@@ -101,6 +101,7 @@ void Calls::index(Call& call) {
     if (step.kind == StepKind::kRecv && links_.is_far(call.peer_of(step)))
       call.n_far_bytes += call.as_encoded(at, call.plan->chunk_bytes(step.buffer, step.chunk));
   }
+  Commits::expect(call);
 }
 
 // Before any data of ours, which may fill the socket: the peer is to send at the same time.
@@ -153,6 +154,7 @@ void Calls::end(Call& call, const Error& error) {
 bool Calls::finish(Call& call) {
   if (!call.ended || call.n_unreleased > 0) return false;
   const bool had_scratch = scratch_.give_back(call);
+  for (StepState& state : call.state) state.landing = {};
   call.finished.store(true, std::memory_order_release);
   judge_.finished(call);
   return had_scratch;

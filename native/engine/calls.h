@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/call_frames.h"
+#include "engine/commits.h"
 #include "engine/early_frames.h"
 #include "engine/group.h"
 #include "engine/post_notices.h"
@@ -20,12 +21,14 @@ class Calls {
  public:
   using Memory = std::vector<std::vector<std::byte*>>;
 
-  Calls(Links& links, Steps& steps, Scratch& scratch, Ways& ways, PostNotices& post_notices,
-        CallFrames& frames, EarlyFrames& early, Judge& judge, const int64_t& now)
+  Calls(Links& links, Steps& steps, Scratch& scratch, Ways& ways, Commits& commits,
+        PostNotices& post_notices, CallFrames& frames, EarlyFrames& early, Judge& judge,
+        const int64_t& now)
       : links_(links),
         steps_(steps),
         scratch_(scratch),
         ways_(ways),
+        commits_(commits),
         post_notices_(post_notices),
         frames_(frames),
         early_(early),
@@ -52,8 +55,10 @@ class Calls {
   // Puts a held call in flight under another key. Where memory runs out before it is, it ends.
   void relaunch(Call& call, uint64_t key);
 
-  // Ends a call whose last step is over. Whoever has moved a call's steps calls this.
+  // Says what a call has found, and ends it if nothing is left of it. Whoever has moved a call's
+  // steps calls this.
   void settle(Call& call) {
+    if (!call.held_from.empty() && !call.ended) commits_.tell(call);
     if (call.is_through && !call.ended) end(call, {});
   }
   // The call is over; with an error before its time. It is finished at once, or when all links have
@@ -82,6 +87,7 @@ class Calls {
   Steps& steps_;
   Scratch& scratch_;
   Ways& ways_;
+  Commits& commits_;
   PostNotices& post_notices_;
   CallFrames& frames_;
   EarlyFrames& early_;

@@ -124,7 +124,7 @@ std::byte* DataFrames::own_place(const Call& call, int from, const Header& heade
   const StepState& state = call.state[at];
   const bool ready = !has_come(state, header.segment) && header.segment < state.n_segments &&
                      header.segment < call.segments_ready(step) && call.has_memory(step);
-  if (!ready || step.fold || state.codec != nullptr ||
+  if (!ready || step.fold || state.codec != nullptr || call.lands_whole(step) ||
       call.segment_bytes(step, header.segment) != header.length)
     return nullptr;
   return call.segment_at(step.buffer, step.chunk, header.segment);

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "engine/call_frames.h"
 #include "engine/calls.h"
+#include "engine/commits.h"
 #include "engine/doubts.h"
 #include "engine/early_frames.h"
 #include "engine/groups.h"
@@ -186,6 +187,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   Scratch scratch_;
   Ways ways_;
   Runner runner_;
+  Commits commits_;
   PostNotices post_notices_;
   CallFrames call_frames_;
   EarlyFrames early_;

@@ -195,6 +195,7 @@ bool Engine::needs(const Call& call, int peer) const {
   if (call.unmatched) return nobody_sends(*call.group);
   const int from = call.group->rank_of[peer];
   const Program& program = *call.plan->program;
+  if (!call.owes_commit.empty() && call.owes_commit[from]) return true;
   for (const uint32_t at : program.recvs_from[from]) {
     const StepState& state = call.state[at];
     uint32_t n_here = state.done + static_cast<uint32_t>(state.arrived.size());
@@ -329,10 +330,14 @@ std::string Engine::awaited(const Call& call) const {
          (!state.offered.empty() && state.offered.front().first <= state.done));
     if (!is_here) (step.kind == StepKind::kRecv ? owes : takes_not)[step.peer] = true;
   }
-  if (std::find(owes.begin(), owes.end(), true) == owes.end()) owes = takes_not;
+  const auto nobody = [](const std::vector<bool>& in) {
+    return std::find(in.begin(), in.end(), true) == in.end();
+  };
+  if (nobody(owes)) owes = takes_not;
+  if (nobody(owes) && call.n_commits_left > 0) owes = call.owes_commit;
   std::vector<bool> absent = owes;
   for (size_t rank = 0; rank < owes.size(); ++rank) absent[rank] = owes[rank] && !is_in(call, rank);
-  const bool all_in = std::find(absent.begin(), absent.end(), true) == absent.end();
+  const bool all_in = nobody(absent);
   if (!all_in) owes = absent;
   const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
   std::string text;

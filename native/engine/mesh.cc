@@ -104,9 +104,13 @@ std::shared_ptr<Call> Mesh::post_striped(Group& group, std::shared_ptr<const Pla
   Error failed = call->finished ? call->error : Error{};
   for (size_t at = 1; at < channels_.size(); ++at) {
     if (!failed) try {
-        if (channels_[at]->post_stripe(group.id, plan, key, memory, timeout_ns, true, stripes,
-                                       call->serial))
+        call->other_stripes.reserve(channels_.size() - 1);  // NOT when one is in flight
+        auto other = channels_[at]->post_stripe(group.id, plan, key, memory, timeout_ns, true,
+                                                stripes, call->serial);
+        if (other != nullptr) {
+          call->other_stripes.push_back(std::move(other));
           continue;
+        }
         failed = {Fault::kClosed, -1, "the group was closed with this call in flight",
                   call->doing()};
       } catch (const std::bad_alloc&) {  // every group has ended

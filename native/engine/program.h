@@ -73,6 +73,7 @@ struct Plan {
   // Of a call of workers and servers: the ranks of the group from this one on are servers, and have
   // no memory but scratch. 0: there are none.
   uint32_t n_workers = 0;
+  bool is_server(int rank) const { return n_workers > 0 && rank >= static_cast<int>(n_workers); }
   // How many channels the call is cut over: segment k of stripe c is segment k * n_stripes + c of
   // its chunk. Ranks that share memory have one channel to each other.
   uint32_t n_stripes = 1;

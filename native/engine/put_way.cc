@@ -12,7 +12,8 @@ Place PutWay::place_for(Call& call, uint32_t at) {
   StepState& state = call.state[at];
   Link& link = *links_[call.peer_of(step)];
   Place place;
-  if (!link.shares_memory() || step.fold || state.grant_sent > 0 || step.buffer == kScratch)
+  if (!link.shares_memory() || step.fold || state.grant_sent > 0 || step.buffer == kScratch ||
+      call.lands_whole(step))
     return place;
   const uint64_t n_bytes = call.plan->chunk_bytes(step.buffer, step.chunk);
   const std::byte* into = call.chunk(step.buffer, step.chunk);

@@ -39,7 +39,7 @@ size_t ReferenceWay::take(Call& call, uint32_t at, const Offered& offer) {
   const int peer = call.peer_of(call.plan->program->steps[at]);
   Link* link = links_[peer];
   if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
-  const Into into = call.next_of(at);
+  const Into into = next_of(call, at);
   const uint64_t skipped = uint64_t{call.state[at].done - offer.first} * call.plan->segment_bytes;
   const uint64_t token = links_.new_token();
   const Moved how = link->get(token, {offer.place, offer.offset + skipped}, into);

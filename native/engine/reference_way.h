@@ -16,8 +16,9 @@ namespace shoal {
 class ReferenceWay final : public PlaceWay {
  public:
   // `rank`: of this process. `otherwise`: for segments that cannot be offered.
-  ReferenceWay(int rank, Links& links, Steps& steps, Moves& moves, Judge& judge, Way& otherwise)
-      : PlaceWay(links, steps, moves, judge), rank_(rank), otherwise_(otherwise) {}
+  ReferenceWay(int rank, Links& links, Steps& steps, Staging& staging, Moves& moves, Judge& judge,
+               Way& otherwise)
+      : PlaceWay(links, steps, staging, moves, judge), rank_(rank), otherwise_(otherwise) {}
 
   size_t send(Call& call, uint32_t at) override;
   void on_offer(Call& call, uint32_t at, const Header& header, const Place& place);

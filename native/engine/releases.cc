@@ -10,6 +10,11 @@ void Releases::ask(Call& call) {
       for (const int peer : call.plan->program->peers)
         ask(call, (*call.members)[peer], call.chunk(buffer, chunk), layout.n_bytes[chunk]);
   }
+  for (uint32_t at = 0; at < call.state.size(); ++at) {
+    const Block& landing = call.state[at].landing;
+    if (landing)
+      ask(call, call.peer_of(call.plan->program->steps[at]), landing.data(), landing.size());
+  }
 }
 
 void Releases::ask(Call& call, int peer, const std::byte* from, size_t n_bytes) {
@@ -34,6 +39,11 @@ std::shared_ptr<Call> Releases::next_of(int peer) {
   const auto next = asked_.lower_bound({peer, 0});
   if (next == asked_.end() || next->first.first != peer) return nullptr;
   return released(peer, next->first.second);
+}
+
+void Releases::clear() {
+  for (const auto& [question, call] : asked_) call->state.clear();
+  asked_.clear();
 }
 
 }  // namespace shoal

@@ -24,7 +24,7 @@ class Releases {
   // The link with a peer is broken or closed, and so has let go of everything. A call whose memory
   // that was, once for each question; null: there are no more.
   std::shared_ptr<Call> next_of(int peer);
-  void clear() { asked_.clear(); }
+  void clear();  // its calls hold nothing of the engine's any more
 
  private:
   void ask(Call& call, int peer, const std::byte* from, size_t n_bytes);

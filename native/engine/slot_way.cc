@@ -113,7 +113,7 @@ void SlotWay::no_such_slot(const Call& call, uint32_t at) {
 size_t SlotWay::take(Call& call, uint32_t at, const Offered& offer) {
   Link* link = links_[call.peer_of(call.plan->program->steps[at])];
   if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
-  const Into into = call.next_of(at);
+  const Into into = next_of(call, at);
   const uint64_t token = links_.new_token();
   const Moved how = link->get(token, {offer.place, offer.offset, true}, into);
   if (begun(call, at, token, how)) return into.n_bytes;

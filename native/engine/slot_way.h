@@ -25,9 +25,9 @@ namespace shoal {
 // Threads: under the mesh's lock.
 class SlotWay final : public PlaceWay {
  public:
-  SlotWay(int rank, Links& links, Steps& steps, Moves& moves, Judge& judge, Traffic& traffic,
-          ReferenceWay& reference)
-      : PlaceWay(links, steps, moves, judge),
+  SlotWay(int rank, Links& links, Steps& steps, Staging& staging, Moves& moves, Judge& judge,
+          Traffic& traffic, ReferenceWay& reference)
+      : PlaceWay(links, steps, staging, moves, judge),
         rank_(rank),
         traffic_(traffic),
         reference_(reference) {}

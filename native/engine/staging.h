@@ -24,6 +24,7 @@ class Block {
   ~Block();
 
   std::byte* data() const { return data_.get(); }
+  size_t size() const { return size_; }
   explicit operator bool() const { return data_ != nullptr; }
 
  private:

@@ -42,9 +42,13 @@ void Steps::advance(Call& call, uint32_t at, uint32_t done) {
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
   moved_upto(call, at, done);
-  if (done == state.n_segments) call.steps_left--;
+  if (done == state.n_segments) {
+    call.steps_left--;
+    if (call.lands_whole(step) && --call.results_left[step.peer] == 0)
+      call.held_from.push_back(step.peer);
+  }
   if (call.steps_left == 0) {
-    call.is_through = true;
+    call.is_through = call.n_commits_left == 0;
     return;
   }
   if (done < state.n_segments) make_ready(call, at);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace shoal {
 
@@ -25,8 +26,19 @@ void PlaceWay::completed(Call& call, uint32_t at, Moved how) {
   if (how == Moved::kStale)
     return judge_.evicted_us(call.peer_of(call.plan->program->steps[at]),
                              "what it was sent has made way for other data");
-  call.state[at].is_moving = false;
+  StepState& state = call.state[at];
+  state.is_moving = false;
+  if (const Block landed = std::move(state.landing)) call.use(at, landed.data());
   moved(call, at);
+}
+
+Into PlaceWay::next_of(Call& call, uint32_t at) {
+  Into into = call.next_of(at);
+  if (!call.lands_whole(call.plan->program->steps[at])) return into;
+  Block& landing = call.state[at].landing;
+  landing = staging_.take(into.n_bytes);
+  into.at = landing.data();
+  return into;
 }
 
 bool PlaceWay::has_segments(const Call& call, uint32_t at, const Header& header) {

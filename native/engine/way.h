@@ -19,6 +19,7 @@
 #include "engine/judge.h"
 #include "engine/links.h"
 #include "engine/moves.h"
+#include "engine/staging.h"
 #include "engine/steps.h"
 
 namespace shoal {
@@ -73,8 +74,8 @@ class FrameWay : public Way {
 // time.
 class PlaceWay : public Way {
  public:
-  PlaceWay(Links& links, Steps& steps, Moves& moves, Judge& judge)
-      : links_(links), steps_(steps), judge_(judge), moves_(moves) {}
+  PlaceWay(Links& links, Steps& steps, Staging& staging, Moves& moves, Judge& judge)
+      : links_(links), steps_(steps), judge_(judge), staging_(staging), moves_(moves) {}
 
   void consumed(Call& call, uint32_t at, uint32_t segment) final;
   // The put or get that was under way for a step has come to its end.
@@ -91,6 +92,8 @@ class PlaceWay : public Way {
   bool has_segments(const Call& call, uint32_t at, const Header& header);
   // Keeps offers in the order of their segments; one segment comes once.
   void keep(Call& call, uint32_t at, const Offered& offer);
+  // Where a get of the next segment of a receive goes: to its place, unless it has to be whole.
+  Into next_of(Call& call, uint32_t at);
   // What a link says of a put or get of the next segment of a step. False: there is no such memory.
   bool begun(Call& call, uint32_t at, uint64_t token, Moved how);
   // The next segment of a step has been put or got.
@@ -101,6 +104,7 @@ class PlaceWay : public Way {
   Judge& judge_;
 
  private:
+  Staging& staging_;
   Moves& moves_;
 };
 

@@ -16,9 +16,9 @@ class Ways {
        Credits& credits, Judge& judge)
       : frames(links, steps, staging, judge, n_peers),
         granted(steps, traffic, staging, frames, n_peers),
-        put(links, steps, moves, judge),
-        slot(rank, links, steps, moves, judge, traffic, reference),
-        reference(rank, links, steps, moves, judge, slot),
+        put(links, steps, staging, moves, judge),
+        slot(rank, links, steps, staging, moves, judge, traffic, reference),
+        reference(rank, links, steps, staging, moves, judge, slot),
         grants(links, steps, judge, granted, put),
         eager(links, steps, traffic, credits, frames, grants),
         links_(links) {}

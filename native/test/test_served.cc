@@ -3,67 +3,10 @@
 #include "test/check.h"
 #include "test/cluster.h"
 #include "test/faults.h"
-#include "test/pool.h"
+#include "test/pool_world.h"
 
 namespace shoal::test {
 namespace {
-
-// Workers post in a world, servers serve.
-class Pool {
- public:
-  Pool(int n_workers, int n_servers, const World::Options& options)
-      : world(n_workers + n_servers, options), n_workers_(n_workers) {}
-
-  void serve(const PoolJob& job) {
-    for (int rank = n_workers_; rank < world.size(); ++rank) serve(rank, job);
-  }
-  void serve(int rank, const PoolJob& job) {
-    Group& group = *world.groups[static_cast<size_t>(rank)];
-    const auto plan = plan_of(job, rank);
-    CHECK_EQ(ServedCalls::refusal(group, *plan), "");
-    world.engine(rank).serve(group, plan, 0);
-  }
-  TestCall& post(int rank, const PoolJob& job, int64_t deadline_ns = World::kNever) {
-    return world.post_plan(rank, *world.groups[static_cast<size_t>(rank)], job.job(),
-                           plan_of(job, rank), input_of(job, rank), deadline_ns);
-  }
-  // On all workers, with turns in between.
-  void post_all(const PoolJob& job) {
-    for (const int rank : world.shuffled(n_workers_)) {
-      calls.emplace_back(job, &post(rank, job));
-      if (world.random().chance(0.3)) world.step();
-    }
-  }
-  void check(const std::string& where) {
-    if (!world.run_all()) fail(__FILE__, __LINE__, where + ": something waits for ever");
-    for (const auto& [job, call] : calls)
-      if (!call->ok() || call->result != expected(job))
-        fail(__FILE__, __LINE__,
-             where + ", " + job.descriptor() + ": " +
-                 (call->error ? call->error.text : "not finished, or a wrong result"));
-    world.run_steps(100);
-    for (int rank = n_workers_; rank < world.size(); ++rank)
-      CHECK_EQ(world.engine(rank).n_in_flight(), 0u);
-    CHECK_EQ(world.net.violation(), "");
-  }
-
-  World world;
-  std::vector<std::pair<PoolJob, TestCall*>> calls;
-
- private:
-  const int n_workers_;
-};
-
-PoolJob random_pool_job(FakeRandom& random, int n_workers, int n_servers, uint64_t key) {
-  constexpr FoldOp kOps[] = {FoldOp::kSum, FoldOp::kAvg, FoldOp::kMax};
-  PoolJob job{n_workers, n_servers, key};
-  job.n_elems = random.below(random.chance(0.3) ? 3000 : 100);
-  job.op = kOps[random.below(3)];
-  job.segment_bytes = random.chance(0.5) ? 64 : 256;
-  job.seed = random.below(1000);
-  if (job.op != FoldOp::kMax && random.chance(0.3)) job.codec = Codec::kBfloat16;
-  return job;
-}
 
 void say_nothing_twice(World::Options& options) {
   options.engine.heartbeat_ns = 3600 * kSecond;
@@ -108,14 +51,14 @@ TEST("one plan serves any number of calls, and more than may be in flight wait t
   job.n_elems = 40;
   pool.serve(job);
   for (job.key = 1; job.key <= 3 * ServedCalls::kMostInFlight; ++job.key) {
-    pool.calls.emplace_back(job, &pool.post(0, job));
+    pool.calls.push_back({0, job, &pool.post(0, job)});
     if (job.key % 50 == 0) pool.world.step();
   }
   pool.world.run_steps(100);
   CHECK_EQ(pool.world.engine(2).n_in_flight(), ServedCalls::kMostInFlight);
   CHECK_EQ(pool.world.n_unfinished(), 3 * ServedCalls::kMostInFlight);
   for (job.key = 1; job.key <= 3 * ServedCalls::kMostInFlight; ++job.key)
-    pool.calls.emplace_back(job, &pool.post(1, job));
+    pool.calls.push_back({1, job, &pool.post(1, job)});
   pool.check("one worker behind");
 }
 
@@ -226,7 +169,7 @@ TEST("a worker that dies in a served call ends the group, and servers hold nothi
     pool.world.kill(0);
     CHECK(pool.world.run_all());
     pool.world.run_steps(100);
-    for (const auto& [key, call] : pool.calls)
+    for (const auto& [rank, of, call] : pool.calls)
       CHECK(call->ok() || call->error.peer == 0 || call->error.fault == Fault::kClosed);
     for (const int rank : {3, 4}) {
       CHECK(pool.world.groups[static_cast<size_t>(rank)]->life.has_ended());

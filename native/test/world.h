@@ -30,6 +30,7 @@ struct TestCall {
   bool finished = false;
   Error error;
   Bytes result;
+  Bytes left;  // in the memory of a call that failed, when that went back to its owner
   int64_t finished_ns = 0;
 
   bool ok() const { return finished && !error; }
@@ -249,6 +250,7 @@ class World {
       call.error = handle.error;
       call.finished_ns = when;
       if (!call.error && result_bytes > 0) call.result.assign(result_at, result_at + result_bytes);
+      if (call.error && result_bytes > 0) call.left.assign(result_at, result_at + result_bytes);
       for (const Shared& one : shared_memory) std::fill_n(one.at, one.n_bytes, kScribble);
       for (Bytes& one : heap) std::fill(one.begin(), one.end(), kScribble);
 #ifdef __SANITIZE_ADDRESS__

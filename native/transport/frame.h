@@ -28,6 +28,7 @@ enum class FrameType : uint8_t {
   kAsk = 17,      // "do you hear rank `flow`?"; of the asked itself: "are you there?"
   kAnswer = 18,   // "I hear rank `flow`", or not: count
   kUnmade = 19,   // "I do not know the members of this group": pass its end on without me
+  kCommit = 20,   // "I hold all results that you owe me"; a server: "all workers hold mine"
 };
 
 // Sixteen more bytes, carried as the payload of kGrant, kOffer, kCredit, kRegion and kRelease.
@@ -52,7 +53,7 @@ static_assert(sizeof(Lengths) == sizeof(Place));
 
 struct Header {
   static constexpr uint64_t kUnsealed = 0x6172666c616f6873;  // "shoalfra", little endian
-  static constexpr uint8_t kVersion = 3;
+  static constexpr uint8_t kVersion = 4;
   // Larger frames would hold a connection longer than a heartbeat at 10 Mbit/s.
   static constexpr uint32_t kMaxPayload = 4u << 20;
 

@@ -69,6 +69,11 @@ constexpr std::array kRules = {
     FrameRule{FrameType::kUnmade, "unmade", kOverBoth, 0, Carries::kNothing,
               "who hears of the end of a group whose members it does not know (any more)",
               "I cannot pass this on", "nothing"},
+    FrameRule{FrameType::kCommit, "commit", kOverBoth, 0, Carries::kNothing,
+              "a worker, to a server whose results are all in place; a server that has heard so of "
+              "all its workers, to each",
+              "I hold all results of yours; all workers hold mine",
+              "commit, of a server; nothing of this call"},
 };
 
 constexpr bool are_in_order() {

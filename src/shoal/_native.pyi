@@ -42,8 +42,8 @@ class Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 
         `agreement` is what must be equal on all ranks; `by_pair`: lengths are not in it, and each
-        two ranks compare theirs. `n_workers`: the ranks of the group from this one on are servers;
-        0: there are none.
+        two ranks compare theirs. `n_workers`: the ranks of the group from this one on are servers,
+        whose results land by whole segments, and on all workers or none; 0: there are none.
         """
 
     @property
@@ -72,6 +72,16 @@ class Call:
     def succeeded(self) -> bool: ...
     def source(self) -> int:
         """Of a message that is there: the group rank it came from; else -1."""
+
+    def landed(self) -> list[tuple[int, bytes]]:
+        """Of a call of workers and servers that is done: what its memory holds.
+
+        Each chunk of DATA that a server reduces, and a bit for each of its segments of
+        `SEGMENT_BYTES` (bit s % 8 of byte s // 8): set, the segment holds the result; else it holds what
+        this rank gave. All are set if the call succeeded on any worker.
+
+        RuntimeError: the call is in flight.
+        """
 
     def error(self) -> tuple[Fault, int, str, str]:
         """Fault, mesh rank to blame (-1: none), what happened, during which call."""
