@@ -157,7 +157,7 @@ class ServerPool:
             now = time.monotonic()
             if now >= until:
                 return False
-            if now >= call.until:
+            if now >= call.expires_at:
                 self.expire(call)
                 continue
             self._commands.look()
@@ -235,7 +235,7 @@ class ServerPool:
     def _expire_late(self) -> None:
         now = time.monotonic()
         with self.changed:
-            late = [call for view in self._views for call in view.calls if now >= call.until]
+            late = [call for view in self._views for call in view.calls if now >= call.expires_at]
         for call in late:
             if not self.is_settled(call):
                 self.expire(call)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from shoal.group.pool.pool_view import PoolView
     from shoal.shapes import Shape
 
+# The native core sees to the deadline of the workers' part, and tells all workers of it.
+_GRACE_S: Final = 0.5
+
 NativeError = tuple[Fault, int, str, str]
 FINE: Final[NativeError] = (Fault.NONE, -1, "", "")
 
@@ -61,6 +64,11 @@ class PooledCall:
         self.servers: Call | None = None
         self.is_mended = False
         self.outcome: NativeError | None = None
+
+    @property
+    def expires_at(self) -> float:
+        """When it is too late for it, and its workers' part has not found that out itself."""
+        return self.until + _GRACE_S
 
     @property
     def is_whole(self) -> bool:
@@ -121,7 +129,7 @@ class PooledCall:
     # Its end.
 
     def _expires_at(self) -> float:
-        return self.until if self.outcome is None else FOR_EVER_S
+        return self.expires_at if self.outcome is None else FOR_EVER_S
 
     def _end_servers_with_workers(self) -> None:
         """The world has ended: the servers' part would go on to write to the memory."""

@@ -316,10 +316,8 @@ class _Server:
             self._on_change()
 
     def _lose(self, why: str) -> None:
-        self.trouble = why
-        if self.identity is not None:
-            self.identity = None
-            self._on_change()
+        self.trouble, self.identity = why, None
+        self._on_change()
 
     def _fail(self, why: str, retry_s: float) -> None:
         sock = self._sock if self._attempt is None else self._attempt.sock
