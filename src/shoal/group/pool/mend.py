@@ -63,6 +63,18 @@ def mend(control: Control, call: PooledCall) -> None:
             work.drive(FOR_EVER_S)
 
 
+def is_whole_here(call: PooledCall) -> bool:
+    """Whether this worker holds all that the servers' part gives, though it has failed."""
+    if call.servers is None or not call.servers.done():
+        return False
+    n_segments = [-(-length // SEGMENT_BYTES) for length in layouts_of(call.shape)[0][1]]
+    held = dict(call.servers.landed())
+    return all(
+        int.from_bytes(held.get(chunk, b""), "little").bit_count() == n
+        for chunk, n in enumerate(n_segments)
+    )
+
+
 def _own(call: PooledCall, n_segments: list[int]) -> bytes:
     """What landed here, chunk by chunk."""
     held = dict(call.servers.landed()) if call.servers is not None else {}

@@ -19,7 +19,7 @@ from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut
 from shoal.group.pool.commands import LeaderGone
 from shoal.group.pool.meeting import MEETING_S, Misplaced, meet_view
-from shoal.group.pool.mend import mend
+from shoal.group.pool.mend import is_whole_here, mend
 from shoal.group.pool.pool_view import PoolView, nics_of
 from shoal.group.pool.stages import Stages
 from shoal.rendezvous import TcpStoreClient
@@ -251,6 +251,10 @@ class ServerPool:
     def _end(self) -> None:
         for view in self._views:
             view.group.close()  # NOT aborted: others may be about to end their calls well
+            for call in view.calls:
+                # Whoever had it whole may have left, and nobody is there to tell us.
+                if not call.is_whole and is_whole_here(call):
+                    call.is_mended = True
         with self.changed:
             self.has_ended = True
         self._commands.close()
