@@ -167,7 +167,7 @@ class Follower:
         """Rank 0 sees to it."""
         del misplaced
         if why:
-            _LOG.warning("view %d of the servers did not form: %s", command.view, why)
+            _LOG.info("view %d of the servers did not form: %s", command.view, why)
 
     def look(self) -> None:
         """Rank 0 sees it."""

@@ -126,12 +126,15 @@ class ServerPool:
         """The number of a call that is made now, and who serves it. Holds `changed`.
 
         Raises:
-            TimedOut: the call's time is up before that was known.
+            TimedOut: the call's time is up before that was known; the group has ended.
         """
         while self.stages.holds and not self.has_ended:
             left_s = until - time.monotonic()
             if left_s <= 0:
-                raise TimedOut("the call's time was up before the workers agreed on its servers")
+                why = "the call's time was up before the workers agreed on its servers"
+                # NOT going on: the others count this call.
+                self._world.abort(f"timed out: rank {self.rank}: {why}")
+                raise TimedOut(why)
             self.changed.wait(min(left_s, _LOOK_S))
         if self.has_ended:
             return self.stages.next_number, None
