@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "test/check.h"
+#include "test/fake_link.h"
 #include "test/sockets.h"
-#include "transport/fake_link.h"
 #include "transport/socket_pipe.h"
 #include "transport/tcp_link.h"
 
