@@ -63,7 +63,7 @@ test: test-native $(INSTALLED)
 # group of 1,024 (3 GB): an hour.
 test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native
-	$(PY) -m pytest tests/unit/test_counts.py
+	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_kills.py \
 	  tests/process/test_faults_relay.py tests/lab/test_cuts.py
 	SHOAL_SEEDS=30 build/native/test_programs
