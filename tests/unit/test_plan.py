@@ -265,7 +265,7 @@ def test_reducers_that_are_more_than_the_ranks_of_a_subgroup_are_not_forced_on_i
     [
         (
             "rign",
-            r"SHOAL_ALGO='rign' is no algorithm; known are .*chain, direct, .*ring,.* tree",
+            r"'rign' is no algorithm; known are .* tree, sharded\(k\) .*, and local/across",
         ),
         ("all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce: there are "),
         ("all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),

@@ -207,6 +207,9 @@ _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
     },
 }
 
+MORE_ALL_REDUCES: Final = "sharded(k) with k reducers, and local/across such as sharded/ring"
+"""What `find` knows besides the table, in words."""
+
 _SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 
 
@@ -232,7 +235,7 @@ def find(collective: str, name: str) -> Algorithm:
         return sharded(int(match[1]))
     there_are = ", ".join(_TABLE[collective])
     if collective == "all_reduce":
-        there_are += ", sharded(k) with k reducers, and local/across such as sharded/ring"
+        there_are += f", {MORE_ALL_REDUCES}"
     raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}")
 
 
