@@ -30,6 +30,7 @@ parser part pending picture placement planner point pool pools process proof rec
 rereading result role root round row sample section send server settings shape shoal simulation
 source spec store symbols symmetric table tcp tensor timed told torch trace tree tuning type
 unpacker unsupported usage value verdict warnings way within work worker
+lines namespace output running task
 """
 PLAIN: Final = set(_PLAIN.split())
 
