@@ -183,7 +183,8 @@ def test_what_a_killed_lab_left_is_removed_by_clean_with_what_still_runs_there()
     with running("--hosts", "1", "--name", "gone", "--", "sh", "-c", stray) as process:
         pid = int(line_of(process).split("|")[1])
         process.kill()
-        process.wait()
+        # Dead, and not yet waited for: /proc still has it.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert "gone" in lab("clean").stdout
         assert await_end(pid)
         assert left_by(process.pid) == []
@@ -195,13 +196,20 @@ def test_what_a_rank_leaves_running_ends_with_the_lab() -> None:
     assert await_end(int(run.stdout.split("|")[1]))
 
 
-def test_a_reader_that_stalls_does_not_keep_the_lab_from_ending() -> None:
-    with running("--hosts", "2", "--grace", "0.5", "--", "yes") as process:
-        assert line_of(process).endswith("| y\n")
-        # Nobody reads on: all pipes fill up.
+def test_a_reader_that_stalls_stalls_the_ranks_and_does_not_keep_the_lab_from_ending(
+    tmp_path: Path,
+) -> None:
+    # How many bytes it could write before nobody took any for half a second.
+    write = "import os, select, signal, sys\nos.set_blocking(1, False)\nn = 0\n"
+    write += "while n < 64 << 20 and select.select([], [1], [], 0.5)[1]:\n"
+    write += "    n += os.write(1, b'a line of text\\n' * 1000)\n"
+    write += "open(sys.argv[1], 'w').write(str(n))\nsignal.pause()"
+    os.mkfifo(tmp_path / "n_bytes")
+    command = (sys.executable, "-c", write, str(tmp_path / "n_bytes"))
+    with running("--hosts", "1", "--grace", "0.5", "--", *command) as process:
+        assert 0 < int((tmp_path / "n_bytes").read_text()) < 2 << 20
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
-        assert process.returncode == 128 + signal.SIGTERM
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
         assert left_by(process.pid) == []
 
 
