@@ -1,5 +1,6 @@
 """`shoal lab run`: a command on every host, and nothing left of it, however it ends."""
 
+import importlib.util
 import os
 import select
 import shutil
@@ -220,6 +221,55 @@ def test_a_reader_that_goes_away_ends_the_lab() -> None:
         process.stdout.close()
         assert process.wait(timeout=20) == 1
         assert left_by(process.pid) == []
+
+
+# A job of one rank and two servers: one ends at once, one when it is told to.
+SERVED = """
+import os, sys
+from shoal.lab import Lab
+from shoal.lab.job import Task
+from shoal.lab.runner import run_tasks
+end, stay, work = "exit 3", "trap 'echo drained; exit 0' TERM; read it < $0; wait", "read it < $0"
+scripts = [("server1", 1, end), ("server2", 2, stay), ("host0", 0, work)]
+tasks = [
+    Task(label, host, ["sh", "-c", script, sys.argv[1 + host // 2]], os.environ, host > 0)
+    for label, host, script in scripts
+]
+sys.exit(run_tasks(Lab(3), tasks, grace_s=5))
+"""
+
+
+def test_a_server_that_ends_does_not_end_the_job_and_the_job_ends_the_others(
+    tmp_path: Path,
+) -> None:
+    work, stay = str(tmp_path / "work"), str(tmp_path / "stay")
+    os.mkfifo(work)
+    os.mkfifo(stay)
+    argv = [sys.executable, "-c", SERVED, work, stay]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line == "shoal lab: server1 ended with status 3; the job goes on\n"
+        with open(stay, "w"):  # opens when the other one has set its trap
+            Path(work).write_text("enough\n")
+            out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out, errors) == (0, "server2 | drained\n", "")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("shoal.cli.server") is None,
+    reason="NOT TESTED: there is no `shoal server` here",
+)
+def test_servers_listen_in_hosts_of_their_own_and_end_with_the_job() -> None:
+    connect = "import socket, sys, time\nuntil = time.monotonic() + 20\nwhile True:\n"
+    connect += "    try:\n        socket.create_connection((sys.argv[1], 7077), timeout=5)\n"
+    connect += "        sys.exit()\n    except OSError:\n        assert time.monotonic() < until\n"
+    connect += "        time.sleep(0.05)"
+    command = ("sh", "-c", 'exec "$0" -c "$1" $SHOAL_SERVERS', sys.executable, connect)
+    run = lab("run", "--hosts", "1", "--servers", "1", "--", *command)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.startswith("server1 | ")
 
 
 def test_a_running_lab_is_found_by_its_name_and_its_links_cut_and_healed(
