@@ -297,6 +297,10 @@ def test_a_running_lab_is_found_by_its_name_and_its_links_cut_and_healed(
         assert main(["lab", "cut", name, "0", "1"]) == 0
         assert [from_0_to("10.77.0.2"), from_0_to("10.77.0.3")] == [silent, answers]
         assert main(["lab", "heal", name, "0", "1"]) == 0
+        # What is whole already does not keep the rest from being healed.
+        assert main(["lab", "cut", name, "0", "2", "--one-way"]) == 0
+        assert main(["lab", "heal", name, "0"]) == 0
+        assert from_0_to("10.77.0.3") == answers
         assert main(["lab", "cut", name, "0"]) == 0
         assert [from_0_to("10.77.0.2"), from_0_to("10.77.0.3")] == [silent, silent]
         assert main(["lab", "heal", name, "0"]) == 0

@@ -21,7 +21,10 @@ from shoal.plan.quantities import bytes_per_us
 from shoal.rendezvous import job_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shoal.cli.options import Subparsers
+    from shoal.lab.cluster import Host
 
 _WHAT: Final = "a cluster on this machine: hosts, NICs of given rates, links to cut; needs root"
 
@@ -200,23 +203,42 @@ def _mbit(option: str, text: str) -> float | None:
 
 
 def _change_links(args: argparse.Namespace) -> int:
-    lab = find_lab(args.lab)
-    source = lab.host(args.host)
-    others = range(len(lab.namespaces)) if args.to is None else [args.to]
-    peers = [lab.host(index) for index in others if args.to is not None or index != args.host]
+    """Cut or heal each way between the hosts that was asked for."""
+    ways = list(_ways(args))
+    if args.is_cut:
+        for source, to, nic in ways:
+            source.cut(to, nic)
+        return 0
+    # A way may be whole where others were cut: one way only, or not to all others.
+    failures = []
+    for source, to, nic in ways:
+        try:
+            source.heal(to, nic)
+        except UsageError as error:  # noqa: PERF203 - a few at most
+            failures.append(error)
+    if failures and len(failures) == len(ways):
+        raise failures[0]
+    return 0
+
+
+def _ways(args: argparse.Namespace) -> Iterator[tuple[Host, Host, int]]:
+    """Who sends to whom, by which NIC."""
     if args.to == args.host:
         raise UsageError(f"host {args.host} and itself have no link: name two hosts")
-    for peer in peers:
-        n_nics = min(len(source.addresses), len(peer.addresses))
+    lab = find_lab(args.lab)
+    one = lab.host(args.host)
+    others = range(len(lab.namespaces)) if args.to is None else [args.to]
+    for other in (lab.host(index) for index in others if index != args.host):
+        n_nics = min(len(one.addresses), len(other.addresses))
         if args.nic is not None and not 0 <= args.nic < n_nics:
             raise UsageError(
-                f"--nic {args.nic}: hosts {source.index} and {peer.index} have NICs 0 to "
+                f"--nic {args.nic}: hosts {one.index} and {other.index} have NICs 0 to "
                 f"{n_nics - 1} in common"
             )
         for nic in range(n_nics) if args.nic is None else [args.nic]:
-            for one, other in ((source, peer), (peer, source))[: 1 if args.one_way else 2]:
-                (one.cut if args.is_cut else one.heal)(other, nic)
-    return 0
+            yield one, other, nic
+            if not args.one_way:
+                yield other, one, nic
 
 
 def _exec(args: argparse.Namespace) -> int:
