@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from shoal.analysis.simulate.simulator import Simulation, simulate, simulate_steps
+from shoal.limits import SEGMENT_BYTES
 from shoal.plan import default_cluster
 from shoal.plan.cluster import Cluster, LinkCost, Nic, Pool
 from shoal.plan.served import streams_of
@@ -19,6 +20,10 @@ from shoal.schedule import Recv, Send, Step
 
 _NOTHING: Final = LinkCost(0.0, 0.0, 0.0)
 _ONE_GBIT: Final = LinkCost(latency_us=30.0, us_per_byte=0.008, message_us=5.0)
+
+
+# Where only bytes are asked for: nothing is cut, which is what takes a simulation its time.
+_WHOLE: Final = 1 << 30
 
 
 def machines(n_hosts: int, ranks_per_host: int = 1, wire: LinkCost = _ONE_GBIT) -> Cluster:
@@ -44,7 +49,8 @@ def tutorial_steps(n_devices: int = 8) -> tuple[int, int]:
 @functools.cache
 def sent_by_a_node(algorithm: str, n_nodes: int = 64, n_bytes: int = 100_000_000) -> int:
     """The bytes that a node sends so that all have the sum of `n_bytes`."""
-    return simulate("all_reduce", algorithm, machines(n_nodes), n_bytes).sent(0)
+    cluster = machines(n_nodes)
+    return simulate("all_reduce", algorithm, cluster, n_bytes, segment=_WHOLE).sent(0)
 
 
 @functools.cache
@@ -81,15 +87,20 @@ def traditional_server(n_nodes: int) -> ServerLoad:
     server: list[Step] = [Recv(worker, 0, fold=worker > 0) for worker in range(n_nodes)]
     server += [Send(worker, 0) for worker in range(n_nodes)]
     played = simulate_steps(
-        [*workers, server], machines(n_nodes + 1), lambda _rank, _place: VARIABLE_0_KB * 1024
+        [*workers, server],
+        machines(n_nodes + 1),
+        lambda _rank, _place: VARIABLE_0_KB * 1024,
+        segment=_WHOLE,
     )
     return _load_of(n_nodes, played)
 
 
-def _herring(n_nodes: int, n_bytes: int, wire: LinkCost = _ONE_GBIT) -> Simulation:
+def _herring(
+    n_nodes: int, n_bytes: int, wire: LinkCost = _ONE_GBIT, segment: int = _WHOLE
+) -> Simulation:
     """As many servers as nodes; workers reduce nothing."""
     name = f"sharded[{n_nodes}*0|{n_nodes}*1]"
-    return simulate("all_reduce", name, machines(2 * n_nodes, wire=wire), n_bytes)
+    return simulate("all_reduce", name, machines(2 * n_nodes, wire=wire), n_bytes, segment=segment)
 
 
 def _load_of(server: int, played: Simulation) -> ServerLoad:
@@ -112,7 +123,7 @@ _STEP_US: Final = 8 * 64 / 1143 * 1e6
 def bert_us(n_nodes: int, *, by_servers: bool, n_bytes: int = _BERT_BYTES) -> float:
     """How long all gradients take to be summed by a ring, or by as many servers as nodes."""
     if by_servers:
-        return _herring(n_nodes, n_bytes, _EFA).time_us
+        return _herring(n_nodes, n_bytes, _EFA, SEGMENT_BYTES).time_us
     return simulate("all_reduce", "ring", machines(n_nodes, wire=_EFA), n_bytes).time_us
 
 

@@ -24,6 +24,7 @@ from shoal.analysis.prove.prover import Expression, prove
 from shoal.dtypes import DType, Op, item_size
 from shoal.engine import lower
 from shoal.schedule import Algorithm, Buffer, Place, find
+from shoal.schedule.counts import count
 from shoal.schedule.weights import Weights
 from shoal.shapes import Shape, layouts_of
 
@@ -197,6 +198,7 @@ def test_equal_weights_of_workers_alone_are_the_plain_sharded_all_reduce() -> No
             assert layouts_of(shapes[0])[0] == layouts_of(shapes[1])[0]
         for rank in range(n):
             assert list(plain.steps(rank, n)) == list(weighted.steps(rank, n))
+        assert count(plain, tuple(range(n))) == count(weighted, tuple(range(n)))
 
 
 def test_where_workers_fold_nothing_they_begin_with_different_servers() -> None:

@@ -22,15 +22,16 @@ _PLAIN: Final = """
 acceptor address advertised agreement algorithm ask asking at attempt backend barrier below bench
 benchmark block blocks bootstrap branch buffers caller calls case channels choice client closed
 cluster codec commands comparison connect connection connections connector context contract
-contribution control copy cost counts cube cut d dataflow deadline description doubt drawing dump
-end endpoint ends entry error event execution failure faster filled finish finished follower forced
-form frames goal gone health held http info interface internal job join keeper key kind lab latency
-launch layout leader leaving library limits line links load local lost measured meet meeting member
-members membership memory message misplaced monitored nic occurrences on op operations options
-origin out owner pair parser part parts pending picture placement planner point pool pooled pools
-process proof record recv reducer repair rereading reserve reserved result role root round row
-sample section send served server settings shape shares shoal simulation source spec stages status
-store strangers symbols symmetric table tcp tensor timed told torch trace tree tuning type unpacker
+contribution control copy cost counted counts cube cut d dataflow deadline description doubt
+drawing dump end endpoint ends entry error event execution failure faster filled finish finished
+follower forced form frames goal gone health held http in info interface internal job join keeper
+key kind lab latency launch layout leader leaving library limits line lines links load local lost
+measured meet meeting member members membership memory message messages misplaced monitored
+namespace nic occurrences on op operations options origin out output owner pair parser part parts
+pending picture placement planner point pool pooled pools process proof record recv reducer repair
+rereading reserve reserved result role root round row running sample section send served server
+settings shape shares shoal simulation source spec stages stand status store strangers symbols
+symmetric table task tcp tensor timed told torch trace traffic tree tuning type unpacker
 unsupported usage value verdict warnings watch way weights windows within work worker
 """
 PLAIN: Final = set(_PLAIN.split())

@@ -142,6 +142,10 @@ def test_what_nics_carry_is_counted_from_the_steps() -> None:
     assert slow.network == pytest.approx(2 * cost.network)
 
 
+def test_a_worker_alone_costs_nothing_on_the_wire() -> None:
+    assert cost_with_servers(Weights((1,)), 100 * MIB, flat(1), pool(0)).network == 0
+
+
 def test_many_workers_and_servers_are_planned_for_in_a_moment() -> None:
     found = choose_with_servers(1 << 30, flat(2048, 10_000), pool(2048, 10_000))
     assert found.weights == Weights((0,) * 2048, (1,) * 2048)

@@ -60,6 +60,13 @@ def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+def test_an_error_shows_no_control_characters_of_a_peer() -> None:
+    for name in ("sharded[1\n\x1b[2J|]", "sharded[\n\x1b[2J" + "1," * 4096):
+        with pytest.raises(UsageError) as caught:
+            parse(name)
+        assert str(caught.value).isprintable()
+
+
 def test_the_longest_name_asks_for_no_more_than_is_bounded() -> None:
     longest = "sharded[" + ",".join(["9999*1"] * 580) + "|]"
     assert len(longest) <= MOST_NAME_BYTES

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import shoal
-from shoal.cli import draw, dump, plan, server, simulate, status, trace, tune
+from shoal.cli import draw, dump, lab, plan, server, simulate, status, trace, tune
 from shoal.cli.options import Parser, Subparsers
 from shoal.errors import ShoalError
 
@@ -25,6 +25,7 @@ COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
     plan.add_to,
     tune.add_to,
     dump.add_to,
+    lab.add_to,
     server.add_to,
     status.add_to,
 )

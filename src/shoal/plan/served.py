@@ -128,7 +128,7 @@ def cost_with_servers(
     ]
     counts = count_served(weights, n_bytes, slower)
     chunk = n_bytes / counts.n_chunks
-    stream = chunk * max(nic.sent for nic in counts.ranks) / counts.n_peers
+    stream = chunk * max(nic.sent for nic in counts.ranks) / max(1, counts.n_peers)
     return price(counts, chunk, "all_reduce", narrowed(both, codec), stream)
 
 

@@ -12,6 +12,7 @@ from shoal.errors import UsageError
 from shoal.schedule.algorithm import Algorithm
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.schedule.stripes import LINE_BYTES, Stripe, first_of, n_stripes_of
+from shoal.schedule.symmetry import itself, turned
 from shoal.schedule.weights import Weights, parse
 
 
@@ -155,6 +156,12 @@ class _Weighted:
     def n_servers(self) -> int:
         return 0 if self.part == "workers" else len(self.weights.servers)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its steps are those of the plain sharded all-reduce, one stripe to a worker."""
+        servers, workers = sum(self.weights.servers), self.weights.workers
+        return not servers and not self.n_servers and not self.n_stripes and len(set(workers)) == 1
+
     def pieces(self, size: int) -> tuple[_Piece, ...]:
         if size != self.n_workers + self.n_servers:
             servers = f" and {self.n_servers} servers" if self.n_servers else ""
@@ -234,6 +241,7 @@ def _algorithm(one: _Weighted) -> Algorithm:
         cut_rule=one.cut,
         encodes_once=True,
         chain_rule=one.chain,
+        alike_rule=turned if one.is_plain else itself,
         n_servers=one.n_servers,
         is_part=bool(one.part) and len(one.weights.parts) > 1,
         explained_by=weighted_all_reduce,

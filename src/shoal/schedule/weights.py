@@ -106,7 +106,7 @@ def parse(name: str) -> tuple[Weights, str]:
     """
     what = name if len(name) <= 80 else f"{name[:77]}..."
     if len(name) > MOST_NAME_BYTES:
-        raise UsageError(f"{what}: a name of {len(name)} B, at most {MOST_NAME_BYTES} B will do")
+        raise UsageError(f"{what!r}: a name of {len(name)} B, at most {MOST_NAME_BYTES} B will do")
     match = _NAME.fullmatch(name)
     if not match:
         raise UsageError(
