@@ -7,10 +7,11 @@ import pytest
 
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.failure import Failure
-from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 
-NOWHERE = Placement(openmpi=Path("nowhere"))
+NOWHERE = Placement({"openmpi": Path("nowhere")})
 
 
 @pytest.fixture(scope="module", params=["gloo", "shoal"])

@@ -8,16 +8,20 @@ import numpy as np
 import pytest
 
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.values import Contribution, Floats, count_wrong, fill
+from shoal.bench.values import Contribution, KnownValues, Values
 from shoal.bench.worker import peak_resident_bytes
 
 LENGTHS = [0, 1, 1021, 65536, 65537, 300_000]
 
 
-def filled(rank: int, n_elems: int) -> Floats:
+def filled(rank: int, n_elems: int) -> Values:
     values = np.zeros(n_elems, np.float32)
-    fill(values, rank)
+    KnownValues(8).fill(values, rank)
     return values
+
+
+def count_wrong(values: Values, source: Contribution, error: float = 0.0) -> int:
+    return KnownValues(8, error=error).count_wrong(values, source)
 
 
 @pytest.mark.parametrize("n_elems", LENGTHS)
@@ -59,17 +63,17 @@ def test_values_that_landed_elsewhere_are_seen(shift: int) -> None:
     assert count_wrong(total, Contribution([0])) > 290_000
 
 
-def by_numpy(collective: str, rank: int, tensors: list[Floats]) -> list[Floats]:
+def by_numpy(collective: str, rank: int, tensors: list[Values]) -> list[Values]:
     """The blocks of a rank's result, from the definition of the collective; [] if it has none."""
     size = len(tensors)
     cut = [np.split(tensor, size) for tensor in tensors]
-    results: dict[str, list[Floats]] = {
+    results: dict[str, list[Values]] = {
         "all_reduce": [np.sum(tensors, axis=0)],
         "broadcast": [tensors[0]],
         "reduce": [np.sum(tensors, axis=0)] if rank == 0 else [],
-        "all_gather": [blocks[0] for blocks in cut],
+        "all_gather": [blocks[peer] for peer, blocks in enumerate(cut)],
         "reduce_scatter": [np.sum([blocks[rank] for blocks in cut], axis=0)],
-        "gather": [blocks[0] for blocks in cut] if rank == 0 else [],
+        "gather": [blocks[peer] for peer, blocks in enumerate(cut)] if rank == 0 else [],
         "scatter": [cut[0][rank]],
         "all_to_all": [blocks[rank] for blocks in cut],
         "send_recv": [tensors[rank + 1 if rank % 2 == 0 else rank - 1]],
@@ -85,7 +89,7 @@ def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int)
     n_block = n_elems // 4 if COLLECTIVES[collective].cut else n_elems
     for rank in range(4):
         blocks = by_numpy(collective, rank, tensors)
-        sources = COLLECTIVES[collective].want(rank, range(4), n_block)
+        sources = COLLECTIVES[collective].want(rank, range(4), n_block, 0).values()
         assert [count_wrong(*each) for each in zip(blocks, sources, strict=True)] == [0] * len(
             blocks
         )
@@ -94,7 +98,7 @@ def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int)
 @pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"barrier"}))
 def test_a_result_that_was_never_written_is_wrong(collective: str) -> None:
     untouched = np.zeros(1000, np.float32)
-    for source in COLLECTIVES[collective].want(0, range(4), 1000):
+    for source in COLLECTIVES[collective].want(0, range(4), 1000, 0).values():
         assert count_wrong(untouched, source) == 1000
 
 

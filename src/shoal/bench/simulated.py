@@ -14,11 +14,11 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from shoal.analysis.simulate.simulator import simulate
-from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Lab, measure_streams, ring_of
@@ -67,7 +67,7 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Compariso
     with Lab(n_hosts, rate_mbit) as hosts:
         n_stream = int(rate_mbit * 1e6 / 8 * _STREAM_S)
         rates = [min(measure_streams(hosts, ring_of(n_hosts), n_stream)) for _ in range(3)]
-        with WorkerPool(JobSpec("group", n_hosts, n_hosts), Placement(Path(), hosts)) as pool:
+        with WorkerPool(JobSpec("group", n_hosts, n_hosts), Placement(cluster=hosts)) as pool:
             small_s = min(_times(pool, "doubling", 4) for _ in range(n_rounds))
             cluster = _describe(n_hosts, max(rates), small_s)
             print(f"# {n_hosts} hosts at {rate_mbit:g} Mbit/s: {cluster.wire}", flush=True)

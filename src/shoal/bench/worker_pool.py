@@ -13,13 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from shoal.bench.failure import Failure
-from shoal.bench.launch import JobSpec, Placement, start
+from shoal.bench.launch import Placement, start
+
+if TYPE_CHECKING:
+    from shoal.bench.job import JobSpec
 
 _START_S: Final = 60.0  # eight ranks that import torch on one slow core
-_ANSWER_S: Final = 40.0  # the longest command takes a few seconds; beyond this, something hangs
+_ANSWER_S: Final = 40.0  # a command of a suite takes a few seconds; beyond this, something hangs
 _STOP_S: Final = 5.0
 
 
@@ -31,10 +34,14 @@ class WorkerPool:
     Leaving the context stops the processes, by force if they do not stop when told to.
 
     `start_s` is what the slowest rank took to form the group, once all processes were ready.
+
+    Args:
+        answer_s: how long a command may take.
     """
 
-    def __init__(self, spec: JobSpec, placement: Placement) -> None:
+    def __init__(self, spec: JobSpec, placement: Placement, answer_s: float = _ANSWER_S) -> None:
         self.spec = spec
+        self._answer_s = answer_s
         self._lines: list[IO[bytes]] = []
         self._controls: list[socket.socket] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
@@ -60,7 +67,7 @@ class WorkerPool:
         for control in self._controls:
             with contextlib.suppress(BrokenPipeError):  # it died; _answer will say so
                 control.sendall(command)
-        return self._answers(_STOP_S if task == "stop" else _ANSWER_S)
+        return self._answers(_STOP_S if task == "stop" else self._answer_s)
 
     def close(self) -> None:
         """Stop the processes and forget the pool. Idempotent."""
