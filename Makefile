@@ -50,7 +50,7 @@ $(TOOLS): pyproject.toml
 # cmake stays at one path and only changed files are compiled.
 $(INSTALLED): $(TOOLS) $(SOURCES)
 	$(PIP) install --no-build-isolation --config-settings=cmake.define.SHOAL_WERROR=ON \
-	  '.[torch,test,dev]'
+	  '.[torch,report,test,dev]'
 	touch $@
 
 # ---- tests ----

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import shoal
 from shoal.bench.limits import crossing_bytes
+from shoal.bench.report.read import FORMAT, FORMAT_VERSION
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from shoal.bench.points import Figures, SizePoint
     from shoal.bench.sweep import Sweep
 
-FORMAT: Final = "shoal bench"
-FORMAT_VERSION: Final = 1
 _NCCL_TESTS_VERSION: Final = 2  # of its JSON
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
 
