@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.elements import ELEMENTS, OPERATIONS, ElementType
 from shoal.bench.values import Contribution, KnownValues, Values
 from shoal.bench.worker import peak_resident_bytes
 
@@ -100,6 +102,54 @@ def test_a_result_that_was_never_written_is_wrong(collective: str) -> None:
     untouched = np.zeros(1000, np.float32)
     for source in COLLECTIVES[collective].want(0, range(4), 1000, 0).values():
         assert count_wrong(untouched, source) == 1000
+
+
+def stored(element: ElementType, values: Values) -> Values:
+    """Integers as a tensor of that type holds them, by ml_dtypes where NumPy has no such type."""
+    if element.name == "bfloat16":
+        return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return values.astype(element.storage)
+
+
+def shown(element: ElementType, values: Values) -> Values:
+    kind = ml_dtypes.bfloat16 if element.name == "bfloat16" else np.dtype(element.storage)
+    return values.view(kind).astype(np.float64 if element.is_float else np.int64)
+
+
+BY_NUMPY = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max, "avg": np.mean}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("n_ranks", [2, 7])
+def test_what_numpy_folds_is_right_in_every_type_by_every_operation(
+    name: str, op: str, n_ranks: int
+) -> None:
+    element, known = ELEMENTS[name], KnownValues(n_ranks, ELEMENTS[name], op)
+    tensors = [np.zeros(65_600, element.storage) for _ in range(n_ranks)]
+    for rank, tensor in enumerate(tensors):
+        known.fill(tensor, rank)
+    exact = BY_NUMPY[op]([shown(element, tensor) for tensor in tensors], axis=0)
+    folded = stored(element, exact if element.is_float else np.trunc(exact))
+    assert known.count_wrong(folded, Contribution(range(n_ranks))) == 0
+    folded[[3, 65_599]] = stored(element, np.array([0, 0]))
+    assert known.count_wrong(folded, Contribution(range(n_ranks))) == 2
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("n_ranks", [2, 16])
+def test_sums_stay_where_every_integer_is_exact(name: str, n_ranks: int) -> None:
+    element = ELEMENTS[name]
+    tensor = np.zeros(300_000, element.storage)
+    KnownValues(n_ranks, element).fill(tensor, 0)
+    assert n_ranks * shown(element, tensor).max() <= element.exact
+    assert shown(element, tensor).min() >= 1
+
+
+def test_only_a_mean_of_floats_may_be_rounded_and_by_two_units() -> None:
+    assert KnownValues(3, ELEMENTS["float32"], "avg").tolerance == 2.0**-22
+    assert KnownValues(3, ELEMENTS["float16"], "sum").tolerance == 0
+    assert KnownValues(3, ELEMENTS["int32"], "avg", error=0.1).tolerance == 0
 
 
 def test_the_peak_of_memory_is_at_least_what_was_touched() -> None:

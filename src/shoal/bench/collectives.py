@@ -98,6 +98,7 @@ class MeasuredCollective:
         in_place: the ways there are: whether the result is in `data`, or in `other`.
         folds: whether it takes an operation.
         rooted: whether it has a root.
+        in_pairs: ranks 0 and 1, 2 and 3 and so on have to do with each other, and with no others.
         each: every rank brings a whole size of its own, so that those of one host add up.
     """
 
@@ -108,6 +109,7 @@ class MeasuredCollective:
     folds: bool = False
     rooted: bool = False
     each: bool = False
+    in_pairs: bool = False
 
     def is_in_place(self, asked: bool | None) -> bool:
         """Whether a call works in place: as asked, or in the way that the collective has first."""
@@ -167,6 +169,7 @@ COLLECTIVES: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
             lambda rank, _ranks, _n, _root: {0: Contribution([rank ^ 1])},
             lambda _size: 2.0,
             in_place=(False,),
+            in_pairs=True,
         ),
         "barrier": MeasuredCollective(lambda _rank, _ranks, _n, _root: {}, lambda _size: 0.0),
     }

@@ -51,7 +51,7 @@ class Limit:
 def crossing_bytes(collective: str, n_bytes: int, place: BenchPlace) -> float | None:
     """What some host must send or get at least in a call; None where hosts need not talk."""
     row, n_on_host = COLLECTIVES[collective], place.n_ranks // max(place.n_hosts, 1)
-    if place.n_hosts < 2 or n_bytes == 0 or (collective == "send_recv" and n_on_host > 1):
+    if place.n_hosts < 2 or n_bytes == 0 or (row.in_pairs and n_on_host > 1):
         return None
     return row.bus(place.n_hosts) * n_bytes * (n_on_host if row.each else 1)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shoal.bench.benchmark import Section, run_section
 from shoal.bench.beside import beside
 from shoal.bench.case import Case
+from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.columns import columns_of
 from shoal.bench.limits import Limit
 from shoal.bench.machine import describe_run, render_run
@@ -70,9 +71,8 @@ def _check(sweep: Sweep) -> None:
     for root in sweep.roots:
         if root >= n_ranks:
             raise UsageError(f"-r {root}: the ranks are 0 to {n_ranks - 1}")
-    for name in sweep.collectives:
-        if name == "send_recv" and n_ranks % 2:
-            raise UsageError(f"send_recv pairs the ranks up, and {n_ranks} ranks are no pairs")
+    if n_ranks % 2 and all(COLLECTIVES[name].in_pairs for name in sweep.collectives):
+        raise UsageError(f"send_recv pairs the ranks up, and {n_ranks} ranks are no pairs")
 
 
 class _Run:
@@ -133,8 +133,7 @@ class _Run:
 
         self._print(head(self._sweep, kind, self._ranks))
         if not cases:
-            least = show_size(kind.element.n_bytes * self._sweep.place.n_ranks)
-            self._print(f"# {kind.collective} needs {least} for an element of each rank\n")
+            self._print(f"# {kind.collective}: {_why_nothing(kind, self._sweep.place.n_ranks)}\n")
         run_section(section, self._pools, self._say, tell)
         ours = [way for point in points for flag in (False, True) if (way := point.ours(flag))]
         mean = statistics.fmean(way.bus_gb_s for way in ours) if ours else 0.0
@@ -155,6 +154,12 @@ class _Run:
         if self._progress:
             self._progress.clear()
             print(text, end="", flush=True)
+
+
+def _why_nothing(kind: CallKind, n_ranks: int) -> str:
+    if COLLECTIVES[kind.collective].in_pairs and n_ranks % 2:
+        return f"not measured, {n_ranks} ranks are no pairs"
+    return f"an element of each rank takes {show_size(kind.element.n_bytes * n_ranks)}"
 
 
 def _limit_text(limit: Limit) -> str:

@@ -159,6 +159,8 @@ class CallKind:
         """Sizes that whole elements fill, whole blocks of them where there are blocks."""
         row = COLLECTIVES[self.collective]
         carries = self.collective not in ROWS or ROWS[self.collective].carries
+        if row.in_pairs and place.n_ranks % 2:
+            return []
         unit = self.element.n_bytes * (place.n_ranks if row.cut else 1)
         fitting = [size // unit * unit for size in sizes if size >= unit] if carries else [0]
         return [
