@@ -7,6 +7,7 @@ library that this launcher cannot start says so.
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 import json
 import os
@@ -19,6 +20,7 @@ import numpy as np
 from shoal.bench.collectives import CallSpec
 from shoal.bench.endpoints import LibraryRank, join_group, join_mpi, wire_error
 from shoal.bench.failure import Failure
+from shoal.bench.launch import require_torch
 from shoal.bench.worker import Rank
 from shoal.rendezvous import find_place
 
@@ -38,9 +40,13 @@ class JoinedPools:
     """The libraries of this process. The first one that is asked for must be shoal.
 
     Leaving the context leaves their groups.
+
+    Args:
+        timeout_s: of each call that can have one: MPI's have none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._pools: dict[str, JoinedPool] = {}
         self._shoal: LibraryRank | None = None
         self._closes: list[Callable[[], object]] = []
@@ -72,7 +78,8 @@ class JoinedPools:
             return _joined_mpi(library)
         if library == "group":
             return join_group()
-        return _joined_torch(library, is_first=self._shoal is None)
+        require_torch(library)
+        return _joined_torch(library, self._timeout_s, is_first=self._shoal is None)
 
 
 class JoinedPool:
@@ -97,18 +104,19 @@ class JoinedPool:
         """The ranks belong to the launcher."""
 
 
-def _joined_torch(library: str, *, is_first: bool) -> LibraryRank:
+def _joined_torch(library: str, timeout_s: float, *, is_first: bool) -> LibraryRank:
     import torch
     import torch.distributed as dist
 
     from shoal.bench.torch_rank import allocate_torch, bind_torch
 
     torch.set_num_threads(1)
+    timeout = dt.timedelta(seconds=timeout_s)
     if is_first:
-        dist.init_process_group(library, **_meeting())
+        dist.init_process_group(library, timeout=timeout, **_meeting())
         group: Any = dist.group.WORLD
     else:
-        group = dist.new_group(backend=library)
+        group = dist.new_group(backend=library, timeout=timeout)
     return LibraryRank(
         rank=dist.get_rank(),
         allocate=allocate_torch,

@@ -51,8 +51,7 @@ def start(
     if spec.library in MPIS:
         argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)
         return [_popen([*argv, *worker], mpi_environment(spec, control.parent), errors)]
-    if spec.library in _OF_TORCH and importlib.util.find_spec("torch") is None:
-        raise Failure(f"{spec.library} needs torch, which is not installed: pip install torch")
+    require_torch(spec.library)
     job = _job_environment(spec, placement.cluster)
     argv = [sys.executable, *worker]
     if spec.n_ranks >= _FORKED_FROM and placement.cluster is None:
@@ -65,6 +64,12 @@ def start(
         )
         for rank in range(spec.n_ranks)
     ]
+
+
+def require_torch(library: str) -> None:
+    """Raise Failure if a library is called through torch, and there is none."""
+    if library in _OF_TORCH and importlib.util.find_spec("torch") is None:
+        raise Failure(f"{library} needs torch, which is not installed: pip install torch")
 
 
 def _popen(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def record_of(
     return {
         "version": _NCCL_TESTS_VERSION,
         "start_time": start_time,
-        "args": run["command"].split(),
+        "args": shlex.split(run["command"]),
         "config": _config(sweep, ranks),
         "results": [_result(point) for point in points],
         "out_of_bounds": {"count": n_wrong, "okay": _truth(n_wrong == 0)},

@@ -51,8 +51,9 @@ class Rank:
         spec = CallSpec(**what)
         row, ranks, rank = CALLS[spec.collective], self._endpoint.ranks, self._endpoint.rank
         call, data, result = self._bind(spec)
-        error = self._endpoint.error if spec.dtype == "float32" else 0.0
         op = spec.op if row.folds else "sum"
+        is_narrow = row.folds and spec.dtype == "float32" and op in ("sum", "avg")
+        error = self._endpoint.error if is_narrow else 0.0
         known = KnownValues(len(ranks), ELEMENTS[spec.dtype], op, error)
         result.values.fill(0)
         known.fill(data.values, rank)

@@ -93,7 +93,7 @@ class WorkerPool:
             for control in self._accept_all(server):
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))
-        hellos = self._answers(_START_S)
+        hellos = self._answers(self._start_s())
         self.start_s = max(hello["start_s"] for hello in hellos)
         # Connected in any order; from here on by rank.
         order = sorted(range(self.spec.n_ranks), key=lambda index: int(hellos[index]["rank"]))
@@ -101,15 +101,19 @@ class WorkerPool:
         self._controls = [self._controls[index] for index in order]
 
     def _accept_all(self, server: socket.socket) -> Iterator[socket.socket]:
-        deadline_s = time.monotonic() + _START_S
+        deadline_s = time.monotonic() + self._start_s()
         for _ in range(self.spec.n_ranks):
             # Often enough awake to see that a process has died before it connected.
             while not select.select([server], [], [], 0.2)[0]:
                 if any(process.poll() is not None for process in self._processes):
                     raise self._failure("did not start")
                 if time.monotonic() > deadline_s:
-                    raise self._failure(f"did not start within {_START_S:.0f} s")
+                    raise self._failure(f"did not start within {self._start_s():.0f} s")
             yield server.accept()[0]
+
+    def _start_s(self) -> float:
+        """How long starting may take: who waits longer for calls waits longer for ranks."""
+        return max(_START_S, self._answer_s)
 
     def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
         """One line from every rank; the first error that any of them reports ends the wait."""

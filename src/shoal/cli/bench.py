@@ -143,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
     from shoal.bench.joined import JoinedPools
 
     is_telling = find_place().rank == 0
-    with JoinedPools() as joined:
+    with JoinedPools(sweep.answer_s) as joined:
         return run_sweep(sweep, args.words[1:], args.json, joined.start, is_telling)
 
 
