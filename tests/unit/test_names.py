@@ -19,18 +19,20 @@ WRITTEN: Final = {".py", ".h", ".cc", ".md", ".js", ".css", ".html", ".pyi"}
 # Words that any programmer knows, torch's and TCP's among them. A new word belongs into the table
 # of docs/architecture.md, unless it is as plain as these.
 _PLAIN: Final = """
-acceptor advertised agreement algorithm asking at attempt backend barrier below bench benchmark best
-block blocks bootstrap branch buffers call caller calls case channels chart choice client closed
-cluster codec column comparison connect connections connector context contract contribution copy
-cost counts cube cut d dataflow deadline description doubt drawing dump element endpoint ends entry
-error event execution failure faster figures filled finish finished forced goal held info interface
-internal job join joined kind known lab latency launch layout library limit limits line links load
-local lost measured meeting member members membership memory message monitored name nic occurrences
-on op operations options origin out owner pair parser part pending picture placement planner point
-pool pools process progress proof range record recv reducer rereading result role root round row
-sample section send server settings shape shoal simulation size source spec store sweep symbols
-symmetric table taken tcp tensor timed times told torch trace tree tuning type unpacker unsupported
-usage value values verdict warnings way within work worker
+acceptor advertised agreement algorithm asking at attempt backend barrier below bench benchmark
+block blocks bootstrap branch buffers caller calls case channels choice client closed cluster
+codec comparison connect connections connector context contract contribution copy cost counts cube
+cut d dataflow deadline description doubt drawing dump endpoint ends entry error event execution
+failure faster filled finish finished forced goal held info interface internal job join lab
+latency launch layout library limits line links load local lost measured meeting member members
+membership memory message monitored nic occurrences on op operations options origin out owner pair
+parser part pending picture placement planner point pool pools process proof record recv reducer
+rereading result role root round row sample section send server settings shape shoal simulation
+source spec store symbols symmetric table tcp tensor timed told torch trace tree tuning type
+unpacker unsupported usage value verdict warnings way within work worker
+lines namespace output running task
+best call chart column element figures joined kind known limit name progress range size sweep taken
+times values
 """
 PLAIN: Final = set(_PLAIN.split())
 

@@ -17,7 +17,6 @@ from typing import IO, TYPE_CHECKING, Final
 from shoal.bench.failure import Failure
 from shoal.bench.job import JobSpec, host_of
 from shoal.bench.mpi_launch import MPIS, mpi_command, mpi_environment
-from shoal.lab.cluster import INTERFACE
 
 if TYPE_CHECKING:
     from shoal.lab import Lab
@@ -104,8 +103,7 @@ def _job_environment(spec: JobSpec, cluster: Lab | None) -> dict[str, str]:
         "MASTER_ADDR": cluster.hosts[0].address,
         "MASTER_PORT": str(next(_LAB_PORTS)),
         "SHOAL_KEY": secrets.token_hex(32),
-        "GLOO_SOCKET_IFNAME": INTERFACE,
-        **cluster.environment,
+        **cluster.environment_of(0),
     }
 
 

@@ -1,4 +1,4 @@
-"""`python -m shoal.bench.simulated`: what the simulator says beside what the engine does.
+"""`shoal bench simulated`: what the simulator says beside what the engine does.
 
 On clusters of network namespaces. The simulator is told the rate of raw TCP streams in a ring and
 the time of an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper;
@@ -7,12 +7,9 @@ nothing is fitted to the points that are compared.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import shlex
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -124,26 +121,18 @@ def _row(point: Comparison) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> int:
+def run_simulated(
+    n_hosts: Sequence[int], rates_mbit: Sequence[float], n_rounds: int, argv: Sequence[str]
+) -> int:
     """Print a row for each point; 0 also if some are outside of 15 %."""
-    parser = argparse.ArgumentParser(prog="python -m shoal.bench.simulated", description=__doc__)
-    parser.add_argument("--hosts", type=int, action="append", metavar="N", help="default 4 and 8")
-    parser.add_argument("--rate", type=float, action="append", metavar="MBIT", help="200 and 1000")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    args = parser.parse_args(argv)
-    command = shlex.join(["python", "-m", "shoal.bench.simulated", *argv])
-    print(render_run(describe_run(argv) | {"command": command}), end="")
+    print(render_run(describe_run(argv)), end="")
     print("hosts  Mbit/s  algorithm       MiB  measured  min to max of rounds  simulated  ratio")
     points = []
-    for n_hosts in args.hosts or (4, 8):
-        for rate_mbit in args.rate or (200, 1000):
-            for point in compare(n_hosts, rate_mbit, args.rounds):
+    for n in n_hosts:
+        for rate_mbit in rates_mbit:
+            for point in compare(n, rate_mbit, n_rounds):
                 print(_row(point), flush=True)
                 points.append(point)
     n_good = sum(abs(point.ratio - 1) <= _GOOD for point in points)
     print(f"# {n_good} of {len(points)} within {_GOOD:.0%}; times in ms")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,6 @@ ALL_RANKS: Final = -1
 """Every rank is the root once."""
 
 _SCALES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_OF_TC: Final = {"k": "k", "m": "M", "g": "G"}
 _MOST_SIZES: Final = 1000
 _MOST_BYTES: Final = 64 << 30
 
@@ -187,14 +186,11 @@ def size_of(text: str) -> int:
 
 
 def mbit_of(text: str) -> float | None:
-    """Megabits per second: "400mbit" and "1gbit" as tc writes them, or "25Gb"; None for "none".
+    """Megabits per second: "400mbit", "1gbit" or "25Gb"; None for "none".
 
     Raises:
         UsageError: it is no rate.
     """
     if text == "none":
         return None
-    found = re.fullmatch(r"([\d.]+)([kmg])bit", text)
-    if found:
-        text = f"{found[1]}{_OF_TC[found[2]]}b"
     return bytes_per_us(text) * 8

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import shoal
-from shoal.cli import bench, draw, dump, plan, report, simulate, trace, tune
+from shoal.cli import bench, draw, dump, lab, plan, report, simulate, trace, tune
 from shoal.cli.options import Parser, Subparsers
 from shoal.errors import ShoalError
 
@@ -27,6 +27,7 @@ COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
     bench.add_to,
     report.add_to,
     dump.add_to,
+    lab.add_to,
 )
 """Each adds one subcommand. A line here is the whole registration."""
 

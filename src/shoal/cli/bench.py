@@ -22,7 +22,8 @@ other libraries in the same run, in turn. Ranks are started here (--ranks N), on
 of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
 (torchrun, mpirun, srun). docs/bench.md tells what the numbers mean.
 
-`shoal bench suite` measures the project's own tables, and has options of its own.
+`shoal bench suite` measures the project's own tables, and `shoal bench simulated` holds the
+simulator against the engine; they have options of their own.
 """
 _LAUNCHED: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _DEFAULT_RATE: Final = "1gbit"
@@ -44,6 +45,13 @@ def add_to(subparsers: Subparsers) -> None:
     suite = parser.add_branch("suite", description=what)
     _add_suite(suite)
     suite.set_defaults(run=_run_suite)
+    what = "Hold the simulator against the engine, on the hosts of labs; needs root."
+    simulated = parser.add_branch("simulated", description=what)
+    add = simulated.add_argument
+    add("--hosts", type=int, action="append", metavar="N", help="default 4 and 8")
+    add("--rate", action="append", metavar="RATE", help="of the NICs; default 200mbit and 1gbit")
+    add("--rounds", type=int, default=5, metavar="N", help="default 5")
+    simulated.set_defaults(run=_run_simulated)
 
 
 def _add_calls(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +139,18 @@ def _run_suite(args: argparse.Namespace) -> int:
     from shoal.bench.suite import run_suite
 
     return run_suite(args, args.words[1:])
+
+
+def _run_simulated(args: argparse.Namespace) -> int:
+    _require_numpy()
+    from shoal.bench.simulated import run_simulated
+    from shoal.bench.sweep import mbit_of
+
+    rates_mbit = [mbit_of(text) for text in args.rate or ("200mbit", "1gbit")]
+    shaped = [rate for rate in rates_mbit if rate is not None]
+    if len(shaped) < len(rates_mbit) or args.rounds < 1:
+        raise UsageError("what is simulated has NICs with a rate, and at least one round")
+    return run_simulated(args.hosts or (4, 8), shaped, args.rounds, args.words[1:])
 
 
 def _run(args: argparse.Namespace) -> int:
