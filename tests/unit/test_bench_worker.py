@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.collectives import COLLECTIVES, Call, CallSpec
 from shoal.bench.elements import ELEMENTS, OPERATIONS, ElementType
-from shoal.bench.values import Contribution, KnownValues, Values
-from shoal.bench.worker import peak_resident_bytes
+from shoal.bench.endpoints import LibraryRank
+from shoal.bench.values import Contribution, FilledBuffer, KnownValues, Values
+from shoal.bench.worker import Rank, peak_resident_bytes
 
 LENGTHS = [0, 1, 1021, 65536, 65537, 300_000]
 
@@ -150,6 +151,51 @@ def test_only_a_mean_of_floats_may_be_rounded_and_by_two_units() -> None:
     assert KnownValues(3, ELEMENTS["float32"], "avg").tolerance == 2.0**-22
     assert KnownValues(3, ELEMENTS["float16"], "sum").tolerance == 0
     assert KnownValues(3, ELEMENTS["int32"], "avg", error=0.1).tolerance == 0
+
+
+class AloneRank:
+    """A library of one rank, which notes its calls and may forget to do them."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.is_lazy = False
+
+    def rank(self) -> Rank:
+        def allocate(n_elems: int, _memory: str, dtype: str) -> FilledBuffer:
+            array = np.empty(n_elems, dtype)
+            return FilledBuffer(array, array)
+
+        def bind(_what: CallSpec, data: Values, other: Values) -> Call:
+            def gather() -> None:
+                self.done.append("call")
+                if not self.is_lazy:
+                    other[:] = data
+
+            return gather
+
+        def barrier() -> None:
+            self.done.append("barrier")
+
+        return Rank(LibraryRank(0, allocate, barrier, bind, lambda: None, (0,)))
+
+
+def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
+    library = AloneRank()
+    rank, what = library.rank(), {"n_bytes": 400, "collective": "all_gather", "in_place": False}
+    assert rank.check(**what) == {"n_wrong": 0}
+    library.is_lazy = True
+    assert rank.check(**what) == {"n_wrong": 100}
+
+
+@pytest.mark.parametrize(("is_apart", "turns"), [(True, "BCBCBC"), (False, "BCCC")])
+def test_calls_are_made_apart_or_in_a_row_after_those_that_warm_up(
+    is_apart: bool, turns: str
+) -> None:
+    library = AloneRank()
+    how = {"n_calls": 1, "n_samples": 3, "n_warmup": 2, "is_apart": is_apart}
+    answer = library.rank().measure(n_bytes=4, **how)
+    assert "".join(word[0].upper() for word in library.done) == f"BCCB{turns}B"
+    assert len(answer["times_s"]) == len(answer["cpu_s"]) == 3
 
 
 def test_the_peak_of_memory_is_at_least_what_was_touched() -> None:
