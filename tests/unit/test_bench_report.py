@@ -136,6 +136,15 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         (broken(lambda told: told.update(points=[3])), "is damaged"),
         (broken(lambda told: told["points"][0].update(size="big")), "is damaged: invalid literal"),
         (broken(lambda told: told["place"].update(raw_bytes_per_s=3)), "is damaged"),
+        (broken(lambda told: told["points"][1].update(size=1e400)), "is damaged"),
+        (
+            broken(lambda told: told["points"][0]["libraries"][1]["per_iter"].update(p99_us=1e400)),
+            "is damaged: inf is no number to draw",
+        ),
+        (
+            broken(lambda told: [point.update(size=0) for point in told["points"]]),
+            "has nothing to draw: what was called has no size",
+        ),
     ],
 )
 def test_a_file_that_is_no_run_is_told_in_one_plain_line(
@@ -240,11 +249,11 @@ def test_no_ratio_is_shown_of_wrong_results_or_of_fewer_than_five_calls(
 def test_several_files_share_pictures_and_keep_their_names(
     file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    files = [str(file(name=f"{name}.json")) for name in ("before", "after")]
+    files = [str(file(name=f"{name}.json")) for name in ("before", "a$ft$er")]
     assert main(["report", *files, "-o", str(tmp_path / "p.html"), "--no-png"]) == 0
     page = (tmp_path / "p.html").read_text()
     assert page.count("<svg") == 3
-    for label in ("shoal, before", "gloo, after", "the line (raw TCP), before"):
+    for label in ("shoal, before", "gloo, a$ft$er", "the line (raw TCP), before"):
         assert label in page
 
 

@@ -44,6 +44,7 @@ _STYLE: Final[Any] = {
     "svg.hashsalt": "shoal",
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
+    "text.parse_math": False,  # a file may have dollars in its name
     "axes.edgecolor": _INKS["soft"],
     "axes.labelcolor": _INKS["ink"],
     "axes.titlecolor": _INKS["ink"],

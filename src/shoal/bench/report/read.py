@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,10 +126,14 @@ def _read(path: Path, name: str) -> BenchRecord:
         raise UsageError(f"{path} is no JSON: {error}") from None
     told = _told_by_shoal(path, data)
     try:
-        return _record(name, told)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        record = _record(name, told)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is damaged: {what}; measure again") from None
+    if not record.series:
+        why = "; ".join(record.failures) or "what was called has no size"
+        raise UsageError(f"{path} has nothing to draw: {why}")
+    return record
 
 
 def _told_by_shoal(path: Path, data: Any) -> Mapping[str, Any]:
@@ -189,31 +194,38 @@ def _calls_of(point: Mapping[str, Any]) -> Iterator[CallName]:
 
 def _measured(size: int, one: Mapping[str, Any]) -> Measured:
     calls = one["per_iter"]
-    p50_us, mean_us = float(calls["p50_us"]), float(one["time"])
-    bus = float(one["bus_bw"]) * 1e9 * (mean_us / p50_us if p50_us else 0.0)
+    p50_us, mean_us = _number(calls["p50_us"]), _number(one["time"])
+    bus = _number(one["bus_bw"]) * 1e9 * (mean_us / p50_us if p50_us else 0.0)
     return Measured(
         size=size,
         n_calls=len(calls["times_us"]),
         p50_us=p50_us,
-        p95_us=float(calls["p95_us"]),
-        p99_us=float(calls["p99_us"]),
+        p95_us=_number(calls["p95_us"]),
+        p99_us=_number(calls["p99_us"]),
         bus_bytes_per_s=bus,
         ratio=_maybe(one["ratio"]),
         n_wrong=None if one["nwrong"] is None else int(one["nwrong"]),
-        cpu_us=float(one["cpu_us_per_rank"]),
+        cpu_us=_number(one["cpu_us_per_rank"]),
         sent=_maybe(one["sent_bytes_per_rank"]),
         received=_maybe(one["received_bytes_per_rank"]),
     )
 
 
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no number to draw")
+    return number
+
+
 def _maybe(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else _number(value)
 
 
 def _best(point: Mapping[str, Any], rate: float | None) -> Iterator[BestCase]:
     crossing, factors = point["crossing_bytes"], _bus_factors(point)
     if rate and crossing and factors:
-        time_s = float(crossing) / rate
+        time_s = _number(crossing) / rate
         yield BestCase(int(point["size"]), time_s * 1e6, factors[0] * int(point["size"]) / time_s)
 
 
@@ -227,7 +239,7 @@ def _bus_factors(point: Mapping[str, Any]) -> list[float]:
 
 def _rate_of(place: Mapping[str, Any]) -> float | None:
     """Bytes per second: of the raw streams, else what NICs are shaped to."""
-    raw = [float(one) for one in place["raw_bytes_per_s"]]
+    raw = [_number(one) for one in place["raw_bytes_per_s"]]
     if raw:
         return sum(raw) / len(raw)
     return None if place["rate_mbit"] is None else float(place["rate_mbit"]) * 1e6 / 8
