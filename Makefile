@@ -59,9 +59,11 @@ test: test-native $(INSTALLED)
 	$(PY) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # Ten thousand groups, one after another; hundreds of kills, relays and cuts; every program through
-# thirty times as many faults; what a rank pays in a group of 1,024 (3 GB): an hour.
+# thirty times as many faults; which ranks are alike, for all sizes up to 64; what a rank pays in a
+# group of 1,024 (3 GB): an hour.
 test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native
+	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_kills.py \
 	  tests/process/test_faults_relay.py tests/lab/test_cuts.py
 	SHOAL_SEEDS=30 build/native/test_programs
