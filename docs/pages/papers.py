@@ -18,6 +18,10 @@ _NOTHING: Final = LinkCost(0.0, 0.0, 0.0)
 _ONE_GBIT: Final = LinkCost(latency_us=30.0, us_per_byte=0.008, message_us=5.0)
 
 
+# Where only bytes are asked for: nothing is cut, which is what takes a simulation its time.
+_WHOLE: Final = 1 << 30
+
+
 def machines(n_hosts: int, ranks_per_host: int = 1, wire: LinkCost = _ONE_GBIT) -> Cluster:
     """Hosts of equal numbers of ranks; nothing but the wire costs anything."""
     hosts = tuple(rank // ranks_per_host for rank in range(n_hosts * ranks_per_host))
@@ -41,7 +45,8 @@ def tutorial_steps(n_devices: int = 8) -> tuple[int, int]:
 @functools.cache
 def sent_by_a_node(algorithm: str, n_nodes: int = 64, n_bytes: int = 100_000_000) -> int:
     """The bytes that a node sends so that all have the sum of `n_bytes`."""
-    return simulate("all_reduce", algorithm, machines(n_nodes), n_bytes).sent(0)
+    cluster = machines(n_nodes)
+    return simulate("all_reduce", algorithm, cluster, n_bytes, segment=_WHOLE).sent(0)
 
 
 @functools.cache
@@ -78,7 +83,10 @@ def traditional_server(n_nodes: int) -> ServerLoad:
     server: list[Step] = [Recv(worker, 0, fold=worker > 0) for worker in range(n_nodes)]
     server += [Send(worker, 0) for worker in range(n_nodes)]
     played = simulate_steps(
-        [*workers, server], machines(n_nodes + 1), lambda _rank, _place: VARIABLE_0_KB * 1024
+        [*workers, server],
+        machines(n_nodes + 1),
+        lambda _rank, _place: VARIABLE_0_KB * 1024,
+        segment=_WHOLE,
     )
     return _load_of(n_nodes, played)
 
@@ -92,7 +100,7 @@ def _herring(n_nodes: int, n_bytes: int) -> Simulation:
     def length(_rank: int, _place: Place) -> int:
         return shard_bytes
 
-    return simulate_steps([*workers, *servers], machines(2 * n_nodes), length)
+    return simulate_steps([*workers, *servers], machines(2 * n_nodes), length, segment=_WHOLE)
 
 
 def _worker(rank: int, n_nodes: int) -> Iterator[Step]:

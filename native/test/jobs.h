@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "test/builder.h"
+#include "test/fake_link.h"
 #include "test/programs.h"
-#include "transport/fake_link.h"
 
 namespace shoal::test {
 

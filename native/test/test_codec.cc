@@ -11,13 +11,14 @@
 #include "fold/codec.h"
 #include "fold/kernels.h"
 #include "test/check.h"
+#include "test/fake_link.h"
 #include "test/nearest.h"
-#include "transport/fake_link.h"
 
 namespace shoal {
 namespace {
 
 using test::bits_of;
+using test::FakeRandom;
 using test::float_of;
 using test::nearest;
 

@@ -456,6 +456,7 @@ class HalfLanded final : public Link {
     return true;
   }
   void close() override {}
+  const char* kind() const override { return "fake"; }
   size_t max_inline() const override { return 1024; }
 
  private:

@@ -28,6 +28,7 @@ class Noted final : public Link {
   bool has_queued() const override { return false; }
   bool release(uint64_t, const std::byte*, size_t) override { return true; }
   void close() override {}
+  const char* kind() const override { return "fake"; }
   size_t max_inline() const override { return 1024; }
 
  private:

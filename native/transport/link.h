@@ -130,7 +130,7 @@ class Link {
   // defaults are those of a link that only pump() moves.
 
   // One word for people.
-  virtual const char* kind() const { return "fake"; }
+  virtual const char* kind() const = 0;
   // Descriptors to watch for reading, writing and the peer's end; edge-triggered.
   virtual std::vector<int> fds() const { return {}; }
   // One of them has told of something; `ended`: that the peer will send no more by it, which the

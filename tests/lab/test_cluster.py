@@ -4,14 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.errors import UsageError
 from shoal.lab import Flow, Lab, measure_streams, ring_of
-from shoal.lab.cluster import remove_stale
+from shoal.lab.names import prefix_of, remove_stale
 from shoal.plan.wire import link_of
 
 NAMESPACES = Path("/run/netns")
@@ -68,9 +68,19 @@ def test_both_ends_of_every_nic_are_shaped_or_none(rate_mbit: float | None, n_sh
 
 
 def test_ranks_are_told_what_no_interface_reports() -> None:
-    told = Lab(2, rate_mbit=200).environment
+    told = Lab(2, rate_mbit=200).environment_of(0)
     assert link_of(told["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 200)
-    assert "SHOAL_LINK" not in Lab(2, rate_mbit=None).environment
+    assert "SHOAL_LINK" not in Lab(2, rate_mbit=None).environment_of(0)
+
+
+def test_ranks_of_hosts_that_differ_agree_about_the_link_and_not_about_their_nics() -> None:
+    lab = Lab(4, 400, apart={1: [100, 150], 2: [50], 3: [None]})
+    told = [lab.environment_of(host, job=[0, 1, 3]) for host in range(4)]
+    assert {link_of(each["SHOAL_LINK"]).us_per_byte for each in told} == {8 / 250}
+    assert [each["SHOAL_SOCKET_IFNAME"] for each in told] == ["eth0", "eth0,eth1", "eth0", "eth0"]
+    assert [each.get("SHOAL_PATHS") for each in told] == [None, "2", None, None]
+    alone = lab.environment_of(2, job=[2])
+    assert link_of(alone["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 50)
 
 
 @needs_root
@@ -105,10 +115,39 @@ def test_without_root_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
-@pytest.mark.parametrize(("n_hosts", "rate_mbit"), [(0, 1000), (1000, 1000), (2, 0)])
-def test_senseless_clusters_are_refused(n_hosts: int, rate_mbit: float) -> None:
-    with pytest.raises(UsageError, match="expected 1 to 200 hosts"):
-        Lab(n_hosts, rate_mbit)
+@needs_root
+def test_a_process_number_that_is_used_again_does_not_keep_a_dead_lab() -> None:
+    *start, pid, started, name = prefix_of("x").split("-")
+    # The same number, an earlier process.
+    earlier = "-".join([*start, pid, str(int(started) - 1), name, "0"])
+    subprocess.run(["ip", "netns", "add", earlier], check=True)
+    assert "x" in remove_stale()
+    assert not (NAMESPACES / earlier).exists()
+
+
+@needs_root
+def test_two_labs_of_one_name_are_refused() -> None:
+    with Lab(1, name="twin"), pytest.raises(UsageError, match=f"twin.*{os.getpid()}"):
+        Lab(1, name="twin").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: Lab(0), "expected 1 to 200 hosts"),
+        (lambda: Lab(1000), "expected 1 to 200 hosts"),
+        (lambda: Lab(2, 0), "a NIC of host 0 at 0 Mbit/s: expected 1 to 100000"),
+        (lambda: Lab(2, float("nan")), "at nan Mbit/s"),
+        (lambda: Lab(2, apart={1: [1000, 1e9]}), r"host 1 at 1e\+09 Mbit/s"),
+        (lambda: Lab(2, apart={1: []}), "host 1 has 0 NICs: expected 1 to 8"),
+        (lambda: Lab(2, apart={2: [10]}), "host 2 of a lab of 2: they are 0 to 1"),
+        (lambda: Lab(2, name="a b"), "'a b' is no name"),
+        (lambda: Lab(2, name="../../etc"), "is no name"),
+    ],
+)
+def test_senseless_clusters_are_refused(make: Callable[[], Lab], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        make()
 
 
 def test_in_a_ring_every_host_sends_once_and_receives_once() -> None:
@@ -118,20 +157,44 @@ def test_in_a_ring_every_host_sends_once_and_receives_once() -> None:
 @needs_root
 def test_a_further_nic_has_an_address_and_a_rate_of_its_own() -> None:
     with Lab(2, 400, more_mbit=[100]) as cluster:
-        assert cluster.environment["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
-        assert cluster.environment["SHOAL_PATHS"] == "2"
-        assert link_of(cluster.environment["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 500)
+        told = cluster.environment_of(0)
+        assert told["SHOAL_SOCKET_IFNAME"] == "eth0,eth1"
+        assert told["SHOAL_PATHS"] == "2"
+        assert link_of(told["SHOAL_LINK"]).us_per_byte == pytest.approx(8 / 500)
         assert cluster.hosts[1].addresses == ("10.77.0.2", "10.78.0.2")
         (rate,) = measure_streams(cluster, [Flow(0, 1, nic=1)], n_bytes=5_000_000)
     assert 0.5 * 100e6 < 8 * rate < 1.2 * 100e6
 
 
 @needs_root
-def test_what_is_cut_is_silent_until_it_is_mended(cluster: Lab) -> None:
+def test_a_host_apart_has_rates_of_its_own_both_ways() -> None:
+    with Lab(3, 400, apart={2: [40]}) as cluster:
+        there, back, between = (
+            8 * measure_streams(cluster, [flow], n_bytes=2_000_000)[0]
+            for flow in (Flow(0, 2), Flow(2, 1), Flow(0, 1))
+        )
+    assert max(there, back) < 1.5 * 40e6 < between
+
+
+@needs_root
+def test_hosts_know_each_other_by_name(cluster: Lab) -> None:
+    ask = "import socket; print(socket.gethostbyname('host1'))"
+    said = cluster.run(0, [sys.executable, "-c", ask], capture_output=True).stdout
+    assert said.strip() == cluster.hosts[1].address
+
+
+@needs_root
+def test_what_was_not_cut_cannot_be_healed(cluster: Lab) -> None:
+    with pytest.raises(UsageError, match="host 1 reaches host 0 by eth0: nothing is cut"):
+        cluster.heal(1, 0)
+
+
+@needs_root
+def test_what_is_cut_is_silent_until_it_is_healed(cluster: Lab) -> None:
     connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.5)"
     argv = cluster.command(0, [sys.executable, "-c", connect, cluster.hosts[1].address])
     ends = []
-    for change in (cluster.cut, cluster.mend):
+    for change in (cluster.cut, cluster.heal):
         change(0, 1)
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         ends.append(done.stderr.splitlines()[-1].partition(":")[0])

@@ -80,7 +80,7 @@ def run_through(ways: list[tuple[int, int]], cut_s: float) -> list[Outcome]:
                 return ranks.wait(60)
             threading.Event().wait(cut_s)  # real time passes here: a silence is nothing else
             for source, to in ways:
-                cluster.mend(source, to)
+                cluster.heal(source, to)
             stage.cue("enough")
             return ranks.wait(30)
 

@@ -95,6 +95,16 @@ def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() 
         assert any(expected in text for text in log.texts)  # NOT each: the store may be slow
 
 
+@pytest.mark.parametrize("host", ["127.0.1.1", "10.0.0.1"])
+def test_who_lacks_ranks_hears_whether_other_hosts_can_reach_the_store(host: str) -> None:
+    store = MemoryStore()
+    store.host = host
+    with pytest.raises(TimedOut, match="rank 1 never published a record") as heard:
+        join(store, 0, 2, timeout_s=0.05, options=JoinOptions(environ={}, master_addr="localhost"))
+    said = "a store at the loopback address 127.0.1.1 can be reached from its own host only"
+    assert (said in str(heard.value)) == (host == "127.0.1.1")
+
+
 def test_a_join_that_succeeds_in_time_warns_of_nothing() -> None:
     store, logs = MemoryStore(), [Log(), Log()]
 

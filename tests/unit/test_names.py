@@ -20,16 +20,19 @@ WRITTEN: Final = {".py", ".h", ".cc", ".md", ".js", ".css", ".html", ".pyi"}
 # of docs/architecture.md, unless it is as plain as these.
 _PLAIN: Final = """
 acceptor advertised agreement algorithm asking at attempt backend barrier below bench benchmark
-block blocks bootstrap branch buffers caller calls case channels choice client closed cluster
-codec comparison connect connections connector context contract contribution copy cost counts cube
+block blocks bootstrap branch buffers caller calls case channels choice client closed cluster codec
+comparison connect connections connector context contract contribution copy cost counted counts cube
 cut d dataflow deadline description doubt drawing dump endpoint ends entry error event execution
-failure faster filled finish finished forced goal held info interface internal job join lab
-latency launch layout library limits line links load local lost measured meeting member members
-membership memory message monitored nic occurrences on op operations options origin out owner pair
-parser part pending picture placement planner point pool pools process proof record recv reducer
-rereading result role root round row sample section send server settings shape shoal simulation
-source spec store symbols symmetric table tcp tensor timed told torch trace tree tuning type
-unpacker unsupported usage value verdict warnings way within work worker
+failure faster filled finish finished forced goal held in info interface internal job join lab
+latency launch layout library limits line lines links load local lost measured meeting member
+members membership memory message messages monitored namespace nic occurrences on op operations
+options origin out output owner pair parser part pending picture placement planner point pool pools
+process proof record recv reducer rereading result role root round row running sample section send
+server settings shape shoal simulation source spec stand store symbols symmetric table task tcp
+tensor timed told torch trace traffic tree tuning type unpacker unsupported usage value verdict
+warnings way within work worker
+best call chart column element figures joined kind known limit name progress range size sweep taken
+times values
 """
 PLAIN: Final = set(_PLAIN.split())
 

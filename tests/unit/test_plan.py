@@ -148,7 +148,7 @@ def test_sharded_is_no_candidate_where_few_ranks_of_a_host_would_do_all() -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "at_first", "again"), [(64, 210_000, 2_500), (2048, 2_700_000, 10_000)]
+    ("size", "at_first", "again"), [(64, 50_000, 2_500), (2048, 1_000_000, 10_000)]
 )
 def test_a_choice_takes_few_function_calls(size: int, at_first: int, again: int) -> None:
     """A microsecond is about ten of them; a clock would measure the machine."""
@@ -265,7 +265,7 @@ def test_reducers_that_are_more_than_the_ranks_of_a_subgroup_are_not_forced_on_i
     [
         (
             "rign",
-            r"SHOAL_ALGO='rign' is no algorithm; known are .*chain, direct, .*ring,.* tree",
+            r"'rign' is no algorithm; known are .* tree, sharded\(k\) .*, and local/across",
         ),
         ("all_reduce:rign", r"'all_reduce:rign': no algorithm 'rign' for all_reduce: there are "),
         ("all_reduc:ring", r"no collective 'all_reduc': there are all_reduce"),

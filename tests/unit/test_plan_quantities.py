@@ -25,7 +25,16 @@ def test_bytes_are_read_in_1000s_and_1024s(text: str, n_bytes: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("8Mb", 1.0), ("25Gb", 3125.0), ("25Gbit/s", 3125.0), ("10Gbps", 1250.0), ("3GB/s", 3000.0)],
+    [
+        ("8Mb", 1.0),
+        ("25Gb", 3125.0),
+        ("25Gbit/s", 3125.0),
+        ("10Gbps", 1250.0),
+        ("3GB/s", 3000.0),
+        ("400mbit", 50.0),
+        ("1gbit", 125.0),
+        ("8kbit", 0.001),
+    ],
 )
 def test_a_rate_is_in_bits_or_bytes_a_second(text: str, rate: float) -> None:
     assert bytes_per_us(text) == pytest.approx(rate)
@@ -44,7 +53,7 @@ def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
         bytes_of(text)
 
 
-@pytest.mark.parametrize("text", ["", "25", "25G", "0Gb", "-25Gb", "25GHz", "infGb"])
+@pytest.mark.parametrize("text", ["", "25", "25G", "0Gb", "-25Gb", "25GHz", "infGb", "25mb", "1gB"])
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot read the rate"):
         bytes_per_us(text)

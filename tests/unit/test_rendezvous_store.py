@@ -275,6 +275,20 @@ def test_a_client_warns_while_no_store_answers(caplog: pytest.LogCaptureFixture)
     assert f"no store of shoal answered at 127.0.0.1:{port}" in caplog.messages[0]
 
 
+@pytest.mark.parametrize("host", ["127.0.1.1", "localhost"])
+def test_who_finds_no_store_at_loopback_hears_that_only_one_host_could(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(TimedOut, match=r"loopback address .* from its own host only: if rank 0"):
+        TcpStoreClient(host, port, timeout_s=0.05)
+
+
+def test_who_finds_no_store_elsewhere_hears_nothing_of_loopback() -> None:
+    with pytest.raises(TimedOut) as heard:
+        TcpStoreClient("192.0.2.1", 9, timeout_s=0.05)
+    assert "loopback" not in str(heard.value)
+
+
 def test_a_server_warns_once_of_clients_with_another_key(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "shoal"), served(KEY) as server:
         for _ in range(3):

@@ -1,37 +1,36 @@
 """Hosts as network namespaces, each with one or several NICs on a switch.
 
-    with Cluster(4, rate_mbit=1000) as cluster:
+    with Lab(4, rate_mbit=1000) as cluster:
         cluster.run(0, ["ping", "-c1", cluster.hosts[3].address])
 
 The switch is a bridge in a namespace of its own, so nothing of a cluster is seen by the machine's
-own network and no packet leaves it. The names carry the process id: clusters of several processes
-do not clash, and what a killed process left behind is recognised and removed by the next one.
+own network and no packet leaves it. Clusters of several processes do not clash, and what a killed
+process left behind is recognised and removed by the next one (names.py).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
-import shutil
-import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from shoal.errors import Unsupported, UsageError
+from shoal.errors import UsageError
+from shoal.lab.iproute import check_powers, ip, tc
+from shoal.lab.names import check_name, namespaces, prefix_of, remove, remove_stale, write_hosts
 
-__all__ = ["BURST_BYTES", "INTERFACE", "Lab", "Host", "interface_of", "remove_stale"]
+__all__ = ["BURST_BYTES", "INTERFACE", "Lab", "Host", "address_of", "interface_of"]
 
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
-_PREFIX: Final = "shoal-lab"
-_NAMESPACES: Final = Path("/run/netns")  # where `ip netns` keeps the names
-_MAX_HOSTS: Final = 200
+_MOST_HOSTS: Final = 200
+_MOST_NICS: Final = 8  # as many connections as two ranks may have
+# Below, the burst would be a second and more; above, no core of today gets there.
+_LEAST_MBIT: Final = 1
+_MOST_MBIT: Final = 100_000
 
 # The kernel hands a queue up to 64 KiB of one connection as one packet, and tbf cuts in pieces what
 # is larger than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s (all
@@ -64,10 +63,42 @@ class Host:
         """That at the first NIC."""
         return self.addresses[0]
 
+    @property
+    def name(self) -> str:
+        """What its first address is called in every host of the cluster."""
+        return f"host{self.index}"
+
+    def cut(self, to: Host, nic: int = 0) -> None:
+        """From now on, all that this host sends to another by a NIC is lost in silence."""
+        # To a station that does not exist: the bridge floods it, and nobody takes it.
+        self._neighbour("replace", to, nic, "lladdr", _NOBODY, "nud", "permanent")
+
+    def heal(self, to: Host, nic: int = 0) -> None:
+        """Undo `cut`: the next packet finds its way.
+
+        Raises:
+            UsageError: nothing is cut there.
+        """
+        if _NOBODY not in self._neighbour("show", to, nic):
+            raise UsageError(
+                f"host {self.index} reaches host {to.index} by {interface_of(nic)}: "
+                "nothing is cut there"
+            )
+        self._neighbour("del", to, nic)
+
+    def _neighbour(self, what: str, to: Host, nic: int, *how: str) -> str:
+        where = ("dev", interface_of(nic))
+        return ip("-n", self.namespace, "neigh", what, to.addresses[nic], *where, *how)
+
 
 def interface_of(nic: int) -> str:
     """The name of a host's interface, by the number of its NIC."""
     return f"eth{nic}"
+
+
+def address_of(host: int, nic: int = 0) -> str:
+    """A host's address at one of its NICs: 10.77.0.1 and so on at the first one, then 10.78.0.1."""
+    return f"10.{_FIRST_NET + nic}.0.{host + 1}"
 
 
 class Lab:
@@ -79,67 +110,82 @@ class Lab:
 
     Args:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
-        rate_mbit: megabits per second of the wire; headers count, so TCP carries 95.6 % of it.
-            None: as much as the cores can move.
+        rate_mbit: megabits per second of the wire, from 1 to 100,000; headers count, so TCP carries
+            95.6 % of it. None: as much as the cores can move.
         more_mbit: the rates of further NICs of each host, each to a switch of its own: 10.78.0.1
             and so on at the second one.
+        apart: the hosts that are unlike the others: the rates of all their NICs, by host.
+        name: what `shoal lab` calls it; one with the process id if it is empty.
+
+    Raises:
+        UsageError: there is no such cluster: too many hosts, or a senseless rate or name.
 
     Raises (on entering, with nothing left behind):
-        UsageError: not root, or no iproute2.
+        UsageError: not root, or no iproute2, or a lab of this name runs already.
         Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
     """
 
     def __init__(
-        self, n_hosts: int, rate_mbit: float | None = 1000, more_mbit: Sequence[float] = ()
+        self,
+        n_hosts: int,
+        rate_mbit: float | None = 1000,
+        more_mbit: Sequence[float | None] = (),
+        *,
+        apart: Mapping[int, Sequence[float | None]] | None = None,
+        name: str = "",
     ) -> None:
-        self._rates = (rate_mbit, *more_mbit)
-        if not 1 <= n_hosts <= _MAX_HOSTS or any(r is not None and r <= 0 for r in self._rates):
-            raise UsageError(
-                f"a cluster of {n_hosts} hosts at {rate_mbit} Mbit/s: "
-                f"expected 1 to {_MAX_HOSTS} hosts and a rate above 0"
-            )
-        name = f"{_PREFIX}-{os.getpid()}-{next(_serials)}"
-        self.rate_mbit = rate_mbit
+        self.name = name or f"{os.getpid()}.{next(_serials)}"
+        check_name(self.name)
+        self.rates = _rates_of(n_hosts, (rate_mbit, *more_mbit), apart or {})
+        prefix = prefix_of(self.name)
         self.hosts = tuple(
             Host(
                 index,
-                f"{name}-{index}",
-                tuple(f"10.{_FIRST_NET + nic}.0.{index + 1}" for nic in range(self.n_nics)),
+                f"{prefix}-{index}",
+                tuple(address_of(index, nic) for nic in range(len(rates))),
             )
-            for index in range(n_hosts)
+            for index, rates in enumerate(self.rates)
         )
-        self._switch = f"{name}-switch"
+        self._switch = f"{prefix}-switch"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What ranks in its hosts must be told: the interface, and what nobody can see of it.
+    def environment_of(self, host: int, job: Sequence[int] = ()) -> dict[str, str]:
+        """What a process in a host must be told: its interfaces, and what nobody can see of them.
 
         An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
         cores of one machine.
+
+        Args:
+            job: the hosts of a job, all if empty. Its ranks must agree about the links between
+                them: they are as fast as those of its slowest host.
         """
-        names = ",".join(map(interface_of, range(self.n_nics)))
-        told = {"SHOAL_SOCKET_IFNAME": names}
-        if self.n_nics > 1:
-            told["SHOAL_PATHS"] = str(self.n_nics)
-        if self.rate_mbit is not None:
-            rate_mbit = sum(rate for rate in self._rates if rate is not None)
-            told["SHOAL_LINK"] = f"{rate_mbit:.10g}Mb,{_MESSAGE}"
+        n_nics = len(self.rates[host])
+        names = ",".join(map(interface_of, range(n_nics)))
+        told = {"SHOAL_SOCKET_IFNAME": names, "GLOO_SOCKET_IFNAME": INTERFACE}
+        if n_nics > 1:
+            told["SHOAL_PATHS"] = str(n_nics)
+        rates = [self.rates[other] for other in job or range(len(self.hosts))]
+        shaped = [sum(filter(None, each)) for each in rates if None not in each]
+        if shaped:
+            told["SHOAL_LINK"] = f"{min(shaped):.10g}Mb,{_MESSAGE}"
         return told
 
-    @property
-    def n_nics(self) -> int:
-        """How many each host has."""
-        return len(self._rates)
-
     def __enter__(self) -> Lab:
-        _check_powers()
+        check_powers()
         remove_stale()
+        for other in namespaces():
+            if other.lab == self.name:
+                raise UsageError(
+                    f"a lab called {self.name} runs already (process {other.pid}): "
+                    "choose another name, or end that one"
+                )
         try:
             self._build_switch()
+            names = _names_of(self.hosts)
             for host in self.hosts:
-                _ip("netns", "add", host.namespace)
-                _ip("-n", host.namespace, "link", "set", "lo", "up")
-                for nic in range(self.n_nics):
+                ip("netns", "add", host.namespace)
+                write_hosts(host.namespace, names)
+                ip("-n", host.namespace, "link", "set", "lo", "up")
+                for nic in range(len(host.addresses)):
                     self._add_nic(host, nic)
         except BaseException:
             self.close()
@@ -170,87 +216,70 @@ class Lab:
 
     def cut(self, source: int, to: int, nic: int = 0) -> None:
         """From now on, all that one host sends to another by a NIC is lost in silence."""
-        # To a station that does not exist: the bridge floods it, and nobody takes it.
-        self._neighbour("replace", source, to, nic, "lladdr", _NOBODY, "nud", "permanent")
+        self.hosts[source].cut(self.hosts[to], nic)
 
-    def mend(self, source: int, to: int, nic: int = 0) -> None:
+    def heal(self, source: int, to: int, nic: int = 0) -> None:
         """Undo `cut`: the next packet finds its way."""
-        self._neighbour("del", source, to, nic)
-
-    def _neighbour(self, what: str, source: int, to: int, nic: int, *how: str) -> None:
-        address, outlet = self.hosts[to].addresses[nic], interface_of(nic)
-        where = ("-n", self.hosts[source].namespace)
-        _ip(*where, "neigh", what, address, "dev", outlet, *how)
+        self.hosts[source].heal(self.hosts[to], nic)
 
     def close(self) -> None:
         """Kill what runs in the hosts and remove them. Idempotent."""
         for namespace in (*(host.namespace for host in self.hosts), self._switch):
-            _remove(namespace)
+            remove(namespace)
 
     def _build_switch(self) -> None:
-        _ip("netns", "add", self._switch)
-        for nic in range(self.n_nics):
-            _ip("-n", self._switch, "link", "add", f"bridge{nic}", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", f"bridge{nic}", "up")
+        ip("netns", "add", self._switch)
+        for nic in range(max(map(len, self.rates))):
+            ip("-n", self._switch, "link", "add", f"bridge{nic}", "type", "bridge")
+            ip("-n", self._switch, "link", "set", f"bridge{nic}", "up")
 
     def _add_nic(self, host: Host, nic: int) -> None:
         inside, outlet, port = host.namespace, interface_of(nic), f"port{host.index}-{nic}"
-        rate_mbit = self._rates[nic]
+        rate_mbit = self.rates[host.index][nic]
         veth = ("link", "add", outlet, "type", "veth", "peer", "name", port)
-        _ip("-n", inside, *veth, "netns", self._switch)
-        _ip("-n", inside, "addr", "add", f"{host.addresses[nic]}/24", "dev", outlet)
-        _ip("-n", self._switch, "link", "set", port, "master", f"bridge{nic}")
+        ip("-n", inside, *veth, "netns", self._switch)
+        ip("-n", inside, "addr", "add", f"{host.addresses[nic]}/24", "dev", outlet)
+        ip("-n", self._switch, "link", "set", port, "master", f"bridge{nic}")
         # tbf shapes what leaves an interface: one end limits what the host sends, the other what it
         # is sent.
         for namespace, interface in ((inside, outlet), (self._switch, port)):
             if rate_mbit is not None:
                 _shape(namespace, interface, rate_mbit)
-            _ip("-n", namespace, "link", "set", interface, "up")
+            ip("-n", namespace, "link", "set", interface, "up")
 
 
-def remove_stale() -> None:
-    """Remove the clusters of processes that are gone, and kill what still runs in them."""
-    for path in _NAMESPACES.glob(f"{_PREFIX}-*"):
-        found = re.match(rf"{_PREFIX}-(\d+)-", path.name)
-        if found and not Path("/proc", found[1]).exists():
-            _remove(path.name)
+def _names_of(hosts: Sequence[Host]) -> str:
+    """What /etc/hosts says in every host."""
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for host in hosts:
+        # torch asks for the names of IPv4 peers by their IPv6 addresses, and complains without.
+        lines += [f"{host.address} {host.name}", f"::ffff:{host.address} {host.name}.mapped"]
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _check_powers() -> None:
-    if os.geteuid() != 0:
-        raise UsageError("a cluster of network namespaces needs root: run it with sudo")
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise UsageError(f"{' and '.join(missing)} not found: install iproute2")
-
-
-def _remove(namespace: str) -> None:
-    if not (_NAMESPACES / namespace).exists():
-        return
-    # The namespace itself would live on with its last process. Only the cluster's own run there.
-    for pid in _ip("netns", "pids", namespace).split():
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    # Another process may be removing the same stale one; then it is gone, which is all we want.
-    with suppress(Unsupported):
-        _ip("netns", "delete", namespace)
+def _rates_of(
+    n_hosts: int, alike: Sequence[float | None], apart: Mapping[int, Sequence[float | None]]
+) -> tuple[tuple[float | None, ...], ...]:
+    """The rates of every host's NICs; checked."""
+    if not 1 <= n_hosts <= _MOST_HOSTS:
+        raise UsageError(f"a lab of {n_hosts} hosts: expected 1 to {_MOST_HOSTS} hosts")
+    for index in apart:
+        if not 0 <= index < n_hosts:
+            raise UsageError(f"host {index} of a lab of {n_hosts}: they are 0 to {n_hosts - 1}")
+    hosts = tuple(tuple(apart.get(index, alike)) for index in range(n_hosts))
+    for index, rates in enumerate(hosts):
+        if not 1 <= len(rates) <= _MOST_NICS:
+            raise UsageError(f"host {index} has {len(rates)} NICs: expected 1 to {_MOST_NICS}")
+        for rate_mbit in rates:
+            if rate_mbit is not None and not _LEAST_MBIT <= rate_mbit <= _MOST_MBIT:
+                raise UsageError(
+                    f"a NIC of host {index} at {rate_mbit:g} Mbit/s: "
+                    f"expected {_LEAST_MBIT} to {_MOST_MBIT} Mbit/s"
+                )
+    return hosts
 
 
 def _shape(namespace: str, interface: str, rate_mbit: float) -> None:
     rate = ("rate", f"{rate_mbit * 1000:.0f}kbit")
     sizes = ("burst", f"{BURST_BYTES}b", "limit", f"{_LIMIT_BYTES}b")
-    _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate, *sizes)
-
-
-def _ip(*arguments: str) -> str:
-    return _call("ip", *arguments)
-
-
-def _call(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Unsupported(
-            f"`{' '.join(argv)}` failed: {done.stderr.strip()}. A cluster needs a kernel with "
-            "network namespaces, veth, bridge and tbf, and a container that may use them"
-        )
-    return done.stdout
+    tc("-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate, *sizes)

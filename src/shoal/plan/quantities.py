@@ -18,6 +18,8 @@ _SCALES: Final = {
     **{prefix: 1000.0**power for power, prefix in enumerate("kMGT", 1)},
     **{f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGT", 1)},
     "K": 1000.0,  # nobody who writes KB or Kb means kelvin
+    # tc's 400mbit and 1gbit; a thousandth of a bit is no rate
+    **{prefix: 1000.0**power for power, prefix in enumerate("mgt", 2)},
 }
 _US: Final = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 _NUMBER: Final = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
@@ -41,7 +43,9 @@ def bytes_per_us(text: str) -> float:
     Raises:
         UsageError: it is no rate above 0, or neither in bits nor in bytes.
     """
-    found = re.fullmatch(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?)(b|bit|B)(?:/s|ps)?\s*", text)
+    found = re.fullmatch(
+        _NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?|[mgt](?=bit))(b|bit|B)(?:/s|ps)?\s*", text
+    )
     rate = float(found[1]) * _SCALES[found[2]] if found else 0.0
     if not found or rate == 0:
         raise UsageError(f"cannot read the rate {text!r}: write 25Gb (bits) or 3GB (bytes)")

@@ -12,7 +12,7 @@ from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import channels_from
 from shoal.plan.wire import link_from
-from shoal.schedule import ALGORITHMS, find
+from shoal.schedule import ALGORITHMS, MORE_ALL_REDUCES, find
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import LinkCost
@@ -77,7 +77,9 @@ def _check_any(name: str) -> None:
     if any(_has(collective, name) for collective in ALGORITHMS):
         return
     known = sorted({name for names in ALGORITHMS.values() for name in names})
-    raise UsageError(f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}")
+    raise UsageError(
+        f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}, {MORE_ALL_REDUCES}"
+    )
 
 
 def _has(collective: str, name: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.rendezvous.interface import names_loopback, within_host
+
 if TYPE_CHECKING:
     from shoal.rendezvous.links import TreeLinks
     from shoal.rendezvous.meeting import Meeting
@@ -57,6 +59,11 @@ def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
             f"{_ranks(missing)} never published a record (not started, dead, or using another "
             "store: are MASTER_ADDR, MASTER_PORT and WORLD_SIZE the same on every rank?)"
         )
+        if meeting.store_host and names_loopback(meeting.store_host):
+            yield (
+                f"{within_host(meeting.store_host)}: where ranks are on several, set MASTER_ADDR "
+                "on every rank to an address of rank 0's host which the others can reach"
+            )
     yield from (f"rank {rank}: {why}" for rank, why in sorted(meeting.oddities.items()))
     if not absent and asks:
         yield "rank 0 has not called all ranks that have published (stopped, or dead?)"

@@ -128,6 +128,11 @@ def names_loopback(host: str) -> bool:
     return is_loopback(host) or host in _LOOPBACK_NAMES or host.startswith("localhost.")
 
 
+def within_host(address: str) -> str:
+    """Says of a store at a loopback address who can reach it."""
+    return f"a store at the loopback address {address} can be reached from its own host only"
+
+
 def _named(
     variable: str, wanted: str, found: list[Interface], master_addr: str | None
 ) -> list[Advertised]:

@@ -20,7 +20,7 @@ from shoal.schedule.collectives import (
     row_of,
 )
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.schedule.table import ALGORITHMS, find
+from shoal.schedule.table import ALGORITHMS, MORE_ALL_REDUCES, find
 
 __all__ = [
     "ALGORITHMS",
@@ -33,6 +33,7 @@ __all__ = [
     "Copy",
     "Finish",
     "MESSAGE",
+    "MORE_ALL_REDUCES",
     "Place",
     "Recv",
     "Root",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.errors import UsageError
+from shoal.schedule.symmetry import StandIn, itself
 
 if TYPE_CHECKING:
     from shoal.schedule.steps import Step
@@ -48,6 +49,9 @@ class Algorithm:
             narrow codec rounds each contribution once and the result once, on all ranks alike.
         chain_rule: by size (by `hosts` where `by_host`): sender and receiver of each message of
             a longest chain, see `chains`; for root 0.
+        alike_rule: by rank and size: the rank that stands in for that one, see `symmetry`; for
+            root 0.
+        levels: of a hierarchy: the algorithm inside hosts, and that between them.
         explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
@@ -60,6 +64,8 @@ class Algorithm:
     fit_rule: Callable[[int, int], Algorithm] | None = None
     encodes_once: bool = False
     chain_rule: Callable[..., Sequence[tuple[int, int]]] = _nothing
+    alike_rule: Callable[[int, int], StandIn] = itself
+    levels: tuple[Algorithm, Algorithm] | None = None
     explained_by: Callable[..., object] | None = None
 
     def steps(
@@ -87,6 +93,10 @@ class Algorithm:
     def chain(self, size: int, hosts: Sequence[int] = ()) -> Sequence[tuple[int, int]]:
         """Sender and receiver of each message of a longest chain, where rank 0 is the root."""
         return self.chain_rule(_hosts(size, hosts) if self.by_host else size)
+
+    def stand_in(self, rank: int, size: int) -> StandIn:
+        """Whose steps tell those of a rank, where rank 0 is the root."""
+        return self.alike_rule(rank, size)
 
     def fitted(self, n_bytes: int, size: int) -> Algorithm:
         """Itself, or its form for buffers of that length, where it cuts short ones less finely."""

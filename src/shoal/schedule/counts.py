@@ -1,53 +1,25 @@
 """What a schedule takes of ranks, hosts and NICs, counted from its steps.
 
-All is counted in chunks, and in messages of a chunk each. What they cost is not known here.
+All is counted in chunks, and in messages of a chunk each. What they cost is not known here. Every
+rank is counted, but steps are run only of those that stand in for others, and of a hierarchy level
+by level.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.schedule.steps import Copy, Recv, Send
+from shoal.schedule.level_counts import across_hosts
+from shoal.schedule.traffic import Counted, StepCounts, Traffic, sum_of
 
 if TYPE_CHECKING:
     from shoal.schedule.algorithm import Algorithm
-    from shoal.schedule.steps import Step
+    from shoal.schedule.symmetry import StandIn
 
-# How many steps are counted before hosts that are left are no longer asked for theirs, for each
-# rank of the group; and what a rank costs besides its steps, in steps. More makes the first choice
-# slower (goal: 0.5 s for 2,048 ranks), less tells hosts that differ less well.
-_STEPS_PER_RANK: Final = 6
-_STEPS_AT_LEAST: Final = 1000
-_STEPS_TO_BEGIN: Final = 150
-_N_TELLING: Final = 3  # ranks tell whether all are alike
-# Of groups that are no larger, every rank is counted.
-_FEW_RANKS: Final = 64
-# Of larger ones so many hosts at least: that of a tree's root does less than those inside of it.
-_FEW_HOSTS: Final = 4
-
-
-class StepCounts(NamedTuple):
-    """What one rank has to do, or all ranks of a host."""
-
-    intra: float = 0
-    """Messages to and from ranks of the same host."""
-    inter: float = 0
-    """Messages to and from other hosts."""
-    shared: float = 0
-    """Chunks copied for ranks of the same host: once, however many of them read that value."""
-    moved: float = 0
-    """Chunks copied or folded otherwise: of every receive, copy, and send to another host."""
-    sent: float = 0
-    """Chunks sent to other hosts."""
-    received: float = 0
-    """Chunks received from other hosts."""
-    before: float = 0
-    """Of these, those received before anything that was received or folded is passed on."""
-    passed_on: float = 0
-    """Of the chunks sent to other hosts, those that are so passed on."""
+__all__ = ["Counts", "StepCounts", "count"]
 
 
 class Counts(NamedTuple):
@@ -76,170 +48,106 @@ class Counts(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
-    """Count the steps of the ranks that matter, where rank 0 is the root.
+    """Count the steps of all ranks, where rank 0 is the root.
 
-    Where moving every rank by as many places turns the messages of one into those of another, one
-    stands for all, and so where the first, the last and the middle one have as much to do.
-    Otherwise every rank of a small group is counted, and of a large one all ranks of some hosts.
-
-    Cost: proportional to the ranks of the group, once.
+    Cost: proportional to the ranks, and to the steps of those that stand in for others.
     """
-    size = len(hosts)
-    traffic, works = _counted(algorithm, hosts)
+    size, n_hosts = len(hosts), max(hosts) + 1
+    if algorithm.levels and n_hosts in (1, size):
+        return count(algorithm.levels[n_hosts == size], hosts)
     chain = algorithm.chain(size, hosts)
     n_inter = sum(hosts[source] != hosts[to] for source, to in chain)
+    counted = (
+        across_hosts(*algorithm.levels, hosts) if algorithm.levels else _flat(algorithm, hosts)
+    )
     return Counts(
         n_chunks=algorithm.n_chunks(size, hosts),
-        n_scratch=max(len(algorithm.scratch(rank, size, hosts)) for rank in traffic),
-        ranks=tuple(dict.fromkeys(works.values())),
-        hosts=tuple(dict.fromkeys(_by_host(works, hosts))),
+        n_scratch=counted.n_scratch,
+        ranks=tuple(dict.fromkeys(counted.ranks)),
+        hosts=tuple(dict.fromkeys(counted.hosts)),
         n_intra=len(chain) - n_inter,
         n_inter=n_inter,
-        n_peers=max(one.n_peers(rank, hosts) for rank, one in traffic.items()),
+        n_peers=counted.n_peers,
     )
 
 
-def _counted(
-    algorithm: Algorithm, hosts: tuple[int, ...]
-) -> tuple[dict[int, _Traffic], dict[int, StepCounts]]:
-    """The messages of some ranks, and what these or others have to do."""
-    size = len(hosts)
-    traffic: dict[int, _Traffic] = {}
-    works: dict[int, StepCounts] = {}
-    some = _of_some_hosts(hosts) if max(hosts) else (0, size - 1)
-    for rank, steps in _some(algorithm, hosts):
-        one = traffic[rank] = _Traffic.of(rank, size, steps)
-        works[rank] = one.work(rank, hosts)
-        if len(traffic) == 2 and len(set(traffic.values())) == 1:
-            return traffic, {rank: one.work(rank, hosts) for rank in some}
-        if len(traffic) == 3 and len(set(works.values())) == 1:
-            return traffic, dict.fromkeys(some, works[rank])
-    return traffic, works
-
-
-class _Traffic(NamedTuple):
-    """The messages of a rank, by how many places it is to their peers."""
-
-    values: tuple[tuple[tuple[int, ...], bool, int], ...]
-    """To whom it sends a value, whether it passes it on, and how many such values there are."""
-    receives: tuple[tuple[int, bool, int], ...]
-    """From whom it receives, whether that is before it passes anything on, and how often."""
-    n_copies: int
-
-    @classmethod
-    def of(cls, rank: int, size: int, steps: Sequence[Step]) -> _Traffic:
-        """Count the steps of a rank."""
-        written: Counter[tuple[int, int]] = Counter()
-        values = defaultdict[tuple[int, int, int], list[int]](list)
-        receives: Counter[tuple[int, bool]] = Counter()
-        n_copies, before = 0, True
-        for step in steps:
-            if isinstance(step, Send):
-                version = written[step.buffer, step.chunk]
-                values[step.buffer, step.chunk, version].append((step.peer - rank) % size)
-                before = before and not version
-            elif isinstance(step, Recv):
-                receives[(step.peer - rank) % size, before] += 1
-                written[step.buffer, step.chunk] += 1
-            elif isinstance(step, Copy):
-                n_copies += 1
-                written[step.into_buffer, step.into] += 1
-        sends = Counter((tuple(peers), value[2] > 0) for value, peers in values.items())
-        return cls(
-            tuple(sorted((*what, n) for what, n in sends.items())),
-            tuple(sorted((*what, n) for what, n in receives.items())),
-            n_copies,
-        )
-
-    def work(self, rank: int, hosts: tuple[int, ...]) -> StepCounts:
-        """What that is for a rank of these hosts."""
-        here, host_of = hosts[rank], (hosts[rank:] + hosts[:rank]).__getitem__
-        intra = shared = n_received = 0
-        sent, received = [0, 0], [0, 0]
-        for peers, passed_on, n in self.values:
-            near = [*map(host_of, peers)].count(here)
-            intra += n * near
-            shared += n * (near > 0)
-            sent[passed_on] += n * (len(peers) - near)
-        for peer, before, n in self.receives:
-            n_received += n
-            received[before] += n * (host_of(peer) != here)
-        return StepCounts(
-            intra=intra + n_received - sum(received),
-            inter=sum(sent) + sum(received),
-            shared=shared,
-            moved=n_received + self.n_copies + sum(sent),
-            sent=sum(sent),
-            received=sum(received),
-            before=received[True],
-            passed_on=sent[True],
-        )
-
-    def n_peers(self, rank: int, hosts: tuple[int, ...]) -> int:
-        """To how many other hosts it sends, or from how many it receives, if these are fewer."""
-        here, host_of = hosts[rank], (hosts[rank:] + hosts[:rank]).__getitem__
-        to = {host for peers, *_ in self.values for host in map(host_of, peers)}
-        source = {host_of(peer) for peer, *_ in self.receives}
-        return min(len(to - {here}), len(source - {here}))
-
-
-def _some(algorithm: Algorithm, hosts: tuple[int, ...]) -> Iterator[tuple[int, list[Step]]]:
-    """The steps of the ranks of as many hosts as there is time for."""
-    size = len(hosts)
-    left = _STEPS_PER_RANK * size + _STEPS_AT_LEAST
-    n_hosts, last = 0, -1
-    for place, rank in enumerate(_in_turn(hosts)):
-        if place >= _N_TELLING and (hosts[rank] != last or not max(hosts)):
-            if n_hosts >= _FEW_HOSTS * bool(max(hosts)) and left < 0 and size > _FEW_RANKS:
-                return
-            n_hosts, last = n_hosts + 1, hosts[rank]
-        steps = list(algorithm.steps(rank, size, 0, hosts))
-        left -= len(steps) + _STEPS_TO_BEGIN
-        yield rank, steps
-
-
-@functools.lru_cache(maxsize=64)
-def _in_turn(hosts: tuple[int, ...]) -> tuple[int, ...]:
-    """All ranks: first those that tell whether ranks are alike, then host by host.
-
-    Trees have most to do at hosts whose number is a multiple of a high power of two.
-    """
-    by_host = sorted(
-        range(len(hosts)), key=lambda rank: (-(hosts[rank] & -hosts[rank]), hosts[rank])
+def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counted:
+    """Of an algorithm that does not ask who shares a host, or asks in its own way."""
+    size, n_ranks = len(hosts), Counter(hosts)
+    alike: dict[int, _Alike] = {}
+    by_host = [Counter[StepCounts]() for _ in n_ranks]
+    n_peers = 0
+    for rank, here in enumerate(hosts):
+        one = algorithm.stand_in(rank, size)
+        if one.rank not in alike:
+            traffic = Traffic.of(algorithm.steps(one.rank, size, 0, hosts))
+            alike[one.rank] = _Alike(traffic, hosts, n_ranks)
+        work, n = alike[one.rank].done(rank, one)
+        by_host[here][work] += 1
+        n_peers = max(n_peers, n)
+    return Counted(
+        ranks=[work for works in by_host for work in works],
+        hosts=[sum_of(works) for works in dict.fromkeys(frozenset(n.items()) for n in by_host)],
+        n_scratch=max(len(algorithm.scratch(rank, size, hosts)) for rank in alike),
+        n_peers=n_peers,
     )
-    size = len(hosts)
-    telling = [0, size - 1, size // 2][:_N_TELLING]
-    return tuple(dict.fromkeys([*telling, *_of_some_hosts(hosts), *by_host]))
 
 
-@functools.lru_cache(maxsize=64)
-def _of_some_hosts(hosts: tuple[int, ...]) -> tuple[int, ...]:
-    """The ranks of the root's host, and of the fullest and the emptiest."""
-    n_ranks = Counter(hosts)
-    of = n_ranks.__getitem__
-    some = {hosts[0], max(n_ranks, key=of), min(n_ranks, key=of)}
-    return tuple(rank for rank, host in enumerate(hosts) if host in some)
+class _Alike:
+    """Ranks that one stands in for, and what was counted of them by which peers share a host."""
 
-
-def _by_host(works: Mapping[int, StepCounts], hosts: Sequence[int]) -> Iterator[StepCounts]:
-    """Of all ranks of each host of which all were counted; of all hosts if there is no such.
-
-    The root and the middle of a tree have more to do than others, and stand for nobody else.
-    """
-    n_ranks, counted = Counter(hosts), Counter(hosts[rank] for rank in works)
-    whole = [host for host in counted if counted[host] == n_ranks[host]]
-    for host in whole or counted:
-        here = [rank for rank in works if hosts[rank] == host]
-        special = [works[rank] for rank in here if rank in (0, len(hosts) // 2)]
-        others = [works[rank] for rank in here if rank not in (0, len(hosts) // 2)]
-        each = (n_ranks[host] - len(special)) / max(1, len(others))
-        sums = (
-            (sum(one), sum(more))
-            for one, more in zip(_turned(special), _turned(others), strict=True)
+    def __init__(
+        self, traffic: Traffic, hosts: tuple[int, ...], n_ranks: Mapping[int, int]
+    ) -> None:
+        self._traffic, self._hosts, self._n_ranks = traffic, hosts, n_ranks
+        self._to, self._source = traffic.to, traffic.source
+        self._is_both_ways = self._to == self._source
+        self._peers = tuple(self._to | self._source)
+        self._by_host = defaultdict[int, list[int]](list)
+        for peer in self._peers:
+            self._by_host[hosts[peer]].append(peer)
+        # Where all are near, or far, or have as many messages of each kind, it makes no difference
+        # who is where.
+        self._is_plain = len(n_ranks) in (1, len(hosts)) or all(
+            len(one.peers) == len(hosts) - 1 for one in (*traffic.sends, *traffic.receives)
         )
-        yield StepCounts(*(one + each * more for one, more in sums))
+        self._plain: dict[int, tuple[StepCounts, int]] = {}
+        self._known: dict[tuple[int, ...], StepCounts] = {}
 
+    def done(self, rank: int, one: StandIn) -> tuple[StepCounts, int]:
+        """What one of them does, and with how many other hosts it exchanges both ways."""
+        here = self._hosts[rank]
+        n_here, n_others = self._n_ranks[here], len(self._n_ranks) - 1
+        if self._is_plain:
+            if n_here not in self._plain:
+                n_peers = min(len(self._to), len(self._source), n_others)
+                self._plain[n_here] = self._traffic.work(self._peers[: n_here - 1]), n_peers
+            return self._plain[n_here]
+        if one.is_swap and self._is_both_ways:
+            near, n_peers = self._swapped(rank, one.rank)
+        else:
+            host_of = {peer: self._hosts[one.rename(peer)] for peer in self._peers}
+            near = tuple(peer for peer, host in host_of.items() if host == here)
+            n_peers = self._n_peers(here, host_of)
+        if near not in self._known:
+            self._known[near] = self._traffic.work(near)
+        return self._known[near], n_peers
 
-def _turned(works: Sequence[StepCounts]) -> list[tuple[float, ...]]:
-    """By what is counted, of each of them."""
-    return list(zip(*works, strict=True)) if works else [()] * len(StepCounts._fields)
+    def _n_peers(self, here: int, host_of: Mapping[int, int]) -> int:
+        if self._is_both_ways:
+            return len({*host_of.values()} - {here})
+        both = ({host_of[peer] for peer in peers} - {here} for peers in (self._to, self._source))
+        return min(map(len, both))
+
+    def _swapped(self, rank: int, stand_in: int) -> tuple[tuple[int, ...], int]:
+        """The peers on the host of a rank, and how many other hosts it has peers on.
+
+        All peers are where they were, but that the two ranks have changed places.
+        """
+        here, there = self._hosts[rank], self._hosts[stand_in]
+        near = [peer for peer in self._by_host.get(here, ()) if peer != rank]
+        n_peers = len(self._by_host) - (here in self._by_host)
+        if rank in self._to:
+            near += [rank] * (here == there)
+            n_peers += here != there and there not in self._by_host
+        return tuple(near), n_peers

@@ -51,11 +51,12 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
         by_host=True,
         encodes_once=across.encodes_once,
         chain_rule=functools.partial(_chain, local, across),
+        levels=(local, across),
         explained_by=hierarchical,
     )
 
 
-class _Team(NamedTuple):
+class HostRanks(NamedTuple):
     """The ranks of one host, and which of them owns which rail."""
 
     ranks: tuple[int, ...]
@@ -73,10 +74,10 @@ class _Team(NamedTuple):
         return range(self.owned.index(chunk), n_rails, len(self.owned))
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
     """How the chunks of the local algorithm are cut on one host."""
 
-    team: _Team
+    team: HostRanks
     n_rails: int
     n_across: int
     """The chunks of each rail."""
@@ -93,7 +94,7 @@ class _Cut(NamedTuple):
 
 # Of one group at a time; the two sides of a group that is split may alternate.
 @functools.lru_cache(maxsize=8)
-def _teams(local: Algorithm, hosts: tuple[int, ...]) -> tuple[_Team, ...]:
+def teams_of(local: Algorithm, hosts: tuple[int, ...]) -> tuple[HostRanks, ...]:
     """The teams of all hosts."""
     members: list[list[int]] = [[] for _ in range(max(hosts) + 1)]
     for rank, host in enumerate(hosts):
@@ -102,7 +103,7 @@ def _teams(local: Algorithm, hosts: tuple[int, ...]) -> tuple[_Team, ...]:
     for ranks in members:
         owners = _owners(local, len(ranks))
         owned = tuple(sorted(range(len(owners)), key=owners.__getitem__))
-        teams.append(_Team(tuple(ranks), owned, tuple(ranks[owners[chunk]] for chunk in owned)))
+        teams.append(HostRanks(tuple(ranks), owned, tuple(ranks[owners[chunk]] for chunk in owned)))
     return tuple(teams)
 
 
@@ -114,16 +115,17 @@ def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
     return tuple(owner_rule(chunk, size) for chunk in range(local.n_chunks(size)))
 
 
-def _cut(teams: Sequence[_Team], host: int, across: Algorithm) -> _Cut:
-    return _Cut(teams[host], _n_rails(teams), across.n_chunks(len(teams)))
+def cut_of(teams: Sequence[HostRanks], host: int, across: Algorithm) -> Cut:
+    """How that host cuts the chunks of its local algorithm."""
+    return Cut(teams[host], _n_rails(teams), across.n_chunks(len(teams)))
 
 
-def _n_rails(teams: Sequence[_Team]) -> int:
+def _n_rails(teams: Sequence[HostRanks]) -> int:
     return max(len(team.owned) for team in teams)
 
 
 def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
-    teams = _teams(local, hosts)
+    teams = teams_of(local, hosts)
     if len(teams) == 1:
         return local.n_chunks(len(hosts))
     if len(teams) == len(hosts):
@@ -135,7 +137,7 @@ def _chain(
     local: Algorithm, across: Algorithm, hosts: tuple[int, ...]
 ) -> Sequence[tuple[int, int]]:
     """Half of that of `local` in the largest host, that of `across` on the first rail, the rest."""
-    teams = _teams(local, hosts)
+    teams = teams_of(local, hosts)
     if len(teams) == 1:
         return local.chain(len(hosts))
     if len(teams) == len(hosts):
@@ -151,18 +153,18 @@ def _scratch(
     local: Algorithm, across: Algorithm, rank: int, hosts: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Scratch chunks of `local`, cut as its chunks are, and those of `across` for each own rail."""
-    teams = _teams(local, hosts)
+    teams = teams_of(local, hosts)
     if len(teams) == 1:
         return local.scratch(rank, len(hosts))
     if len(teams) == len(hosts):
         return across.scratch(rank, len(hosts))
-    cut, like = _cut(teams, hosts[rank], across), across.scratch(hosts[rank], len(teams))
+    cut, like = cut_of(teams, hosts[rank], across), across.scratch(hosts[rank], len(teams))
     rails = [rail for rail in range(cut.n_rails) if cut.team.owner(rail) == rank]
     of_local = [chunk for _, chunk in _scratch_of_local(local, rank, cut)]
     return (*of_local, *(rail * cut.n_across + chunk for rail in rails for chunk in like))
 
 
-def _scratch_of_local(local: Algorithm, rank: int, cut: _Cut) -> list[tuple[int, int]]:
+def _scratch_of_local(local: Algorithm, rank: int, cut: Cut) -> list[tuple[int, int]]:
     """The scratch chunks of `local`, each with one of the chunks that its chunk stands for."""
     like = local.scratch(cut.team.ranks.index(rank), len(cut.team.ranks))
     return [(place, piece) for place, chunk in enumerate(like) for piece in cut.chunks(chunk)]
@@ -171,7 +173,7 @@ def _scratch_of_local(local: Algorithm, rank: int, cut: _Cut) -> list[tuple[int,
 def _steps(
     local: Algorithm, across: Algorithm, rank: int, hosts: tuple[int, ...]
 ) -> Iterator[Step]:
-    teams = _teams(local, hosts)
+    teams = teams_of(local, hosts)
     if len(teams) == 1:
         return local.steps(rank, len(hosts))
     if len(teams) == len(hosts):
@@ -180,10 +182,10 @@ def _steps(
 
 
 def _both(
-    local: Algorithm, across: Algorithm, rank: int, host: int, teams: Sequence[_Team]
+    local: Algorithm, across: Algorithm, rank: int, host: int, teams: Sequence[HostRanks]
 ) -> Iterator[Step]:
     """The local steps, each for all rails of its chunk; where they finish, the steps across."""
-    cut = _cut(teams, host, across)
+    cut = cut_of(teams, host, across)
     scratch = _scratch_of_local(local, rank, cut)
     places = {pair: place for place, pair in enumerate(scratch)}
     n_scratch, n_used = len(across.scratch(host, len(teams))), len(scratch)
@@ -202,11 +204,11 @@ def _both(
 
 
 def _inside(
-    steps: Iterable[Step], host: int, cut: _Cut, places: Mapping[tuple[int, int], int]
+    steps: Iterable[Step], host: int, cut: Cut, places: Mapping[tuple[int, int], int]
 ) -> Iterator[Step]:
     """Local steps, each as often as its chunk is cut."""
     for step in steps:
-        own, saved = _data_and_scratch(step)
+        own, saved = data_and_scratch(step)
         # Hosts begin with different chunks, so that they do not all send to one.
         for chunk in cut.chunks(own, first=host):
             there = places.get((saved, chunk), 0)
@@ -214,7 +216,7 @@ def _inside(
             yield _moved(step, cut.team.ranks, first)
 
 
-def _data_and_scratch(step: Step) -> tuple[int, int]:
+def data_and_scratch(step: Step) -> tuple[int, int]:
     """The chunks of the two that a local step names; -1 for no scratch. All of them name data."""
     if not isinstance(step, Copy):
         return step.chunk, -1

@@ -11,6 +11,7 @@ from shoal.schedule.algorithm import Algorithm
 from shoal.schedule.chains import there_and_back
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.schedule.stripes import Reducer, Stripe, n_stripes_of, stripes_of, workers
+from shoal.schedule.symmetry import StandIn, first_alike, swapped
 
 
 def sharded_all_reduce(rank: int, size: int, stripes: Sequence[Stripe] = ()) -> Iterator[Step]:
@@ -125,9 +126,23 @@ class _Sharding:
     def owner(self, chunk: int, size: int) -> int:
         return self.stripes(size)[chunk].reducer
 
+    def alike(self, rank: int, size: int) -> StandIn:
+        return swapped(rank, _stand_ins(self, size)[rank])
+
     def fit(self, n_bytes: int, size: int) -> Algorithm:
         n_stripes = n_stripes_of(n_bytes, size)
         return _algorithm(replace(self, n_stripes=n_stripes if n_stripes < size else 0))
+
+
+@functools.lru_cache(maxsize=64)
+def _stand_ins(sharding: _Sharding, size: int) -> list[int]:
+    """Of each worker, the first that reduces as many stripes, as many of them from the first on."""
+    n_all, n_first = [0] * size, [0] * size
+    for stripe in sharding.stripes(size):
+        if stripe.reducer < size:
+            n_all[stripe.reducer] += 1
+            n_first[stripe.reducer] += stripe.reducer == stripe.first
+    return first_alike([*zip(n_all, n_first, strict=True)])
 
 
 # One object for each of them: programs are known by their algorithm.
@@ -141,5 +156,6 @@ def _algorithm(sharding: _Sharding) -> Algorithm:
         fit_rule=sharding.fit,
         encodes_once=True,
         chain_rule=there_and_back,
+        alike_rule=sharding.alike,
         explained_by=sharded_all_reduce,
     )

@@ -17,12 +17,21 @@ from shoal.schedule.dissemination import dissemination_barrier, dissemination_sc
 from shoal.schedule.hierarchical import hierarchical
 from shoal.schedule.pairwise import pairwise_all_to_all
 from shoal.schedule.sharded import sharded
+from shoal.schedule.symmetry import (
+    all_but_root,
+    at_corner,
+    at_corner_of_parity,
+    in_trees,
+    of_subtree,
+    turned,
+)
 
 _RING: Final = Algorithm(
     ring.ring_all_reduce,
     one_per_rank,
     owner_rule=ring.ring_owner,
     chain_rule=chains.ring_twice,
+    alike_rule=turned,
 )
 _SHARDED: Final = sharded(())
 
@@ -30,7 +39,11 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     {
         "all_reduce": {
             "direct": Algorithm(
-                direct.direct_all_reduce, one, direct.direct_scratch, chain_rule=chains.gather
+                direct.direct_all_reduce,
+                one,
+                direct.direct_scratch,
+                chain_rule=chains.gather,
+                alike_rule=turned,
             ),
             "sharded": _SHARDED,
             "ring": _RING,
@@ -39,18 +52,21 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 tree.tree_chunks,
                 owner_rule=tree.tree_owner,
                 chain_rule=chains.tree,
+                alike_rule=in_trees,
             ),
             "doubling": Algorithm(
                 hypercube.doubling_all_reduce,
                 one,
                 hypercube.doubling_scratch,
                 chain_rule=chains.hypercube,
+                alike_rule=at_corner_of_parity,
             ),
             "halving": Algorithm(
                 hypercube.halving_all_reduce,
                 hypercube.halving_chunks,
                 owner_rule=hypercube.halving_owner,
                 chain_rule=chains.hypercube_and_back,
+                alike_rule=at_corner,
             ),
             "ring_2d": hierarchical(_RING, _RING),
             "fairring": hierarchical(_SHARDED, _SHARDED),
@@ -62,7 +78,11 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
             ),
             "chain": Algorithm(chain.chain_broadcast, rooted=True, chain_rule=chains.ring),
             "scatter_gather": Algorithm(
-                sg.scatter_gather_broadcast, one_per_rank, rooted=True, chain_rule=chains.ring
+                sg.scatter_gather_broadcast,
+                one_per_rank,
+                rooted=True,
+                chain_rule=chains.ring,
+                alike_rule=of_subtree,
             ),
         },
         "reduce": {
@@ -87,13 +107,27 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 sg.scatter_gather_scratch,
                 rooted=True,
                 chain_rule=chains.there_and_back,
+                alike_rule=all_but_root,
             ),
         },
         "all_gather": {
-            "direct": Algorithm(direct.direct_all_gather, one_per_rank, chain_rule=chains.gather),
-            "ring": Algorithm(ring.ring_all_gather, one_per_rank, chain_rule=chains.ring),
+            "direct": Algorithm(
+                direct.direct_all_gather,
+                one_per_rank,
+                chain_rule=chains.gather,
+                alike_rule=turned,
+            ),
+            "ring": Algorithm(
+                ring.ring_all_gather,
+                one_per_rank,
+                chain_rule=chains.ring,
+                alike_rule=turned,
+            ),
             "bruck": Algorithm(
-                bruck.bruck_all_gather, one_per_rank, chain_rule=chains.bruck_reversed
+                bruck.bruck_all_gather,
+                one_per_rank,
+                chain_rule=chains.bruck_reversed,
+                alike_rule=turned,
             ),
         },
         "reduce_scatter": {
@@ -102,9 +136,14 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 one_per_rank,
                 encodes_once=True,
                 chain_rule=chains.gather,
+                alike_rule=turned,
             ),
             "ring": Algorithm(
-                ring.ring_reduce_scatter, one_per_rank, ring.ring_scratch, chain_rule=chains.ring
+                ring.ring_reduce_scatter,
+                one_per_rank,
+                ring.ring_scratch,
+                chain_rule=chains.ring,
+                alike_rule=turned,
             ),
         },
         "gather": {
@@ -132,12 +171,18 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
             ),
         },
         "all_to_all": {
-            "pairwise": Algorithm(pairwise_all_to_all, one_per_rank, chain_rule=chains.gather),
+            "pairwise": Algorithm(
+                pairwise_all_to_all,
+                one_per_rank,
+                chain_rule=chains.gather,
+                alike_rule=turned,
+            ),
             "bruck": Algorithm(
                 bruck.bruck_all_to_all,
                 one_per_rank,
                 bruck.bruck_all_to_all_scratch,
                 chain_rule=chains.bruck,
+                alike_rule=turned,
             ),
         },
         "barrier": {
@@ -146,6 +191,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 one,
                 dissemination_scratch,
                 chain_rule=chains.dissemination,
+                alike_rule=turned,
             ),
         },
     }
@@ -160,6 +206,9 @@ _TABLE: Final[Mapping[str, Mapping[str, Algorithm]]] = {
         "recv": Algorithm(point.recv, rooted=True),
     },
 }
+
+MORE_ALL_REDUCES: Final = "sharded(k) with k reducers, and local/across such as sharded/ring"
+"""What `find` knows besides the table, in words."""
 
 _SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 
@@ -186,7 +235,7 @@ def find(collective: str, name: str) -> Algorithm:
         return sharded(int(match[1]))
     there_are = ", ".join(_TABLE[collective])
     if collective == "all_reduce":
-        there_are += ", sharded(k) with k reducers, and local/across such as sharded/ring"
+        there_are += f", {MORE_ALL_REDUCES}"
     raise UsageError(f"no algorithm {name!r} for {collective}: there are {there_are}")
 
 

@@ -157,17 +157,22 @@ def simulate(
 
 
 def simulate_steps(
-    schedule: Sequence[Sequence[Step]], cluster: Cluster, length: Length
+    schedule: Sequence[Sequence[Step]],
+    cluster: Cluster,
+    length: Length,
+    *,
+    segment: int = SEGMENT_BYTES,
 ) -> Simulation:
     """Simulate a schedule that is given rank by rank.
 
     Args:
         length: the bytes of a place of a rank: `length(rank, place)`.
+        segment: the bytes of a segment, where they are not the engine's.
     """
     if len(schedule) != cluster.size:
         raise UsageError(f"{len(schedule)} ranks have steps, {cluster.size} have a host")
     kept = [[step for step in steps if not isinstance(step, Finish)] for steps in schedule]
-    return _play(Dataflow(kept), cluster, length, 1, SEGMENT_BYTES)
+    return _play(Dataflow(kept), cluster, length, 1, segment)
 
 
 class _Lengths:

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.handshake import ClientHandshake, Progress
-from shoal.rendezvous.interface import resolve
+from shoal.rendezvous.interface import is_loopback, resolve, within_host
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES
 from shoal.rendezvous.store.wire import (
@@ -167,6 +167,21 @@ class TcpStoreClient:
         return (
             f"no store of shoal answered at {self._address} within {after_s:.4g} s ({trouble}): is "
             "rank 0 running there, and are MASTER_ADDR and MASTER_PORT the same on every rank?"
+            + self._of_loopback()
+        )
+
+    def _of_loopback(self) -> str:
+        """What to do where the address is one of this host alone."""
+        try:
+            found = resolve(self._host, self._port, socket.SOCK_STREAM)
+        except OSError:
+            return ""
+        addresses = [str(target[0]) for *_, target in found]
+        if not all(map(is_loopback, addresses)):
+            return ""
+        return (
+            f" ({within_host(addresses[0])}: if rank 0 is on another, set MASTER_ADDR on every "
+            "rank to an address of its host which the others can reach)"
         )
 
     def _try_to_connect(self, key: bytes, until: float) -> socket.socket:

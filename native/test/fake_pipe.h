@@ -9,7 +9,7 @@
 #include "transport/path_link.h"
 #include "transport/pipe.h"
 
-namespace shoal {
+namespace shoal::test {
 
 class FakeNet;
 
@@ -88,4 +88,4 @@ class FakePaths {
   uint64_t n_cut_ = 0, n_made_anew_ = 0;
 };
 
-}  // namespace shoal
+}  // namespace shoal::test

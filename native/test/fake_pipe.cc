@@ -1,13 +1,13 @@
-#include "transport/fake_pipe.h"
+#include "test/fake_pipe.h"
 
 #include <algorithm>
 #include <cerrno>
 
 #include "base/clock.h"
-#include "transport/fake_link.h"
+#include "test/fake_link.h"
 #include "transport/tcp_link.h"
 
-namespace shoal {
+namespace shoal::test {
 namespace {
 
 constexpr size_t kRoom = 8192;  // bytes that a stream holds before it is full
@@ -219,4 +219,4 @@ void FakePaths::arrive(Arrival arrival) {
   link->dial();  // the others of a link that the peer began
 }
 
-}  // namespace shoal
+}  // namespace shoal::test

@@ -13,12 +13,12 @@
 
 #include "base/clock.h"
 #include "base/shared_memory.h"
-#include "transport/fake_pipe.h"
+#include "test/fake_pipe.h"
 #include "transport/header_seal.h"
 #include "transport/link.h"
 #include "transport/slots.h"
 
-namespace shoal {
+namespace shoal::test {
 
 // Repeatable on every platform, unlike the distributions of <random>.
 class FakeRandom {
@@ -166,6 +166,7 @@ class FakeLink final : public Link {
   bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
   void close() override;
   size_t max_inline() const override { return net_.options.max_inline; }
+  const char* kind() const override { return "fake"; }
   bool shares_memory() const override { return net_.host_of(rank_) == net_.host_of(peer_); }
   bool share(uint32_t region) override;
   Moved put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) override;
@@ -227,4 +228,4 @@ class FakeLink final : public Link {
   std::vector<std::byte> diverted_;
 };
 
-}  // namespace shoal
+}  // namespace shoal::test

@@ -1,11 +1,11 @@
-#include "transport/fake_link.h"
+#include "test/fake_link.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/crc32c.h"
 
-namespace shoal {
+namespace shoal::test {
 namespace {
 
 constexpr size_t kNone = ~size_t{0};
@@ -440,4 +440,4 @@ bool FakeLink::finish_moves(FrameSink& sink) {
   return moved;
 }
 
-}  // namespace shoal
+}  // namespace shoal::test

@@ -1,0 +1,272 @@
+"""`shoal lab`: a cluster on one machine, whose hosts are network namespaces."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import UsageError
+from shoal.lab.cluster import Lab
+from shoal.lab.iproute import check_powers
+from shoal.lab.job import Job, private_key, tasks_of
+from shoal.lab.names import remove_stale
+from shoal.lab.runner import run_tasks
+from shoal.lab.running import find_lab, running_labs
+from shoal.plan.quantities import bytes_per_us
+from shoal.rendezvous import job_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.cli.options import Subparsers
+    from shoal.lab.cluster import Host
+
+_WHAT: Final = "a cluster on this machine: hosts, NICs of given rates, links to cut; needs root"
+
+_EXAMPLES: Final = """
+examples:
+  shoal lab run --hosts 4 --rate 1gbit -- python train.py
+  shoal lab run --hosts 8 --servers 8 --rate 400mbit -- python train.py
+  shoal lab run --hosts 4 --nics 900mbit,300mbit --ranks-per-host 2 -- python train.py
+  shoal lab run --hosts 2 --name two -- sleep 600
+  shoal lab cut two 0 1           # from another terminal, while it runs
+  shoal lab exec two 0 -- ss -tin
+
+docs/lab.md tells what the processes are told, and what such a lab cannot show.
+"""
+
+_GRACE_S: Final = 5.0
+_MOST_RANKS_PER_HOST: Final = 1000
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add `shoal lab`."""
+    parser = subparsers.add_parser(
+        "lab",
+        help=_WHAT,
+        description=f"Make {_WHAT}.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    _add_run(commands)
+    _add_links(commands)
+    _add_exec(commands)
+    what = "the labs that run on this machine"
+    listing = commands.add_parser("list", help=what, description=f"List {what}.")
+    listing.set_defaults(run=_list)
+    what = "the labs of processes that were killed, and kill what still runs in them"
+    clean = commands.add_parser(
+        "clean",
+        help=f"remove {what}",
+        description=f"Remove {what}. The next lab that starts does so too.",
+    )
+    clean.set_defaults(run=_clean)
+
+
+def _add_run(commands: Subparsers) -> None:
+    what = "a command on every host of a new lab, as torchrun would, and remove the lab"
+    parser = commands.add_parser(
+        "run", help=f"run {what}", description=f"Run {what} when it ends, however it ends."
+    )
+    add = parser.add_argument
+    add("--hosts", type=int, required=True, metavar="N", help="hosts that run the command")
+    add("--servers", type=int, default=0, metavar="K", help="more hosts, with a reduction server")
+    rates = parser.add_mutually_exclusive_group()
+    rates.add_argument(
+        "--rate",
+        default="1gbit",
+        metavar="RATE[,RATE...]",
+        help="of each host's NIC, each way, as 400mbit; several: hosts take them in turn; "
+        "none: not shaped; default 1gbit",
+    )
+    rates.add_argument(
+        "--nics", metavar="RATE,RATE", help="several NICs in each host, and the rate of each"
+    )
+    add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NIC; default as the hosts")
+    add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
+    add("--key-file", metavar="FILE", help="the job's key; default a new one")
+    add("--name", default="", help="what cut, heal and exec call it; default lab and a number")
+    add(
+        "--grace",
+        type=float,
+        default=_GRACE_S,
+        metavar="SECONDS",
+        help=f"from the first failure or an interrupt until the others are killed; "
+        f"default {_GRACE_S:g}; a second interrupt kills at once",
+    )
+    add("--keep-going", action="store_true", help="one that fails does not end the others")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
+    parser.set_defaults(run=_run)
+
+
+def _add_links(commands: Subparsers) -> None:
+    for name, what in (
+        ("cut", "lose in silence all that two hosts of a running lab send each other"),
+        ("heal", "undo a cut"),
+    ):
+        parser = commands.add_parser(name, help=what, description=f"{what.capitalize()}.")
+        add = parser.add_argument
+        add("lab", metavar="NAME", help="of the lab, as `shoal lab list` shows it")
+        add("host", type=int, metavar="HOST", help="its number, from 0; servers come last")
+        add("to", type=int, nargs="?", metavar="HOST", help="the other one; default all others")
+        add("--nic", type=int, metavar="N", help="only by this NIC, from 0; default by all")
+        add("--one-way", action="store_true", help="only what the first sends to the other")
+        parser.set_defaults(run=_change_links, is_cut=name == "cut")
+
+
+def _add_exec(commands: Subparsers) -> None:
+    what = "one more command in a host of a running lab"
+    parser = commands.add_parser("exec", help=f"run {what}", description=f"Run {what}.")
+    add = parser.add_argument
+    add("lab", metavar="NAME", help="of the lab, as `shoal lab list` shows it")
+    add("host", type=int, metavar="HOST", help="its number, from 0; servers come last")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
+    parser.set_defaults(run=_exec)
+
+
+def _run(args: argparse.Namespace) -> int:
+    command = _command(args)
+    _check_counts(args)
+    workers = _hosts_of("--rate", args.rate, args.hosts)
+    if args.nics:
+        workers = [tuple(_mbit("--nics", text) for text in args.nics.split(","))] * args.hosts
+    servers = workers[:1] * args.servers
+    if args.server_rate:
+        servers = _hosts_of("--server-rate", args.server_rate, args.servers)
+    hosts = dict(enumerate(workers + servers))
+    lab = Lab(len(hosts), apart=hosts, name=args.name or f"lab{os.getpid()}")
+    with ExitStack() as stack:
+        key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
+        if key_file:
+            job_key({"SHOAL_KEY_FILE": key_file})  # refuses what ranks would refuse
+        else:
+            key_file = stack.enter_context(private_key(os.environ.get("SHOAL_KEY", "")))
+        job = Job(command, args.hosts, args.ranks_per_host, key_file)
+        return run_tasks(lab, tasks_of(job, lab), args.grace, args.keep_going)
+
+
+def _check_counts(args: argparse.Namespace) -> None:
+    for option, n, least in (("--hosts", args.hosts, 1), ("--servers", args.servers, 0)):
+        if n < least:
+            raise UsageError(f"{option} {n}: expected {least} or more")
+    if not 1 <= args.ranks_per_host <= _MOST_RANKS_PER_HOST:
+        raise UsageError(
+            f"--ranks-per-host {args.ranks_per_host}: expected 1 to {_MOST_RANKS_PER_HOST}"
+        )
+    if not 0 <= args.grace <= 3600:
+        raise UsageError(f"--grace {args.grace:g}: expected 0 to 3600 seconds")
+    if args.server_rate and not args.servers:
+        raise UsageError("--server-rate says how fast servers are, and there are none: --servers K")
+    if args.servers and importlib.util.find_spec("shoal.cli.server") is None:
+        raise UsageError("--servers: this version of shoal has no reduction servers yet")
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    command: list[str] = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise UsageError("no command: write it behind --, such as -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise UsageError(
+            f"the command {command[0]!r} is not there, or not executable; sudo may have changed "
+            "PATH: sudo env PATH=$PATH keeps it"
+        )
+    return command
+
+
+def _hosts_of(option: str, text: str, n_hosts: int) -> list[tuple[float | None, ...]]:
+    """The NIC of each host, from one rate for all or several that they take in turn."""
+    rates = [_mbit(option, each) for each in text.split(",")]
+    if n_hosts % len(rates):
+        raise UsageError(
+            f"{option} has {len(rates)} rates for {n_hosts} hosts, which take them in turn: "
+            "give one, or so many that each is taken equally often"
+        )
+    return [(rates[host % len(rates)],) for host in range(n_hosts)]
+
+
+def _mbit(option: str, text: str) -> float | None:
+    if text.strip() == "none":
+        return None
+    try:
+        return 8 * bytes_per_us(text)
+    except UsageError:
+        raise UsageError(
+            f"{option}: cannot read the rate {text!r}: write 400mbit or 1gbit, or none for a NIC "
+            "that is not shaped"
+        ) from None
+
+
+def _change_links(args: argparse.Namespace) -> int:
+    """Cut or heal each way between the hosts that was asked for."""
+    ways = list(_ways(args))
+    if args.is_cut:
+        for source, to, nic in ways:
+            source.cut(to, nic)
+        return 0
+    # A way may be whole where others were cut: one way only, or not to all others.
+    failures = []
+    for source, to, nic in ways:
+        try:
+            source.heal(to, nic)
+        except UsageError as error:  # noqa: PERF203 - a few at most
+            failures.append(error)
+    if failures and len(failures) == len(ways):
+        raise failures[0]
+    return 0
+
+
+def _ways(args: argparse.Namespace) -> Iterator[tuple[Host, Host, int]]:
+    """Who sends to whom, by which NIC."""
+    if args.to == args.host:
+        raise UsageError(f"host {args.host} and itself have no link: name two hosts")
+    lab = find_lab(args.lab)
+    one = lab.host(args.host)
+    others = range(len(lab.namespaces)) if args.to is None else [args.to]
+    for other in (lab.host(index) for index in others if index != args.host):
+        n_nics = min(len(one.addresses), len(other.addresses))
+        if args.nic is not None and not 0 <= args.nic < n_nics:
+            raise UsageError(
+                f"--nic {args.nic}: hosts {one.index} and {other.index} have NICs 0 to "
+                f"{n_nics - 1} in common"
+            )
+        for nic in range(n_nics) if args.nic is None else [args.nic]:
+            yield one, other, nic
+            if not args.one_way:
+                yield other, one, nic
+
+
+def _exec(args: argparse.Namespace) -> int:
+    command = _command(args)
+    host = find_lab(args.lab).host(args.host)
+    sys.stdout.flush()
+    os.execvp("ip", ["ip", "netns", "exec", host.namespace, *command])
+
+
+def _list(_args: argparse.Namespace) -> int:
+    labs = running_labs()
+    if not labs:
+        print("no lab runs on this machine")
+        return 0
+    rows = [("NAME", "PID", "HOSTS", "SECONDS", "COMMAND")]
+    rows += [
+        (lab.name, str(lab.pid), str(len(lab.namespaces)), f"{lab.since_s:.0f}", lab.command)
+        for lab in labs
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True)]
+        print("  ".join([*cells, row[4]]).rstrip())
+    return 0
+
+
+def _clean(_args: argparse.Namespace) -> int:
+    check_powers()
+    names = sorted(remove_stale())
+    print(f"removed {len(names)} labs: {', '.join(names)}" if names else "nothing to remove")
+    return 0

@@ -1,0 +1,304 @@
+"""Run a job's processes in a lab: start them, pass on what they print, end them in order.
+
+One thread waits for everything at once: what is printed, who ends (pidfd_open(2)), signals, and the
+reader of our own output, who may be slow. So nothing here can wait for something that never comes
+while something else is due.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.errors import UsageError
+from shoal.lab.output import Lines, Output, is_colourful
+
+if TYPE_CHECKING:
+    from shoal.lab.cluster import Lab
+    from shoal.lab.job import Task
+
+__all__ = ["run_tasks"]
+
+# A server gives its jobs up to 10 s when it is asked to end.
+_SERVER_GRACE_S: Final = 12.0
+# A killed process is gone within milliseconds, unless it sleeps in the kernel.
+_DEATH_S: Final = 5.0
+
+_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+_CLONE_NEWUTS: Final = 0x04000000  # unshare(2)
+_LIBC: Final = ctypes.CDLL(None)
+
+
+def run_tasks(lab: Lab, tasks: Sequence[Task], grace_s: float, is_patient: bool = False) -> int:
+    """Build a lab, run tasks in it, and remove it, whatever happens.
+
+    When the first task fails the others are asked to end by SIGTERM, and killed if they still run
+    `grace_s` later. Servers are asked when all else has ended; one that ends earlier is told of,
+    and fails nothing. With `is_patient` no failure ends anything. SIGINT, SIGTERM and SIGHUP are
+    passed on to all; a second one kills.
+
+    Returns: the exit status of the task that failed first, or 0. As shells say it, 128 and the
+        signal's number if a task was killed by one, or if this process was sent one.
+
+    Raises:
+        UsageError, Unsupported: as `Lab`, or a task cannot be started. Nothing is left behind.
+        BrokenPipeError: whoever read our output has gone. Nothing is left behind.
+    """
+    sys.stdout.flush()
+    with _Signals() as signals, lab:
+        run = _Run(lab, signals, grace_s, is_patient)
+        try:
+            run.start(tasks)
+            return run.to_its_end()
+        finally:
+            run.close()
+
+
+class _Signals:
+    """The signals that ask this process to end: while the context lasts their numbers are read."""
+
+    def __init__(self) -> None:
+        self.fd, self._told_by = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        self._wakeup_before = signal.set_wakeup_fd(self._told_by, warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What is ignored stays so: SIGHUP under nohup.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, _leave_to_the_descriptor)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self.fd)
+        os.close(self._told_by)
+
+    def read(self) -> bytes:
+        """The numbers of those that came since the last time."""
+        return os.read(self.fd, 4096)
+
+
+def _leave_to_the_descriptor(number: int, frame: FrameType | None) -> None:
+    """What Python calls for a signal: that it came is written to the descriptor already."""
+
+
+class _Running:
+    """A task under way."""
+
+    def __init__(self, task: Task, process: subprocess.Popen[str], pipes: list[Lines]) -> None:
+        self.task = task
+        self.process = process
+        self.pipes = pipes
+        self.pidfd = os.pidfd_open(process.pid)
+
+    def send(self, number: int) -> None:
+        """Send a signal to it and to what it has started in its process group."""
+        if self.process.returncode is None:  # NOT yet waited for, so the number is still its own
+            os.killpg(self.process.pid, number)
+
+    def wait(self) -> int:
+        """Its exit status, once its descriptor has told that it ended."""
+        status = self.process.wait(_DEATH_S)
+        os.close(self.pidfd)
+        return status if status >= 0 else 128 - status
+
+    def fate(self) -> str:
+        """How it ended, in words."""
+        status = self.process.returncode
+        if status < 0:
+            return f"{self.task.label} was ended by {_signal_name(-status)}"
+        return f"{self.task.label} ended with status {status}"
+
+
+class _Run:
+    def __init__(self, lab: Lab, signals: _Signals, grace_s: float, is_patient: bool) -> None:
+        self._lab = lab
+        self._signals = signals
+        self._grace_s = grace_s
+        self._is_patient = is_patient
+        self._out, self._err = (
+            Output(stream.fileno(), is_colourful(stream.fileno()))
+            for stream in (sys.stdout, sys.stderr)
+        )
+        self._running: list[_Running] = []
+        self._pipes: list[Lines] = []
+        self._status = 0
+        self._n_signals = 0
+        self._asked: str = ""  # when those that still run will be killed, and what they were sent
+        self._deadline_s: float | None = None
+        self._is_killing = False
+
+    def start(self, tasks: Sequence[Task]) -> None:
+        width = max(len(task.label) for task in tasks)
+        for number, task in enumerate(tasks):
+            process = self._process_of(task)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            label = f"{task.label:<{width}}"
+            pipes = [
+                Lines(process.stdout, self._out, label, number),
+                Lines(process.stderr, self._err, label, number),
+            ]
+            self._pipes += pipes
+            self._running.append(_Running(task, process, pipes))
+
+    def _process_of(self, task: Task) -> subprocess.Popen[str]:
+        try:
+            return self._lab.popen(
+                task.host,
+                task.argv,
+                env=dict(task.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=partial(_prepare, self._lab.hosts[task.host].name),
+            )
+        except OSError as error:
+            why = f"{error.strerror}; {len(self._running)} others run"
+            raise UsageError(f"cannot start {task.label}: {why}") from error
+
+    def to_its_end(self) -> int:
+        """Returns when all have ended and all is printed: the exit status."""
+        while self._running:
+            self._turn()
+            self._keep_time()
+        for pipe in self._pipes:
+            pipe.read_rest()
+            pipe.end()
+        if self._n_signals == 0:
+            self._deadline_s = None  # the reader may take its time
+        while self._is_pending() and not self._is_late() and self._n_signals < 2:
+            self._turn()
+        return self._status
+
+    def close(self) -> None:
+        """Kill what still runs; the lab kills the rest."""
+        for each in self._running:
+            each.send(signal.SIGKILL)
+        for each in self._running:
+            with suppress(subprocess.TimeoutExpired):
+                each.wait()
+        self._running = []
+
+    def _turn(self) -> None:
+        """Wait until something happens, and see to it."""
+        poll, then = select.poll(), dict[int, Callable[[], None]]()
+
+        def watch(fd: int, events: int, do: Callable[[], None]) -> None:
+            poll.register(fd, events)
+            then[fd] = do
+
+        watch(self._signals.fd, select.POLLIN, self._heed_signals)
+        for each in self._running:
+            watch(each.pidfd, select.POLLIN, partial(self._ended, each))
+        for pipe in self._pipes:
+            if pipe.is_open and pipe.output.has_room:
+                watch(pipe.fd, select.POLLIN, pipe.read)
+        for output in (self._out, self._err):
+            if output.is_pending:
+                watch(output.fd, select.POLLOUT, output.write)
+        for fd, _ in poll.poll(self._left_ms()):
+            then[fd]()
+
+    def _heed_signals(self) -> None:
+        for number in self._signals.read():
+            self._n_signals += 1
+            if self._n_signals > 1:
+                self._kill(f"{_signal_name(number)} came too")
+            else:
+                self._status = self._status or 128 + number
+                self._end(number, self._grace_s)
+
+    def _ended(self, each: _Running) -> None:
+        status = each.wait()
+        self._running.remove(each)
+        for pipe in each.pipes:
+            pipe.read_rest()
+        n_left = sum(not other.task.is_server for other in self._running)
+        if each.task.is_server:
+            if not self._asked:
+                self._err.say(f"{each.fate()}; the job goes on")
+            return
+        self._status = self._status or status
+        if status and not self._asked:
+            then = "; the others go on" if self._is_patient else f"; ending the other {n_left}"
+            self._err.say(f"{each.fate()}{then if n_left else ''}")
+        if self._asked:
+            return
+        if n_left == 0:
+            self._end(signal.SIGTERM, _SERVER_GRACE_S)
+        elif status and not self._is_patient:
+            self._end(signal.SIGTERM, self._grace_s)
+
+    def _end(self, number: int, grace_s: float) -> None:
+        for each in self._running:
+            each.send(number)
+        self._asked = f"{grace_s:g} s after {_signal_name(number)}"
+        self._deadline_s = time.monotonic() + grace_s
+
+    def _keep_time(self) -> None:
+        if not self._is_late() or not self._running:
+            return
+        if not self._is_killing:
+            self._kill(self._asked)
+        else:
+            self._err.say(f"{self._names()} did not die within {_DEATH_S:g} s of SIGKILL")
+            self._running = []
+
+    def _kill(self, when: str) -> None:
+        if self._running:
+            self._err.say(f"{when}: killing {self._names()}")
+        for each in self._running:
+            each.send(signal.SIGKILL)
+        self._is_killing = True
+        self._deadline_s = time.monotonic() + _DEATH_S
+
+    def _names(self) -> str:
+        return ", ".join(each.task.label for each in self._running)
+
+    def _is_pending(self) -> bool:
+        return self._out.is_pending or self._err.is_pending
+
+    def _is_late(self) -> bool:
+        return self._deadline_s is not None and time.monotonic() >= self._deadline_s
+
+    def _left_ms(self) -> float | None:
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - time.monotonic()) * 1000
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _prepare(host_name: str) -> None:
+    """What a task does before it starts.
+
+    A process group of its own: an interrupt at the terminal reaches the lab alone, which ends its
+    tasks in order. NOT a session: the scheduler shares the cores out by session. And should the lab
+    itself be killed, so is the task. A host name of its own, which errors tell.
+    """
+    os.setpgrp()
+    if _LIBC.unshare(_CLONE_NEWUTS) == 0:
+        socket.sethostname(host_name)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

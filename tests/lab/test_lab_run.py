@@ -1,0 +1,317 @@
+"""`shoal lab run`: a command on every host, and nothing left of it, however it ends."""
+
+import importlib.util
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.lab.running import find_lab
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
+)
+
+LAB = [sys.executable, "-m", "shoal", "lab"]
+
+
+def lab(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LAB, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | environ,
+    )
+
+
+@contextmanager
+def running(*argv: str) -> Iterator[subprocess.Popen[str]]:
+    """A lab under way; killed at the end if it still runs, and what it leaves removed."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*LAB, "run", *argv], stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            lab("clean")
+
+
+def left_by(pid: int) -> list[str]:
+    folders = Path("/run/netns"), Path("/etc/netns")
+    return [path.name for folder in folders for path in folder.glob(f"shoal-lab-{pid}-*")]
+
+
+def await_end(pid: int) -> bool:
+    """Whether a process that is none of ours ends within 10 s, or has ended."""
+    with suppress(ProcessLookupError):
+        poll = select.poll()
+        poll.register(os.pidfd_open(pid), select.POLLIN)
+        return bool(poll.poll(10_000))
+    return True
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_every_rank_has_its_place_and_a_prefix() -> None:
+    show = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE"
+    show += " $MASTER_ADDR:$MASTER_PORT; hostname; printf unfinished >&2"
+    run = lab("run", "--hosts", "2", "--ranks-per-host", "2", "--", "sh", "-c", show)
+    assert run.returncode == 0
+    assert sorted(run.stdout.splitlines()) == [
+        "host0.0 | 0/4 0/2 0/2 10.77.0.1:29500",
+        "host0.0 | host0",
+        "host0.1 | 1/4 1/2 0/2 10.77.0.1:29500",
+        "host0.1 | host0",
+        "host1.0 | 2/4 0/2 1/2 10.77.0.1:29500",
+        "host1.0 | host1",
+        "host1.1 | 3/4 1/2 1/2 10.77.0.1:29500",
+        "host1.1 | host1",
+    ]
+    assert sorted(run.stderr.splitlines()) == [
+        f"host{host}.{local} | unfinished" for host in range(2) for local in range(2)
+    ]
+
+
+def test_shoal_meets_without_being_told_anything() -> None:
+    sums = "import numpy, shoal\nwith shoal.init() as group:\n    data = numpy.ones(100_000, 'f')\n"
+    sums += "    group.all_reduce(data)\n    print(data[0], data[-1])"
+    run = lab("run", "--hosts", "3", "--rate", "400mbit", "--", sys.executable, "-c", sums)
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == [f"host{rank} | 3.0 3.0" for rank in range(3)]
+
+
+def test_torch_meets_over_gloo_and_over_shoal() -> None:
+    sums = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    sums += "for name in ('gloo', 'shoal'):\n    group = dist.new_group(backend=name)\n"
+    sums += "    data = torch.ones(1000)\n    dist.all_reduce(data, group=group)\n"
+    sums += "    print(name, data.sum().item())\ndist.destroy_process_group()"
+    # Two NICs in each host, one of which Gloo uses.
+    nics = ("--nics", "400mbit,100mbit")
+    run = lab("run", "--hosts", "2", *nics, "--", sys.executable, "-c", sums)
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == [
+        f"host{rank} | {name} 2000.0" for rank in range(2) for name in ("gloo", "shoal")
+    ]
+
+
+def test_the_first_that_fails_ends_the_others_and_gives_the_status(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    # 1 fails once 0 listens to signals.
+    fail = "import os, signal, sys\nif os.environ['RANK'] == '1':\n    open(sys.argv[1]).read()\n"
+    fail += "    sys.exit(7)\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('told'))\n"
+    fail += "open(sys.argv[1], 'w').close()\nsignal.pause()"
+    run = lab("run", "--hosts", "2", "--", sys.executable, "-c", fail, str(tmp_path / "fifo"))
+    assert run.returncode == 7
+    assert run.stderr.splitlines() == [
+        "shoal lab: host1 ended with status 7; ending the other 1",
+        "host0 | told",
+    ]
+
+
+def test_a_rank_that_does_not_end_when_asked_is_killed() -> None:
+    stay = "if [ $RANK = 1 ]; then kill -KILL $$; fi; trap '' TERM; while :; do sleep 0.01; done"
+    run = lab("run", "--hosts", "2", "--grace", "0.2", "--", "sh", "-c", stay)
+    assert run.returncode == 128 + signal.SIGKILL
+    assert run.stderr.splitlines() == [
+        "shoal lab: host1 was ended by SIGKILL; ending the other 1",
+        "shoal lab: 0.2 s after SIGTERM: killing host0",
+    ]
+
+
+def test_others_go_on_after_a_failure_if_so_asked() -> None:
+    fail = "if [ $RANK = 1 ]; then exit 7; fi; echo went on"
+    run = lab("run", "--hosts", "2", "--keep-going", "--", "sh", "-c", fail)
+    assert run.returncode == 7
+    assert run.stdout == "host0 | went on\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_passed_on_and_leaves_nothing(number: signal.Signals) -> None:
+    wait = "import signal, sys\nsignal.signal(int(sys.argv[1]), lambda *_: sys.exit('told'))\n"
+    wait += "print('ready')\nsignal.pause()"
+    command = (sys.executable, "-c", wait, str(int(number)))
+    with running("--hosts", "2", "--", *command) as process:
+        assert {line_of(process) for _ in range(2)} == {"host0 | ready\n", "host1 | ready\n"}
+        assert left_by(process.pid)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 128 + number
+        assert sorted(errors.splitlines()) == ["host0 | told", "host1 | told"]
+        assert left_by(process.pid) == []
+
+
+def test_a_second_signal_kills_at_once() -> None:
+    stay = "import signal\nsignal.signal(signal.SIGINT, lambda *_: print('no'))\nprint('ready')\n"
+    stay += "while True:\n    signal.pause()"
+    command = ("--grace", "1000", "--", sys.executable, "-c", stay)
+    with running("--hosts", "1", *command) as process:
+        assert line_of(process) == "host0 | ready\n"
+        process.send_signal(signal.SIGINT)
+        assert line_of(process) == "host0 | no\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 128 + signal.SIGINT
+        assert left_by(process.pid) == []
+
+
+def test_a_lab_that_is_killed_takes_its_ranks_along_and_the_next_removes_the_rest() -> None:
+    with running("--hosts", "2", "--", "sh", "-c", "echo $$; exec sleep 1000") as process:
+        pids = [int(line_of(process).split("|")[1]) for _ in range(2)]
+        process.kill()
+        assert all(await_end(pid) for pid in pids)
+        process.wait()
+        assert left_by(process.pid)
+        assert lab("run", "--hosts", "1", "--", "true").returncode == 0
+        assert left_by(process.pid) == []
+
+
+def test_what_a_killed_lab_left_is_removed_by_clean_with_what_still_runs_there() -> None:
+    stray = "setsid sleep 1000 & echo $!; wait"
+    with running("--hosts", "1", "--name", "gone", "--", "sh", "-c", stray) as process:
+        pid = int(line_of(process).split("|")[1])
+        process.kill()
+        # Dead, and not yet waited for: /proc still has it.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert "gone" in lab("clean").stdout
+        assert await_end(pid)
+        assert left_by(process.pid) == []
+
+
+def test_what_a_rank_leaves_running_ends_with_the_lab() -> None:
+    run = lab("run", "--hosts", "1", "--", "sh", "-c", "setsid sleep 1000 & echo $!")
+    assert run.returncode == 0
+    assert await_end(int(run.stdout.split("|")[1]))
+
+
+def test_a_reader_that_stalls_stalls_the_ranks_and_does_not_keep_the_lab_from_ending(
+    tmp_path: Path,
+) -> None:
+    # How many bytes it could write before nobody took any for half a second.
+    write = "import os, select, signal, sys\nos.set_blocking(1, False)\nn = 0\n"
+    write += "while n < 64 << 20 and select.select([], [1], [], 0.5)[1]:\n"
+    write += "    n += os.write(1, b'a line of text\\n' * 1000)\n"
+    write += "open(sys.argv[1], 'w').write(str(n))\nsignal.pause()"
+    os.mkfifo(tmp_path / "n_bytes")
+    command = (sys.executable, "-c", write, str(tmp_path / "n_bytes"))
+    with running("--hosts", "1", "--grace", "0.5", "--", *command) as process:
+        assert 0 < int((tmp_path / "n_bytes").read_text()) < 2 << 20
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 128 + signal.SIGTERM
+        assert left_by(process.pid) == []
+
+
+def test_a_reader_that_goes_away_ends_the_lab() -> None:
+    with running("--hosts", "2", "--", "yes") as process:
+        assert line_of(process).endswith("| y\n")
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=20) == 1
+        assert left_by(process.pid) == []
+
+
+# A job of one rank and two servers: one ends at once, one when it is told to.
+SERVED = """
+import os, sys
+from shoal.lab import Lab
+from shoal.lab.job import Task
+from shoal.lab.runner import run_tasks
+end, stay, work = "exit 3", "trap 'echo drained; exit 0' TERM; read it < $0; wait", "read it < $0"
+scripts = [("server1", 1, end), ("server2", 2, stay), ("host0", 0, work)]
+tasks = [
+    Task(label, host, ["sh", "-c", script, sys.argv[1 + host // 2]], os.environ, host > 0)
+    for label, host, script in scripts
+]
+sys.exit(run_tasks(Lab(3), tasks, grace_s=5))
+"""
+
+
+def test_a_server_that_ends_does_not_end_the_job_and_the_job_ends_the_others(
+    tmp_path: Path,
+) -> None:
+    work, stay = str(tmp_path / "work"), str(tmp_path / "stay")
+    os.mkfifo(work)
+    os.mkfifo(stay)
+    argv = [sys.executable, "-c", SERVED, work, stay]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line == "shoal lab: server1 ended with status 3; the job goes on\n"
+        with open(stay, "w"):  # opens when the other one has set its trap
+            Path(work).write_text("enough\n")
+            out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out, errors) == (0, "server2 | drained\n", "")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("shoal.cli.server") is None,
+    reason="NOT TESTED: there is no `shoal server` here",
+)
+def test_servers_listen_in_hosts_of_their_own_and_end_with_the_job() -> None:
+    connect = "import socket, sys, time\nuntil = time.monotonic() + 20\nwhile True:\n"
+    connect += "    try:\n        socket.create_connection((sys.argv[1], 7077), timeout=5)\n"
+    connect += "        sys.exit()\n    except OSError:\n        assert time.monotonic() < until\n"
+    connect += "        time.sleep(0.05)"
+    command = ("sh", "-c", 'exec "$0" -c "$1" $SHOAL_SERVERS', sys.executable, connect)
+    run = lab("run", "--hosts", "1", "--servers", "1", "--", *command)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.startswith("server1 | ")
+
+
+def test_a_running_lab_is_found_by_its_name_and_its_links_cut_and_healed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = f"test{os.getpid()}"
+    connect = "import socket, sys; socket.create_connection((sys.argv[1], 9), timeout=0.3)"
+
+    def from_0_to(host: str) -> str:
+        argv = ["ip", "netns", "exec", find_lab(name).namespaces[0]]
+        argv += [sys.executable, "-S", "-c", connect, host]
+        run = subprocess.run(argv, capture_output=True, text=True, check=False)
+        return run.stderr.splitlines()[-1].partition(":")[0]
+
+    wait = ("--", "sh", "-c", "echo ready; exec sleep 1000")
+    with running("--hosts", "3", "--name", name, *wait) as process:
+        for _ in range(3):
+            line_of(process)
+        assert main(["lab", "list"]) == 0
+        told = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+        assert [name, str(process.pid), "3"] in told
+        assert lab("exec", name, "2", "--", "true").returncode == 0
+        # Nobody listens at port 9: a refusal is the answer of a host that is there.
+        silent, answers = "TimeoutError", "ConnectionRefusedError"
+        assert main(["lab", "cut", name, "0", "1"]) == 0
+        assert [from_0_to("10.77.0.2"), from_0_to("10.77.0.3")] == [silent, answers]
+        assert main(["lab", "heal", name, "0", "1"]) == 0
+        # What is whole already does not keep the rest from being healed.
+        assert main(["lab", "cut", name, "0", "2", "--one-way"]) == 0
+        assert main(["lab", "heal", name, "0"]) == 0
+        assert from_0_to("10.77.0.3") == answers
+        assert main(["lab", "cut", name, "0"]) == 0
+        assert [from_0_to("10.77.0.2"), from_0_to("10.77.0.3")] == [silent, silent]
+        assert main(["lab", "heal", name, "0"]) == 0
+        assert [from_0_to("10.77.0.2"), from_0_to("10.77.0.3")] == [answers, answers]
+        for argv, problem in (
+            (("heal", name, "0", "1"), "host 0 reaches host 1 by eth0: nothing is cut there"),
+            (("cut", name, "0", "3"), f"lab {name} has no host 3: they are 0 to 2"),
+            (("cut", name, "0", "0"), "name two hosts"),
+            (("cut", name, "0", "1", "--nic", "1"), "have NICs 0 to 0 in common"),
+            (("cut", "nosuch", "0", "1"), "no lab called 'nosuch' runs here; running:"),
+            (("run", "--hosts", "1", "--name", name, "--", "true"), "runs already (process"),
+        ):
+            assert main(["lab", *argv]) == 2
+            assert problem in capsys.readouterr().err

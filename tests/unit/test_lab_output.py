@@ -1,0 +1,99 @@
+"""Lines of many processes on their way to one reader, who may be slow."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.lab.output import Lines, Output
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def read(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    return os.read(fd, 1 << 20)
+
+
+def test_a_line_leaves_when_it_is_complete(pipe: tuple[int, int]) -> None:
+    output = Output(pipe[1], colourful=False)
+    source, sink = os.pipe()
+    lines = Lines(os.fdopen(source, "rb"), output, "host0", 0)
+    os.write(sink, b"one\ntw")
+    lines.read()
+    output.write()
+    assert read(pipe[0]) == b"host0 | one\n"
+    os.write(sink, b"o\nthree")
+    os.close(sink)
+    lines.read()
+    lines.read()
+    assert not lines.is_open
+    output.write()
+    assert read(pipe[0]) == b"host0 | two\nhost0 | three\n"
+
+
+def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[int, int]) -> None:
+    output = Output(pipe[1], colourful=False)
+    source, sink = os.pipe()
+    lines = Lines(os.fdopen(source, "rb"), output, "h", 0)
+    for _ in range(2):
+        os.write(sink, b"x" * 60_000)
+        lines.read()
+    lines.end()
+    os.close(sink)
+    output.write()
+    assert read(pipe[0]).startswith(b"h | xxx")
+    while output.is_pending:
+        output.write()
+        read(pipe[0])
+
+
+class Echo(Output):
+    """For each line that comes, writes another: a child that goes on when its parent is gone."""
+
+    def __init__(self, sink: int) -> None:
+        super().__init__(1, colourful=False)
+        self.sink = sink
+        self.n_lines = 0
+
+    def add(self, label: str, line: bytes, number: int = 0) -> None:
+        self.n_lines += 1
+        assert self.n_lines < 100, "this would never end"
+        os.write(self.sink, b"y\n")
+
+
+def test_the_rest_of_a_pipe_is_what_lies_in_it_though_somebody_writes_on() -> None:
+    source, sink = os.pipe()
+    echo = Echo(sink)
+    lines = Lines(os.fdopen(source, "rb"), echo, "h", 0)
+    os.write(sink, b"y\n" * 10)
+    lines.read_rest()
+    assert echo.n_lines == 10
+    lines.end()
+    os.close(sink)
+
+
+def test_an_output_takes_no_more_than_its_reader_and_does_not_wait(pipe: tuple[int, int]) -> None:
+    output = Output(pipe[1], colourful=False)
+    while output.has_room:
+        output.add("h", b"z" * 10_000)
+        output.write()
+    assert output.is_pending
+    n_bytes = len(read(pipe[0]))
+    assert n_bytes > 0
+    output.write()
+    assert len(read(pipe[0])) > 0
+
+
+def test_labels_have_colours_on_a_terminal_only(pipe: tuple[int, int]) -> None:
+    for colourful, line in ((True, b"\x1b[33mh | \x1b[0mx\n"), (False, b"h | x\n")):
+        output = Output(pipe[1], colourful)
+        output.add("h", b"x", number=1)
+        output.write()
+        assert read(pipe[0]) == line
