@@ -42,6 +42,16 @@ struct Offered {
 // Chunks of DATA, and for each a bitmap: bit s of byte s / 8.
 using Landed = std::vector<std::pair<uint32_t, std::vector<uint8_t>>>;
 
+// The segments of a chunk of scratch that a served call holds now (windows.h).
+struct Window {
+  std::vector<Block> blocks;    // of segments [first, end())
+  uint32_t first = 0;           // those before it are over
+  uint32_t n_segments = 0;      // of the chunk
+  std::vector<uint32_t> steps;  // that touch it, in their order
+
+  uint32_t end() const { return first + static_cast<uint32_t>(blocks.size()); }
+};
+
 struct StepState {
   uint32_t n_segments = 0;
   // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
@@ -96,7 +106,14 @@ struct Call : std::enable_shared_from_this<Call> {
   int source = -1;           // of a message, once it is known: group rank
   Stripe stripe;
   std::vector<std::shared_ptr<Call>> other_stripes;  // of the first stripe: for landed_of()
-  bool is_served = false;                            // no caller made it (served_calls.h)
+  bool is_served = false;       // no caller made it (served_calls.h); its scratch is windows:
+  std::vector<Window> windows;  // by chunk
+  std::vector<uint32_t> windows_moved;  // chunks of which segments may be over
+  size_t n_windows = 0;                 // segments held now
+  static constexpr uint32_t kNoSegment = ~0u;
+  struct {
+    uint32_t segment = 0, chunk = 0;
+  } next_window;  // kNoSegment: all have been taken
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
@@ -174,6 +191,10 @@ struct Call : std::enable_shared_from_this<Call> {
     return codec == nullptr ? n_bytes : n_bytes / size_of(plan->dtype) * codec->item_bytes;
   }
   std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
+    if (is_served) {
+      const Window& window = windows[chunk_index];
+      return window.blocks[segment - window.first].data();
+    }
     return chunk(buffer, chunk_index) + segment_offset(segment);
   }
   // Up to where the segments of `step` from `from` on lie on pages that hold no memory but this
@@ -196,7 +217,7 @@ struct Call : std::enable_shared_from_this<Call> {
     uint32_t ready_upto = plan->n_segments(step, stripe.index);
     for (const uint32_t before : step.waits_for)
       ready_upto = std::min(ready_upto, state[before].done);
-    return ready_upto;
+    return is_served ? std::min(ready_upto, windows[step.chunk].end()) : ready_upto;
   }
   // Bytes between this rank and a peer, in plans `by_pair`.
   Lengths lengths_with(int peer) const {
@@ -226,7 +247,13 @@ struct Call : std::enable_shared_from_this<Call> {
   bool has_memory(const Step& step) const {
     const bool in_scratch =
         step.buffer == kScratch || (step.kind == StepKind::kCopy && step.into_buffer == kScratch);
-    return !in_scratch || scratch != nullptr;
+    return !in_scratch || is_served || scratch != nullptr;
+  }
+  // The same for one segment of it.
+  bool has_memory(const Step& step, uint32_t segment) const {
+    if (!is_served) return has_memory(step);
+    const Window& window = windows[step.chunk];
+    return window.first <= segment && segment < window.end();
   }
   // What the receiver of a send allows, counting its promise to be ready once this rank has
   // consumed its own flow.

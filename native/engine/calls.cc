@@ -66,6 +66,7 @@ void Calls::launch(Call& call, uint64_t key) {
   const Program& program = *call.plan->program;
   group.finished.launched(key);
   index(call);
+  if (call.is_served) windows_.begin(call);
   hold(call, key);
   post_notices_.count(call);
   for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
@@ -147,13 +148,14 @@ void Calls::end(Call& call, const Error& error) {
   const bool had_scratch = finish(call);
   post_notices_.finished(call);
   group.finished.remember(call.key, call.plan);
-  if (had_scratch) scratch_.pass_on();
+  if (had_scratch) pass_on();
 }
 
 // NOT its group from here on, which may be gone by now.
 bool Calls::finish(Call& call) {
   if (!call.ended || call.n_unreleased > 0) return false;
-  const bool had_scratch = scratch_.give_back(call);
+  const bool had_scratch = scratch_.give_back(call) || call.is_served;
+  if (call.is_served) windows_.give_back(call);
   for (StepState& state : call.state) state.landing = {};
   call.finished.store(true, std::memory_order_release);
   judge_.finished(call);
@@ -162,7 +164,7 @@ bool Calls::finish(Call& call) {
 
 void Calls::released(int peer, uint64_t token) {
   const auto call = releases_.released(peer, token);
-  if (call != nullptr && finish(*call)) scratch_.pass_on();
+  if (call != nullptr && finish(*call)) pass_on();
 }
 
 // All of them before anything that may find no memory.
@@ -170,7 +172,12 @@ void Calls::drop_peer(int peer) {
   bool had_scratch = false;
   while (const auto call = releases_.next_of(peer))
     if (!call->finished) had_scratch |= finish(*call);
-  if (had_scratch) scratch_.pass_on();
+  if (had_scratch) pass_on();
+}
+
+void Calls::pass_on() {
+  scratch_.pass_on();
+  windows_.pass_on();
 }
 
 uint32_t Calls::frames_awaited(const Call& call) const {

@@ -13,6 +13,7 @@
 #include "engine/post_notices.h"
 #include "engine/releases.h"
 #include "engine/scratch.h"
+#include "engine/windows.h"
 
 namespace shoal {
 
@@ -21,12 +22,13 @@ class Calls {
  public:
   using Memory = std::vector<std::vector<std::byte*>>;
 
-  Calls(Links& links, Steps& steps, Scratch& scratch, Ways& ways, Commits& commits,
-        PostNotices& post_notices, CallFrames& frames, EarlyFrames& early, Judge& judge,
-        const int64_t& now)
+  Calls(Links& links, Steps& steps, Scratch& scratch, Windows& windows, Ways& ways,
+        Commits& commits, PostNotices& post_notices, CallFrames& frames, EarlyFrames& early,
+        Judge& judge, const int64_t& now)
       : links_(links),
         steps_(steps),
         scratch_(scratch),
+        windows_(windows),
         ways_(ways),
         commits_(commits),
         post_notices_(post_notices),
@@ -59,6 +61,7 @@ class Calls {
   // steps calls this.
   void settle(Call& call) {
     if (!call.held_from.empty() && !call.ended) commits_.tell(call);
+    if (call.is_served && !call.ended) windows_.settle(call);
     if (call.is_through && !call.ended) end(call, {});
   }
   // The call is over; with an error before its time. It is finished at once, or when all links have
@@ -78,6 +81,7 @@ class Calls {
  private:
   // False: it has no scratch memory that others may wait for, or is not finished yet.
   bool finish(Call& call);
+  void pass_on();
   void let_go(Call& call);
   void index(Call& call);
   void grant_far(Call& call);
@@ -86,6 +90,7 @@ class Calls {
   Links& links_;
   Steps& steps_;
   Scratch& scratch_;
+  Windows& windows_;
   Ways& ways_;
   Commits& commits_;
   PostNotices& post_notices_;

@@ -149,7 +149,7 @@ void DataFrames::arrived(Call& call, uint32_t at, const Header& header,
     call.state[before].way->consumed(call, before, header.segment + 1);
   }
   ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
-  const bool has_place = call.has_memory(step);
+  const bool has_place = call.has_memory(step, header.segment);
   const bool landed = receive_buffer.place != nullptr && has_place &&
                       payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
   if (has_place)

@@ -17,14 +17,15 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       credits_(links_, names_.size(), options.staging_bytes),
       steps_(traffic_, now_),
       scratch_(rank, staging_, steps_, *this, now_),
+      windows_(staging_, steps_),
       ways_(rank, names_.size(), links_, steps_, staging_, traffic_, credits_, *this),
       runner_(links_, steps_, scratch_, ways_),
       commits_(links_, *this),
       post_notices_(links_, steps_, ways_.grants, names_.size()),
       call_frames_(steps_, ways_, commits_, post_notices_, *this),
       early_(names_.size(), ways_, *this),
-      calls_(links_, steps_, scratch_, ways_, commits_, post_notices_, call_frames_, early_, *this,
-             now_),
+      calls_(links_, steps_, scratch_, windows_, ways_, commits_, post_notices_, call_frames_,
+             early_, *this, now_),
       served_calls_(calls_),
       messages_(rank, calls_, *this, options.most_tags),
       groups_(rank, names_.size(), *this),
@@ -41,7 +42,10 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
 // Calls hold staging blocks, which must go before it; the calls themselves may stay with callers.
 Engine::~Engine() {
   for (const auto& [id, group] : groups_)
-    for (const auto& [key, call] : group->in_flight) call->state.clear();
+    for (const auto& [key, call] : group->in_flight) {
+      call->state.clear();
+      call->windows.clear();
+    }
   ways_.frames.clear();
   ways_.moves.clear();
   calls_.clear();
@@ -99,6 +103,7 @@ std::shared_ptr<Call> Engine::post_recv(Group& group, std::shared_ptr<const Plan
 
 void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe) {
   serves_ = true;
+  windows_.open(options_.staging_bytes);
   served_calls_.serve(group, std::move(plan), stripe);
 }
 

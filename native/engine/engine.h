@@ -32,6 +32,7 @@
 #include "engine/steps.h"
 #include "engine/traffic.h"
 #include "engine/ways.h"
+#include "engine/windows.h"
 
 namespace shoal {
 
@@ -127,8 +128,8 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   PeerState state_of(int peer) const { return peers_[peer]; }
   const std::string& name_of_rank(int peer) const { return names_[peer]; }
   const Staging& staging() const { return staging_; }
-  size_t scratch_bytes() const { return scratch_.n_bytes(); }  // held now
-  size_t n_groups() const { return groups_.size(); }           // remembered
+  size_t scratch_bytes() const { return scratch_.n_bytes() + windows_.n_bytes(); }  // held now
+  size_t n_groups() const { return groups_.size(); }                                // remembered
 
  private:
   friend class StateReader;
@@ -185,6 +186,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   Credits credits_;
   Steps steps_;
   Scratch scratch_;
+  Windows windows_;
   Ways ways_;
   Runner runner_;
   Commits commits_;

@@ -18,7 +18,10 @@ void Grants::grant(Call& call, uint32_t at) {
     place.cts_flow = step.cts_flow;
     upto = state.n_segments;
   }
-  if (!link->shares_memory() && upto < state.n_segments) upto = granted_.look_ahead(call, at, upto);
+  // What is stored in a window needs no staging beyond it.
+  const bool is_windowed = call.is_served && step.waits_for.empty();
+  if (!link->shares_memory() && upto < state.n_segments && !is_windowed)
+    upto = granted_.look_ahead(call, at, upto);
   const bool worth_it = upto == state.n_segments || upto - state.grant_sent >= state.reserved / 2;
   if (upto <= state.grant_sent || !worth_it) return;
   state.grant_sent = upto;

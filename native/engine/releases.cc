@@ -10,6 +10,10 @@ void Releases::ask(Call& call) {
       for (const int peer : call.plan->program->peers)
         ask(call, (*call.members)[peer], call.chunk(buffer, chunk), layout.n_bytes[chunk]);
   }
+  for (const Window& window : call.windows)
+    for (const Block& block : window.blocks)
+      for (const int peer : call.plan->program->peers)
+        ask(call, (*call.members)[peer], block.data(), block.size());
   for (uint32_t at = 0; at < call.state.size(); ++at) {
     const Block& landing = call.state[at].landing;
     if (landing)
@@ -42,7 +46,10 @@ std::shared_ptr<Call> Releases::next_of(int peer) {
 }
 
 void Releases::clear() {
-  for (const auto& [question, call] : asked_) call->state.clear();
+  for (const auto& [question, call] : asked_) {
+    call->state.clear();
+    call->windows.clear();
+  }
   asked_.clear();
 }
 

@@ -20,9 +20,15 @@ Block Staging::take(size_t n_bytes) {
   return {this, std::unique_ptr<std::byte[]>(new std::byte[keepable ? kKept : n_bytes]), n_bytes};
 }
 
+void Staging::keep(size_t n_bytes) {
+  const size_t most = kLeastKept + n_bytes / kKept;
+  kept_.reserve(most);
+  most_kept_ = most;
+}
+
 void Staging::give_back(std::unique_ptr<std::byte[]> data, size_t size) {
   used_ -= size;
-  if (size > kKept / 2 && size <= kKept && kept_.size() < kMaxKept)
+  if (size > kKept / 2 && size <= kKept && kept_.size() < most_kept_)
     kept_.push_back(std::move(data));
 }
 

@@ -42,7 +42,7 @@ class Block {
 class Staging {
  public:
   explicit Staging(size_t ceiling) : ceiling_(ceiling) {
-    kept_.reserve(kMaxKept);  // blocks come back in destructors, where nothing may throw
+    kept_.reserve(most_kept_);  // blocks come back in destructors, where nothing may throw
   }
 
   // Promises `n_bytes` to a peer before it sends them. False when the ceiling is in the way.
@@ -54,6 +54,8 @@ class Staging {
   void unreserve(size_t n_bytes) { reserved_ -= n_bytes; }
 
   Block take(size_t n_bytes);
+  // Blocks of so many bytes together are kept for the next segments, beyond the first few.
+  void keep(size_t n_bytes);
   size_t reserved() const { return reserved_; }
   size_t used() const { return used_; }
   size_t peak() const { return peak_; }
@@ -64,7 +66,8 @@ class Staging {
 
   // Blocks of this size are kept for the next segment; a fresh one costs page faults.
   static constexpr size_t kKept = 128u << 10;
-  static constexpr size_t kMaxKept = 32;
+  static constexpr size_t kLeastKept = 32;
+  size_t most_kept_ = kLeastKept;
 
   size_t ceiling_;
   size_t reserved_ = 0, used_ = 0, peak_ = 0;

@@ -41,6 +41,8 @@ void Steps::advance(Call& call, uint32_t at, uint32_t done) {
   StepState& state = call.state[at];
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
+  if (call.is_served && state.done == call.windows[step.chunk].first)
+    call.windows_moved.push_back(step.chunk);
   moved_upto(call, at, done);
   if (done == state.n_segments) {
     call.steps_left--;

@@ -39,10 +39,12 @@ constexpr Turn kTurn{41, 7 * kWrap + 5, kWrap + 9};
 // "frames up" or "frames down"), "path", path, session); the message is header[8:64], place, and
 // the upper halves of both numbers. All numbers are little endian.
 TEST("seals are those that another implementation computes") {
-  CHECK_EQ(keys_of(0, 1).out(2).of(some_header(), kTurn), 0xfda1195adc6531c6u);
-  CHECK_EQ(keys_of(1, 0).out(2).of(some_header(), kTurn), 0x1c3a4f11797a3ef3u);
+  Header header = some_header();
+  header.version = 3;  // whichever it is now
+  CHECK_EQ(keys_of(0, 1).out(2).of(header, kTurn), 0xfda1195adc6531c6u);
+  CHECK_EQ(keys_of(1, 0).out(2).of(header, kTurn), 0x1c3a4f11797a3ef3u);
   const std::string session(32, 's');
-  CHECK_EQ(keys_of(0, 1).out(2, std::as_bytes(std::span(session))).of(some_header(), kTurn),
+  CHECK_EQ(keys_of(0, 1).out(2, std::as_bytes(std::span(session))).of(header, kTurn),
            0xedf7f2bbc29e1be5u);
 }
 

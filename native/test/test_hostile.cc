@@ -180,7 +180,7 @@ TEST("claims to have put what was not granted end the link") {
 }
 
 TEST("frames of unknown types and of groups that the sender is not in end the link") {
-  for (const int type : {0, 20, 77, 255}) {
+  for (const int type : {0, 21, 77, 255}) {
     Duel duel;
     duel.say(duel.frame(static_cast<FrameType>(type)));
     duel.check_ended("sent a frame of unknown type " + std::to_string(type));

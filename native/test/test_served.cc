@@ -159,10 +159,10 @@ TEST("workers that call different things under one key hear it with both, as doe
 TEST("a worker that dies in a served call ends the group, and servers hold nothing of it") {
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     Pool pool(3, 2, options_for(seed));
-    const size_t reserved = pool.world.engine(3).staging().reserved();
     PoolJob job{3, 2};
     job.n_elems = 1000;
     pool.serve(job);
+    const size_t reserved = pool.world.engine(3).staging().reserved();
     for (job.key = 1; job.key < 4; ++job.key) pool.post_all(job);
     const uint64_t frame = pool.world.net.n_sent() + seed * 7;
     pool.world.run([&] { return pool.world.net.n_sent() >= frame; });

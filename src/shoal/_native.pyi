@@ -77,8 +77,8 @@ class Call:
         """Of a call of workers and servers that is done: what its memory holds.
 
         Each chunk of DATA that a server reduces, and a bit for each of its segments of
-        `SEGMENT_BYTES` (bit s % 8 of byte s // 8): set, the segment holds the result; else it holds what
-        this rank gave. All are set if the call succeeded on any worker.
+        `SEGMENT_BYTES` (bit s % 8 of byte s // 8): set, the segment holds the result; else it
+        holds what this rank gave. All are set if the call succeeded on any worker.
 
         RuntimeError: the call is in flight.
         """

@@ -20,19 +20,20 @@ WRITTEN: Final = {".py", ".h", ".cc", ".md", ".js", ".css", ".html", ".pyi"}
 # of docs/architecture.md, unless it is as plain as these.
 _PLAIN: Final = """
 acceptor address advertised agreement algorithm ask asking at attempt backend barrier below bench
-benchmark block blocks bootstrap branch buffers caller calls case channels choice client closed
-cluster codec commands comparison connect connection connections connector context contract
-contribution control copy cost counted counts cube cut d dataflow deadline description doubt
-drawing dump end endpoint ends entry error event execution failure faster filled finish finished
-follower forced form frames goal gone health held http in info interface internal job join keeper
-key kind lab latency launch layout leader leaving library limits line lines links load local lost
-measured meet meeting member members membership memory message messages misplaced monitored
-namespace nic occurrences on op operations options origin out output owner pair parser part parts
-pending picture placement planner point pool pooled pools process proof record recv reducer repair
-rereading reserve reserved result role root round row running sample section send served server
-settings shape shares shoal simulation source spec stages stand status store strangers symbols
-symmetric table task tcp tensor timed told torch trace traffic tree tuning type unpacker
-unsupported usage value verdict warnings watch way weights windows within work worker
+benchmark best block blocks bootstrap branch buffers call caller calls case channels chart choice
+client closed cluster codec column commands comparison connect connection connections connector
+context contract contribution control copy cost counted counts cube cut d dataflow deadline
+description doubt drawing dump element end endpoint ends entry error event execution failure faster
+figures filled finish finished follower forced form frames goal gone health held http in info
+interface internal job join joined keeper key kind known lab latency launch layout leader leaving
+library limit limits line lines links load local lost measured meet meeting member members
+membership memory message messages misplaced monitored name namespace nic occurrences on op
+operations options origin out output owner pair parser part parts pending picture placement planner
+point pool pooled pools process progress proof range record recv reducer repair rereading reserve
+reserved result role root round row running sample section send served server settings shape shares
+shoal simulation size source spec stages stand status store strangers sweep symbols symmetric table
+taken task tcp tensor timed times told torch trace traffic tree tuning type unpacker unsupported
+usage value values verdict warnings watch way weights windows within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
 
