@@ -89,7 +89,7 @@ class JoinedPool:
         self._rank, self._exchange = rank, exchange
 
     def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """See Pool: every rank calls it alike."""
+        """See RankPool: every rank calls it alike."""
         try:
             answer = getattr(self._rank, task)(**arguments)
         except Exception as error:  # noqa: BLE001 - told to all

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from shoal.bench.benchmark import Result
     from shoal.bench.job import JobSpec
     from shoal.bench.sweep import CallKind, Sweep
-    from shoal.bench.worker_pools import Pool
+    from shoal.bench.worker_pools import RankPool
 
 
 def run_sweep(
     sweep: Sweep,
     argv: Sequence[str],
     out: Path | None,
-    joined: Callable[[JobSpec], Pool] | None = None,
+    joined: Callable[[JobSpec], RankPool] | None = None,
     is_telling: bool = True,
 ) -> int:
     """Measure, print a row for each size as soon as it is there, and write the file.

@@ -52,7 +52,7 @@ class Sample(NamedTuple):
     cpu_s: float
 
 
-class Pool(Protocol):
+class RankPool(Protocol):
     """The ranks of one library. Every method raises Failure if a rank fails."""
 
     def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -70,13 +70,13 @@ class WorkerPools:
     """
 
     def __init__(
-        self, settings: BenchOptions, joined: Callable[[JobSpec], Pool] | None = None
+        self, settings: BenchOptions, joined: Callable[[JobSpec], RankPool] | None = None
     ) -> None:
         self.settings = settings
         self._joined = joined
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
-        self._pools: dict[JobSpec, Pool] = {}
+        self._pools: dict[JobSpec, RankPool] = {}
         self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Lab] = {}
         self._unstartable: dict[JobSpec, str] = {}
         self._n_calls: dict[tuple[JobSpec, CallSpec], int] = {}
@@ -151,7 +151,7 @@ class WorkerPools:
                 pool.ask("forget")
         self._n_calls.clear()
 
-    def _pool(self, spec: JobSpec) -> Pool:
+    def _pool(self, spec: JobSpec) -> RankPool:
         if spec in self._unstartable:
             raise Failure(self._unstartable[spec])
         if spec not in self._pools:
@@ -175,7 +175,7 @@ class WorkerPools:
         nics = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
         return Placement(self.settings.mpi, self.cluster(*nics) if spec.n_hosts else None)
 
-    def _sample(self, pool: Pool, spec: JobSpec, case: Case, what: CallSpec) -> Sample:
+    def _sample(self, pool: RankPool, spec: JobSpec, case: Case, what: CallSpec) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
         kind = (spec, what)
         if kind not in self._n_calls:
@@ -186,7 +186,7 @@ class WorkerPools:
             self._n_calls[kind] = min(fitting, _MAX_CALLS)
         return _ask(pool, what, self._n_calls[kind], n_samples)
 
-    def _check(self, pool: Pool, spec: JobSpec, what: CallSpec) -> None:
+    def _check(self, pool: RankPool, spec: JobSpec, what: CallSpec) -> None:
         """Once per tensor: the result is right. A wrong result's time is of no interest."""
         n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **what._asdict()))
         if n_wrong:
@@ -202,7 +202,7 @@ def slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
     return [max(times_s) for times_s in zip(*(rank["times_s"] for rank in ranks), strict=True)]
 
 
-def _ask(pool: Pool, what: CallSpec, n_calls: int, n_samples: int) -> Sample:
+def _ask(pool: RankPool, what: CallSpec, n_calls: int, n_samples: int) -> Sample:
     ranks = pool.ask("measure", **what._asdict(), n_calls=n_calls, n_samples=n_samples)
     cpu_s = sum(statistics.fmean(rank["cpu_s"]) for rank in ranks)
     return Sample(statistics.median(slowest_of(ranks)), cpu_s)

@@ -43,14 +43,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse has overloads by namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Called by argparse."""
+        """Of a subcommand: what it does not know, it says itself, and points at its own help."""
         if args and args[0] in self._branches:
             return self._branches[args[0]].parse_known_args(args[1:], namespace)
-        return super().parse_known_args(args, namespace)
-
-    def parse_known_args(self, *args: Any, **settings: Any) -> Any:
-        """Of a subcommand: what it does not know, it says itself, and points at its own help."""
-        namespace, unknown = super().parse_known_args(*args, **settings)
+        namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
