@@ -65,7 +65,8 @@ test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native
 	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_kills.py \
-	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py
+	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py \
+	  tests/process/test_servers.py tests/unit/test_pool_protocol.py
 	SHOAL_SEEDS=30 build/native/test_programs
 	$(PY) tests/programs.py build/many_ranks.txt tree:16 tree:128 tree:1024 ring:16 ring:128
 	SHOAL_PROGRAMS=build/many_ranks.txt build/native/test_scale

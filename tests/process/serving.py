@@ -147,7 +147,11 @@ def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
 
 def status_of(key: Path, address: str) -> dict[str, Any]:
     """What `shoal status --json` prints."""
+    return dict(json.loads(status_text(key, address, "--json")))
+
+
+def status_text(key: Path, *arguments: str) -> str:
+    """What `shoal status` prints."""
     env = {**os.environ, "SHOAL_KEY_FILE": str(key)}
-    argv = [sys.executable, "-m", "shoal", "status", "--json", address]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    return dict(json.loads(done.stdout))
+    argv = [sys.executable, "-m", "shoal", "status", *arguments]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout

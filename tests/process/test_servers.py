@@ -1,11 +1,15 @@
 """Reduction servers: the same bits with them and without, whoever comes and goes."""
 
+import contextlib
 import os
+import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from process.ranks import run_ranks, start_ranks
 from process.serving import (
     N_ELEMS,
@@ -19,6 +23,7 @@ from process.serving import (
     new_key,
     noise,
     status_of,
+    status_text,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -139,6 +144,30 @@ def test_servers_that_die_one_after_the_other_at_any_moment_cost_no_call(tmp_pat
     assert [outcome.value for outcome in outcomes] == [[True] * 2 * n_calls] * N_WORKERS, outcomes
 
 
+@pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(4))
+def test_servers_that_die_and_come_back_for_a_while_cost_no_call(tmp_path: Path, seed: int) -> None:
+    key, n_calls, draw = new_key(tmp_path), 200, random.Random(seed)
+    with contextlib.ExitStack() as on_exit:
+        stage = on_exit.enter_context(Stage())
+        servers = [on_exit.enter_context(ServerProcess(key, host=host)) for host in "ab"]
+        env = job_env(key, *(server.address for server in servers)) | dict(stage.env)
+        ranks = on_exit.enter_context(
+            start_ranks(kill_while_calls_run, N_WORKERS, n_calls, env=env)
+        )
+        for turn in range(5, n_calls - 5, 10):
+            stage.await_cue(f"turn {turn}")
+            time.sleep(draw.uniform(0.0, 0.1))
+            at = draw.randrange(2)
+            servers[at].send(draw.choice([signal.SIGKILL, signal.SIGTERM]))
+            servers[at].wait()
+            again = ServerProcess(key, port=servers[at].port, host="ab"[at])
+            servers[at] = on_exit.enter_context(again)
+        outcomes = ranks.wait(300.0)
+    assert [outcome.value for outcome in outcomes] == [[True] * 2 * n_calls] * N_WORKERS, outcomes
+
+
 def call_while_a_server_drains() -> list[bool]:
     pretend_hosts(1)
     stage, right = Stage.from_environment(), []
@@ -236,10 +265,13 @@ def test_one_server_serves_two_jobs_with_two_keys_and_tells_each_of_its_own(tmp_
                 for rank in range(N_WORKERS):
                     stage.await_cue(f"{key.name} rank {rank}")
             told = [status_of(key, server.address) for key in keys]
+            text = status_text(keys[0], server.address)
             stage.cue("all have called")
             values = [[outcome.value for outcome in job.wait()] for job in jobs]
     assert values == [[True] * N_WORKERS] * 2
     assert [one["n_jobs"] for one in told] == [2, 2]
+    assert "serves 2 of at most 16 jobs" in text
+    assert "view 1: server 1 of 1, 3 workers" in text
     pids = [{view["pid"] for view in one["views"]} for one in told]
     assert pids[0]
     assert pids[1]

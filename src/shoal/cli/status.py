@@ -63,6 +63,7 @@ def _line(view: dict[str, Any]) -> str:
     rates = (f"{view[name] * 8 / 1e6:.1f}" for name in ("bytes_in_per_s", "bytes_out_per_s"))
     text = "  in {} Mbit/s, out {} Mbit/s".format(*rates)
     text += f"; {view['n_in_flight']} calls in flight, {view['staging_bytes'] >> 10} KiB held\n"
+    text += f"  shares: {view['algorithm'] or 'no call yet'}\n"
     if view["waits_for"]:
         text += f"  waits for workers {', '.join(map(str, view['waits_for']))}\n"
     return head + text

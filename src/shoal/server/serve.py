@@ -51,7 +51,7 @@ class _Served:
 
     def __init__(self, group: PoolGroup, meet: Meet) -> None:
         self._group, self._meet = group, meet
-        self._n_kinds = 0
+        self._n_kinds, self._last_algorithm = 0, ""
         self._started = time.monotonic()
 
     def run(self, tell: Callable[[], None]) -> None:
@@ -73,6 +73,7 @@ class _Served:
             if self._n_kinds > _MOST_KINDS:
                 raise ValueError(f"more than {_MOST_KINDS} kinds of calls in one view")
             shape = unpack(message, group.rank, group.size)
+            self._last_algorithm = shape.algorithm[:200]
             group.serve(make_plan(shape, self._meet.n_workers))
         except (ValueError, ShoalError) as error:
             why = f"server {group.rank} cannot serve what worker 0 announced: {error}"
@@ -89,6 +90,7 @@ class _Served:
             "n_workers": meet.n_workers,
             "n_servers": meet.size - meet.n_workers,
             "n_kinds": self._n_kinds,
+            "algorithm": self._last_algorithm,
             "for_s": round(time.monotonic() - self._started, 1),
         }
         if state is not None:
