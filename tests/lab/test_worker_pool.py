@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from shoal.bench.failure import Failure
-from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 
 # Ranks that copy need no library, and start in 0.2 s.
 COPIERS = JobSpec("copy", 2)
-NOWHERE = Placement(openmpi=Path("nowhere"))
+NOWHERE = Placement({"openmpi": Path("nowhere")})
 TENSOR = {"n_bytes": 4096, "memory": "private"}
 
 
@@ -37,7 +38,9 @@ def test_a_rank_that_raises_is_quoted() -> None:
 
 
 def test_a_library_that_is_not_installed_says_what_installs_it() -> None:
-    with pytest.raises(Failure, match="no Open MPI in nowhere: `make bench` installs it"):
+    with pytest.raises(
+        Failure, match=r"no Open MPI in nowhere\. To install it there: python3 -m venv"
+    ):
         WorkerPool(JobSpec("openmpi", 2), NOWHERE)
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.elements import OPERATIONS
 from shoal.bench.failure import Failure
-from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 
-NOWHERE = Placement(openmpi=Path("nowhere"))
+NOWHERE = Placement({"openmpi": Path("nowhere")})
 
 
 @pytest.fixture(scope="module", params=["gloo", "shoal"])
@@ -26,6 +28,17 @@ def test_every_collective_is_right_and_is_timed(pool: WorkerPool, collective: st
     for answer in pool.ask("measure", **what, n_calls=2, n_samples=3):
         assert len(answer["times_s"]) == 3
         assert min(answer["times_s"]) > 0
+
+
+def test_every_type_and_operation_of_nccl_tests_is_right_in_place_and_out_of_place() -> None:
+    with WorkerPool(JobSpec("shoal", 2), NOWHERE) as pool:
+        for dtype in ("bfloat16", "float16", "float64", "int8", "uint8", "int64"):
+            for op in OPERATIONS:
+                for in_place in (False, True):
+                    what = {"collective": "reduce_scatter", "dtype": dtype, "op": op}
+                    how = {"n_bytes": 4096, "memory": "private", "in_place": in_place}
+                    answers = pool.ask("check", **what, **how)
+                    assert answers == [{"n_wrong": 0}, {"n_wrong": 0}], what
 
 
 def test_a_group_forms_again_in_the_same_processes(pool: WorkerPool) -> None:

@@ -31,7 +31,7 @@ def seconds(value: float) -> str:
 
 @pytest.fixture
 def pools() -> WorkerPools:
-    return WorkerPools(BenchOptions(n_rounds=3, openmpi=Path("nowhere")))
+    return WorkerPools(BenchOptions(n_rounds=3, mpi={"openmpi": Path("nowhere")}))
 
 
 def section_of(*benchmarks: Benchmark, goals: tuple[Faster, ...] = ()) -> Section:
@@ -191,7 +191,7 @@ def test_a_library_that_is_not_installed_is_a_failure_and_is_not_tried_again(
 ) -> None:
     with pools:
         for _ in range(2):
-            with pytest.raises(Failure, match="make bench"):
+            with pytest.raises(Failure, match="no Open MPI in nowhere"):
                 pools.sample("openmpi", Case(2, 4))
 
 

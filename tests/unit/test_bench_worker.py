@@ -4,20 +4,27 @@ import json
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.values import Contribution, Floats, count_wrong, fill
-from shoal.bench.worker import peak_resident_bytes
+from shoal.bench.collectives import COLLECTIVES, Call, CallSpec
+from shoal.bench.elements import ELEMENTS, OPERATIONS, ElementType
+from shoal.bench.endpoints import LibraryRank
+from shoal.bench.values import Contribution, FilledBuffer, KnownValues, Values
+from shoal.bench.worker import Rank, peak_resident_bytes
 
 LENGTHS = [0, 1, 1021, 65536, 65537, 300_000]
 
 
-def filled(rank: int, n_elems: int) -> Floats:
+def filled(rank: int, n_elems: int) -> Values:
     values = np.zeros(n_elems, np.float32)
-    fill(values, rank)
+    KnownValues(8).fill(values, rank)
     return values
+
+
+def count_wrong(values: Values, source: Contribution, error: float = 0.0) -> int:
+    return KnownValues(8, error=error).count_wrong(values, source)
 
 
 @pytest.mark.parametrize("n_elems", LENGTHS)
@@ -59,17 +66,17 @@ def test_values_that_landed_elsewhere_are_seen(shift: int) -> None:
     assert count_wrong(total, Contribution([0])) > 290_000
 
 
-def by_numpy(collective: str, rank: int, tensors: list[Floats]) -> list[Floats]:
+def by_numpy(collective: str, rank: int, tensors: list[Values]) -> list[Values]:
     """The blocks of a rank's result, from the definition of the collective; [] if it has none."""
     size = len(tensors)
     cut = [np.split(tensor, size) for tensor in tensors]
-    results: dict[str, list[Floats]] = {
+    results: dict[str, list[Values]] = {
         "all_reduce": [np.sum(tensors, axis=0)],
         "broadcast": [tensors[0]],
         "reduce": [np.sum(tensors, axis=0)] if rank == 0 else [],
-        "all_gather": [blocks[0] for blocks in cut],
+        "all_gather": [blocks[peer] for peer, blocks in enumerate(cut)],
         "reduce_scatter": [np.sum([blocks[rank] for blocks in cut], axis=0)],
-        "gather": [blocks[0] for blocks in cut] if rank == 0 else [],
+        "gather": [blocks[peer] for peer, blocks in enumerate(cut)] if rank == 0 else [],
         "scatter": [cut[0][rank]],
         "all_to_all": [blocks[rank] for blocks in cut],
         "send_recv": [tensors[rank + 1 if rank % 2 == 0 else rank - 1]],
@@ -85,7 +92,7 @@ def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int)
     n_block = n_elems // 4 if COLLECTIVES[collective].cut else n_elems
     for rank in range(4):
         blocks = by_numpy(collective, rank, tensors)
-        sources = COLLECTIVES[collective].want(rank, range(4), n_block)
+        sources = COLLECTIVES[collective].want(rank, range(4), n_block, 0).values()
         assert [count_wrong(*each) for each in zip(blocks, sources, strict=True)] == [0] * len(
             blocks
         )
@@ -94,8 +101,101 @@ def test_what_a_rank_must_hold_is_what_numpy_says(collective: str, n_elems: int)
 @pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"barrier"}))
 def test_a_result_that_was_never_written_is_wrong(collective: str) -> None:
     untouched = np.zeros(1000, np.float32)
-    for source in COLLECTIVES[collective].want(0, range(4), 1000):
+    for source in COLLECTIVES[collective].want(0, range(4), 1000, 0).values():
         assert count_wrong(untouched, source) == 1000
+
+
+def stored(element: ElementType, values: Values) -> Values:
+    """Integers as a tensor of that type holds them, by ml_dtypes where NumPy has no such type."""
+    if element.name == "bfloat16":
+        return values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    return values.astype(element.storage)
+
+
+def shown(element: ElementType, values: Values) -> Values:
+    kind = ml_dtypes.bfloat16 if element.name == "bfloat16" else np.dtype(element.storage)
+    return values.view(kind).astype(np.float64 if element.is_float else np.int64)
+
+
+BY_NUMPY = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max, "avg": np.mean}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("n_ranks", [2, 7])
+def test_what_numpy_folds_is_right_in_every_type_by_every_operation(
+    name: str, op: str, n_ranks: int
+) -> None:
+    element, known = ELEMENTS[name], KnownValues(n_ranks, ELEMENTS[name], op)
+    tensors = [np.zeros(65_600, element.storage) for _ in range(n_ranks)]
+    for rank, tensor in enumerate(tensors):
+        known.fill(tensor, rank)
+    exact = BY_NUMPY[op]([shown(element, tensor) for tensor in tensors], axis=0)
+    folded = stored(element, exact if element.is_float else np.trunc(exact))
+    assert known.count_wrong(folded, Contribution(range(n_ranks))) == 0
+    folded[[3, 65_599]] = stored(element, np.array([0, 0]))
+    assert known.count_wrong(folded, Contribution(range(n_ranks))) == 2
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("n_ranks", [2, 16])
+def test_sums_stay_where_every_integer_is_exact(name: str, n_ranks: int) -> None:
+    element = ELEMENTS[name]
+    tensor = np.zeros(300_000, element.storage)
+    KnownValues(n_ranks, element).fill(tensor, 0)
+    assert n_ranks * shown(element, tensor).max() <= element.exact
+    assert shown(element, tensor).min() >= 1
+
+
+def test_only_a_mean_of_floats_may_be_rounded_and_by_two_units() -> None:
+    assert KnownValues(3, ELEMENTS["float32"], "avg").tolerance == 2.0**-22
+    assert KnownValues(3, ELEMENTS["float16"], "sum").tolerance == 0
+    assert KnownValues(3, ELEMENTS["int32"], "avg", error=0.1).tolerance == 0
+
+
+class AloneRank:
+    """A library of one rank, which notes its calls and may forget to do them."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.is_lazy = False
+
+    def rank(self) -> Rank:
+        def allocate(n_elems: int, _memory: str, dtype: str) -> FilledBuffer:
+            array = np.empty(n_elems, dtype)
+            return FilledBuffer(array, array)
+
+        def bind(_what: CallSpec, data: Values, other: Values) -> Call:
+            def gather() -> None:
+                self.done.append("call")
+                if not self.is_lazy:
+                    other[:] = data
+
+            return gather
+
+        def barrier() -> None:
+            self.done.append("barrier")
+
+        return Rank(LibraryRank(0, allocate, barrier, bind, lambda: None, (0,)))
+
+
+def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
+    library = AloneRank()
+    rank, what = library.rank(), {"n_bytes": 400, "collective": "all_gather", "in_place": False}
+    assert rank.check(**what) == {"n_wrong": 0}
+    library.is_lazy = True
+    assert rank.check(**what) == {"n_wrong": 100}
+
+
+@pytest.mark.parametrize(("is_apart", "turns"), [(True, "BCBCBC"), (False, "BCCC")])
+def test_calls_are_made_apart_or_in_a_row_after_those_that_warm_up(
+    is_apart: bool, turns: str
+) -> None:
+    library = AloneRank()
+    how = {"n_calls": 1, "n_samples": 3, "n_warmup": 2, "is_apart": is_apart}
+    answer = library.rank().measure(n_bytes=4, **how)
+    assert "".join(word[0].upper() for word in library.done) == f"BCCB{turns}B"
+    assert len(answer["times_s"]) == len(answer["cpu_s"]) == 3
 
 
 def test_the_peak_of_memory_is_at_least_what_was_touched() -> None:

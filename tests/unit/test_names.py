@@ -28,9 +28,10 @@ latency launch layout library limits line lines links load local lost measured m
 members membership memory message messages monitored namespace nic occurrences on op operations
 options origin out output owner pair parser part pending picture placement planner point pool pools
 process proof record recv reducer rereading result role root round row running sample section send
-served server settings shape shares shoal simulation source spec stand store symbols symmetric table
-task tcp tensor timed told torch trace traffic tree tuning type unpacker unsupported usage value
-verdict warnings way weights windows within work worker
+best call chart column element figures joined kind known limit name progress range served server
+settings shape shares shoal simulation size source spec stand store sweep symbols symmetric table
+taken task tcp tensor timed times told torch trace traffic tree tuning type unpacker unsupported
+usage value values verdict warnings way weights windows within work worker
 """
 PLAIN: Final = set(_PLAIN.split())
 

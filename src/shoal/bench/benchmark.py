@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.bench.worker_pools import WorkerPools
 
 Measure = Callable[["WorkerPools", "Case"], float]
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,25 @@ class Result:
         return [goal.judge(medians, section.show) for goal in self.case.goals]
 
 
-def run_section(section: Section, pools: WorkerPools, progress: Progress) -> list[Result]:
-    """Measure a table, case by case."""
+def run_section(
+    section: Section,
+    pools: WorkerPools,
+    say: Say,
+    tell: Callable[[Result], None] = lambda _row: None,
+) -> list[Result]:
+    """Measure a table, case by case.
+
+    Args:
+        say: is told what begins.
+        tell: gets each row when it is whole.
+    """
     rows: list[Result] = []
     for number, case in enumerate(section.cases, 1):
-        progress(f"{section.name} {number}/{len(section.cases)}")
+        say(f"{section.name} {number}/{len(section.cases)}")
         if rows and rows[-1].case.n_bytes != case.n_bytes:
             pools.forget()  # the tensors of all sizes together do not fit in memory
         rows.append(_run_case(section, case, pools))
+        tell(rows[-1])
     pools.forget()
     return rows
 

@@ -1,16 +1,15 @@
-"""Every collective of torch.distributed as a call to be timed, and what it must leave.
+"""Every collective that is timed, a row each: what a call must leave, and what its bytes amount to.
 
-A call works on two float32 tensors of one size, `data` and `other`. Where a collective cuts a
-tensor in one block per rank, that is the larger of the two it takes, and the smaller one is the
-first part of the other tensor. The root is rank 0. Names that torch 2.13 has renamed are called by
-the new one where there is one.
+A call works on two tensors of one size, `data` and `other`. Where a collective cuts a tensor in one
+block per rank, that is the larger of the two it takes, and the smaller one is this rank's block of
+the other tensor: where both are the same tensor, the call works in place. torch_calls.py,
+group_calls.py and mpi_calls.py say how each library is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -19,64 +18,55 @@ from shoal.bench.values import Contribution
 N_BUCKETS: Final = 8
 
 Call = Callable[[], object]
-Want = Callable[[int, Sequence[int], int], list[Contribution]]
+Want = Callable[[int, Sequence[int], int, int], Mapping[int, Contribution]]
+
+
+class CallSpec(NamedTuple):
+    """What is called: the same tensors, and the same plan. Sent to ranks as JSON, by its names.
+
+    Args:
+        n_bytes: of the larger tensor where one rank's differ.
+        memory: "private", as people get it from torch or NumPy, or "shared", from shoal.empty.
+        algorithm: empty for the library's own choice.
+        in_place: None where the collective has one way only.
+    """
+
+    n_bytes: int
+    memory: str = "private"
+    collective: str = "all_reduce"
+    algorithm: str = ""
+    dtype: str = "float32"
+    op: str = "sum"
+    root: int = 0
+    in_place: bool | None = None
 
 
 class On(NamedTuple):
-    """Where a call is made: torch.distributed itself, a group of it, and who calls."""
+    """Where a call is made: a group of some library, the rank there, and what it folds by."""
 
-    dist: Any
     group: Any
     rank: int
     size: int
+    op: Any
+    root: int
+
+    def own(self, tensor: Any) -> Any:
+        """This rank's block of a tensor."""
+        n = len(tensor) // self.size
+        return tensor[self.rank * n : (self.rank + 1) * n]
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this rank gives or gets all."""
+        return self.rank == self.root
 
 
-@dataclass(frozen=True)
-class MeasuredCollective:
-    """One collective.
-
-    Args:
-        bind: the call on (where, data, other).
-        want: the blocks of the result, by (rank, ranks, elements of a block); empty where nothing
-            is promised.
-        cut: in blocks of one rank each; a block must have an element.
-        in_place: the result is in `data`; otherwise it is in `other`.
-    """
-
-    bind: Callable[[On, Any, Any], Call]
-    want: Want
-    cut: bool = False
-    in_place: bool = False
+Bind = Callable[[On, Any, Any], Call]
+"""Makes the call on (where, data, other)."""
 
 
-def _all_gather(on: On, data: Any, other: Any) -> Call:
-    block = data[: len(data) // on.size]
-    function = getattr(on.dist, "all_gather_single", None) or on.dist.all_gather_into_tensor
-    return partial(function, other, block, group=on.group)
-
-
-def _reduce_scatter(on: On, data: Any, other: Any) -> Call:
-    block = other[: len(data) // on.size]
-    function = getattr(on.dist, "reduce_scatter_single", None) or on.dist.reduce_scatter_tensor
-    return partial(function, block, data, group=on.group)
-
-
-def _gather(on: On, data: Any, other: Any) -> Call:
-    block = data[: len(data) // on.size]
-    blocks = list(other.chunk(on.size)) if on.rank == 0 else None
-    return partial(on.dist.gather, block, blocks, dst=0, group=on.group)
-
-
-def _scatter(on: On, data: Any, other: Any) -> Call:
-    block = other[: len(data) // on.size]
-    blocks = list(data.chunk(on.size)) if on.rank == 0 else None
-    return partial(on.dist.scatter, block, blocks, src=0, group=on.group)
-
-
-def _ping_pong(on: On, data: Any, other: Any) -> Call:
-    """Ranks 0 and 1, 2 and 3, and so on: there and back."""
-    send = partial(on.dist.send, data, on.rank ^ 1, group=on.group)
-    recv = partial(on.dist.recv, other, on.rank ^ 1, group=on.group)
+def there_and_back(on: On, send: Call, recv: Call) -> Call:
+    """Ranks 0 and 1, 2 and 3, and so on: a message, and one in return."""
     first, second = (send, recv) if on.rank % 2 == 0 else (recv, send)
 
     def call() -> None:
@@ -86,72 +76,106 @@ def _ping_pong(on: On, data: Any, other: Any) -> Call:
     return call
 
 
-def _buckets(on: On, data: Any, _other: Any) -> Call:
-    """Several all-reduces in flight at once, each of a part of the tensor."""
-    parts = data.chunk(N_BUCKETS)
-
-    def call() -> None:
-        works = [on.dist.all_reduce(part, group=on.group, async_op=True) for part in parts]
-        for work in works:
-            work.wait()
-
-    return call
+def _once(_size: int) -> float:
+    return 1.0
 
 
-def _sum(_rank: int, ranks: Sequence[int], _n: int) -> list[Contribution]:
-    return [Contribution(ranks)]
+def _without_own(size: int) -> float:
+    return (size - 1) / size
 
 
-def _each(_rank: int, ranks: Sequence[int], _n: int) -> list[Contribution]:
-    return [Contribution([peer]) for peer in ranks]
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """One collective.
+
+    Args:
+        want: the blocks of the result by number, by (rank, ranks, elements of a block, root);
+            empty where nothing is promised.
+        bus: bus bandwidth as a multiple of algorithm bandwidth, by the number of ranks: what each
+            must send or get at least, in sizes. That of nccl-tests, which keeps it for any
+            algorithm, with servers too: else it could not be compared.
+        cut: in blocks of one rank each; a block must have an element.
+        in_place: the ways there are: whether the result is in `data`, or in `other`.
+        folds: whether it takes an operation.
+        rooted: whether it has a root.
+        in_pairs: ranks 0 and 1, 2 and 3 and so on have to do with each other, and with no others.
+        each: every rank brings a whole size of its own, so that those of one host add up.
+    """
+
+    want: Want
+    bus: Callable[[int], float] = _once
+    cut: bool = False
+    in_place: tuple[bool, ...] = (True,)
+    folds: bool = False
+    rooted: bool = False
+    each: bool = False
+    in_pairs: bool = False
+
+    def is_in_place(self, asked: bool | None) -> bool:
+        """Whether a call works in place: as asked, or in the way that the collective has first."""
+        return self.in_place[0] if asked is None else asked
+
+
+_BOTH: Final = (False, True)
+
+
+def _sum(_rank: int, ranks: Sequence[int], _n: int, _root: int) -> Mapping[int, Contribution]:
+    return {0: Contribution(ranks)}
+
+
+def _each(_rank: int, ranks: Sequence[int], n: int, _root: int) -> Mapping[int, Contribution]:
+    return {block: Contribution([peer], block * n) for block, peer in enumerate(ranks)}
 
 
 def _at_root(want: Want) -> Want:
-    return lambda rank, ranks, n: want(rank, ranks, n) if rank == 0 else []
+    return lambda rank, ranks, n, root: want(rank, ranks, n, root) if rank == root else {}
 
 
 COLLECTIVES: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
     {
-        "all_reduce": MeasuredCollective(
-            lambda on, data, _other: partial(on.dist.all_reduce, data, group=on.group),
-            _sum,
-            in_place=True,
-        ),
+        "all_reduce": MeasuredCollective(_sum, lambda size: 2 * _without_own(size), folds=True),
         "broadcast": MeasuredCollective(
-            lambda on, data, _other: partial(on.dist.broadcast, data, src=0, group=on.group),
-            lambda _rank, _ranks, _n: [Contribution([0])],
-            in_place=True,
+            lambda _rank, _ranks, _n, root: {0: Contribution([root])}, rooted=True
         ),
-        "reduce": MeasuredCollective(
-            lambda on, data, _other: partial(on.dist.reduce, data, dst=0, group=on.group),
-            _at_root(_sum),
-            in_place=True,
-        ),
-        "all_gather": MeasuredCollective(_all_gather, _each, cut=True),
+        "reduce": MeasuredCollective(_at_root(_sum), folds=True, rooted=True),
+        "all_gather": MeasuredCollective(_each, _without_own, cut=True, in_place=_BOTH),
         "reduce_scatter": MeasuredCollective(
-            _reduce_scatter, lambda rank, ranks, n: [Contribution(ranks, rank * n)], cut=True
+            lambda rank, ranks, n, _root: {rank: Contribution(ranks, rank * n)},
+            _without_own,
+            cut=True,
+            in_place=_BOTH,
+            folds=True,
         ),
-        "gather": MeasuredCollective(_gather, _at_root(_each), cut=True),
+        "gather": MeasuredCollective(
+            _at_root(_each), _without_own, cut=True, in_place=_BOTH, rooted=True
+        ),
         "scatter": MeasuredCollective(
-            _scatter, lambda rank, _ranks, n: [Contribution([0], rank * n)], cut=True
+            lambda rank, _ranks, n, root: {rank: Contribution([root], rank * n)},
+            _without_own,
+            cut=True,
+            in_place=_BOTH,
+            rooted=True,
         ),
         "all_to_all": MeasuredCollective(
-            lambda on, data, other: partial(on.dist.all_to_all_single, other, data, group=on.group),
-            lambda rank, ranks, n: [Contribution([peer], rank * n) for peer in ranks],
+            lambda rank, ranks, n, _root: {
+                block: Contribution([peer], rank * n) for block, peer in enumerate(ranks)
+            },
+            _without_own,
             cut=True,
+            in_place=(False,),
+            each=True,
         ),
-        "send_recv": MeasuredCollective(
-            _ping_pong, lambda rank, _ranks, _n: [Contribution([rank ^ 1])]
+        "send_recv": MeasuredCollective(  # there and back: one after the other
+            lambda rank, _ranks, _n, _root: {0: Contribution([rank ^ 1])},
+            lambda _size: 2.0,
+            in_place=(False,),
+            in_pairs=True,
         ),
-        "barrier": MeasuredCollective(
-            lambda on, _data, _other: partial(on.dist.barrier, group=on.group),
-            lambda _rank, _ranks, _n: [],
-            in_place=True,
-        ),
+        "barrier": MeasuredCollective(lambda _rank, _ranks, _n, _root: {}, lambda _size: 0.0),
     }
 )
 
 # Whatever a rank can be told to call: what is no collective of its own is no part of the grid.
 CALLS: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
-    {**COLLECTIVES, "buckets": MeasuredCollective(_buckets, _sum, in_place=True)}
+    {**COLLECTIVES, "buckets": MeasuredCollective(_sum, folds=True)}
 )

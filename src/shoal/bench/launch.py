@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import secrets
@@ -9,12 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-import shoal
 from shoal.bench.failure import Failure
+from shoal.bench.job import JobSpec, host_of
+from shoal.bench.mpi_launch import MPIS, mpi_command, mpi_environment
 
 if TYPE_CHECKING:
     from shoal.lab import Lab
@@ -22,30 +24,17 @@ if TYPE_CHECKING:
 # Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
 _FORKED_FROM: Final = 32
 
+_OF_TORCH: Final = {"gloo", "shoal", "one channel", "two channels"}
+
 # In a cluster's hosts every port is free, but several jobs may be there at once.
 _LAB_PORTS: Final = itertools.count(29500)
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """Which processes: a library, how many ranks, and on how many hosts of a cluster.
-
-    With `n_hosts` 0 all ranks are on this machine, outside any cluster. `rate_mbit` is that of a
-    host's NIC; None: not shaped. `more_mbit` are those of further NICs of each host.
-    """
-
-    library: str
-    n_ranks: int
-    n_hosts: int = 0
-    rate_mbit: float | None = 1000
-    more_mbit: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
 class Placement:
-    """What the processes are started in: Open MPI's environment and, for hosts, the cluster."""
+    """What the processes are started in: the MPIs' environments and, for hosts, the cluster."""
 
-    openmpi: Path
+    mpi: Mapping[str, Path] = field(default_factory=dict)
     cluster: Lab | None = None
 
 
@@ -58,15 +47,17 @@ def start(
         Failure: the library is not installed.
     """
     worker = ["-m", "shoal.bench.worker", spec.library, str(control)]
-    if spec.library == "openmpi":
-        return [_start_mpi(spec, placement.openmpi, worker, control.parent, errors)]
+    if spec.library in MPIS:
+        argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)
+        return [_popen([*argv, *worker], mpi_environment(spec, control.parent), errors)]
+    require_torch(spec.library)
     job = _job_environment(spec, placement.cluster)
     argv = [sys.executable, *worker]
     if spec.n_ranks >= _FORKED_FROM and placement.cluster is None:
         return [_popen([*argv, "--fork", str(spec.n_ranks)], job, errors)]
     return [
         _popen(
-            placement.cluster.command(_host_of(spec, rank), argv) if placement.cluster else argv,
+            placement.cluster.command(host_of(spec, rank), argv) if placement.cluster else argv,
             job | _rank_environment(spec, rank),
             errors,
         )
@@ -74,20 +65,10 @@ def start(
     ]
 
 
-def _start_mpi(
-    spec: JobSpec, openmpi: Path, worker: Sequence[str], folder: Path, errors: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    mpirun, python = openmpi / "bin" / "mpirun", openmpi / "bin" / "python"
-    if not mpirun.exists():
-        raise Failure(f"no Open MPI in {openmpi.name}: `make bench` installs it")
-    # shoal is not installed there. A folder with nothing but a link to it makes the worker
-    # importable and none of this environment's libraries.
-    link = folder / "import" / "shoal"
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(Path(shoal.__file__).parent)
-    count = ["-n", str(spec.n_ranks), "--oversubscribe", "--allow-run-as-root"]
-    env = {"PYTHONPATH": str(link.parent)}
-    return _popen([str(mpirun), *count, str(python), *worker], env, errors)
+def require_torch(library: str) -> None:
+    """Raise Failure if a library is called through torch, and there is none."""
+    if library in _OF_TORCH and importlib.util.find_spec("torch") is None:
+        raise Failure(f"{library} needs torch, which is not installed: pip install torch")
 
 
 def _popen(
@@ -106,14 +87,9 @@ def _popen(
     )
 
 
-def _host_of(spec: JobSpec, rank: int) -> int:
-    """Neighbouring ranks share a host, as torchrun places them."""
-    return rank * spec.n_hosts // spec.n_ranks
-
-
 def _rank_environment(spec: JobSpec, rank: int) -> dict[str, str]:
     on_host = [
-        other for other in range(spec.n_ranks) if _host_of(spec, other) == _host_of(spec, rank)
+        other for other in range(spec.n_ranks) if host_of(spec, other) == host_of(spec, rank)
     ]
     local = {"LOCAL_RANK": on_host.index(rank), "LOCAL_WORLD_SIZE": len(on_host)}
     return {name: str(value) for name, value in {"RANK": rank, **local}.items()}

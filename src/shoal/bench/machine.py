@@ -22,7 +22,7 @@ def describe_run(argv: Sequence[str]) -> dict[str, str]:
         "load": f"{os.getloadavg()[0]:.2f} before the run",
         "versions": f"Python {platform.python_version()}, torch {_version('torch')}",
         "commit": _commit(),
-        "command": shlex.join(["python", "-m", "shoal.bench", *argv]),
+        "command": shlex.join(["shoal", "bench", *argv]),
     }
 
 

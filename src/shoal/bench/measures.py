@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.bench.failure import Failure
+from shoal.bench.worker_pools import slowest_of
 from shoal.lab import Flow, measure_streams, ring_of
 from shoal.lab.cluster import interface_of
 
@@ -59,12 +59,12 @@ def memory_floor(pools: WorkerPools, case: Case) -> float:
 
 def line_time(pools: WorkerPools, case: Case) -> float:
     """Seconds in which one raw TCP stream carries what a ring sends per host: 2M(n-1)/n bytes."""
-    return _ideal_s(pools, case, [Flow(0, 1)])
+    return sent_by_ring(case) / raw_rate(pools, case, [Flow(0, 1)])
 
 
 def ring_time(pools: WorkerPools, case: Case) -> float:
     """The same at the rate of the slowest raw stream when all hosts send in a ring at once."""
-    return _ideal_s(pools, case, ring_of(case.n_hosts))
+    return sent_by_ring(case) / raw_rate(pools, case, ring_of(case.n_hosts))
 
 
 def nics_time(pools: WorkerPools, case: Case) -> float:
@@ -76,11 +76,6 @@ def nics_time(pools: WorkerPools, case: Case) -> float:
     rates = measure_streams(cluster, flows, _STREAM_BYTES // n_nics)
     by_nic = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
     return sent_by_ring(case) / sum(map(min, by_nic))
-
-
-def _slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of each call, of the slowest rank."""
-    return [max(times_s) for times_s in zip(*(rank["times_s"] for rank in ranks), strict=True)]
 
 
 class Latency:
@@ -98,7 +93,7 @@ class Latency:
         self._last = []
         what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
         ranks = pools.ask(self._library, case, "latencies", **what)
-        self._last = _slowest_of(ranks)
+        self._last = slowest_of(ranks)
         return statistics.median(self._last)
 
     def percentile_99(self, _pools: WorkerPools, _case: Case) -> float:
@@ -121,7 +116,7 @@ def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
         n_made = sum(rank["n_made"] for rank in ranks)
         if n_made < n_short:
             raise Failure(f"only {n_made} of {n_short} strangers got through to the listener")
-        return statistics.median(_slowest_of(ranks))
+        return statistics.median(slowest_of(ranks))
 
     return measure
 
@@ -191,10 +186,10 @@ def subgroups_of(library: str, *, used: bool) -> Measure:
     return measure
 
 
-def _ideal_s(pools: WorkerPools, case: Case, flows: list[Flow]) -> float:
+def raw_rate(pools: WorkerPools, case: Case, flows: list[Flow]) -> float:
+    """Bytes per second of the slowest of raw TCP streams that run at once."""
     n_bytes = _STREAM_BYTES if case.rate_mbit else _UNSHAPED_STREAM_BYTES
-    rate = min(measure_streams(pools.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
-    return sent_by_ring(case) / rate
+    return min(measure_streams(pools.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
 
 
 def sent_by_ring(case: Case) -> float:

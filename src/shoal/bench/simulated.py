@@ -1,4 +1,4 @@
-"""`python -m shoal.bench.simulated`: what the simulator says beside what the engine does.
+"""`shoal bench simulated`: what the simulator says beside what the engine does.
 
 On clusters of network namespaces. The simulator is told the rate of raw TCP streams in a ring and
 the time of an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper;
@@ -7,18 +7,15 @@ nothing is fitted to the points that are compared.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import shlex
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from shoal.analysis.simulate.simulator import simulate
-from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.machine import describe_run, render_run
 from shoal.bench.worker_pool import WorkerPool
 from shoal.lab import Lab, measure_streams, ring_of
@@ -67,7 +64,7 @@ def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Compariso
     with Lab(n_hosts, rate_mbit) as hosts:
         n_stream = int(rate_mbit * 1e6 / 8 * _STREAM_S)
         rates = [min(measure_streams(hosts, ring_of(n_hosts), n_stream)) for _ in range(3)]
-        with WorkerPool(JobSpec("group", n_hosts, n_hosts), Placement(Path(), hosts)) as pool:
+        with WorkerPool(JobSpec("group", n_hosts, n_hosts), Placement(cluster=hosts)) as pool:
             small_s = min(_times(pool, "doubling", 4) for _ in range(n_rounds))
             cluster = _describe(n_hosts, max(rates), small_s)
             print(f"# {n_hosts} hosts at {rate_mbit:g} Mbit/s: {cluster.wire}", flush=True)
@@ -124,26 +121,18 @@ def _row(point: Comparison) -> str:
     )
 
 
-def main(argv: Sequence[str]) -> int:
+def run_simulated(
+    n_hosts: Sequence[int], rates_mbit: Sequence[float], n_rounds: int, argv: Sequence[str]
+) -> int:
     """Print a row for each point; 0 also if some are outside of 15 %."""
-    parser = argparse.ArgumentParser(prog="python -m shoal.bench.simulated", description=__doc__)
-    parser.add_argument("--hosts", type=int, action="append", metavar="N", help="default 4 and 8")
-    parser.add_argument("--rate", type=float, action="append", metavar="MBIT", help="200 and 1000")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    args = parser.parse_args(argv)
-    command = shlex.join(["python", "-m", "shoal.bench.simulated", *argv])
-    print(render_run(describe_run(argv) | {"command": command}), end="")
+    print(render_run(describe_run(argv)), end="")
     print("hosts  Mbit/s  algorithm       MiB  measured  min to max of rounds  simulated  ratio")
     points = []
-    for n_hosts in args.hosts or (4, 8):
-        for rate_mbit in args.rate or (200, 1000):
-            for point in compare(n_hosts, rate_mbit, args.rounds):
+    for n in n_hosts:
+        for rate_mbit in rates_mbit:
+            for point in compare(n, rate_mbit, n_rounds):
                 print(_row(point), flush=True)
                 points.append(point)
     n_good = sum(abs(point.ratio - 1) <= _GOOD for point in points)
     print(f"# {n_good} of {len(points)} within {_GOOD:.0%}; times in ms")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

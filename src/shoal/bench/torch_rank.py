@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.bench.collectives import CALLS, Call, On
+from shoal.bench.collectives import CALLS, Call, CallSpec, On
+from shoal.bench.torch_calls import TORCH_CALLS
 from shoal.bench.values import FilledBuffer
 
 
@@ -39,23 +40,13 @@ class TorchRank:
         dist.destroy_process_group()
         return self._form()
 
-    def allocate(self, n_elems: int, memory: str) -> FilledBuffer:
-        """See Endpoint."""
-        if memory == "shared":
-            import shoal  # NOT above: loading it is a part of what forming the group takes
-
-            tensor: torch.Tensor = shoal.empty(n_elems, torch.float32)
-        else:
-            tensor = torch.empty(n_elems, dtype=torch.float32)
-        return FilledBuffer(tensor, tensor.numpy())
-
-    def bind(self, collective: str, algorithm: str, data: Any, other: Any) -> Call:
-        """See Endpoint."""
+    def bind(self, what: CallSpec, data: Any, other: Any) -> Call:
+        """See LibraryRank."""
+        algorithm = what.algorithm
         if algorithm and algorithm not in self._groups:
             self._groups[algorithm] = _group_by(algorithm)
         group = self._groups[algorithm] if algorithm else dist.group.WORLD
-        on = On(dist, group, self.rank, self.size)
-        return CALLS[collective].bind(on, data, other)
+        return bind_torch(what, group, data, other)
 
     def choice(self, collective: str, n_bytes: int) -> str:
         """The algorithm that the planner takes for a collective of so many bytes."""
@@ -87,6 +78,26 @@ class TorchRank:
         begin_s = time.perf_counter()
         dist.init_process_group(self._backend, store=store, rank=self.rank, world_size=self.size)
         return time.perf_counter() - begin_s
+
+
+def allocate_torch(n_elems: int, memory: str, dtype: str) -> FilledBuffer:
+    """A tensor, in memory of either kind."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if memory == "shared":
+        import shoal  # NOT above: loading it is a part of what forming the group takes
+
+        tensor: torch.Tensor = shoal.empty(n_elems, kind)
+    else:
+        tensor = torch.empty(n_elems, dtype=kind)
+    shown = tensor.view(torch.uint16) if kind is torch.bfloat16 else tensor
+    return FilledBuffer(tensor, shown.numpy())
+
+
+def bind_torch(what: CallSpec, group: Any, data: Any, other: Any) -> Call:
+    """The call of a collective of torch.distributed in a group."""
+    op = getattr(dist.ReduceOp, what.op.upper())
+    on = On(group, dist.get_rank(group), dist.get_world_size(group), op, what.root)
+    return TORCH_CALLS[what.collective](on, data, other)
 
 
 def _group_by(algorithm: str) -> Any:

@@ -1,14 +1,21 @@
-"""Known values: what tensors are filled with before a call, and what must be there after it."""
+"""Known values: what tensors are filled with before a call, and what must be there after it.
+
+All values are integers so small that every sum is exact, in whatever order it is folded: integers
+must be right to the last bit, and so must floats, except where a mean is rounded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from shoal.bench.elements import ELEMENTS, ElementType
+
+Values = npt.NDArray[Any]
 
 # Filling and checking go piece by piece: temporaries as large as the tensor would be seen in the
 # peak memory of the rank.
@@ -16,52 +23,116 @@ _PIECE_ELEMS: Final = 1 << 16
 # Added to every piece of a tensor, so that one that lands elsewhere is wrong. A prime: no number of
 # pieces in a chunk divides it.
 _PERIOD: Final = 61
+_MOST: Final = 999
+# So many ranks bring a factor of two to a product, which fits every type then.
+_N_FACTORS: Final = 6
+# A mean is a sum, which is exact, times or over the number of ranks: rounded twice at most.
+_ROUNDED: Final = 2
+
+_FOLDS: Final[Mapping[str, Any]] = {
+    "sum": np.sum,
+    "avg": np.sum,
+    "product": np.prod,
+    "min": np.min,
+    "max": np.max,
+}
 
 
 class FilledBuffer(NamedTuple):
-    """A float32 tensor as the library takes it, and its values as NumPy sees them."""
+    """A tensor as the library takes it, and its values as NumPy sees them."""
 
     data: Any
-    values: Floats
+    values: Values
 
 
 class Contribution(NamedTuple):
-    """Where the values of a block come from: the sum of these ranks' tensors from `start` on."""
+    """Where the values of a block come from: those of these ranks' tensors from `start` on."""
 
     ranks: Sequence[int]
     start: int = 0
 
 
-def fill(values: Floats, rank: int) -> None:
-    """Write the known values of a rank: integers, whose sums are exact in whatever order."""
-    for piece, want in _known(len(values), Contribution([rank])):
-        values[piece] = want
-
-
-def count_wrong(values: Floats, source: Contribution, error: float = 0.0) -> int:
-    """How many elements are not what ranks that were filled give at that place.
+@dataclass(frozen=True)
+class KnownValues:
+    """What each of so many ranks brings to a call, and what it must leave.
 
     Args:
-        error: how far they may be off, as a part of it.
+        op: as shoal calls it.
+        error: how far floats may be off, as a part of the value; beyond what the operation itself
+            may round.
     """
-    return sum(
-        int(np.count_nonzero(~(np.abs(values[piece] - want) <= error * want)))
-        for piece, want in _known(len(values), source)
-    )
 
+    n_ranks: int
+    element: ElementType = ELEMENTS["float32"]
+    op: str = "sum"
+    error: float = 0.0
 
-def _known(n_elems: int, source: Contribution) -> Iterator[tuple[slice, Floats]]:
-    """The values of a block, in pieces that do not cross the borders of the source's pieces."""
-    base: Floats = np.sum([_base_of(rank) for rank in source.ranks], axis=0, dtype=np.float32)
-    done = 0
-    while done < n_elems:
-        number, offset = divmod(source.start + done, _PIECE_ELEMS)
-        length = min(_PIECE_ELEMS - offset, n_elems - done)
-        added = len(source.ranks) * (number % _PERIOD)
-        yield slice(done, done + length), base[offset : offset + length] + added
-        done += length
+    def fill(self, values: Values, rank: int) -> None:
+        """Write the known values of a rank."""
+        for piece, want in self._known(len(values), Contribution([rank]), "sum"):
+            values[piece] = self._encoded(want)
 
+    def count_wrong(self, values: Values, source: Contribution) -> int:
+        """How many elements are not what ranks that were filled give at that place."""
+        op = self.op if len(source.ranks) > 1 else "sum"
+        return sum(
+            self._n_wrong(values[piece], want)
+            for piece, want in self._known(len(values), source, op)
+        )
 
-def _base_of(rank: int) -> Floats:
-    random = np.random.default_rng(rank)
-    return random.integers(1, 1000, _PIECE_ELEMS).astype(np.float32)
+    @property
+    def tolerance(self) -> float:
+        """How far a value may be off, as a part of it."""
+        if not self.element.is_float:
+            return 0.0
+        rounded = _ROUNDED * self.element.epsilon if self.op == "avg" else 0.0
+        return max(self.error, rounded)
+
+    def _n_wrong(self, values: Values, want: Values) -> int:
+        if not self.element.is_float:
+            return int(np.count_nonzero(values != self._encoded(want)))
+        held = self._decoded(values)
+        return int(np.count_nonzero(~(np.abs(held - want) <= self.tolerance * np.abs(want))))
+
+    def _known(self, n_elems: int, source: Contribution, op: str) -> Iterator[tuple[slice, Values]]:
+        """The values of a block, in pieces that do not cross the borders of the source's pieces."""
+        base = _FOLDS[op]([self._base_of(rank) for rank in source.ranks], axis=0)
+        n_added = len(source.ranks) if op in ("sum", "avg") else 1
+        done = 0
+        while done < n_elems:
+            number, offset = divmod(source.start + done, _PIECE_ELEMS)
+            length = min(_PIECE_ELEMS - offset, n_elems - done)
+            want = base[offset : offset + length] + n_added * (number % self._period)
+            if op == "avg":
+                exact = want / len(source.ranks)
+                want = exact if self.element.is_float else np.trunc(exact)
+            yield slice(done, done + length), want
+            done += length
+
+    def _base_of(self, rank: int) -> Values:
+        most = 1 + (rank < _N_FACTORS) if self.op == "product" else self._most
+        kind = np.float64 if self.element.is_float else np.int64
+        return np.random.default_rng(rank).integers(1, most + 1, _PIECE_ELEMS).astype(kind)
+
+    @property
+    def _room(self) -> int:
+        """What one rank may bring so that what is folded is exact."""
+        return self.element.exact // (self.n_ranks if self.op in ("sum", "avg") else 1)
+
+    @property
+    def _most(self) -> int:
+        return min(max(self._room * 2 // 3, 1), _MOST)
+
+    @property
+    def _period(self) -> int:
+        return 1 if self.op == "product" else min(max(self._room - self._most, 1), _PERIOD)
+
+    def _encoded(self, want: Values) -> Values:
+        if self.element.name == "bfloat16":  # these integers have no digits that it would cut off
+            return (want.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return want.astype(self.element.storage)
+
+    def _decoded(self, values: Values) -> Values:
+        if self.element.name == "bfloat16":
+            return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return values.astype(np.float64)

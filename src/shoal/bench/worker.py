@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from shoal.bench.collectives import CALLS, Call
+from shoal.bench.collectives import CALLS, Call, CallSpec
+from shoal.bench.elements import ELEMENTS
 from shoal.bench.endpoints import JOIN, LibraryRank
-from shoal.bench.values import FilledBuffer, count_wrong, fill
+from shoal.bench.values import FilledBuffer, KnownValues
 
 if TYPE_CHECKING:
     from shoal.bench.torch_rank import TorchRank
@@ -34,50 +35,79 @@ class Rank:
 
     def __init__(self, endpoint: LibraryRank) -> None:
         self._endpoint = endpoint
-        self._buffers: dict[tuple[int, str, str], FilledBuffer] = {}
+        self._buffers: dict[tuple[int, str, str, str], FilledBuffer] = {}
 
-    def check(
-        self, n_bytes: int, memory: str, collective: str = "all_reduce", algorithm: str = ""
-    ) -> dict[str, Any]:
-        """Call once on known values; `n_wrong` elements of the result are not what they must be."""
-        call, data, result = self._bind(n_bytes, memory, collective, algorithm)
-        ranks = self._endpoint.ranks
-        fill(data.values, self._endpoint.rank)
+    def who(self) -> dict[str, Any]:
+        """The process, and the host that it is on: what shares its name and its network."""
+        net = os.readlink("/proc/self/ns/net")
+        return {"pid": os.getpid(), "host": socket.gethostname(), "net": net}
+
+    def check(self, **what: Any) -> dict[str, Any]:
+        """Call once on known values; `n_wrong` elements of the result are not what they must be.
+
+        Args:
+            what: see CallSpec.
+        """
+        spec = CallSpec(**what)
+        row, ranks, rank = CALLS[spec.collective], self._endpoint.ranks, self._endpoint.rank
+        call, data, result = self._bind(spec)
+        op = spec.op if row.folds else "sum"
+        is_narrow = row.folds and spec.dtype == "float32" and op in ("sum", "avg")
+        error = self._endpoint.error if is_narrow else 0.0
+        known = KnownValues(len(ranks), ELEMENTS[spec.dtype], op, error)
+        result.values.fill(0)
+        known.fill(data.values, rank)
         self._endpoint.barrier()
         call()
-        block = len(data.values) // len(ranks) if CALLS[collective].cut else len(data.values)
-        sources = CALLS[collective].want(self._endpoint.rank, ranks, block)
-        parts = [result.values[block * i : block * (i + 1)] for i in range(len(sources))]
-        error = self._endpoint.error
-        n_wrong = sum(count_wrong(*each, error) for each in zip(parts, sources, strict=True))
+        n = len(data.values) // len(ranks) if row.cut else len(data.values)
+        n_wrong = sum(
+            known.count_wrong(result.values[n * block : n * (block + 1)], source)
+            for block, source in row.want(rank, ranks, n, spec.root).items()
+        )
         data.values.fill(0)  # repeated sums must not grow to infinity
         return {"n_wrong": n_wrong}
 
     def measure(
         self,
-        n_bytes: int,
-        memory: str,
         n_calls: int,
         n_samples: int,
-        collective: str = "all_reduce",
-        algorithm: str = "",
         rest_s: float = 0.0,
+        n_warmup: int = 1,
+        is_apart: bool = True,
+        **what: Any,
     ) -> dict[str, Any]:
-        """Per sample: a rest, a barrier, `n_calls` calls in a row; seconds and CPU seconds."""
-        call, _, _ = self._bind(n_bytes, memory, collective, algorithm)
+        """Seconds and CPU seconds of a call, by sample; bytes of a call over the host's NICs.
+
+        Args:
+            n_calls: calls in a row that make one sample.
+            n_warmup: calls before the first sample: caches and branch predictors have seen other
+                processes since last time.
+            is_apart: a rest and a barrier precede each sample; else only the first one.
+            what: see CallSpec.
+        """
+        call, _, _ = self._bind(CallSpec(**what))
         barrier = self._endpoint.barrier
         barrier()
-        call()  # caches and branch predictors have seen other processes since last time
+        for _ in range(n_warmup):
+            call()
+        barrier()
+        before = nic_bytes()
         times_s, cpu_s = [], []
-        for _ in range(n_samples):
-            time.sleep(rest_s)
-            barrier()
+        for number in range(n_samples):
+            if is_apart or number == 0:
+                time.sleep(rest_s)
+                barrier()
             start_cpu_s, start_s = time.process_time(), time.perf_counter()
             for _ in range(n_calls):
                 call()
             times_s.append((time.perf_counter() - start_s) / n_calls)
             cpu_s.append((time.process_time() - start_cpu_s) / n_calls)
-        return {"times_s": times_s, "cpu_s": cpu_s}
+        barrier()  # what others still have to send has left their NICs, or is about to
+        n_all = n_samples * n_calls
+        sent, received = (
+            (now - then) / n_all for now, then in zip(nic_bytes(), before, strict=True)
+        )
+        return {"times_s": times_s, "cpu_s": cpu_s, "sent": sent, "received": received}
 
     def choice(self, collective: str, n_bytes: int) -> dict[str, Any]:
         """The name of the algorithm that shoal's planner takes."""
@@ -140,21 +170,30 @@ class Rank:
             raise NotImplementedError("only torch.distributed can be asked that")
         return self._endpoint.torch
 
-    def _bind(
-        self, n_bytes: int, memory: str, collective: str, algorithm: str
-    ) -> tuple[Call, FilledBuffer, FilledBuffer]:
+    def _bind(self, what: CallSpec) -> tuple[Call, FilledBuffer, FilledBuffer]:
         """The call, and the tensors of its input and its result."""
-        data = self._buffer(n_bytes, memory, "data")
-        in_place = CALLS[collective].in_place
-        other = data if in_place else self._buffer(n_bytes, memory, "other")
-        call = self._endpoint.bind(collective, algorithm, data.data, other.data)
-        return call, data, other
+        data = self._buffer(what, "data")
+        in_place = CALLS[what.collective].is_in_place(what.in_place)
+        other = data if in_place else self._buffer(what, "other")
+        return self._endpoint.bind(what, data.data, other.data), data, other
 
-    def _buffer(self, n_bytes: int, memory: str, role: str) -> FilledBuffer:
-        key = (n_bytes, memory, role)
+    def _buffer(self, what: CallSpec, role: str) -> FilledBuffer:
+        key = (what.n_bytes, what.memory, what.dtype, role)
         if key not in self._buffers:
-            self._buffers[key] = self._endpoint.allocate(n_bytes // 4, memory)
+            n_elems = what.n_bytes // ELEMENTS[what.dtype].n_bytes
+            self._buffers[key] = self._endpoint.allocate(n_elems, what.memory, what.dtype)
         return self._buffers[key]
+
+
+def nic_bytes() -> tuple[int, int]:
+    """What the NICs of this process's network have sent and received; not what stayed inside."""
+    sent = received = 0
+    for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]:
+        name, _, numbers = line.partition(":")
+        if name.strip() != "lo":
+            counts = numbers.split()
+            received, sent = received + int(counts[0]), sent + int(counts[8])
+    return sent, received
 
 
 def peak_resident_bytes() -> int:

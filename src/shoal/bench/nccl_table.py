@@ -1,0 +1,96 @@
+"""The text of nccl-tests: its header, its columns, its widths. Comments begin with `#`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import shoal
+
+if TYPE_CHECKING:
+    from shoal.bench.points import Figures, SizePoint
+    from shoal.bench.sweep import CallKind, Sweep
+
+_HEAD: Final = (
+    "#\n"
+    f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}           out-of-place           "
+    "            in-place          \n"
+)
+_NO_FIGURES: Final = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
+
+
+def head(sweep: Sweep, kind: CallKind, ranks: Sequence[Mapping[str, Any]]) -> str:
+    """What comes before the rows.
+
+    Args:
+        ranks: of each its pid and host.
+    """
+    sizes = sweep.sizes
+    step = f"{sizes.factor}(factor)" if sizes.factor > 1 else f"{sizes.step}(bytes)"
+    apart = "# Blocking Enabled: a barrier before each call\n" * sweep.is_apart
+    devices = "".join(
+        f"#  Rank {rank:2} Group  0 Pid {who['pid']:6} on {who['host']:>10} device {rank:2} CPU\n"
+        for rank, who in enumerate(ranks)
+    )
+    return (
+        f"# shoal bench version {shoal.__version__}, in the format of nccl-tests\n"
+        f"# Collective test starting: {kind.experiment}\n"
+        f"# nThread 1 nGpus 1 minBytes {sizes.least} maxBytes {sizes.most} step: {step} "
+        f"warmup iters: {sweep.n_warmup} iters: {sweep.n_calls} agg iters: 1 "
+        f"validation: {sweep.n_checks} graph: 0 unalign: 0\n"
+        f"{apart}#\n# Using devices\n{devices}{_columns()}"
+    )
+
+
+def _columns() -> str:
+    figures = f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}"
+    units = f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
+    return (
+        f"{_HEAD}"
+        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}{figures}{figures}\n"
+        f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}{units}{units}\n"
+    )
+
+
+def row(point: SizePoint) -> str:
+    """One size: shoal out of place and in place; N/A where it has no such way."""
+    kind = point.kind
+    preamble = (
+        f"{point.n_bytes:12}  {point.count:12}  {kind.element.nccl:>8}  {kind.redop:>6}  "
+        f"{kind.root:6}"
+    )
+    ways = [point.ours(in_place) for in_place in (False, True)]
+    return preamble + "".join(_NO_FIGURES if way is None else _figures(way) for way in ways) + "\n"
+
+
+def foot(kind: CallKind, n_wrong: int, bus_gb_s: float) -> str:
+    """What comes after the rows.
+
+    Args:
+        n_wrong: rows of which some element was wrong.
+        bus_gb_s: the mean over rows and ways.
+    """
+    verdict = "FAILED" if n_wrong else "OK"
+    return (
+        f"# {'Out of bounds values':<20} : {n_wrong} {verdict}\n"
+        f"# {'Avg bus bandwidth':<20} : {bus_gb_s:g} \n"
+        f"#\n# Collective test concluded: {kind.experiment}\n"
+    )
+
+
+def _figures(way: Figures) -> str:
+    wrong = f"{way.n_wrong:6g}" if way.n_wrong is not None else "   N/A"
+    time, alg, bus = number(way.time_us, 7), number(way.alg_gb_s, 6), number(way.bus_gb_s, 6)
+    return f"  {time}  {alg}  {bus}  {wrong}"
+
+
+def number(value: float, width: int) -> str:
+    """A number in so many columns, with as many decimals as fit, two at most."""
+    n_digits = len(str(int(value))) if value >= 1 else 0
+    if n_digits < width - 2:
+        return f"{value:{width}.2f}"
+    if n_digits < width - 1:
+        return f"{value:{width}.1f}"
+    if n_digits < width + 1:
+        return f"{value:{width}.0f}"
+    return f"{value:{width}.1e}" if width >= 7 else f"{value:{width}.0e}"

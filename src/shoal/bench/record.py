@@ -1,0 +1,194 @@
+"""A run as JSON: what nccl-tests writes, and under the key `shoal` what it has no place for.
+
+`shoal report` reads the part under that key (report/read.py); whoever changes it there changes
+`FORMAT_VERSION`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import shoal
+from shoal.bench.limits import crossing_bytes
+from shoal.bench.report.read import FORMAT, FORMAT_VERSION
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.bench.limits import Limit
+    from shoal.bench.percentiles import CallTimes
+    from shoal.bench.points import Figures, SizePoint
+    from shoal.bench.sweep import Sweep
+
+_NCCL_TESTS_VERSION: Final = 2  # of its JSON
+_TIME: Final = "%Y-%m-%d %H:%M:%S"
+
+
+def now() -> str:
+    """The time as nccl-tests writes it."""
+    return dt.datetime.now().astimezone().strftime(_TIME)
+
+
+def check_writable(path: Path) -> None:
+    """Now, and NOT after minutes of measuring.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a run, in place of what is there."""
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def record_of(
+    sweep: Sweep,
+    run: Mapping[str, str],
+    ranks: Sequence[Mapping[str, Any]],
+    points: Sequence[SizePoint],
+    limit: Limit | None,
+    start_time: str,
+) -> dict[str, Any]:
+    """All of a run."""
+    n_wrong = sum(bool(point.n_wrong) for point in points)
+    ours = [way for p in points for flag in (False, True) if (way := p.ours(flag))]
+    mean = statistics.fmean(way.bus_gb_s for way in ours) if ours else 0.0
+    failures = dict.fromkeys(
+        f"{one.library}: {one.failure}" for point in points for one in point.figures if one.failure
+    )
+    return {
+        "version": _NCCL_TESTS_VERSION,
+        "start_time": start_time,
+        "args": shlex.split(run["command"]),
+        "config": _config(sweep, ranks),
+        "results": [_result(point) for point in points],
+        "out_of_bounds": {"count": n_wrong, "okay": _truth(n_wrong == 0)},
+        "average_bus_bandwidth": {"bandwidth": mean, "okay": "unchecked"},
+        "errors": list(failures),
+        "end_time": now(),
+        "shoal": {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "version": shoal.__version__,
+            "run": dict(run),
+            "place": {
+                "n_ranks": sweep.place.n_ranks,
+                "n_hosts": sweep.place.n_hosts,
+                "rate_mbit": sweep.place.rate_mbit,
+                "raw_bytes_per_s": limit.raw_bytes_per_s if limit else [],
+            },
+            "n_rounds": sweep.n_rounds,
+            "through": "torch.distributed" if sweep.library == "shoal" else "NumPy",
+            "points": [_point(point, sweep) for point in points],
+        },
+    }
+
+
+def _config(sweep: Sweep, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    sizes = sweep.sizes
+    step = {"step_factor": sizes.factor} if sizes.factor > 1 else {"step_bytes": sizes.step}
+    return {
+        "nthreads": 1,
+        "ngpus": 1,
+        "minimum_bytes": sizes.least,
+        "maximum_bytes": sizes.most,
+        **step,
+        "warmup_iters": sweep.n_warmup,
+        "iterations": sweep.n_calls,
+        "aggregated_iterations": 1,
+        "validation": sweep.n_checks,
+        "graph": 0,
+        "blocking_collectives": _truth(sweep.is_apart),
+        "per_iter_timing": _truth(True),
+        "parallel_init": _truth(False),
+        "devices": [
+            {
+                "rank": rank,
+                "group": 0,
+                "pid": who["pid"],
+                "hostname": who["host"],
+                "device": rank,
+                "device_hex": "",
+                "device_info": "CPU",
+            }
+            for rank, who in enumerate(ranks)
+        ],
+    }
+
+
+def _result(point: SizePoint) -> dict[str, Any]:
+    """One size as nccl-tests tells it: shoal's numbers."""
+    kind = point.kind
+    told: dict[str, Any] = {
+        "size": point.n_bytes,
+        "count": point.count,
+        "type": kind.element.nccl,
+        "redop": kind.redop,
+        "root": str(kind.root),
+    }
+    for name, in_place in (("out_of_place", False), ("in_place", True)):
+        way = point.ours(in_place)
+        told[name] = _figures(way) if way else None
+        if way and way.times and way.taken:
+            told[f"{name}_per_iter"] = _per_call(way.times, way.taken.times_s)
+    n_calls = sum(len(one.taken.times_s) for one in point.figures[:1] if one.taken)
+    return told | {"actual_iterations": n_calls, "experiment_name": kind.experiment}
+
+
+def _figures(way: Figures) -> dict[str, Any]:
+    return {
+        "time": way.time_us,
+        "alg_bw": way.alg_gb_s,
+        "bus_bw": way.bus_gb_s,
+        "nwrong": way.n_wrong,
+    }
+
+
+def _per_call(times: CallTimes, times_s: Sequence[float]) -> dict[str, Any]:
+    told = {f"{name}_us": value * 1e6 for name, value in times._asdict().items()}
+    return told | {"cv_pct": times.cv_pct, "times_us": [one * 1e6 for one in times_s]}
+
+
+def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
+    """One size with all libraries."""
+    kind = point.kind
+    return {
+        "collective": kind.collective,
+        "type": kind.element.nccl,
+        "redop": kind.redop,
+        "root": kind.root,
+        "size": point.n_bytes,
+        "count": point.count,
+        "crossing_bytes": crossing_bytes(kind.collective, point.n_bytes, sweep.place),
+        "libraries": [_library(one) for one in point.figures],
+    }
+
+
+def _library(one: Figures) -> dict[str, Any]:
+    told: dict[str, Any] = {"library": one.library, "in_place": one.in_place}
+    if one.times is None or one.taken is None:
+        return told | {"failure": one.failure}
+    taken = one.taken
+    return told | {
+        **_figures(one),
+        "ratio": one.ratio,
+        "cpu_us_per_rank": statistics.fmean(taken.cpu_s) * 1e6,
+        "sent_bytes_per_rank": statistics.fmean(taken.sent) if taken.sent else None,
+        "received_bytes_per_rank": statistics.fmean(taken.received) if taken.received else None,
+        "per_iter": _per_call(one.times, taken.times_s),
+    }
+
+
+def _truth(is_so: bool) -> str:
+    """A truth as nccl-tests writes it."""
+    return "true" if is_so else "false"

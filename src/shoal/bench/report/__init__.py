@@ -1,0 +1,1 @@
+"""Runs of `shoal bench` as one page and as pictures."""

@@ -1,0 +1,271 @@
+"""Pictures of one kind of call, by matplotlib: for a page, whose style has the colours, or as PNG.
+
+What is drawn in one of `_INKS` gets a name of the page's style sheet when it becomes SVG, so the
+page can be light or dark. In a PNG these are the colours themselves: those of Okabe and Ito, which
+people of all kinds of sight can tell apart; libraries have marks of their own as well.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from shoal.bench.report.words import show_rate, show_size, show_time
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from shoal.bench.report.read import BenchRecord, CallName, Measured
+
+_INKS: Final[Mapping[str, str]] = {
+    "ink": "#25282d",
+    "soft": "#6d7179",
+    "grid": "#dddad4",
+    "paper": "#ffffff",
+    "shoal": "#0072b2",
+    "gloo": "#d55e00",
+    "openmpi": "#009e73",
+    "mpich": "#b8568c",
+}
+_MARKS: Final = {"shoal": "o", "gloo": "s", "openmpi": "^", "mpich": "D"}
+_LINES: Final = ("-", "--", ":", "-.")
+_STYLE: Final[Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "shoal",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "text.parse_math": False,  # a file may have dollars in its name
+    "axes.edgecolor": _INKS["soft"],
+    "axes.labelcolor": _INKS["ink"],
+    "axes.titlecolor": _INKS["ink"],
+    "axes.facecolor": _INKS["paper"],
+    "figure.facecolor": _INKS["paper"],
+    "text.color": _INKS["ink"],
+    "xtick.color": _INKS["soft"],
+    "ytick.color": _INKS["soft"],
+    "xtick.labelcolor": _INKS["ink"],
+    "ytick.labelcolor": _INKS["ink"],
+    "grid.color": _INKS["grid"],
+}
+_INCHES: Final = (4.7, 3.4)
+_LEGEND_ROW: Final = 0.19
+_DPI: Final = 180
+_FEWEST_CALLS: Final = 5
+"""With fewer, who is faster is chance."""
+_MOST_TICKS: Final = 7
+
+
+class Chart(NamedTuple):
+    """One picture."""
+
+    name: str
+    title: str
+    figure: Figure
+
+
+class _Line(NamedTuple):
+    """One library of one file."""
+
+    label: str
+    library: str
+    dashes: str
+    points: Sequence[Measured]
+
+
+def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
+    """Time, bus bandwidth, and ratios where there are peers."""
+    lines = list(_lines_of(call, records))
+    with mpl.rc_context(_STYLE):
+        charts = [
+            Chart("time", "Time of a call", _time(call, records, lines)),
+            Chart("bandwidth", "Bus bandwidth", _bandwidth(call, records, lines)),
+        ]
+        compared = [line for line in lines if any(map(is_comparable, line.points))]
+        if compared:
+            charts.append(Chart("ratio", "Peers beside shoal", _ratios(compared)))
+    return charts
+
+
+def is_comparable(point: Measured) -> bool:
+    """Whether there is a ratio, of enough calls to mean something."""
+    return point.ratio is not None and point.n_calls >= _FEWEST_CALLS
+
+
+def write_png(chart: Chart, subtitle: str, path: Path) -> None:
+    """The picture on white, with its title."""
+    with mpl.rc_context(_STYLE):
+        chart.figure.suptitle(f"{chart.title}\n{subtitle}", fontsize=10)
+        chart.figure.savefig(path, dpi=_DPI)
+
+
+def svg_of(chart: Chart, label: str) -> str:
+    """The picture for a page whose style sheet has the colours."""
+    buffer = io.StringIO()
+    with mpl.rc_context(_STYLE):
+        chart.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    text = text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    for name, colour in _INKS.items():
+        text = text.replace(colour, f"var(--{name})")
+    return text.replace("'DejaVu Sans'", "var(--font)")
+
+
+def _lines_of(call: CallName, records: Sequence[BenchRecord]) -> Iterator[_Line]:
+    for number, record in enumerate(records):
+        for library, points in record.series.get(call, {}).items():
+            label = library if len(records) == 1 else f"{library}, {record.name}"
+            ordered = sorted(points, key=lambda point: point.size)
+            yield _Line(label, library, _LINES[number % len(_LINES)], ordered)
+
+
+def _time(call: CallName, records: Sequence[BenchRecord], lines: Sequence[_Line]) -> Figure:
+    figure, axes = _axes("time of a call: median, and up to p99", show_time)
+    for line in lines:
+        sizes = [point.size for point in line.points]
+        p50, p99 = ([getattr(p, name) for p in line.points] for name in ("p50_us", "p99_us"))
+        axes.fill_between(sizes, p50, p99, color=_ink(line.library), alpha=0.13, linewidth=0)
+        _plot(axes, line, sizes, p50)
+    for record, dashes in zip(records, _LINES * len(records), strict=False):
+        best = [(one.size, one.time_us) for one in record.limits.get(call, ())]
+        _plot_limit(axes, best, dashes, record.name if len(records) > 1 else "")
+    _finish(axes, [p.size for line in lines for p in line.points])
+    return figure
+
+
+def _bandwidth(call: CallName, records: Sequence[BenchRecord], lines: Sequence[_Line]) -> Figure:
+    figure, axes = _axes("bus bandwidth at the median", show_rate)
+    for line in lines:
+        sizes = [point.size for point in line.points]
+        _plot(axes, line, sizes, [point.bus_bytes_per_s for point in line.points])
+    for record, dashes in zip(records, _LINES * len(records), strict=False):
+        best = [(one.size, one.bus_bytes_per_s) for one in record.limits.get(call, ())]
+        _plot_limit(axes, best, dashes, record.name if len(records) > 1 else "")
+    _finish(axes, [p.size for line in lines for p in line.points])
+    return figure
+
+
+def _ratios(lines: Sequence[_Line]) -> Figure:
+    figure, axes = _axes("time of the peer / time of shoal", lambda ratio: f"{ratio:g}x")
+    axes.axhline(1, color=_ink("shoal"), linewidth=1.6)
+    for line in lines:
+        points = [point for point in line.points if is_comparable(point)]
+        ratios = [point.ratio or math.nan for point in points]
+        _plot(axes, line, [point.size for point in points], ratios)
+    _finish(axes, [p.size for line in lines for p in line.points])
+    _mark_sides(axes)
+    return figure
+
+
+def _mark_sides(axes: Axes) -> None:
+    """What it means to be above 1 or below, where there is room to say so."""
+    bottom, one, top = (math.log(value) for value in (axes.get_ylim()[0], 1, axes.get_ylim()[1]))
+    room = 0.08 * (top - bottom)
+    across = axes.get_yaxis_transform()
+    if one + room < top:
+        axes.text(0.985, 1.04, "shoal is faster", transform=across, **_side("bottom"))
+    if bottom < one - room:
+        axes.text(0.985, 0.96, "the peer is faster", transform=across, **_side("top"))
+
+
+def _side(vertical: str) -> dict[str, Any]:
+    return {"ha": "right", "va": vertical, "color": _ink("soft")}
+
+
+def _axes(what: str, show: Callable[[float], str]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_ylabel(what)
+    axes.set_xlabel("size")
+    axes.grid(visible=True, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _place: show(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    return figure, axes
+
+
+def _plot(axes: Axes, line: _Line, sizes: Sequence[int], values: Sequence[float]) -> None:
+    axes.plot(
+        sizes,
+        values,
+        color=_ink(line.library),
+        linestyle=line.dashes,
+        linewidth=1.8 if line.library == "shoal" else 1.4,
+        marker=_MARKS.get(line.library, "v"),
+        markersize=4.5,
+        markeredgewidth=0,
+        label=line.label,
+        zorder=3 if line.library == "shoal" else 2.5,
+    )
+
+
+def _plot_limit(axes: Axes, best: Sequence[tuple[int, float]], dashes: str, name: str) -> None:
+    if best:
+        sizes, values = zip(*sorted(best), strict=True)
+        label = "the line (raw TCP)" + (f", {name}" if name else "")
+        style: Any = (0, (1.2, 1.8)) if dashes == "-" else dashes
+        if len(sizes) == 1:  # one size is a level that everybody is held against
+            sizes, values = (sizes[0] / 1.6, sizes[0] * 1.6), values * 2
+        axes.plot(
+            sizes,
+            values,
+            color=_ink("ink"),
+            linestyle=style,
+            linewidth=1.3,
+            zorder=3.5,
+            label=label,
+        )
+
+
+def _finish(axes: Axes, sizes: Sequence[int]) -> None:
+    """Ticks at sizes that were measured, room for a narrow range, and the legend."""
+    ordered = sorted(set(sizes))
+    every = max(1, math.ceil(len(ordered) / _MOST_TICKS))
+    axes.xaxis.set_major_locator(FixedLocator(ordered[::every]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _place: show_size(value)))
+    if len(ordered) == 1:
+        axes.set_xlim(ordered[0] / 2, ordered[0] * 2)
+    low, high = axes.get_ylim()
+    if high / low < 6:
+        middle = math.sqrt(low * high)
+        low, high = middle / 2.5, middle * 2.5
+        axes.set_ylim(low, high)
+    n_decades = math.log10(high / low)
+    subs = (1.0, 2.0, 3.0, 5.0) if n_decades < 1.3 else (1.0, 2.0, 5.0) if n_decades < 3 else (1.0,)
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=20))
+    axes.yaxis.set_minor_locator(NullLocator())
+    _add_legend(axes)
+
+
+def _add_legend(axes: Axes) -> None:
+    """Below the picture, where it covers nothing."""
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)  # the axes are not of a part of one
+    handles, labels = axes.get_legend_handles_labels()
+    n_columns = 3 if max(map(len, labels)) <= 18 else 2
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + _LEGEND_ROW * math.ceil(len(labels) / n_columns))
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=n_columns, frameon=False, fontsize=8.5
+    )
+
+
+def _ink(name: str) -> Any:
+    return _INKS.get(name, _INKS["soft"])

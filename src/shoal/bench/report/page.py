@@ -1,0 +1,157 @@
+"""Runs as one HTML page that loads nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from shoal.bench.report.charts import charts_of, is_comparable, svg_of
+from shoal.bench.report.words import show_rate, show_ratio, show_size, show_time
+
+if TYPE_CHECKING:
+    from shoal.bench.report.charts import Chart
+    from shoal.bench.report.read import BenchRecord, CallName, Measured
+
+_MARK: Final = re.compile(r"\{\{(TITLE|STYLE|RUNS|CALLS|MISSING)\}\}")
+"""Where the page takes a part in. One pass, so that no part can hold a mark."""
+_COLUMNS: Final = (
+    *("size", "library", "p50", "p95", "p99", "bus bandwidth", "of the line", "beside shoal"),
+    *("CPU of a rank", "sent by a rank", "wrong"),
+)
+
+
+def calls_of(records: Sequence[BenchRecord]) -> list[CallName]:
+    """Every kind of call of any file, in the order in which they were measured."""
+    return list(dict.fromkeys(call for record in records for call in record.series))
+
+
+def page_of(records: Sequence[BenchRecord], charts: Mapping[CallName, Sequence[Chart]]) -> str:
+    """The page.
+
+    Args:
+        charts: by call, from `charts_of`.
+    """
+    names = ", ".join(record.name for record in records)
+    missing = dict.fromkeys(
+        f"{record.name}: {text}" if len(records) > 1 else text
+        for record in records
+        for text in record.failures
+    )
+    parts = {
+        "TITLE": escape(f"shoal bench: {names}"),
+        "STYLE": _file("style.css"),
+        "RUNS": "".join(map(_run, records)),
+        "CALLS": "".join(_call(call, records, charts[call]) for call in calls_of(records)),
+        "MISSING": _missing(list(missing)),
+    }
+    return _MARK.sub(lambda mark: parts[mark[1]], _file("page.html"))
+
+
+def draw_all(records: Sequence[BenchRecord]) -> dict[CallName, list[Chart]]:
+    """The pictures of every kind of call."""
+    return {call: charts_of(call, records) for call in calls_of(records)}
+
+
+def _file(name: str) -> str:
+    return (resources.files("shoal.bench.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _run(record: BenchRecord) -> str:
+    facts = {"ranks": record.place, "network": record.network, **record.run}
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value
+    )
+    return f"<section class=run><h2>{escape(record.name)}</h2><dl>{rows}</dl></section>\n"
+
+
+def _call(call: CallName, records: Sequence[BenchRecord], charts: Sequence[Chart]) -> str:
+    pictures = "".join(
+        f"<figure><figcaption>{escape(chart.title)}</figcaption>"
+        f"{svg_of(chart, escape(f'{chart.title}: {call.title}'))}</figure>\n"
+        for chart in charts
+    )
+    sums = "".join(f"<p>{text}</p>" for text in _summary(call, records))
+    return (
+        f"<section class=call><h2>{escape(call.title)}</h2>\n{sums}\n"
+        f"<div class=charts>\n{pictures}</div>\n{_numbers(call, records)}</section>\n"
+    )
+
+
+def _summary(call: CallName, records: Sequence[BenchRecord]) -> Iterator[str]:
+    """What the largest size says, in a sentence for each file."""
+    for record in records:
+        ours = record.series.get(call, {}).get("shoal", ())
+        if not ours:
+            continue
+        most = max(ours, key=lambda point: point.size)
+        said = f"{show_size(most.size)}: shoal takes {show_time(most.p50_us)}"
+        if share := _share(call, record, most):
+            said += f", {share:.0%} of what the line allows"
+        peers = [
+            f"{name} takes {show_ratio(point.ratio)} as long"
+            for name, points in record.series[call].items()
+            for point in points
+            if point.size == most.size and point.ratio is not None and is_comparable(point)
+        ]
+        said += f"; {', '.join(peers)}" if peers else ""
+        yield escape(f"{record.name}, {said}" if len(records) > 1 else said) + "."
+
+
+def _share(call: CallName, record: BenchRecord, point: Measured) -> float | None:
+    best = [one for one in record.limits.get(call, ()) if one.size == point.size]
+    return best[0].time_us / point.p50_us if best else None
+
+
+def _numbers(call: CallName, records: Sequence[BenchRecord]) -> str:
+    first = ["run"] * (len(records) > 1)
+    head = "".join(f"<th>{escape(name)}</th>" for name in (*first, *_COLUMNS))
+    body = "".join(
+        f"<tr class={_class(point)}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>\n"
+        for point, cells in _rows(call, records)
+    )
+    return (
+        "<details><summary>Numbers</summary><div class=wide><table>"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div></details>\n"
+    )
+
+
+def _class(point: Measured) -> str:
+    return "wrong" if point.n_wrong else "right"
+
+
+def _rows(call: CallName, records: Sequence[BenchRecord]) -> Iterator[tuple[Measured, list[str]]]:
+    every = [
+        (point.size, number, library, point)
+        for number, record in enumerate(records)
+        for library, points in record.series.get(call, {}).items()
+        for point in points
+    ]
+    for size, number, library, point in sorted(every, key=lambda row: row[:2]):
+        record = records[number]
+        name = [record.name] * (len(records) > 1)
+        share = _share(call, record, point)
+        yield (
+            point,
+            [
+                *name,
+                show_size(size),
+                library,
+                *(show_time(us) for us in (point.p50_us, point.p95_us, point.p99_us)),
+                show_rate(point.bus_bytes_per_s),
+                "" if share is None else f"{share:.0%}",
+                show_ratio(point.ratio) if point.ratio and is_comparable(point) else "",
+                show_time(point.cpu_us),
+                "" if point.sent is None else show_size(point.sent),
+                "not checked" if point.n_wrong is None else str(point.n_wrong),
+            ],
+        )
+
+
+def _missing(failures: Sequence[str]) -> str:
+    if not failures:
+        return ""
+    items = "".join(f"<li>{escape(text)}</li>" for text in failures)
+    return f"<section><h2>Not measured</h2><ul>{items}</ul></section>"

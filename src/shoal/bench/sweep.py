@@ -1,0 +1,196 @@
+"""What one run of `shoal bench` measures: which calls, at which sizes, by whom, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.bench.case import Case
+from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.elements import ELEMENTS, OPERATIONS
+from shoal.errors import UsageError
+from shoal.plan.quantities import bytes_of, bytes_per_us
+from shoal.schedule import COLLECTIVES as ROWS
+
+if TYPE_CHECKING:
+    from shoal.bench.elements import ElementType
+
+PEERS: Final = ("gloo", "openmpi", "mpich")
+"""The libraries that shoal can be held against."""
+
+ALL_RANKS: Final = -1
+"""Every rank is the root once."""
+
+_SCALES: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_SIZES: Final = 1000
+_MOST_BYTES: Final = 64 << 30
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """Sizes from the least to the most: by a factor if there is one, else by a step of bytes."""
+
+    least: int = 32 << 20
+    most: int = 32 << 20
+    step: int = 1 << 20
+    factor: int = 1
+
+    def sizes(self) -> Sequence[int]:
+        """All of them, as nccl-tests counts them.
+
+        Raises:
+            UsageError: there is none, or they would never end.
+        """
+        if not 0 < self.least <= self.most <= _MOST_BYTES:
+            raise UsageError(
+                f"sizes from {self.least} to {self.most} bytes: -b must be above 0 and at most -e, "
+                f"and that at most {_MOST_BYTES >> 30}G"
+            )
+        if self.factor < 1 or self.step < 1:
+            raise UsageError(f"-i {self.step} -f {self.factor}: a step has at least one byte")
+        sizes: list[int] = []
+        size = self.least
+        while size <= self.most and len(sizes) <= _MOST_SIZES:
+            sizes.append(size)
+            size = size * self.factor if self.factor > 1 else size + self.step
+        if len(sizes) > _MOST_SIZES:
+            raise UsageError(
+                f"more than {_MOST_SIZES} sizes from {self.least} to {self.most} bytes by steps of "
+                f"{self.step}: take larger steps with -i, or multiply with -f 2"
+            )
+        return sizes
+
+
+@dataclass(frozen=True)
+class BenchPlace:
+    """Where ranks run: on this host, on the hosts of a lab, or where a launcher started them.
+
+    Args:
+        n_hosts: of a lab; 0: there is none.
+        rate_mbit: of the lab's NICs; None: as much as the cores can move.
+        is_joined: this process is one of the ranks.
+    """
+
+    n_ranks: int
+    n_hosts: int = 0
+    rate_mbit: float | None = None
+    is_joined: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One run.
+
+    Args:
+        library: what stands for shoal: "shoal" through torch, "group" on NumPy arrays.
+        peers: the libraries beside it, some of `PEERS`.
+        roots: ranks, or `ALL_RANKS` alone.
+        n_calls: timed at each size, over all rounds.
+        n_warmup: calls before the first of them.
+        n_checks: calls whose results are looked at.
+        is_apart: a barrier precedes each call; else they follow one another.
+        average: over ranks: the time of rank 0, the mean, the least, or the most (0 to 3).
+        mpi: the environments of the MPIs.
+        answer_s: how long all calls of one round may take.
+    """
+
+    place: BenchPlace
+    collectives: Sequence[str] = ("all_reduce",)
+    sizes: SizeRange = SizeRange()
+    elements: Sequence[ElementType] = (ELEMENTS["float32"],)
+    operations: Sequence[str] = ("sum",)
+    roots: Sequence[int] = (0,)
+    n_calls: int = 20
+    n_warmup: int = 5
+    n_checks: int = 1
+    is_apart: bool = False
+    average: int = 3
+    n_rounds: int = 5
+    library: str = "shoal"
+    peers: Sequence[str] = ()
+    mpi: dict[str, Path] = field(default_factory=dict)
+    answer_s: float = 120.0
+
+    def kinds(self) -> Iterator[CallKind]:
+        """Every kind of call, in the order of nccl-tests: by type, then operation, then root."""
+        for name in self.collectives:
+            row = COLLECTIVES[name]
+            roots = range(self.place.n_ranks) if ALL_RANKS in self.roots else self.roots
+            for element in self.elements:
+                for op in self.operations if row.folds else ("",):
+                    for root in roots if row.rooted else (-1,):
+                        yield CallKind(name, element, op, root)
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """Calls of one kind: all that they have in common but their size.
+
+    Args:
+        op: as shoal calls it; empty where nothing is folded.
+        root: -1 where there is none.
+    """
+
+    collective: str
+    element: ElementType
+    op: str
+    root: int
+
+    @property
+    def experiment(self) -> str:
+        """The program of nccl-tests that this is."""
+        return f"{self.collective}_perf"
+
+    @property
+    def redop(self) -> str:
+        """The operation as nccl-tests calls it."""
+        return OPERATIONS[self.op] if self.op else "none"
+
+    def count(self, n_bytes: int, n_ranks: int) -> int:
+        """Elements of one rank's block where there are blocks, else of the tensor."""
+        n_elems = n_bytes // self.element.n_bytes
+        return n_elems // n_ranks if COLLECTIVES[self.collective].cut else n_elems
+
+    def cases(self, sizes: Sequence[int], place: BenchPlace) -> list[Case]:
+        """Sizes that whole elements fill, whole blocks of them where there are blocks."""
+        row = COLLECTIVES[self.collective]
+        carries = self.collective not in ROWS or ROWS[self.collective].carries
+        if row.in_pairs and place.n_ranks % 2:
+            return []
+        unit = self.element.n_bytes * (place.n_ranks if row.cut else 1)
+        fitting = [size // unit * unit for size in sizes if size >= unit] if carries else [0]
+        return [
+            Case(
+                place.n_ranks,
+                n_bytes,
+                n_hosts=place.n_hosts,
+                rate_mbit=place.rate_mbit,
+                collective=self.collective,
+            )
+            for n_bytes in dict.fromkeys(fitting)
+        ]
+
+
+def size_of(text: str) -> int:
+    """Bytes: as nccl-tests writes them, "8", "64K" and "128M" by 1024; or "25MiB" and "100MB".
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if found := re.fullmatch(r"(\d+)([KMG]?)", text, re.IGNORECASE):
+        return int(found[1]) * _SCALES[found[2].upper()]
+    return bytes_of(text)
+
+
+def mbit_of(text: str) -> float | None:
+    """Megabits per second: "400mbit", "1gbit" or "25Gb"; None for "none".
+
+    Raises:
+        UsageError: it is no rate.
+    """
+    if text == "none":
+        return None
+    return bytes_per_us(text) * 8

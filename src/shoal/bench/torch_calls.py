@@ -1,0 +1,74 @@
+"""The calls of torch.distributed. Names that torch 2.13 has renamed are called by the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.distributed as dist
+
+from shoal.bench.collectives import N_BUCKETS, there_and_back
+
+if TYPE_CHECKING:
+    from shoal.bench.collectives import Bind, Call, On
+
+
+def _all_gather(on: On, data: Any, other: Any) -> Call:
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return partial(function, other, on.own(data), group=on.group)
+
+
+def _reduce_scatter(on: On, data: Any, other: Any) -> Call:
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return partial(function, on.own(other), data, on.op, group=on.group)
+
+
+def _gather(on: On, data: Any, other: Any) -> Call:
+    blocks = list(other.chunk(on.size)) if on.is_root else None
+    return partial(dist.gather, on.own(data), blocks, dst=on.root, group=on.group)
+
+
+def _scatter(on: On, data: Any, other: Any) -> Call:
+    blocks = list(data.chunk(on.size)) if on.is_root else None
+    return partial(dist.scatter, on.own(other), blocks, src=on.root, group=on.group)
+
+
+def _ping_pong(on: On, data: Any, other: Any) -> Call:
+    send = partial(dist.send, data, on.rank ^ 1, group=on.group)
+    recv = partial(dist.recv, other, on.rank ^ 1, group=on.group)
+    return there_and_back(on, send, recv)
+
+
+def _buckets(on: On, data: Any, _other: Any) -> Call:
+    """Several all-reduces in flight at once, each of a part of the tensor."""
+    parts = data.chunk(N_BUCKETS)
+
+    def call() -> None:
+        works = [dist.all_reduce(part, on.op, group=on.group, async_op=True) for part in parts]
+        for work in works:
+            work.wait()
+
+    return call
+
+
+TORCH_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
+    {
+        "all_reduce": lambda on, data, _: partial(dist.all_reduce, data, on.op, group=on.group),
+        "broadcast": lambda on, data, _: partial(dist.broadcast, data, src=on.root, group=on.group),
+        "reduce": lambda on, data, _: partial(
+            dist.reduce, data, dst=on.root, op=on.op, group=on.group
+        ),
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "gather": _gather,
+        "scatter": _scatter,
+        "all_to_all": lambda on, data, other: partial(
+            dist.all_to_all_single, other, data, group=on.group
+        ),
+        "send_recv": _ping_pong,
+        "barrier": lambda on, _data, _other: partial(dist.barrier, group=on.group),
+        "buckets": _buckets,
+    }
+)

@@ -1,0 +1,255 @@
+"""`shoal bench`: measure shoal, alone or beside its peers, with the flags of nccl-tests."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import UsageError
+from shoal.rendezvous import find_place
+
+if TYPE_CHECKING:
+    from shoal.bench.sweep import BenchPlace, Sweep
+    from shoal.cli.options import Subparsers
+
+_DESCRIPTION: Final = """
+Time collectives by size, check every result, and print the table of nccl-tests; --peers measures
+other libraries in the same run, in turn. Ranks are started here (--ranks N), on the hosts of a lab
+of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
+(torchrun, mpirun, srun). docs/bench.md tells what the numbers mean.
+
+`shoal bench suite` measures the project's own tables, and `shoal bench simulated` holds the
+simulator against the engine; they have options of their own.
+"""
+_LAUNCHED: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_DEFAULT_RATE: Final = "1gbit"
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add `shoal bench`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure collectives, alone or beside other libraries",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_calls(parser)
+    _add_numbers(parser)
+    _add_ranks(parser)
+    parser.set_defaults(run=_run)
+    what = "Measure the project's own tables, with their goals; docs/bench.md tells of them."
+    suite = parser.add_branch("suite", description=what)
+    _add_suite(suite)
+    suite.set_defaults(run=_run_suite)
+    what = "Hold the simulator against the engine, on the hosts of labs; needs root."
+    simulated = parser.add_branch("simulated", description=what)
+    add = simulated.add_argument
+    add("--hosts", type=int, action="append", metavar="N", help="default 4 and 8")
+    add("--rate", action="append", metavar="RATE", help="of the NICs; default 200mbit and 1gbit")
+    add("--rounds", type=int, default=5, metavar="N", help="default 5")
+    simulated.set_defaults(run=_run_simulated)
+
+
+def _add_calls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "collectives", nargs="*", metavar="COLLECTIVE", help="all_reduce by default; or all"
+    )
+    add = parser.add_argument_group("calls, as in nccl-tests").add_argument
+    add("-b", "--minbytes", default="32M", metavar="N", help="least size; default 32M")
+    add("-e", "--maxbytes", default="32M", metavar="N", help="most; default 32M")
+    add("-i", "--stepbytes", default="1M", metavar="N", help="from one size to the next; 1M")
+    add("-f", "--stepfactor", type=int, default=1, metavar="N", help="or this many times as much")
+    add("-o", "--op", default="sum", metavar="OP", help="sum, prod, min, max, avg or all")
+    add("-d", "--datatype", default="float", metavar="TYPE", help="such as float, half or all")
+    add("-r", "--root", default="0", metavar="RANK", help="a rank or all; default 0")
+
+
+def _add_numbers(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how often, and what is written").add_argument
+    add("-n", "--iters", type=int, default=20, metavar="N", help="calls of each size; default 20")
+    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="and before them; default 5")
+    add("-c", "--check", type=int, default=1, metavar="N", help="calls that are checked; default 1")
+    add(
+        *("-z", "--blocking"),
+        type=int,
+        default=0,
+        choices=(0, 1),
+        help="1: a barrier before each call; default 0: calls in a row",
+    )
+    add(
+        *("-a", "--average"),
+        type=int,
+        default=3,
+        choices=(0, 1, 2, 3),
+        help="a call's time is that of rank 0, the mean, the least or, by default, the most",
+    )
+    add("--rounds", type=int, default=5, metavar="N", help="turns of each library; default 5")
+    add("-J", "--json", type=Path, metavar="FILE", help="write all of it, for `shoal report`")
+    add(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="for the calls of one turn; default 120",
+    )
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("ranks").add_argument
+    add("--ranks", type=int, metavar="N", help="start N on this host; default 2")
+    add("--hosts", type=int, metavar="N", help="start them on N hosts of a lab (root)")
+    add("--ranks-per-host", type=int, metavar="N", help="of the lab; default 1")
+    add("--rate", metavar="RATE", help="of the lab's NICs: 400mbit, 25Gb or none; default 1gbit")
+    through = "how shoal is called; default torch where it is installed"
+    add("--through", choices=("torch", "numpy"), help=through)
+    peers = "measured in turn, with commas: gloo,openmpi,mpich"
+    add("--peers", default="", metavar="NAMES", help=peers)
+    add_mpis(parser)
+
+
+def add_mpis(parser: argparse.ArgumentParser) -> None:
+    """Add the options for where MPIs are installed."""
+    for name in ("openmpi", "mpich"):
+        what = f"the environment with {name}; default .venv-{name}"
+        parser.add_argument(
+            f"--{name}", type=Path, default=Path(f".venv-{name}"), metavar="DIR", help=what
+        )
+
+
+def _add_suite(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--only", action="append", metavar="NAME", help="only this table; may be repeated")
+    add("--ranks", type=int, action="append", metavar="N", help="only rows of N ranks")
+    add("--hosts", type=int, action="append", metavar="N", help="only rows of N hosts; 0: no lab")
+    add("--collective", action="append", metavar="NAME", help="only its rows")
+    add("--without", action="append", default=[], metavar="COLUMN", help="such as openmpi")
+    add("--quick", action="store_true", help="few rounds: for a first look, not for a claim")
+    add("--rounds", type=int, metavar="N", help="rounds per row; default 5, with --quick 2")
+    add("-J", "--json", type=Path, metavar="FILE", help="write every round's value")
+    add("--log", nargs="?", const="bench/LOG.md", metavar="FILE", help="append the tables")
+    add_mpis(parser)
+
+
+def _run_suite(args: argparse.Namespace) -> int:
+    _require_numpy()
+    from shoal.bench.suite import run_suite
+
+    return run_suite(args, args.words[1:])
+
+
+def _run_simulated(args: argparse.Namespace) -> int:
+    _require_numpy()
+    from shoal.bench.simulated import run_simulated
+    from shoal.bench.sweep import mbit_of
+
+    rates_mbit = [mbit_of(text) for text in args.rate or ("200mbit", "1gbit")]
+    shaped = [rate for rate in rates_mbit if rate is not None]
+    if len(shaped) < len(rates_mbit) or args.rounds < 1:
+        raise UsageError("what is simulated has NICs with a rate, and at least one round")
+    return run_simulated(args.hosts or (4, 8), shaped, args.rounds, args.words[1:])
+
+
+def _run(args: argparse.Namespace) -> int:
+    _require_numpy()
+    from shoal.bench.perf import run_sweep
+
+    sweep = sweep_of(args)
+    if not sweep.place.is_joined:
+        return run_sweep(sweep, args.words[1:], args.json)
+    from shoal.bench.joined import JoinedPools
+
+    is_telling = find_place().rank == 0
+    with JoinedPools(sweep.answer_s) as joined:
+        return run_sweep(sweep, args.words[1:], args.json, joined.start, is_telling)
+
+
+def _require_numpy() -> None:
+    if importlib.util.find_spec("numpy") is None:
+        raise UsageError("shoal bench needs NumPy to check results: pip install 'shoal[bench]'")
+
+
+def sweep_of(args: argparse.Namespace) -> Sweep:
+    """What the options ask for.
+
+    Raises:
+        UsageError: they contradict each other, or make no sense.
+    """
+    from shoal.bench.elements import elements_of, operations_of
+    from shoal.bench.sweep import PEERS, SizeRange, Sweep, size_of
+
+    for flag, number, least in (
+        ("-n", args.iters, 1),
+        ("-w", args.warmup_iters, 0),
+        ("-c", args.check, 0),
+        ("--rounds", args.rounds, 1),
+    ):
+        if number < least:
+            raise UsageError(f"{flag} {number}: at least {least}")
+    if not args.timeout > 0:
+        raise UsageError(f"--timeout {args.timeout:g}: must be above 0")
+    peers = [name for name in args.peers.split(",") if name]
+    for name in peers:
+        if name not in PEERS:
+            raise UsageError(f"--peers {name}: no such library; there are {', '.join(PEERS)}")
+    least, most, step = map(size_of, (args.minbytes, args.maxbytes, args.stepbytes))
+    has_torch = importlib.util.find_spec("torch") is not None
+    return Sweep(
+        place=_place_of(args),
+        collectives=_collectives_of(args.collectives),
+        sizes=SizeRange(least, most, step, args.stepfactor),
+        elements=elements_of(args.datatype),
+        operations=operations_of(args.op),
+        roots=[_root_of(args.root)],
+        n_calls=args.iters,
+        n_warmup=args.warmup_iters,
+        n_checks=args.check,
+        is_apart=bool(args.blocking),
+        average=args.average,
+        n_rounds=min(args.rounds, args.iters),
+        library="shoal" if (args.through or ("torch" * has_torch)) == "torch" else "group",
+        peers=list(dict.fromkeys(peers)),
+        mpi={"openmpi": args.openmpi, "mpich": args.mpich},
+        answer_s=args.timeout,
+    )
+
+
+def _collectives_of(names: Sequence[str]) -> Sequence[str]:
+    from shoal.bench.collectives import COLLECTIVES
+
+    for name in names:
+        if name not in COLLECTIVES and name != "all":
+            raise UsageError(f"no collective {name!r}: there are {', '.join(COLLECTIVES)}, all")
+    return list(COLLECTIVES) if "all" in names else list(dict.fromkeys(names)) or ["all_reduce"]
+
+
+def _root_of(text: str) -> int:
+    from shoal.bench.sweep import ALL_RANKS
+
+    if text != "all" and not text.isdecimal():
+        raise UsageError(f"-r {text}: a rank or all")
+    return ALL_RANKS if text == "all" else int(text)
+
+
+def _place_of(args: argparse.Namespace) -> BenchPlace:
+    from shoal.bench.sweep import BenchPlace, mbit_of
+
+    is_launched = any(os.environ.get(name) for name in _LAUNCHED)
+    if is_launched and (args.ranks is not None or args.hosts is not None):
+        raise UsageError("a launcher has started these ranks: leave out --ranks and --hosts")
+    if args.ranks is not None and args.hosts is not None:
+        raise UsageError("--ranks starts ranks on this host, --hosts on a lab's: give one of them")
+    if args.hosts is None and (args.rate is not None or args.ranks_per_host is not None):
+        raise UsageError("--rate and --ranks-per-host are for the hosts of a lab: add --hosts N")
+    if is_launched:
+        return BenchPlace(find_place().size, is_joined=True)
+    counts = (args.ranks, args.hosts, args.ranks_per_host)
+    if any(n is not None and n < 1 for n in counts) or args.hosts == 1:
+        raise UsageError("--ranks and --ranks-per-host start with 1, --hosts with 2")
+    if args.hosts is None:
+        return BenchPlace(2 if args.ranks is None else args.ranks)
+    rate_mbit = mbit_of(args.rate or _DEFAULT_RATE)
+    return BenchPlace(args.hosts * (args.ranks_per_host or 1), args.hosts, rate_mbit)

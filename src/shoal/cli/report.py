@@ -1,0 +1,57 @@
+"""`shoal report`: runs of `shoal bench` as one page and as pictures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.cli.options import write
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.cli.options import Subparsers
+
+_DESCRIPTION: Final = """
+Draw what `shoal bench --json FILE` wrote: time, bus bandwidth, and peers beside shoal, by size,
+with what the network allows. Several files, such as before and after, share the pictures.
+"""
+
+
+def add_to(subparsers: Subparsers) -> None:
+    """Add `shoal report`."""
+    parser = subparsers.add_parser(
+        "report", help="draw what shoal bench measured", description=_DESCRIPTION
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, metavar="FILE", help="as shoal bench --json wrote it")
+    add(
+        *("-o", "--out"),
+        type=Path,
+        default=Path("shoal-report.html"),
+        metavar="FILE",
+        help="the page, beside which pictures lie; default shoal-report.html",
+    )
+    add("--no-png", action="store_true", help="write the page alone")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from shoal.bench.report.read import read_records
+
+    records = read_records(args.files)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("shoal report draws with matplotlib: pip install 'shoal[report]'")
+    from shoal.bench.report.charts import write_png
+    from shoal.bench.report.page import draw_all, page_of
+
+    charts = draw_all(records)
+    write(page_of(records, charts), args.out)
+    print(f"wrote {args.out}")
+    for call, drawn in () if args.no_png else charts.items():
+        for chart in drawn:
+            path = args.out.with_name(f"{args.out.stem}-{call.stem}-{chart.name}.png")
+            write_png(chart, call.title, path)
+            print(f"wrote {path}")
+    return 0

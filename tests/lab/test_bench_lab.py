@@ -1,0 +1,89 @@
+"""`shoal bench` on the hosts of a lab: what crosses the NICs, the line, and MPIs beside shoal."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.bench.job import JobSpec
+from shoal.bench.mpi_launch import MPIS, mpi_command
+from shoal.lab import Lab
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+    reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
+)
+PROJECT = Path(__file__).parents[2]
+DEADLINE_S = 100
+SIZE = 1 << 20
+
+
+def bench(out: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "shoal", "bench", "--json", str(out), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=DEADLINE_S, cwd=PROJECT
+    ).stdout
+
+
+def test_bytes_over_nics_are_counted_and_the_line_is_that_of_raw_streams(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    calls = ["-n", "3", "-w", "1", "--rounds", "1", "--through", "numpy"]
+    text = bench(out, "-b", "1M", "-e", "1M", *calls, "--hosts", "2", "--rate", "800mbit")
+    told = json.loads(out.read_text())["shoal"]
+    assert told["place"]["rate_mbit"] == pytest.approx(800)
+    before, after = told["place"]["raw_bytes_per_s"]
+    assert 0 < min(before, after) <= max(before, after) < 1.1 * 100e6
+    (point,) = told["points"]
+    assert point["crossing_bytes"] == SIZE
+    (ours,) = point["libraries"]
+    assert SIZE < ours["sent_bytes_per_rank"] < 1.2 * SIZE
+    assert SIZE < ours["received_bytes_per_rank"] < 1.2 * SIZE
+    assert ours["nwrong"] == 0
+    assert "# line: NICs shaped to 800 Mbit/s; raw TCP streams" in text
+
+
+@pytest.mark.parametrize("library", MPIS)
+def test_an_mpi_talks_over_the_nics_of_a_lab_and_not_around_them(
+    library: str, tmp_path: Path
+) -> None:
+    if not (PROJECT / f".venv-{library}" / "bin" / MPIS[library].launcher).exists():
+        pytest.skip(f"NOT TESTED: no {MPIS[library].title} here: make peers")
+    out = tmp_path / "run.json"
+    calls = ["-n", "2", "-w", "1", "--rounds", "1", "--through", "numpy", "--peers", library]
+    hosts = ["--hosts", "2", "--ranks-per-host", "2", "--rate", "none"]
+    bench(out, "-b", "1M", "-e", "1M", *calls, *hosts)
+    (point,) = json.loads(out.read_text())["shoal"]["points"]
+    peer = point["libraries"][1]
+    assert (peer["library"], peer.get("failure"), peer["nwrong"]) == (library, None, 0)
+    # Of two ranks of a host together: at least a size each way.
+    assert 2 * peer["sent_bytes_per_rank"] > SIZE
+
+
+def test_the_launcher_of_an_mpi_enters_the_hosts_by_a_script_in_the_place_of_ssh(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "env"
+    (folder / "bin").mkdir(parents=True)
+    for name in ("mpirun", "python"):
+        (folder / "bin" / name).touch()
+    with Lab(2, rate_mbit=None) as lab:
+        mpi_command(JobSpec("openmpi", 2, 2), {"openmpi": folder}, lab, tmp_path)
+        for host in lab.hosts:
+            # As launchers call ssh: options, the host, and a command in one word or in several.
+            words = ["-x", "-q", host.address, "A=1;", "hostname; ip -o addr show eth0"]
+            argv = lab.command(0, ["unshare", "--uts", str(tmp_path / "agent"), *words])
+            done = subprocess.run(argv, capture_output=True, text=True, check=True)
+            assert done.stdout.startswith(f"lab{host.index}\n")
+            assert f"{host.address}/24" in done.stdout
+        unknown = subprocess.run(
+            [str(tmp_path / "agent"), "10.9.9.9", "true"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert unknown.returncode == 1
+    assert "no host 10.9.9.9 in this cluster" in unknown.stderr

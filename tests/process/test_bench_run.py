@@ -1,0 +1,113 @@
+"""`shoal bench` with real ranks: its own, and those of a launcher."""
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shoal.bench.collectives import COLLECTIVES
+
+DEADLINE_S = 60
+COMMAND = [sys.executable, "-m", "shoal", "bench"]
+QUICK = ["--through", "numpy", "-n", "4", "-w", "1", "--rounds", "2"]
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
+
+
+def test_every_collective_is_measured_and_right_and_what_is_piped_is_the_table(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "run.json"
+    sizes = ["-b", "1K", "-e", "4K", "-f", "4"]
+    done = bench("all", *sizes, *QUICK, "--ranks", "2", "--json", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = rows_of(done.stdout)
+    # Two sizes of each, and one of a barrier; the rows of nccl-tests have 13 words.
+    assert len(rows) == 2 * (len(COLLECTIVES) - 1) + 1
+    assert all(len(row) == 13 for row in rows)
+    told = json.loads(out.read_text())
+    for row, result in zip(rows, told["results"], strict=True):
+        name = result["experiment_name"].removesuffix("_perf")
+        ways = {"out_of_place": False, "in_place": True}
+        has = {way for way in ways if result[way] is not None}
+        assert has == {way for way, flag in ways.items() if flag in COLLECTIVES[name].in_place}
+        for way in has:
+            assert result[way]["nwrong"] == 0
+            assert result[way]["time"] > 0
+        assert [result["size"], result["count"]] == [int(row[0]), int(row[1])]
+        assert result["actual_iterations"] == 4
+
+
+def test_a_peer_that_is_not_there_is_named_with_what_installs_it(tmp_path: Path) -> None:
+    folder = str(tmp_path / "none")
+    done = bench("-b", "1K", "-e", "1K", *QUICK, "--peers", "mpich", "--mpich", folder)
+    assert done.returncode == 0
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("# no mpich"))
+    assert f"no MPICH in {folder}" in line
+    assert "pip install mpich mpi4py numpy" in line
+    assert "--mpich DIR" in line
+
+
+def launched(environments: Sequence[Mapping[str, str]], *words: str) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each rank of a launcher."""
+    ranks = [
+        subprocess.Popen(
+            [*COMMAND, *words],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in environments
+    ]
+    try:
+        told = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+        return [(rank.returncode, *texts) for rank, texts in zip(ranks, told, strict=True)]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_ranks_of_a_launcher_measure_together_and_one_of_them_tells(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = [{"RANK": str(rank), "WORLD_SIZE": "2", **master} for rank in range(2)]
+    out = tmp_path / "run.json"
+    words = ["all_reduce", "-b", "1K", "-e", "1K", *QUICK, "-J", str(out), "--peers", "openmpi"]
+    (code, text, errors), *others = launched(ranks, *words)
+    assert (code, errors) == (0, "")
+    assert others == [(0, "", "")]
+    ((*_, wrong),) = rows_of(text)
+    assert wrong == "0"
+    assert "# no openmpi, all_reduce in place: start the ranks with Open MPI's mpirun" in text
+    told = json.loads(out.read_text())
+    assert [who["rank"] for who in told["config"]["devices"]] == [0, 1]
+    assert told["shoal"]["place"]["n_ranks"] == 2
+
+
+def test_on_a_terminal_progress_is_shown_beside_the_table() -> None:
+    controller, terminal = pty.openpty()
+    words = [*COMMAND, "-b", "1K", "-e", "1K", *QUICK]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=terminal, env=environment, text=True
+    ) as run:
+        os.close(terminal)
+        table = run.communicate(timeout=DEADLINE_S)[0]
+    shown = os.read(controller, 1 << 16).decode()
+    os.close(controller)
+    assert "all_reduce 1/1" in shown
+    assert "all_reduce 1/1" not in table
+    assert len(rows_of(table)) == 1

@@ -1,0 +1,412 @@
+"""`shoal bench` without any ranks: sizes, statistics, the table and the JSON of nccl-tests."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bench.collectives import COLLECTIVES
+from shoal.bench.columns import over_ranks
+from shoal.bench.elements import ELEMENTS, elements_of, operations_of
+from shoal.bench.job import JobSpec
+from shoal.bench.limits import Limit, crossing_bytes
+from shoal.bench.nccl_table import number
+from shoal.bench.percentiles import call_times
+from shoal.bench.perf import run_sweep
+from shoal.bench.progress import Progress
+from shoal.bench.sweep import ALL_RANKS, BenchPlace, CallKind, SizeRange, Sweep, mbit_of, size_of
+from shoal.cli import main
+from shoal.errors import UsageError
+
+
+class ToldPool:
+    """Ranks that answer what they are told to: of each round the seconds of its calls, by rank."""
+
+    def __init__(self, times_s: Sequence[Sequence[float]], n_wrong: int = 0, hosts: str = "aa"):
+        self._times_s, self._n_wrong, self._hosts = times_s, n_wrong, hosts
+        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+
+    def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        self.asked.append((task, arguments))
+        ranks = range(len(self._hosts))
+        if task == "who":
+            return [{"pid": 7 + r, "host": self._hosts[r], "net": "n"} for r in ranks]
+        if task == "check":
+            return [{"n_wrong": self._n_wrong * (rank == 1)} for rank in ranks]
+        if task == "forget":
+            return [{} for _ in ranks]
+        n = arguments["n_samples"]
+        rest = {"cpu_s": [1e-3] * n, "sent": 800.0, "received": 600.0}
+        return [{"times_s": list(self._times_s[rank][:n]), **rest} for rank in ranks]
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
+def told_run(
+    sweep: Sweep, pools: Mapping[str, ToldPool], out: Path | None = None, argv: Sequence[str] = ()
+) -> int:
+    def pool_of(spec: JobSpec) -> ToldPool:
+        return pools[spec.library]
+
+    return run_sweep(sweep, argv, out, pool_of)
+
+
+TWO = BenchPlace(2, is_joined=True)
+MIB = 1 << 20
+
+
+def test_percentiles_are_those_of_nccl_tests() -> None:
+    # Of 1 to 20: the median is the upper of the two in the middle; 95 % of 20 are 19 calls.
+    times = call_times([float(n) for n in range(20, 0, -1)])
+    assert (times.min, times.p50, times.p95, times.p99, times.max) == (1, 11, 19, 20, 20)
+    assert times.avg == 10.5
+    assert times.stdev == pytest.approx(33.25**0.5)  # (n^2 - 1) / 12
+    assert times.cv_pct == pytest.approx(100 * 33.25**0.5 / 10.5)
+
+
+def test_one_call_is_all_of_its_percentiles() -> None:
+    times = call_times([2.0])
+    assert set(times) == {2.0, 0.0}
+    assert times.stdev == 0
+
+
+def test_of_a_hundred_calls_one_may_exceed_the_99th_percentile() -> None:
+    assert call_times([float(n) for n in range(1, 101)]).p99 == 99
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        (0.5, 6, "  0.50"),
+        (154.35, 7, " 154.35"),
+        (9999.99, 7, "9999.99"),
+        (28857.8, 7, "28857.8"),
+        (121014.0, 7, " 121014"),
+        (1234567.0, 7, "1234567"),
+        (12345678.0, 7, "1.2e+07"),
+        (12345678.0, 6, " 1e+07"),
+    ],
+)
+def test_numbers_fit_their_columns_as_in_nccl_tests(value: float, width: int, text: str) -> None:
+    assert number(value, width) == text
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("reduce_scatter", 0.75),
+        ("all_gather", 0.75),
+        ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send_recv", 2.0),
+        ("barrier", 0.0),
+    ],
+)
+def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(collective: str, factor: float) -> None:
+    assert COLLECTIVES[collective].bus(4) == factor
+
+
+def test_every_collective_has_a_factor_and_a_way() -> None:
+    for row in COLLECTIVES.values():
+        assert row.bus(2) >= 0
+        assert row.in_place
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("8", 8), ("64K", 65536), ("128M", 128 * MIB), ("1g", 1 << 30), ("25MiB", 25 * MIB)],
+)
+def test_sizes_are_read_as_nccl_tests_reads_them(text: str, n_bytes: int) -> None:
+    assert size_of(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "8X", "-4", "4Gb", "K"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="cannot read the bytes"):
+        size_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate_mbit"),
+    [("400mbit", 400), ("1gbit", 1000), ("25Gb", 25000), ("500kbit", 0.5), ("none", None)],
+)
+def test_rates_are_read_as_tc_reads_them_too(text: str, rate_mbit: float | None) -> None:
+    assert mbit_of(text) == (None if rate_mbit is None else pytest.approx(rate_mbit))
+
+
+def test_sizes_grow_by_a_factor_or_by_a_step() -> None:
+    assert SizeRange(8, 100, factor=4).sizes() == [8, 32]
+    assert SizeRange(8, 20, step=4).sizes() == [8, 12, 16, 20]
+    assert SizeRange(8, 8).sizes() == [8]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "what"),
+    [
+        (SizeRange(0, 8), "must be above 0"),
+        (SizeRange(16, 8), "at most -e"),
+        (SizeRange(8, 1 << 50), "at most 64G"),
+        (SizeRange(8, 16, step=0), "at least one byte"),
+        (SizeRange(8, 1 << 30, step=4), "more than 1000 sizes"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(sizes: SizeRange, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        sizes.sizes()
+
+
+def test_blocks_are_whole_elements_and_sizes_that_fit_none_are_left_out() -> None:
+    kind = CallKind("all_gather", ELEMENTS["float32"], "", -1)
+    cases = kind.cases([4, 8, 13, 100], BenchPlace(3))
+    assert [case.n_bytes for case in cases] == [12, 96]
+    assert kind.count(96, 3) == 8
+    whole = CallKind("all_reduce", ELEMENTS["float64"], "sum", -1)
+    assert [case.n_bytes for case in whole.cases([4, 20], BenchPlace(3))] == [16]
+    assert whole.count(16, 3) == 2
+
+
+def test_a_barrier_is_measured_once_whatever_the_sizes() -> None:
+    kind = CallKind("barrier", ELEMENTS["float32"], "", -1)
+    assert [case.n_bytes for case in kind.cases([4, 8], BenchPlace(2))] == [0]
+
+
+def test_types_operations_and_roots_vary_in_the_order_of_nccl_tests() -> None:
+    sweep = Sweep(
+        BenchPlace(2),
+        ("reduce", "broadcast"),
+        elements=elements_of("half,float"),
+        operations=operations_of("prod,max"),
+        roots=(ALL_RANKS,),
+    )
+    told = [(k.collective, k.element.nccl, k.redop, k.root) for k in sweep.kinds()]
+    assert told[:4] == [
+        ("reduce", "half", "prod", 0),
+        ("reduce", "half", "prod", 1),
+        ("reduce", "half", "max", 0),
+        ("reduce", "half", "max", 1),
+    ]
+    assert told[8:] == [("broadcast", t, "none", r) for t in ("half", "float") for r in (0, 1)]
+
+
+def test_names_of_shoal_and_of_nccl_tests_mean_the_same() -> None:
+    assert elements_of("float32,double") == [ELEMENTS["float32"], ELEMENTS["float64"]]
+    assert operations_of("product") == operations_of("prod") == ["product"]
+    assert len(elements_of("all")) == len(ELEMENTS)
+    for call, word in ((elements_of, "-d quarter"), (operations_of, "-o mul")):
+        with pytest.raises(UsageError, match=word):
+            call(word.split()[1])
+
+
+def test_a_call_takes_what_its_ranks_take_as_asked() -> None:
+    by_rank = [[1.0, 5.0], [2.0, 3.0], [6.0, 1.0]]
+    wanted = [[1.0, 5.0], [3.0, 3.0], [1.0, 1.0], [6.0, 5.0]]
+    assert [over_ranks(by_rank, average) for average in range(4)] == wanted
+
+
+def test_what_must_cross_a_nic_depends_on_hosts_not_on_ranks() -> None:
+    def crossing(collective: str, n_ranks: int, n_hosts: int) -> float | None:
+        return crossing_bytes(collective, 1000, BenchPlace(n_ranks, n_hosts))
+
+    assert crossing("all_reduce", 4, 4) == 1500
+    assert crossing("all_reduce", 8, 4) == 1500
+    assert crossing("all_to_all", 4, 4) == 750
+    assert crossing("all_to_all", 8, 4) == 1500  # two ranks bring a size each
+    assert crossing("send_recv", 4, 4) == 2000  # there and back
+    assert crossing("send_recv", 8, 4) is None  # pairs share a host
+    assert crossing("all_reduce", 4, 0) is None
+    limit = Limit(BenchPlace(4, 4, 8.0), [900.0, 1100.0])
+    assert limit.time_s("all_reduce", 1000) == 1.5
+
+
+def test_a_row_is_that_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
+    # 8 MB in 1 ms (slowest ranks: 0.5 and 1.5) are 8 GB/s; two ranks: bus bandwidth is the same.
+    sweep = Sweep(TWO, sizes=SizeRange(8_000_000, 8_000_000), n_calls=2, n_rounds=1)
+    pool = ToldPool([[0.5e-3, 1e-3], [0.1e-3, 1.5e-3]])
+    assert told_run(sweep, {"shoal": pool}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if not line.startswith("#"))
+    assert row == (
+        "     8000000       2000000     float     sum      -1"
+        "      N/A     N/A     N/A     N/A  1000.00    8.00    8.00       0"
+    )
+    heading = next(line for line in lines if "algbw" in line)
+    assert heading.split()[1:] == [
+        *("size", "count", "type", "redop", "root"),
+        *("time", "algbw", "busbw", "#wrong", "time", "algbw", "busbw", "#wrong"),
+    ]
+    assert "# Avg bus bandwidth    : 8 " in lines
+    assert "# Out of bounds values : 0 OK" in lines
+    (beside,) = (line for line in lines if "in place    shoal" in line)
+    assert beside.split()[5:] == ["1500.00", "1500.00", "1500.00", "1000.00", "-", "-", "0"]
+
+
+def test_calls_are_shared_out_over_rounds_and_the_first_one_warms_up() -> None:
+    pool = ToldPool([[1e-3] * 9] * 2)
+    sweep = Sweep(TWO, sizes=SizeRange(64, 64), n_calls=8, n_rounds=3, n_warmup=4, is_apart=True)
+    told_run(sweep, {"shoal": pool})
+    turns = [asked for task, asked in pool.asked if task == "measure"]
+    assert [(turn["n_samples"], turn["n_warmup"]) for turn in turns] == [(3, 4), (3, 1), (2, 1)]
+    assert all(turn["is_apart"] and turn["n_calls"] == 1 for turn in turns)
+    assert [task for task, _ in pool.asked].count("check") == 1
+
+
+def test_a_peer_is_held_against_shoal_round_by_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.json"
+    pools = {"shoal": ToldPool([[1e-3] * 5] * 2), "gloo": ToldPool([[2.5e-3] * 5] * 2)}
+    sweep = Sweep(TWO, sizes=SizeRange(64, 64), peers=("gloo",), n_calls=5, n_rounds=5)
+    assert told_run(sweep, pools, out) == 0
+    (point,) = json.loads(out.read_text())["shoal"]["points"]
+    assert [(one["library"], one["ratio"]) for one in point["libraries"]] == [
+        ("shoal", None),
+        ("gloo", 2.5),
+    ]
+    assert capsys.readouterr().out.count("2.50") == 1
+
+
+def test_a_wrong_result_is_counted_ends_in_1_and_is_compared_with_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.json"
+    pools = {"shoal": ToldPool([[1e-3]] * 2, n_wrong=3), "gloo": ToldPool([[2e-3]] * 2)}
+    sweep = Sweep(TWO, sizes=SizeRange(64, 64), peers=("gloo",), n_calls=1, n_rounds=1, n_checks=2)
+    assert told_run(sweep, pools, out) == 1
+    told = json.loads(out.read_text())
+    assert told["results"][0]["in_place"]["nwrong"] == 6  # of two calls
+    assert told["out_of_bounds"] == {"count": 1, "okay": "false"}
+    assert [one["ratio"] for one in told["shoal"]["points"][0]["libraries"]] == [None, None]
+    assert "# Out of bounds values : 1 FAILED" in capsys.readouterr().out
+
+
+def test_without_a_check_nothing_is_said_of_wrong_elements(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep = Sweep(TWO, sizes=SizeRange(64, 64), n_calls=1, n_rounds=1, n_checks=0)
+    assert told_run(sweep, {"shoal": ToldPool([[1e-3]] * 2)}) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("#"))
+    assert row.endswith("N/A")
+
+
+def test_bytes_over_nics_are_per_rank_and_only_where_there_are_hosts(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    sweep = Sweep(BenchPlace(4, is_joined=True), sizes=SizeRange(64, 64), n_calls=1, n_rounds=1)
+    for hosts, sent in (("aabb", 400.0), ("aaaa", None)):
+        told_run(sweep, {"shoal": ToldPool([[1e-3]] * 4, hosts=hosts)}, out)
+        (point,) = json.loads(out.read_text())["shoal"]["points"]
+        assert point["libraries"][0]["sent_bytes_per_rank"] == sent
+
+
+def test_the_json_has_the_keys_of_nccl_tests(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    sweep = Sweep(TWO, ("all_gather",), SizeRange(64, 256, factor=4), n_calls=2, n_rounds=1)
+    told_run(sweep, {"shoal": ToldPool([[1e-3, 3e-3]] * 2)}, out, ["all_gather"])
+    told = json.loads(out.read_text())
+    assert list(told) == [
+        *("version", "start_time", "args", "config", "results", "out_of_bounds"),
+        *("average_bus_bandwidth", "errors", "end_time", "shoal"),
+    ]
+    assert told["args"] == ["shoal", "bench", "all_gather"]
+    assert told["config"]["step_factor"] == 4
+    assert told["config"]["devices"][1] == {
+        "rank": 1,
+        "group": 0,
+        "pid": 8,
+        "hostname": "a",
+        "device": 1,
+        "device_hex": "",
+        "device_info": "CPU",
+    }
+    first = told["results"][0]
+    assert (first["size"], first["count"], first["type"], first["root"]) == (64, 8, "float", "-1")
+    assert first["experiment_name"] == "all_gather_perf"
+    assert first["actual_iterations"] == 2
+    calls = first["out_of_place_per_iter"]
+    assert calls["times_us"] == [1000.0, 3000.0]
+    assert (calls["p50_us"], calls["avg_us"], calls["stdev_us"]) == (3000.0, 2000.0, 1000.0)
+    assert first["in_place"]["time"] == 2000.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["all_reduce", "--hosts", "4", "--ranks", "2"], "give one of them"),
+        (["--rate", "400mbit"], "add --hosts N"),
+        (["--ranks", "0"], "start with 1"),
+        (["--hosts", "1"], "--hosts with 2"),
+        (["--hosts", "2", "--rate", "fast"], "cannot read the rate"),
+        (["juggle"], "no collective 'juggle'"),
+        (["-n", "0"], "-n 0: at least 1"),
+        (["-c", "-1"], "-c -1: at least 0"),
+        (["-b", "2M", "-e", "1M"], "at most -e"),
+        (["-r", "2"], "the ranks are 0 to 1"),
+        (["-r", "x"], "a rank or all"),
+        (["send_recv", "--ranks", "3"], "3 ranks are no pairs"),
+        (["--peers", "nccl"], "no such library; there are gloo, openmpi, mpich"),
+        (["--timeout", "0"], "must be above 0"),
+        (["--json", "/nowhere/run.json"], "cannot write /nowhere/run.json"),
+        (["suite", "--only", "nothing"], "--only nothing: there are private"),
+        (["suite", "--collective", "juggle"], "--collective juggle"),
+        (["suite", "--rounds", "0"], "at least one is needed"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_plain_line(
+    argv: list[str], what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["bench", *argv]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("shoal: ")
+    assert told.count("\n") == 1
+    assert what in told
+
+
+def test_a_launched_rank_starts_no_ranks_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert main(["bench", "--ranks", "2"]) == 2
+    assert "a launcher has started these ranks" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    shown = {}
+    for is_terminal in (True, False):
+        stream = Terminal(is_terminal)
+        with Progress(stream) as progress:
+            progress.say("all_reduce 3/7")
+        shown[is_terminal] = stream.getvalue()
+    assert "all_reduce 3/7" in shown[True]
+    assert shown[True].endswith("\r\x1b[K")
+    assert shown[False] == ""
+
+
+def test_what_ranks_or_sizes_do_not_allow_is_said_and_the_rest_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place, sizes = BenchPlace(3, is_joined=True), SizeRange(8, 8)
+    sweep = Sweep(place, ("send_recv", "all_gather", "reduce"), sizes, n_calls=1, n_rounds=1)
+    assert told_run(sweep, {"shoal": ToldPool([[1e-3]] * 3, hosts="aaa")}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "# send_recv: not measured, 3 ranks are no pairs" in lines
+    assert "# all_gather: an element of each rank takes 12 B" in lines
+    assert len([line for line in lines if not line.startswith("#")]) == 1

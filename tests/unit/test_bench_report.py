@@ -1,0 +1,277 @@
+"""`shoal report`: files that are none, what a page says, and pictures."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bench.report.read import BestCase, CallName, read_records
+from shoal.bench.report.words import show_rate, show_ratio, show_size, show_time
+from shoal.cli import main
+from shoal.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:pyparsing")
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None,
+    reason="NOT TESTED: pictures need matplotlib: pip install 'shoal[report]'",
+)
+ALL_REDUCE = CallName("all_reduce", "float", "sum", -1, True)
+
+
+def library(name: str, p50_us: float, size: int, **more: Any) -> dict[str, Any]:
+    calls = {"p50_us": p50_us, "p95_us": 2 * p50_us, "p99_us": 3 * p50_us, "times_us": [1.0] * 6}
+    return {
+        "library": name,
+        "in_place": True,
+        "time": 2 * p50_us,
+        "alg_bw": size / p50_us / 2e3,
+        "bus_bw": 1.5 * size / p50_us / 2e3,
+        "nwrong": 0,
+        "ratio": None,
+        "cpu_us_per_rank": 7.0,
+        "sent_bytes_per_rank": 1.6 * size,
+        "received_bytes_per_rank": 1.6 * size,
+        "per_iter": calls,
+        **more,
+    }
+
+
+def record(*peers: dict[str, Any]) -> dict[str, Any]:
+    points = [
+        {
+            "collective": "all_reduce",
+            "type": "float",
+            "redop": "sum",
+            "root": -1,
+            "size": size,
+            "count": size // 4,
+            "crossing_bytes": 1.5 * size,
+            "libraries": [
+                library("shoal", size / 40, size),
+                library("gloo", size / 20, size, ratio=2.0),
+                *peers,
+            ],
+        }
+        for size in (1 << 20, 1 << 22)
+    ]
+    place = {"n_ranks": 4, "n_hosts": 4, "rate_mbit": 500.0, "raw_bytes_per_s": [55e6, 65e6]}
+    told = {
+        "format": "shoal bench",
+        "format_version": 1,
+        "version": "0.1.0",
+        "n_rounds": 5,
+        "run": {"date": "today", "command": "shoal bench <all>"},
+        "place": place,
+        "through": "torch.distributed",
+        "points": points,
+    }
+    return {"version": 2, "results": [], "shoal": told}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    def write(data: Any = None, name: str = "run.json") -> Path:
+        path = tmp_path / name
+        path.write_text(data if isinstance(data, str) else json.dumps(data or record()))
+        return path
+
+    return write
+
+
+def test_the_median_is_drawn_and_bus_bandwidth_is_that_of_the_median(
+    file: Callable[..., Path],
+) -> None:
+    (told,) = read_records([file()])
+    first, last = told.series[ALL_REDUCE]["shoal"]
+    assert (first.size, last.size) == (1 << 20, 1 << 22)
+    assert first.p50_us == pytest.approx((1 << 20) / 40)
+    # 40 bytes per microsecond at the median, times 2(n-1)/n; the mean took twice as long.
+    assert first.bus_bytes_per_s == pytest.approx(1.5 * 40e6)
+    assert told.series[ALL_REDUCE]["gloo"][0].ratio == 2.0
+
+
+def test_the_line_is_what_must_cross_a_nic_at_the_mean_rate_of_raw_streams(
+    file: Callable[..., Path],
+) -> None:
+    (told,) = read_records([file()])
+    size = 1 << 20
+    best = told.limits[ALL_REDUCE][0]
+    assert best == BestCase(size, pytest.approx(1.5 * size / 60), pytest.approx(60e6))
+    assert "NICs at 500 Mbit/s; raw TCP streams in a ring reached 440 and 520" in told.network
+
+
+def test_without_raw_streams_the_rate_of_the_nics_is_the_line(file: Callable[..., Path]) -> None:
+    data = record()
+    data["shoal"]["place"]["raw_bytes_per_s"] = []
+    (told,) = read_records([file(data)])
+    assert told.limits[ALL_REDUCE][0].bus_bytes_per_s == pytest.approx(62.5e6)
+    data["shoal"]["place"]["rate_mbit"] = None
+    (told,) = read_records([file(data)])
+    assert told.limits[ALL_REDUCE] == []
+    assert told.network == ""
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    data = record()
+    change(data["shoal"])
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ("", "is empty: the run that was to write it has not ended"),
+        ("{", "is no JSON"),
+        ("[1]", "is not what `shoal bench --json FILE` writes"),
+        ({"version": 2, "results": [1]}, "is not what `shoal bench --json FILE` writes"),
+        ({"run": {}, "tables": {}}, "is of `shoal bench suite`"),
+        (broken(lambda told: told.update(format_version=9)), "has format 9 of shoal 0.1.0"),
+        (broken(lambda told: told.update(points=[])), "has no measurements"),
+        (broken(lambda told: told.pop("place")), "is damaged: no 'place'; measure again"),
+        (broken(lambda told: told["points"][0].pop("size")), "is damaged: no 'size'"),
+        (broken(lambda told: told.update(points=[3])), "is damaged"),
+        (broken(lambda told: told["points"][0].update(size="big")), "is damaged: invalid literal"),
+        (broken(lambda told: told["place"].update(raw_bytes_per_s=3)), "is damaged"),
+        (broken(lambda told: told["points"][1].update(size=1e400)), "is damaged"),
+        (
+            broken(lambda told: told["points"][0]["libraries"][1]["per_iter"].update(p99_us=1e400)),
+            "is damaged: inf is no number to draw",
+        ),
+        (
+            broken(lambda told: [point.update(size=0) for point in told["points"]]),
+            "has nothing to draw: what was called has no size",
+        ),
+    ],
+)
+def test_a_file_that_is_no_run_is_told_in_one_plain_line(
+    data: Any, what: str, file: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(data) if data else file(" ")
+    assert main(["report", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"shoal: {path} ")
+    assert what in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*none.json: No such file"):
+        read_records([tmp_path / "none.json"])
+    (tmp_path / "noise.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="it is no text"):
+        read_records([tmp_path / "noise.json"])
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(
+    file: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    both = [file(name="old/run.json"), file(name="run.json")]
+    assert [one.name for one in read_records(both)] == [
+        str(tmp_path / "old" / "run"),
+        str(tmp_path / "run"),
+    ]
+    with pytest.raises(UsageError, match="named twice"):
+        read_records([both[0], both[0]])
+
+
+def test_without_matplotlib_the_error_names_the_extra(
+    file: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    assert main(["report", str(file())]) == 2
+    assert "pip install 'shoal[report]'" in capsys.readouterr().err
+
+
+@needs_matplotlib
+def test_a_page_is_one_file_that_loads_nothing_and_pictures_lie_beside_it(
+    file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {"library": "mpich", "in_place": True, "failure": "no MPICH in <there>"}
+    path, out = file(record(failed)), tmp_path / "page.html"
+    assert main(["report", str(path), "--out", str(out)]) == 0
+    page = out.read_text()
+    for mark in ("src=", 'href="http', "@import", "<script", "url(http"):
+        assert mark not in page
+    assert page.count("<svg") == 3
+    assert (
+        "4 MiB: shoal takes 105 ms, 100% of what the line allows; gloo takes 2.00x as long" in page
+    )
+    assert "mpich, all_reduce: no MPICH in &lt;there&gt;" in page
+    assert "shoal bench &lt;all&gt;" in page
+    assert "the line (raw TCP)" in page
+    assert "prefers-color-scheme: dark" in page
+    assert "stroke: var(--shoal)" in page
+    assert "#0072b2" not in page.split("</style>")[1]
+    names = [f"page-all_reduce-float-sum-in-place-{n}.png" for n in ("time", "bandwidth", "ratio")]
+    assert sorted(p.name for p in tmp_path.glob("*.png")) == sorted(names)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
+    assert capsys.readouterr().out.count("wrote ") == 4
+
+
+@needs_matplotlib
+def test_a_page_of_the_same_file_is_the_same_page(
+    file: Callable[..., Path], tmp_path: Path
+) -> None:
+    pages = []
+    for _ in range(2):
+        assert main(["report", str(file()), "--out", str(tmp_path / "p.html"), "--no-png"]) == 0
+        pages.append((tmp_path / "p.html").read_text())
+    assert pages[0] == pages[1]
+    assert list(tmp_path.glob("*.png")) == []
+
+
+@needs_matplotlib
+@pytest.mark.parametrize(("more", "n_calls"), [({"nwrong": 4, "ratio": None}, 6), ({}, 4)])
+def test_no_ratio_is_shown_of_wrong_results_or_of_fewer_than_five_calls(
+    file: Callable[..., Path], tmp_path: Path, more: dict[str, Any], n_calls: int
+) -> None:
+    data = record()
+    for point in data["shoal"]["points"]:
+        for one in point["libraries"][1:]:
+            one.update(more)
+        for one in point["libraries"]:
+            one["per_iter"]["times_us"] = [1.0] * n_calls
+    assert main(["report", str(file(data)), "-o", str(tmp_path / "p.html"), "--no-png"]) == 0
+    page = (tmp_path / "p.html").read_text()
+    assert page.count("<svg") == 2
+    assert "2.00x" not in page
+    assert ("<tr class=wrong" in page) == bool(more)
+
+
+@needs_matplotlib
+def test_several_files_share_pictures_and_keep_their_names(
+    file: Callable[..., Path], tmp_path: Path
+) -> None:
+    files = [str(file(name=f"{name}.json")) for name in ("before", "a$ft$er")]
+    assert main(["report", *files, "-o", str(tmp_path / "p.html"), "--no-png"]) == 0
+    page = (tmp_path / "p.html").read_text()
+    assert page.count("<svg") == 3
+    for label in ("shoal, before", "gloo, a$ft$er", "the line (raw TCP), before"):
+        assert label in page
+
+
+@needs_matplotlib
+def test_a_single_size_is_drawn_too(file: Callable[..., Path], tmp_path: Path) -> None:
+    data = record()
+    del data["shoal"]["points"][1:]
+    assert main(["report", str(file(data)), "-o", str(tmp_path / "p.html")]) == 0
+
+
+def test_numbers_are_shown_in_units_that_suit() -> None:
+    assert [show_size(n) for n in (4, 16384, 1.5 * (1 << 20), 1 << 31)] == [
+        *("4 B", "16 KiB", "1.5 MiB", "2 GiB")
+    ]
+    assert [show_time(us) for us in (0.5, 40, 999.9, 1500, 2e6)] == [
+        *("0.5 us", "40 us", "1 ms", "1.5 ms", "2 s")
+    ]
+    assert [show_rate(n) for n in (47.6e6, 1.25e9, 900, 999.9e6)] == [
+        *("47.6 MB/s", "1.25 GB/s", "900 B/s", "1 GB/s")
+    ]
+    assert show_ratio(1.7499) == "1.75x"
