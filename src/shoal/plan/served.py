@@ -118,7 +118,11 @@ def streams_of(weights: Weights) -> int:
 
 
 def cost_with_servers(
-    weights: Weights, n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
+    weights: Weights,
+    n_bytes: int,
+    cluster: Cluster,
+    pool: Pool,
+    codec: Codec = Codec.IDENTITY,
 ) -> Cost:
     """What an all-reduce by these weights takes, in microseconds; arguments as above."""
     wire = Nic.of(cluster.wire)
