@@ -121,6 +121,8 @@ Value StateReader::group(const Group& group) {
                 {"in_flight", std::move(calls)},
                 {"n_in_flight_left_out", n_left_out},
                 {"made_by_others", early(group)},
+                {"n_plans_served", uint64_t{group.served.plans.size()}},
+                {"n_waiting_for_room", uint64_t{group.served.waiting.size()}},
                 {"finished", finished(group)}};
 }
 
@@ -160,8 +162,12 @@ Value StateReader::call(const Call& call) {
   const char* scratch = "none";
   if (call.plan->scratch_bytes > 0) scratch = call.scratch != nullptr ? "held" : "not yet";
   if (call.scratch == nullptr && call.scratch_wanted_ns >= 0) scratch = "awaited";
+  if (call.is_served) scratch = call.n_windows > 0 ? "held" : "not yet";
   const uint64_t told_before = n_steps_told_;
   Value told_steps = steps(call);
+  List uncommitted;
+  for (const int from : call.commits_with)
+    if (call.owes_commit[from]) uncommitted.push_back(call.group->members[from]);
   const uint64_t n_told = n_steps_told_ - told_before;
   return Fields{{"serial", call.serial},
                 {"key", hex(call.key)},
@@ -171,6 +177,8 @@ Value StateReader::call(const Call& call) {
                 {"age_s", seconds_since(call.posted_ns)},
                 {"left_s", has_deadline ? Value(-seconds_since(call.deadline_ns)) : Value()},
                 {"awaits_message", call.unmatched},
+                {"is_served", call.is_served},
+                {"uncommitted", std::move(uncommitted)},
                 {"scratch", scratch},
                 {"scratch_bytes", call.plan->scratch_bytes},
                 {"n_steps", n_steps},

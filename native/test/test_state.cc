@@ -12,7 +12,7 @@
 #include "engine/state_reader.h"
 #include "test/check.h"
 #include "test/cluster.h"
-#include "test/world.h"
+#include "test/pool_world.h"
 #include "transport/shm_link.h"
 #include "transport/socket_pipe.h"
 #include "transport/tcp_link.h"
@@ -463,6 +463,24 @@ TEST("in a forked child the signal leaves no note for the parent, and can be ask
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK_EQ(status, 0);
   CHECK_EQ(notes_in(fd), 0);
+}
+
+TEST("a server tells of the calls that it serves, and of whom they wait for") {
+  Pool pool(2, 1, calm(false));
+  PoolJob job{2, 1};
+  job.n_elems = 5000;
+  pool.serve(job);
+  pool.post(0, job);
+  pool.world.run_steps(50);
+  const Value state = state_of(pool.world, 2);
+  CHECK_EQ(number(list(state, "groups").at(0), "n_plans_served"), 1);
+  CHECK_EQ(number(list(state, "groups").at(0), "n_waiting_for_room"), 0);
+  CHECK_EQ(calls_in(state).size(), 1u);
+  CHECK(std::get<bool>(at(calls_in(state)[0], "is_served").is));
+  CHECK_EQ(list(calls_in(state)[0], "uncommitted").size(), 2u);
+  CHECK_EQ(text(calls_in(state)[0], "scratch"), "held");
+  CHECK_EQ(awaited(state, "recv", 1), "data");
+  CHECK(number(state, "scratch_bytes") > 0);
 }
 
 }  // namespace
