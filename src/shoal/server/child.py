@@ -51,7 +51,8 @@ def _be_child(meet: Meet, key_path: str, memory_bytes: int, pipe: int, parent: i
     try:
         _leave_parent(pipe, parent)
         _limit(memory_bytes)
-        os.environ.pop("SHOAL_KEY", None)
+        for name in ("SHOAL_KEY", "MASTER_ADDR"):  # of whoever started the server
+            os.environ.pop(name, None)
         os.environ["SHOAL_KEY_FILE"] = key_path
         os.environ["SHOAL_STAGING_BYTES"] = str(memory_bytes // 2)
         serve(meet, lambda told: _tell(pipe, told))

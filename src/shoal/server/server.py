@@ -41,6 +41,7 @@ _LOG: Final = logging.getLogger("shoal")
 
 _MOST_CONNECTIONS: Final = 1024
 _MOST_HTTP: Final = 32
+_PAUSE_S: Final = 0.05  # after a turn that failed: it may fail again at once
 # Of one job: the one that serves, the next one, and two whose workers have left them behind.
 _MOST_VIEWS: Final = 4
 
@@ -89,7 +90,7 @@ class Server:
         signal.set_wakeup_fd(noted.fileno())
         try:
             while not self._ends:
-                self._turn()
+                self._try_turn()
         finally:
             signal.set_wakeup_fd(-1)
             for number, handler in previous.items():
@@ -176,10 +177,10 @@ class Server:
         self._views.make_room(job.key.number, _MOST_VIEWS)
         try:
             pid, pipe = start(meet, job.key.path, self._options.memory_bytes)
+            self._views.add(pid, pipe, job.key.number, job.job)
         except OSError as error:
             _LOG.warning("no child can be started for view %d: %s", meet.view, error)
             return f"it can start no process: {error.strerror}"
-        self._views.add(pid, pipe, job.key.number, job.job)
         _LOG.info("job %r: view %d is served by process %d", job.job, meet.view, pid)
         return ""
 
@@ -200,6 +201,13 @@ class Server:
         return Health(self._drains_until is not None, n_jobs, self._views.told_of(None))
 
     # Turns.
+
+    def _try_turn(self) -> None:
+        try:
+            self._turn()
+        except Exception:  # noqa: BLE001 - what one peer causes is no other job's affair
+            _LOG.exception("a turn failed; the server goes on")
+            time.sleep(_PAUSE_S)
 
     def _turn(self) -> None:
         now = time.monotonic()

@@ -52,8 +52,19 @@ class Views:
         return {view.key for view in self._views}
 
     def add(self, pid: int, pipe: int, key: int, job: str) -> None:
-        """Watch over a child; owns its pipe."""
-        view = _View(pid, os.pidfd_open(pid), pipe, key, job)
+        """Watch over a child; owns it and its pipe.
+
+        Raises:
+            OSError: no descriptor can be had; the child is ended.
+        """
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(pipe)
+            raise
+        view = _View(pid, pidfd, pipe, key, job)
         self._views.append(view)
         self._selector.register(pipe, selectors.EVENT_READ, functools.partial(self._read, view))
         self._selector.register(
