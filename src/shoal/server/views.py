@@ -101,10 +101,10 @@ class Views:
         *lines, view.unread = (view.unread + data).split(b"\n")
         if len(view.unread) > _MOST_UNREAD:
             view.unread = b""
-        for line in lines[-1:]:
+        for line in lines:
             with contextlib.suppress(ValueError):
                 told = json.loads(line)
-                view.told = told if isinstance(told, dict) else {}
+                view.told = told if isinstance(told, dict) else view.told
 
     def _ended(self, view: _View) -> None:
         if view not in self._views:
