@@ -1,5 +1,8 @@
 """`SHOAL_SERVERS`, and what `shoal server` is told."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,17 @@ def test_both_variables_are_compared_between_workers_without_their_spaces() -> N
     assert one != Settings.read({"SHOAL_SERVERS": "cpu2,cpu1"}).servers
     required = {"SHOAL_SERVERS": "cpu1,cpu2", "SHOAL_SERVERS_REQUIRED": "1"}
     assert one != Settings.read(required).servers
+
+
+def test_a_job_without_servers_loads_nothing_of_them() -> None:
+    code = """
+import sys, shoal
+from shoal.rendezvous import MemoryStore
+with shoal.init(MemoryStore(), 0, 1) as group:
+    group.all_reduce(bytearray(2 << 20), "max")
+print(sorted(name for name in sys.modules if name.startswith(("shoal.group.pool", "shoal.server"))))
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "SHOAL_SERVERS"}
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
