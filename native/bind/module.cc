@@ -69,7 +69,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, int codec, const std::string& descriptor,
                                 const std::string& agreement, bool by_pair, uint32_t n_stripes,
-                                uint32_t n_workers) {
+                                uint32_t n_workers, uint32_t segment_bytes) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
       divisor == 0 || n_stripes == 0)
@@ -97,7 +97,9 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
   if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
-  plan->segment_elems = kSegmentBytes / static_cast<uint32_t>(size_of(plan->dtype));
+  if (segment_bytes % 1024 != 0 || segment_bytes == 0 || segment_bytes > kSegmentBytes)
+    throw std::invalid_argument("segments are whole KiB, at most SEGMENT_BYTES");
+  plan->segment_elems = segment_bytes / static_cast<uint32_t>(size_of(plan->dtype));
   plan->descriptor = descriptor;
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
@@ -362,8 +364,9 @@ NB_MODULE(_native, m) {
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
                   nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1,
-                  nb::arg("n_workers") = 0)
-      .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; });
+                  nb::arg("n_workers") = 0, nb::arg("segment_bytes") = kSegmentBytes)
+      .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; })
+      .def_prop_ro("segment_bytes", [](const Plan& plan) { return plan.segment_bytes; });
 
   nb::class_<Arena>(m, "Arena")
       .def_static("create",
@@ -411,6 +414,7 @@ NB_MODULE(_native, m) {
              }
              return GroupHandle{std::move(mesh), std::move(group)};
            })
+      .def("bound_out", &Mesh::bound_out, nb::arg("n_bytes"), nb::call_guard<Released>())
       .def("close", &Mesh::close, nb::call_guard<Released>())
       .def("wait_finished",
            [](Mesh& mesh, int64_t seen, double timeout_s) {

@@ -57,12 +57,13 @@ struct StepState {
   // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
   // value is rounded to, since it leaves so.
   const Narrow* codec = nullptr;
-  uint32_t started = 0;    // sends: segments handed to the link
-  uint32_t done = 0;       // segments whose memory this step no longer touches
-  bool is_moving = false;  // a put or get of the next segment is under way
-  Block landing;           // where a get lands that may not touch the segment before it is whole
-  int64_t moved_ns = 0;    // when `done` last changed, by the last tick's clock
-  bool is_eager = false;   // sends and receives: so short a flow that it goes without asking
+  uint32_t started = 0;      // sends: segments handed to the link
+  uint32_t done = 0;         // segments whose memory this step no longer touches
+  bool takes_turns = false;  // sends: see turns.h
+  bool is_moving = false;    // a put or get of the next segment is under way
+  Block landing;             // where a get lands that may not touch the segment before it is whole
+  int64_t moved_ns = 0;      // when `done` last changed, by the last tick's clock
+  bool is_eager = false;     // sends and receives: so short a flow that it goes without asking
   // Sends: how the next segment moves, and how if the receiver had granted no place for it.
   Way* way = nullptr;
   Way* unplaced = nullptr;
@@ -126,6 +127,10 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Steps::runnable_
+  std::vector<uint32_t> turns;   // sends that take turns, in the order of the schedule (turns.h)
+  uint64_t longest_turn = 0;     // bytes of the longest chunk
+  uint64_t turn = 0;             // those up to this one may leave
+  bool waits_for_turn = false;   // in Turns::waiting_
   bool is_through = false;       // nothing is left of it; Calls has yet to end it
   // What a peer may get of this call before it is heard in it (post_notices.h).
   enum class Standing : uint8_t { kFree, kCounted, kHeld };

@@ -102,15 +102,21 @@ void Calls::index(Call& call) {
     if (step.kind == StepKind::kRecv && links_.is_far(call.peer_of(step)))
       call.n_far_bytes += call.as_encoded(at, call.plan->chunk_bytes(step.buffer, step.chunk));
   }
+  ways_.turns.join(call);
   Commits::expect(call);
 }
 
-// Before any data of ours, which may fill the socket: the peer is to send at the same time.
+// Before any data of ours, which may fill the socket: the peer is to send at the same time. What
+// waits for other receives alone gets its staging now too: else each of these would wait for a
+// grant in its turn, behind the data of the others.
 void Calls::grant_far(Call& call) {
   const Program& program = *call.plan->program;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
-    if (step.kind != StepKind::kRecv || !step.waits_for.empty()) continue;
+    if (step.kind != StepKind::kRecv || step.cts_flow != Place::kNoFlow) continue;
+    if (std::any_of(step.waits_for.begin(), step.waits_for.end(),
+                    [&](uint32_t before) { return program.steps[before].kind == StepKind::kSend; }))
+      continue;
     const Link* link = links_[call.peer_of(step)];
     if (link != nullptr && !link->shares_memory() && call.state[at].n_segments > 0)
       ways_.grants.grant(call, at);

@@ -49,12 +49,14 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   Frame frame = call.frame(FrameType::kData, step.flow, state.started);
   frame.header.length = static_cast<uint32_t>(n_bytes);
   frame.header.flags = flags;
+  frame.is_bulk = (flags & kEager) == 0;
   frame.payload = encoded.block ? encoded.block.data()
                                 : call.segment_at(step.buffer, step.chunk, state.started);
   frame.token = links_.new_token();
   frame.precedence = {call.order, static_cast<uint32_t>(call.state.size()) - at};
   const uint32_t segment = state.started++;
   const bool is_free = links_.send(peer, frame);
+  if (!is_free) turns_.left(call, at, frame.token, n_bytes);
   if (encoded.block) {
     is_free ? encoded_.give_back(encoded) : encoded_.keep(frame.token, peer, std::move(encoded));
     steps_.complete(call, at, segment);  // nobody looks at the segment itself any more
@@ -68,6 +70,7 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
 }
 
 std::shared_ptr<Call> DataFrames::sent(uint64_t token) {
+  turns_.acknowledged(token);
   const auto found = borrowed_.find(token);
   if (found == borrowed_.end()) {
     // The last made ready is the first to be tried: what comes first in the schedule.
@@ -90,7 +93,13 @@ std::shared_ptr<Call> DataFrames::spoiled(uint64_t token) {
   return call;
 }
 
+void DataFrames::drop_peer(int peer) {
+  encoded_.drop_peer(peer);
+  turns_.drop_peer(peer);
+}
+
 void DataFrames::drop_call(const Call& call) {
+  turns_.drop_call(call);
   std::erase_if(borrowed_, [&](const auto& entry) { return entry.second.call.get() == &call; });
 }
 

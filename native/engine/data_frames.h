@@ -11,6 +11,7 @@
 #include "engine/encoded.h"
 #include "engine/receive_buffers.h"
 #include "engine/staging.h"
+#include "engine/turns.h"
 #include "engine/way.h"
 
 namespace shoal {
@@ -18,11 +19,13 @@ namespace shoal {
 // Threads: under the mesh's lock.
 class DataFrames {
  public:
-  DataFrames(Links& links, Steps& steps, Staging& staging, Judge& judge, size_t n_peers)
+  DataFrames(Links& links, Steps& steps, Staging& staging, Judge& judge, Turns& turns,
+             size_t n_peers)
       : links_(links),
         steps_(steps),
         staging_(staging),
         judge_(judge),
+        turns_(turns),
         encoded_(staging, n_peers),
         receive_buffers_(n_peers) {}
 
@@ -44,7 +47,7 @@ class DataFrames {
   }
 
   void drop_call(const Call& call);  // no link borrows its memory any more
-  void drop_peer(int peer) { encoded_.drop_peer(peer); }
+  void drop_peer(int peer);
   void clear() { borrowed_.clear(); }
 
  private:
@@ -65,6 +68,7 @@ class DataFrames {
   Steps& steps_;
   Staging& staging_;
   Judge& judge_;
+  Turns& turns_;
   Encoded encoded_;
   ReceiveBuffers receive_buffers_;
   std::unordered_map<uint64_t, Borrowed> borrowed_;  // by token

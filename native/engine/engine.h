@@ -68,6 +68,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
 
   // See ServedCalls, which says before whether it can.
   void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe);
+  void bound_out(size_t n_bytes) { ways_.turns.bound(n_bytes); }
   bool serves() const { return serves_; }
 
   // Where memory ran out as a call was made: see Calls.

@@ -121,6 +121,10 @@ std::shared_ptr<Call> Mesh::post_striped(Group& group, std::shared_ptr<const Pla
   return call;
 }
 
+void Mesh::bound_out(size_t n_bytes) {
+  for (const auto& channel : channels_) channel->bound_out(n_bytes / channels_.size());
+}
+
 void Mesh::serve(Group& group, const std::shared_ptr<const Plan>& plan) {
   for (size_t at = 0; at < plan->n_stripes; ++at) channels_[at]->serve(group.id, plan);
 }

@@ -55,6 +55,8 @@ class Mesh {
   // From now on peers' calls of this plan are made here too; see ServedCalls, which says before
   // whether they can.
   void serve(Group& group, const std::shared_ptr<const Plan>& plan);
+  // See turns.h: what this process may have out to other hosts of what takes turns.
+  void bound_out(size_t n_bytes);
   bool wait(Call& call, int64_t timeout_ns) { return first().wait(call, timeout_ns); }
   int64_t wait_finished(int64_t seen, int64_t timeout_ns) {
     return first().wait_finished(seen, timeout_ns);

@@ -23,6 +23,7 @@ size_t Runner::attempt_send(Call& call, uint32_t at) {
   const StepState& state = call.state[at];
   if (state.started >= call.segments_ready(step) || call.is_held(step.peer)) return 0;
   if (links_[call.peer_of(step)] == nullptr) return 0;
+  if (!ways_.turns.may_send(call, at)) return 0;
   return state.way->send(call, at);
 }
 

@@ -14,7 +14,8 @@ class Ways {
  public:
   Ways(int rank, size_t n_peers, Links& links, Steps& steps, Staging& staging, Traffic& traffic,
        Credits& credits, Judge& judge)
-      : frames(links, steps, staging, judge, n_peers),
+      : turns(links, steps, n_peers),
+        frames(links, steps, staging, judge, turns, n_peers),
         granted(steps, traffic, staging, frames, n_peers),
         put(links, steps, staging, moves, judge),
         slot(rank, links, steps, staging, moves, judge, traffic, reference),
@@ -41,6 +42,7 @@ class Ways {
   void drop_peer(int peer);
 
   Moves moves;
+  Turns turns;
   DataFrames frames;
   GrantedWay granted;
   PutWay put;

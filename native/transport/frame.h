@@ -112,6 +112,7 @@ struct Frame {
   const std::byte* payload = nullptr;  // nullptr: `small` holds header.length bytes
   uint64_t token = 0;                  // given back by FrameSink::sent; 0: nobody asks
   Precedence precedence;               // of data
+  bool is_bulk = false;                // a part of something long, however short it is
   std::array<std::byte, sizeof(Place)> small{};
 
   template <class Small = Place>

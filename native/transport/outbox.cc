@@ -51,7 +51,8 @@ void hollow(Outgoing& out) {
 
 bool Outbox::send(const Frame& frame) {
   const Header& header = frame.header;
-  const bool small = header.type == FrameType::kData && header.length <= sizes_.small;
+  const bool small =
+      header.type == FrameType::kData && header.length <= sizes_.small && !frame.is_bulk;
   auto out = std::make_unique<Outgoing>();
   out->frame = frame;
   const bool borrows = frame.payload != nullptr && header.length > sizes_.copied;

@@ -38,12 +38,14 @@ class Plan:
         by_pair: bool,
         n_stripes: int = 1,
         n_workers: int = 0,
+        segment_bytes: int = ...,
     ) -> Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 
         `agreement` is what must be equal on all ranks; `by_pair`: lengths are not in it, and each
         two ranks compare theirs. `n_workers`: the ranks of the group from this one on are servers,
         whose results land by whole segments, and on all workers or none; 0: there are none.
+        `segment_bytes`: of a segment in memory, at most `SEGMENT_BYTES`, which it is if left out.
         """
 
     @property
@@ -76,8 +78,7 @@ class Call:
     def landed(self) -> list[tuple[int, bytes]]:
         """Of a call of workers and servers that is done: what its memory holds.
 
-        Each chunk of DATA that a server reduces, and a bit for each of its segments of
-        `SEGMENT_BYTES` (bit s % 8 of byte s // 8): set, the segment holds the result; else it
+        Each chunk of DATA that a server reduces, and a bit for each of its segments (bit s % 8 of byte s // 8): set, the segment holds the result; else it
         holds what this rank gave. All are set if the call succeeded on any worker.
 
         RuntimeError: the call is in flight.
@@ -160,6 +161,9 @@ class Mesh:
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
+    def bound_out(self, n_bytes: int) -> None:
+        """How much may be on its way to other hosts of calls that send to several at once."""
+
     def close(self) -> None: ...
     def wait_finished(self, seen: int, timeout_s: float, /) -> int:
         """Drive until another call than the first `seen` has ended; how many have by now."""

@@ -127,6 +127,7 @@ def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
         by_pair=shape.agrees_by_pair,
         n_stripes=shape.n_stripes,
         n_workers=n_workers,
+        segment_bytes=shape.segment_bytes,
     )
 
 

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 _LAST_WAIT_S: Final = 2.0
 
 
+# What is on its way to other hosts of calls that send to several at once, where these take turns
+# (native/engine/turns.h): 8 workers and 8 servers at 400 Mbit/s took 1.07 times what the bytes take
+# with 10 ms of the link, 1.22 with 40 ms, as much waits in front of a switch then. The least is what
+# keeps a link busy whose ends share their cores with others.
+_OUT_US: Final = 10_000
+_LEAST_OUT_BYTES: Final = 512 << 10
+
+
 class Member(Protocol):
     """A group, as its context needs it."""
 
@@ -116,6 +124,11 @@ class Context:
             native_id = hash_of(*who, self._made.count(hash_of(*who)))
         self.groups.add(group)
         return self._mesh.group(native_id, members)
+
+    def pace(self, bytes_per_us: float) -> None:
+        """Say what this rank's link to other hosts carries; 0: nobody knows."""
+        if self._mesh is not None and bytes_per_us:
+            self._mesh.bound_out(max(_LEAST_OUT_BYTES, int(bytes_per_us * _OUT_US)))
 
     def keep(self, work: Work) -> None:
         """Keep the buffers of a call until it is done, whoever drops them: the engine uses them."""

@@ -70,6 +70,7 @@ def form(
     try:
         host_ids = [rank_info.host_id for rank_info in context.names]
         planner = agreed_planner(rank, settings, host_ids, context.digests, f"group {name!r}")
+        context.pace(1 / planner.cluster.wire.us_per_byte if planner.cluster.n_hosts > 1 else 0)
         members = list(range(size))
         group = kind(context, members, name, timeout_s, planner, settings.wire)
         group.owns_context = True

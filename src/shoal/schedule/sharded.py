@@ -155,6 +155,7 @@ def _algorithm(sharding: _Sharding) -> Algorithm:
         owner_rule=sharding.owner,
         fit_rule=sharding.fit,
         encodes_once=True,
+        scatters=True,
         chain_rule=there_and_back,
         alike_rule=sharding.alike,
         explained_by=sharded_all_reduce,

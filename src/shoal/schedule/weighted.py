@@ -240,6 +240,7 @@ def _algorithm(one: _Weighted) -> Algorithm:
         fit_rule=one.fit,
         cut_rule=one.cut,
         encodes_once=True,
+        scatters=True,
         chain_rule=one.chain,
         alike_rule=turned if one.is_plain else itself,
         n_servers=one.n_servers,

@@ -87,6 +87,7 @@ def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> 
         group = PoolGroup(context, list(range(size)), f"pool view {view}", FOR_EVER_S, planner)
         group.owns_context = True
         group.rates = tuple(map(_rate_of, context.digests))
+        context.pace(group.rates[rank])
         _greet(group, n_workers, until)
     except BaseException:
         context.close()

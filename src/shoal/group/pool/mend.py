@@ -11,7 +11,6 @@ from shoal.dtypes import DType, item_size
 from shoal.group.buffers import BufferView
 from shoal.group.pool.recovery import NOBODY, replan
 from shoal.group.work import FOR_EVER_S
-from shoal.limits import SEGMENT_BYTES
 from shoal.schedule.stripes import LINE_BYTES, first_of, n_stripes_of
 from shoal.shapes import layouts_of
 
@@ -41,15 +40,16 @@ def mend(control: Control, call: PooledCall) -> None:
         ShoalError: what ended the workers' group; the call's memory is partly folded.
     """
     offsets, lengths = layouts_of(call.shape)[0]
-    n_segments = [-(-length // SEGMENT_BYTES) for length in lengths]
+    segment = call.shape.segment_bytes
+    n_segments = [-(-length // segment) for length in lengths]
     told = control.bytes_of_all(_own(call, n_segments), _left_s(call))
     cuts = list(itertools.accumulate(((n + 7) // 8 for n in n_segments), initial=0))
     landed = [[held[a:b] for a, b in itertools.pairwise(cuts)] for held in told]
     missing, lacking = [], []
     for repair in replan(landed, n_segments):
         begin = offsets[repair.chunk]
-        end = begin + min(repair.end * SEGMENT_BYTES, lengths[repair.chunk])
-        begin += repair.begin * SEGMENT_BYTES
+        end = begin + min(repair.end * segment, lengths[repair.chunk])
+        begin += repair.begin * segment
         if repair.holder == NOBODY:
             missing.append(_Piece(begin, end - begin, _first_at(begin, call.shape, control.size)))
         else:
@@ -67,7 +67,8 @@ def is_whole_here(call: PooledCall) -> bool:
     """Whether this worker holds all that the servers' part gives, though it has failed."""
     if call.servers is None or not call.servers.done():
         return False
-    n_segments = [-(-length // SEGMENT_BYTES) for length in layouts_of(call.shape)[0][1]]
+    segment = call.shape.segment_bytes
+    n_segments = [-(-length // segment) for length in layouts_of(call.shape)[0][1]]
     held = dict(call.servers.landed())
     return all(
         int.from_bytes(held.get(chunk, b""), "little").bit_count() == n

@@ -1,0 +1,123 @@
+#include "engine/turns.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shoal {
+namespace {
+
+constexpr uint64_t kNobody = UINT64_MAX;
+
+}  // namespace
+
+void Turns::join(Call& call) {
+  const Program& program = *call.plan->program;
+  for (uint32_t at = 0; at < program.steps.size(); ++at) {
+    const Step& step = program.steps[at];
+    const StepState& state = call.state[at];
+    if (step.kind == StepKind::kSend && step.waits_for.empty() && state.n_segments > 0 &&
+        !state.is_eager && links_.is_far(call.peer_of(step)))
+      call.turns.push_back(at);
+  }
+  if (call.turns.size() < 2) call.turns.clear();
+  for (const uint32_t at : call.turns) call.state[at].takes_turns = true;
+  // NOT of these sends alone: turns must be the same on all ranks, or two could wait for each
+  // other.
+  for (int buffer = 0; buffer < kScratch && !call.turns.empty(); ++buffer)
+    for (const uint64_t n_bytes : call.plan->layout[buffer].n_bytes)
+      call.longest_turn = std::max(call.longest_turn, n_bytes);
+}
+
+// Of the next segment of a send: how far the longest chunk is then, in bytes.
+uint64_t Turns::turn_of(const Call& call, uint32_t at) {
+  const StepState& state = call.state[at];
+  return state.started * call.longest_turn / state.n_segments;
+}
+
+bool Turns::is_granted(const Call& call, uint32_t at) {
+  const StepState& state = call.state[at];
+  return state.started < state.n_segments && state.started < call.granted(at);
+}
+
+uint64_t Turns::least_turn(const Call& call) {
+  uint64_t least = kNobody;
+  for (const uint32_t at : call.turns) {
+    const StepState& state = call.state[at];
+    const bool is_in = call.peer_posted[call.plan->program->steps[at].peer];
+    if (is_in && state.started < state.n_segments) least = std::min(least, turn_of(call, at));
+  }
+  return least;
+}
+
+bool Turns::may_send(Call& call, uint32_t at) {
+  if (!call.state[at].takes_turns || !is_granted(call, at)) return true;
+  if (turn_of(call, at) > call.turn) advance(call);
+  if (turn_of(call, at) > call.turn) return false;
+  if (n_out_ < most_out_) return true;
+  if (!std::exchange(call.waits_for_turn, true)) waiting_.push_back(call.weak_from_this());
+  return false;
+}
+
+void Turns::left(Call& call, uint32_t at, uint64_t token, size_t n_bytes) {
+  if (!call.state[at].takes_turns) return;
+  const int peer = call.peer_of(call.plan->program->steps[at]);
+  sent_[token] = {call.order, peer, n_bytes};
+  out_[static_cast<size_t>(peer)] += n_bytes;
+  n_out_ += n_bytes;
+  advance(call);
+}
+
+// It may also be an earlier turn again: of a peer that has made the call only now.
+void Turns::advance(Call& call) {
+  const uint64_t least = least_turn(call);
+  if (least == kNobody) return;
+  if (std::exchange(call.turn, least) < least) make_due_ready(call);
+}
+
+// The last made ready is the first to be tried: what comes first in the schedule.
+void Turns::make_due_ready(Call& call) {
+  for (auto at = call.turns.rbegin(); at != call.turns.rend(); ++at)
+    if (is_granted(call, *at) && turn_of(call, *at) <= call.turn) steps_.make_ready(call, *at);
+}
+
+void Turns::acknowledged(uint64_t token) {
+  const auto sent = sent_.find(token);
+  if (sent == sent_.end()) return;
+  forget(sent);
+  pass_on();
+}
+
+void Turns::pass_on() {
+  if (n_out_ >= most_out_) return;
+  for (const auto& waiting : std::exchange(waiting_, {}))
+    if (const auto call = waiting.lock(); call != nullptr && !call->ended) {
+      call->waits_for_turn = false;
+      make_due_ready(*call);
+    }
+}
+
+void Turns::forget(std::unordered_map<uint64_t, Sent>::iterator sent) {
+  out_[static_cast<size_t>(sent->second.peer)] -= sent->second.n_bytes;
+  n_out_ -= sent->second.n_bytes;
+  sent_.erase(sent);
+}
+
+void Turns::drop_peer(int peer) {
+  for (auto sent = sent_.begin(); sent != sent_.end();) {
+    const auto next = std::next(sent);
+    if (sent->second.peer == peer) forget(sent);
+    sent = next;
+  }
+  pass_on();
+}
+
+void Turns::drop_call(const Call& call) {
+  for (auto sent = sent_.begin(); sent != sent_.end();) {
+    const auto next = std::next(sent);
+    if (sent->second.call == call.order) forget(sent);
+    sent = next;
+  }
+  pass_on();
+}
+
+}  // namespace shoal
