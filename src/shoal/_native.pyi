@@ -78,8 +78,9 @@ class Call:
     def landed(self) -> list[tuple[int, bytes]]:
         """Of a call of workers and servers that is done: what its memory holds.
 
-        Each chunk of DATA that a server reduces, and a bit for each of its segments (bit s % 8 of byte s // 8): set, the segment holds the result; else it
-        holds what this rank gave. All are set if the call succeeded on any worker.
+        Each chunk of DATA that a server reduces, and a bit for each of its segments (bit s % 8 of
+        byte s // 8): set, the segment holds the result; else it holds what this rank gave. All are
+        set if the call succeeded on any worker.
 
         RuntimeError: the call is in flight.
         """

@@ -12,8 +12,8 @@ from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import COLLECTIVES, MESSAGE, Algorithm, Blocks, Root, find
 from shoal.schedule.stripes import LINE_BYTES
 
-# Where a chunk of each rank has to come before anything goes back, the first and the last segments of
-# all ranks pass alone: 2 in 64 of the time. Shorter ones would cost more than they save.
+# Where a chunk of each rank has to come before anything goes back, the first and the last segments
+# of all ranks pass alone: 2 in 64 of the time. Shorter ones would cost more than they save.
 _SEGMENTS_OF_CHUNK: Final = 64
 _LEAST_SEGMENT_BYTES: Final = 32 << 10
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _LAST_WAIT_S: Final = 2.0
 
 
-# What is on its way to other hosts of calls that send to several at once, where these take turns
-# (native/engine/turns.h): 8 workers and 8 servers at 400 Mbit/s took 1.07 times what the bytes take
-# with 10 ms of the link, 1.22 with 40 ms, as much waits in front of a switch then. The least is what
-# keeps a link busy whose ends share their cores with others.
+# What may be on its way to other hosts of calls that send to several at once, which take turns
+# (native/engine/turns.h). 8 workers and 8 servers at 400 Mbit/s took 1.07 times what the bytes take
+# with 10 ms of the link, 1.22 with 40 ms, when as much waits in front of a switch. The least keeps
+# a link busy whose ends share their cores with others.
 _OUT_US: Final = 10_000
 _LEAST_OUT_BYTES: Final = 512 << 10
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 _BUSY: Final = 0.99
 # Servers that bring less are not worth another group's messages; the costs are not that exact.
 _WORTH: Final = 0.98
+# What a call takes beyond its cost where workers and servers both reduce, since their connections
+# compete for NICs: 8 workers at 400 Mbit/s took 1.17 times the optimum with 4 servers, 1.25 with 2
+# and 1.48 with 1 (bench/LOG.md).
+_COMPETING: Final = 1.25
 # More connections than this bring nothing (docs/simulation.md): they get in each other's way.
 _MOST_STREAMS: Final = 4
 # What another server brings is said to be nothing where it is less than this leaves.
@@ -99,7 +103,8 @@ def choose_with_servers(
     why += f"{show_us(alone.cost_us)}, bottleneck: {bottleneck}; "
     why += _bound(cost, n_bytes, cluster, pool, codec)
     # What takes a few messages' time is not worth another group's, whatever the model says.
-    if cost.bottleneck == "latency" or cost.cost_us > _WORTH * alone.cost_us:
+    competing = _COMPETING if any(weights.workers) else 1.0
+    if cost.bottleneck == "latency" or competing * cost.cost_us > _WORTH * alone.cost_us:
         return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
     return Served(weights, cost.cost_us, alone.cost_us, bottleneck, why)
 

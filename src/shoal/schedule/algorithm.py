@@ -58,8 +58,8 @@ class Algorithm:
         alike_rule: by rank and size: the rank that stands in for that one, see `symmetry`; for
             root 0.
         levels: of a hierarchy: the algorithm inside hosts, and that between them.
-        scatters: whether every rank sends a part of the buffer to every reducer at once. Nothing comes
-            back before a segment of each has come, so between hosts segments are shorter.
+        scatters: whether every rank sends a part of the buffer to every reducer at once. Nothing
+            comes back before a segment of each has come, so between hosts segments are shorter.
         explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
     """
 
