@@ -56,7 +56,7 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   frame.precedence = {call.order, static_cast<uint32_t>(call.state.size()) - at};
   const uint32_t segment = state.started++;
   const bool is_free = links_.send(peer, frame);
-  if (!is_free) turns_.left(call, at, frame.token, n_bytes);
+  turns_.left(call, at, is_free ? 0 : frame.token, n_bytes);
   if (encoded.block) {
     is_free ? encoded_.give_back(encoded) : encoded_.keep(frame.token, peer, std::move(encoded));
     steps_.complete(call, at, segment);  // nobody looks at the segment itself any more

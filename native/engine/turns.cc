@@ -12,6 +12,10 @@ constexpr uint64_t kNobody = UINT64_MAX;
 
 void Turns::join(Call& call) {
   const Program& program = *call.plan->program;
+  // Where memory is shared, what a peer lends goes by an order of its own: two could wait for each
+  // other.
+  for (const int peer : program.peers)
+    if (!links_.is_far((*call.members)[peer])) return;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
     const StepState& state = call.state[at];
@@ -60,10 +64,12 @@ bool Turns::may_send(Call& call, uint32_t at) {
 
 void Turns::left(Call& call, uint32_t at, uint64_t token, size_t n_bytes) {
   if (!call.state[at].takes_turns) return;
-  const int peer = call.peer_of(call.plan->program->steps[at]);
-  sent_[token] = {call.order, peer, n_bytes};
-  out_[static_cast<size_t>(peer)] += n_bytes;
-  n_out_ += n_bytes;
+  if (token != 0) {
+    const int peer = call.peer_of(call.plan->program->steps[at]);
+    sent_[token] = {call.order, peer, n_bytes};
+    out_[static_cast<size_t>(peer)] += n_bytes;
+    n_out_ += n_bytes;
+  }
   advance(call);
 }
 

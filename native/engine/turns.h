@@ -18,10 +18,10 @@ namespace shoal {
 // waits for what is behind on another: at 8 workers and 8 servers a call took 1.6 times what its
 // bytes do.
 //
-// So the sends of a call that wait for nothing take turns: a segment of each in the order of the
-// schedule, then the next of each; a short one is as far as a long one, in proportion. A peer that
-// has not made the call yet holds up nobody. A grant that is late does: those who fold grant what
-// comes next in their order, and that is somebody's turn.
+// So the sends of a call between hosts that wait for nothing take turns: a segment of each in the
+// order of the schedule, then the next of each; a short one is as far as a long one, in proportion.
+// A peer that has not made the call yet holds up nobody. A grant that is late does: those who fold
+// grant what comes next in their order, and that is somebody's turn.
 //
 // What has left and is not acknowledged is bounded: the kernel would hold megabytes for every
 // connection, and send them in an order of its own.
@@ -40,7 +40,7 @@ class Turns {
   void join(Call& call);
   // Whether the next segment of a send may leave. If not, what ends its wait makes it ready.
   bool may_send(Call& call, uint32_t at);
-  // It has left, in a frame with this token.
+  // It has left, in a frame with this token; 0: the link has copied it.
   void left(Call& call, uint32_t at, uint64_t token, size_t n_bytes);
   // The peer has it.
   void acknowledged(uint64_t token);

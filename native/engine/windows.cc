@@ -49,7 +49,7 @@ void Windows::pass_on() {
     if (const auto call = waiting.lock(); call != nullptr && !call->ended) grant(*call);
   std::erase_if(calls_, [](const auto& waiting) {
     const auto call = waiting.lock();
-    return call == nullptr || call->ended || call->next_window.segment == Call::kNoSegment;
+    return call == nullptr || call->ended || call->has_all_windows;
   });
 }
 
@@ -58,30 +58,29 @@ void Windows::grant(Call& call) {
   }
 }
 
+// The chunk of which the least part has been taken, the first of those; null: all have been.
+Window* Windows::next_of(Call& call) {
+  Window* next = nullptr;
+  for (Window& window : call.windows) {
+    if (window.end() == window.n_segments) continue;
+    if (next == nullptr ||
+        uint64_t{window.end()} * next->n_segments < uint64_t{next->end()} * window.n_segments)
+      next = &window;
+  }
+  return next;
+}
+
 // False if there is no room, or nothing left to take.
 bool Windows::take_next(Call& call) {
-  auto& [segment, chunk] = call.next_window;
-  const auto n_chunks = static_cast<uint32_t>(call.windows.size());
-  const auto is_past = [&](const Window& window) { return window.n_segments <= segment; };
-  while (segment != Call::kNoSegment && (chunk == n_chunks || is_past(call.windows[chunk]))) {
-    if (chunk < n_chunks) {
-      ++chunk;
-    } else {
-      chunk = 0;
-      ++segment;
-      if (std::all_of(call.windows.begin(), call.windows.end(), is_past))
-        segment = Call::kNoSegment;
-    }
-  }
-  if (segment == Call::kNoSegment) return false;
-  Window& window = call.windows[chunk];
-  const uint32_t first = window.steps.front();
-  const size_t n_bytes = call.segment_bytes(call.plan->program->steps[first], segment);
+  Window* window = next_of(call);
+  call.has_all_windows = window == nullptr;
+  if (window == nullptr) return false;
+  const uint32_t first = window->steps.front();
+  const size_t n_bytes = call.segment_bytes(call.plan->program->steps[first], window->end());
   if (n_bytes_ + n_bytes > ceiling_ && call.n_windows > 0) return false;
-  window.blocks.push_back(staging_.take(n_bytes));
+  window->blocks.push_back(staging_.take(n_bytes));
   n_bytes_ += n_bytes;
   call.n_windows++;
-  ++chunk;
   steps_.make_ready(call, first);
   return true;
 }

@@ -14,8 +14,8 @@ namespace shoal {
 
 // A segment of scratch is taken before anything may be sent into it, and given back when the last
 // step that touches it is through with it: when all have acknowledged the result. Segments are
-// taken in the order of calls, and of segments in each, the first of all chunks before the second
-// of any.
+// taken in the order of calls, and in each in that in which workers send (turns.h): all chunks are
+// as far, in proportion.
 //
 // All of them have a ceiling. A call that holds none may have one beyond it: all workers send what
 // the first segment of a call needs, whatever else they are allowed, so that no set of calls can
@@ -41,6 +41,7 @@ class Windows {
 
  private:
   void grant(Call& call);
+  static Window* next_of(Call& call);
   bool take_next(Call& call);
 
   Staging& staging_;

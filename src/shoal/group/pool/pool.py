@@ -141,18 +141,20 @@ class ServerPool:
         return self.stages.claim()
 
     def is_settled(self, call: PooledCall) -> bool:
-        """Whether its outcome is known; if not, the thread is about to see to it.
-
-        NOT under a lock: whoever asks may hold one.
-        """
-        if call.is_fine or call.outcome is not None:
+        """Whether its outcome is known and nobody mends it; if not, the thread sees to it."""
+        if call.is_fine:
             return True
-        workers = call.workers
-        if workers is not None and workers.done() and not workers.succeeded():
-            call.outcome = workers.error()
-        elif self.has_ended and call.are_parts_over:
-            call.outcome = self._end_of_world()
-        return call.outcome is not None
+        with self.changed:  # or the thread might begin to mend what its caller is told of
+            workers = call.workers
+            if call.is_mending:
+                return False
+            if call.outcome is not None:
+                return True
+            if workers is not None and workers.done() and not workers.succeeded():
+                call.outcome = workers.error()
+            elif self.has_ended and call.are_parts_over:
+                call.outcome = self._end_of_world()
+            return call.outcome is not None
 
     def await_settled(self, call: PooledCall, until: float) -> bool:
         """Wait for its outcome until then; whether it is known."""
@@ -160,9 +162,11 @@ class ServerPool:
             now = time.monotonic()
             if now >= until:
                 return False
-            if now >= call.expires_at:
+            if now >= call.expires_at and call.outcome is None:
                 self.expire(call)
                 continue
+            if call.is_mending and self._world.error()[0] is not Fault.NONE:
+                self._control.abort("the group of the workers has ended")  # and what mends with it
             self._commands.look()
             with self.changed:
                 if not self.is_settled(call):
@@ -180,8 +184,10 @@ class ServerPool:
     def expire(self, call: PooledCall) -> None:
         """Its deadline has passed: the group ends, as for every call that is late."""
         why = f"all_reduce {call.number} was not complete in its time"
-        call.outcome = (Fault.TIMED_OUT, -1, "its time was up with servers in it", why)
+        with self.changed:
+            call.outcome = (Fault.TIMED_OUT, -1, "its time was up with servers in it", why)
         self._world.abort(f"timed out: {why}")
+        self._control.abort(f"timed out: {why}")
         call.view.abort(why)
         self._call_back()
 
@@ -369,9 +375,20 @@ class ServerPool:
         if call is None:
             return  # it is whole, and was so here: it is forgotten
         if not is_whole and not call.is_mended:
-            mend(self._control, call)
+            self._mend(call)
         call.is_mended = True
         self._call_back()
+
+    def _mend(self, call: PooledCall) -> None:
+        with self.changed:
+            if call.outcome is not None:  # its caller knows, and has its memory back
+                raise ShoalError("the group of the workers has ended")
+            call.is_mending = True
+        try:
+            mend(self._control, call)
+        finally:
+            with self.changed:
+                call.is_mending = False
 
     def _made(self, view: PoolView, number: int, *, must_be: bool) -> PooledCall | None:
         """That call, once this worker has made it."""

@@ -94,7 +94,7 @@ class PoolView:
     @property
     def has_ended(self) -> bool:
         """Whether its group has."""
-        return self.group.ended() is not None
+        return self.group.native_id is None or self.group.ended() is not None
 
     def is_idle(self, n_made: int) -> bool:
         """Whether all its calls were made, of which there are so many in all, and have ended."""

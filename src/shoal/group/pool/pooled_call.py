@@ -46,13 +46,14 @@ class PooledCall:
         until: its deadline, on this process's monotonic clock.
         workers: the workers' part; None if they have none.
         servers: the servers' part; None if the view had ended before it was made.
+        is_mending: the pool's thread reads and writes its memory.
         is_mended: what the servers left undone is done.
         outcome: why it failed; None as long as the parts say it all.
     """
 
     __slots__ = (
         *("number", "shape", "address", "until", "workers", "servers", "outcome"),
-        *("view", "keeper", "is_mended"),
+        *("view", "keeper", "is_mending", "is_mended"),
     )
 
     def __init__(
@@ -62,7 +63,7 @@ class PooledCall:
         self.number, self.shape, self.address, self.until = number, shape, address, until
         self.workers: Call | None = None
         self.servers: Call | None = None
-        self.is_mended = False
+        self.is_mending = self.is_mended = False
         self.outcome: NativeError | None = None
 
     @property
@@ -82,9 +83,11 @@ class PooledCall:
 
     @property
     def are_parts_over(self) -> bool:
-        """Whether nothing touches its memory any more, unless it is mended."""
-        return (self.workers is None or self.workers.done()) and (
-            self.servers is None or self.servers.done()
+        """Whether nothing touches its memory any more, unless it has yet to be mended."""
+        return (
+            not self.is_mending
+            and (self.workers is None or self.workers.done())
+            and (self.servers is None or self.servers.done())
         )
 
     # The face of a native call.
@@ -108,7 +111,7 @@ class PooledCall:
             if self.servers.wait(max(0.0, min(until, self._expires_at()) - now)):
                 break
             if time.monotonic() < self._expires_at():
-                return self.servers.done()
+                return False  # NOT whether it has ended since: then it may have to be mended first
             self.keeper.expire(self)
         return self.is_fine or self.keeper.await_settled(self, until)
 

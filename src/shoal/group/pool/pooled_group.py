@@ -24,6 +24,7 @@ from shoal.group.pool.control import Control
 from shoal.group.pool.pool import ServerPool
 from shoal.group.pool.pool_view import Kind
 from shoal.group.pool.pooled_call import PooledCall, PooledWork
+from shoal.group.work import Work
 from shoal.rendezvous import job_key
 from shoal.shapes import Shape
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from shoal.group.calls import CallOptions
     from shoal.group.pool.addresses import Address
     from shoal.group.pool.pool_view import PoolView
-    from shoal.group.work import Work
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -164,7 +164,7 @@ class PooledGroup(Group):
                 )
                 call = None
             else:
-                call = self._start_parts(pool, view, number, kind, span.address, until)
+                call = self._start_parts(pool, view, number, kind, span, until)
         if call is None:
             return self._finish(native, span, how)
         return self._finish_shared(call, span, how)
@@ -175,16 +175,23 @@ class PooledGroup(Group):
         view: PoolView,
         number: int,
         kind: Kind,
-        address: int,
+        span: BufferView,
         until: float,
     ) -> PooledCall:
+        address = span.address
         parts = view.parts(kind, self._sharded(kind))
         call = PooledCall(pool, view, number, parts.shape, address, until)
         if parts.workers is not None:
             timeout_s = max(0.0, until - time.monotonic())
             key = next(self._next_key)
             call.workers = self._native.post_in_place(parts.workers, key, address, timeout_s, True)
-        view.post(call, parts)
+        try:
+            view.post(call, parts)
+        except BaseException:
+            self._native.abort(f"{self}: a call could not be made with its servers")
+            if call.workers is not None:
+                self._context.keep(Work(self, call.workers, span))
+            raise
         view.add(call)
         pool.changed.notify_all()  # somebody may wait for this worker to make it
         return call

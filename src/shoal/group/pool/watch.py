@@ -26,7 +26,6 @@ from shoal.group.pool.protocol import (
     hello_of,
     server_key,
 )
-from shoal.rendezvous.acceptor import run_ready
 from shoal.rendezvous.connector import ConnectAttempt
 from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.interface import resolve
@@ -141,13 +140,19 @@ class Watch:
                     with self._lock:
                         wake_at = min(wake_at, server.step(time.monotonic()))
                 self._warn(warned)
-                run_ready(self._selector, max(0.001, min(wake_at - time.monotonic(), 1.0)))
+                self._wait(max(0.001, min(wake_at - time.monotonic(), 1.0)))
         finally:
-            for server in self._servers:
-                server.close()
+            with self._lock:
+                for server in self._servers:
+                    server.close()
             self._selector.close()
             self._waker.close()
             self._woken.close()
+
+    def _wait(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            with self._lock:
+                key.data()
 
     def _changed(self) -> None:
         self._on_change()
@@ -244,15 +249,15 @@ class _Server:
         for sock in (self._sock, self._attempt.sock if self._attempt else None):
             if sock is not None:
                 sock.close()
+        self._sock = self._attempt = self.identity = None
 
     def _connect(self, now: float) -> None:
         target = self._targets.pop(0)
-        attempt = ConnectAttempt(
-            target, ClientHandshake(hello_of(self._key), server_key(self._key))
-        )
-        self._attempt, self._until = attempt, now + _CONNECT_S
-        self._selector.register(attempt.sock, selectors.EVENT_WRITE, self._on_connecting)
+        handshake = ClientHandshake(hello_of(self._key), server_key(self._key))
         try:
+            attempt = ConnectAttempt(target, handshake)
+            self._attempt, self._until = attempt, now + _CONNECT_S
+            self._selector.register(attempt.sock, selectors.EVENT_WRITE, self._on_connecting)
             attempt.start()
         except OSError as error:
             self._fail(f"cannot be reached: {error.strerror}", _RETRY_S)
@@ -323,7 +328,8 @@ class _Server:
         sock = self._sock if self._attempt is None else self._attempt.sock
         self._sock = self._attempt = None
         if sock is not None:
-            self._selector.unregister(sock)
+            with contextlib.suppress(KeyError, ValueError):  # it was not registered yet
+                self._selector.unregister(sock)
             sock.close()
         self._until = self._ping_at = float("inf")
         self._not_before = time.monotonic() + (0.0 if self._targets else retry_s)
