@@ -85,7 +85,9 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     Raises:
         UsageError: the options say what cannot be.
     """
-    for what, n, least in (("--workers", args.workers, 1), ("--servers", args.servers, 0)):
+    if args.workers == 1:
+        raise UsageError("--workers 1: one worker has nothing to reduce; name 2 or more")
+    for what, n, least in (("--workers", args.workers, 2), ("--servers", args.servers, 0)):
         if not least <= n <= MOST_REDUCERS:
             raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
     args.hosts = str(args.workers)
@@ -117,8 +119,7 @@ def _table(
         cells = f"  {n:>7}  {show_us(row.cost_us):>8}  {row.alone_us / row.cost_us:>5.2f}x"
         if prices:
             cells += f"  {_money(prices.of(row, n_workers, n)):>10}"
-        unused = "" if row.weights or not n else "unused; "
-        yield f"{cells}  {unused}{row.bottleneck}".rstrip()
+        yield f"{cells}  {row.bottleneck if row.weights or not n else 'unused'}".rstrip()
 
 
 def _whether_they_pay(costs: Sequence[float], numbers: Sequence[int]) -> str:

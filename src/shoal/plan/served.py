@@ -32,6 +32,8 @@ _WORTH: Final = 0.98
 # compete for NICs: 8 workers at 400 Mbit/s took 1.17 times the optimum with 4 servers, 1.25 with 2
 # and 1.48 with 1 (bench/LOG.md).
 _COMPETING: Final = 1.25
+# How the sentence begins where the workers do it alone.
+_NOT: Final = "not by servers, since"
 # More connections than this bring nothing (docs/simulation.md): they get in each other's way.
 _MOST_STREAMS: Final = 4
 # What another server brings is said to be nothing where it is less than this leaves.
@@ -44,7 +46,8 @@ class Served(NamedTuple):
     Args:
         weights: of workers and servers; None: the workers do it alone. Where bits must not tell
             that, by `sharded`, which need not be their best.
-        cost_us: of the better way, as `Choice.cost_us`.
+        cost_us: of the better way, as `Choice.cost_us`; by servers it includes that connections
+            compete.
         alone_us: of the workers alone, by the algorithm that the planner chooses.
         bottleneck: which NICs are busy all the time, or "latency", "CPU" or "memory".
         why: a sentence that says so, with numbers, and what the next server would bring.
@@ -90,23 +93,37 @@ def choose_with_servers(
     alone = choose("all_reduce", n_bytes, cluster, codec=codec)
     what = f"{show_bytes(n_bytes)} over {cluster.size} workers and {len(pool.servers)} servers"
     if reason := _why_not(cluster, pool):
-        return Served(None, alone.cost_us, alone.cost_us, "", f"{what}: {reason}")
+        return Served(None, alone.cost_us, alone.cost_us, "", f"{_NOT} {reason} ({what})")
     shares = best_shares(_nics(cluster, pool), pool.servers)
     if not any(shares.servers):
-        slowest = "workers send no less than the tensor once"
-        why = f"{what}: servers would have nothing to do, since {slowest}, with or without them"
+        why = "they would have nothing to do: with or without them, workers send no less than the "
+        why = f"{_NOT} {why}tensor once ({what})"
         return Served(None, alone.cost_us, alone.cost_us, "", why)
     weights = _named(shares, cluster, pool)
     cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
+    cost_us = cost.cost_us * _competing(weights.workers)
     bottleneck = _bottleneck(cost, weights, cluster, pool)
-    why = f"{what}: {show_us(cost.cost_us)} where {alone.name} of the workers alone takes "
-    why += f"{show_us(alone.cost_us)}, bottleneck: {bottleneck}; "
-    why += _bound(cost, n_bytes, cluster, pool, codec)
+    named = f"{alone.name} of the workers alone takes {show_us(alone.cost_us)}"
     # What takes a few messages' time is not worth another group's, whatever the model says.
-    competing = _COMPETING if any(weights.workers) else 1.0
-    if cost.bottleneck == "latency" or competing * cost.cost_us > _WORTH * alone.cost_us:
+    if cost.bottleneck == "latency":
+        why = f"{_NOT} {what} wait for latency, which they do not shorten ({named}); "
+        why += "not bandwidth-bound, so another server would bring nothing"
         return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
-    return Served(weights, cost.cost_us, alone.cost_us, bottleneck, why)
+    is_used = cost_us <= _WORTH * alone.cost_us
+    take = "take"
+    if not is_used:
+        take = f"would {'hardly take' if cost_us < alone.cost_us else 'take no'} less:"
+    why = f"{what} {take} {show_us(cost_us)} where {named}, bottleneck: {bottleneck}; "
+    why += "bandwidth-bound" if cost.bottleneck == "network" else "not bandwidth-bound"
+    one_more_us = _with_one_more_us(n_bytes, cluster, pool, codec)
+    now_us, least = (cost_us, _NOTHING) if is_used else (alone.cost_us, _WORTH)
+    if one_more_us > least * now_us:
+        why += ", and another server would bring nothing"
+    else:
+        why += f": another server would take {1 - one_more_us / now_us:.1%} of the time off"
+    if not is_used:
+        return Served(None, alone.cost_us, alone.cost_us, bottleneck, f"{_NOT} {why}")
+    return Served(weights, cost_us, alone.cost_us, bottleneck, why)
 
 
 def streams_of(weights: Weights) -> int:
@@ -196,20 +213,14 @@ def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
     return f"the NIC{'s' * (len(ranks) > 1)} of {role}{'s' * (len(ranks) > 1)} {named}"
 
 
-def _bound(cost: Cost, n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> str:
-    """Whether bandwidth is what it waits for, and what the next server would bring."""
-    if cost.bottleneck == "latency":
-        return "not bandwidth-bound, so another server would bring nothing"
-    one_more = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
-    workers = _nics(cluster, pool)
-    if cost.bottleneck == "network":
-        bound = "bandwidth-bound"
-        now, then = (best_shares(workers, one.servers).us_per_byte for one in (pool, one_more))
-    else:
-        bound = "not bandwidth-bound"
-        weights = _named(best_shares(workers, one_more.servers), cluster, one_more)
-        now = cost.cost_us
-        then = cost_with_servers(weights, n_bytes, cluster, one_more, codec).cost_us
-    if then > now * _NOTHING:
-        return f"{bound}, and another server would bring nothing"
-    return f"{bound}: another server would take {1 - then / now:.1%} of the time off"
+def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> float:
+    """What it takes with another server, as slow as the slowest."""
+    pool = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
+    weights = _named(best_shares(_nics(cluster, pool), pool.servers), cluster, pool)
+    cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
+    return cost.cost_us * _competing(weights.workers)
+
+
+def _competing(workers: Sequence[int]) -> float:
+    """How many times its cost a call takes in which workers have these weights."""
+    return _COMPETING if any(workers) else 1.0
