@@ -142,8 +142,10 @@ def test_others_go_on_after_a_failure_if_so_asked() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_passed_on_and_leaves_nothing(number: signal.Signals) -> None:
-    wait = "import signal, sys\nsignal.signal(int(sys.argv[1]), lambda *_: sys.exit('told'))\n"
-    wait += "print('ready')\nsignal.pause()"
+    # Waited for, NOT handled: a handler may run too late for a `pause` that is about to begin.
+    wait = "import signal, sys\nnumber = int(sys.argv[1])\n"
+    wait += "signal.pthread_sigmask(signal.SIG_BLOCK, [number])\nprint('ready')\n"
+    wait += "signal.sigwait([number])\nsys.exit('told')"
     command = (sys.executable, "-c", wait, str(int(number)))
     with running("--hosts", "2", "--", *command) as process:
         assert {line_of(process) for _ in range(2)} == {"host0 | ready\n", "host1 | ready\n"}
@@ -156,8 +158,8 @@ def test_a_signal_is_passed_on_and_leaves_nothing(number: signal.Signals) -> Non
 
 
 def test_a_second_signal_kills_at_once() -> None:
-    stay = "import signal\nsignal.signal(signal.SIGINT, lambda *_: print('no'))\nprint('ready')\n"
-    stay += "while True:\n    signal.pause()"
+    stay = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+    stay += "print('ready')\nwhile signal.sigwait([signal.SIGINT]):\n    print('no')"
     command = ("--grace", "1000", "--", sys.executable, "-c", stay)
     with running("--hosts", "1", *command) as process:
         assert line_of(process) == "host0 | ready\n"
