@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from process.arrays import Array
 from process.ranks import run_ranks, start_ranks
-from process.stage import error_of, pretend_hosts
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 from shoal.errors import PeerLost, UsageError
@@ -176,11 +176,15 @@ def test_a_rank_that_dies_ends_a_call_that_is_cut_on_all_the_others() -> None:
 def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None:
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
+    stage = Stage.from_environment()
     group = shoal.init()
     every = [noise(rank, N_ELEMS) for rank in range(3)]
     data = every[group.rank].copy()
     group.all_reduce(data)
+    stage.cue(f"rank {group.rank} has called")
     if group.rank == 1:
+        for rank in (0, 2):  # NOT sooner: the call would fail where it has not ended
+            stage.await_cue(f"rank {rank} has called")
         os.kill(os.getpid(), signal.SIGKILL)
     assert isinstance(error_of(group.all_reduce, data), PeerLost)
     with group.shrink(timeout_s=40) as rest:
@@ -201,7 +205,7 @@ def moved() -> dict[tuple[int, int], int]:
 
 
 def test_those_left_by_a_shrink_have_all_their_channels() -> None:
-    with start_ranks(shrinks_when_rank_1_dies, 3) as ranks:
+    with Stage() as stage, start_ranks(shrinks_when_rank_1_dies, 3, env=dict(stage.env)) as ranks:
         outcomes = ranks.wait(60.0)
     assert outcomes[1].died
     assert outcomes[0].value == ([0, 2], [(0, 2), (1, 2)]), outcomes[0]
