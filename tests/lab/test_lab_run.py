@@ -1,6 +1,5 @@
 """`shoal lab run`: a command on every host, and nothing left of it, however it ends."""
 
-import importlib.util
 import os
 import select
 import shutil
@@ -259,10 +258,6 @@ def test_a_server_that_ends_does_not_end_the_job_and_the_job_ends_the_others(
     assert (process.returncode, out, errors) == (0, "server2 | drained\n", "")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("shoal.cli.server") is None,
-    reason="NOT TESTED: there is no `shoal server` here",
-)
 def test_servers_listen_in_hosts_of_their_own_and_end_with_the_job() -> None:
     connect = "import socket, sys, time\nuntil = time.monotonic() + 20\nwhile True:\n"
     connect += "    try:\n        socket.create_connection((sys.argv[1], 7077), timeout=5)\n"

@@ -1,6 +1,5 @@
 """`shoal lab`: what is refused before anything is made, and in which words."""
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -62,14 +61,6 @@ def test_without_iproute2_it_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="ip and tc not found: install iproute2"):
         check_powers()
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("shoal.cli.server") is not None, reason="there are servers"
-)
-def test_servers_are_refused_as_long_as_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "run", "--hosts", "2", "--servers", "1", "--", "true"]) == 2
-    assert "no reduction servers yet" in capsys.readouterr().err
 
 
 def test_servers_come_last_and_workers_are_told_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

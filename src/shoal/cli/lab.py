@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shutil
 import sys
@@ -163,8 +162,6 @@ def _check_counts(args: argparse.Namespace) -> None:
         raise UsageError(f"--grace {args.grace:g}: expected 0 to 3600 seconds")
     if args.server_rate and not args.servers:
         raise UsageError("--server-rate says how fast servers are, and there are none: --servers K")
-    if args.servers and importlib.util.find_spec("shoal.cli.server") is None:
-        raise UsageError("--servers: this version of shoal has no reduction servers yet")
 
 
 def _command(args: argparse.Namespace) -> list[str]:
