@@ -111,7 +111,7 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<Window> windows;  // by chunk
   std::vector<uint32_t> windows_moved;  // chunks of which segments may be over
   size_t n_windows = 0;                 // segments held now
-  bool has_all_windows = false;  // none is left to take
+  bool has_all_windows = false;         // none is left to take
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
