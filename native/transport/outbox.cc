@@ -113,8 +113,9 @@ Outgoing* Outbox::pull_again(bool carries_control) {
   return out;
 }
 
-Outbox::Queue* Outbox::next_queue(bool carries_control) {
+Outbox::Queue* Outbox::next_queue(bool carries_control, bool takes_bulk) {
   if (carries_control && !control_.empty()) return &control_;
+  if (!takes_bulk) return small_.empty() ? nullptr : &small_;
   const bool has_bulk = !bulk_.empty() && (!is_ending(bulk_.front()->frame.header) ||
                                            (control_.empty() && small_.empty()));
   if (!has_bulk) small_run_ = 0;
@@ -135,11 +136,11 @@ void Outbox::ask_for_ack(Outgoing& out) {
   out.frame.header.flags |= kAckSoon;
 }
 
-Outgoing* Outbox::pull(int path, bool carries_control) {
+Outgoing* Outbox::pull(int path, bool carries_control, bool takes_bulk) {
   Outgoing* out = pull_again(carries_control);
   if (out == nullptr) {
     if (sent_.size() >= kWindow && !last_words_) return nullptr;
-    Queue* queue = next_queue(carries_control);
+    Queue* queue = next_queue(carries_control, takes_bulk);
     if (queue == nullptr) return nullptr;
     if (again_.capacity() <= sent_.size()) again_.reserve(2 * sent_.size() + 1);
     sent_.push_back(std::move(queue->front()));

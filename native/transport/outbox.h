@@ -50,8 +50,10 @@ class Outbox {
   bool send(const Frame& frame);
 
   // The next frame for a path, or nullptr. One path alone `carries_control`, which so keeps its
-  // order. The frame stays here; it is the path's until written() or lost().
-  Outgoing* pull(int path, bool carries_control);
+  // order. Bulk data is only for who `takes_bulk`. The frame stays here; it is the path's until
+  // written() or lost().
+  Outgoing* pull(int path, bool carries_control, bool takes_bulk = true);
+  size_t next_bulk() const { return bulk_.empty() ? 0 : bulk_.front()->size(); }  // bytes
   bool has_queued() const;  // for some path, now or when there is room in the window
   bool has_data() const;    // of what has not left yet
 
@@ -87,7 +89,7 @@ class Outbox {
 
   void add_bulk(std::unique_ptr<Outgoing> out);
   Outgoing* pull_again(bool carries_control);
-  Queue* next_queue(bool carries_control);
+  Queue* next_queue(bool carries_control, bool takes_bulk);
   void ask_for_ack(Outgoing& out);
 
   const Sizes sizes_;

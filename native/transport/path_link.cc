@@ -62,8 +62,8 @@ bool PathLink::send(const Frame& frame) {
   return outbox_.send(frame);
 }
 
-Outgoing* PathLink::pull(size_t path) {
-  Outgoing* out = outbox_.pull(static_cast<int>(path), path == control_path());
+Outgoing* PathLink::pull(size_t path, bool takes_bulk) {
+  Outgoing* out = outbox_.pull(static_cast<int>(path), path == control_path(), takes_bulk);
   if (out == nullptr) return nullptr;
   out->place = seals_[path]->n_out++;
   seal(*out);

@@ -20,6 +20,7 @@
 #include "transport/inbox.h"
 #include "transport/link.h"
 #include "transport/outbox.h"
+#include "transport/path_loads.h"
 #include "transport/pipe.h"
 
 namespace shoal {
@@ -38,6 +39,8 @@ class PathSource {
   virtual void want(int peer, size_t path) = 0;
   // The link has no use for paths any more: the peer has left or is given up, or it was closed.
   virtual void ended(int peer) = 0;
+
+  PathLoads loads;  // of all its links
 };
 
 // Threads: under the mesh's lock.
@@ -88,8 +91,9 @@ class PathLink : public Link {
   // The path is a new connection from here on: its first frame each way has place 0.
   void begin_path(size_t path, Bytes session);
 
-  // Out. The next frame for a path, sealed; nullptr if there is none.
-  Outgoing* pull(size_t path);
+  // Out. The next frame for a path, sealed; nullptr if there is none. Bulk data only where
+  // `takes_bulk`: else another path brings it sooner.
+  Outgoing* pull(size_t path, bool takes_bulk);
   void written(Outgoing& out) { outbox_.written(out); }
   // A frame that tells nothing but what has come; it is the path's. Call it with is_ack_due().
   Outgoing acknowledgement(size_t path);
@@ -122,6 +126,8 @@ class PathLink : public Link {
   bool may_use_paths() const { return !is_closed_ && !is_refused_ && !has_left_; }
   bool can_resume() const { return source_ != nullptr && may_use_paths(); }
   void tell_paths(LinkState& state) const;
+
+  PathLoads& loads() { return source_ != nullptr ? source_->loads : own_loads_; }
 
   const int peer_;
   const FrameKeys keys_;
@@ -157,6 +163,7 @@ class PathLink : public Link {
   std::vector<History> histories_;
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;
+  PathLoads own_loads_;          // where nobody makes its paths
   bool is_dialled_ = false;      // its paths were asked for
   bool was_linked_ = false;      // it has, or had, some path
   int64_t now_ = 0;              // at the last look()

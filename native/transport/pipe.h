@@ -29,6 +29,8 @@ class Pipe {
     int64_t usual_ns = 0;  // that it takes
   };
   virtual Silence silence() { return {}; }
+  // Bytes that it took and the other end's medium has not confirmed; -1: it cannot tell.
+  virtual int64_t n_unconfirmed() const { return -1; }
   // About how many bytes it takes before it makes its writer wait.
   virtual size_t appetite() const { return SIZE_MAX; }
 };

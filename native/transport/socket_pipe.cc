@@ -1,8 +1,10 @@
 #include "transport/socket_pipe.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -115,6 +117,11 @@ Pipe::Silence SocketPipe::silence() {
   if (first_unconfirmed_ns_ != 0)
     silence.owed_ns = std::min(silence.heard_ns, now_ns() - first_unconfirmed_ns_);
   return silence;
+}
+
+int64_t SocketPipe::n_unconfirmed() const {
+  int n_bytes = 0;
+  return ioctl(fd_, SIOCOUTQ, &n_bytes) == 0 ? n_bytes : -1;
 }
 
 void SocketPipe::end(bool both) { shutdown(fd_, both ? SHUT_RDWR : SHUT_WR); }

@@ -22,6 +22,7 @@ class SocketPipe final : public Pipe {
   void end(bool both) override;
   int fd() const override { return fd_; }
   Silence silence() override;
+  int64_t n_unconfirmed() const override;
   size_t appetite() const override { return static_cast<size_t>(unsent_); }
 
   // Held while the process forks; no other lock is taken under it.

@@ -1,6 +1,7 @@
 #include "transport/tcp_link.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -40,11 +41,15 @@ TcpLink::TcpLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& 
 bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe, Bytes session) {
   if (!may_use_paths() || index >= paths_.size()) return false;
   std::vector<std::byte> ahead(kReadAhead);
+  std::unique_ptr<PathShare> share;
+  if (paths_.size() > 1 && pipe->n_unconfirmed() >= 0)
+    share = std::make_unique<PathShare>(loads(), index, *pipe);
   if (!is_lost(index)) forget_path(index, "was made anew by the peer");
   begin_path(index, session);
   Path& path = paths_[index];
   path.pipe = std::move(pipe);
   path.ahead = std::move(ahead);
+  path.share = std::move(share);
   take_path(index);
   return true;
 }
@@ -133,9 +138,15 @@ bool TcpLink::flush(FrameSink& sink) {
   is_unflushed_ = false;
   do {  // once more for what a path had that was lost meanwhile
     has_lost_ = false;
-    for (size_t index = 0; index < paths_.size(); ++index) {
-      size_t budget = kTurnBytes;
-      moved |= flush_path(sink, index, budget);
+    if (paths_.size() > 1) loads().look(flushed_ns_ = now_ns());
+    std::array<size_t, Header::kMaxPaths> budgets;
+    budgets.fill(kTurnBytes);
+    bool more = true;
+    while (std::exchange(more, false)) {
+      for (size_t index = 0; index < paths_.size(); ++index)
+        more |= flush_path(sink, index, budgets[index]);
+      moved |= more;
+      more &= paths_.size() > 1;  // what one has taken makes another the soonest
     }
   } while (has_lost_ && !is_closed_);
   return acknowledge(sink) || moved;
@@ -159,14 +170,31 @@ bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
   return flush_path(sink, index, budget);
 }
 
+// Whether no other path brings the next of bulk data sooner. One that cannot take it now will be
+// written to when it can: its descriptor tells.
+bool TcpLink::is_soonest(size_t index) {
+  if (paths_.size() == 1) return true;
+  const size_t n_bytes = outbox_.next_bulk();
+  // NOT of this very moment: each could find the other to be sooner, and nobody would take it.
+  const auto due = [&](size_t path) { return loads().due(path, n_bytes, flushed_ns_); };
+  for (size_t other = 0; other < paths_.size(); ++other)
+    if (other != index && paths_[other].pipe != nullptr && !paths_[other].is_stuck &&
+        due(other) < due(index))
+      return false;
+  return true;
+}
+
 // Pulls what one write may take. False if there is nothing to write.
 bool TcpLink::fill(size_t index) {
   Path& path = paths_[index];
   const size_t most = std::min(kPulledBytes, path.pipe->appetite());
   while (path.n_waiting < most && 2 * (path.writing.size() + 1) <= kMaxVectors) {
-    Outgoing* out = pull(index);
+    Outgoing* out = pull(index, is_soonest(index));
     if (out == nullptr) break;
     path.writing.push_back(out);
+    const Frame& frame = out->frame;
+    if (path.share != nullptr)
+      path.share->took(out->size(), now_ns(), frame.is_bulk || frame.header.length > sizes_.small);
     path.n_waiting += out->size();
   }
   return !path.writing.empty();
@@ -234,6 +262,7 @@ ssize_t TcpLink::write_some(Path& path, size_t& n_wanted) {
 }
 
 void TcpLink::count_written(Path& path, size_t n_bytes) {
+  if (path.share != nullptr) path.share->wrote(n_bytes);
   while (n_bytes > 0) {
     Outgoing& out = *path.writing.front();
     const size_t step = std::min(n_bytes, out.size() - out.n_written);

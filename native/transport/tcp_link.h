@@ -51,7 +51,9 @@ class TcpLink final : public PathLink {
     std::deque<Outgoing*> writing;
     size_t n_waiting = 0;      // bytes in it
     Outgoing acknowledgement;  // where it is not queued, `at` is not kPath
-    bool is_stuck = false;     // cannot be written to: reading will tell why
+    // Where there are several paths, whose pipes can tell what was confirmed.
+    std::unique_ptr<PathShare> share;
+    bool is_stuck = false;  // cannot be written to: reading will tell why
     bool is_drained = false;
     bool is_ending = false;        // the peer sends no more by it
     std::vector<std::byte> ahead;  // bytes read past what was asked for
@@ -60,6 +62,7 @@ class TcpLink final : public PathLink {
 
   bool flush_path(FrameSink& sink, size_t index, size_t& budget);
   bool fill(size_t index);
+  bool is_soonest(size_t index);
   ssize_t write_some(Path& path, size_t& n_wanted);
   void count_written(Path& path, size_t n_bytes);
   bool acknowledge(FrameSink& sink);
@@ -75,8 +78,9 @@ class TcpLink final : public PathLink {
   const Outbox::Sizes sizes_;
   std::vector<Path> paths_;
   bool is_unflushed_ = false;
-  bool has_lost_ = false;  // a path, since the last flush() began
-  uint64_t n_full_ = 0;    // how often a socket took less than it was given
+  int64_t flushed_ns_ = 0;  // with several paths: when the last flush() began
+  bool has_lost_ = false;   // a path, since the last flush() began
+  uint64_t n_full_ = 0;     // how often a socket took less than it was given
 };
 
 }  // namespace shoal

@@ -1,0 +1,113 @@
+#include "transport/path_loads.h"
+
+#include <algorithm>
+
+namespace shoal {
+namespace {
+
+// What the newest part of a rate counts: buckets pass bursts at more than the line carries.
+constexpr double kNewest = 0.25;
+
+}  // namespace
+
+void PathLoads::look(int64_t now) {
+  if (now - looked_ns_ < kLookNs) return;
+  // Nobody knows when it was in between that something was confirmed.
+  const bool is_late = now - looked_ns_ >= kUnseenNs;
+  looked_ns_ = now;
+  if (is_late) measure_anew(now);
+  for (PathShare* share : shares_) share->look(now);
+  if (is_late) measure_anew(now);
+}
+
+void PathLoads::measure_anew(int64_t now) {
+  for (Load& load : loads_) {
+    load.since_ns = now;
+    load.busy_ns = 0;
+    load.n_confirmed = 0;
+  }
+}
+
+void PathLoads::add(size_t path, size_t n_bytes, int64_t now) {
+  Load& load = loads_[path];
+  if (load.n_bytes == 0) load.since_ns = now;
+  load.n_bytes += n_bytes;
+}
+
+void PathLoads::confirm(size_t path, size_t n_bytes, int64_t now) {
+  Load& load = loads_[path];
+  load.n_confirmed += n_bytes;
+  const int64_t busy_ns = load.busy_ns + now - load.since_ns;
+  take_off(load, n_bytes, now);
+  if (busy_ns < kWindowNs) return;
+  const double rate = static_cast<double>(load.n_confirmed) / static_cast<double>(busy_ns);
+  load.rate = rate_of(load, now) == 0 ? rate : load.rate + kNewest * (rate - load.rate);
+  load.measured_ns = load.since_ns = now;
+  load.busy_ns = 0;
+  load.n_confirmed = 0;
+}
+
+void PathLoads::drop(size_t path, size_t n_bytes, int64_t now) {
+  take_off(loads_[path], n_bytes, now);
+}
+
+void PathLoads::take_off(Load& load, size_t n_bytes, int64_t now) {
+  if (load.n_bytes == 0) return;
+  load.n_bytes -= n_bytes;
+  if (load.n_bytes == 0) load.busy_ns += now - load.since_ns;
+}
+
+double PathLoads::rate_of(const Load& load, int64_t now) const {
+  return now - load.measured_ns < kForgottenNs ? load.rate : 0;
+}
+
+double PathLoads::due(size_t path, size_t n_bytes, int64_t now) const {
+  double fastest = 0;
+  for (const Load& load : loads_) fastest = std::max(fastest, rate_of(load, now));
+  const double rate = rate_of(loads_[path], now);
+  const auto n = static_cast<double>(loads_[path].n_bytes + n_bytes);
+  if (rate > 0) return n / rate;
+  return fastest > 0 ? n / fastest : n;
+}
+
+PathShare::PathShare(PathLoads& loads, size_t path, const Pipe& pipe)
+    : loads_(loads), path_(path), pipe_(pipe) {
+  loads_.shares_.push_back(this);
+}
+
+PathShare::~PathShare() {
+  uncount(now_ns());
+  std::erase(loads_.shares_, this);
+}
+
+void PathShare::took(size_t n_bytes, int64_t now, bool is_bulk) {
+  n_taken_ += n_bytes;
+  if (n_counted_ == 0 && !is_bulk) return;
+  if (n_counted_ == 0) moved_ns_ = now;
+  n_counted_ += n_bytes;
+  loads_.add(path_, n_bytes, now);
+}
+
+void PathShare::wrote(size_t n_bytes) { n_written_ = std::min(n_taken_, n_written_ + n_bytes); }
+
+void PathShare::look(int64_t now) {
+  if (n_counted_ == 0) return;
+  const auto n_left = static_cast<uint64_t>(std::max<int64_t>(pipe_.n_unconfirmed(), 0));
+  const uint64_t n_confirmed = n_written_ - std::min(n_written_, n_left);
+  if (n_confirmed > n_confirmed_) {
+    const auto n_counted = std::min<uint64_t>(n_counted_, n_confirmed - n_confirmed_);
+    loads_.confirm(path_, n_counted, now);
+    n_counted_ -= n_counted;
+    n_confirmed_ = n_confirmed;
+    moved_ns_ = now;
+  } else if (now - moved_ns_ >= kStandsStillNs) {
+    uncount(now);
+  }
+}
+
+void PathShare::uncount(int64_t now) {
+  loads_.drop(path_, n_counted_, now);
+  n_counted_ = 0;
+}
+
+}  // namespace shoal
