@@ -18,13 +18,13 @@
 #include "base/crc32c.h"
 #include "base/shared_memory.h"
 #include "base/signal_note.h"
+#include "bind/countdown.h"
 #include "bind/handshake.h"
 #include "bind/tables.h"
 #include "bind/value.h"
 #include "engine/mesh.h"
 #include "engine/program_builder.h"
 #include "engine/progress_thread.h"
-#include "transport/frame_rules.h"
 
 namespace nb = nanobind;
 
@@ -69,7 +69,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, int codec, const std::string& descriptor,
                                 const std::string& agreement, bool by_pair, uint32_t n_stripes,
-                                uint32_t n_workers, uint32_t segment_bytes) {
+                                uint32_t n_workers, uint32_t segment_bytes, bool rounds_own) {
   auto plan = std::make_shared<Plan>();
   if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
       divisor == 0 || n_stripes == 0)
@@ -97,6 +97,9 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
   if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
+  if (rounds_own && plan->narrow == nullptr)
+    throw std::invalid_argument("own parts are rounded where elements travel in a narrow codec");
+  plan->rounds_own = rounds_own;
   if (segment_bytes % 1024 != 0 || segment_bytes == 0 || segment_bytes > kSegmentBytes)
     throw std::invalid_argument("segments are whole KiB, at most SEGMENT_BYTES");
   plan->segment_elems = segment_bytes / static_cast<uint32_t>(size_of(plan->dtype));
@@ -164,6 +167,8 @@ struct CallHandle {
   int source() const { return done() ? call->source : -1; }
 
   bool succeeded() const { return finished() && !call->outcome(); }
+
+  int64_t finished_ns() const { return finished() ? call->over_ns() : 0; }
 
   // Chunks that a server reduces, and which of their segments hold the result.
   std::vector<std::pair<uint32_t, nb::bytes>> landed() const {
@@ -240,6 +245,10 @@ struct GroupHandle {
     Released released;
     mesh->abort_group(*group, why);
   }
+  void expire(const std::string& why) {
+    Released released;
+    mesh->expire_group(*group, why);
+  }
   void drop() {
     if (std::exchange(dropped, true)) return;
     Released released;
@@ -279,7 +288,7 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
                                 const nb::bytes& job_key, std::shared_ptr<Arena> arena,
                                 const std::vector<PeerTuple>& peers, int n_channels,
                                 uint64_t staging_bytes, double spin_us, double backstop_s,
-                                const std::vector<int>& listeners, double resume_s) {
+                                const std::vector<int>& listeners, double resume_s, double dead_s) {
   if (n_channels < 1 || n_channels > ProgressThread::kMost)
     throw std::invalid_argument("there are 1 to " + std::to_string(ProgressThread::kMost) +
                                 " channels");
@@ -298,6 +307,7 @@ std::shared_ptr<Mesh> make_mesh(int rank, std::vector<std::string> names, uint64
   Mesh::Options options;
   options.n_channels = n_channels;
   options.engine.staging_bytes = staging_bytes;
+  options.engine.take_for_dead_after(ns_of(dead_s));
   options.spin_ns = static_cast<int64_t>(spin_us * 1e3);
   options.backstop_ns = ns_of(backstop_s);
   std::shared_ptr<Mesh> mesh;
@@ -330,6 +340,7 @@ NB_MODULE(_native, m) {
 
   bind_handshake(m);
   bind_tables(m);
+  bind_countdown(m);
   nb::class_<Program>(m, "Program").def_prop_ro("waits_for", [](const Program& program) {
     std::vector<std::vector<uint32_t>> all;
     for (const Step& step : program.steps) all.push_back(step.waits_for);
@@ -364,9 +375,12 @@ NB_MODULE(_native, m) {
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
                   nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1,
-                  nb::arg("n_workers") = 0, nb::arg("segment_bytes") = kSegmentBytes)
+                  nb::arg("n_workers") = 0, nb::arg("segment_bytes") = kSegmentBytes,
+                  nb::arg("rounds_own") = false)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; })
-      .def_prop_ro("segment_bytes", [](const Plan& plan) { return plan.segment_bytes; });
+      .def_prop_ro("segment_bytes", [](const Plan& plan) { return plan.segment_bytes; })
+      .def_rw("priority", &Plan::priority)
+      .def_rw("tensor_bytes", &Plan::tensor_bytes);
 
   nb::class_<Arena>(m, "Arena")
       .def_static("create",
@@ -388,6 +402,7 @@ NB_MODULE(_native, m) {
       .def("done", &CallHandle::done)
       .def("source", &CallHandle::source)
       .def("succeeded", &CallHandle::succeeded)
+      .def_prop_ro("finished_ns", &CallHandle::finished_ns)
       .def("landed", &CallHandle::landed)
       .def("error", &CallHandle::error);
   nb::class_<GroupHandle>(m, "Group")
@@ -396,6 +411,7 @@ NB_MODULE(_native, m) {
       .def("post_message", &GroupHandle::post_message)
       .def("serve", &GroupHandle::serve)
       .def("abort", &GroupHandle::abort)
+      .def("expire", &GroupHandle::expire)
       .def("drop", &GroupHandle::drop)
       .def("error", &GroupHandle::error)
       .def("take_state_at_deadline", &GroupHandle::take_state_at_deadline)
@@ -404,7 +420,7 @@ NB_MODULE(_native, m) {
       .def_static("create", &make_mesh, nb::arg("rank"), nb::arg("names"), nb::arg("epoch"),
                   nb::arg("job_key"), nb::arg("arena"), nb::arg("peers"), nb::arg("n_channels"),
                   nb::arg("staging_bytes"), nb::arg("spin_us"), nb::arg("backstop_s"),
-                  nb::arg("listeners"), nb::arg("resume_s"))
+                  nb::arg("listeners"), nb::arg("resume_s"), nb::arg("dead_s"))
       .def("group",
            [](std::shared_ptr<Mesh> mesh, uint64_t id, std::vector<int> members) {
              std::shared_ptr<Group> group;
@@ -457,30 +473,12 @@ NB_MODULE(_native, m) {
   m.def("release", [](uintptr_t address) {
     Regions::of_process().release(reinterpret_cast<const std::byte*>(address));
   });
-  m.def("can_fold", [](int dtype, int op) {
-    return is_dtype(dtype) && is_fold_op(op) &&
-           fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
-  });
-  m.def("can_encode", [](int codec, int dtype, int op) {
-    return is_codec(codec) && is_dtype(dtype) && is_fold_op(op) &&
-           narrow_for(static_cast<Codec>(codec), static_cast<DType>(dtype),
-                      static_cast<FoldOp>(op)) != nullptr;
-  });
   m.def("fold_isa", &fold_isa);
   m.def("note_signal", [](int signal) {
     Error error;
     const int fd = note_signal(signal, error);
     raise_if(error);
     return fd;
-  });
-  m.def("frame_rules", [] {
-    std::vector<
-        std::tuple<int, std::string, uint8_t, uint16_t, std::string, std::string, std::string>>
-        rows;
-    for (const FrameRule& rule : frame_rules())
-      rows.emplace_back(static_cast<int>(rule.type), rule.name, rule.over, rule.flags, rule.when,
-                        rule.says, rule.follows);
-    return rows;
   });
   m.def("n_waiting", [] { return n_waiting.load(); });
   m.def("wakeups", [] {

@@ -2,8 +2,10 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "engine/finished_calls.h"
@@ -13,6 +15,7 @@
 #include "engine/served_calls.h"
 #include "engine/state_reader.h"
 #include "fold/codec.h"
+#include "transport/frame_rules.h"
 #include "transport/outbox.h"
 #include "transport/path_maker.h"
 
@@ -35,6 +38,24 @@ std::vector<std::string> fold_ops() {
   return all;
 }
 
+bool can_fold(int dtype, int op) {
+  return is_dtype(dtype) && is_fold_op(op) &&
+         fold_function(static_cast<DType>(dtype), static_cast<FoldOp>(op)) != nullptr;
+}
+
+const Narrow* narrow_of(int codec, int dtype, int op) {
+  if (!is_codec(codec) || !is_dtype(dtype) || !is_fold_op(op)) return nullptr;
+  return narrow_for(static_cast<Codec>(codec), static_cast<DType>(dtype), static_cast<FoldOp>(op));
+}
+
+bool can_encode(int codec, int dtype, int op) { return narrow_of(codec, dtype, op) != nullptr; }
+
+void round_to(int codec, int dtype, uintptr_t address, size_t n_elems) {
+  const Narrow* narrow = narrow_of(codec, dtype, static_cast<int>(FoldOp::kSum));
+  if (narrow == nullptr) throw std::invalid_argument("this codec has no meaning for this dtype");
+  narrow->round(reinterpret_cast<std::byte*>(address), n_elems);
+}
+
 }  // namespace
 
 void bind_tables(nb::module_& m) {
@@ -44,14 +65,28 @@ void bind_tables(nb::module_& m) {
   m.attr("SPIN_US") = Drivers::Options().spin_ns / 1000;
   m.attr("BACKSTOP_MS") = Drivers::Options().backstop_ns / 1'000'000;
   m.attr("RESUME_S") = PathMaker::Options().resume_ns / 1'000'000'000;
+  m.attr("DEAD_S") = Engine::Options().dead_ns / 1'000'000'000;
   m.attr("EAGER_BYTES") = Outbox::Sizes().small;
   m.attr("LOOK_AHEAD") = GrantedWay::kFirst;
   m.attr("MOST_CONNECTIONS") = Header::kMaxPaths;
   m.attr("FIRST_NAMED_KEY") = FinishedCalls::kFirstNamed;
+  m.attr("CALLS_REMEMBERED") = FinishedCalls::kKept;
   m.attr("LAST_FINISHED") = StateReader::kLastFinished;
   m.attr("MOST_SERVED") = ServedCalls::kMostPlans;
   m.def("dtypes", &dtypes);
   m.def("fold_ops", &fold_ops);
+  m.def("can_fold", &can_fold);
+  m.def("can_encode", &can_encode);
+  m.def("round_to", &round_to);
+  m.def("frame_rules", [] {
+    std::vector<
+        std::tuple<int, std::string, uint8_t, uint16_t, std::string, std::string, std::string>>
+        rows;
+    for (const FrameRule& rule : frame_rules())
+      rows.emplace_back(static_cast<int>(rule.type), rule.name, rule.over, rule.flags, rule.when,
+                        rule.says, rule.follows);
+    return rows;
+  });
   m.attr("N_CODECS") = kCodecs;
   m.attr("N_BUFFERS") = kBuffers;
   nb::enum_<Fault>(m, "Fault")

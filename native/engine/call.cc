@@ -21,9 +21,11 @@ Into Call::next_of(uint32_t at) const {
 void Call::use(uint32_t at, const std::byte* from) const {
   const Into into = next_of(at);
   const Narrow* codec = state[at].codec;
+  const Step& step = plan->program->steps[at];
+  if (plan->rounds_own && step.fold && step.is_first) plan->narrow->round(into.at, into.n_elems);
   if (codec == nullptr)
     into.take(from);
-  else if (plan->program->steps[at].fold)
+  else if (step.fold)
     codec->fold(into.at, into.at, from, into.n_elems);
   else
     codec->decode(into.at, from, into.n_elems);

@@ -47,6 +47,7 @@ struct Window {
   std::vector<Block> blocks;    // of segments [first, end())
   uint32_t first = 0;           // those before it are over
   uint32_t n_segments = 0;      // of the chunk
+  uint32_t n_receives = 0;      // of these steps
   std::vector<uint32_t> steps;  // that touch it, in their order
 
   uint32_t end() const { return first + static_cast<uint32_t>(blocks.size()); }
@@ -99,7 +100,8 @@ struct Call : std::enable_shared_from_this<Call> {
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   uint64_t serial = 0;  // which call on this group, for messages
-  uint64_t order = 0;   // which of all calls, for links
+  // Which of all calls: those of higher priority have lower ones, and then those made earlier.
+  uint64_t order = 0;
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;     // by the last tick's clock
   bool greeted_all = false;  // every peer was told that this call is posted
@@ -112,6 +114,10 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<uint32_t> windows_moved;  // chunks of which segments may be over
   size_t n_windows = 0;                 // segments held now
   bool has_all_windows = false;         // none is left to take
+  // More comes to this rank than anybody sends: windows are held to what its link brings.
+  bool is_incast = false;
+  uint64_t n_inbound = 0;  // then: bytes of windows held that are not here
+  uint64_t n_came_in = 0;  // of these, since Windows looked
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
@@ -151,6 +157,7 @@ struct Call : std::enable_shared_from_this<Call> {
   Error error;
   bool ended = false;
   uint32_t n_unreleased = 0;  // what links were asked to let go of and still hold (releases.h)
+  int64_t finished_ns = 0;    // by the clock; of a stripe: its own
   std::atomic<bool> finished{false};
 
   // Of the whole call, for whoever made it: Threads: any.
@@ -159,6 +166,11 @@ struct Call : std::enable_shared_from_this<Call> {
                                 : finished.load(std::memory_order_acquire);
   }
   const Error& outcome() const { return stripe.of != nullptr ? stripe.of->error() : error; }
+  int64_t over_ns() const {  // once it is over: since when
+    int64_t last = finished_ns;
+    for (const auto& other : other_stripes) last = std::max(last, other->finished_ns);
+    return last;
+  }
 
   std::byte* chunk(int buffer, uint32_t chunk) const {
     const auto& pointers = memory[buffer];
@@ -220,6 +232,10 @@ struct Call : std::enable_shared_from_this<Call> {
     for (const uint32_t before : step.waits_for)
       ready_upto = std::min(ready_upto, state[before].done);
     return is_served ? std::min(ready_upto, windows[step.chunk].end()) : ready_upto;
+  }
+  // Up to where segments of a receive may be sent at all.
+  uint32_t may_come(uint32_t at) const {
+    return is_incast ? windows[plan->program->steps[at].chunk].end() : state[at].n_segments;
   }
   // Bytes between this rank and a peer, in plans `by_pair`.
   Lengths lengths_with(int peer) const {

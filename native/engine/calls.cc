@@ -4,7 +4,14 @@
 #include <new>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace shoal {
+namespace {
+
+constexpr int kCountBits = 47;  // calls of four years, at a million in a second
+
+}  // namespace
 
 std::shared_ptr<Call> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
                                      const Memory& memory, int64_t deadline_ns,
@@ -25,12 +32,13 @@ std::shared_ptr<Call> Calls::prepare(Group& group, std::shared_ptr<const Plan> p
 void Calls::refuse(Call& call, const Error& why) {
   call.error = why;
   call.error.doing = call.doing();
+  call.finished_ns = now_ns();
   call.ended = call.finished = true;
 }
 
 void Calls::hold(Call& call, uint64_t key) {
   call.key = key;
-  call.order = ++n_held_;
+  call.order = static_cast<uint64_t>(INT16_MAX - call.plan->priority) << kCountBits | ++n_held_;
   call.posted_ns = now_;
   call.peer_posted.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();
@@ -66,8 +74,8 @@ void Calls::launch(Call& call, uint64_t key) {
   const Program& program = *call.plan->program;
   group.finished.launched(key);
   index(call);
-  if (call.is_served) windows_.begin(call);
   hold(call, key);
+  if (call.is_served) begin_served(call);
   post_notices_.count(call);
   for (uint32_t at = static_cast<uint32_t>(program.steps.size()); at-- > 0;) {
     const Step& step = program.steps[at];
@@ -85,8 +93,13 @@ void Calls::launch(Call& call, uint64_t key) {
 
 void Calls::launch_served(Call& call, uint64_t key) {
   call.is_served = true;
-  call.group->served.n_in_flight++;
   launch(call, key);
+}
+
+// It is in flight: where there is no memory for windows, they are given back with its group's end.
+void Calls::begin_served(Call& call) {
+  call.group->served.n_in_flight++;
+  windows_.begin(call);
 }
 
 // What is derived from the plan and the links.
@@ -163,6 +176,7 @@ bool Calls::finish(Call& call) {
   const bool had_scratch = scratch_.give_back(call) || call.is_served;
   if (call.is_served) windows_.give_back(call);
   for (StepState& state : call.state) state.landing = {};
+  call.finished_ns = now_ns();
   call.finished.store(true, std::memory_order_release);
   judge_.finished(call);
   return had_scratch;

@@ -84,6 +84,7 @@ class Calls {
   void pass_on();
   void let_go(Call& call);
   void index(Call& call);
+  void begin_served(Call& call);
   void grant_far(Call& call);
   void use_early(Call& call);
 

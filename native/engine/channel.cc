@@ -115,9 +115,8 @@ void Channel::drop_group(uint64_t id) {
   after_step(lock);
 }
 
-void Channel::abort_group(uint64_t id, const std::string& why) {
-  end_group(id,
-            {Fault::kClosed, rank_, engine_.name_of_rank(rank_) + " aborted the group: " + why});
+void Channel::abort_group(uint64_t id, Fault fault, const std::string& how) {
+  end_group(id, {fault, rank_, engine_.name_of_rank(rank_) + " " + how});
 }
 
 void Channel::end_group(uint64_t id, const Error& why) {
@@ -286,6 +285,10 @@ void Channel::after_step(std::unique_lock<std::mutex>& lock) {
 
 void Channel::drive(int64_t timeout_ns, const Call* call, const std::function<bool()>& is_over) {
   std::unique_lock lock(mutex_);
+  if (drivers_.leave_it_to_thread()) {
+    progress_thread().kick();
+    return drivers_.await(lock, timeout_ns, is_over);
+  }
   const bool is_left = drivers_.drive(lock, timeout_ns, call, is_over);
   after_step(lock);
   if (is_left) progress_thread().kick();

@@ -24,6 +24,7 @@ Drivers::Drivers(Engine& engine, std::shared_ptr<Arena> arena, const Options& op
       rings_(engine),
       options_(options),
       oversubscribed_(n_local > usable_cores()),
+      is_alone_(n_local == 1),
       step_(std::move(step)) {}
 
 Drivers::Wakeups& Drivers::wakeups() {
@@ -92,11 +93,19 @@ bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* c
     lock.lock();
     came = own.doorbell.load() != seen;
     (came ? wakeups().callers_rung : wakeups().callers_timed)++;
-    if (!came && (rings_.has_inbound() || engine_.has_work() || has_ended_some_)) suspect();
+    const bool has_work = n_callers_ > 0 && (rings_.has_inbound() || engine_.has_work());
+    if (!came && (has_work || has_ended_some_)) suspect();
   }
   // NOT whenever one wakes: others sleep on.
   if (--n_sleeping_ == 0) own.watch.fetch_and(~kCallerSleeps);
   return came;
+}
+
+void Drivers::await(std::unique_lock<std::mutex>& lock, int64_t timeout_ns,
+                    const std::function<bool()>& is_over) {
+  const int64_t deadline = now_ns() + timeout_ns;
+  while (!is_over() && now_ns() < deadline && sleep_until_rung(lock, nullptr, deadline, is_over)) {
+  }
 }
 
 bool Drivers::has_sleepers_for_all() {
@@ -106,8 +115,8 @@ bool Drivers::has_sleepers_for_all() {
 }
 
 bool Drivers::are_to_be_rung() {
-  const bool has_news = std::exchange(has_ended_some_, false) || engine_.has_work();
-  return has_news && n_callers_ > 0;
+  const bool has_ended_some = std::exchange(has_ended_some_, false);
+  return (has_ended_some && n_callers_ + n_sleeping_ > 0) || (n_callers_ > 0 && engine_.has_work());
 }
 
 // ---- the progress thread

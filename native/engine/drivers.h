@@ -52,6 +52,12 @@ class Drivers {
   bool drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Call* call,
              const std::function<bool()>& is_over);
   int n_callers() const { return n_callers_; }
+  // Whether callers only wait: calls begin here that nobody makes, so that the progress thread is
+  // busy with them, and all that comes, comes to it. Who helped would take the lock from it.
+  bool leave_it_to_thread() const { return engine_.serves() && is_alone_; }
+  // The life of such a caller: as drive(), and all that is left is the progress thread's.
+  void await(std::unique_lock<std::mutex>& lock, int64_t timeout_ns,
+             const std::function<bool()>& is_over);
   // Somebody sleeps, who from here on wakes with every frame: what it waited for is not all there
   // is.
   bool has_sleepers_for_all();
@@ -81,10 +87,10 @@ class Drivers {
   const std::shared_ptr<Arena> arena_;
   Rings rings_;
   const Options options_;
-  const bool oversubscribed_;
+  const bool oversubscribed_, is_alone_;  // on its host
   const std::function<bool()> step_;
   int n_callers_ = 0;            // in drive()
-  int n_sleeping_ = 0;           // of them, on the doorbell
+  int n_sleeping_ = 0;           // on the doorbell: of them, or in await()
   bool has_ended_some_ = false;  // and sleeping callers do not know yet
   // NOT at once: who has just brought the first words may still be about to ring.
   int64_t next_backstop_ns_ = now_ns() + options_.backstop_ns;

@@ -3,6 +3,7 @@
 // very same code. docs/architecture.md tells how a segment travels, and of what parts this is made.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -45,6 +46,13 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
     int64_t suspect_ns = 2'000'000'000;
     int64_t dead_ns = 5'000'000'000;
     size_t most_tags = 1u << 22;  // per group; each takes about 50 bytes
+
+    // Silence that makes a peer dead; how often to speak, and what was a stop of our own, with it.
+    void take_for_dead_after(int64_t ns) {
+      dead_ns = ns;
+      heartbeat_ns = std::min(heartbeat_ns, ns / 4);
+      suspect_ns = std::min(suspect_ns, ns * 2 / 5);
+    }
   };
   using PeerState = shoal::PeerState;
 
@@ -68,7 +76,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
 
   // See ServedCalls, which says before whether it can.
   void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe);
-  void bound_out(size_t n_bytes) { ways_.turns.bound(n_bytes); }
+  void bound_out(size_t n_bytes) {
+    ways_.turns.bound(n_bytes);
+    windows_.bound(2 * n_bytes);  // as much again while grants are on their way
+  }
   bool serves() const { return serves_; }
 
   // Where memory ran out as a call was made: see Calls.
@@ -129,6 +140,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   PeerState state_of(int peer) const { return peers_[peer]; }
   const std::string& name_of_rank(int peer) const { return names_[peer]; }
   const Staging& staging() const { return staging_; }
+  uint64_t inbound_bytes() const { return windows_.n_inbound(); }  // that windows allow
   size_t scratch_bytes() const { return scratch_.n_bytes() + windows_.n_bytes(); }  // held now
   size_t n_groups() const { return groups_.size(); }                                // remembered
 

@@ -6,9 +6,7 @@
 namespace shoal {
 namespace {
 
-// Calls whose late frames are still compared, and what may be kept of them: 16 MiB of layouts.
-constexpr size_t kKept = 4096;
-constexpr size_t kChunksKept = 1 << 20;
+constexpr size_t kChunksKept = 1 << 20;  // of them: 16 MiB of layouts
 
 }  // namespace
 

@@ -22,6 +22,10 @@ class FinishedCalls {
   // A call without a name: its key is how many of the group's came before it, more or less.
   static bool is_counted(uint64_t key) { return key < kFirstNamed; }
 
+  // Calls whose late frames are still compared. What is that much lower than a call that was
+  // launched is forgotten (group/numbers.py keeps calls nearer together than that).
+  static constexpr size_t kKept = 4096;
+
   // A call was launched, which says how far the keys have come.
   void launched(uint64_t key);
   void remember(uint64_t key, std::shared_ptr<const Plan> plan);

@@ -33,9 +33,10 @@ uint32_t GrantedWay::look_ahead(Call& call, uint32_t at, uint32_t upto) {
   uint32_t& ahead = look_ahead_[static_cast<size_t>(peer)];
   const bool starved = state.reserved > 0 && state.done + state.arrived.size() >= state.grant_sent;
   if (starved && state.reserved >= ahead) ahead = std::min(2 * ahead, kMost);
-  reserve(call, at, std::min(ahead, state.n_segments - upto));
+  const uint32_t most = call.may_come(at);
+  reserve(call, at, std::min(ahead, most - upto));
   if (state.reserved == 0) traffic_[peer].no_staging++;
-  return std::min(upto + state.reserved, state.n_segments);
+  return std::min(upto + state.reserved, most);
 }
 
 void GrantedWay::reserve(Call& call, uint32_t at, uint32_t most) {

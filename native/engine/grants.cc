@@ -20,9 +20,10 @@ void Grants::grant(Call& call, uint32_t at) {
   }
   // What is stored in a window needs no staging beyond it.
   const bool is_windowed = call.is_served && step.waits_for.empty();
-  if (!link->shares_memory() && upto < state.n_segments && !is_windowed)
+  const uint32_t most = call.may_come(at);
+  if (!link->shares_memory() && upto < most && !is_windowed)
     upto = granted_.look_ahead(call, at, upto);
-  const bool worth_it = upto == state.n_segments || upto - state.grant_sent >= state.reserved / 2;
+  const bool worth_it = upto == most || upto - state.grant_sent >= state.reserved / 2;
   if (upto <= state.grant_sent || !worth_it) return;
   state.grant_sent = upto;
   Frame frame = call.frame(FrameType::kGrant, step.flow, upto);

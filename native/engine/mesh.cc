@@ -87,7 +87,12 @@ void Mesh::drop_group(Group& group) {
 }
 
 void Mesh::abort_group(Group& group, const std::string& why) {
-  for (const auto& channel : channels_) channel->abort_group(group.id, why);
+  for (const auto& channel : channels_)
+    channel->abort_group(group.id, Fault::kClosed, "aborted the group: " + why);
+}
+
+void Mesh::expire_group(Group& group, const std::string& why) {
+  for (const auto& channel : channels_) channel->abort_group(group.id, Fault::kTimedOut, why);
 }
 
 // The handle of the first stripe is that of the call. Each stripe that is not posted counts as

@@ -35,6 +35,7 @@ class Mesh {
   Group& add_group(uint64_t id, std::vector<int> members);
   void drop_group(Group& group);
   void abort_group(Group& group, const std::string& why);
+  void expire_group(Group& group, const std::string& why);  // a deadline that the caller keeps
   Error abort_of(const Group& group) { return first().abort_of(group); }
 
   // As Channel::post(); the plan says whether the call is cut, into as many stripes as there are

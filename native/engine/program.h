@@ -32,6 +32,7 @@ struct Step {
   uint32_t into = 0;        // copy only
   uint32_t flow = 0;        // which of the sends (or receives) with this peer
   uint32_t cts_flow = ~0u;  // recv only: the one send to the same peer that this step waits for
+  bool is_first = false;    // recv only: nothing before it has written to the chunk
   uint32_t version = 0;     // send only: equal for sends that read the same value of one chunk
   std::vector<uint32_t> waits_for;  // steps that must finish a segment before this one starts it
   std::vector<uint32_t> unlocks;    // the inverse
@@ -60,6 +61,9 @@ struct Plan {
   FoldFn fold = nullptr;           // nullptr when nothing is folded
   uint32_t divisor = 1;            // Finish divides by it
   const Narrow* narrow = nullptr;  // how flows between hosts are encoded; nullptr: they are not
+  // What a rank folds is rounded by `narrow` as what it is sent is, its own part too: so the bits
+  // do not tell who folded. Every rank has to be on a host of its own.
+  bool rounds_own = false;
   uint32_t segment_elems = 0;
   uint32_t segment_bytes = 0;  // of a whole segment in memory
   uint64_t scratch_bytes = 0;
@@ -74,9 +78,13 @@ struct Plan {
   // no memory but scratch. 0: there are none.
   uint32_t n_workers = 0;
   bool is_server(int rank) const { return n_workers > 0 && rank >= static_cast<int>(n_workers); }
+  // That each worker brings to it, in bytes: a server's layout does not tell. 0: nobody knows.
+  uint64_t tensor_bytes = 0;
   // How many channels the call is cut over: segment k of stripe c is segment k * n_stripes + c of
   // its chunk. Ranks that share memory have one channel to each other.
   uint32_t n_stripes = 1;
+  // Of calls whose data waits to leave for other hosts, those of the highest are first.
+  int16_t priority = 0;
 
   void index();  // fills what is derived from the program, the layout and segment_elems
 

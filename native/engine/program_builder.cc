@@ -34,7 +34,9 @@ void ProgramBuilder::send(int peer, uint32_t chunk, int buffer) {
 }
 
 void ProgramBuilder::recv(int peer, uint32_t chunk, bool fold, int buffer) {
-  add(step_of(StepKind::kRecv, peer, chunk, buffer, fold), write({buffer, chunk}));
+  Step step = step_of(StepKind::kRecv, peer, chunk, buffer, fold);
+  step.is_first = writer_.count({buffer, chunk}) == 0;
+  add(std::move(step), write({buffer, chunk}));
 }
 
 void ProgramBuilder::copy(uint32_t chunk, uint32_t into, int buffer, int into_buffer, bool fold) {

@@ -70,6 +70,8 @@ size_t Runner::attempt_local(Call& call, uint32_t at) {
       call.plan->fold(into, into, here, n_elems);
     else if (into != here)
       std::memcpy(into, here, n_bytes);
+    // An own part that waits for its turn; only schedules that fold each once are rounded so.
+    if (call.plan->rounds_own && !step.fold) call.plan->narrow->round(into, n_elems);
   }
   steps_.advance(call, at, state.done + 1);
   return n_bytes;

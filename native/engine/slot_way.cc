@@ -77,8 +77,9 @@ uint32_t SlotWay::fill_slot(Call& call, const Step& step, uint32_t segment) {
         {Fault::kResource, rank_, judge_.who(rank_) + " could not send: " + error.text}, true);
     return Slots::kNone;
   }
-  std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, segment),
-              call.segment_bytes(step, segment));
+  const size_t n_bytes = call.segment_bytes(step, segment);
+  std::memcpy(slots_.data(slot), call.segment_at(step.buffer, step.chunk, segment), n_bytes);
+  traffic_[call.peer_of(step)].slot_bytes_out += n_bytes;
   call.staged.back().slot = slot;
   call.staged.back().stamp = slots_.stamp(slot);
   return slot;

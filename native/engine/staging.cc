@@ -9,15 +9,17 @@ Block::~Block() {
 }
 
 Block Staging::take(size_t n_bytes) {
-  used_ += n_bytes;
-  peak_ = std::max(peak_, used_);
   const bool keepable = n_bytes > kKept / 2 && n_bytes <= kKept;
+  std::unique_ptr<std::byte[]> data;
   if (keepable && !kept_.empty()) {
-    auto data = std::move(kept_.back());
+    data = std::move(kept_.back());
     kept_.pop_back();
-    return {this, std::move(data), n_bytes};
+  } else {
+    data.reset(new std::byte[keepable ? kKept : n_bytes]);
   }
-  return {this, std::unique_ptr<std::byte[]>(new std::byte[keepable ? kKept : n_bytes]), n_bytes};
+  used_ += n_bytes;  // NOT before it is there
+  peak_ = std::max(peak_, used_);
+  return {this, std::move(data), n_bytes};
 }
 
 void Staging::keep(size_t n_bytes) {

@@ -319,6 +319,7 @@ Value StateReader::peer(int rank) const {
                 {"n_frames_in", traffic.n_frames_in},
                 {"n_bytes_out", traffic.n_bytes_out},
                 {"n_bytes_in", traffic.n_bytes_in},
+                {"slot_bytes_out", traffic.slot_bytes_out},
                 {"bytes_out_per_s", rates.out},
                 {"bytes_in_per_s", rates.in},
                 {"eager_out_bytes", engine_.credits_.out_bytes(rank)},

@@ -72,6 +72,7 @@ void Steps::moved_upto(Call& call, uint32_t at, uint32_t done) {
   const uint64_t n_bytes =
       uint64_t{done - before - 1} * call.plan->segment_bytes + call.segment_bytes(step, done - 1);
   Traffic::Peer& traffic = traffic_[call.peer_of(step)];
+  if (call.is_incast && step.kind == StepKind::kRecv) call.n_came_in += n_bytes;
   (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
 }
 

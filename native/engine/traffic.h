@@ -21,6 +21,7 @@ class Traffic {
   struct Peer {
     uint64_t n_frames_out = 0, n_frames_in = 0;
     uint64_t n_bytes_out = 0, n_bytes_in = 0;  // of data, by whatever way it moved
+    uint64_t slot_bytes_out = 0;               // of that, what was copied into a slot
     // How often a step found that it could go on but for this.
     uint64_t no_grant = 0, no_slot = 0, no_credit = 0, no_staging = 0;
   };

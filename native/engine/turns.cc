@@ -57,8 +57,12 @@ bool Turns::may_send(Call& call, uint32_t at) {
   if (!call.state[at].takes_turns || !is_granted(call, at)) return true;
   if (turn_of(call, at) > call.turn) advance(call);
   if (turn_of(call, at) > call.turn) return false;
-  if (n_out_ < most_out_) return true;
-  if (!std::exchange(call.waits_for_turn, true)) waiting_.push_back(call.weak_from_this());
+  if (has_room(call)) return true;
+  if (!std::exchange(call.waits_for_turn, true)) {
+    const auto later = [](uint64_t order, const Waiting& other) { return order < other.order; };
+    const auto at = std::upper_bound(waiting_.begin(), waiting_.end(), call.order, later);
+    waiting_.insert(at, {call.order, call.weak_from_this()});
+  }
   return false;
 }
 
@@ -68,7 +72,6 @@ void Turns::left(Call& call, uint32_t at, uint64_t token, size_t n_bytes) {
     const int peer = call.peer_of(call.plan->program->steps[at]);
     sent_[token] = {call.order, peer, n_bytes};
     out_[static_cast<size_t>(peer)] += n_bytes;
-    n_out_ += n_bytes;
   }
   advance(call);
 }
@@ -93,18 +96,26 @@ void Turns::acknowledged(uint64_t token) {
   pass_on();
 }
 
+bool Turns::has_room(const Call& call) const {
+  size_t n_bytes = 0;
+  for (const int peer : call.plan->program->peers)
+    n_bytes += out_[static_cast<size_t>((*call.members)[peer])];
+  return n_bytes < most_out_;
+}
+
 void Turns::pass_on() {
-  if (n_out_ >= most_out_) return;
-  for (const auto& waiting : std::exchange(waiting_, {}))
-    if (const auto call = waiting.lock(); call != nullptr && !call->ended) {
-      call->waits_for_turn = false;
-      make_due_ready(*call);
-    }
+  std::erase_if(waiting_, [&](const auto& waiting) {
+    const auto call = waiting.call.lock();
+    if (call == nullptr || call->ended) return true;
+    if (!has_room(*call)) return false;
+    call->waits_for_turn = false;
+    make_due_ready(*call);
+    return true;
+  });
 }
 
 void Turns::forget(std::unordered_map<uint64_t, Sent>::iterator sent) {
   out_[static_cast<size_t>(sent->second.peer)] -= sent->second.n_bytes;
-  n_out_ -= sent->second.n_bytes;
   sent_.erase(sent);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -24,7 +23,8 @@ namespace shoal {
 // grant what comes next in their order, and that is somebody's turn.
 //
 // What has left and is not acknowledged is bounded: the kernel would hold megabytes for every
-// connection, and send them in an order of its own.
+// connection, and send them in an order of its own. The bound is one of a call's own peers: one of
+// them that stands still holds up nobody who has no call with it.
 //
 // Threads: under the mesh's lock.
 class Turns {
@@ -32,8 +32,8 @@ class Turns {
   Turns(Links& links, Steps& steps, size_t n_peers)
       : links_(links), steps_(steps), out_(n_peers, 0) {}
 
-  // What may be out at a time, over all links: what keeps the network busy until an acknowledgement
-  // comes. More only waits in front of it.
+  // What may be out at a time, over the links of a call's peers: what keeps the network busy until
+  // an acknowledgement comes. More only waits in front of it.
   void bound(size_t n_bytes) { most_out_ = n_bytes; }
 
   // Finds out which sends of a new call take turns.
@@ -56,11 +56,17 @@ class Turns {
     size_t n_bytes;
   };
 
+  struct Waiting {
+    uint64_t order;
+    std::weak_ptr<Call> call;
+  };
+
   static uint64_t turn_of(const Call& call, uint32_t at);
   static bool is_granted(const Call& call, uint32_t at);
   static uint64_t least_turn(const Call& call);
   void advance(Call& call);
   void make_due_ready(Call& call);
+  bool has_room(const Call& call) const;
   void forget(std::unordered_map<uint64_t, Sent>::iterator sent);
   void pass_on();
 
@@ -68,9 +74,8 @@ class Turns {
   Steps& steps_;
   std::unordered_map<uint64_t, Sent> sent_;  // by token; not acknowledged
   std::vector<size_t> out_;                  // by peer: bytes of these
-  size_t n_out_ = 0;                         // of all
-  size_t most_out_ = 16u << 20;              // that they may be
-  std::deque<std::weak_ptr<Call>> waiting_;  // for what is out to be less
+  size_t most_out_ = 16u << 20;              // that those of a call's peers may be
+  std::vector<Waiting> waiting_;             // for what is out to be less, by their order
 };
 
 }  // namespace shoal

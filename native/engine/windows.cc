@@ -18,13 +18,34 @@ void Windows::begin(Call& call) {
     Window& window = call.windows[steps[at].chunk];
     window.n_segments = call.state[at].n_segments;
     window.steps.push_back(at);  // the first is the one that stores
+    if (steps[at].kind == StepKind::kRecv) window.n_receives++;
   }
+  call.is_incast = is_incast(call);
   calls_.push_back(call.weak_from_this());
   grant(call);
 }
 
+// Whether at least twice as much comes to this rank as a worker has.
+bool Windows::is_incast(const Call& call) {
+  const auto& lengths = call.plan->layout[kScratch].n_bytes;
+  uint64_t n_in = 0;
+  for (size_t chunk = 0; chunk < lengths.size(); ++chunk)
+    n_in += lengths[chunk] * call.windows[chunk].n_receives;
+  const uint64_t tensor_bytes = call.plan->tensor_bytes;
+  return tensor_bytes > 0 && n_in / 2 >= tensor_bytes;
+}
+
+// True if some of what was on its way here is.
+bool Windows::take_in(Call& call) {
+  const uint64_t n_bytes = std::exchange(call.n_came_in, 0);
+  call.n_inbound -= n_bytes;
+  n_inbound_ -= n_bytes;
+  return n_bytes > 0;
+}
+
 void Windows::settle(Call& call) {
-  if (call.windows_moved.empty()) return;
+  const bool came = take_in(call);
+  if (call.windows_moved.empty() && !came) return;
   for (const uint32_t chunk : std::exchange(call.windows_moved, {})) {
     Window& window = call.windows[chunk];
     uint32_t upto = window.end();
@@ -42,6 +63,7 @@ void Windows::give_back(Call& call) {
   for (Window& window : std::exchange(call.windows, {}))
     for (const Block& block : window.blocks) n_bytes_ -= block.size();
   call.n_windows = 0;
+  n_inbound_ -= std::exchange(call.n_inbound, 0);
 }
 
 void Windows::pass_on() {
@@ -78,10 +100,16 @@ bool Windows::take_next(Call& call) {
   const uint32_t first = window->steps.front();
   const size_t n_bytes = call.segment_bytes(call.plan->program->steps[first], window->end());
   if (n_bytes_ + n_bytes > ceiling_ && call.n_windows > 0) return false;
+  const uint64_t n_in = call.is_incast ? uint64_t{n_bytes} * window->n_receives : 0;
+  if (n_inbound_ + n_in > most_inbound_ && call.n_inbound > 0) return false;
   window->blocks.push_back(staging_.take(n_bytes));
   n_bytes_ += n_bytes;
   call.n_windows++;
-  steps_.make_ready(call, first);
+  call.n_inbound += n_in;
+  n_inbound_ += n_in;
+  // What is folded is granted as windows are taken; elsewhere ahead of that.
+  for (size_t at = call.is_incast ? window->n_receives : 1; at-- > 0;)
+    steps_.make_ready(call, window->steps[at]);
   return true;
 }
 

@@ -21,6 +21,11 @@ namespace shoal {
 // the first segment of a call needs, whatever else they are allowed, so that no set of calls can
 // block each other, and each gets on.
 //
+// Where several times as much comes to this rank as any other sends, its link is what all wait
+// for. Senders that each keep their own link busy would fill the switch in front of it, which loses
+// what is too much: 3 % of what 16 workers sent one server. So what may be sent into the windows of
+// such calls and is not here is bounded too; a call may have one segment beyond that.
+//
 // Threads: under the mesh's lock.
 class Windows {
  public:
@@ -28,6 +33,8 @@ class Windows {
 
   // Calls are about to be served: sets aside half of all staging for them, or what is left of that.
   void open(size_t staging_bytes);
+  // What may be on its way here of calls of which more comes than anybody sends.
+  void bound(size_t n_bytes) { most_inbound_ = n_bytes; }
   // A new call, all of whose steps are known and none of which may go on yet.
   void begin(Call& call);
   // Gives back what steps of the call are through with, and lets calls go on that waited for room.
@@ -38,16 +45,20 @@ class Windows {
   void pass_on();
 
   size_t n_bytes() const { return n_bytes_; }  // held now
+  uint64_t n_inbound() const { return n_inbound_; }
 
  private:
   void grant(Call& call);
+  static bool is_incast(const Call& call);
   static Window* next_of(Call& call);
+  bool take_in(Call& call);
   bool take_next(Call& call);
 
   Staging& staging_;
   Steps& steps_;
   std::deque<std::weak_ptr<Call>> calls_;  // that have yet to take some, the oldest first
   size_t ceiling_ = 0, n_bytes_ = 0;
+  uint64_t most_inbound_ = 32u << 20, n_inbound_ = 0;
   bool is_open_ = false;
 };
 

@@ -260,9 +260,10 @@ bool FakeLink::begin(FrameSink& sink) {
 // Brings the frame at hand further; true when it is through.
 bool FakeLink::land(FrameSink& sink) {
   const size_t rest = receive_buffer_.size() - n_landed_;
-  const size_t piece = current_.splits ? 1 + net_.random_.below(rest) : rest;
+  const size_t piece = current_.splits && rest > 0 ? 1 + net_.random_.below(rest) : rest;
   const std::byte* from = current_.borrowed != nullptr ? current_.borrowed : current_.own.data();
-  std::memcpy(receive_buffer_.data() + n_landed_, from + n_landed_, piece);
+  // Where a receiver has run out of memory there is no buffer.
+  if (piece > 0) std::memcpy(receive_buffer_.data() + n_landed_, from + n_landed_, piece);
   n_landed_ += piece;
   if (n_landed_ < receive_buffer_.size()) return false;
   FakeLink* sender = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];

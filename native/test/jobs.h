@@ -50,6 +50,7 @@ struct Job {
   std::string_view hosts = "";  // as in Recipe; empty: the first layout there is
   bool is_uneven = false;       // blocks or chunks differ in length; the algorithm must take that
   uint32_t segment_bytes = 64;
+  int16_t priority = 0;
   uint64_t seed = 0;  // of the data, and of uneven lengths
   Codec codec = Codec::kIdentity;
   std::vector<int> places;  // which ranks share memory: the host of each; empty: none do
@@ -124,6 +125,7 @@ inline std::shared_ptr<Plan> plan_of(const Job& job, int rank, int size) {
   const size_t item = size_of(job.dtype);
   const std::vector<uint64_t> lengths = lengths_of(job, size);
   Plan plan;
+  plan.priority = job.priority;
   plan.narrow = narrow_for(job.codec, job.dtype, job.op);
   plan.program = recipe.program(rank, average || plan.narrow != nullptr);
   if (job.has_blocks()) {

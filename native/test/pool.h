@@ -23,6 +23,7 @@ struct PoolJob {
   uint32_t n_stripes = 1;  // channels
   Codec codec = Codec::kIdentity;
   uint64_t seed = 0;
+  bool is_uneven = false;  // chunks differ in length, as those of reducers of unlike weights do
 
   int size() const { return n_workers + n_servers; }
   uint32_t n_chunks() const { return static_cast<uint32_t>(n_workers * n_servers); }
@@ -30,7 +31,8 @@ struct PoolJob {
     return "pool float32[" + std::to_string(n_elems) + "] of " + std::to_string(n_workers) +
            " workers and " + std::to_string(n_servers) + " servers " +
            std::to_string(static_cast<int>(op)) + "." + std::to_string(segment_bytes) + "." +
-           std::to_string(n_stripes) + "." + std::to_string(static_cast<int>(codec));
+           std::to_string(n_stripes) + "." + std::to_string(static_cast<int>(codec)) +
+           (is_uneven ? " in uneven chunks of seed " + std::to_string(seed) : "");
   }
   // For World, which knows calls by it.
   Job job() const {
@@ -41,6 +43,19 @@ struct PoolJob {
     return one;
   }
 };
+
+// Of a worker's buffer.
+inline ChunkLayout layout_of(const PoolJob& job) {
+  if (!job.is_uneven) return balanced_layout(job.n_elems, sizeof(float), job.n_chunks());
+  FakeRandom random(job.seed + 77);
+  std::vector<uint64_t> lengths(job.n_chunks());
+  uint64_t left = job.n_elems;
+  for (uint64_t& length : lengths) {
+    length = &length == &lengths.back() ? left : random.below(std::min(left, job.n_elems / 2) + 1);
+    left -= length;
+  }
+  return consecutive(lengths, sizeof(float));
+}
 
 inline std::shared_ptr<Program> worker_program(const PoolJob& job, int rank) {
   const int n = job.n_workers, k = job.n_servers;
@@ -71,10 +86,11 @@ inline std::shared_ptr<Program> server_program(const PoolJob& job) {
 }
 
 inline std::shared_ptr<Plan> plan_of(const PoolJob& job, int rank) {
-  const ChunkLayout data = balanced_layout(job.n_elems, sizeof(float), job.n_chunks());
+  const ChunkLayout data = layout_of(job);
   Plan plan;
   plan.n_workers = static_cast<uint32_t>(job.n_workers);
   plan.n_stripes = job.n_stripes;
+  plan.tensor_bytes = job.n_elems * sizeof(float);
   plan.narrow = narrow_for(job.codec, DType::kFloat32, job.op);
   if (rank < job.n_workers) {
     plan.program = worker_program(job, rank);
@@ -105,7 +121,7 @@ inline Bytes input_of(const PoolJob& job, int rank) { return bytes_of(floats_of(
 
 // In the order of each stripe, by a plain loop: ((f + (f-1)) + (f-2)) + ... round to f+1.
 inline Bytes expected(const PoolJob& job) {
-  const ChunkLayout data = balanced_layout(job.n_elems, sizeof(float), job.n_chunks());
+  const ChunkLayout data = layout_of(job);
   const bool is_narrow = job.codec != Codec::kIdentity;
   std::vector<std::vector<float>> inputs;
   for (int rank = 0; rank < job.n_workers; ++rank) {

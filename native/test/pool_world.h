@@ -69,6 +69,7 @@ inline PoolJob random_pool_job(FakeRandom& random, int n_workers, int n_servers,
   job.op = kOps[random.below(3)];
   job.segment_bytes = random.chance(0.5) ? 64 : 256;
   job.seed = random.below(1000);
+  job.is_uneven = random.chance(0.4);
   if (job.op != FoldOp::kMax && random.chance(0.3)) job.codec = Codec::kBfloat16;
   return job;
 }

@@ -8,7 +8,7 @@ namespace shoal::test {
 namespace {
 
 bool is_full(const PoolJob& job, const Landed& landed) {
-  const ChunkLayout data = balanced_layout(job.n_elems, sizeof(float), job.n_chunks());
+  const ChunkLayout data = layout_of(job);
   for (const auto& [chunk, bits] : landed) {
     const uint64_t n_segments = (data.n_bytes[chunk] + job.segment_bytes - 1) / job.segment_bytes;
     for (uint64_t segment = 0; segment < n_segments; ++segment)
@@ -19,7 +19,7 @@ bool is_full(const PoolJob& job, const Landed& landed) {
 
 // What is wrong with memory that a failed call has left; empty if nothing.
 std::string wrong_with(const PoolJob& job, int rank, const Landed& landed, const Bytes& left) {
-  const ChunkLayout data = balanced_layout(job.n_elems, sizeof(float), job.n_chunks());
+  const ChunkLayout data = layout_of(job);
   const Bytes input = input_of(job, rank), result = expected(job);
   if (landed.size() != job.n_chunks()) return "chunks are missing";
   std::vector<bool> is_told(job.n_chunks(), false);
@@ -74,6 +74,7 @@ PoolJob small_job(uint64_t seed) {
   }
   job.op = random.chance(0.5) ? FoldOp::kSum : FoldOp::kAvg;
   job.seed = seed;
+  job.is_uneven = seed % 8 != 1 && random.chance(0.4);
   return job;
 }
 

@@ -1,7 +1,11 @@
 // A caller that waits for a call sleeps until it is rung, and never on what is there already.
+#include <optional>
+#include <utility>
+
 #include "base/clock.h"
 #include "engine/drivers.h"
 #include "test/check.h"
+#include "test/pool.h"
 
 namespace shoal::test {
 namespace {
@@ -45,6 +49,67 @@ TEST("a caller that nothing rings comes back for its deadline, and leaves nobody
   std::unique_lock lock(mutex);
   CHECK(!drivers.drive(lock, kMillisecond, nullptr, [] { return false; }));
   CHECK_EQ(arena->header().watch.load(), 0u);
+}
+
+// A server's engine, and the drivers of a channel around it.
+struct Serving {
+  explicit Serving(int n_local) {
+    CHECK(!Arena::create(n_local, *arena));
+    Group& group = engine.add_group(7, {0, 1, 2});
+    engine.serve(group, plan_of(PoolJob{2, 1}, 2), 0);
+    drivers.emplace(engine, arena, Drivers::Options{0, kLong}, n_local, [this] {
+      ++n_steps;
+      return false;
+    });
+  }
+
+  Engine engine{2, {"rank 0", "rank 1", "rank 2"}, {}};
+  std::shared_ptr<Arena> arena = std::make_shared<Arena>();
+  int n_steps = 0;
+  std::optional<Drivers> drivers;
+};
+
+TEST("who waits on a server moves nothing, and what ends before it sleeps is found at once") {
+  for (int ends_after = 1; ends_after <= 2; ++ends_after) {
+    Serving serving(1);
+    CHECK(serving.drivers->leave_it_to_thread());
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    int n_looks = 0;
+    bool is_over = false;
+    serving.drivers->await(lock, kLong, [&] {
+      const bool was_over = is_over;
+      if (++n_looks == ends_after) {
+        is_over = true;
+        serving.drivers->ring();
+      }
+      return was_over;
+    });
+    CHECK(is_over);
+    CHECK_EQ(serving.n_steps, 0);
+    CHECK_EQ(serving.drivers->n_callers(), 0);
+    CHECK_EQ(serving.arena->header().watch.load(), 0u);
+  }
+}
+
+TEST("who waits on a server is rung for calls that end, not for work that there is") {
+  Serving serving(1);
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  int n_looks = 0;
+  serving.drivers->await(lock, kLong, [&] {
+    if (++n_looks == 2) {  // it has marked itself asleep
+      CHECK(!serving.drivers->are_to_be_rung());
+      serving.drivers->note_end();
+      CHECK(serving.drivers->are_to_be_rung());
+    }
+    return n_looks >= 2;
+  });
+  CHECK(!serving.drivers->are_to_be_rung());
+}
+
+TEST("a server with host-mates, whose rings only callers look at, has its callers help") {
+  CHECK(!Serving(2).drivers->leave_it_to_thread());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "test/check.h"
 #include "test/cluster.h"
+#include "test/pool_world.h"
 #include "test/world.h"
 
 namespace {
@@ -228,6 +229,68 @@ TEST("whichever allocation fails as a slot is filled, the next call has all slot
     CHECK(world.run_all());
     CHECK(calls[0]->finished && calls[1]->finished);
   }
+}
+
+// What a rank does in one turn, and how many allocations are left to it.
+void turn_of(World& world, int rank, int64_t& left) {
+  Engine& engine = world.engine(rank);
+  n_left = left;
+  try {
+    for (int peer = 0; peer < world.size(); ++peer)
+      if (peer != rank && engine.link(peer) != nullptr) engine.link(peer)->pump(engine);
+    engine.progress();
+    left = n_left.exchange(INT64_MAX);
+  } catch (const std::bad_alloc&) {  // as a channel does
+    left = n_left = INT64_MAX;
+    engine.end_groups({Fault::kResource, rank, "no memory"}, true);
+  }
+}
+
+PoolJob served_job(uint64_t key) {
+  PoolJob job{2, 1, key};
+  job.n_elems = 200;
+  job.is_uneven = true;
+  return job;
+}
+
+// The server's `nth` allocation fails, as calls begin on it, take windows, move them and end.
+// Whether it had so many.
+bool ends_all_after(int64_t nth) {
+  World::Options options;
+  options.idles = 0;
+  options.net.max_inline = options.net.copied = 0;
+  options.engine.staging_bytes = 16 * 64;  // half of it for windows: calls wait for each other's
+  Pool pool(2, 1, options);
+  World& world = pool.world;
+  pool.serve(served_job(0));
+  const size_t reserved = world.engine(2).staging().reserved();
+  for (uint64_t key = 1; key <= 3; ++key)
+    for (const int rank : {0, 1})
+      pool.calls.push_back({rank, served_job(key), &pool.post(rank, served_job(key))});
+  int64_t left = nth;
+  for (int turn = 0; turn < 60; ++turn)
+    for (const int rank : {0, 1, 2}) {
+      int64_t any_number = INT64_MAX;
+      turn_of(world, rank, rank == 2 ? left : any_number);
+    }
+  const bool failed = left > nth;
+  CHECK(world.run_all());
+  world.run_steps(30);
+  for (const auto& posted : pool.calls)
+    CHECK(posted.call->ok() || (failed && posted.call->error.peer == 2));
+  CHECK_EQ(world.engine(2).n_in_flight(), 0u);
+  CHECK_EQ(world.groups[2]->served.n_in_flight, 0u);
+  CHECK_EQ(world.engine(2).scratch_bytes(), 0u);
+  // What a frame was landing in when memory ran out is kept for the next.
+  CHECK(world.engine(2).staging().used() <= 2 * 64);
+  CHECK_EQ(world.engine(2).staging().reserved(), reserved);
+  return failed;
+}
+
+TEST("whichever allocation of a server fails, its calls end and all windows come back") {
+  int64_t nth = 1;
+  while (ends_all_after(nth)) ++nth;
+  CHECK(nth > 100);  // it was not for want of allocations
 }
 
 constexpr uint64_t kFrames = 200;

@@ -1,4 +1,6 @@
-// Sends to several hosts take turns: all of them leave, whatever their chunks are like.
+// Sends to several hosts take turns: all of them leave, whatever their chunks are like, and whoever
+// stands still holds up nobody but those that have a call with it.
+#include <algorithm>
 #include <string>
 
 #include "test/check.h"
@@ -34,6 +36,131 @@ TEST("turns let all of unlike chunks leave, also those that a link copies") {
     CHECK(world.run_all());
     for (const auto& [rank, call] : calls)
       CHECK(call->ok() && call->result == expected(call->job, rank, kSize));
+  }
+}
+
+constexpr size_t kSegment = 64;
+
+// Five ranks with one frame at a time on each wire; rank 0 is in both groups.
+struct TwoGroups {
+  static World::Options options(uint64_t seed) {
+    World::Options options;
+    options.idles = 0;
+    options.net.seed = seed;
+    options.net.room = 1;
+    options.net.copied = options.net.max_inline = 0;
+    options.engine.heartbeat_ns = 3600 * kSecond;  // nobody is given up
+    options.engine.dead_ns = options.engine.suspect_ns = options.engine.heartbeat_ns;
+    return options;
+  }
+
+  explicit TwoGroups(uint64_t seed) : world(5, options(seed)) {
+    for (const auto& [id, members] : {std::pair{kFirst, first}, std::pair{kOther, other}})
+      for (const int rank : members) world.add_group(rank, id, members);
+  }
+  std::vector<TestCall*> post(uint64_t id, const std::vector<int>& members, uint64_t key,
+                              int16_t priority = 0) {
+    Job job;
+    job.priority = priority;
+    job.kind = Kind::kShardedAllReduce;
+    job.key = key;
+    job.n_elems = 6000;
+    job.segment_bytes = kSegment;
+    std::vector<TestCall*> calls;
+    for (const int rank : members)
+      calls.push_back(&world.post_in(rank, *world.engine(rank).group(id), job));
+    return calls;
+  }
+  // What a call has sent and nobody has acknowledged.
+  static size_t n_out(const TestCall& call) {
+    size_t n_segments = 0;
+    for (const uint32_t at : call.handle->turns) {
+      const StepState& state = call.handle->state[at];
+      n_segments += state.started - state.done;
+    }
+    return n_segments * kSegment;
+  }
+
+  static constexpr uint64_t kFirst = 8, kOther = 9;
+  const std::vector<int> first = {0, 1, 2}, other = {0, 3, 4};
+  World world;
+};
+
+TEST("a host that stands still delays no group that it is not in") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    TwoGroups groups(seed);
+    World& world = groups.world;
+    world.engine(0).bound_out(2 * kSegment);
+    const auto held_up = groups.post(TwoGroups::kFirst, groups.first, 1);
+    CHECK(world.run([&] { return TwoGroups::n_out(*held_up[0]) >= 2 * kSegment; }));
+    world.stop(1);
+    world.run_steps(200);
+    CHECK_EQ(TwoGroups::n_out(*held_up[0]), 2 * kSegment);  // all that may be out
+    const auto calls = groups.post(TwoGroups::kOther, groups.other, 2);
+    CHECK(world.run([&] { return calls[0]->finished && calls[1]->finished && calls[2]->finished; },
+                    5000));
+    CHECK(!held_up[0]->finished);
+    for (size_t at = 0; at < calls.size(); ++at)
+      CHECK(calls[at]->ok() &&
+            calls[at]->result == expected(calls[at]->job, static_cast<int>(at), 3));
+    world.go_on(1);
+    CHECK(world.run_all());
+    for (size_t at = 0; at < held_up.size(); ++at)
+      CHECK(held_up[at]->ok() &&
+            held_up[at]->result == expected(held_up[at]->job, static_cast<int>(at), 3));
+  }
+}
+
+// Of five calls, the last of this priority: how many of the others end before it on rank 0.
+size_t n_ahead_of_last(uint64_t seed, int16_t priority) {
+  TwoGroups groups(seed);
+  World& world = groups.world;
+  for (int rank = 0; rank < 5; ++rank) world.engine(rank).bound_out(4 * kSegment);
+  std::vector<TestCall*> earlier;
+  for (uint64_t key = 1; key <= 4; ++key)
+    earlier.push_back(groups.post(TwoGroups::kFirst, groups.first, key)[0]);
+  world.run_steps(20);  // they are on their way
+  const TestCall& last = *groups.post(TwoGroups::kFirst, groups.first, 5, priority)[0];
+  CHECK(world.run([&] { return last.finished; }));
+  const auto n_ahead = std::ranges::count_if(earlier, [](auto* call) { return call->finished; });
+  CHECK(world.run_all());
+  return static_cast<size_t>(n_ahead);
+}
+
+TEST("of calls that wait to send, one of higher priority overtakes those made before it") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    CHECK(n_ahead_of_last(seed, 0) >= 3);
+    CHECK(n_ahead_of_last(seed, 5) <= 1);
+    CHECK_EQ(n_ahead_of_last(seed, -5), 4U);
+  }
+}
+
+TEST("calls whose groups share some peers all come to their end, whatever may be out") {
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    World::Options options = TwoGroups::options(seed);
+    options.net.room = seed % 3;
+    options.net.delays = options.net.reports_late = 0.2;
+    options.idles = 0.2;
+    World world(5, options);
+    const std::vector<std::vector<int>> members = {
+        {0, 1, 2}, {0, 2, 3, 4}, {1, 2, 4}, {0, 1, 3, 4}};
+    for (uint64_t id = 0; id < members.size(); ++id)
+      for (const int rank : members[id]) world.add_group(rank, 20 + id, members[id]);
+    for (int rank = 0; rank < 5; ++rank)
+      world.engine(rank).bound_out(1 + world.random().below(6 * kSegment));
+    for (uint64_t key = 1; key <= 3; ++key)
+      for (uint64_t id = 0; id < members.size(); ++id) {
+        Job job;
+        job.kind = Kind::kShardedAllReduce;
+        job.key = key;
+        job.n_elems = world.random().below(600);
+        job.priority = static_cast<int16_t>(world.random().below(3));
+        job.segment_bytes = kSegment;
+        for (const int rank : members[id])
+          world.post_in(rank, *world.engine(rank).group(20 + id), job);
+        world.run_steps(static_cast<int>(world.random().below(5)));
+      }
+    CHECK(world.run_all());
   }
 }
 

@@ -63,5 +63,125 @@ TEST(
   CHECK_EQ(server.staging().reserved(), reserved);
 }
 
+// What workers have sent to a server and it has not folded, in all calls.
+uint64_t n_on_the_way(const Pool& pool, int server) {
+  uint64_t n_segments = 0;
+  for (const auto& posted : pool.calls)
+    for (const StepState& state : posted.call->handle->state) n_segments += state.started;
+  const Group& group = *pool.world.groups[static_cast<size_t>(server)];
+  for (const auto& [key, call] : group.in_flight)
+    for (size_t at = 0; at < call->state.size(); ++at)
+      if (call->plan->program->steps[at].kind == StepKind::kRecv)
+        n_segments -= call->state[at].done;
+  return n_segments * 64;
+}
+
+TEST("where all workers send to one server, no more is on its way than its link bears") {
+  for (uint64_t seed = 0; seed < seeds(10); ++seed) {
+    World::Options options;
+    options.net.seed = seed;
+    options.net.max_inline = options.net.copied = 0;
+    options.net.delays = options.net.reports_late = 0.2;
+    options.idles = 0.2;
+    Pool pool(16, 1, options);
+    PoolJob job{16, 1, 1};
+    job.n_elems = 16 * 16 * 24;
+    pool.serve(job);
+    constexpr uint64_t kOfWindow = 16 * 64;
+    pool.world.engine(16).bound_out(kOfWindow);
+    pool.post_all(job);
+    uint64_t most = 0;
+    CHECK(pool.world.run([&] {
+      if (pool.world.engine(16).n_in_flight() == 1) most = std::max(most, n_on_the_way(pool, 16));
+      return pool.world.n_unfinished() == 0;
+    }));
+    pool.check("seed " + std::to_string(seed));
+    CHECK(most > kOfWindow);  // while one window fills, another is granted
+    CHECK(most <= 2 * kOfWindow);
+  }
+}
+
+TEST("what is on its way to a server is not held to its link where others get as much") {
+  Pool pool(4, 4, {});
+  PoolJob job{4, 4, 1};
+  job.n_elems = 16 * 16 * 24;
+  pool.serve(job);
+  for (int rank = 4; rank < 8; ++rank) pool.world.engine(rank).bound_out(64);
+  pool.post_all(job);
+  uint64_t most = 0;
+  CHECK(pool.world.run([&] {
+    for (int rank = 4; rank < 8; ++rank)
+      for (const auto& [key, call] : pool.world.groups[static_cast<size_t>(rank)]->in_flight) {
+        CHECK(!call->is_incast);
+        most = std::max<uint64_t>(most, call->n_windows * 64);
+      }
+    return pool.world.n_unfinished() == 0;
+  }));
+  pool.check("4 workers, 4 servers");
+  CHECK(most > 10 * 64);
+}
+
+TEST("however little may be on its way, all calls of all workers to one server come to their end") {
+  for (uint64_t seed = 0; seed < seeds(20); ++seed) {
+    World::Options options = options_for(seed);
+    FakeRandom random(seed);
+    Pool pool(5, 1 + static_cast<int>(seed % 2), options);
+    for (int rank = 0; rank < pool.world.size(); ++rank)
+      pool.world.engine(rank).bound_out(1 + random.below(1000));
+    std::vector<PoolJob> jobs;
+    for (uint64_t key = 1; key <= 4; ++key) {
+      jobs.push_back(random_pool_job(random, 5, pool.world.size() - 5, key));
+      if (options.net.shares_memory) jobs.back().codec = Codec::kIdentity;
+      pool.serve(jobs.back());
+    }
+    for (const int rank : pool.world.shuffled(5))
+      for (const int at : pool.world.shuffled(4)) {
+        const PoolJob& job = jobs[static_cast<size_t>(at)];
+        pool.calls.push_back({rank, job, &pool.post(rank, job)});
+        if (pool.world.random().chance(0.3)) pool.world.step();
+      }
+    pool.check("seed " + std::to_string(seed));
+    for (int rank = 5; rank < pool.world.size(); ++rank)
+      CHECK_EQ(pool.world.engine(rank).inbound_bytes(), 0u);
+  }
+}
+
+// No segment is taken before one that comes earlier in its chunk, in proportion.
+bool is_each_as_far(const Call& call) {
+  const auto is_ahead = [](const Window& one, const Window& other) {
+    return one.end() > 0 &&
+           uint64_t{one.end() - 1} * other.n_segments > uint64_t{other.end()} * one.n_segments;
+  };
+  for (const Window& one : call.windows)
+    for (const Window& other : call.windows)
+      if (other.n_segments > 0 && is_ahead(one, other)) return false;
+  return true;
+}
+
+TEST("windows of chunks that differ in length move over all of them alike, and in little room") {
+  for (uint64_t seed = 0; seed < seeds(30); ++seed) {
+    World::Options options = options_for(2 * seed);
+    options.engine.staging_bytes = 64 * (2 + seed % 20);
+    options.net.copied = options.net.max_inline = 0;
+    Pool pool(3, 2, options);
+    PoolJob job{3, 2};
+    job.n_elems = 3000;
+    job.is_uneven = true;
+    job.seed = seed;
+    pool.serve(job);
+    for (job.key = 1; job.key <= 3; ++job.key) pool.post_all(job);
+    bool are_alike = true;
+    CHECK(pool.world.run([&] {
+      for (const int rank : {3, 4})
+        for (const auto& [key, call] : pool.world.groups[static_cast<size_t>(rank)]->in_flight)
+          are_alike &= is_each_as_far(*call);
+      return pool.world.n_unfinished() == 0;
+    }));
+    CHECK(are_alike);
+    pool.check("seed " + std::to_string(seed));
+    for (const int rank : {3, 4}) CHECK_EQ(pool.world.engine(rank).scratch_bytes(), 0u);
+  }
+}
+
 }  // namespace
 }  // namespace shoal::test

@@ -39,6 +39,7 @@ class Plan:
         n_stripes: int = 1,
         n_workers: int = 0,
         segment_bytes: int = ...,
+        rounds_own: bool = ...,
     ) -> Plan:
         """Layouts: (offsets, lengths) in bytes of each buffer's chunks.
 
@@ -50,6 +51,12 @@ class Plan:
 
     @property
     def descriptor(self) -> str: ...
+
+    priority: int
+    """Of calls whose data waits to leave, those of the highest are first; set before the first."""
+
+    tensor_bytes: int
+    """That each worker brings to a call with servers; set before the first. 0: nobody knows."""
 
 class Arena:
     """This process's part of the memory that the ranks of its host share."""
@@ -72,6 +79,10 @@ class Call:
     def wait(self, timeout_s: float) -> bool: ...
     def done(self) -> bool: ...
     def succeeded(self) -> bool: ...
+    @property
+    def finished_ns(self) -> int:
+        """When it had ended and its memory was the caller's, by the monotonic clock; 0: not yet."""
+
     def source(self) -> int:
         """Of a message that is there: the group rank it came from; else -1."""
 
@@ -126,6 +137,7 @@ class Group:
         """
 
     def abort(self, why: str, /) -> None: ...
+    def expire(self, why: str, /) -> None: ...
     def drop(self) -> None: ...
     def error(self) -> tuple[Fault, int, str, str]: ...
     def take_state_at_deadline(self) -> dict[str, Any] | None:
@@ -151,6 +163,7 @@ class Mesh:
         backstop_s: float,
         listeners: Sequence[int],
         resume_s: float,
+        dead_s: float,
     ) -> Mesh:
         """The links with all peers, of which those to other hosts connect when they are used first.
 
@@ -158,7 +171,8 @@ class Mesh:
         channel has to it, and where it listens, by path (and round again where there are fewer).
 
         Owns the listeners, by which ranks of other hosts connect. Both ends of a pair name as many
-        paths.
+        paths. A peer that is silent for `dead_s` counts as lost; all have the same, or who speaks
+        seldom is lost to who expects more.
         """
 
     def group(self, group_id: int, members: Sequence[int], /) -> Group: ...
@@ -173,12 +187,62 @@ class Mesh:
     def state(self, patience_s: float, /) -> dict[str, Any] | None:
         """See native/engine/state_reader.h; None if the lock cannot be had in that time."""
 
+class Countdown:
+    """Which fusion buffers are full; see native/base/countdown.h.
+
+    It is `paused` or counts. What it tells is of the step that `begin` or `lay_out` began.
+    """
+
+    paused: bool
+
+    def __init__(self, full: Callable[[int], object]) -> None:
+        """`full` is called with the number of a buffer; it must not refer to the countdown."""
+
+    def lay_out(
+        self, buffers_of: Sequence[Sequence[int]], n_bytes: Sequence[int], n_buffers: int
+    ) -> None:
+        """By entry: the numbers of its buffers, and how many bytes it has."""
+
+    def begin(self) -> None: ...
+    def hook(self, entry: int, /) -> Callable[..., None]:
+        """A function that counts this entry, whatever its arguments; raises what `full` raises."""
+
+    def count(self, entry: int, /) -> None: ...
+    def is_counted(self, entry: int, /) -> bool: ...
+    @property
+    def n_counted(self) -> int: ...
+    @property
+    def order(self) -> list[int]:
+        """The entries, as they were counted."""
+
+    @property
+    def repeated(self) -> int:
+        """The first entry that was counted twice; -1: none."""
+
+    @property
+    def first_ns(self) -> int:
+        """When the first entry was counted, by `time.monotonic_ns`; 0: none was."""
+
+    @property
+    def full_ns(self) -> list[int]:
+        """When each buffer was full; 0: it is not."""
+
+    @property
+    def full_bytes(self) -> list[int]:
+        """How many bytes had been counted when each buffer was full; 0: it is not."""
+
 def address_of(view: memoryview, /) -> int: ...
 def allocate(n_bytes: int, /) -> int: ...
 def release(address: int, /) -> None: ...
 def can_fold(dtype: int, op: int, /) -> bool: ...
 def can_encode(codec: int, dtype: int, op: int, /) -> bool:
     """Whether a narrow codec has a meaning for folds of that kind."""
+
+def round_to(codec: int, dtype: int, address: int, n_elems: int, /) -> None:
+    """Round elements in place to what a narrow codec can carry; ValueError where it has no meaning.
+
+    Whoever calls it sees to it that the memory is there, and that nobody else uses it.
+    """
 
 def fold_isa() -> str: ...
 def frame_rules() -> list[tuple[int, str, int, int, str, str, str]]:
@@ -208,9 +272,11 @@ STAGING_BYTES: Final[int]
 SPIN_US: Final[int]
 BACKSTOP_MS: Final[int]
 RESUME_S: Final[int]
+DEAD_S: Final[int]
 EAGER_BYTES: Final[int]
 LOOK_AHEAD: Final[int]
 MOST_CONNECTIONS: Final[int]
+CALLS_REMEMBERED: Final[int]
 FIRST_NAMED_KEY: Final[int]
 LAST_FINISHED: Final[int]
 MOST_SERVED: Final[int]

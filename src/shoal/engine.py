@@ -18,6 +18,7 @@ from shoal._native import (
     Arena,
     Call,
     ClientHandshake,
+    Countdown,
     Fault,
     Hello,
     Mesh,
@@ -35,21 +36,24 @@ from shoal._native import (
     note_signal,
     pair_key,
     release,
+    round_to,
     wakeups,
 )
 from shoal._native import (
     Group as NativeGroup,
 )
 from shoal.codec import Codec
-from shoal.dtypes import DType, Op
+from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.schedule import Algorithm, Copy, Recv, Send, Step
+from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
+from shoal.schedule.hierarchical import moved
 from shoal.shapes import Shape, agreement, describe, layouts_of
 
 __all__ = [
     "Arena",
     "Call",
     "ClientHandshake",
+    "Countdown",
     "Fault",
     "HANDSHAKE_MAGIC",
     "HANDSHAKE_VERSION",
@@ -72,8 +76,10 @@ __all__ = [
     "fold_isa",
     "lower",
     "make_plan",
+    "plan_among",
     "plan_for",
     "release",
+    "round_to",
     "wakeups",
 ]
 
@@ -115,20 +121,57 @@ def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
     """`plan_for` a kind of call that will hardly come again: nothing of its lengths is kept."""
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_stripes=1)
-    return Plan.make(
-        program=_program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found),
+    kind = kind._replace(priority=0)
+    program = _program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found)
+    return _plan_of(shape, program, n_workers or shape.n_workers, n_workers=n_workers)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_among(
+    shape: Shape, members: tuple[int, ...], size: int, what: str, is_told: bool | None = None
+) -> Plan:
+    """The plan of an all-reduce of some ranks, for the native group of more.
+
+    Args:
+        shape: as in a group of its ranks alone.
+        members: these ranks, as the larger group numbers them, which has `size`.
+        what: this is, for messages; ranks that disagree on it find out.
+        is_told: False: only up to where each chunk is folded, at its owner; True: only from there
+            on, with an average over all ranks of the larger group; None: all of it.
+    """
+    steps = shape.found.steps(shape.rank, shape.size, 0, shape.hosts)
+    if is_told is not None:
+        whole = list(steps)
+        cut = next((at for at, step in enumerate(whole) if isinstance(step, Finish)), len(whole))
+        steps = iter(whole[cut:] if is_told else whole[:cut])
+    first = {Buffer.DATA: 0, Buffer.SCRATCH: 0}
+    finish = shape.op is Op.AVG or shape.codec is not Codec.IDENTITY
+    program = lower((moved(step, members, first) for step in steps), size, finish=finish)
+    return _plan_of(shape, program, size, what=f", {what}")
+
+
+def _plan_of(
+    shape: Shape, program: Program, n_averaged: int, *, n_workers: int = 0, what: str = ""
+) -> Plan:
+    average = shape.op is Op.AVG
+    plan = Plan.make(
+        program=program,
         layouts=layouts_of(shape),
         dtype=shape.dtype,
         op=Op.SUM if average else shape.op,
-        divisor=(n_workers or shape.n_workers) if average else 1,
+        divisor=n_averaged if average else 1,
         codec=shape.codec,
-        descriptor=describe(shape),
-        agreement=agreement(shape),
+        descriptor=describe(shape) + what,
+        agreement=agreement(shape) + what,
         by_pair=shape.agrees_by_pair,
         n_stripes=shape.n_stripes,
         n_workers=n_workers,
         segment_bytes=shape.segment_bytes,
+        rounds_own=shape.rounds_own,
     )
+    plan.tensor_bytes = shape.n_elems * item_size(shape.dtype)
+    plan.priority = shape.priority
+    return plan
 
 
 @functools.lru_cache(maxsize=256)

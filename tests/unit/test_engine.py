@@ -1,5 +1,8 @@
 """Lowering: what a plan says about itself, and the dataflow between steps."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from shoal import engine
@@ -56,11 +59,23 @@ def test_an_average_over_workers_and_servers_divides_by_the_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     divisors = []
-    monkeypatch.setattr(engine.Plan, "make", lambda **plan: divisors.append(plan["divisor"]))
+
+    def make(**plan: Any) -> SimpleNamespace:
+        divisors.append(plan["divisor"])
+        return SimpleNamespace()
+
+    monkeypatch.setattr(engine.Plan, "make", make)
     for n_workers in (0, 3):
         engine.make_plan(SHAPE._replace(op=Op.AVG), n_workers)
         engine.make_plan(SHAPE, n_workers)
     assert divisors == [4, 1, 3, 1]
+
+
+def test_calls_of_unlike_priority_have_plans_of_their_own_that_agree() -> None:
+    plans = [plan_for(SHAPE._replace(priority=priority)) for priority in (0, -7)]
+    assert [plan.priority for plan in plans] == [0, -7]
+    assert plans[0].descriptor == plans[1].descriptor
+    assert agreement(SHAPE) == agreement(SHAPE._replace(priority=-7))
 
 
 def test_finish_is_kept_only_where_it_divides() -> None:

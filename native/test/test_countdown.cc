@@ -1,0 +1,87 @@
+// Fusion buffers are full when all their entries are counted, whatever the order.
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "base/countdown.h"
+#include "test/check.h"
+
+namespace shoal::test {
+namespace {
+
+// Four entries in three buffers: entry 1 spans all of them.
+Countdown laid_out() {
+  Countdown countdown;
+  countdown.lay_out({{0}, {0, 1, 2}, {2}, {2}}, {10, 200, 3000, 40000}, 3);
+  return countdown;
+}
+
+std::vector<uint32_t> counted(Countdown& countdown, uint32_t entry) {
+  std::vector<uint32_t> told;
+  CHECK(countdown.count(entry, [&](uint32_t buffer) {
+    told.push_back(buffer);
+    return true;
+  }));
+  return told;
+}
+
+using Numbers = std::vector<uint32_t>;
+
+TEST("a buffer is told of by the last of its entries, in any order of these") {
+  std::vector<uint32_t> order{0, 1, 2, 3};
+  Countdown countdown = laid_out();
+  do {
+    countdown.begin();
+    std::vector<bool> has(4, false);
+    for (const uint32_t entry : order) {
+      has[entry] = true;
+      Numbers expected;
+      if (entry <= 1 && has[0] && has[1]) expected.push_back(0);
+      if (entry == 1) expected.push_back(1);
+      if (entry >= 1 && has[1] && has[2] && has[3]) expected.push_back(2);
+      CHECK(counted(countdown, entry) == expected);
+    }
+    CHECK(countdown.order() == order);
+  } while (std::ranges::next_permutation(order).found);
+}
+
+TEST("an entry counted twice is noted, and fills nothing") {
+  Countdown countdown = laid_out();
+  counted(countdown, 3);
+  counted(countdown, 3);
+  counted(countdown, 2);
+  counted(countdown, 2);
+  CHECK_EQ(countdown.repeated(), 3);
+  CHECK((countdown.order() == Numbers{3, 2}));
+  CHECK((counted(countdown, 1) == Numbers{1, 2}));
+  countdown.begin();
+  CHECK_EQ(countdown.repeated(), -1);
+  CHECK(!countdown.is_counted(3));
+}
+
+TEST("the bytes that had come tell how late a buffer is") {
+  Countdown countdown = laid_out();
+  counted(countdown, 2);
+  CHECK(countdown.first_ns() > 0);
+  counted(countdown, 1);
+  counted(countdown, 0);
+  CHECK((countdown.full_bytes() == std::vector<uint64_t>{3210, 3200, 0}));
+  CHECK(countdown.full_ns()[0] >= countdown.full_ns()[1]);
+  CHECK_EQ(countdown.full_ns()[2], 0);
+}
+
+TEST("who is told can end it, and nothing is counted in a pause") {
+  Countdown countdown = laid_out();
+  counted(countdown, 0);
+  int n_told = 0;
+  CHECK(!countdown.count(1, [&](uint32_t) { return ++n_told, false; }));
+  CHECK_EQ(n_told, 1);
+  countdown.begin();
+  countdown.paused = true;
+  counted(countdown, 0);
+  CHECK(countdown.order().empty());
+}
+
+}  // namespace
+}  // namespace shoal::test
