@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from shoal._native import (
     BACKSTOP_MS,
+    CALLS_REMEMBERED,
+    DEAD_S,
     EAGER_BYTES,
     FIRST_NAMED_KEY,
     LAST_FINISHED,
@@ -18,6 +20,8 @@ from shoal._native import (
 
 __all__ = [
     "BACKSTOP_MS",
+    "CALLS_REMEMBERED",
+    "DEAD_S",
     "EAGER_BYTES",
     "FIRST_NAMED_KEY",
     "LAST_FINISHED",

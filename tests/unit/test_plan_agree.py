@@ -176,6 +176,28 @@ def test_the_rate_is_read_where_the_system_reports_it(
     assert reported_mbit("eth9", tmp_path) == mbit
 
 
+@pytest.mark.parametrize(
+    ("device", "uevent", "iflink", "mbit"),
+    [
+        (False, "INTERFACE=eth9\n", "3", None),  # a veth: it says so whatever is behind it
+        (False, "DEVTYPE=vlan\nINTERFACE=eth9\n", "3", 10_000),
+        (False, "INTERFACE=eth9\n", "2", 10_000),  # a bond's, or a team's
+        (True, "INTERFACE=eth9\n", "3", 10_000),
+    ],
+)
+def test_the_rate_that_a_veth_makes_up_is_none(
+    tmp_path: Path, device: bool, uevent: str, iflink: str, mbit: int | None
+) -> None:
+    where = tmp_path / "eth9"
+    where.mkdir()
+    if device:
+        (where / "device").mkdir()
+    for name, text in (("speed", "10000"), ("uevent", uevent), ("iflink", iflink)):
+        (where / name).write_text(text)
+    (where / "ifindex").write_text("2")
+    assert reported_mbit("eth9", tmp_path) == mbit
+
+
 def test_an_interface_that_is_not_there_or_has_no_rate_is_unknown(tmp_path: Path) -> None:
     assert reported_mbit("eth9", tmp_path) is None
     assert reported_mbit("lo") is None  # the kernel answers EINVAL

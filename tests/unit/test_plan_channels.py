@@ -5,7 +5,13 @@ import pytest
 from shoal.errors import UsageError
 from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
 from shoal.plan import Planner, Settings, default_cluster
-from shoal.plan.channels import channels_from, choose_channels, n_stripes
+from shoal.plan.channels import (
+    PoolCard,
+    channels_from,
+    choose_channels,
+    choose_pool_channels,
+    n_stripes,
+)
 from shoal.plan.defaults import wire_of
 from shoal.plan.tuning import Tuning
 
@@ -104,3 +110,30 @@ def test_what_the_planner_refuses_is_linked_by_one_channel() -> None:
         assert agreed_channels(own, ["a", "b"], digests(own, other)) == 1
         with pytest.raises(UsageError, match="SHOAL_CHANNELS"):
             agreed_planner(0, own, ["a", "b"], digests(own, other), "")
+
+
+# With servers.
+
+
+def of_pool(mbit: int, asked: int = 0, cores: tuple[int, int] = (64, 64), n_paths: int = 1) -> int:
+    """Of three workers and two servers; `cores`: of the least worker, and of the least server."""
+    worker = PoolCard(1250.0, asked, n_paths, cores[0])
+    server = PoolCard(mbit / 8, 0, 1, cores[1])
+    many = (worker._replace(n_cores=96), server._replace(n_cores=96))
+    return choose_pool_channels([worker, many[0], many[0], many[1], server], 3)
+
+
+def test_servers_have_as_many_as_their_links_keep_busy() -> None:
+    assert [of_pool(mbit) for mbit in (0, 1_000, 10_000, 25_000, 100_000)] == [1, 1, 1, 2, 4]
+
+
+def test_no_more_than_the_least_server_has_cores_and_workers_can_spare() -> None:
+    assert [of_pool(100_000, cores=(64, n)) for n in (1, 2, 3, 8)] == [1, 2, 3, 4]
+    assert [of_pool(100_000, cores=(n, 64)) for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
+
+
+def test_the_environment_says_how_many_as_far_as_there_are_cores_and_connections() -> None:
+    assert [of_pool(1_000, asked=asked) for asked in (1, 2, 8)] == [1, 2, 8]
+    assert of_pool(100_000, asked=1) == 1
+    assert of_pool(1_000, asked=8, cores=(1, 2)) == 2
+    assert of_pool(1_000, asked=8, n_paths=3) == 2

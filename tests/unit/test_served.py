@@ -12,6 +12,7 @@ from shoal.analysis.simulate.simulator import simulate
 from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan import Nic, Pool, choose, choose_with_servers, default_cluster
+from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
 from shoal.plan.served import Served, cost_with_servers, streams_of
 from shoal.plan.shares import best_shares
@@ -43,7 +44,7 @@ def shared(n: int, k: int) -> Weights:
 def test_as_many_servers_as_workers_nearly_halve_the_time() -> None:
     found = served(16, 16)
     assert found.names == ("sharded[16*0|16*1].servers",)
-    assert found.alone_us == choose("all_reduce", 100 * MIB, flat(16)).cost_us
+    assert found.alone_us == cost_of("all_reduce", "sharded", 100 * MIB, flat(16)).cost_us
     assert 1.6 < found.alone_us / found.cost_us < 1.9
     assert found.bottleneck == "the NICs of all workers and servers alike"
     assert "another server would bring nothing" in found.why
@@ -52,20 +53,51 @@ def test_as_many_servers_as_workers_nearly_halve_the_time() -> None:
 def test_fewer_servers_share_with_the_workers() -> None:
     found = served(8, 4)
     assert found.names == ("sharded[8*2|4*7].servers", "sharded[8*2|4*7].workers")
-    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, what is no bandwidth, and a quarter more.
-    assert 112 / 88 < found.cost_us / 1.25 / (100 * MIB * 8 / 1000) < 1.06 * 112 / 88
+    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, what is no bandwidth, and an eighth more.
+    assert 112 / 88 < found.cost_us / 1.13 / (100 * MIB * 8 / 1000) < 1.06 * 112 / 88
     five = served(8, 5)
     off = f"{1 - five.cost_us / found.cost_us:.1%} of the time off"
     assert f"; bandwidth-bound: another server would take {off}" in found.why
-    # With five it is 112 / 94 of the tensor.
-    assert five.cost_us / found.cost_us == pytest.approx(88 / 94, abs=0.005)
-    assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.36 s where sharded")
+    assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.23 s where sharded")
 
 
-def test_a_call_takes_longer_than_its_cost_only_where_workers_reduce_too() -> None:
-    for k, factor in ((4, 1.25), (7, 1.25), (8, 1.0), (12, 1.0)):
+def test_a_call_takes_longer_than_its_cost_where_workers_reduce_too_or_servers_are_few() -> None:
+    """By how much was measured, of 8 workers with 4 and 6 servers, and with 7 that do it all."""
+    for k, factor in ((4, 1.13), (6, 1.2), (8, 1.0), (12, 1.0)):
         optimum = cost_with_servers(shared(8, k), 100 * MIB, flat(8), pool(k)).cost_us
-        assert served(8, k).cost_us == pytest.approx(factor * optimum)
+        assert served(8, k).cost_us == pytest.approx(factor * optimum, rel=0.002)
+    alone = cost_with_servers(Weights((0,) * 8, (1,) * 7), 25 * MIB, flat(8), pool(7)).cost_us
+    assert served(8, 7, 25 * MIB).cost_us == pytest.approx(1.2 * alone)
+
+
+@pytest.mark.parametrize(("k", "took_ms"), [(0, 1014), (4, 816), (8, 580)])
+def test_what_is_taken_to_pay_is_near_to_what_8_workers_took(k: int, took_ms: float) -> None:
+    """25 MiB at 400 Mbit/s in the lab, where a message takes 10 us and a core of each end 16."""
+    cluster = default_cluster(range(8), wire=wire_of(0.956 * 400, 10, 16))
+    found = choose_with_servers(25 * MIB, cluster, pool(k or 1, 0.956 * 400))
+    assert (found.weights is not None) == (k > 0)
+    assert found.cost_us / 1e3 == pytest.approx(took_ms, rel=0.07)
+
+
+def test_workers_that_do_it_alone_are_priced_by_what_they_use_then() -> None:
+    """Of a job with servers all calls are sharded, for the same bits, though a ring is faster."""
+    assert choose("all_reduce", 25 * MIB, flat(8)).name == "ring"
+    found = choose_with_servers(25 * MIB, flat(8), pool(1))
+    assert found.weights is None
+    assert found.cost_us == cost_of("all_reduce", "sharded", 25 * MIB, flat(8)).cost_us
+    assert "sharded of the workers alone takes" in found.why
+    assert choose_with_servers(25 * MIB, flat(8), pool(0)).cost_us < found.cost_us
+
+
+def test_servers_do_it_all_where_the_little_that_workers_could_take_off_them_costs_more() -> None:
+    for k in range(1, 7):
+        found = served(8, k, 25 * MIB).weights
+        assert found is None or any(found.workers)
+    assert served(8, 7, 25 * MIB).weights == Weights((0,) * 8, (1,) * 7)
+    assert served(8, 7, 25 * MIB).bottleneck == "the NICs of all servers"
+    slow = Pool((*pool(6).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
+    uneven = choose_with_servers(25 * MIB, flat(8), slow).weights
+    assert uneven == Weights((0,) * 8, (2,) * 6 + (1,) * 2)
 
 
 def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take() -> None:
@@ -73,7 +105,7 @@ def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take(
     assert found.weights is None
     assert found.cost_us == found.alone_us
     assert found.why.startswith("not by servers, since 100 MiB over 8 workers and 2 servers would ")
-    assert "would take no less: 1.57 s where sharded of the workers alone takes 1.50 s" in found.why
+    assert "would take no less: 1.60 s where sharded of the workers alone takes 1.50 s" in found.why
     off = f"{1 - served(8, 3).cost_us / found.alone_us:.1%} of the time off"
     assert f"another server would take {off}" in found.why
     assert "another server would bring nothing" in served(8, 1).why

@@ -12,8 +12,11 @@ from typing import Final, NamedTuple
 
 from shoal.cli.described import cluster_of
 from shoal.codec import Codec, parse_wire
+from shoal.dtypes import DType
 from shoal.errors import UsageError
-from shoal.plan.cluster import Nic, Pool
+from shoal.group.pool.rails import rail_of
+from shoal.plan.cluster import Cluster, Nic, Pool
+from shoal.plan.cost import cost_of
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds, show_bytes, show_us
 from shoal.plan.served import Served, choose_with_servers
 from shoal.schedule.weights import MOST_REDUCERS
@@ -40,7 +43,8 @@ class _Prices(NamedTuple):
 def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add the options that `plan_servers` reads."""
     add = parser.add_argument_group("reduction servers").add_argument
-    add("--workers", type=int, metavar="N", help="so many workers, each on a host of its own")
+    add("--workers", type=int, metavar="N", help="so many workers in all")
+    add("--workers-per-host", type=int, metavar="L", help="of them on each host; default 1")
     add("--servers", type=int, metavar="K", help="tell what up to so many servers would gain them")
     add("--server-link", metavar="RATES", help="10Gb, or 2x10Gb,2x5Gb; default: as --link")
     add("--size", metavar="BYTES", help="of the tensor; default 100MiB")
@@ -56,7 +60,7 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
         UsageError: options of theirs are there without `--workers` and `--servers`, or they are
             there with others that say something else.
     """
-    options = ("server_link", "size", "worker_price", "server_price", "compute")
+    options = ("server_link", "size", "worker_price", "server_price", "compute", "workers_per_host")
     given = [name for name in options if getattr(args, name) is not None]
     if args.workers is None and args.servers is None:
         if given:
@@ -68,8 +72,8 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
     for name, default in (("hosts", "1"), ("ranks_per_host", None)):
         if getattr(args, name) != default:
             raise UsageError(
-                f"--workers says how many hosts there are, one worker on each; leave out "
-                f"{_option(name)}. Servers serve no workers that share a host yet"
+                f"--workers and --workers-per-host say how many hosts there are; leave out "
+                f"{_option(name)}"
             )
     for name in ("collective", "tuning"):
         if getattr(args, name):
@@ -90,7 +94,8 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     for what, n, least in (("--workers", args.workers, 2), ("--servers", args.servers, 0)):
         if not least <= n <= MOST_REDUCERS:
             raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
-    args.hosts = str(args.workers)
+    n_local = _per_host(args.workers, args.workers_per_host)
+    args.hosts, args.ranks_per_host = str(args.workers // n_local), n_local
     cluster, n_bytes = cluster_of(args), bytes_of(args.size or "100MiB")
     if n_bytes < 1:
         raise UsageError(f"--size {args.size}: a tensor of no bytes gains nothing")
@@ -98,16 +103,60 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     pool = Pool(_nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
     numbers = _numbers(args.servers)
     rows = [
-        choose_with_servers(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec)
-        for n in numbers
+        _served(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec) for n in numbers
     ]
     narrow = "" if codec is Codec.IDENTITY else f" in {codec}"
-    yield f"all_reduce of {show_bytes(n_bytes)}{narrow}, {args.workers} workers, by servers"
+    who = f"{args.workers} workers" + (f" on {cluster.n_hosts} hosts" if n_local > 1 else "")
+    yield f"all_reduce of {show_bytes(n_bytes)}{narrow}, {who}, by servers"
     yield from _table(rows, numbers, args.workers, prices)
     yield from textwrap.wrap(rows[-1].why, 98, break_long_words=False)
     if prices:
         costs = [prices.of(row, args.workers, n) for row, n in zip(rows, numbers, strict=True)]
         yield from textwrap.wrap(_whether_they_pay(costs, numbers), 98, break_long_words=False)
+
+
+def _per_host(n_workers: int, given: int | None) -> int:
+    n_local = 1 if given is None else given
+    if n_local < 1 or n_workers % n_local:
+        raise UsageError(
+            f"--workers {n_workers} --workers-per-host {n_local}: servers serve jobs with as many "
+            "workers on each host"
+        )
+    if n_workers == n_local:
+        raise UsageError(
+            f"--workers {n_workers} --workers-per-host {n_local}: all are on one host, and send "
+            "nothing by cable"
+        )
+    return n_local
+
+
+def _served(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> Served:
+    """As the workers choose: where several share a host, those of each rail for their part.
+
+    Of what is done inside hosts, one piece's is not hidden behind what travels (decision 31).
+    """
+    rail = rail_of(cluster.hosts, 0)
+    if rail is None or rail.n_rails == 1 or not pool.servers:
+        return choose_with_servers(n_bytes, cluster, pool, codec)
+    n = rail.n_rails
+    pieces = rail.pieces(DType.UINT8, n_bytes)
+    if not pieces:
+        return choose_with_servers(n_bytes, cluster, replace(pool, servers=()), codec)
+    wire = replace(cluster.wire, us_per_byte=n * cluster.wire.us_per_byte)
+    n_cores = max(1, cluster.n_cores // n)
+    along = replace(cluster, hosts=tuple(range(cluster.n_hosts)), wire=wire, n_cores=n_cores)
+    nics = tuple(Nic(nic.out / n, nic.into / n) for nic in pool.servers)
+    found = choose_with_servers(-(-n_bytes // n), along, Pool(nics), codec)
+    inside = replace(cluster, hosts=(0,) * n)
+    inside_us = cost_of("all_reduce", "sharded", pieces[0].n_elems, inside).cost_us
+    not_by, by = "not by servers, since ", f"along each of {n} rails "
+    is_not = found.why.startswith(not_by)
+    why = f"{not_by}{by}{found.why[len(not_by) :]}" if is_not else f"{by}{found.why}"
+    return found._replace(
+        cost_us=found.cost_us + inside_us,
+        alone_us=found.alone_us + inside_us,
+        why=f"{why}; {show_us(inside_us)} more pass inside hosts",
+    )
 
 
 def _table(
@@ -116,7 +165,7 @@ def _table(
     cost = f"  {_STEPS} steps" if prices else ""
     yield f"  {'servers':>7}  {'time':>8}  {'speed':>6}{cost}  bottleneck"
     for row, n in zip(rows, numbers, strict=True):
-        cells = f"  {n:>7}  {show_us(row.cost_us):>8}  {row.alone_us / row.cost_us:>5.2f}x"
+        cells = f"  {n:>7}  {show_us(row.cost_us):>8}  {rows[0].cost_us / row.cost_us:>5.2f}x"
         if prices:
             cells += f"  {_money(prices.of(row, n_workers, n)):>10}"
         yield f"{cells}  {row.bottleneck if row.weights or not n else 'unused'}".rstrip()

@@ -6,7 +6,7 @@ A channel is a lock, a progress thread and links of its own (docs/threads.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import UsageError
@@ -73,6 +73,38 @@ def choose_channels(cluster: Cluster, most: int = MOST_CONNECTIONS) -> Channels:
         )
         why += f", and {cores if n_cores // 2 < most else f'there are connections for {most}'}"
     return Channels(n, why)
+
+
+class PoolCard(NamedTuple):
+    """What a rank of a pool says of itself.
+
+    Args:
+        rate: the bytes that its link carries each microsecond; 0: it does not know.
+        channels: `SHOAL_CHANNELS`; 0: it is not set.
+        n_paths: `SHOAL_PATHS`.
+        n_cores: that its process may run on.
+    """
+
+    rate: float
+    channels: int
+    n_paths: int
+    n_cores: int
+
+
+def choose_pool_channels(cards: Sequence[PoolCard], n_workers: int) -> int:
+    """How many channels workers and servers have between each other: no more than a server's cores.
+
+    A server does nothing else; a worker leaves half of its cores to its own program.
+    """
+    workers, servers = cards[:n_workers], cards[n_workers:]
+    most = min(card.n_cores for card in servers)
+    most = min(most, MOST_CONNECTIONS // max(card.n_paths for card in cards))
+    asked = [card.channels for card in cards if card.channels]
+    if not asked:
+        mbit = 8 * max(card.rate for card in servers)
+        asked = [math.ceil(min(mbit / _MBIT_PER_CHANNEL, _MOST_CHOSEN))]
+        asked.append(min(card.n_cores for card in workers) // 2)
+    return max(1, min(*asked, most))
 
 
 def n_stripes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:

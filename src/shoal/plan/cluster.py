@@ -94,7 +94,7 @@ class Cluster:
         contention: how much longer a NIC takes for the first `CONTENDED_BYTES` of a message where a
             host that sends to several at a time sends to one that receives from several.
         streams: connections of a worker to each server, for one to each worker: so many turns of
-            its NIC.
+            its NIC. For the simulator: the engine has one, and its sends take turns (decision 27).
         nics: the NIC of each host where they differ; empty: all are as `wire` says.
     """
 

@@ -16,8 +16,8 @@ from shoal.plan.choose import choose, narrowed
 from shoal.plan.cluster import Cluster, Nic, Pool
 from shoal.plan.cost import Cost, price
 from shoal.plan.served_counts import count_served
-from shoal.plan.shares import best_shares, loads
-from shoal.plan.text import show_bytes, show_us
+from shoal.plan.shares import best_shares, loads, servers_alone
+from shoal.plan.text import counted, show_bytes, show_us
 
 if TYPE_CHECKING:
     from shoal.plan.shares import Shares
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 _BUSY: Final = 0.99
 # Servers that bring less are not worth another group's messages; the costs are not that exact.
 _WORTH: Final = 0.98
-# What a call takes beyond its cost where workers and servers both reduce, since their connections
-# compete for NICs: 8 workers at 400 Mbit/s took 1.17 times the optimum with 4 servers, 1.25 with 2
-# and 1.48 with 1 (bench/LOG.md).
-_COMPETING: Final = 1.25
+# What a call takes beyond its cost where workers reduce too, since connections to workers and to
+# servers compete for NICs: by the part of the buffer that servers reduce. 8 workers at 400 Mbit/s,
+# 25 and 100 MiB, with 1, 2, 4, 6 and 7 servers (docs/decisions/0033).
+_COMPETING: Final = ((0.2, 1.41), (0.37, 1.27), (0.64, 1.13), (0.84, 1.2), (0.925, 1.25))
+# And where servers do it all, but each folds more than a worker sends: all workers send to a few.
+_INCAST: Final = 1.2
 # How the sentence begins where the workers do it alone.
 _NOT: Final = "not by servers, since"
 # More connections than this bring nothing (docs/simulation.md): they get in each other's way.
@@ -44,11 +46,11 @@ class Served(NamedTuple):
     """What servers bring to one all-reduce.
 
     Args:
-        weights: of workers and servers; None: the workers do it alone. Where bits must not tell
-            that, by `sharded`, which need not be their best.
+        weights: of workers and servers; None: the workers do it alone.
         cost_us: of the better way, as `Choice.cost_us`; by servers it includes that connections
             compete.
-        alone_us: of the workers alone, by the algorithm that the planner chooses.
+        alone_us: of the workers alone, by the algorithm that they use then: `sharded` where there
+            are servers, for the same bits.
         bottleneck: which NICs are busy all the time, or "latency", "CPU" or "memory".
         why: a sentence that says so, with numbers, and what the next server would bring.
     """
@@ -64,17 +66,15 @@ class Served(NamedTuple):
         """The algorithms of the calls that together are the all-reduce; none without servers."""
         return tuple(self.weights.name(part) for part in self.weights.parts) if self.weights else ()
 
-    @property
-    def streams(self) -> int:
-        """So many connections to each server, for one to each worker, share a NIC as they must."""
-        return streams_of(self.weights) if self.weights else 1
-
 
 @functools.lru_cache(maxsize=1024)
 def choose_with_servers(
     n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
 ) -> Served:
-    """Compare an all-reduce that servers share in with the best one of the workers alone.
+    """Compare an all-reduce that servers share in with that of the workers alone.
+
+    Bits must not tell who reduces, so in a job with servers workers alone take `sharded`, which
+    need not be their best.
 
     Args:
         n_bytes: of the tensor, in memory.
@@ -90,40 +90,63 @@ def choose_with_servers(
             f"the pool names the NICs of {len(pool.workers)} workers, the cluster has "
             f"{cluster.n_hosts} hosts"
         )
-    alone = choose("all_reduce", n_bytes, cluster, codec=codec)
-    what = f"{show_bytes(n_bytes)} over {cluster.size} workers and {len(pool.servers)} servers"
+    what = f"{show_bytes(n_bytes)} over {counted(cluster.size, 'worker')} and "
+    what += counted(len(pool.servers), "server")
+    is_sharded = bool(pool.servers) and cluster.n_hosts == cluster.size
+    alone = choose("all_reduce", n_bytes, cluster, "sharded" if is_sharded else "", codec=codec)
     if reason := _why_not(cluster, pool):
         return Served(None, alone.cost_us, alone.cost_us, "", f"{_NOT} {reason} ({what})")
-    shares = best_shares(_nics(cluster, pool), pool.servers)
-    if not any(shares.servers):
+    shared = _best(n_bytes, cluster, pool, codec)
+    if shared is None:
         why = "they would have nothing to do: with or without them, workers send no less than the "
         why = f"{_NOT} {why}tensor once ({what})"
         return Served(None, alone.cost_us, alone.cost_us, "", why)
-    weights = _named(shares, cluster, pool)
-    cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
-    cost_us = cost.cost_us * _competing(weights.workers)
-    bottleneck = _bottleneck(cost, weights, cluster, pool)
+    bottleneck = _bottleneck(shared.cost, shared.weights, cluster, pool)
     named = f"{alone.name} of the workers alone takes {show_us(alone.cost_us)}"
     # What takes a few messages' time is not worth another group's, whatever the model says.
-    if cost.bottleneck == "latency":
+    if shared.cost.bottleneck == "latency":
         why = f"{_NOT} {what} wait for latency, which they do not shorten ({named}); "
         why += "not bandwidth-bound, so another server would bring nothing"
         return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
-    is_used = cost_us <= _WORTH * alone.cost_us
+    is_used = shared.time_us <= _WORTH * alone.cost_us
     take = "take"
     if not is_used:
-        take = f"would {'hardly take' if cost_us < alone.cost_us else 'take no'} less:"
-    why = f"{what} {take} {show_us(cost_us)} where {named}, bottleneck: {bottleneck}; "
-    why += "bandwidth-bound" if cost.bottleneck == "network" else "not bandwidth-bound"
+        take = f"would {'hardly take' if shared.time_us < alone.cost_us else 'take no'} less:"
+    why = f"{what} {take} {show_us(shared.time_us)} where {named}, bottleneck: {bottleneck}; "
+    why += "bandwidth-bound" if shared.cost.bottleneck == "network" else "not bandwidth-bound"
+    now_us, least = (shared.time_us, _NOTHING) if is_used else (alone.cost_us, _WORTH)
     one_more_us = _with_one_more_us(n_bytes, cluster, pool, codec)
-    now_us, least = (cost_us, _NOTHING) if is_used else (alone.cost_us, _WORTH)
     if one_more_us > least * now_us:
         why += ", and another server would bring nothing"
     else:
         why += f": another server would take {1 - one_more_us / now_us:.1%} of the time off"
     if not is_used:
         return Served(None, alone.cost_us, alone.cost_us, bottleneck, f"{_NOT} {why}")
-    return Served(weights, cost_us, alone.cost_us, bottleneck, why)
+    return Served(shared.weights, shared.time_us, alone.cost_us, bottleneck, why)
+
+
+class _Shared(NamedTuple):
+    """An all-reduce by these weights: its cost, and what it takes with all that it meets."""
+
+    weights: Weights
+    cost: Cost
+    time_us: float
+
+
+def _best(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> _Shared | None:
+    """The faster of two ways: workers reduce too, or servers alone; None: servers gain nothing."""
+    workers = _nics(cluster, pool)
+    both = best_shares(workers, pool.servers)
+    if not any(both.servers):
+        return None
+    ways = {
+        _named(shares, cluster, pool) for shares in (both, servers_alone(workers, pool.servers))
+    }
+    priced = []
+    for weights in sorted(ways):
+        cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
+        priced.append(_Shared(weights, cost, cost.cost_us * _competing(weights)))
+    return min(priced, key=lambda way: way.time_us)
 
 
 def streams_of(weights: Weights) -> int:
@@ -216,11 +239,19 @@ def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
 def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> float:
     """What it takes with another server, as slow as the slowest."""
     pool = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
-    weights = _named(best_shares(_nics(cluster, pool), pool.servers), cluster, pool)
-    cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
-    return cost.cost_us * _competing(weights.workers)
+    best = _best(n_bytes, cluster, pool, codec)
+    assert best is not None  # a server fewer brings something
+    return best.time_us
 
 
-def _competing(workers: Sequence[int]) -> float:
-    """How many times its cost a call takes in which workers have these weights."""
-    return _COMPETING if any(workers) else 1.0
+def _competing(weights: Weights) -> float:
+    """How many times its cost a call takes by these weights."""
+    share = sum(weights.servers) / weights.total
+    if share == 1.0:
+        return _INCAST if len(weights.servers) < len(weights.workers) else 1.0
+    (below, factor), *more = _COMPETING
+    for at, other in more:
+        if share < at:
+            return factor + (other - factor) * max(0.0, share - below) / (at - below)
+        below, factor = at, other
+    return factor

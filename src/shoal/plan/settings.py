@@ -129,7 +129,7 @@ class Settings(NamedTuple):
             refuse=_one_of(environ, "SHOAL_TUNING_MISMATCH", ("refuse", "ignore")) == "refuse",
             wire=_wire_from(environ),
             channels=channels_from(environ),
-            n_paths=_paths_from(environ),
+            n_paths=paths_from(environ),
             servers=_servers_from(environ),
         )
 
@@ -141,7 +141,7 @@ def _wire_from(environ: Mapping[str, str]) -> Codec:
         raise UsageError(f"SHOAL_WIRE: {error}") from None
 
 
-def _paths_from(environ: Mapping[str, str]) -> int:
+def paths_from(environ: Mapping[str, str]) -> int:
     """What joining reads again, and refuses where it is wrong."""
     text = environ.get("SHOAL_PATHS", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) == 1 and text > "0" else 1
@@ -149,7 +149,13 @@ def _paths_from(environ: Mapping[str, str]) -> int:
 
 def _servers_from(environ: Mapping[str, str]) -> str:
     """Both variables, for comparison; `shoal.group.pool` reads them."""
-    servers = environ.get("SHOAL_SERVERS", "").replace(" ", "")
+    servers = environ.get("SHOAL_SERVERS", "").replace(" ", "").strip(",")
+    required = environ.get("SHOAL_SERVERS_REQUIRED", "").strip("0 ")
+    if required and not servers:
+        raise UsageError(
+            f"SHOAL_SERVERS_REQUIRED={environ['SHOAL_SERVERS_REQUIRED']!r}, and SHOAL_SERVERS "
+            "names no server: name them there, or leave both out"
+        )
     return servers and f"{servers} {environ.get('SHOAL_SERVERS_REQUIRED') or 0}"
 
 

@@ -88,6 +88,13 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
     return Shares(of_workers, of_servers, time)
 
 
+def servers_alone(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
+    """The shares by which servers do it all: there must be one, and the slower ones get less."""
+    rate, n = sum(nic.slower for nic in servers), len(workers)
+    time = max(n / rate, *(1 / nic.slower for nic in workers))
+    return Shares((0.0,) * n, tuple(nic.slower / rate for nic in servers), time)
+
+
 def _most_of(n: int, time: float, rate: float) -> float:
     """What a worker can fold in a time: without a limit where that does not cost its NIC more."""
     return max(0.0, time * rate - 1) / (n - 2) if n > 2 else 1.0

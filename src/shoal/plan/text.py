@@ -20,6 +20,11 @@ def show_us(us: float) -> str:
     return f"{_three_digits(us / _US[unit])} {unit}"
 
 
+def counted(n: int, noun: str) -> str:
+    """A number and what it counts: "1 server", "2 servers"."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def _three_digits(value: float) -> str:
     if value == int(value) and value < 1000:
         return f"{value:.0f}"

@@ -8,6 +8,7 @@ choices falls now on one side and now on the other, and with it the bits of sums
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Mapping, Sequence
@@ -33,20 +34,35 @@ _MOST_MBIT: Final = 10_000_000
 def reported_mbit(interface: str, folder: str | os.PathLike[str] = "/sys/class/net") -> int | None:
     """The class of an interface's rate as the system reports it; None: it says nothing of use.
 
-    That is so of virtio and of the loopback, and of any other while its link is down.
+    That is so of virtio and of the loopback, and of any other while its link is down. One end of a
+    veth pair, as containers have, says 10 Gbit/s whatever is behind it: that counts as nothing.
 
     Raises:
         OSError: no descriptor is left, so nobody knows what it says.
     """
+    where = os.path.join(folder, interface)
     try:
-        with open(os.path.join(folder, interface, "speed"), encoding="ascii") as file:
-            return class_of(int(file.read()))
+        with open(os.path.join(where, "speed"), encoding="ascii") as file:
+            mbit = int(file.read())
+        return None if _is_made_up(where) else class_of(mbit)
     except ValueError:
         return None
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return None
+
+
+def _is_made_up(where: str) -> bool:
+    """Whether it is the end of a veth pair: without a device, of no type, and linked to another."""
+    if os.path.exists(os.path.join(where, "device")):
+        return False
+    told = {}
+    for name in ("uevent", "iflink", "ifindex"):
+        with contextlib.suppress(FileNotFoundError), open(os.path.join(where, name)) as file:
+            told[name] = file.read()
+    has_type = "DEVTYPE=" in told.get("uevent", "")  # a vlan has the rate of what it lies on
+    return not has_type and told.get("iflink") != told.get("ifindex")
 
 
 def class_of(mbit: int) -> int | None:

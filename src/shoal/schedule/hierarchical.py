@@ -200,7 +200,7 @@ def _both(
             first = {Buffer.DATA: rail * cut.n_across, Buffer.SCRATCH: n_used}
             n_used += n_scratch
             for far in across.steps(host, len(teams)):
-                yield _moved(far, owners, first)
+                yield moved(far, owners, first)
 
 
 def _inside(
@@ -213,7 +213,7 @@ def _inside(
         for chunk in cut.chunks(own, first=host):
             there = places.get((saved, chunk), 0)
             first = {Buffer.DATA: chunk - own, Buffer.SCRATCH: there - saved}
-            yield _moved(step, cut.team.ranks, first)
+            yield moved(step, cut.team.ranks, first)
 
 
 def data_and_scratch(step: Step) -> tuple[int, int]:
@@ -224,7 +224,7 @@ def data_and_scratch(step: Step) -> tuple[int, int]:
     return (scratch, data) if step.buffer is Buffer.SCRATCH else (data, scratch)
 
 
-def _moved(step: Step, peers: Sequence[int], first: Mapping[Buffer, int]) -> Step:
+def moved(step: Step, peers: Sequence[int], first: Mapping[Buffer, int]) -> Step:
     """A step of an algorithm over `peers`, on chunks that begin elsewhere."""
     chunk = first[step.buffer] + step.chunk
     if isinstance(step, Send):
