@@ -6,9 +6,11 @@ slow, so that the planner finds servers worth their messages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import random
 import re
 import secrets
 import signal
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from process.ranks import Outcome, free_port, start_ranks
+from process.stage import Stage
 
 if TYPE_CHECKING:
     from process.arrays import Array
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 N_WORKERS = 3
 N_ELEMS = 4_000_003  # 15 MiB: what one server is worth to three workers, of odd length
-_SERVING = re.compile(r"serving \d+ keys at ([^:]+):(\d+)")
+_SERVING = re.compile(r"serving \d+ keys? at ([^:]+):(\d+)")
 _LONG_S = 30.0
 
 
@@ -128,7 +132,12 @@ def noise(rank: int, number: int = 0, n_elems: int = N_ELEMS) -> Array:
 
 def wanted(number: int = 0, n_workers: int = N_WORKERS, n_elems: int = N_ELEMS) -> Array:
     """The sum as docs/bits.md says it."""
-    x = [noise(rank, number, n_elems) for rank in range(n_workers)]
+    return in_order([noise(rank, number, n_elems) for rank in range(n_workers)])
+
+
+def in_order(x: Sequence[Array]) -> Array:
+    """The sum of what workers have, in the order of stripes."""
+    n_workers = len(x)
     s = max(1, min(n_workers, x[0].nbytes // 16384))
     line = 64 // x[0].itemsize
     length = math.ceil(math.ceil(x[0].size / s) / line) * line if s > 1 else x[0].size
@@ -146,6 +155,13 @@ def is_right(data: Array, number: int = 0, n_workers: int = N_WORKERS) -> bool:
     return data.tobytes() == wanted(number, n_workers, data.size).tobytes()
 
 
+def rounded(x: Array) -> Array:
+    """To the nearest bfloat16, ties to even: what docs/wire.md says."""
+    bits = x.view(np.uint32)
+    bits = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16 << 16
+    return bits.view(np.float32)
+
+
 def status_of(key: Path, address: str) -> dict[str, Any]:
     """What `shoal status --json` prints."""
     return dict(json.loads(status_text(key, address, "--json")))
@@ -156,3 +172,46 @@ def status_text(key: Path, *arguments: str) -> str:
     env = {**os.environ, "SHOAL_KEY_FILE": str(key)}
     argv = [sys.executable, "-m", "shoal", "status", *arguments]
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def run_and_kill_the_server(
+    task: Callable[[], Any], n_ranks: int, key: Path, *, comes_back: bool = False
+) -> list[Outcome]:
+    """Kill the ranks' server once rank 0 has called; start another once all go on without."""
+    # NOT one that the kernel chooses: it may give it to a connection before the server is back.
+    with Stage() as stage, ServerProcess(key, port=free_port()) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(task, n_ranks, env=env) as ranks:
+            stage.await_cue("rank 0 has called")
+            server.send(signal.SIGKILL)
+            server.wait()
+            stage.cue("the server is dead")
+            if not comes_back:
+                return ranks.wait()
+            for rank in range(n_ranks):
+                stage.await_cue(f"rank {rank} goes on without")
+            with ServerProcess(key, port=server.port):
+                return ranks.wait()
+
+
+def run_while_servers_die(
+    task: Callable[[int], Any], n_ranks: int, n_calls: int, key: Path, *, every: int, seed: int
+) -> list[Outcome]:
+    """End one of two servers, and start it again, every so many calls of the ranks."""
+    draw = random.Random(seed)
+    with contextlib.ExitStack() as on_exit:
+        stage = on_exit.enter_context(Stage())
+        servers = [
+            on_exit.enter_context(ServerProcess(key, port=free_port(), host=host)) for host in "ab"
+        ]
+        env = job_env(key, *(server.address for server in servers)) | dict(stage.env)
+        ranks = on_exit.enter_context(start_ranks(task, n_ranks, n_calls, env=env))
+        for turn in range(5, n_calls - 5, every):
+            stage.await_cue(f"turn {turn}")
+            time.sleep(draw.uniform(0.0, 0.1))
+            at = draw.randrange(2)
+            servers[at].send(draw.choice([signal.SIGKILL, signal.SIGTERM]))
+            servers[at].wait()
+            again = ServerProcess(key, port=servers[at].port, host="ab"[at])
+            servers[at] = on_exit.enter_context(again)
+        return ranks.wait(300.0)

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from shoal.group.pool.protocol import (
 )
 
 N_FLOODERS = 100
+N_MEETS = 20
 
 
 def connect(port: int, key: Path | None = None) -> socket.socket:
@@ -120,7 +122,7 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
             (again,) = say(one, reserve)
             assert again.server == taken.server
             (refused,) = say(two, reserve)
-            assert refused.refused == "it serves 1 jobs, the most that --max-jobs allows"
+            assert refused.refused == "it serves 1 job, the most that --max-jobs allows"
             # A child that finds nobody at the store ends by itself, and harms nothing.
             (met,) = say(one, Meet(1, 3, 3, 4, "127.0.0.1", 1))
             assert met.refused == ""
@@ -129,6 +131,18 @@ def test_what_cannot_be_served_is_refused_in_words(tmp_path: Path) -> None:
         with connect(server.port) as stranger:  # --no-http
             stranger.sendall(b"GET /healthz HTTP/1.1\r\n\r\n" + bytes(99))
             assert is_closed(stranger)
+
+
+def test_a_key_in_a_loop_gets_processes_at_a_pace_and_harms_no_other(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path, name) for name in ("one", "two")]
+    with ServerProcess(*keys) as server, connect(server.port, keys[0]) as sock:
+        say(sock, Reserve(shoal.__version__, "job", 3))
+        frames, n_replies, begun = Frames(), 0, time.monotonic()
+        sock.sendall(N_MEETS * encode(Meet(1, 3, 3, 4, "127.0.0.1", 1)))
+        assert status_of(keys[1], server.address)["n_jobs"] <= 1
+        while n_replies < N_MEETS:
+            n_replies += len(frames.feed(sock.recv(65536)))
+        assert time.monotonic() - begun > (N_MEETS - 16 - 1) * 0.25
 
 
 def test_a_server_that_is_none_is_told_from_one(tmp_path: Path) -> None:

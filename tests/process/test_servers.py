@@ -1,8 +1,6 @@
 """Reduction servers: the same bits with them and without, whoever comes and goes."""
 
-import contextlib
 import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -22,6 +20,8 @@ from process.serving import (
     n_servers,
     new_key,
     noise,
+    run_and_kill_the_server,
+    run_while_servers_die,
     status_of,
     status_text,
 )
@@ -30,8 +30,18 @@ from process.stage import Stage, error_of, pretend_hosts
 import shoal
 from shoal.errors import PeerLost, ShoalError, TimedOut
 
+N_CORES = len(os.sched_getaffinity(0))
 
-def share_with_a_server() -> list[str]:
+
+def n_linked(group: shoal.Group) -> int:
+    """Over how many channels this worker and the server are connected before any call."""
+    pool: Any = group.pool  # type: ignore[attr-defined]
+    state = pool.view.group.mesh.state(10.0)
+    peers = [channel["peers"][N_WORKERS] for channel in (state, *state.get("more", []))]
+    return sum(path["state"] == "open" for peer in peers for path in peer["paths"])
+
+
+def share_with_a_server(n_channels: int) -> list[str]:
     """What was wrong."""
     pretend_hosts(1)
     wrong = []
@@ -39,6 +49,8 @@ def share_with_a_server() -> list[str]:
         for stage in ("alone or not", "with a server"):
             if stage == "with a server":
                 await_servers(group, 1)
+                if n_linked(group) != n_channels:
+                    wrong.append(f"linked over {n_linked(group)} channels")
             works, arrays = [], []
             for number in range(3):
                 arrays.append(noise(group.rank, number))
@@ -59,10 +71,16 @@ def share_with_a_server() -> list[str]:
     return wrong
 
 
-def test_sums_that_servers_share_in_have_the_bits_that_bits_md_says(tmp_path: Path) -> None:
-    key = new_key(tmp_path)
-    with ServerProcess(key) as server:
-        found = run_ranks(share_with_a_server, N_WORKERS, env=job_env(key, server.address))
+@pytest.mark.parametrize("channels", ["", "2"])
+def test_sums_that_servers_share_in_have_the_bits_that_bits_md_says(
+    tmp_path: Path, channels: str
+) -> None:
+    key, n_channels = new_key(tmp_path), min(N_CORES, int(channels or 1))
+    # The last of the two with as little memory as a job can have: half of it for 90 MiB of calls.
+    more = ["--memory", "64M"] if channels else []
+    with ServerProcess(key, more=more) as server:
+        env = job_env(key, server.address, SHOAL_CHANNELS=channels)
+        found = run_ranks(share_with_a_server, N_WORKERS, n_channels, env=env)
         assert found == [[]] * N_WORKERS
         await_that(lambda: not status_of(key, server.address)["views"], "the view to end")
         server.send(signal.SIGTERM)
@@ -98,18 +116,9 @@ def lose_a_server_in_mid_call() -> list[bool]:
 def test_a_server_that_is_killed_in_mid_call_costs_no_call_and_is_used_when_it_is_back(
     tmp_path: Path,
 ) -> None:
-    key = new_key(tmp_path)
-    with Stage() as stage, ServerProcess(key) as server:
-        env = job_env(key, server.address) | dict(stage.env)
-        with start_ranks(lose_a_server_in_mid_call, N_WORKERS, env=env) as ranks:
-            stage.await_cue("rank 0 has called")
-            server.send(signal.SIGKILL)
-            server.wait()
-            stage.cue("the server is dead")
-            for rank in range(N_WORKERS):
-                stage.await_cue(f"rank {rank} goes on without")
-            with ServerProcess(key, port=server.port):
-                outcomes = ranks.wait()
+    outcomes = run_and_kill_the_server(
+        lose_a_server_in_mid_call, N_WORKERS, new_key(tmp_path), comes_back=True
+    )
     assert [outcome.value for outcome in outcomes] == [[True] * 5] * N_WORKERS, outcomes
 
 
@@ -134,7 +143,7 @@ def kill_while_calls_run(n_calls: int) -> list[bool]:
 def test_servers_that_die_one_after_the_other_at_any_moment_cost_no_call(tmp_path: Path) -> None:
     key, n_calls = new_key(tmp_path), 6
     with Stage() as stage, ServerProcess(key, host="a") as one, ServerProcess(key, host="b") as two:
-        env = job_env(key, one.address, two.address) | dict(stage.env)
+        env = job_env(key, one.address, two.address, SHOAL_CHANNELS="2") | dict(stage.env)
         with start_ranks(kill_while_calls_run, N_WORKERS, n_calls, env=env) as ranks:
             stage.await_cue("turn 1")
             one.send(signal.SIGKILL)
@@ -148,23 +157,10 @@ def test_servers_that_die_one_after_the_other_at_any_moment_cost_no_call(tmp_pat
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(4))
 def test_servers_that_die_and_come_back_for_a_while_cost_no_call(tmp_path: Path, seed: int) -> None:
-    key, n_calls, draw = new_key(tmp_path), 200, random.Random(seed)
-    with contextlib.ExitStack() as on_exit:
-        stage = on_exit.enter_context(Stage())
-        servers = [on_exit.enter_context(ServerProcess(key, host=host)) for host in "ab"]
-        env = job_env(key, *(server.address for server in servers)) | dict(stage.env)
-        ranks = on_exit.enter_context(
-            start_ranks(kill_while_calls_run, N_WORKERS, n_calls, env=env)
-        )
-        for turn in range(5, n_calls - 5, 10):
-            stage.await_cue(f"turn {turn}")
-            time.sleep(draw.uniform(0.0, 0.1))
-            at = draw.randrange(2)
-            servers[at].send(draw.choice([signal.SIGKILL, signal.SIGTERM]))
-            servers[at].wait()
-            again = ServerProcess(key, port=servers[at].port, host="ab"[at])
-            servers[at] = on_exit.enter_context(again)
-        outcomes = ranks.wait(300.0)
+    n_calls = 200
+    outcomes = run_while_servers_die(
+        kill_while_calls_run, N_WORKERS, n_calls, new_key(tmp_path), every=10, seed=seed
+    )
     assert [outcome.value for outcome in outcomes] == [[True] * 2 * n_calls] * N_WORKERS, outcomes
 
 
@@ -196,6 +192,8 @@ def test_a_server_that_drains_ends_its_calls_and_then_itself(tmp_path: Path) -> 
         env = job_env(key, server.address) | dict(stage.env)
         with start_ranks(call_while_a_server_drains, N_WORKERS, env=env) as ranks:
             stage.await_cue("rank 0 has called")
+            (view,) = status_of(key, server.address)["views"]
+            os.kill(view["pid"], signal.SIGTERM)  # as who ends all processes of a service does
             server.send(signal.SIGTERM)
             await_that(lambda: any("draining" in line for line in server.log), "draining")
             stage.cue("the server drains")
@@ -215,7 +213,11 @@ def call_while_a_server_stands_still() -> list[Any]:
         stage.await_cue("the server is stopped")
         data = noise(group.rank)
         group.all_reduce(data)
-        return [is_right(data), n_servers(group), group.pool.trouble()]  # type: ignore[attr-defined]
+        found = [is_right(data), n_servers(group), group.pool.trouble()]  # type: ignore[attr-defined]
+        stage.cue(f"rank {group.rank} has looked")
+        for rank in range(N_WORKERS):  # who leaves ends what others know of servers
+            stage.await_cue(f"rank {rank} has looked")
+        return found
 
 
 def test_a_server_that_is_stopped_is_given_up_and_costs_no_call(tmp_path: Path) -> None:
@@ -230,9 +232,46 @@ def test_a_server_that_is_stopped_is_given_up_and_costs_no_call(tmp_path: Path) 
             os.kill(view["pid"], signal.SIGSTOP)
             stage.cue("the server is stopped")
             outcomes = ranks.wait()
-    values = [outcome.value for outcome in outcomes]
-    assert values[0] == [True, 0, f"{server.address} does not answer"], outcomes
-    assert values[1:] == [[True, 0, ""]] * (N_WORKERS - 1), outcomes
+    (right, left, why), *others = (outcome.value for outcome in outcomes)
+    assert (right, left) == (True, 0), outcomes
+    # Its parent process does not answer, and that of the view is silent: whichever shows first.
+    assert why in {
+        f"{server.address} does not answer",
+        f"{server.address} was silent for 1.2 s",
+    }, outcomes
+    assert others == [[True, 0, ""]] * (N_WORKERS - 1), outcomes
+
+
+def call_while_its_view_stands_still() -> tuple[bool, float]:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        stage.cue(f"rank {group.rank} has a server")
+        stage.await_cue("the view is stopped")
+        data, begun = noise(group.rank), time.monotonic()
+        group.all_reduce(data)
+        took_s = time.monotonic() - begun
+        await_servers(group, 1)  # again, by another process of it
+        return is_right(data), took_s
+
+
+def test_a_view_whose_process_is_stopped_is_left_soon_and_another_one_formed(
+    tmp_path: Path,
+) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(call_while_its_view_stands_still, N_WORKERS, env=env) as ranks:
+            for rank in range(N_WORKERS):
+                stage.await_cue(f"rank {rank} has a server")
+            (view,) = status_of(key, server.address)["views"]
+            os.kill(view["pid"], signal.SIGSTOP)
+            stage.cue("the view is stopped")
+            outcomes = ranks.wait()
+    assert [one.value is not None and one.value[0] for one in outcomes] == [True] * N_WORKERS
+    # 1.2 s of silence; it was 5 s, and as long again where one asked another.
+    assert max(one.value[1] for one in outcomes) < 4.5, outcomes
 
 
 def share_a_while() -> bool:
@@ -245,6 +284,12 @@ def share_a_while() -> bool:
         stage.cue(f"{shoal_key()} rank {group.rank}")
         stage.await_cue("all have called")
     return is_right(data)
+
+
+def idle_text(key: Path, address: str) -> str:
+    """What `shoal status` says of a server with nothing to do; empty while it has something."""
+    text = status_text(key, address)
+    return text if "  0 calls in flight; 0 B held, 0 B to be sent\n" in text else ""
 
 
 def shoal_key() -> str:
@@ -265,13 +310,19 @@ def test_one_server_serves_two_jobs_with_two_keys_and_tells_each_of_its_own(tmp_
                 for rank in range(N_WORKERS):
                     stage.await_cue(f"{key.name} rank {rank}")
             told = [status_of(key, server.address) for key in keys]
-            text = status_text(keys[0], server.address)
+            text = await_that(lambda: idle_text(keys[0], server.address), "an idle server")
             stage.cue("all have called")
             values = [[outcome.value for outcome in job.wait()] for job in jobs]
     assert values == [[True] * N_WORKERS] * 2
     assert [one["n_jobs"] for one in told] == [2, 2]
     assert "serves 2 of at most 16 jobs" in text
     assert "view 1: server 1 of 1, 3 workers" in text
+    assert "of its link's 29 Mbit/s\n" in text
+    assert "waits for" not in text
+    assert "view 1, all_reduce of 15.3 MiB float32, sum: sharded[" in text
+    assert "bandwidth-bound" in text
+    assert "bottleneck: " in text
+    assert "another server would " in text
     pids = [{view["pid"] for view in one["views"]} for one in told]
     assert pids[0]
     assert pids[1]

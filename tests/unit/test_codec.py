@@ -1,10 +1,12 @@
 """What a narrow wire is called, which algorithms it may be used with, and what they cost."""
 
+import ctypes
+
 import pytest
 
 from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType, Op
-from shoal.engine import can_encode
+from shoal.engine import can_encode, make_plan, round_to
 from shoal.errors import UsageError
 from shoal.plan import Planner, choose, default_cluster
 from shoal.plan.defaults import wire_of
@@ -101,3 +103,18 @@ def test_the_wire_is_part_of_what_ranks_must_agree_on() -> None:
     assert describe(wide._replace(codec=BF16)) == (
         "all_reduce float32[5] sum by sharded, in bf16 between hosts"
     )
+    assert describe(wide._replace(codec=BF16, rounds_own=True)) == (
+        "all_reduce float32[5] sum by sharded, in bf16 between hosts, own parts rounded too"
+    )
+
+
+def test_own_parts_are_rounded_only_where_something_is() -> None:
+    wide = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, 5, 0, 2, hosts=(0, 1))
+    with pytest.raises(ValueError, match="in a narrow codec"):
+        make_plan(wide._replace(rounds_own=True))
+    data = (ctypes.c_float * 4)(1.0, 1 + 2**-8, 1 + 3 * 2**-8, -3.0)
+    round_to(BF16, DType.FLOAT32, ctypes.addressof(data), 3)
+    assert list(data) == [1.0, 1.0, 1 + 2**-6, -3.0]
+    for dtype in (DType.INT32, DType.FLOAT64):
+        with pytest.raises(ValueError, match="no meaning for this dtype"):
+            round_to(BF16, dtype, ctypes.addressof(data), 1)

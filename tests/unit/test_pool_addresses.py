@@ -9,7 +9,14 @@ import pytest
 
 from shoal.cli import main
 from shoal.errors import UsageError
-from shoal.group.pool.addresses import Address, n_required_from, parse_address, servers_from
+from shoal.group.pool.addresses import (
+    Address,
+    JobEndpoint,
+    endpoint_from,
+    n_required_from,
+    parse_address,
+    servers_from,
+)
 from shoal.group.pool.pooled_group import PooledGroup
 from shoal.plan import Settings
 from shoal.server.options import keys_of, listen
@@ -122,6 +129,33 @@ def test_servers_without_a_job_key_are_refused() -> None:
     with pytest.raises(UsageError, match="SHOAL_SERVERS is set and SHOAL_KEY_FILE is not"):
         PooledGroup.check({"SHOAL_SERVERS": "cpu1"})
     PooledGroup.check({"SHOAL_SERVERS": "cpu1", "SHOAL_KEY": "k" * 32})
+
+
+def test_a_store_to_look_for_servers_at_has_a_port_and_a_job() -> None:
+    named = {"SHOAL_SERVERS": "cpu1, rdzv://host0:29400/job1 ,rdzv"}
+    assert endpoint_from(named) == JobEndpoint("host0", 29400, "job1")
+    assert servers_from(named) == (Address("cpu1", 7077), Address("rdzv", 7077))
+    assert endpoint_from({"SHOAL_SERVERS": "rdzv://[fd00::1]:1"}) == ("fd00::1", 1, "none")
+    assert endpoint_from({"SHOAL_SERVERS": "cpu1"}) is None
+    assert n_required_from({"SHOAL_SERVERS": "rdzv://a:1", "SHOAL_SERVERS_REQUIRED": "7"}) == 7
+    for wrong in (
+        "rdzv://host0",
+        "rdzv://host0:0",
+        "rdzv://:1",
+        "rdzv://a:1/a b",
+        "rdzv://a:99999",
+    ):
+        with pytest.raises(UsageError, match=r"^SHOAL_SERVERS: "):
+            endpoint_from({"SHOAL_SERVERS": wrong})
+    with pytest.raises(UsageError, match="names 2 stores"):
+        endpoint_from({"SHOAL_SERVERS": "rdzv://a:1,rdzv://b:1"})
+
+
+@pytest.mark.parametrize("named", [{}, {"SHOAL_SERVERS": ""}, {"SHOAL_SERVERS": " , "}])
+def test_servers_that_are_required_have_to_be_named(named: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="SHOAL_SERVERS_REQUIRED='1', and SHOAL_SERVERS names no"):
+        Settings.read({**named, "SHOAL_SERVERS_REQUIRED": "1"})
+    assert Settings.read({**named, "SHOAL_SERVERS_REQUIRED": "0"}).servers == ""
 
 
 def test_both_variables_are_compared_between_workers_without_their_spaces() -> None:

@@ -10,6 +10,7 @@ import shoal
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.group.pool import announce, commands
+from shoal.group.pool.addresses import Address
 from shoal.group.pool.announce import N_BYTES, pack, unpack
 from shoal.group.pool.protocol import (
     MAX_MESSAGE_BYTES,
@@ -18,6 +19,7 @@ from shoal.group.pool.protocol import (
     Leaving,
     Meet,
     Message,
+    Note,
     Reserve,
     Reserved,
     Status,
@@ -27,6 +29,7 @@ from shoal.group.pool.protocol import (
     key_id,
     server_key,
 )
+from shoal.limits import MOST_CONNECTIONS
 from shoal.rendezvous.packing import number, seal
 from shoal.shapes import Shape
 
@@ -38,6 +41,7 @@ MESSAGES: list[Message] = [
     Reserved("it is draining", bytes(range(16))),
     Meet(7, 8, 9, 12, "fd00::1", 40_000),
     Leaving(),
+    Note(7, "all_reduce of 25.0 MiB float32 sum", "sharded: not by servers, since they are slow"),
 ]
 SHAPE = Shape("all_reduce", "sharded[3*1|2].servers", DType.BFLOAT16, Op.AVG, 1_000_003, 1, 4)
 # A few seconds here; the soak does a million of each.
@@ -126,9 +130,11 @@ def test_a_key_is_named_without_being_told_and_proved_under_another_name() -> No
 
 
 def test_an_announced_call_is_the_same_for_the_server_but_for_its_rank() -> None:
-    message = pack(SHAPE)
-    assert len(message) == N_BYTES
-    assert unpack(message, 3, 4) == SHAPE._replace(rank=3, hosts=(0, 1, 2, 3))
+    for n_stripes in (1, 3):
+        message = pack(SHAPE._replace(n_stripes=n_stripes))
+        assert len(message) == N_BYTES
+        wanted = SHAPE._replace(rank=3, hosts=(0, 1, 2, 3), n_stripes=n_stripes)
+        assert unpack(message, 3, 4) == wanted
 
 
 def test_a_name_that_does_not_fit_is_refused_where_it_is_sent() -> None:
@@ -142,8 +148,8 @@ def test_random_announcements_give_a_shape_or_a_value_error() -> None:
     n_refused = 0
     for _ in range(N_TIMES):
         name = draw.choice([b"sharded[3*1|2].servers", draw.randbytes(draw.randrange(40))])
-        body = number(len(name), 2) + name + draw.randbytes(draw.choice([10, 11, 12]))
-        sealed = seal(b"shoal/pk", 1, body)
+        body = number(len(name), 2) + name + draw.randbytes(draw.choice([11, 12, 13]))
+        sealed = seal(b"shoal/pk", 2, body)
         message = (number(len(sealed), 2) + sealed).ljust(N_BYTES, b"\0")
         try:
             shape = unpack(message, 3, 4)
@@ -151,6 +157,7 @@ def test_random_announcements_give_a_shape_or_a_value_error() -> None:
             n_refused += 1
         else:
             assert shape.codec in Codec
+            assert 1 <= shape.n_stripes <= MOST_CONNECTIONS
             assert 1 <= shape.n_elems <= announce.MOST_ELEMS
     assert n_refused > 0
 
@@ -173,7 +180,8 @@ def test_damaged_announcements_are_refused() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        commands.Form(3, (0, 2, 11), "fd00::1", 4711),
+        commands.Form(3, (Address("a", 1), Address("fd00::2", 7077)), "fd00::1", 4711),
+        commands.Form(4, (Address("a", 1),), "host", 4711, (0.0, 1.25, 0.0333333)),
         commands.End(3, is_lost=True),
         commands.End(4, is_lost=False),
     ],

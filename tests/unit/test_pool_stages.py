@@ -1,28 +1,33 @@
 """Stages: whatever the order in which workers call and hear, each call is served alike on all."""
 
+import itertools
 from typing import Any
 
 import pytest
 
 from shoal.group.pool.stages import Stages
 
-N_CALLS = 3  # of each worker; a switch may come before, between and after them
+Order = tuple[int, ...]
 
 
 class Job:
-    """Workers, and switches that all of them make one after another."""
+    """Workers, and switches that all of them make one after another; each has an order of calls."""
 
-    def __init__(self, n_workers: int, n_switches: int) -> None:
-        self.n_switches = n_switches
+    def __init__(self, orders: tuple[Order, ...], n_switches: int) -> None:
+        n_workers = len(orders)
+        self.orders, self.n_switches = orders, n_switches
         self.workers = [Stages[int]() for _ in range(n_workers)]
         self.proposals: list[list[int]] = [[] for _ in range(n_workers)]
         self.n_begun = [0] * n_workers
-        self.served: list[list[Any]] = [[] for _ in range(n_workers)]
+        self.served: list[dict[int, Any]] = [{} for _ in range(n_workers)]
+
+    def is_made(self, rank: int) -> bool:
+        return len(self.served[rank]) == len(self.orders[rank])
 
     def moves(self, rank: int) -> list[str]:
         stages, proposed, begun = self.workers[rank], len(self.proposals[rank]), self.n_begun[rank]
         found = []
-        if len(self.served[rank]) < N_CALLS and not stages.holds:
+        if not self.is_made(rank) and not stages.holds(self._next(rank)):
             found.append("call")
         if proposed == begun < self.n_switches:
             found.append("propose")
@@ -33,35 +38,42 @@ class Job:
     def move(self, rank: int, what: str) -> None:
         stages, begun = self.workers[rank], self.n_begun[rank]
         if what == "call":
-            self.served[rank].append(stages.claim())
+            number = self._next(rank)
+            self.served[rank][number] = stages.claim(number)
         elif what == "propose":
             self.proposals[rank].append(stages.propose())
         else:
-            stages.begin(max(own[begun] for own in self.proposals), begun + 1)
+            left = set(self.orders[rank]) - self.served[rank].keys()
+            number = max(own[begun] for own in self.proposals)
+            stages.begin(number, begun + 1, min(left, default=max(self.orders[rank]) + 1))
             self.n_begun[rank] += 1
 
+    def _next(self, rank: int) -> int:
+        return self.orders[rank][len(self.served[rank])]
 
-def every_end(n_workers: int, n_switches: int) -> int:
+
+def every_end(orders: tuple[Order, ...], n_switches: int) -> int:
     """Go every way there is to the end, and look at each end; how many there were."""
     seen: set[tuple[Any, ...]] = set()
     todo: list[tuple[tuple[int, str], ...]] = [()]
     n_ends = 0
     while todo:
         way = todo.pop()
-        job = Job(n_workers, n_switches)
+        job = Job(orders, n_switches)
         for rank, what in way:
             job.move(rank, what)
         state = (repr(job.served), repr(job.proposals), tuple(job.n_begun))
         if state in seen:
             continue
         seen.add(state)
-        moves = [(rank, what) for rank in range(n_workers) for what in job.moves(rank)]
+        ranks = range(len(orders))
+        moves = [(rank, what) for rank in ranks for what in job.moves(rank)]
         todo += [(*way, move) for move in moves]
         if not moves:
             n_ends += 1
-            # Nobody is held back for ever, and the n-th call of each worker has the same view.
-            assert job.n_begun == [n_switches] * n_workers
-            assert [len(served) for served in job.served] == [N_CALLS] * n_workers
+            # Nobody is held back for ever, and a call of each worker has the same view.
+            assert job.n_begun == [n_switches] * len(orders)
+            assert all(map(job.is_made, ranks))
             assert all(served == job.served[0] for served in job.served)
     return n_ends
 
@@ -70,29 +82,46 @@ def every_end(n_workers: int, n_switches: int) -> int:
 def test_workers_agree_on_who_serves_each_call_in_every_order_of_events(
     n_workers: int, n_switches: int
 ) -> None:
-    assert every_end(n_workers, n_switches) > 1
+    assert every_end(((1, 2, 3),) * n_workers, n_switches) > 1
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((2, 3, 5))))
+def test_workers_agree_though_each_uses_its_numbers_in_another_order(order: Order) -> None:
+    assert every_end(((2, 3, 5), order), 2) > 1
 
 
 def test_a_stage_that_was_to_begin_later_is_not_overtaken_by_the_next() -> None:
     stages = Stages[str]()
     assert stages.propose() == 0
-    stages.begin(5, "first")
+    stages.begin(5, "first", 0)
     assert stages.propose() == 5
-    stages.begin(5, None)
-    assert [stages.claim() for _ in range(6)] == [(number, None) for number in range(6)]
+    stages.begin(5, None, 0)
+    assert [stages.claim(number) for number in range(6)] == [None] * 6
 
 
 def test_a_call_that_is_held_back_cannot_be_made() -> None:
     stages = Stages[str]()
+    stages.claim(1)
     stages.propose()
-    assert stages.holds
-    with pytest.raises(ValueError, match="call 0 is held back"):
-        stages.claim()
+    assert stages.holds(2)
+    with pytest.raises(ValueError, match="call 2 is held back"):
+        stages.claim(2)
+
+
+def test_a_number_that_was_reserved_before_a_switch_belongs_to_the_view_before_it() -> None:
+    stages = Stages[str]()
+    stages.begin(stages.propose(), "first", 1)
+    assert stages.claim(9) == "first"
+    assert stages.propose() == 10
+    assert not stages.holds(4)
+    assert stages.claim(4) == "first"
+    stages.begin(10, "second", 1)
+    assert [stages.claim(number) for number in (10, 5)] == ["second", "first"]
 
 
 def test_stages_that_nobody_can_reach_any_more_are_forgotten() -> None:
     stages = Stages[int]()
     for view in range(1000):
-        stages.begin(stages.propose(), view)
-        assert stages.claim() == (view, view)
+        stages.begin(stages.propose(), view, view)
+        assert stages.claim(view) == view
     assert len(stages._stages) <= 2

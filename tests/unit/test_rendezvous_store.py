@@ -1,6 +1,7 @@
 """Every store keeps the same promises; ours over TCP also keeps strangers out."""
 
 import contextlib
+import itertools
 import logging
 import socket
 import struct
@@ -8,9 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from process.joining import what_is_open
 
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous import (
@@ -230,8 +233,21 @@ def test_an_address_of_another_host_is_named() -> None:
 def test_a_client_keeps_trying_until_its_deadline_and_names_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    with pytest.raises(TimedOut, match=f"127.0.0.1:{port} within 0.05 s .*refused.*MASTER_PORT"):
-        TcpStoreClient("127.0.0.1", port, timeout_s=0.05)
+    with pytest.raises(TimedOut, match=f"127.0.0.1:{port} within 0.5 s .*refused.*MASTER_PORT"):
+        TcpStoreClient("127.0.0.1", port, timeout_s=0.5)
+
+
+def test_a_client_whose_time_is_over_between_two_attempts_says_how_the_first_one_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    clock = itertools.chain([0.0, 0.0, 0.0, 0.5], itertools.repeat(2.0))
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    before = what_is_open()
+    with pytest.raises(TimedOut, match=r"within 1 s .*refused"):
+        TcpStoreClient("127.0.0.1", port, timeout_s=1.0)
+    assert not what_is_open() - before
 
 
 def test_a_client_finds_a_server_that_starts_later() -> None:

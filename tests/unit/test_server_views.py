@@ -5,11 +5,12 @@ import os
 import selectors
 import subprocess
 import sys
+import time
 
 import pytest
 
 from shoal.rendezvous.acceptor import run_ready
-from shoal.server.views import Views
+from shoal.server.views import SILENT_S, Views
 
 
 class Child:
@@ -60,13 +61,15 @@ def test_what_a_child_told_last_is_known_until_it_ends() -> None:
 
 def test_the_oldest_view_of_a_job_makes_room_and_no_other_jobs() -> None:
     with selectors.DefaultSelector() as selector:
-        views, children = Views(selector), [Child() for _ in range(3)]
-        for key, one in zip((7, 8, 7), children, strict=True):
-            views.add(one.process.pid, one.pipe, key, "job")
-        views.make_room(7, 2)
-        assert [view["pid"] for view in views.told_of(None)] == [
-            one.process.pid for one in children[1:]
-        ]
+        views, children = Views(selector), [Child() for _ in range(4)]
+        rails = ((7, "rail 1"), (8, "rail 0"), (7, "rail 0"), (7, "rail 0"))
+        for (key, job), one in zip(rails, children, strict=True):
+            views.add(one.process.pid, one.pipe, key, job)
+        pids = [one.process.pid for one in children]
+        views.make_room(7, "rail 0", 2)  # of one rail
+        assert [view["pid"] for view in views.told_of(None)] == [pids[0], pids[1], pids[3]]
+        views.make_room(7, None, 2)  # of all that the key has
+        assert [view["pid"] for view in views.told_of(None)] == [pids[1], pids[3]]
         views.kill_all()
         for one in children:
             one.end()
@@ -86,3 +89,26 @@ def test_a_child_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch
             os.kill(one.process.pid, 0)
         one.end()
         one.forget()
+
+
+def test_a_child_that_has_said_nothing_for_long_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    with selectors.DefaultSelector() as selector:
+        views, silent, other = Views(selector), Child(), Child('{"view": 1}')
+        begun = time.monotonic()
+        views.add(silent.process.pid, silent.pipe, 7, "job")
+        views.add(other.process.pid, other.pipe, 7, "job")
+        deadline = views.next_deadline()
+        assert deadline is not None
+        assert begun + SILENT_S <= deadline <= time.monotonic() + SILENT_S
+        with selectors.DefaultSelector() as spoken:  # and is not read until it is late
+            spoken.register(other.pipe, selectors.EVENT_READ)
+            spoken.select()
+        views.expire(deadline - 0.001)
+        assert views.n == 2
+        views.expire(deadline)
+        assert [view["pid"] for view in views.told_of(7)] == [other.process.pid]
+        assert "has said nothing for 10 s" in caplog.text
+        views.kill_all()
+        for one in (silent, other):
+            one.end()
+            one.forget()

@@ -59,3 +59,23 @@ def test_lengths_that_only_two_ranks_know_are_in_no_description() -> None:
 )
 def test_a_call_is_described_as_its_user_knows_it(shape: Shape, words: str) -> None:
     assert describe(shape) == words
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mib", "size", "kib"),
+    [
+        ("sharded", 25, 8, 32),  # 64 in a chunk of 3 MiB
+        ("sharded", 100, 8, 32),  # a segment to each of 8 is 256 KiB
+        ("sharded", 100, 4, 64),
+        ("sharded", 100, 2, 128),
+        ("sharded[8*0|8*1]", 100, 16, 32),
+        ("sharded", 100, 32, 32),  # no less, for the messages
+        ("ring", 100, 8, 128),
+    ],
+)
+def test_what_goes_to_all_reducers_in_turn_is_no_more_than_a_slow_link_may_hold(
+    algorithm: str, mib: int, size: int, kib: int
+) -> None:
+    shape = Shape("all_reduce", algorithm, DType.FLOAT32, Op.SUM, mib << 18, 0, size)
+    assert shape._replace(hosts=tuple(range(size))).segment_bytes == kib << 10
+    assert shape._replace(hosts=(0,) * size).segment_bytes == 128 << 10, "not between hosts"

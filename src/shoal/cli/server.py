@@ -38,6 +38,12 @@ def add_to(subparsers: Subparsers) -> None:
         help="the key of a job (SHOAL_KEY_FILE of its workers); once for each job",
     )
     parser.add_argument(
+        *("--rdzv-endpoint",),
+        metavar="HOST:PORT",
+        help="a store of torch's in which workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find it",
+    )
+    parser.add_argument("--rdzv-id", metavar="ID", help="of the job there; default: none")
+    parser.add_argument(
         "--max-jobs", type=int, default=16, metavar="N", help="served at a time; default: 16"
     )
     parser.add_argument(
@@ -52,8 +58,11 @@ def add_to(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Listen, and serve until a signal comes."""
     # The native core loads here, not with `shoal --help`.
+    from shoal.group.pool.addresses import DEFAULT_JOB, parse_endpoint
     from shoal.plan import Settings
+    from shoal.plan.text import counted
     from shoal.server.options import LEAST_MEMORY_BYTES, ServerOptions, keys_of, listen
+    from shoal.server.registrar import start_registrar
     from shoal.server.server import Server
     from shoal.settings import warn_of_unknown
 
@@ -66,15 +75,23 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--memory {args.memory}: a job needs at least {LEAST_MEMORY_BYTES >> 20}M"
         )
+    if args.rdzv_id is not None and args.rdzv_endpoint is None:
+        raise UsageError(f"--rdzv-id {args.rdzv_id} names a job at no store: add --rdzv-endpoint")
+    endpoint = None
+    if args.rdzv_endpoint is not None:
+        job = args.rdzv_id or DEFAULT_JOB
+        endpoint = parse_endpoint(args.rdzv_endpoint, job, "--rdzv-endpoint and --rdzv-id")
     keys = keys_of(args.key_file)
     options = ServerOptions(args.max_jobs, memory_bytes, not args.no_http)
     listeners = listen(args.listen, args.port)
     os.environ.setdefault("SHOAL_DEBUG", "INFO")  # what it does is its output
     warn_of_unknown(os.environ)
     Settings.read()
-    server = Server(listeners, keys, options)
+    addresses = [listener.getsockname()[:2] for listener in listeners]
+    registrar = None if endpoint is None else start_registrar(endpoint, keys, addresses)
+    server = Server(listeners, keys, options, registrar)
     where = ", ".join(f"{address}:{port}" for address, port in server.addresses)
-    logging.getLogger("shoal").info("serving %d keys at %s", len(keys), where)
+    logging.getLogger("shoal").info("serving %s at %s", counted(len(keys), "key"), where)
     server.run()
     return 0
 

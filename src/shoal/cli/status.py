@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
+
+from shoal.plan.text import counted, show_bytes
 
 if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
 
 _DESCRIPTION: Final = """
 Ask a server (HOST or HOST:PORT) what it does for the job whose key SHOAL_KEY_FILE or SHOAL_KEY
-holds: its views, how much goes through, how many calls are in flight, and for which workers they
-wait. Of other jobs it tells how many there are.
+holds: its views, how much goes through and how much could, how many calls are in flight, for which
+workers they wait, and what the planner says of each kind of call: by whom it is reduced, whether it
+is bandwidth-bound, which link is the bottleneck, and what another server would bring. Of other jobs
+it tells how many there are.
 """
 
 
@@ -42,28 +47,47 @@ def run(args: argparse.Namespace) -> int:
     state = "draining" if told["is_draining"] else "ready"
     sys.stdout.write(
         f"{address}: shoal {told['version']}, {state}; serves {told['n_jobs']} of at most "
-        f"{told['most_jobs']} jobs, {told['memory_bytes'] >> 20} MiB each\n"
+        f"{counted(told['most_jobs'], 'job')}, {told['memory_bytes'] >> 20} MiB each\n"
     )
     for view in told["views"]:
-        sys.stdout.write(_line(view))
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(view)))
+    for call in told.get("calls", ()):
+        sys.stdout.write(f"view {call['view']}, {call['kind']}: {call['how']}\n")
     if not told["views"]:
         sys.stdout.write("nothing is served to this job\n")
     return 0
 
 
-def _line(view: dict[str, Any]) -> str:
+def _lines(view: dict[str, Any]) -> Iterator[str]:
     if "view" not in view:
-        return f"job {view['job']}: a view is forming (process {view['pid']})\n"
-    head = (
-        f"job {view['job']}, view {view['view']}: server {view['rank'] + 1} of "
-        f"{view['n_servers']}, {view['n_workers']} workers, for {view['for_s']:g} s\n"
+        yield f"job {view['job']!r}: a view is forming (process {view['pid']})"
+        return
+    yield (
+        f"job {view['job']!r}, view {view['view']}: server {view['rank'] + 1} of "
+        f"{view['n_servers']}, {counted(view['n_workers'], 'worker')}, for {view['for_s']:g} s"
     )
     if "n_in_flight" not in view:
-        return f"{head}  its state cannot be read: a thread holds it\n"
-    rates = (f"{view[name] * 8 / 1e6:.1f}" for name in ("bytes_in_per_s", "bytes_out_per_s"))
-    text = "  in {} Mbit/s, out {} Mbit/s".format(*rates)
-    text += f"; {view['n_in_flight']} calls in flight, {view['staging_bytes'] >> 10} KiB held\n"
-    text += f"  shares: {view['algorithm'] or 'no call yet'}\n"
-    if view["waits_for"]:
-        text += f"  waits for workers {', '.join(map(str, view['waits_for']))}\n"
-    return head + text
+        yield "  its state cannot be read: a thread holds it"
+        return
+    yield f"  {_rates(view)}"
+    waiting = f", {view['n_waiting_for_room']} more wait for room" * (
+        view["n_waiting_for_room"] > 0
+    )
+    yield (
+        f"  {counted(view['n_in_flight'], 'call')} in flight{waiting}; "
+        f"{show_bytes(view['staging_bytes'])} held, {show_bytes(view['queued_bytes'])} to be sent"
+    )
+    yield f"  shares: {view['algorithm'] or 'no call yet'}"
+    for wait in view["waits_for"]:
+        who = f"worker {wait['rank']} ({wait['host']})"
+        yield f"  waits for {who} for {wait['since_s']:g} s: {wait['why']}"
+
+
+def _rates(view: dict[str, Any]) -> str:
+    into, out, link = (
+        8 * view[name] / 1e6 for name in ("bytes_in_per_s", "bytes_out_per_s", "link_bytes_per_s")
+    )
+    text = f"in {into:.1f} Mbit/s, out {out:.1f} Mbit/s"
+    if not link:
+        return f"{text}; how fast its link is nobody has said (SHOAL_LINK)"
+    return f"{text}: {max(into, out) / link:.0%} of its link's {link:.0f} Mbit/s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
@@ -13,6 +12,7 @@ from shoal.engine import make_plan, plan_for
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.buffers import BlockBuffers, BufferView, blocks_of, clash, span_of
 from shoal.group.context import Occurrences, hash_of
+from shoal.group.numbers import Numbers
 from shoal.group.work import FOR_EVER_S, Work
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.schedule import COLLECTIVES, MESSAGE
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # A group's narrow wire is for what is large. Below this nothing is won, since messages take what
 # they take, and small sums are those whose digits count: numbers of samples, losses, norms.
 WIRE_FLOOR_BYTES: Final = 64 << 10
+
+
+MOST_PRIORITY: Final = 1000
 
 
 class ClosedGroup:
@@ -54,6 +57,7 @@ class CallOptions(TypedDict, total=False):
     """The keywords that every call takes; `Group` says what they mean."""
 
     name: str | None
+    number: int | None
     timeout_s: float | None
     async_op: bool
     work: bool
@@ -83,13 +87,18 @@ class Calls:
         self._native: engine.NativeGroup | ClosedGroup = context.register(
             self, name, members, native_id
         )
-        self._next_key = itertools.count(1)
+        self._numbers = Numbers(str(self))
         self._named = Occurrences("calls")
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
         self._at_deadline = AtDeadline()
 
     def __str__(self) -> str:
         return f"group {self.name!r}, rank {self.rank} of {self.size}"
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of its members among those of the whole mesh."""
+        return tuple(self._members)
 
     @property
     def mesh(self) -> engine.Mesh | None:
@@ -136,9 +145,13 @@ class Calls:
         root: int = 0,
         *,
         wire: str | None = None,
+        priority: int = 0,
     ) -> engine.Plan:
         """The plan of a call that is like others, kept under `key`, which begins with its name."""
+        if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+            raise UsageError(f"{self}: priority={priority} is not within {MOST_PRIORITY} of 0")
         shape = self._shape(key[0], dtype, n_elems, op, root, wire=wire)
+        shape = shape._replace(priority=priority)
         if len(self._plans) >= 1024:  # sizes that never come back
             self._plans.clear()
         plan = self._plans[key] = plan_for(shape)
@@ -284,7 +297,7 @@ class Calls:
     # Starting.
 
     def _start_in_place(self, plan: engine.Plan, span: BufferView, how: CallOptions) -> Work | None:
-        key, timeout_s, background = self._key(how), self._timeout(how), how.get("async_op", False)
+        timeout_s, background, key = self._timeout(how), how.get("async_op", False), self._key(how)
         call = self._native.post_in_place(plan, key, span.address, timeout_s, background)
         return self._finish(call, span, how)
 
@@ -314,8 +327,8 @@ class Calls:
             raise UsageError(f"{self}: a rank cannot {kind} to or from itself")
         if not -(1 << 63) <= tag < 1 << 63:
             raise UsageError(f"{self}: tag {tag} does not fit in 64 bits")
-        if how.get("name") is not None:
-            raise UsageError(f"{self}: a message has a tag, not a name")
+        if how.get("name") is not None or how.get("number") is not None:
+            raise UsageError(f"{self}: a message has a tag, not a name or a number")
         span = span_of(data, writable=kind == "recv")
         at = -1 if peer is None else peer
         shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)
@@ -328,8 +341,14 @@ class Calls:
     def _key(self, how: CallOptions) -> int:
         name = how.get("name")
         if name is None:
-            return next(self._next_key)
+            return self._number(how)
+        if how.get("number") is not None:
+            raise UsageError(f"{self}: a call has a name or a number; this one has both")
         return FIRST_NAMED_KEY | hash_of(name, self._named.count(name)) >> 2
+
+    def _number(self, how: CallOptions) -> int:
+        number = how.get("number")
+        return self._numbers.take() if number is None else self._numbers.use(number)
 
     def _timeout(self, how: CallOptions) -> float:
         if not how:  # the usual case

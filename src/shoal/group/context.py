@@ -197,12 +197,14 @@ def meet(
     timeout_s: float,
     digest: bytes = b"",
     channels: Callable[[Sequence[str], Sequence[bytes]], int] = lambda _hosts, _digests: 1,
+    dead_s: float | None = None,
 ) -> Context:
     """Meet all ranks through `store` and link up with them; `group.form` says what it raises.
 
     `digest` is for all ranks to read: `Context.digests` holds them by rank. `channels` says by the
     hosts and the digests of all ranks how many channels there are between hosts; it raises
-    nothing.
+    nothing. A peer that is silent for `dead_s`, the same on all, counts as lost, and so does one
+    whose lost connections do not come back in that time; None: the usual.
     """
     with telling(store, rank, size):
         _check_isa()
@@ -210,7 +212,9 @@ def meet(
         staging_bytes = _integer("SHOAL_STAGING_BYTES", limits.STAGING_BYTES, 8 << 20, 1 << 40)
         spin_us = _integer("SHOAL_SPIN_US", limits.SPIN_US, 0, 10**9)
         backstop_ms = _integer("SHOAL_BACKSTOP_MS", limits.BACKSTOP_MS, 1, 10**9)
-        resume_s = _integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6)
+        resume_s = float(_integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6))
+    if dead_s is not None:
+        resume_s = min(resume_s, dead_s)
     arenas: list[engine.Arena] = []
 
     # NOT two at a time: our part of the memory may be the same as before.
@@ -243,7 +247,8 @@ def meet(
             peers=_places(membership),
             n_channels=n_channels,
             listeners=list(membership.take()),
-            resume_s=float(resume_s),
+            resume_s=resume_s,
+            dead_s=float(limits.DEAD_S) if dead_s is None else dead_s,
             staging_bytes=staging_bytes,
             spin_us=float(spin_us),
             backstop_s=backstop_ms / 1e3,

@@ -113,6 +113,7 @@ class Group(Members):
     Every call takes these keywords:
         name: matches the call with the other ranks' calls of this name; calls of one name, and
             those without any, match by their order. Every name is remembered: reuse a few.
+        number: one that `reserve` has returned, in place of a name: calls of one number match.
         timeout_s: seconds until the call fails; None takes the group's.
         async_op: return a `Work` at once, and work on it in the background.
         work: return a `Work` at once for the caller to `wait()` on next; nobody works before that.
@@ -138,6 +139,25 @@ class Group(Members):
     def begin(self) -> None:
         """It has formed, and its ranks may talk. Raises with the group closed."""
 
+    # Numbers.
+
+    def reserve(self, count: int) -> range:
+        """The numbers of the next `count` calls without names, to be used later in any order.
+
+        Every rank reserves as many, in the same place among its calls. `number=` gives one of them
+        to a call; the ranks may use them in other orders. Each is good for one call, and one that
+        no rank is going to use is for all of them to `skip`. Nothing is said to anyone.
+
+        Args:
+            count: up to `numbers.MOST_APART`. Calls may be so far out of order, so that many
+                numbers after one that is neither used nor skipped, calls raise UsageError.
+        """
+        return self._numbers.reserve(count)
+
+    def skip(self, number: int) -> None:
+        """No rank will use this number; all ranks skip the same ones. UsageError if it is gone."""
+        self._numbers.skip(number)
+
     # Collectives.
 
     def all_reduce(
@@ -146,6 +166,7 @@ class Group(Members):
         op: Op | str = Op.SUM,
         *,
         wire: str | None = None,
+        priority: int = 0,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """Fold `data` over all ranks, in place: the same bits on every rank.
@@ -154,12 +175,17 @@ class Group(Members):
             data: any number of elements, as many and of the same type on every rank.
             op: sum, avg, product, min, max, band, bor or bxor; avg of integers truncates.
             wire: "bf16", "identity" or None, as `Group` says.
+            priority: from -1000 to 1000: of large calls whose data waits to leave for other hosts,
+                those of the highest go first. A plan is kept for each: use a few.
+                Servers take no notice of it.
         """
         span = span_of(data)
-        key = ("all_reduce", span.dtype, op, span.n_elems, wire)
+        key = ("all_reduce", span.dtype, op, span.n_elems, wire, priority)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plan(key, span.dtype, span.n_elems, parse_op(op), wire=wire)
+            plan = self._plan(
+                key, span.dtype, span.n_elems, parse_op(op), wire=wire, priority=priority
+            )
         return self._start_in_place(plan, span, how)
 
     def broadcast(self, data: Any, root: int = 0, **how: Unpack[CallOptions]) -> Work | None:

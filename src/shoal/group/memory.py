@@ -32,23 +32,36 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         ShoalError: the machine, or the memory limit of this container, has not so much left; says
             how much was asked for and what is left.
     """
-    from shoal import engine  # the native core loads with the first use, not with `import shoal`
-
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
         raise UsageError(f"shape {sizes} has a negative dimension")
     kind = parse_dtype(dtype)
     n_bytes = math.prod(sizes) * item_size(kind)
-    try:
-        address = engine.allocate(n_bytes)
-    except MemoryError as error:
-        raise ShoalError(f"shoal.empty({sizes}, {kind}): {error}") from error
-    memory = (ctypes.c_byte * max(n_bytes, 1)).from_address(address)
-    weakref.finalize(memory, engine.release, address).atexit = False
+    memory = allocate(n_bytes, f"shoal.empty({sizes}, {kind})")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         return torch.frombuffer(memory, dtype=torch.uint8)[:n_bytes].view(dtype).view(sizes)
     return _numpy_array(memory, sizes, kind)
+
+
+def allocate(n_bytes: int, what: str) -> ctypes.Array[ctypes.c_byte]:
+    """So many zero bytes of such memory, freed with the object that is returned.
+
+    Args:
+        what: it is for, for the message.
+
+    Raises:
+        ShoalError: as `empty` does.
+    """
+    from shoal import engine  # the native core loads with the first use, not with `import shoal`
+
+    try:
+        address = engine.allocate(n_bytes)
+    except MemoryError as error:
+        raise ShoalError(f"{what}: {error}") from error
+    memory = (ctypes.c_byte * max(n_bytes, 1)).from_address(address)
+    weakref.finalize(memory, engine.release, address).atexit = False
+    return memory
 
 
 def _numpy_array(memory: ctypes.Array[ctypes.c_byte], sizes: tuple[int, ...], kind: DType) -> Any:

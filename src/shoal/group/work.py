@@ -100,6 +100,11 @@ class Work:
         source = self._call.source()
         return source if source >= 0 else None
 
+    @property
+    def finished_ns(self) -> int:
+        """When the call ended, by `time.monotonic_ns`, whoever saw it when; 0 while it runs."""
+        return self._call.finished_ns
+
     def drive(self, timeout_s: float) -> bool:
         """Help for a while; whether the call has ended. Raises nothing of the call's own."""
         return self._call.wait(timeout_s)

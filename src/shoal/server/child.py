@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("shoal")
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_ASKING: Final = (signal.SIGTERM, signal.SIGINT)
 # What the interpreter, stacks and sockets take besides the windows.
 _BESIDES_BYTES: Final = 512 << 20
 
@@ -32,14 +33,18 @@ def start(meet: Meet, key_path: str, memory_bytes: int) -> tuple[int, int]:
         OSError: no process or descriptor can be had.
     """
     read, write = os.pipe2(os.O_CLOEXEC)
+    # NOT let in before the child has handlers of its own: by the parent's it would tell the parent.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
     try:
         parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            _be_child(meet, key_path, memory_bytes, write, parent)
     except OSError:
         os.close(read)
         os.close(write)
         raise
-    if pid == 0:
-        _be_child(meet, key_path, memory_bytes, write, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(write)
     os.set_blocking(read, False)
     return pid, read
@@ -74,8 +79,10 @@ def _leave_parent(pipe: int, parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    # Whoever asks all processes of a server to end has the parent drain, and needs them for that.
+    for number in _ASKING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)
     # The parent's sockets; its objects live as long as this process, and close nothing.
     os.closerange(3, pipe)
     os.closerange(pipe + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -6,11 +6,14 @@ import contextlib
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from shoal.group.pool.protocol import Frames, Message, encode
+from shoal.group.pool.commands import MEETING_S
+from shoal.group.pool.protocol import Frames, Meet, Message, Note, encode
 from shoal.server.http import MOST_BYTES, answer
+from shoal.server.pace import Pace
 
 if TYPE_CHECKING:
     from shoal.server.http import Health
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 2.0
 _MOST_ASKED_BYTES: Final = 4096  # of a frame: no request is longer
 _READ_BYTES: Final = 4096
+_MOST_NOTES: Final = 8  # of the kinds of calls of a job
+_MOST_RESTING: Final = 1  # views that wait for their turn, beyond which nothing more is read
 
 
 class Connection:
@@ -41,9 +46,15 @@ class Connection:
         self._on_data, self._on_end = on_data, on_end
         self._outbox = b""
         self._closes_when_sent = False
-        self.is_open = True
+        self.is_open = self._reads = self._is_watched = True
         self.until: float | None = None  # when to give it up
+        self._sent_by: float | None = None  # or then, since it takes nothing
         selector.register(sock, selectors.EVENT_READ, self._on_ready)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to close it, unless something happens."""
+        return min((at for at in (self.until, self._sent_by) if at is not None), default=None)
 
     def send(self, data: bytes, *, last: bool = False) -> None:
         """Send this after what is there; `last`: and close."""
@@ -51,18 +62,25 @@ class Connection:
         self._closes_when_sent |= last
         self._write()
 
+    def read(self, reads: bool) -> None:
+        """Read on, or leave what comes to the kernel, which makes the peer wait in the end."""
+        if self.is_open and reads != self._reads:
+            self._reads = reads
+            self._watch()
+
     def close(self) -> None:
         """Close it; idempotent."""
         if self.is_open:
             self.is_open = False
-            self._selector.unregister(self._sock)
+            if self._is_watched:
+                self._selector.unregister(self._sock)
             self._sock.close()
             self._on_end()
 
     def _on_ready(self) -> None:
-        if self.is_open and self._outbox:
+        if self._outbox:
             self._write()
-        if self.is_open:
+        elif self._reads:
             self._read()
 
     def _read(self) -> None:
@@ -91,17 +109,31 @@ class Connection:
                 self._sock.shutdown(socket.SHUT_WR)
             self.close()
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
-        self._selector.modify(self._sock, events, self._on_ready)
-        if self._outbox:
-            self.until = time.monotonic() + PATIENCE_S
+        self._watch()
+        self._sent_by = time.monotonic() + PATIENCE_S if self._outbox else None
+
+    def _watch(self) -> None:
+        # NOT both: whoever takes no answers asks nothing more, or they would fill our memory.
+        events = selectors.EVENT_READ if self._reads else 0
+        events = selectors.EVENT_WRITE if self._outbox else events
+        if self._is_watched:
+            self._selector.unregister(self._sock)
+        self._is_watched = events != 0
+        if self._is_watched:
+            self._selector.register(self._sock, events, self._on_ready)
 
 
 class JobConnection:
     """A job's, whose lowest worker holds it as long as it wants the server.
 
     Args:
+        pace: of what all who hold its key ask for that costs a process.
         on_message: answers a message; None: it is none that a job says.
+
+    Attributes:
+        job: its name, once it has reserved.
+        notes: what it says of its kinds of calls, the newest last.
+        rests_until: when the next view may begin that it has asked for; None: none waits.
     """
 
     def __init__(
@@ -109,11 +141,17 @@ class JobConnection:
         selector: selectors.BaseSelector,
         sock: socket.socket,
         key: JobKey,
+        pace: Pace,
         on_message: Callable[[JobConnection, Message], Message | None],
         on_end: Callable[[JobConnection], None],
     ) -> None:
         self.key = key
-        self.job: str | None = None  # its name, once it has reserved
+        self.job: str | None = None
+        self.notes: deque[Note] = deque(maxlen=_MOST_NOTES)
+        self.rests_until: float | None = None
+        self._paces = pace, Pace()  # of its key, and its own
+        # Since when: what a frame or a few may hold, and no more.
+        self._waiting: deque[tuple[float, Message]] = deque()
         self._frames = Frames(_MOST_ASKED_BYTES)
         self._on_message = on_message
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -125,13 +163,55 @@ class JobConnection:
             messages = self._frames.feed(data)
         except ValueError:
             return False
-        for message in messages:
+        now = time.monotonic()
+        self._waiting += ((now, message) for message in messages)
+        return self._work(now)
+
+    def note(self, note: Note) -> None:
+        """Remember it, instead of what was said of the same kind before."""
+        for other in [one for one in self.notes if one.kind == note.kind]:
+            self.notes.remove(other)
+        self.notes.append(note)
+
+    def go_on(self, now: float) -> None:
+        """Begin views that wait, and read again, if they have rested long enough."""
+        if self.rests_until is not None and now >= self.rests_until:
+            self.rests_until = None
+            if not self._work(now):
+                self.connection.close()
+
+    def _work(self, now: float) -> bool:
+        """Answer what has come; views rest if there are too many. False: it makes no sense.
+
+        All else is answered meanwhile: who asks whether we live takes silence for death.
+        """
+        came, self._waiting = self._waiting, deque()
+        for since, message in came:
+            if isinstance(message, Meet) and now > since + MEETING_S:
+                continue  # its workers have given it up, and ask for another
+            if isinstance(message, Meet) and not self._may_meet(now):
+                self._waiting.append((since, message))
+                continue
+            if not self.connection.is_open:
+                return True
             reply = self._on_message(self, message)
             if reply is None:
                 return False
             self.connection.send(encode(reply))
-        self.connection.until = None if self._frames.is_empty else time.monotonic() + PATIENCE_S
+        reads = len(self._waiting) <= _MOST_RESTING
+        self.connection.read(reads)
+        is_awaited = reads and not self._frames.is_empty
+        self.connection.until = now + PATIENCE_S if is_awaited else None
         return True
+
+    def _may_meet(self, now: float) -> bool:
+        if self.rests_until is None:
+            dues = [due for due in (pace.due(now) for pace in self._paces) if due is not None]
+            self.rests_until = max(dues, default=None)
+            if not dues:
+                for pace in self._paces:
+                    pace.take(now)
+        return self.rests_until is None
 
 
 class HttpConnection:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.engine import make_plan
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.pool.announce import N_BYTES, TAG, unpack
-from shoal.group.pool.meeting import MEETING_S, meet_view
+from shoal.group.pool.commands import MEETING_S
+from shoal.group.pool.meeting import meet_view
 from shoal.rendezvous import TcpStoreClient, job_key
-from shoal.state.waits import waits_of
+from shoal.state.document import of_all_channels
+from shoal.state.waits import WORDS, waits_of
 
 if TYPE_CHECKING:
     from shoal.group.pool.meeting import PoolGroup
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _TELL_S: Final = 0.5  # how often the parent hears how this view fares
 # When worker 0 has left: how long the others may take with what they are owed.
 _LAST_S: Final = 2.0
+_OF_PEERS: Final = ("n_bytes_in", "n_bytes_out", "bytes_in_per_s", "bytes_out_per_s")
+_MOST_WAITS: Final = 8  # workers that are named
 # Of what one view may be told in its life: a model has a few dozen kinds of calls.
 _MOST_KINDS: Final = 65536
 
@@ -92,16 +96,40 @@ class _Served:
             "n_kinds": self._n_kinds,
             "algorithm": self._last_algorithm,
             "for_s": round(time.monotonic() - self._started, 1),
+            "link_bytes_per_s": self._group.rates[self._group.rank] * 1e6,
         }
         if state is not None:
-            calls = [call for group in state["groups"] for call in group["in_flight"]]
-            waits = [wait for call in calls for wait in waits_of(call) if wait["is_blamed"]]
-            told["n_in_flight"] = state["n_in_flight"]
-            told["staging_bytes"] = state["staging"]["used_bytes"] + state["scratch_bytes"]
-            for name in ("n_bytes_in", "n_bytes_out", "bytes_in_per_s", "bytes_out_per_s"):
-                told[name] = sum(peer[name] for peer in state["peers"])
-            told["waits_for"] = sorted({wait["rank"] for wait in waits})[:32]
+            told.update(self._fares(of_all_channels(state)))
         return told
+
+    def _fares(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What goes through it, and whom it waits for. Its own receives are no calls."""
+        groups, peers = state["groups"], state["peers"]
+        calls = [call for group in groups for call in group["in_flight"]]
+        served = [call for call in calls if call["is_served"]]
+        # Of a call that is cut, each channel has a part.
+        n_besides = len(calls) - len({call["key"] for call in served})
+        told: dict[str, Any] = {
+            "n_in_flight": state["n_in_flight"] - n_besides,
+            "n_waiting_for_room": sum(group["n_waiting_for_room"] for group in groups),
+            "staging_bytes": state["staging"]["used_bytes"] + state["scratch_bytes"],
+            "waits_for": self._waits_for(served),
+        }
+        for name in (*_OF_PEERS, "queued_bytes"):
+            told[name] = sum(peer[name] for peer in peers)
+        return told
+
+    def _waits_for(self, served: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The workers that calls wait for, those first that they have waited for longest."""
+        longest: dict[int, dict[str, Any]] = {}
+        for wait in (wait for call in served for wait in waits_of(call) if wait["is_blamed"]):
+            rank, since_s = wait["rank"], round(wait["since_s"], 2)
+            before = longest.get(rank)
+            if before is None or since_s > before["since_s"]:
+                host = self._group.names[rank]
+                why = WORDS[wait["why"]]
+                longest[rank] = {"rank": rank, "host": host, "why": why, "since_s": since_s}
+        return sorted(longest.values(), key=lambda one: -one["since_s"])[:_MOST_WAITS]
 
 
 def _is_within(wait: Callable[[float], None], timeout_s: float) -> bool:
@@ -117,6 +145,6 @@ def _linger(group: PoolGroup) -> None:
     until, pause = time.monotonic() + _LAST_S, 0.01
     while group.ended() is None and time.monotonic() < until:
         state = group.mesh.state(0.1) if group.mesh is not None else None
-        if state is None or not state["n_in_flight"]:
+        if state is None or not of_all_channels(state)["n_in_flight"]:
             return
         time.sleep(pause)

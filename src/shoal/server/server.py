@@ -21,6 +21,7 @@ from shoal.group.pool.protocol import (
     Leaving,
     Meet,
     Message,
+    Note,
     Reserve,
     Reserved,
     Status,
@@ -28,6 +29,7 @@ from shoal.group.pool.protocol import (
     is_for_server,
     own_version,
 )
+from shoal.plan.text import counted
 from shoal.rendezvous.acceptor import Acceptor, run_ready
 from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.key import random_key
@@ -35,6 +37,8 @@ from shoal.server.child import start
 from shoal.server.client import Connection, HttpConnection, JobConnection
 from shoal.server.http import BEGINNINGS, Health
 from shoal.server.options import JobKey, ServerOptions
+from shoal.server.pace import AT_ONCE_OF_KEY, Pace
+from shoal.server.registrar import LAST_S
 from shoal.server.views import Views
 
 _LOG: Final = logging.getLogger("shoal")
@@ -42,8 +46,31 @@ _LOG: Final = logging.getLogger("shoal")
 _MOST_CONNECTIONS: Final = 1024
 _MOST_HTTP: Final = 32
 _PAUSE_S: Final = 0.05  # after a turn that failed: it may fail again at once
-# Of one job: the one that serves, the next one, and two whose workers have left them behind.
+# Of one job, or rail: the one that serves, the next one, and two whose workers have left them
+# behind.
 _MOST_VIEWS: Final = 4
+# Where several workers share a host, each rail has views of its own, and so has each group of a
+# job's workers. More of them are refused than have room for a view and the next one: the oldest,
+# which is ended else, is one that serves, and comes back.
+_MOST_VIEWS_OF_KEY: Final = 4 * 64
+_MOST_OF_KEY: Final = _MOST_VIEWS_OF_KEY // 2
+_MOST_NOTES: Final = 8  # that are told of a key's jobs
+_MOST_TOLD_BYTES: Final = 60_000  # in an answer
+
+
+def as_text(told: dict[str, Any]) -> str:
+    """JSON that an answer has room for: of views, and then of calls, the last may be left out."""
+    lists = ("views", "calls")
+    room = _MOST_TOLD_BYTES - len(json.dumps({**told, **{name: [] for name in lists}}))
+    fitting = dict(told)
+    for name in lists:
+        fitting[name] = []
+        for one in told[name]:
+            room -= len(json.dumps(one)) + 2  # ", "
+            if room < 0:
+                break
+            fitting[name].append(one)
+    return json.dumps(fitting)
 
 
 class Server:
@@ -51,6 +78,7 @@ class Server:
 
     Args:
         listeners: it owns them from here on.
+        registrar: the process that tells jobs of it, which ends with it.
     """
 
     def __init__(
@@ -58,9 +86,12 @@ class Server:
         listeners: Sequence[socket.socket],
         keys: Sequence[JobKey],
         options: ServerOptions | None = None,
+        registrar: int | None = None,
     ) -> None:
         self._options = options or ServerOptions()
         self._keys = {key.number: key for key in keys}
+        self._paces = {number: Pace(AT_ONCE_OF_KEY) for number in self._keys}
+        self._registrar = registrar
         self._identity = os.urandom(16)
         self._selector = selectors.DefaultSelector()
         self._views = Views(self._selector)
@@ -105,7 +136,10 @@ class Server:
             self._ends = True
             return
         self._drains_until = time.monotonic() + self._options.drain_s
-        _LOG.info("draining: %d views are served", self._views.n)
+        if self._registrar is not None:  # nobody new is to find us
+            os.kill(self._registrar, signal.SIGTERM)
+        n = self._views.n
+        _LOG.info("draining: %s %s served", counted(n, "view"), "is" if n == 1 else "are")
         for job in list(self._jobs):
             job.connection.send(encode(Leaving()))
 
@@ -124,7 +158,10 @@ class Server:
             sock.close()
             return
         key = self._keys[hello.epoch]
-        self._jobs.add(JobConnection(self._selector, sock, key, self._answer, self._jobs.discard))
+        pace = self._paces[key.number]
+        self._jobs.add(
+            JobConnection(self._selector, sock, key, pace, self._answer, self._jobs.discard)
+        )
 
     def key_differs(self, hello: Hello) -> None:
         """It is told, and whoever started it can act; here anyone can cause this."""
@@ -145,13 +182,16 @@ class Server:
 
     def _answer(self, job: JobConnection, message: Message) -> Message | None:
         if isinstance(message, Ask):
-            return Status(json.dumps(self._told(job.key))[:60_000])
+            return Status(as_text(self._told(job.key)))
         if isinstance(message, Reserve):
             why = self._why_not(job, message)
             job.job = job.job if why else message.job
             return Reserved(why, self._identity)
         if isinstance(message, Meet):
             return Reserved(self._begin(job, message), self._identity)
+        if isinstance(message, Note):
+            job.note(message)
+            return Reserved("", self._identity)
         return None
 
     def _why_not(self, job: JobConnection, wanted: Reserve) -> str:
@@ -166,7 +206,11 @@ class Server:
         held = {other.key.number for other in self._jobs if other.job is not None}
         held |= self._views.keys()
         if job.key.number not in held and len(held) >= self._options.most_jobs:
-            return f"it serves {len(held)} jobs, the most that --max-jobs allows"
+            return f"it serves {counted(len(held), 'job')}, the most that --max-jobs allows"
+        others = [one for one in self._jobs if one.key is job.key and one is not job]
+        n_others = sum(one.job is not None for one in others)
+        if n_others >= _MOST_OF_KEY:
+            return f"it serves {n_others} groups of jobs with this key, and no more of one key"
         return ""
 
     def _begin(self, job: JobConnection, meet: Meet) -> str:
@@ -174,7 +218,8 @@ class Server:
             return "nothing was reserved"
         if self._drains_until is not None:
             return "it is draining, and about to end"
-        self._views.make_room(job.key.number, _MOST_VIEWS)
+        self._views.make_room(job.key.number, job.job, _MOST_VIEWS)
+        self._views.make_room(job.key.number, None, _MOST_VIEWS_OF_KEY)
         try:
             pid, pipe = start(meet, job.key.path, self._options.memory_bytes)
             self._views.add(pid, pipe, job.key.number, job.job)
@@ -187,6 +232,8 @@ class Server:
     def _told(self, key: JobKey) -> dict[str, Any]:
         """For whoever holds this key; of other jobs only how many there are."""
         own = self._views.told_of(key.number)
+        jobs = [job for job in self._jobs if job.key is key]
+        calls = [{"job": job.job, **note._asdict()} for job in jobs for note in reversed(job.notes)]
         return {
             "version": own_version(),
             "is_draining": self._drains_until is not None,
@@ -194,6 +241,7 @@ class Server:
             "most_jobs": self._options.most_jobs,
             "memory_bytes": self._options.memory_bytes,
             "views": own,
+            "calls": calls[:_MOST_NOTES],
         }
 
     def _health(self) -> Health:
@@ -212,8 +260,11 @@ class Server:
     def _turn(self) -> None:
         now = time.monotonic()
         self._acceptor.expire(now)
+        self._views.expire(now)
+        for job in [one for one in self._jobs if one.rests_until is not None]:
+            job.go_on(now)
         for held in self._held():
-            until = held.until
+            until = held.deadline
             if until is not None and now >= until:
                 held.close()
         if self._drains_until is not None and (not self._views.n or now >= self._drains_until):
@@ -222,8 +273,9 @@ class Server:
         run_ready(self._selector, self._wait_s(now))
 
     def _wait_s(self, now: float) -> float | None:
-        times = [held.until for held in self._held()]
-        times += [self._acceptor.next_deadline(), self._drains_until]
+        times = [held.deadline for held in self._held()]
+        times += [one.rests_until for one in self._jobs]
+        times += [self._acceptor.next_deadline(), self._views.next_deadline(), self._drains_until]
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - now) if due else None
 
@@ -239,4 +291,15 @@ class Server:
             held.close()
         self._acceptor.close()
         self._views.kill_all()
+        self._end_registrar()
         self._selector.close()
+
+    def _end_registrar(self) -> None:
+        pid, until = self._registrar, time.monotonic() + LAST_S
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGTERM)
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() >= until:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(_PAUSE_S)

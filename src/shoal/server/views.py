@@ -9,11 +9,17 @@ import logging
 import os
 import selectors
 import signal
+import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from shoal.plan.text import counted
+
 _LOG: Final = logging.getLogger("shoal")
 
+# A child says twice a second how it fares, once its view has formed (3 s at most). Its workers have
+# given up a stopped one long before this.
+SILENT_S: Final = 10.0
 _MOST_UNREAD: Final = 64 << 10  # of a pipe; a line is shorter than one page
 
 
@@ -31,6 +37,7 @@ class _View:
     pipe: int
     key: int
     job: str
+    heard_at: float
     unread: bytes = b""
     told: dict[str, Any] = field(default_factory=dict)
 
@@ -64,7 +71,7 @@ class Views:
             os.waitpid(pid, 0)
             os.close(pipe)
             raise
-        view = _View(pid, pidfd, pipe, key, job)
+        view = _View(pid, pidfd, pipe, key, job, time.monotonic())
         self._views.append(view)
         self._selector.register(pipe, selectors.EVENT_READ, functools.partial(self._read, view))
         self._selector.register(
@@ -76,12 +83,28 @@ class Views:
         chosen = [view for view in self._views if key is None or view.key == key]
         return [{**view.told, "job": view.job, "pid": view.pid} for view in chosen]
 
-    def make_room(self, key: int, most: int) -> None:
-        """End the oldest views of a job that has as many as this."""
-        own = [view for view in self._views if view.key == key]
+    def make_room(self, key: int, job: str | None, most: int) -> None:
+        """End the oldest views of a key's job that has as many as this; of all its jobs if None."""
+        own = [view for view in self._views if view.key == key and job in (None, view.job)]
         for view in own[: max(0, len(own) - most + 1)]:
-            _LOG.warning("job %r has %d views: the oldest is ended", view.job, len(own))
+            _LOG.warning("job %r has %s: the oldest is ended", view.job, counted(len(own), "view"))
             self._kill(view)
+
+    def expire(self, now: float) -> None:
+        """End those that have said nothing for long: stopped, or stuck, and of use to nobody."""
+        for view in [one for one in self._views if now >= one.heard_at + SILENT_S]:
+            self._read(view)  # it may be this process that was stopped
+            if view.heard_at > now - SILENT_S:
+                continue
+            _LOG.warning(
+                "job %r: process %d has said nothing for %g s: it is ended",
+                *(view.job, view.pid, SILENT_S),
+            )
+            self._kill(view)
+
+    def next_deadline(self) -> float | None:
+        """When to look for those again."""
+        return min((view.heard_at + SILENT_S for view in self._views), default=None)
 
     def kill_all(self) -> None:
         """End all that are left."""
@@ -89,6 +112,8 @@ class Views:
             self._kill(view)
 
     def _read(self, view: _View) -> None:
+        if view.pipe < 0:
+            return
         try:
             data = os.read(view.pipe, _MOST_UNREAD)
         except BlockingIOError:
@@ -98,6 +123,7 @@ class Views:
         if not data:
             self._forget_pipe(view)
             return
+        view.heard_at = time.monotonic()
         *lines, view.unread = (view.unread + data).split(b"\n")
         if len(view.unread) > _MOST_UNREAD:
             view.unread = b""

@@ -84,7 +84,7 @@ def _world(source: ContextSource, told: dict[str, Any] | None) -> dict[str, Any]
     }
     if native is None:
         return {**world, "groups": [], "peers": []}
-    native = _of_all_channels(native)
+    native = of_all_channels(native)
     for group in native["groups"]:
         group["name"] = names.get(group["id"])
         for call in group["in_flight"]:
@@ -93,7 +93,7 @@ def _world(source: ContextSource, told: dict[str, Any] | None) -> dict[str, Any]
     return {**world, **{name: value for name, value in native.items() if name not in known}}
 
 
-def _of_all_channels(native: dict[str, Any]) -> dict[str, Any]:
+def of_all_channels(native: dict[str, Any]) -> dict[str, Any]:
     """What the channels of a mesh told, in one; what is of a later one says of which."""
     for other in native.pop("more", ()):
         mark = {"channel": other["channel"]}

@@ -11,6 +11,9 @@ from shoal.errors import UsageError
 from shoal.group.pool.protocol import DEFAULT_PORT
 
 MOST_SERVERS: Final = 1024
+DEFAULT_JOB: Final = "none"
+"""What torchrun calls a job without `--rdzv-id`."""
+_SCHEME: Final = "rdzv://"
 
 
 class Address(NamedTuple):
@@ -21,6 +24,55 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class JobEndpoint(NamedTuple):
+    """A rendezvous store, and the job whose servers are to be found there.
+
+    Args:
+        job: torchrun's `--rdzv-id`.
+    """
+
+    host: str
+    port: int
+    job: str
+
+    def __str__(self) -> str:
+        return f"{_SCHEME}{Address(self.host, self.port)}/{self.job}"
+
+
+def parse_endpoint(text: str, job: str, what: str) -> JobEndpoint:
+    """HOST:PORT of a store.
+
+    Raises:
+        UsageError: it is none, or the job's name is none.
+    """
+    address = parse_address(text, what, 0)
+    if not 1 <= address.port <= 65535:
+        raise UsageError(f"{what}: {text!r} has no port from 1 to 65535")
+    if not re.fullmatch(r"[!-~]{1,64}", job):
+        raise UsageError(f"{what}: {job!r} is no id of 1 to 64 printable letters without spaces")
+    return JobEndpoint(*address, job)
+
+
+def endpoint_from(environ: Mapping[str, str]) -> JobEndpoint | None:
+    """The store at which `SHOAL_SERVERS` has servers looked for: `rdzv://HOST:PORT/ID`, if any.
+
+    Raises:
+        UsageError: it is written wrong, or there are several.
+    """
+    found = [name for name in _names(environ) if name.startswith(_SCHEME)]
+    if len(found) > 1:
+        raise UsageError(f"SHOAL_SERVERS names {len(found)} stores ({_SCHEME}...); one can be")
+    for name in found:
+        where, _, job = name.removeprefix(_SCHEME).partition("/")
+        return parse_endpoint(where, job or DEFAULT_JOB, "SHOAL_SERVERS")
+    return None
+
+
+def _names(environ: Mapping[str, str]) -> list[str]:
+    names = [part.strip() for part in environ.get("SHOAL_SERVERS", "").split(",")]
+    return [name for name in names if name]
 
 
 def parse_address(text: str, what: str, port: int = DEFAULT_PORT) -> Address:
@@ -58,8 +110,8 @@ def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
     Raises:
         UsageError: it is written wrong, or names a server twice.
     """
-    names = [part.strip() for part in environ.get("SHOAL_SERVERS", "").split(",")]
-    found = [parse_address(name, "SHOAL_SERVERS") for name in names if name]
+    names = [name for name in _names(environ) if not name.startswith(_SCHEME)]
+    found = [parse_address(name, "SHOAL_SERVERS") for name in names]
     for at, address in enumerate(found):
         if address in found[:at]:
             raise UsageError(f"SHOAL_SERVERS names {address} twice")
@@ -77,7 +129,7 @@ def n_required_from(environ: Mapping[str, str]) -> int:
         UsageError: it is no number, or larger than there are.
     """
     text = environ.get("SHOAL_SERVERS_REQUIRED", "") or "0"
-    n_named = len(servers_from(environ))
+    n_named = len(servers_from(environ)) if endpoint_from(environ) is None else MOST_SERVERS
     if not (text.isascii() and text.isdigit()) or int(text[:6]) > n_named:
         raise UsageError(
             f"SHOAL_SERVERS_REQUIRED={text!r} is not a number from 0 to {n_named}, as many as "

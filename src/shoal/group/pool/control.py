@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shoal.dtypes import DType, Op
 from shoal.engine import Fault, make_plan
 from shoal.group.calls import ClosedGroup
+from shoal.group.context import hash_of
 from shoal.group.group import Group
 from shoal.group.work import FOR_EVER_S
 from shoal.plan import Planner
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
     from shoal.group.pool.pooled_call import NativeError
+    from shoal.group.pool.rails import Rail
     from shoal.group.work import Work
 
 
@@ -29,16 +31,33 @@ class Control(Group):
     """That group."""
 
     @classmethod
-    def of(cls, group: Group) -> Control:
-        """The one of this group's ranks."""
-        planner = Planner(group.planner.cluster)  # which says nothing of what it chooses
-        members = list(group._members)
-        return cls(group._context, members, f"{group.name}/pool control", FOR_EVER_S, planner)
+    def of(cls, group: Group, rail: Rail) -> Control:
+        """The one of the ranks along a rail of this group."""
+        title = f"{group.name} (rail {rail.place})" if rail.n_rails > 1 else group.name
+        # Which says nothing of what it chooses.
+        planner = Planner(rail.cluster_of(group.planner.cluster))
+        members = [group._members[rank] for rank in rail.members]
+        # By that of the group: of two with one name, ranks may make the first call in either order.
+        native_id = hash_of("pool control", group.native_id, rail.place)
+        return cls(
+            *(group._context, members, f"{title}/pool control", FOR_EVER_S, planner),
+            native_id=native_id,
+        )
 
     @property
     def leader(self) -> int:
         """Rank 0, as the links number it."""
         return self._members[0]
+
+    @property
+    def epoch(self) -> int:
+        """Of its mesh: random, and the same on all workers."""
+        return self._context.epoch
+
+    @property
+    def names(self) -> list[str]:
+        """By rank, where it is."""
+        return [str(self._context.names[member]) for member in self._members]
 
     def native_error(self) -> NativeError:
         """What has ended it, as the native core says it."""

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import struct
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.errors import ShoalError, UsageError
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op
+from shoal.engine import Plan, address_of, lower
+from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.group.context import meet
 from shoal.group.group import Group
-from shoal.group.work import FOR_EVER_S
+from shoal.group.pool.commands import MEETING_S
+from shoal.group.work import FOR_EVER_S, Work
+from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import Planner, default_cluster, reported_mbit
+from shoal.plan.channels import PoolCard, channels_from, choose_pool_channels
+from shoal.plan.settings import paths_from
 from shoal.plan.wire import link_from
 from shoal.rendezvous.interface import choose_address
+from shoal.schedule import Recv, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from shoal import engine
     from shoal.rendezvous import Store
 
-MEETING_S: Final = 3.0
-"""For a view to form: a server that was there a moment ago, and is gone, holds all up this long."""
-
-_FIRST_TAG: Final = 2
-_DIGEST: Final = struct.Struct("<4sd")
+# A silent member costs a view its calls' repair, and a worker nothing else: it is given up soon.
+# Sooner would take a busy machine for a dead one.
+DEAD_S: Final = 1.2
+_MOST_NAMED: Final = 4
+_WORD_BYTES: Final = 1024  # the least that a segment may have
+_DIGEST: Final = struct.Struct("<4sd3H")
 _KIND: Final = b"pool"
 
 
@@ -45,15 +55,39 @@ class Misplaced(UsageError):  # noqa: N818 - says what is wrong
         return str(self.args[1])
 
 
+class Unmet(ShoalError):  # noqa: N818 - says what is wrong
+    """Some have met, and cannot reach each other.
+
+    Args:
+        servers: the places of those in the view that have not been heard, or that do not hear us.
+    """
+
+    def __init__(self, servers: frozenset[int], message: str) -> None:
+        super().__init__(servers, message)
+        self.servers = servers
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 class PoolGroup(Group):
     """The group of one view: the workers with the ranks they have, and the servers after them.
 
     Attributes:
         rates: by rank, the bytes that its link carries each microsecond, as its host says; 0: it
             does not know.
+        measured: by rank, what calls have shown that it carries; 0, or none: nothing else.
+        n_channels: that large calls are cut over.
     """
 
     rates: tuple[float, ...] = ()
+    measured: tuple[float, ...] = ()
+    n_channels: int = 1
+
+    @property
+    def names(self) -> list[str]:
+        """By rank, where it is."""
+        return [str(self._context.names[member]) for member in self._members]
 
     def serve(self, plan: engine.Plan) -> None:
         """From now on the native core answers every call of this kind that the workers make.
@@ -64,9 +98,40 @@ class PoolGroup(Group):
         native: Any = self._native
         native.serve(plan)
 
+    def first_word(self, server: int, n_workers: int) -> Work:
+        """Begin what this server says to every worker, over every channel."""
+        lengths = [_WORD_BYTES * self.n_channels]
+        is_own = server == self.rank
+        steps = [Send(to, 0) for to in range(n_workers)] if is_own else [Recv(server, 0)]
+        plan = Plan.make(
+            program=lower(steps, self.size),
+            layouts=[([0], lengths), ([], []), ([], []), ([], [])],
+            dtype=DType.UINT8,
+            op=Op.SUM,
+            divisor=1,
+            codec=Codec.IDENTITY,
+            descriptor=f"the first word of rank {server}",
+            agreement=f"the first word of rank {server}",
+            by_pair=False,
+            n_stripes=self.n_channels,
+            segment_bytes=_WORD_BYTES,
+        )
+        word = bytearray(*lengths)
+        address = address_of(memoryview(word))
+        key = first_word_key(server)
+        call = self._native.post_in_place(plan, key, address, FOR_EVER_S, True)
+        work = Work(self, call, word)
+        self._context.keep(work)
+        return work
+
     def post(self, plan: engine.Plan, key: int, address: int) -> engine.Call:
         """A worker's part of a call. It has no deadline but that of the whole call."""
         return self._native.post_in_place(plan, key, address, FOR_EVER_S, True)
+
+
+def first_word_key(server: int) -> int:
+    """The key of what a server says first, which no call along a rail has (`rails.Stage`)."""
+    return FIRST_NAMED_KEY | server << 2 | 3
 
 
 def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> PoolGroup:
@@ -78,17 +143,24 @@ def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> 
         ShoalError: it has not formed.
     """
     until = time.monotonic() + MEETING_S
-    digest = _DIGEST.pack(_KIND, _own_rate(store.host))
-    context = meet(store, rank, size, MEETING_S, digest)
+    digest = _digest_of(_own_card(store.host))
+    channels = functools.partial(_channels, n_workers)
+    context = meet(store, rank, size, MEETING_S, digest, channels, DEAD_S)
     try:
         hosts = [info.host_id for info in context.names]
         _check_hosts(hosts, [str(info) for info in context.names], n_workers)
         planner = Planner(default_cluster(range(size)))
         group = PoolGroup(context, list(range(size)), f"pool view {view}", FOR_EVER_S, planner)
         group.owns_context = True
-        group.rates = tuple(map(_rate_of, context.digests))
+        cards = [_card_of(digest) for digest in context.digests]
+        group.rates = tuple(card.rate for card in cards)
+        group.n_channels = choose_pool_channels(cards, n_workers)
         context.pace(group.rates[rank])
         _greet(group, n_workers, until)
+    except PeerLost as error:  # that one may live, and be cut off from some worker only
+        context.close()
+        lost = frozenset([error.rank - n_workers] if error.rank >= n_workers else [])
+        raise Unmet(lost, str(error)) from error
     except BaseException:
         context.close()
         raise
@@ -97,20 +169,20 @@ def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> 
 
 def _greet(group: PoolGroup, n_workers: int, until: float) -> None:
     """Each server says a first word to each worker: the higher rank is the one that dials."""
-    words = []
-    for peer in _others(group, n_workers):
-        left_s = max(0.01, until - time.monotonic())
-        if group.rank < n_workers:
-            words.append(group.recv(bytearray(1), peer, _FIRST_TAG, timeout_s=left_s, work=True))
-        else:
-            words.append(group.send(bytearray(1), peer, _FIRST_TAG, timeout_s=left_s, work=True))
-    for word in words:
-        if word is not None:
-            word.wait()
-
-
-def _others(group: PoolGroup, n_workers: int) -> Iterator[int]:
-    yield from range(n_workers, group.size) if group.rank < n_workers else range(n_workers)
+    servers = range(n_workers, group.size) if group.rank < n_workers else [group.rank]
+    words = {server: group.first_word(server, n_workers) for server in servers}
+    for word in words.values():  # NOT by their own deadlines, each of which writes a file
+        if not word.drive(max(0.01, until - time.monotonic())):
+            break
+    unmet = [server for server, word in words.items() if not word.done()]
+    if unmet:
+        who = ", ".join(f"rank {server}" for server in unmet[:_MOST_NAMED])
+        if unmet == [group.rank]:
+            who = "all workers"
+        places = frozenset(server - n_workers for server in unmet if server != group.rank)
+        raise Unmet(places, f"rank {group.rank} has not got through to {who} in {MEETING_S:g} s")
+    for word in words.values():
+        word.wait()
 
 
 def _check_hosts(hosts: list[str], names: list[str], n_workers: int) -> None:
@@ -125,9 +197,19 @@ def _check_hosts(hosts: list[str], names: list[str], n_workers: int) -> None:
             who = "worker" if other < n_workers else "server"
             raise Misplaced(
                 rank - n_workers,
-                f"server {names[rank]} is on the host of {who} {names[other]}: leave it out of "
+                f"is on {names[rank]}, the host of {who} {names[other]}: leave it out of "
                 "SHOAL_SERVERS; a server helps only by a link of its own",
             )
+
+
+def _own_card(master: str | None) -> PoolCard:
+    environ = os.environ
+    return PoolCard(
+        rate=_own_rate(master),
+        channels=channels_from(environ),
+        n_paths=paths_from(environ),
+        n_cores=min(len(os.sched_getaffinity(0)), 0xFFFF),
+    )
 
 
 def _own_rate(master: str | None) -> float:
@@ -141,11 +223,28 @@ def _own_rate(master: str | None) -> float:
     return (mbit or 0) / 8
 
 
-def _rate_of(digest: bytes) -> float:
+def _digest_of(card: PoolCard) -> bytes:
+    return _DIGEST.pack(_KIND, *card)
+
+
+def _card_of(digest: bytes) -> PoolCard:
+    """What another rank says of itself.
+
+    Raises:
+        ShoalError: it says something else.
+    """
     try:
-        kind, rate = _DIGEST.unpack(digest)
+        kind, rate, channels, n_paths, n_cores = _DIGEST.unpack(digest)
     except struct.error:
-        kind, rate = b"", 0.0
-    if kind != _KIND or not math.isfinite(rate) or rate < 0:
+        kind, rate, channels, n_paths, n_cores = b"", 0.0, 0, 0, 0
+    if kind != _KIND or not math.isfinite(rate) or rate < 0 or not n_paths or not n_cores:
         raise ShoalError("a rank of this view is none of a pool's: install the same shoal on all")
-    return float(rate)
+    return PoolCard(float(rate), channels, n_paths, n_cores)
+
+
+def _channels(n_workers: int, _hosts: Sequence[str], digests: Sequence[bytes]) -> int:
+    """Of the mesh. 1 as well where a digest is of no pool's rank: that is said once it stands."""
+    try:
+        return choose_pool_channels([_card_of(digest) for digest in digests], n_workers)
+    except ShoalError:
+        return 1

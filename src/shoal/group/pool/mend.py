@@ -7,7 +7,9 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.codec import Codec
 from shoal.dtypes import DType, item_size
+from shoal.engine import round_to
 from shoal.group.buffers import BufferView
 from shoal.group.pool.recovery import NOBODY, replan
 from shoal.group.work import FOR_EVER_S
@@ -56,7 +58,9 @@ def mend(control: Control, call: PooledCall) -> None:
             lacking.append(_Piece(begin, end - begin, repair.holder))
     works: list[Work] = []
     try:
+        _round(call, missing)
         _reduce(control, call, missing, works)
+        _round(call, [piece for piece in missing if piece.giver == control.rank])
         _give(control, call, [*lacking, *missing], works)
     finally:
         for work in works:  # NOT left behind: they write to memory that is the caller's again
@@ -92,6 +96,15 @@ def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
     n_lines = (n_bytes + LINE_BYTES - 1) // LINE_BYTES
     stride = (n_lines + n_stripes - 1) // n_stripes * LINE_BYTES
     return first_of(offset // stride, n_workers, n_stripes)
+
+
+def _round(call: PooledCall, pieces: list[_Piece]) -> None:
+    """As they travel to servers, and back: what is folded here is rounded at the same places."""
+    dtype, codec = call.shape.dtype, call.shape.codec
+    if codec is Codec.IDENTITY:
+        return
+    for piece in pieces:
+        round_to(codec, dtype, call.address + piece.offset, piece.n_bytes // item_size(dtype))
 
 
 def _reduce(control: Control, call: PooledCall, missing: list[_Piece], works: list[Work]) -> None:

@@ -12,25 +12,28 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut
-from shoal.group.pool.commands import LeaderGone
-from shoal.group.pool.meeting import MEETING_S, Misplaced, meet_view
+from shoal.group.pool.commands import MEETING_S, LeaderGone
+from shoal.group.pool.meeting import Misplaced, Unmet, meet_view
 from shoal.group.pool.mend import is_whole_here, mend
 from shoal.group.pool.pool_view import PoolView, nics_of
+from shoal.group.pool.settling import made_by_all, settle
 from shoal.group.pool.stages import Stages
+from shoal.group.work import FOR_EVER_S
+from shoal.plan.text import counted
 from shoal.rendezvous import TcpStoreClient
 
 if TYPE_CHECKING:
     from shoal.engine import NativeGroup
-    from shoal.group.pool.addresses import Address
+    from shoal.group.numbers import Numbers
     from shoal.group.pool.commands import Commands, End, Form
     from shoal.group.pool.control import Control
     from shoal.group.pool.pooled_call import NativeError, PooledCall
-    from shoal.plan import Cluster
+    from shoal.group.pool.rails import Rail, RailNumbers
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -42,7 +45,8 @@ class ServerPool:
 
     Args:
         world: the group of the workers, whose calls are shared.
-        control: one of the same workers that nobody else uses.
+        control: one of the workers along this one's rail that nobody else uses.
+        numbers: of the calls that may be shared.
 
     Threads: one, a daemon, from `start` to `close`; all methods may be called from any.
     """
@@ -51,16 +55,18 @@ class ServerPool:
         self,
         control: Control,
         commands: Commands,
-        servers: tuple[Address, ...],
         key: bytes,
         world: NativeGroup,
-        cluster: Cluster,
+        numbers: Numbers | RailNumbers,
+        rail: Rail,
     ) -> None:
-        self._control, self._commands, self._servers = control, commands, servers
-        self._key, self._world, self._cluster = key, world, cluster
+        self._control, self._commands = control, commands
+        self._key, self._world, self._cluster = key, world, control.planner.cluster
+        self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
         self.stages: Stages[PoolView] = Stages()
         self._views: list[PoolView] = []  # that have not been ended by all
+        self._held: set[int] = set()  # calls that wait until it is known who serves them
         self._waiters: list[tuple[PooledCall, Callable[[], None]]] = []
         self._is_closing = False
         self._owner = os.getpid()
@@ -105,8 +111,9 @@ class ServerPool:
                 self.changed.wait(min(left_s, _LOOK_S))
         n_found = 0 if view is None else len(view.servers)
         raise TimedOut(
-            f"SHOAL_SERVERS_REQUIRED={n}, and {n_found} of {len(self._servers)} servers serve "
-            f"after {timeout_s:.3g} s: {self._commands.trouble() or 'rank 0 knows why'}"
+            f"SHOAL_SERVERS_REQUIRED={n}, and {counted(n_found, 'server')} "
+            f"{'serves' if n_found == 1 else 'serve'} after {timeout_s:.3g} s: "
+            f"{self._commands.trouble() or 'rank 0 knows why'}"
         )
 
     def close(self) -> None:
@@ -119,26 +126,46 @@ class ServerPool:
         self._commands.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(2 * MEETING_S)
+        self._control.close()  # which ends the thread, should it still wait for others there
 
     # What callers wait for.
 
-    def claim(self, until: float) -> tuple[int, PoolView | None]:
-        """The number of a call that is made now, and who serves it. Holds `changed`.
+    def claim(self, number: int, until: float) -> PoolView | None:
+        """Who serves a call, which is made now. Holds `changed`.
 
         Raises:
             TimedOut: the call's time is up before that was known; the group has ended.
         """
-        while self.stages.holds and not self.has_ended:
+        self._held.add(number)
+        try:
+            self._await_stage(number, until)
+        finally:
+            self._held.discard(number)
+        if self.has_ended:
+            return None
+        view = self.stages.claim(number)
+        return view if view is not None and view.takes(number) else None
+
+    def _await_stage(self, number: int, until: float) -> None:
+        while not self.has_ended:
+            view = self.stages.of(number)
+            if not self.stages.holds(number) and not (view is not None and view.is_settling):
+                return
             left_s = until - time.monotonic()
             if left_s <= 0:
-                why = "the call's time was up before the workers agreed on its servers"
-                # NOT going on: the others count this call.
-                self._world.abort(f"timed out: rank {self.rank}: {why}")
-                raise TimedOut(why)
+                late = f"all_reduce {number} before the workers agreed on its servers"
+                self._world.expire(f"reached the deadline of {late}")  # the others count it
+                raise TimedOut(f"the time was up of {late}")
             self.changed.wait(min(left_s, _LOOK_S))
-        if self.has_ended:
-            return self.stages.next_number, None
-        return self.stages.claim()
+
+    def _may_come(self, number: int) -> bool:
+        """Whether this worker may yet make this call. Holds `changed`."""
+        return number in self._held or self._numbers.is_open(number)
+
+    def _lowest_open(self) -> int:
+        """The lowest call that this worker may yet make."""
+        with self.changed:
+            return min([self._numbers.lowest_open(), *self._held])
 
     def is_settled(self, call: PooledCall) -> bool:
         """Whether its outcome is known and nobody mends it; if not, the thread sees to it."""
@@ -183,11 +210,11 @@ class ServerPool:
 
     def expire(self, call: PooledCall) -> None:
         """Its deadline has passed: the group ends, as for every call that is late."""
-        why = f"all_reduce {call.number} was not complete in its time"
+        why = f"reached the deadline of all_reduce {call.number}, which servers have a part in"
         with self.changed:
-            call.outcome = (Fault.TIMED_OUT, -1, "its time was up with servers in it", why)
-        self._world.abort(f"timed out: {why}")
-        self._control.abort(f"timed out: {why}")
+            call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
+        self._world.expire(why)
+        self._control.abort(why)
         call.view.abort(why)
         self._call_back()
 
@@ -213,15 +240,17 @@ class ServerPool:
             self._commands.begin(self._control)
             while not self._is_closing:
                 self._check_world()
-                command = self._commands.next(self._views, self.stages)
+                command = self._commands.next(self._views, self.stages, self._lowest_open())
                 if command is not None:
                     command.run(self)
                 self._expire_late()
         except LeaderGone:
-            with contextlib.suppress(ShoalError):
-                self._outlive()
+            self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
+            self._outlive()
         except ShoalError as error:
             self._fail(error)
+            if self._is_left():
+                self._outlive()
         except Exception as error:  # noqa: BLE001 - whatever it is, no caller may wait in vain
             _LOG.exception("%s: the thread that sees to the servers failed", self._control)
             self._world.abort(f"rank {self.rank}: the thread of the pool failed: {error!r}")
@@ -236,7 +265,7 @@ class ServerPool:
         if self._control.ended() is not None or self._world.error()[0] is not Fault.NONE:
             return  # with the world: everybody knows
         why = f"rank {self.rank} cannot use servers any more: {error}"
-        if self.stages.last is None:
+        if self.stages.last is None and not self._views:
             self._control.abort(why)  # nobody has used any yet, and nobody will
         else:
             self._world.abort(why)  # NOT going on: others may be about to use them
@@ -249,21 +278,36 @@ class ServerPool:
             if not self.is_settled(call):
                 self.expire(call)
 
+    def _is_left(self) -> bool:
+        """Whether others have left, and nothing else has ended."""
+        has_ended = self._is_closing or self._world.error()[0] is not Fault.NONE
+        return not has_ended and self._control.ended() is not None
+
     def _outlive(self) -> None:
-        """Worker 0 has left in good order: what it had a part in may still end well here."""
-        self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
-        while not any(view.has_ended for view in self._views):
-            self._check_world()
+        """Others have left in good order: what they had a part in may still end well here."""
+        with self.changed:
+            self.stages.release()  # what needs them as well is to fail, and not to wait
+            for view in self._views:
+                view.is_settling = False
+            self.changed.notify_all()
+        while not self._is_closing and self._world.error()[0] is Fault.NONE:
+            if not self._views or any(view.has_ended for view in self._views):
+                break
+            self._expire_late()
             with self.changed:
                 self.changed.wait(_LOOK_S)
 
     def _end(self) -> None:
         for view in self._views:
             view.group.close()  # NOT aborted: others may be about to end their calls well
-            for call in view.calls:
+            with self.changed:
+                calls = list(view.calls)  # others may be about to add some
+            for call in calls:
                 # Whoever had it whole may have left, and nobody is there to tell us.
                 if not call.is_whole and is_whole_here(call):
                     call.is_mended = True
+        if self._is_closing:  # or who wants to change servers would wait for this rank for ever
+            self._control.abort("it has left")
         with self.changed:
             self.has_ended = True
         self._commands.close()
@@ -272,38 +316,57 @@ class ServerPool:
     def form(self, command: Form) -> None:
         """Meet the servers, and use them from a call on that all workers agree on."""
         started = time.monotonic()
-        view, why, misplaced = None, "", -1
+        view, why, misplaced, unmet = None, "", -1, frozenset[int]()
         try:
             view = self._meet(command)
         except Misplaced as error:
             why, misplaced = str(error), error.server
+        except Unmet as error:
+            why, unmet = str(error), error.servers
         except ShoalError as error:
             why = str(error)
-        if self._control.most(view is None):
+        n = len(command.servers)
+        own = bytes([view is None, *(at in unmet for at in range(n))])
+        told = self._control.bytes_of_all(own, FOR_EVER_S)
+        if any(is_missing for is_missing, *_ in told):
             if view is not None:
                 view.group.close()
-            self._commands.failed(command, why, misplaced)
+            unheard = {
+                at: [rank for rank, one in enumerate(told) if one[1 + at]] for at in range(n)
+            }
+            known = {at: workers for at, workers in unheard.items() if workers}
+            self._commands.failed(command, why, misplaced, known)
             return
         assert view is not None
         self._begin(view)
-        self._commands.formed(command)
+        self._commands.formed(command, view)
         if self.rank == 0:
             _LOG.info(
-                "%s: view %d: %d servers from call %d on (%.0f ms)",
-                *(self._control, view.number, len(view.servers), view.begin),
+                "%s: view %d: %s from call %d on (%.0f ms)",
+                *(self._control, view.number, counted(len(view.servers), "server"), view.begin),
                 1e3 * (time.monotonic() - started),
             )
 
     def _meet(self, command: Form) -> PoolView:
-        n, servers = self._control.size, [self._servers[at] for at in command.servers]
+        n, servers = self._control.size, command.servers
         size = n + len(servers)
         self._commands.invite(command, n)
-        client = TcpStoreClient(command.host, command.port, timeout_s=MEETING_S, key=self._key)
+        client = TcpStoreClient(
+            *(command.host, command.port),
+            timeout_s=MEETING_S,
+            key=self._key,
+            is_wanted=lambda: not self._is_closing,
+        )
         with contextlib.closing(client):
             group = meet_view(client, command.view, self.rank, size, n)
         try:
-            pool = nics_of(group.rates, n, self._cluster)
-            return PoolView(command.view, group, servers, self._cluster, pool)
+            rates = [rate / self._rail.n_rails for rate in group.rates]
+            group.measured = command.measured
+            pool = nics_of(rates, n, self._cluster, command.measured)
+            return PoolView(
+                *(command.view, group, servers, self._cluster, pool, self._rail),
+                self._commands.note,
+            )
         except BaseException:
             group.close()
             raise
@@ -317,7 +380,7 @@ class ServerPool:
             last = self.stages.last
             if last is not None:
                 last.end = number
-            self.stages.begin(number, view)
+            self.stages.begin(number, view, self._lowest_open())
             if view is not None:
                 view.begin = number
                 self._views.append(view)
@@ -338,31 +401,34 @@ class ServerPool:
         view.group.close()
 
     def _finish(self, view: PoolView, end: int) -> None:
-        """Complete the calls that its servers left, in their order, on all workers together."""
+        """Complete the calls that its servers left, on all workers together.
+
+        What nobody has made yet is not the view's any more: servers have no part in it.
+        """
         started = time.monotonic()
         with self.changed:
-            n_made, calls = self.stages.next_number, list(view.calls)
+            view.is_settling = True
+            calls = list(view.calls)
         for call in calls:
             self._await(call)
-        own = [call.number for call in calls if not call.is_whole]
-        table = self._control.numbers_of_all([n_made, len(own)])
-        most = max(n for _, n in table)
-        padded = self._control.numbers_of_all([*own, *([-1] * (most - len(own)))]) if most else [[]]
-        lists = [set(numbers) for numbers in padded] if most else [set[int]() for _ in table]
-        begin = max(view.begin, min(n for n, _ in table))
-        open_calls = set[int]().union(*lists, range(begin, end)) - {-1}
-        for number in sorted(open_calls):
-            is_whole = any(
-                number < made and number not in theirs
-                for (made, _), theirs in zip(table, lists, strict=True)
-            )
-            self._complete(view, number, is_whole)
-        if open_calls and self.rank == 0:
+        begin = min([self._lowest_open(), *(call.number for call in calls if not call.is_whole)])
+        begin = max(view.begin, -self._control.most(-begin))
+        told = self._standings(view, range(begin, end))
+        settled = settle(begin, told)
+        with self.changed:
+            for call in calls:
+                if call.number in settled.whole:
+                    call.is_mended = True
+            view.left, view.is_settling = frozenset(settled.left), False
+        self._call_back()
+        self._mend_all(view, settled.left)
+        n_open = len(settled.whole) + len(settled.left)
+        if n_open and self.rank == 0:
             took_ms = 1e3 * (time.monotonic() - started)
             _LOG.warning(
-                "%s: a server of view %d was lost; %d calls in flight were completed without it "
-                "in %.0f ms",
-                *(self._control, view.number, len(open_calls), took_ms),
+                "%s: a server of view %d was lost; %s in flight %s completed without it in %.0f ms",
+                *(self._control, view.number, counted(n_open, "call")),
+                *("was" if n_open == 1 else "were", took_ms),
             )
 
     def _await(self, call: PooledCall) -> None:
@@ -370,18 +436,30 @@ class ServerPool:
         while call.servers is not None and not call.servers.wait(_LOOK_S):
             self._check_world()
 
-    def _complete(self, view: PoolView, number: int, is_whole: bool) -> None:
-        call = self._made(view, number, must_be=not is_whole)
-        if call is None:
-            return  # it is whole, and was so here: it is forgotten
-        if not is_whole and not call.is_mended:
-            self._mend(call)
-        call.is_mended = True
-        self._call_back()
-
-    def _mend(self, call: PooledCall) -> None:
+    def _standings(self, view: PoolView, numbers: Collection[int]) -> list[bytes]:
+        """By worker, how these calls stand there."""
         with self.changed:
-            if call.outcome is not None:  # its caller knows, and has its memory back
+            own = bytes(view.standings(numbers, self._may_come))
+        return self._control.bytes_of_all(own, FOR_EVER_S) if own else [b""] * self._control.size
+
+    def _mend_all(self, view: PoolView, left: Sequence[int]) -> None:
+        """Mend these calls, each once all workers have made it: they may do so in any order."""
+        while left:
+            told = self._standings(view, left)
+            made = made_by_all(left, told)
+            for number in made:
+                self._mend(view, number)
+            left = [number for number in left if number not in made]
+            self._expire_late()
+            self._check_world()
+            with self.changed:
+                if left and any(map(self._may_come, left)):
+                    self.changed.wait(_LOOK_S)
+
+    def _mend(self, view: PoolView, number: int) -> None:
+        with self.changed:
+            call = next((call for call in view.calls if call.number == number), None)
+            if call is None or call.outcome is not None:  # its caller has its memory back
                 raise ShoalError("the group of the workers has ended")
             call.is_mending = True
         try:
@@ -389,16 +467,8 @@ class ServerPool:
         finally:
             with self.changed:
                 call.is_mending = False
-
-    def _made(self, view: PoolView, number: int, *, must_be: bool) -> PooledCall | None:
-        """That call, once this worker has made it."""
-        with self.changed:
-            while True:
-                found = next((call for call in view.calls if call.number == number), None)
-                if found is not None or not must_be:
-                    return found
-                self._check_world()
-                self.changed.wait(_LOOK_S)
+        call.is_mended = True
+        self._call_back()
 
     def _check_world(self) -> None:
         """Raise what has ended it."""

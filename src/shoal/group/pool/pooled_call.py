@@ -44,6 +44,7 @@ class PooledCall:
     Attributes:
         number: of the call among all that may be served.
         until: its deadline, on this process's monotonic clock.
+        began_ns: when it was made, on that of the native core, which is the same.
         workers: the workers' part; None if they have none.
         servers: the servers' part; None if the view had ended before it was made.
         is_mending: the pool's thread reads and writes its memory.
@@ -53,7 +54,7 @@ class PooledCall:
 
     __slots__ = (
         *("number", "shape", "address", "until", "workers", "servers", "outcome"),
-        *("view", "keeper", "is_mending", "is_mended"),
+        *("view", "keeper", "is_mending", "is_mended", "began_ns"),
     )
 
     def __init__(
@@ -64,6 +65,7 @@ class PooledCall:
         self.workers: Call | None = None
         self.servers: Call | None = None
         self.is_mending = self.is_mended = False
+        self.began_ns = time.monotonic_ns()
         self.outcome: NativeError | None = None
 
     @property
@@ -118,6 +120,12 @@ class PooledCall:
     def succeeded(self) -> bool:
         """Whether it has ended, and well."""
         return self.is_fine
+
+    @property
+    def finished_ns(self) -> int:
+        """When the later of its parts had ended; 0 while one runs."""
+        parts = [part.finished_ns for part in (self.workers, self.servers) if part is not None]
+        return max(parts) if parts and all(parts) else 0
 
     def error(self) -> NativeError:
         """Why it failed, if it did."""

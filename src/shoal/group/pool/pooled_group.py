@@ -5,25 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal import engine
-from shoal.codec import Codec
 from shoal.dtypes import Op, item_size, parse_op
-from shoal.engine import plan_for
-from shoal.errors import UsageError
+from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.buffers import span_of
 from shoal.group.calls import ClosedGroup
 from shoal.group.group import Group
-from shoal.group.pool.addresses import n_required_from, servers_from
-from shoal.group.pool.commands import Follower, Leader
+from shoal.group.pool.addresses import endpoint_from, n_required_from, servers_from
+from shoal.group.pool.commands import Follower
 from shoal.group.pool.control import Control
+from shoal.group.pool.leader import Leader
 from shoal.group.pool.pool import ServerPool
 from shoal.group.pool.pool_view import Kind
 from shoal.group.pool.pooled_call import PooledCall, PooledWork
+from shoal.group.pool.rail_call import RailCall, RailWork
+from shoal.group.pool.rails import RailNumbers, Stage, rail_of
 from shoal.group.work import Work
 from shoal.rendezvous import job_key
 from shoal.shapes import Shape
@@ -33,13 +36,18 @@ if TYPE_CHECKING:
 
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
-    from shoal.group.pool.addresses import Address
+    from shoal.group.pool.addresses import Address, JobEndpoint
     from shoal.group.pool.pool_view import PoolView
+    from shoal.group.pool.rails import Rail, RailPart
 
 _LOG: Final = logging.getLogger("shoal")
 
 # Below it a call takes what its messages take, of which there are more with servers.
 FLOOR_BYTES: Final = 1 << 20
+
+# Two send each other a tensor once as it is.
+_LEAST_HOSTS: Final = 3
+_FIRST_USE: Final = threading.RLock()  # a signal's handler may close a group
 
 
 class PooledGroup(Group):
@@ -49,6 +57,9 @@ class PooledGroup(Group):
     """
 
     _pool: ServerPool | None = None
+    _is_part = _looks_at_first_use = False
+    _rail: Rail
+    _coming: RailNumbers
 
     @property
     def pool(self) -> ServerPool | None:
@@ -95,29 +106,66 @@ class PooledGroup(Group):
             if n_required:
                 raise UsageError(f"{self}: SHOAL_SERVERS_REQUIRED={n_required}, but {why}")
             return
-        self._pool = pool = self._pool_of(servers, key)
+        rail = rail_of(self.planner.cluster.hosts, self.rank)
+        assert rail is not None  # or it would have been said why not
+        self._rail, self._coming = rail, RailNumbers(self._numbers)
+        self._pool = pool = self._pool_of(servers, endpoint_from(environ), key)
         weakref.finalize(self, pool.close).atexit = False
         pool.start()
         if n_required:
             pool.await_servers(n_required, timeout_s)
 
+    def subgroup(self, ranks: Sequence[int], name: str, *, wire: str | None = None) -> Self:
+        """As `Group.subgroup`; it looks for the servers when it makes its first large call."""
+        group = super().subgroup(ranks, name, wire=wire)
+        group._is_part = True
+        group._look_later()
+        return group
+
+    def _look_later(self) -> None:
+        # NOT at once: many groups never make one, and each has a view with processes of its own.
+        self._looks_at_first_use = self.planner.cluster.n_hosts >= _LEAST_HOSTS
+
+    def _look_at_first_use(self) -> ServerPool | None:
+        """Its servers; all its ranks make this call, so all begin to look."""
+        with _FIRST_USE:
+            if self._looks_at_first_use:
+                try:
+                    self.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
+                finally:
+                    # NOT before: calls of other threads would be made as without servers, and not
+                    # match those of other ranks.
+                    self._looks_at_first_use = False
+            return self._pool
+
     def _why_not(self, environ: Mapping[str, str]) -> str:
         """Why no servers can be used; the same on every rank."""
         if self.size == 1:
             return "there is one worker, and nothing to reduce"
-        if self.planner.cluster.n_hosts < self.size:
-            return "several workers share a host, which is not served yet: start one on each"
+        hosts = self.planner.cluster.hosts
+        if self.planner.cluster.n_hosts == 1:
+            return "all workers are on one host"
+        if rail_of(hosts, self.rank) is None:
+            counts = sorted(Counter(hosts).values())
+            return (
+                f"hosts have from {counts[0]} to {counts[-1]} workers, and servers serve only jobs "
+                "with as many on each: start equally many"
+            )
         if self.planner.forced.of("all_reduce"):
             return f"SHOAL_ALGO={environ.get('SHOAL_ALGO')} says how to reduce"
         return ""
 
-    def _pool_of(self, servers: tuple[Address, ...], key: bytes) -> ServerPool:
+    def _pool_of(
+        self, servers: tuple[Address, ...], endpoint: JobEndpoint | None, key: bytes
+    ) -> ServerPool:
         native = self._native
-        assert isinstance(native, engine.NativeGroup)  # it has just been made
-        commands = Leader(servers, key) if self.rank == 0 else Follower(key)
+        if isinstance(native, ClosedGroup):
+            raise Closed(native.why)
+        rail = self._rail
+        commands = Leader(servers, key, endpoint) if rail.host == 0 else Follower(key)
         # NOT the group itself, which would then live as long as the thread.
-        cluster = self.planner.cluster
-        return ServerPool(Control.of(self), commands, servers, key, native, cluster)
+        numbers = self._numbers if rail.n_rails == 1 else self._coming
+        return ServerPool(Control.of(self, rail), commands, key, native, numbers, rail)
 
     def all_reduce(
         self,
@@ -125,17 +173,27 @@ class PooledGroup(Group):
         op: Op | str = Op.SUM,
         *,
         wire: str | None = None,
+        priority: int = 0,
         **how: Unpack[CallOptions],
     ) -> Work | None:
         """As `Group.all_reduce`."""
-        pool = self._pool
-        if pool is None or how.get("name") is not None or isinstance(self._native, ClosedGroup):
-            return super().all_reduce(data, op, wire=wire, **how)
+        # In this order: who has looked has its servers first, and stops looking then.
+        may_share = self._looks_at_first_use or self._pool is not None
+        if not may_share or how.get("name") is not None or isinstance(self._native, ClosedGroup):
+            return super().all_reduce(data, op, wire=wire, priority=priority, **how)
         span = span_of(data)
         kind = self._kind(span, op, wire)
-        if kind is None:
-            return super().all_reduce(span, op, wire=wire, **how)
-        return self._share(pool, kind, span, how)
+        pool = self._pool
+        if kind is not None and pool is None:
+            pool = self._look_at_first_use()
+        if kind is None or pool is None:
+            return super().all_reduce(span, op, wire=wire, priority=priority, **how)
+        if self._rail.n_rails == 1:
+            return self._share(pool, kind, span, how)
+        pieces = self._rail.pieces(kind.dtype, kind.n_elems)
+        if not pieces:
+            return super().all_reduce(span, op, wire=wire, priority=priority, **how)
+        return self._share_by_rails(pool, kind, pieces, span, how)
 
     def _kind(self, span: BufferView, op: Op | str, wire: str | None) -> Kind | None:
         """The kind of a call that servers may take part in; None: they may not."""
@@ -144,7 +202,7 @@ class PooledGroup(Group):
             return None
         found = parse_op(op)
         codec = self._codec("all_reduce", span.dtype, found, n_bytes, wire)
-        if codec is not Codec.IDENTITY or not engine.can_fold(span.dtype, found):
+        if not engine.can_fold(span.dtype, found):
             return None
         return Kind(span.dtype, found, span.n_elems, codec)
 
@@ -155,19 +213,19 @@ class PooledGroup(Group):
         timeout_s = self._timeout(how)
         until = time.monotonic() + timeout_s
         with pool.changed:
-            number, view = pool.claim(until)
+            number = self._number(how)
+            view = pool.claim(number, until)
             if view is None:
-                key = next(self._next_key)
-                plan = plan_for(self._sharded(kind))
+                plan = self._rail.plan(self._sharded(kind))
                 native = self._native.post_in_place(
-                    plan, key, span.address, timeout_s, bool(how.get("async_op", False))
+                    plan, number, span.address, timeout_s, bool(how.get("async_op", False))
                 )
                 call = None
             else:
-                call = self._start_parts(pool, view, number, kind, span, until)
+                call = self._start_parts(pool, view, number, kind, span.address, until)
         if call is None:
             return self._finish(native, span, how)
-        return self._finish_shared(call, span, how)
+        return self._finish_shared(call, PooledWork(self, call, span), how)
 
     def _start_parts(
         self,
@@ -175,22 +233,23 @@ class PooledGroup(Group):
         view: PoolView,
         number: int,
         kind: Kind,
-        span: BufferView,
+        address: int,
         until: float,
     ) -> PooledCall:
-        address = span.address
-        parts = view.parts(kind, self._sharded(kind))
-        call = PooledCall(pool, view, number, parts.shape, address, until)
-        if parts.workers is not None:
-            timeout_s = max(0.0, until - time.monotonic())
-            key = next(self._next_key)
-            call.workers = self._native.post_in_place(parts.workers, key, address, timeout_s, True)
+        call = None
         try:
+            parts = view.parts(kind, self._sharded(kind))
+            call = PooledCall(pool, view, number, parts.shape, address, until)
+            if parts.workers is not None:
+                timeout_s = max(0.0, until - time.monotonic())
+                call.workers = self._native.post_in_place(
+                    parts.workers, self._rail.key(number, Stage.RAIL), address, timeout_s, True
+                )
             view.post(call, parts)
-        except BaseException:
+        except BaseException:  # the others make it, and would wait
             self._native.abort(f"{self}: a call could not be made with its servers")
-            if call.workers is not None:
-                self._context.keep(Work(self, call.workers, span))
+            if call is not None and call.workers is not None:
+                self._context.keep(Work(self, call.workers, None))
             raise
         view.add(call)
         pool.changed.notify_all()  # somebody may wait for this worker to make it
@@ -199,14 +258,65 @@ class PooledGroup(Group):
     def _sharded(self, kind: Kind) -> Shape:
         """The call by the workers alone: whoever reduces, every element is folded alike."""
         return Shape(
-            *("all_reduce", "sharded", kind.dtype, kind.op, kind.n_elems, self.rank, self.size),
-            hosts=self.planner.cluster.hosts,
+            *("all_reduce", "sharded", kind.dtype, kind.op, kind.n_elems),
+            *(self._rail.host, len(self._rail.members)),
+            hosts=tuple(range(len(self._rail.members))),
             codec=kind.codec,
+            rounds_own=kind.is_narrow,
             n_stripes=self.planner.n_stripes("all_reduce", kind.n_elems * item_size(kind.dtype)),
         )
 
-    def _finish_shared(self, call: PooledCall, span: BufferView, how: CallOptions) -> Work | None:
-        work = PooledWork(self, call, span)
+    def _share_by_rails(
+        self,
+        pool: ServerPool,
+        kind: Kind,
+        pieces: Sequence[RailPart],
+        span: BufferView,
+        how: CallOptions,
+    ) -> Work | None:
+        """Start a call where several workers share a host; `rails.py` says how it goes on."""
+        until = time.monotonic() + self._timeout(how)
+        with pool.changed:
+            numbers = self._coming.begin(self._number(how), len(pieces))
+
+        def post(at: int, stage: Stage) -> Work:
+            piece, address = pieces[at], span.address + pieces[at].offset
+            if stage is Stage.RAIL:
+                own = self._rail.own(kind.dtype, piece.n_elems)
+                # The average is made where the results are told: the group has more ranks.
+                op = Op.SUM if kind.op is Op.AVG else kind.op
+                part = kind._replace(op=op, n_elems=own.n_elems, n_pieces=len(pieces))
+                return self._send_along(pool, part, numbers[at], address + own.offset, until)
+            plan = self._rail.local(stage, kind.dtype, kind.op, piece.n_elems)
+            key, left_s = self._rail.key(numbers[at], stage), max(0.0, until - time.monotonic())
+            return Work(self, self._native.post_in_place(plan, key, address, left_s, True), None)
+
+        try:
+            call = RailCall(len(pieces), post, lambda why: self._native.abort(f"{self}: {why}"))
+        except (ShoalError, MemoryError, RuntimeError):  # nothing has moved, and nothing will
+            with pool.changed:
+                for number in numbers:
+                    self._coming.left(number)
+            raise
+        return self._finish_shared(call, RailWork(self, call, span), how)
+
+    def _send_along(
+        self, pool: ServerPool, kind: Kind, number: int, address: int, until: float
+    ) -> Work:
+        """Start the all-reduce of a piece along this worker's rail."""
+        with pool.changed:
+            view = pool.claim(number, until)
+            self._coming.left(number)
+            if view is not None:
+                call = self._start_parts(pool, view, number, kind, address, until)
+                return PooledWork(self, call, None)
+            plan, key = self._rail.plan(self._sharded(kind)), self._rail.key(number, Stage.RAIL)
+            left_s = max(0.0, until - time.monotonic())
+            return Work(self, self._native.post_in_place(plan, key, address, left_s, True), None)
+
+    def _finish_shared(
+        self, call: PooledCall | RailCall, work: Work, how: CallOptions
+    ) -> Work | None:
         if how.get("async_op") or how.get("work"):
             self._context.keep(work)
             return work
@@ -219,13 +329,20 @@ class PooledGroup(Group):
 
     def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
         """As `Group.shrink`; the new group looks for the servers anew."""
+        is_used = self._pool is not None
         self._leave_servers()
         group = super().shrink(exclude, timeout_s=timeout_s)
-        group.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
+        group._is_part = self._is_part
+        if self._is_part and not is_used:
+            group._look_later()
+        else:
+            group.use_servers({**os.environ, "SHOAL_SERVERS_REQUIRED": ""}, 0.0)
         return group
 
     def close(self) -> None:
         """As `Group.close`; leaves the servers first."""
+        with _FIRST_USE:  # whoever looks for them has found them, or finds none
+            self._looks_at_first_use = False
         self._leave_servers()
         super().close()
 

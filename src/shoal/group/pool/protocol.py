@@ -7,6 +7,7 @@ sealed with its kind and a checksum (rendezvous/packing.py). Whatever does not f
     Ask       what is there, for `shoal status`            -> Status
     Reserve   may this job come, with so many workers      -> Reserved
     Meet      serve this view, with this rank              -> Reserved
+    Note      what the planner says of a kind of call      -> Reserved
               (from the server, at any time)                  Leaving
 """
 
@@ -25,6 +26,7 @@ DEFAULT_PORT: Final = 7077
 VERSION: Final = 1
 MOST_RANKS: Final = 4096  # workers and servers of one view
 MAX_MESSAGE_BYTES: Final = 64 << 10  # what `shoal status` is told; all else is far shorter
+_MOST_WORDS_BYTES: Final = 1000  # of a planner's reasons
 _KIND: Final = b"shoal/sv"
 _LENGTH: Final = struct.Struct("<I")
 _TO_SERVER: Final = 2**32 - 3
@@ -82,12 +84,25 @@ class Meet(NamedTuple):
     store_port: int
 
 
+class Note(NamedTuple):
+    """How a kind of call is made in a view, for `shoal status`: the workers plan, servers do not.
+
+    Args:
+        kind: "all_reduce of 25.0 MiB float32 sum".
+        how: by which algorithm, and why.
+    """
+
+    view: int
+    kind: str
+    how: str
+
+
 class Leaving(NamedTuple):
     """The server is about to end: the next view must do without it."""
 
 
-Message = Ask | Status | Reserve | Reserved | Meet | Leaving
-_TYPES: Final = (Ask, Status, Reserve, Reserved, Meet, Leaving)
+Message = Ask | Status | Reserve | Reserved | Meet | Leaving | Note
+_TYPES: Final = (Ask, Status, Reserve, Reserved, Meet, Leaving, Note)
 
 
 def own_version() -> str:
@@ -130,6 +145,9 @@ def encode(message: Message) -> bytes:
         body += number(message.view, 8) + number(message.n_workers, 2)
         body += number(message.rank, 2) + number(message.size, 2)
         body += text_field(message.store_host) + number(message.store_port, 2)
+    elif isinstance(message, Note):
+        body += number(message.view, 8) + text_field(message.kind)
+        body += message.how.encode()[:_MOST_WORDS_BYTES].decode(errors="ignore").encode()
     sealed = seal(_KIND, VERSION, body)
     if len(sealed) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(sealed)} bytes")
@@ -165,6 +183,8 @@ def _message(kind: type[Message], unpacker: Unpacker) -> Message:
         size = unpacker.number(2, rank + 1, MOST_RANKS)
         where = unpacker.text(), unpacker.number(2, 1, 65535)
         return Meet(view, n_workers, rank, size, *where)
+    if kind is Note:
+        return Note(unpacker.number(8, 0, 2**63), unpacker.text(), _words_of(unpacker.rest()))
     return Ask() if kind is Ask else Leaving()
 
 
@@ -172,6 +192,13 @@ def _server_of(data: bytes) -> bytes:
     if len(data) != 16:
         raise ValueError(f"{len(data)} bytes name a server")
     return data
+
+
+def _words_of(data: bytes) -> str:
+    text = data.decode()
+    if len(data) > _MOST_WORDS_BYTES or not text.isprintable():
+        raise ValueError(f"{len(data)} bytes are no words")
+    return text
 
 
 class Frames:

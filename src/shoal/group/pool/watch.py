@@ -6,7 +6,6 @@ A thread of its own, so that a name server that does not answer holds nothing el
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 import socket
 import threading
@@ -34,8 +33,6 @@ from shoal.rendezvous.record import Endpoint
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
 
-_LOG: Final = logging.getLogger("shoal")
-
 # A refused connect costs microseconds; a server that was started again is found this soon.
 _RETRY_S: Final = 0.2
 _RETRY_REFUSED_S: Final = 2.0  # one that answered, and would not have us
@@ -45,7 +42,6 @@ _CONNECT_S: Final = 2.0
 _PING_S: Final = 0.5
 _PONG_S: Final = 1.2
 _LAST_S: Final = 0.5  # for the thread to end, unless a name server keeps it
-_WARN_AFTER_S: Final = 1.0  # without a server: it may be about to start, as we are
 
 
 class Watch:
@@ -65,28 +61,34 @@ class Watch:
         on_change: Callable[[], None],
     ) -> None:
         self._on_change = on_change
+        self._how = job_key, reserve
         self._lock = threading.RLock()  # whoever is told of a change may ask what it was
         self._selector = selectors.DefaultSelector()
         self._waker, woken = socket.socketpair()
         self._woken = woken
         self._is_closing = False
-        self._since = time.monotonic()
         self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
         self._servers = [
-            _Server(address, job_key, reserve, self._selector, self._changed)
-            for address in addresses
+            _Server(address, *self._how, self._selector, self._changed) for address in addresses
         ]
         self._thread = threading.Thread(target=self._run, name="shoal servers", daemon=True)
         self._thread.start()
 
-    def ready(self) -> list[Address]:
-        """Those that would serve us now, in the order in which they were named."""
+    def add(self, address: Address) -> None:
+        """One more."""
+        with self._lock:
+            server = _Server(address, *self._how, self._selector, self._changed)
+            self._servers = [*self._servers, server]  # NOT in place: the thread goes through them
+        self._wake()
+
+    def ready(self) -> dict[Address, bytes]:
+        """Those that would serve us now, in the order in which they were named: the identities."""
         with self._lock:
             found: dict[bytes, Address] = {}
             for server in self._servers:
                 if server.identity is not None:
                     found.setdefault(server.identity, server.address)
-            return list(found.values())
+            return {address: identity for identity, address in found.items()}
 
     def gone(self) -> set[Address]:
         """Those to which there is no connection any more."""
@@ -116,6 +118,13 @@ class Watch:
                 server.say(meet)
         self._wake()
 
+    def tell(self, message: Message) -> None:
+        """Say this to all servers that would serve us."""
+        with self._lock:
+            for server in self._servers:
+                if server.identity is not None:
+                    server.say(message)
+
     def close(self) -> None:
         """Leave all servers; idempotent."""
         self._is_closing = True
@@ -131,7 +140,6 @@ class Watch:
         self._woken.recv(4096)
 
     def _run(self) -> None:
-        warned: dict[Address, str] = {}
         try:
             while not self._is_closing:
                 wake_at = float("inf")
@@ -139,7 +147,6 @@ class Watch:
                     server.resolve_if_due(time.monotonic())  # NOT locked: it may take long
                     with self._lock:
                         wake_at = min(wake_at, server.step(time.monotonic()))
-                self._warn(warned)
                 self._wait(max(0.001, min(wake_at - time.monotonic(), 1.0)))
         finally:
             with self._lock:
@@ -156,17 +163,6 @@ class Watch:
 
     def _changed(self) -> None:
         self._on_change()
-
-    def _warn(self, warned: dict[Address, str]) -> None:
-        """Once for each reason why one cannot be used."""
-        if time.monotonic() - self._since < _WARN_AFTER_S:
-            return
-        trouble = self.trouble()
-        for address, why in trouble.items():
-            if why and warned.get(address) != why:
-                _LOG.warning("server %s is not used: it %s", address, why)
-        warned.clear()
-        warned.update(trouble)
 
 
 class _Server:
@@ -249,7 +245,7 @@ class _Server:
         for sock in (self._sock, self._attempt.sock if self._attempt else None):
             if sock is not None:
                 sock.close()
-        self._sock = self._attempt = self.identity = None
+        self._sock = self._attempt = None
 
     def _connect(self, now: float) -> None:
         target = self._targets.pop(0)

@@ -7,10 +7,10 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
+from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.interface import is_loopback, resolve, within_host
 from shoal.rendezvous.key import HOW_TO_SET_KEY
@@ -46,9 +46,11 @@ class TcpStoreClient:
             has its own time, and five seconds more.
         key: the job key, or None; the same as the server's.
         warn_s: until it warns that nobody answers; again after twice, four times as long.
+        is_wanted: asked between attempts to connect, 50 times a second where they are refused.
 
     Raises:
         TimedOut: no store answered at this address.
+        Closed: it was not wanted any more.
         UsageError: the store holds another key.
     """
 
@@ -60,13 +62,14 @@ class TcpStoreClient:
         timeout_s: float,
         key: bytes | None = None,
         warn_s: float = 10.0,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self.host: str | None = host
         self._host = host
         self._port = port
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._sock = self._connect(store_key(key), warn_s)
+        self._sock = self._connect(store_key(key), warn_s, is_wanted)
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value, over whatever is there."""
@@ -146,15 +149,19 @@ class TcpStoreClient:
             raise ConnectionError("it sent nonsense")
         return status, _receive(self._sock, n_bytes, until)
 
-    def _connect(self, key: bytes, warn_s: float) -> socket.socket:
+    def _connect(self, key: bytes, warn_s: float, is_wanted: Callable[[], bool]) -> socket.socket:
         started = time.monotonic()
         deadline = started + self._timeout_s
         pause = threading.Event()  # waited on only for its timeout
+        trouble: OSError = TimeoutError("timed out")
         while True:
+            until = min(deadline, time.monotonic() + _ATTEMPT_S)
             try:
-                return self._try_to_connect(key, min(deadline, time.monotonic() + _ATTEMPT_S))
+                return self._try_to_connect(key, until, trouble)
             except OSError as error:
                 trouble = error
+            if not is_wanted():
+                raise Closed(f"nobody waits for the store at {self._address} any more")
             now = time.monotonic()
             if now + _CONNECT_RETRY_S >= deadline:
                 raise TimedOut(self._no_answer(self._timeout_s, trouble)) from trouble
@@ -184,13 +191,16 @@ class TcpStoreClient:
             "rank to an address of its host which the others can reach)"
         )
 
-    def _try_to_connect(self, key: bytes, until: float) -> socket.socket:
+    def _try_to_connect(self, key: bytes, until: float, failure: OSError) -> socket.socket:
+        """Raises what the last address failed by; if there is no time for any, that `failure`."""
         found = resolve(self._host, self._port, socket.SOCK_STREAM)
-        failure = OSError("it has no address")
         for at, (family, kind, protocol, _, target) in enumerate(found):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
             sock = socket.socket(family, kind, protocol)
             # One that is silent must leave time for the others.
-            sock.settimeout(_left_s(until) / (len(found) - at))
+            sock.settimeout(left_s / (len(found) - at))
             try:
                 sock.connect(target)
             except OSError as error:

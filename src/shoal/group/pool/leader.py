@@ -1,0 +1,313 @@
+"""The lowest worker, which decides what all do: who is in the next view, and when one is over."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import PeerLost, ShoalError, UsageError
+from shoal.group.context import hash_of
+from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
+from shoal.group.pool.commands import CONNECT_S, Command, End, Form, Unheard, encode
+from shoal.group.pool.correction import LinkWatch
+from shoal.group.pool.left_out import LeftOut
+from shoal.group.pool.notices import Notices
+from shoal.group.pool.protocol import Meet, Note, Reserve, own_version
+from shoal.group.pool.registry import Registry
+from shoal.group.pool.watch import Watch
+from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.listener import port_range
+from shoal.rendezvous.store.server import StoreLimits
+
+if TYPE_CHECKING:
+    from shoal.group.pool.control import Control
+    from shoal.group.pool.pool_view import PoolView
+    from shoal.group.pool.stages import Stages
+
+_LOG: Final = logging.getLogger("shoal")
+
+_LOOK_S: Final = 0.05  # how often to look whether a view has ended
+_SETTLE_S: Final = 0.1
+_LEAST_PAUSE_S: Final = 0.25  # until servers that did not come are asked again; twice as long then
+_LONGEST_PAUSE_S: Final = 8.0
+_MOST_NAMED: Final = 4  # workers, in a line
+_MOST_NAME: Final = 64  # letters of a group's
+_N_VALUES: Final = 1 << 20  # commands in the life of a job: one every 10 s for 100 days
+
+_now: Final = time.monotonic
+
+
+def job_name(control: Control, host: str) -> str:
+    """For people, and for servers, which end the oldest views of a job that has too many.
+
+    Several jobs may have one key and begin on one host, and several groups of one job one name: the
+    number of the mesh is random, and that of the group is its own.
+    """
+    name = control.name.removesuffix("/pool control")
+    if len(name) > _MOST_NAME:  # as torch's may be
+        name = (
+            f"{name[: _MOST_NAME - 9]}.{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+        )
+    return f"{name} {hash_of(control.epoch, control.native_id):016x} of {host}"
+
+
+class Leader:
+    """The lowest worker decides.
+
+    Args:
+        endpoint: where further servers may leave their addresses.
+    """
+
+    def __init__(
+        self, servers: Sequence[Address], key: bytes, endpoint: JobEndpoint | None = None
+    ) -> None:
+        self._servers, self._key, self._endpoint = servers, key, endpoint
+        self._registry: Registry | None = None
+        self._woken = threading.Event()
+        self._watch: Watch | None = None
+        self._commands: TcpStoreServer | None = None
+        self._client: TcpStoreClient | None = None
+        self._meeting: TcpStoreServer | None = None
+        self._host = ""
+        self._n = self._n_views = self._n_failures = 0
+        self._not_before, self._pause_s = 0.0, _LEAST_PAUSE_S
+        self._rest_s = _LEAST_PAUSE_S  # after a view that its members ended
+        self._seen: list[Address] = []
+        self._misplaced: dict[Address, str] = {}
+        self._left_out, self._notices = LeftOut(), Notices(_now())
+        self._names: Sequence[object] = ()
+        self._links = LinkWatch()
+        self._invited: set[Address] = set()
+        self._has_lost_invited = False
+        self._seen_at = 0.0
+        self._is_closed = False
+
+    def begin(self, control: Control) -> None:
+        """Serve the store, and say where."""
+        self._names = control.names
+        try:
+            self._host = choose_address(os.environ.get("MASTER_ADDR")).address
+            self._commands = self._serve_store(StoreLimits(n_values=_N_VALUES))
+        except ShoalError:
+            control.tell("")  # the others wait for it
+            raise
+        port = self._commands.port
+        self._client = TcpStoreClient(
+            *(self._host, port),
+            timeout_s=CONNECT_S,
+            key=self._key,
+            is_wanted=lambda: not self._is_closed,
+        )
+        control.tell(f"{self._host} {port}")
+        reserve = Reserve(own_version(), job_name(control, self._host), control.size)
+        self._watch = Watch(self._servers, self._key, reserve, self._changed)
+        if self._endpoint is not None:
+            self._registry = Registry(self._endpoint, self._key, self._found)
+        if self._is_closed:
+            self.close()
+
+    def _found(self, address: Address) -> None:
+        """A server has left its address; on a thread of its own."""
+        if address in self._servers or len(self._servers) >= MOST_SERVERS or self._watch is None:
+            return
+        self._servers = [*self._servers, address]
+        self._watch.add(address)
+        self.look()
+
+    def next(
+        self, views: Sequence[PoolView], stages: Stages[PoolView], lowest_open: int
+    ) -> Command | None:
+        """Look at the views and the servers, and wait a little if all is well."""
+        self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
+        command = self._ending(views, lowest_open) or self._forming(stages)
+        if command is None:
+            self._watch_links(stages.last)
+            self._woken.wait(_LOOK_S)
+            self._woken.clear()
+            return None
+        if self._client is None:
+            return None
+        self._client.set(f"command/{self._n}", encode(command))
+        self._n += 1
+        return command
+
+    def _ending(self, views: Sequence[PoolView], lowest_open: int) -> End | None:
+        gone = self._watch.gone() if self._watch is not None and views else set()
+        for view in views:
+            if view.has_ended or not gone.isdisjoint(view.servers):
+                self._blame(view, gone)
+                return End(view.number, is_lost=True)
+            if view.end is not None and view.is_idle(lowest_open):
+                return End(view.number, is_lost=False)
+        return None
+
+    def _blame(self, view: PoolView, gone: set[Address]) -> None:
+        """Leave out the server that a view has ended by, should it still answer rank 0."""
+        found = view.culprit()
+        if found is None:
+            self._rest(view)
+        if found is None or found[0] in gone or self._watch is None:
+            return
+        address, why = found
+        identity = self._watch.ready().get(address)
+        self._left_out.blame(address, identity, why, _now())
+
+    def _rest(self, view: PoolView) -> None:
+        """A view that ended by what its members said of each other: the next may, too."""
+        why = view.group.ended()
+        if why is None or isinstance(why, PeerLost):
+            return
+        _LOG.warning("view %d of the servers has ended: %s", view.number, why)
+        self._not_before = _now() + self._rest_s
+        self._rest_s = min(2 * self._rest_s, _LONGEST_PAUSE_S)
+
+    def _forming(self, stages: Stages[PoolView]) -> Command | None:
+        if self._watch is None or _now() < self._not_before:
+            return None
+        last = stages.last
+        may_serve = self._left_out.may_serve(self._watch.ready(), _now())
+        wanted = [one for one in may_serve if one not in self._misplaced]
+        if self._is_unsettled(wanted):
+            return None
+        measured = self._links.rates(self._watch.ready(), wanted)
+        if last is None and not wanted:
+            return None
+        if last is not None and (wanted, measured) == (list(last.servers), last.group.measured):
+            return None
+        if not wanted and last is not None:
+            return End(last.number, is_lost=False)
+        if self._n_failures > 1 and len(wanted) > 1:
+            # One of them may be what nobody can reach: each in turn is left out.
+            del wanted[self._n_failures % len(wanted)]
+            measured = self._links.rates(self._watch.ready(), wanted)
+        self._n_views += 1
+        self._meeting = self._serve_store(StoreLimits())
+        return Form(self._n_views, tuple(wanted), self._host, self._meeting.port, measured)
+
+    def _watch_links(self, view: PoolView | None) -> None:
+        """Look what the calls of a view take, and have its shares corrected if they should be."""
+        if view is None or view.has_ended or self._watch is None:
+            return
+        why = self._links.look(view, self._watch.ready(), self._names, _now())
+        if why:
+            _LOG.info("the shares of view %d are corrected: %s", view.number, why)
+            self.note(view.number, "measured links", why)
+
+    def _is_unsettled(self, wanted: list[Address]) -> bool:
+        """Whether others may be about to come: then one view is formed for all of them."""
+        now = _now()
+        if wanted != self._seen:
+            self._seen, self._seen_at = wanted, now
+        return len(wanted) < len(self._servers) and now < self._seen_at + _SETTLE_S
+
+    def invite(self, command: Form, n_workers: int) -> None:
+        """Have the servers come."""
+        size = n_workers + len(command.servers)
+        where = command.host, command.port
+        meets = [
+            (address, Meet(command.view, n_workers, n_workers + at, size, *where))
+            for at, address in enumerate(command.servers)
+        ]
+        self._invited, self._has_lost_invited = {address for address, _ in meets}, False
+        if self._watch is not None:
+            self._watch.meet(meets)
+
+    def _changed(self) -> None:
+        """A server has come or gone; on the thread that watches."""
+        if self._watch is not None and not self._invited.isdisjoint(self._watch.gone()):
+            self._has_lost_invited = True
+            self._close_meeting()  # whoever waits there for it need not wait until time is up
+        self.look()
+
+    def formed(self, command: Form, view: PoolView) -> None:
+        """Ask at once should there be others."""
+        del command
+        self._left_out.used(view.servers, _now())
+        self._notices.assume(view.of_unknown_rate())
+        self._invited = set()
+        self._close_meeting()
+        if self._n_failures > 1:  # with one left out, perhaps: not at once again with it
+            self._not_before = _now() + _LONGEST_PAUSE_S
+        self._n_failures, self._pause_s = 0, _LEAST_PAUSE_S
+
+    def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:
+        """Wait, longer each time; without a server that some worker cannot reach, or ever use."""
+        self._invited = set()
+        self._close_meeting()
+        if misplaced >= 0:
+            address = command.servers[misplaced]
+            self._misplaced[address] = why
+            return
+        if self._has_lost_invited:  # `Notices` says so
+            return
+        if unheard:
+            self._blame_unheard(command, unheard)
+            return
+        _LOG.log(
+            logging.DEBUG if self._n_failures else logging.WARNING,
+            "view %d of the servers did not form: %s; tried again in %.3g s, then less often",
+            *(command.view, why or "another worker says why", self._pause_s),
+        )
+        self._n_failures += 1
+        self._not_before = _now() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _blame_unheard(self, command: Form, unheard: Unheard) -> None:
+        ready = self._watch.ready() if self._watch is not None else {}
+        for at, workers in unheard.items():
+            address = command.servers[at]
+            who = ", ".join(f"rank {rank} ({self._names[rank]})" for rank in workers[:_MOST_NAMED])
+            more = f" and {len(workers) - _MOST_NAMED} more" if len(workers) > _MOST_NAMED else ""
+            why = f"cannot reach {who}{more}, or they it"
+            self._left_out.blame(address, ready.get(address), why, _now())
+
+    def note(self, view: int, kind: str, how: str) -> None:
+        """Tell every server."""
+        if self._watch is not None:
+            self._watch.tell(Note(view, kind, how))
+
+    def look(self) -> None:
+        """Wake the thread."""
+        self._woken.set()
+
+    def trouble(self) -> str:
+        """Which servers do not serve, and why."""
+        return "; ".join(f"{address} {why}" for address, why in self._trouble().items())
+
+    def _trouble(self) -> dict[Address, str]:
+        watched = self._watch.trouble() if self._watch is not None else {}
+        return {**self._left_out.why(), **watched, **self._misplaced}
+
+    def close(self) -> None:
+        """Leave the servers, and end the stores."""
+        self._is_closed = True
+        self._woken.set()
+        if self._registry is not None:
+            self._registry.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._client is not None:
+            self._client.close()
+        self._close_meeting()
+        if self._commands is not None:
+            with contextlib.suppress(OSError):
+                self._commands.close()
+
+    def _serve_store(self, limits: StoreLimits) -> TcpStoreServer:
+        """A store at a port that may be used."""
+        for port in port_range(os.environ):
+            with contextlib.suppress(UsageError):
+                return TcpStoreServer(self._host, port, key=self._key, limits=limits)
+        raise UsageError(f"no port of SHOAL_PORT_RANGE is free at {self._host}; widen it")
+
+    def _close_meeting(self) -> None:
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.close()

@@ -1,0 +1,135 @@
+"""Servers that leave their addresses in a job's rendezvous store, and the worker that finds them.
+
+The store is torch's, as torchrun serves it at `--rdzv-endpoint`: anyone may write to it. What a
+server writes is sealed with the job's key, and whatever is not counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from shoal.errors import UsageError
+from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint, parse_address
+from shoal.group.pool.protocol import key_id
+from shoal.rendezvous.key import pair_key
+from shoal.rendezvous.store.torch_client import TorchStoreClient
+
+_LOG: Final = logging.getLogger("shoal")
+
+_LOOK_S: Final = 0.5
+_RETRY_S: Final = 2.0
+_TIMEOUT_S: Final = 5.0  # of the store, for an answer
+# A place is counted just before it is written; what was written there may have been removed.
+_MOST_LOOKS: Final = 20
+_LAST_S: Final = 0.5  # for the thread to end, unless the store keeps it
+
+
+def take_place(client: TorchStoreClient, endpoint: JobEndpoint, key: bytes) -> str:
+    """A place of its own in the store for a server's address. Nothing is there yet.
+
+    Raises:
+        OSError: the store does not answer.
+    """
+    folder = _folder(endpoint, key)
+    return f"{folder}/{client.add(f'{folder}/n')}"
+
+
+def leave(
+    client: TorchStoreClient, place: str, endpoint: JobEndpoint, key: bytes, address: Address
+) -> None:
+    """Write a server's address there, for the jobs with this key.
+
+    Raises:
+        OSError: the store is gone.
+    """
+    client.set(place, f"{_seal(endpoint, key, str(address))} {address}".encode())
+
+
+class Registry:
+    """Looks twice a second for servers that have left their addresses.
+
+    Args:
+        on_found: is told each address, again with each connection, on a thread of its own.
+
+    Threads: one, a daemon, until `close`.
+    """
+
+    def __init__(
+        self, endpoint: JobEndpoint, key: bytes, on_found: Callable[[Address], None]
+    ) -> None:
+        self._endpoint, self._key, self._on_found = endpoint, key, on_found
+        self._folder = _folder(endpoint, key)
+        self._closing = threading.Event()
+        self._n_known = 0
+        self._looks: dict[int, int] = {}  # by place: how often nothing was found there
+        self._is_silent = False
+        self._thread = threading.Thread(target=self._run, name="shoal registry", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking; idempotent."""
+        self._closing.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_LAST_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                where = self._endpoint.host, self._endpoint.port
+                with contextlib.closing(TorchStoreClient(*where, _TIMEOUT_S)) as client:
+                    self._look_on(client)
+            except (OSError, ValueError) as error:
+                if not self._is_silent:
+                    _LOG.warning("servers cannot be looked for at %s: %s", self._endpoint, error)
+                self._is_silent = True
+            self._closing.wait(_RETRY_S)
+
+    def _look_on(self, client: TorchStoreClient) -> None:
+        self._n_known = 0  # it may be another store, which counts from the beginning
+        self._looks.clear()
+        while not self._closing.is_set():
+            n = min(MOST_SERVERS, int(client.try_get(f"{self._folder}/n") or 0))
+            if self._is_silent:
+                _LOG.info("servers are looked for at %s again", self._endpoint)
+                self._is_silent = False
+            self._looks.update(dict.fromkeys(range(self._n_known + 1, n + 1), 0))
+            self._n_known = max(self._n_known, n)
+            for place in list(self._looks):
+                self._look_at(client, place)
+            self._closing.wait(_LOOK_S)
+
+    def _look_at(self, client: TorchStoreClient, place: int) -> None:
+        value = client.try_get(f"{self._folder}/{place}")
+        self._looks[place] += 1
+        if value is None and self._looks[place] < _MOST_LOOKS:
+            return
+        del self._looks[place]
+        address = self._read(value or b"")
+        if address is not None:
+            self._on_found(address)
+
+    def _read(self, value: bytes) -> Address | None:
+        seal, _, text = value.decode(errors="replace").partition(" ")
+        if not hmac.compare_digest(seal.encode(), _seal(self._endpoint, self._key, text).encode()):
+            return None
+        with contextlib.suppress(UsageError):
+            return parse_address(text, "a server's address")
+        return None
+
+
+def _folder(endpoint: JobEndpoint, key: bytes) -> str:
+    """Jobs with other keys have folders of their own."""
+    return f"shoal/servers/{endpoint.job}/{key_id(key):016x}"
+
+
+def _seal(endpoint: JobEndpoint, key: bytes, text: str) -> str:
+    """Proves that whoever wrote this text for this job holds its key."""
+    secret = pair_key(key, 0, 0, 0, "server address")
+    said = f"{endpoint.job} {text}".encode()
+    return hashlib.blake2b(said, key=secret[:64], digest_size=16).hexdigest()

@@ -1,0 +1,126 @@
+"""Groups of a job's workers have servers too, from their first large call on."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from process.ranks import run_ranks, start_ranks
+from process.serving import (
+    N_WORKERS,
+    ServerProcess,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    new_key,
+    noise,
+    status_of,
+)
+from process.stage import Stage, pretend_hosts
+
+import shoal
+
+N_ELEMS = 1_000_003
+
+
+def share_in_groups() -> list[Any]:
+    """Of all ranks, by themselves and the other way round, and of two; what was wrong."""
+    pretend_hosts(1)
+    wrong = []
+    with shoal.init(timeout_s=30.0) as world:
+        await_servers(world, 1)
+        alike = world.subgroup(range(N_WORKERS), "alike")
+        turned = world.subgroup(range(N_WORKERS)[::-1], "turned")
+        pools: list[Any] = [group.pool for group in (alike, turned)]  # type: ignore[attr-defined]
+        if pools != [None, None]:
+            wrong.append("looked for servers before it had a use for them")
+        for group in (alike, turned, world):
+            for stage in ("first", "with a server"):
+                if stage == "with a server":
+                    await_servers(group, 1)
+                data = noise(group.rank, 1, N_ELEMS)
+                group.all_reduce(data)
+                if not is_right(data, 1):
+                    wrong.append(f"{group}: {stage}")
+            pool: Any = group.pool  # type: ignore[attr-defined]
+            if not pool.view.n_shared:
+                wrong.append(f"{group}: no call was shared")
+        if world.rank < 2:
+            pair = world.subgroup([0, 1], "pair")
+            pair.all_reduce(noise(pair.rank, 2, N_ELEMS))
+            if pair.pool is not None:  # type: ignore[attr-defined]
+                wrong.append("two have nothing to gain")
+        alike.close()
+        data = noise(turned.rank, 3, N_ELEMS)
+        turned.all_reduce(data)
+        if not is_right(data, 3):
+            wrong.append("after another group was closed")
+    return wrong
+
+
+def test_groups_of_all_workers_are_served_from_their_first_large_call_on(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with ServerProcess(key) as server:
+        found = run_ranks(share_in_groups, N_WORKERS, env=job_env(key, server.address))
+        assert found == [[]] * N_WORKERS
+        await_that(lambda: not status_of(key, server.address)["views"], "the views to end")
+
+
+def share_in_groups_of_one_name() -> list[Any]:
+    """Two of the same ranks, which one rank uses in another order than the rest; what was wrong."""
+    pretend_hosts(1)
+    wrong = []
+    with shoal.init(timeout_s=30.0) as world:
+        groups = [world.subgroup(range(N_WORKERS), "dp") for _ in range(2)]
+        order = (0, 1) if world.rank == 0 else (1, 0)
+        for stage in ("first", "with a server"):
+            data = [noise(world.rank, at, N_ELEMS) for at in range(2)]
+            for work in [groups[at].all_reduce(data[at], async_op=True) for at in order]:
+                assert work is not None
+                work.wait()
+            wrong += [f"{stage}: {at}" for at in range(2) if not is_right(data[at], at)]
+            for group in groups:
+                await_servers(group, 1)
+    return wrong
+
+
+def test_groups_of_one_name_are_served_apart_whichever_is_used_first(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with ServerProcess(key) as server:
+        env = job_env(key, server.address)
+        assert run_ranks(share_in_groups_of_one_name, N_WORKERS, env=env) == [[]] * N_WORKERS
+
+
+def leave_one_after_the_other() -> bool:
+    """Whether all of a call was right, and the thread of its servers ended by itself."""
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as world:
+        group = world.subgroup(range(N_WORKERS), "part")
+        group.all_reduce(noise(group.rank, 1, N_ELEMS))
+        await_servers(group, 1)
+        data = noise(group.rank, 2, N_ELEMS)
+        work, pool = group.all_reduce(data, async_op=True), group.pool  # type: ignore[attr-defined]
+        assert work is not None
+        work.wait()
+        if group.rank == 1:
+            group.close()
+            stage.cue("one has left")
+        else:
+            stage.await_cue("its server is dead")
+        await_that(lambda: not pool._thread.is_alive(), "the thread to end")
+        group.close()
+        world.barrier()
+    return is_right(data, 2)
+
+
+def test_who_leaves_a_group_keeps_nobody_there_whose_server_dies(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(leave_one_after_the_other, N_WORKERS, env=env) as ranks:
+            stage.await_cue("one has left")
+            server.send(signal.SIGKILL)
+            server.wait()
+            stage.cue("its server is dead")
+            assert [outcome.value for outcome in ranks.wait()] == [True] * N_WORKERS

@@ -1,0 +1,195 @@
+"""Calls by reserved numbers are served, in whatever order each worker makes them."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from process.ranks import free_port, run_ranks, start_ranks
+from process.serving import (
+    N_WORKERS,
+    ServerProcess,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    n_servers,
+    new_key,
+    noise,
+    run_and_kill_the_server,
+)
+from process.stage import Stage, error_of, pretend_hosts
+
+import shoal
+from shoal.errors import UsageError
+
+
+def turned(numbers: Sequence[int], rank: int) -> list[int]:
+    """An order of its own for each rank."""
+    return [*numbers[rank:], *numbers[:rank]][:: -1 if rank % 2 else 1]
+
+
+def share_in_any_order() -> list[Any]:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        rank, pool = group.rank, cast("Any", group).pool
+        group.barrier()
+        numbers = group.reserve(6)
+        group.skip(numbers[3])
+        group.barrier()  # plain calls go on
+        data = {number: noise(rank, number) for number in numbers}
+        works = {
+            numbers[5]: group.all_reduce(data[numbers[5]], number=numbers[5], async_op=True),
+        }
+        first = pool.view
+        stage.cue(f"rank {rank} has used the last")
+        await_servers(group, 2)
+        for number in turned(numbers[:3], rank):
+            works[number] = group.all_reduce(data[number], number=number, async_op=True)
+        small = noise(rank, 4, 100)
+        group.all_reduce(small, number=numbers[4])
+        bad = [
+            error_of(group.all_reduce, data[numbers[0]], number=number)
+            for number in (numbers[3], numbers[0], numbers[5] + 1000)
+        ]
+        group.all_reduce(again := noise(rank, 9))
+        for work in works.values():
+            assert work is not None
+            work.wait()
+        await_that(lambda: len(pool._views) == 1, "the first view to end")
+        n_shared = [view.n_shared for view in (first, pool.view)]
+        right = [is_right(data[number], number) for number in works] + [is_right(again, 9)]
+        return [all(right), [isinstance(error, UsageError) for error in bad], n_shared]
+
+
+def test_calls_by_number_are_served_in_another_order_on_each_rank_while_views_switch(
+    tmp_path: Path,
+) -> None:
+    key, port = new_key(tmp_path), free_port()
+    with Stage() as stage, ServerProcess(key, host="a") as one:
+        env = job_env(key, one.address, f"127.0.0.1:{port}") | dict(stage.env)
+        with start_ranks(share_in_any_order, N_WORKERS, env=env) as ranks:
+            for rank in range(N_WORKERS):
+                stage.await_cue(f"rank {rank} has used the last")
+            with ServerProcess(key, port=port, host="b"):
+                outcomes = ranks.wait()
+    # In the first view the call that came first and those that were reserved before it; the
+    # second has the one after them.
+    assert [outcome.value for outcome in outcomes] == [[True, [True] * 3, [4, 1]]] * N_WORKERS, (
+        outcomes
+    )
+
+
+def lose_a_server_between_numbers() -> list[bool]:
+    """The last rank makes its calls only when the server is dead, the last of them first."""
+    pretend_hosts(1)
+    stage, right = Stage.from_environment(), []
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        numbers = group.reserve(5)
+        data = {number: noise(group.rank, number) for number in numbers}
+        is_last = group.rank == N_WORKERS - 1
+        if is_last:
+            stage.await_cue("the server is dead")
+            group.all_reduce(data[numbers[4]], number=numbers[4])  # those before it can wait
+        else:
+            group.skip(numbers[3])
+        order = turned(numbers[:3:2] if is_last else numbers[::2], group.rank)
+        works = {
+            number: group.all_reduce(data[number], number=number, async_op=True) for number in order
+        }
+        if group.rank == 0:
+            stage.cue("rank 0 has called")
+        for work in works.values():
+            assert work is not None
+            work.wait()
+        if is_last:
+            group.skip(numbers[3])
+        await_that(lambda: n_servers(group) == 0, "no server")
+        # Nobody had made this one when the server was lost, and all a later one.
+        group.all_reduce(data[numbers[1]], number=numbers[1])
+        right = [is_right(data[number], number) for number in numbers if number != numbers[3]]
+        group.all_reduce(again := noise(group.rank, 9))
+        right.append(is_right(again, 9))
+        stage.cue(f"rank {group.rank} goes on without")
+        await_servers(group, 1)
+        group.all_reduce(again := noise(group.rank, 10))
+        right.append(is_right(again, 10))
+    return right
+
+
+def test_a_server_that_is_killed_among_calls_by_number_costs_none_and_none_waits_for_another(
+    tmp_path: Path,
+) -> None:
+    outcomes = run_and_kill_the_server(
+        lose_a_server_between_numbers, N_WORKERS, new_key(tmp_path), comes_back=True
+    )
+    assert [outcome.value for outcome in outcomes] == [[True] * 6] * N_WORKERS, outcomes
+
+
+def skip_what_others_use() -> str:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=20.0) as group:
+        await_servers(group, 1)
+        (number,) = group.reserve(1)
+        if group.rank == N_WORKERS - 1:
+            group.skip(number)
+            stage.cue("the number is skipped")
+        else:
+            work = group.all_reduce(noise(group.rank), number=number, async_op=True)
+            stage.cue(f"rank {group.rank} has called")
+            assert work is not None
+            error = error_of(work.wait)
+        stage.await_cue("the server is dead")
+        if group.rank == N_WORKERS - 1:
+            error = error_of(group.barrier)
+    return str(error)
+
+
+def test_a_number_that_one_rank_skips_and_others_use_ends_the_group_when_a_server_dies(
+    tmp_path: Path,
+) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(skip_what_others_use, N_WORKERS, env=env) as ranks:
+            stage.await_cue("the number is skipped")
+            for rank in range(N_WORKERS - 1):
+                stage.await_cue(f"rank {rank} has called")
+            server.send(signal.SIGKILL)
+            server.wait()
+            stage.cue("the server is dead")
+            outcomes = ranks.wait()
+    for outcome in outcomes:
+        assert "made all_reduce 1, whose number rank 2 skipped" in str(outcome.value), outcome
+
+
+def reduce_by_number_in_any_order() -> list[bool]:
+    """No servers: numbers match as names do, between plain calls and on subgroups."""
+    with shoal.init() as group:
+        right = []
+        for turn in range(3):
+            numbers = group.reserve(40)
+            data = {number: noise(group.rank, number, 3 + 977 * number) for number in numbers}
+            works = [
+                group.all_reduce(data[number], number=number, async_op=True)
+                for number in turned(numbers, group.rank * 7 + turn)
+            ]
+            group.barrier()
+            for work in works:
+                assert work is not None
+                work.wait()
+            for number in numbers:
+                total = sum(noise(rank, number, 3 + 977 * number) for rank in range(group.size))
+                right.append(bool(abs(data[number] - total).max() < 1e-4))
+        both = error_of(group.barrier, number=group.reserve(1)[0], name="a name")
+        message = error_of(group.send, bytearray(1), (group.rank + 1) % group.size, number=1)
+        right += [isinstance(both, UsageError), isinstance(message, UsageError)]
+        return right
+
+
+def test_calls_by_number_match_in_whatever_order_the_ranks_make_them() -> None:
+    assert run_ranks(reduce_by_number_in_any_order, 3) == [[True] * 122] * 3

@@ -1,0 +1,252 @@
+"""Several workers on each host: servers take part along each rail, and the bits never tell."""
+
+import hashlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process.arrays import Array
+from process.ranks import run_ranks, start_ranks
+from process.serving import (
+    ServerProcess,
+    await_servers,
+    await_that,
+    in_order,
+    job_env,
+    n_servers,
+    new_key,
+    noise,
+    rounded,
+    run_and_kill_the_server,
+    run_while_servers_die,
+)
+from process.stage import Stage, error_of, pretend_hosts
+
+import shoal
+from shoal.errors import PeerLost
+
+N_HOSTS, N_LOCAL = 3, 2
+N_RANKS = N_HOSTS * N_LOCAL
+N_ELEMS = 4_000_003
+LINE = 16  # floats in 64 bytes
+
+
+def whole_lines(n_elems: int, n_parts: int) -> int:
+    return -(-n_elems // (n_parts * LINE)) * LINE
+
+
+def wanted(
+    number: int, op: str = "sum", n_elems: int = N_ELEMS, *, is_narrow: bool = False
+) -> Array:
+    """The sum as docs/bits.md says it for several workers on a host."""
+    travels = rounded if is_narrow else np.asarray
+    x = [noise(rank, number, n_elems) for rank in range(N_RANKS)]
+    total = np.empty_like(x[0])
+    length = whole_lines(n_elems, 4)
+    for begin in range(0, n_elems, length):
+        end = min(begin + length, n_elems)
+        part = whole_lines(end - begin, N_LOCAL)
+        for place in range(N_LOCAL):
+            at = slice(begin + place * part, min(begin + (place + 1) * part, end))
+            hosts = []
+            for host in range(N_HOSTS):
+                mates = [host * N_LOCAL + (place - k) % N_LOCAL for k in range(N_LOCAL)]
+                folded = x[mates[0]][at].copy()
+                for mate in mates[1:]:
+                    folded += x[mate][at]
+                hosts.append(travels(folded))
+            total[at] = travels(in_order(hosts))
+    return total / np.float32(N_RANKS) if op == "avg" else total
+
+
+def is_right(
+    group: shoal.Group, data: Array, number: int, op: str = "sum", *, is_narrow: bool = False
+) -> bool:
+    """Whether all ranks have exactly the bits of that sum; rank 0 looks at those, for all."""
+    bits = np.frombuffer(hashlib.blake2b(data.tobytes(), digest_size=8).digest(), np.uint8)
+    of_all = np.empty(8 * group.size, np.uint8)
+    group.all_gather(of_all, bits.copy())
+    if group.rank:
+        return True
+    right = wanted(number, op, data.size, is_narrow=is_narrow).tobytes()
+    return data.tobytes() == right and of_all.tobytes() == bits.tobytes() * group.size
+
+
+def share_along_rails() -> list[Any]:
+    """Alone, with a server, while it dies in the middle of calls, and without any again."""
+    pretend_hosts(N_LOCAL)
+    stage, right = Stage.from_environment(), []
+    with shoal.init(timeout_s=30.0) as group:
+        for number, op in enumerate(("sum", "avg", "sum")):
+            if number == 1:
+                await_servers(group, 1)
+                pool: Any = group.pool  # type: ignore[attr-defined]
+                view = pool.view
+            data = noise(group.rank, number, N_ELEMS)
+            group.all_reduce(data, op)
+            right.append(is_right(group, data, number, op))
+        n_shared = view.n_shared
+        data = [noise(group.rank, number, N_ELEMS) for number in (3, 4)]
+        if group.rank == N_RANKS - 1:
+            stage.await_cue("the server is dead")
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        if group.rank == 0:
+            stage.cue("rank 0 has called")
+        for number, work in enumerate(works, start=3):
+            assert work is not None
+            work.wait()
+            right.append(is_right(group, data[number - 3], number))
+        await_that(lambda: n_servers(group) == 0, "no server")
+        last = noise(group.rank, 5, N_ELEMS)
+        group.all_reduce(last)
+        right.append(is_right(group, last, 5))
+        small = noise(group.rank, 6, 1000)
+        group.all_reduce(small)
+        right.append(bool(abs(small - sum(noise(r, 6, 1000) for r in range(N_RANKS))).max() < 1e-4))
+    return [right, n_shared]
+
+
+def share_numbers_narrowly() -> list[Any]:
+    """In another order on each rank."""
+    pretend_hosts(N_LOCAL)
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        pool: Any = group.pool  # type: ignore[attr-defined]
+        right = []
+        for op in ("sum", "avg"):
+            numbers = group.reserve(3)
+            group.skip(numbers[1])
+            order = numbers[::2] if group.rank % 2 else numbers[::-2]
+            data = {number: noise(group.rank, number, N_ELEMS) for number in order}
+            works = [
+                group.all_reduce(data[number], op, number=number, wire="bf16", async_op=True)
+                for number in order
+            ]
+            for work in works:
+                assert work is not None
+                work.wait()
+            right += [
+                is_right(group, data[number], number, op, is_narrow=True)
+                for number in sorted(order)
+            ]
+        return [all(right), pool.view.n_shared]
+
+
+def test_narrow_calls_by_number_are_served_along_rails(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with ServerProcess(key) as server:
+        found = run_ranks(share_numbers_narrowly, N_RANKS, env=job_env(key, server.address))
+    assert found == [[True, 16]] * N_RANKS
+
+
+def test_workers_that_share_hosts_are_served_along_rails_with_the_same_bits_whatever_comes(
+    tmp_path: Path,
+) -> None:
+    outcomes = run_and_kill_the_server(share_along_rails, N_RANKS, new_key(tmp_path))
+    for outcome in outcomes:
+        assert outcome.value, "\n".join(map(str, outcomes))
+        right, n_shared = outcome.value
+        assert right == [True] * 7, outcome
+        assert 8 <= n_shared <= 12  # four pieces of each call; the first may have been made alone
+
+
+def call_while_servers_die(n_calls: int) -> list[int]:
+    """Numbers of calls that were wrong, of two at a time in another order on each rank."""
+    pretend_hosts(N_LOCAL)
+    stage, wrong = Stage.from_environment(), []
+    with shoal.init(timeout_s=60.0) as group:
+        await_servers(group, 2)
+        for turn in range(n_calls):
+            numbers = group.reserve(2)
+            order = numbers[:: 1 if (group.rank + turn) % 2 else -1]
+            data = {number: noise(group.rank, turn % 3, N_ELEMS) for number in order}
+            works = [
+                group.all_reduce(data[number], number=number, async_op=True) for number in order
+            ]
+            if group.rank == 0:
+                stage.cue(f"turn {turn}")
+            for work in works:
+                assert work is not None
+                work.wait()
+            wrong += [n for n in numbers if not is_right(group, data[n], turn % 3)]
+    return wrong
+
+
+@pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(2))
+def test_servers_that_die_and_come_back_cost_no_call_along_rails(tmp_path: Path, seed: int) -> None:
+    n_calls = 60
+    outcomes = run_while_servers_die(
+        call_while_servers_die, N_RANKS, n_calls, new_key(tmp_path), every=8, seed=seed
+    )
+    assert [outcome.value for outcome in outcomes] == [[]] * N_RANKS, "\n".join(map(str, outcomes))
+
+
+def lose_a_mate() -> str:
+    pretend_hosts(N_LOCAL)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        stage.meet(group.rank, N_RANKS, "served")
+        if group.rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        error = error_of(group.all_reduce, noise(group.rank, 0, N_ELEMS))
+        assert isinstance(error, PeerLost)
+        assert error.rank == 3
+        with group.shrink() as survivors:
+            data = np.ones(N_ELEMS, np.float32)
+            survivors.all_reduce(data)
+            return f"{survivors.size} {n_servers(survivors)} {data[0]:g} {data[-1]:g}"
+
+
+def test_a_worker_that_dies_on_a_shared_host_is_lost_to_all_others_and_they_go_on(
+    tmp_path: Path,
+) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        with start_ranks(lose_a_mate, N_RANKS, env=env) as ranks:
+            outcomes = ranks.wait()
+    # Two hosts have two workers and one has one: no servers for these.
+    values = [outcome.value for outcome in outcomes]
+    assert values == ["5 0 5 5"] * 3 + [None] + ["5 0 5 5"] * 2, "\n".join(map(str, outcomes))
+
+
+def time_out() -> str:
+    """A call that one worker never makes."""
+    pretend_hosts(N_LOCAL)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        told = ""
+        if group.rank < N_RANKS - 1:
+            told = repr(error_of(group.all_reduce, noise(group.rank, 0, N_ELEMS), timeout_s=0.5))
+        stage.cue(f"rank {group.rank} has done")
+        for rank in range(N_RANKS):
+            stage.await_cue(f"rank {rank} has done")
+    return told
+
+
+def test_a_call_that_a_worker_never_makes_ends_at_its_deadline_on_all_hosts(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        *told, _ = run_ranks(time_out, N_RANKS, env=env)
+    assert all(text.startswith("TimedOut") for text in told), told
+
+
+def be_unlike() -> list[Any]:
+    os.environ["SHOAL_HOST_ID"] = "ab"[int(os.environ["RANK"]) // 2]
+    with shoal.init(timeout_s=30.0) as group:
+        data = np.ones(N_ELEMS, np.float32)
+        group.all_reduce(data)
+        return [group.pool is None, float(data[-1])]  # type: ignore[attr-defined]
+
+
+def test_hosts_with_unlike_numbers_of_workers_do_without_servers(tmp_path: Path) -> None:
+    env = job_env(new_key(tmp_path), "127.0.0.1:1")
+    assert run_ranks(be_unlike, 3, env=env) == [[True, 3.0]] * 3

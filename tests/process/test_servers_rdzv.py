@@ -1,0 +1,131 @@
+"""Servers that leave their addresses in torch's store, where a job's workers find them."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from process.ranks import start_ranks
+from process.serving import (
+    N_WORKERS,
+    ServerProcess,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    new_key,
+    noise,
+)
+from process.stage import Stage, pretend_hosts
+
+import shoal
+from shoal.group.pool.addresses import Address, JobEndpoint
+from shoal.group.pool.protocol import key_id
+from shoal.group.pool.registry import leave, take_place
+from shoal.rendezvous.store.torch_client import TorchStoreClient
+from shoal.server import registrar
+
+
+def sum_with_a_server_that_comes_late() -> bool:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        stage.cue(f"rank {group.rank} is here")
+        await_servers(group, 1)
+        data = noise(group.rank)
+        group.all_reduce(data)
+        return is_right(data)
+
+
+def test_a_server_that_registers_is_found_and_used_and_what_is_not_sealed_is_not(
+    tmp_path: Path,
+) -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    key, where = new_key(tmp_path), f"127.0.0.1:{store.port}"
+    folder = f"shoal/servers/job1/{key_id(key.read_bytes().strip()):016x}"
+    for place, value in enumerate((b"", b"\xff\xfe", b"0" * 32 + b" 127.0.0.1:1"), 1):
+        store.add(f"{folder}/n", 1)
+        store.set(f"{folder}/{place}", value)
+    with Stage() as stage:
+        env = job_env(key, f"rdzv://{where}/job1", SHOAL_DEBUG="INFO") | dict(stage.env)
+        with start_ranks(sum_with_a_server_that_comes_late, N_WORKERS, env=env) as ranks:
+            for rank in range(N_WORKERS):
+                stage.await_cue(f"rank {rank} is here")
+            more = ["--rdzv-endpoint", where, "--rdzv-id", "job1"]
+            with ServerProcess(key, more=more) as server:
+                outcomes = ranks.wait()
+                assert store.check([f"{folder}/4"])
+                server.send(signal.SIGTERM)
+                assert server.wait() == 0
+    assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS, outcomes
+    assert "127.0.0.1:1 " not in outcomes[0].output
+    assert not store.check([f"{folder}/4"])
+
+
+def test_a_server_that_is_killed_takes_its_address_back_and_one_that_waits_for_the_store_ends(
+    tmp_path: Path,
+) -> None:
+    from torch.distributed import TCPStore
+
+    key = new_key(tmp_path)
+    with ServerProcess(key, more=["--rdzv-endpoint", "127.0.0.1:1"]) as server:
+        await_that(lambda: any("cannot register at" in line for line in server.log), "a warning")
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = f"shoal/servers/none/{key_id(key.read_bytes().strip()):016x}/1"
+    with ServerProcess(key, more=["--rdzv-endpoint", f"127.0.0.1:{store.port}"]) as server:
+        await_that(lambda: store.check([place]), "the address")
+        assert store.get(place).endswith(f" {server.address}".encode())
+        server.send(signal.SIGKILL)
+        await_that(lambda: not store.check([place]), "no address")
+
+
+def test_an_address_is_taken_back_by_a_server_that_is_told_to_end_while_it_writes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed import TCPStore
+
+    written: list[str] = []
+
+    class Ending(TorchStoreClient):
+        def set(self, key: str, value: bytes) -> None:
+            super().set(key, value)
+            assert self.try_get(key) == value
+            written.append(key)
+            sys.exit()
+
+    monkeypatch.setattr(registrar, "TorchStoreClient", Ending)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    endpoint = JobEndpoint("127.0.0.1", store.port, "a job")
+    keys = [b"k" * 32, b"l" * 32]
+    with pytest.raises(SystemExit):
+        registrar.register_on(endpoint, keys, [("127.0.0.1", 7)])
+    assert len(written) == 1
+    assert not store.check(written)
+
+
+def test_torchs_store_is_spoken_to_as_torch_does() -> None:
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TorchStoreClient("127.0.0.1", store.port, 20.0)
+    assert client.local_host == "127.0.0.1"
+    assert [client.add("n"), client.add("n")] == [1, 2]
+    assert client.try_get("n") == store.get("n") == b"2"
+    assert client.try_get("other") is None
+    client.set("other", b"\0" * 4096)
+    assert client.try_get("other") == store.get("other") == b"\0" * 4096
+    client.delete("other")
+    client.delete("other")
+    assert not store.check(["other"])
+    endpoint = JobEndpoint("127.0.0.1", store.port, "a job")
+    place = take_place(client, endpoint, b"k" * 32)
+    leave(client, place, endpoint, b"k" * 32, Address("fd00::1", 7))
+    assert store.get(place).endswith(b" [fd00::1]:7")
+    store.set("long", "x" * 4097)
+    with pytest.raises(OSError, match="answers with 4097 bytes"):
+        client.try_get("long")
+    client.close()

@@ -1,0 +1,50 @@
+"""Ranks of one real group as threads of this process: quick.
+
+They share memory, links and the engine like processes do; only what belongs to a process is shared
+too: the environment, descriptors, and the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import shoal
+from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+
+_LONG_S = 60.0
+
+
+def run_in_threads(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
+    """Run function(group, *args) as each rank; what each returned, or raised, by rank."""
+    results: list[Any] = [None] * size
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0)) as server:
+
+        def rank(number: int) -> None:
+            store = TcpStoreClient("127.0.0.1", server.port, timeout_s=_LONG_S)
+            try:
+                with (
+                    contextlib.closing(store),
+                    shoal.init(store, number, size, timeout_s=_LONG_S) as group,
+                ):
+                    results[number] = function(group, *args)
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                results[number] = error
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return results
+
+
+def run_well(function: Callable[..., Any], size: int, *args: Any) -> list[Any]:
+    """The same, where no rank may raise."""
+    results = run_in_threads(function, size, *args)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results

@@ -1,0 +1,203 @@
+"""Calls that cannot be made with servers, jobs with one key, and kinds of calls in rotation."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op
+from shoal.engine import Fault
+from shoal.errors import Closed
+from shoal.group.group import Group
+from shoal.group.pool import pooled_group
+from shoal.group.pool.leader import job_name
+from shoal.group.pool.pool_view import Kind, Parts, PoolView
+from shoal.group.pool.pooled_group import PooledGroup
+from shoal.group.pool.rail_call import RailCall
+from shoal.group.pool.rails import Stage, rail_of
+from shoal.plan import default_cluster
+from shoal.plan.cluster import Nic, Pool
+from shoal.shapes import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.group.work import Work
+
+KIND = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
+RAIL = rail_of(range(3), 0)
+NOTHING: Any = None
+
+
+def test_jobs_with_one_key_that_begin_on_one_host_have_names_of_their_own() -> None:
+    controls: list[Any] = [
+        SimpleNamespace(name=f"world{rail}/pool control", epoch=epoch, native_id=7)
+        for rail in ("", " (rail 1)")
+        for epoch in (1, 2, 1 << 63)
+    ]
+    long = "world/" + 99 * "x"
+    for name in (f"{long}a/pool control", f"{long}b/pool control"):
+        control: Any = SimpleNamespace(name=name, epoch=1, native_id=7)
+        assert len(job_name(control, "")) < 90
+        controls.append(control)
+    for native_id in (7, 8):  # two groups of one name
+        named = SimpleNamespace(name="world/a/pool control", epoch=1, native_id=native_id)
+        controls.append(named)
+    names = {job_name(control, "10.0.0.1") for control in controls}
+    assert len(names) == 10
+    assert (
+        sum(
+            re.fullmatch(r"world \(rail 1\) [0-9a-f]{16} of 10.0.0.1", n) is not None for n in names
+        )
+        == 3
+    )
+
+
+def view_of(group: Any) -> PoolView:
+    assert RAIL is not None
+    nics = Pool((Nic(1.0, 1.0),), (Nic(1.0, 1.0),) * 3)
+    servers: Any = ["a server"]
+    return PoolView(1, group, servers, default_cluster(range(3)), nics, RAIL)
+
+
+@pytest.mark.parametrize("n_kinds", [200, 512])
+def test_kinds_of_calls_in_rotation_are_told_to_the_servers_once(
+    n_kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, told = view_of(SimpleNamespace(size=4, rank=0)), []
+    plan: Any = object()
+    monkeypatch.setattr(view, "_made", lambda kind, _alone: Parts(plan, None, kind))
+    monkeypatch.setattr(view, "_announce", told.append)
+    for _ in range(3):
+        for n_elems in range(n_kinds):
+            view.parts(KIND._replace(n_elems=n_elems), NOTHING)
+    assert len(told) == n_kinds
+
+
+def start_parts(view: Any, ended: list[str]) -> None:
+    native = SimpleNamespace(abort=ended.append)
+    group: Any = SimpleNamespace(_native=native, _sharded=lambda _kind: None)
+    start: Any = PooledGroup._start_parts
+    start(group, NOTHING, view, 7, KIND, 0, time.monotonic() + 1.0)
+
+
+def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it() -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    ended: list[str] = []
+    with pytest.raises(MemoryError):
+        start_parts(SimpleNamespace(parts=refuse), ended)
+    assert len(ended) == 1
+
+
+def test_a_kind_of_call_that_is_new_when_the_servers_are_lost_is_no_error() -> None:
+    def send(*_: object, **__: object) -> None:
+        raise Closed("the group has ended")
+
+    group = SimpleNamespace(size=4, rank=0, native_id=None, ended=lambda: None, send=send)
+    view = view_of(group)
+    shape = Shape("all_reduce", "sharded[3*0|1].servers", DType.FLOAT32, Op.SUM, 1 << 20, 0, 4)
+    view._announce(shape)  # not told to anyone, and nobody needs it
+    group.native_id = 1
+    with pytest.raises(Closed):
+        view._announce(shape)
+
+
+class Part:
+    """A native call that has ended well."""
+
+    finished_ns = 1
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, _timeout_s: float) -> bool:
+        return True
+
+    def succeeded(self) -> bool:
+        return True
+
+    def error(self) -> Any:
+        return Fault.NONE, -1, "", ""
+
+
+def test_a_call_whose_next_stage_waits_for_its_servers_makes_nobody_else_wait() -> None:
+    waits, goes_on, callbacks = threading.Event(), threading.Event(), []
+
+    def post(_at: int, stage: Stage) -> Work:
+        if stage is Stage.RAIL:
+            waits.set()
+            assert goes_on.wait(10.0)
+        on_done: Callable[[Any], None] = callbacks.append
+        work: Any = SimpleNamespace(_call=Part(), on_done=on_done)
+        return work
+
+    call, over = RailCall(1, post, lambda _why: None), threading.Event()
+    thread = threading.Thread(target=callbacks[0], args=(None,))
+    thread.start()
+    assert waits.wait(10.0)
+    asks = threading.Thread(target=call.on_over, args=(over.set,))
+    asks.start()
+    asks.join(10.0)
+    is_free = not asks.is_alive()
+    is_in_time = is_free and not call.wait(0.01)
+    goes_on.set()
+    thread.join()
+    asks.join()
+    assert is_free
+    assert is_in_time
+    assert call.wait(10.0)
+    assert over.wait(10.0)
+    assert call.succeeded()
+
+
+class ToldLock:
+    """A lock that says when somebody has to wait for it."""
+
+    def __init__(self) -> None:
+        self._lock, self.is_awaited = threading.RLock(), threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.is_awaited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_calls_that_are_made_while_another_looks_for_servers_are_made_as_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock, made = ToldLock(), list[str]()
+    monkeypatch.setattr(pooled_group, "_FIRST_USE", lock)
+    group: Any = object.__new__(PooledGroup)
+    group._native, group._looks_at_first_use = NOTHING, True
+    group._rail = SimpleNamespace(n_rails=1)
+    monkeypatch.setattr(PooledGroup, "_kind", lambda *_: KIND)
+    monkeypatch.setattr(PooledGroup, "_share", lambda *_: made.append("shared"))
+
+    def make_alone(*_: object, **__: object) -> None:
+        made.append("alone")
+        lock.is_awaited.set()
+
+    monkeypatch.setattr(Group, "all_reduce", make_alone)
+    data = bytearray(8)
+    other = threading.Thread(target=lambda: group.all_reduce(data))
+
+    def look(*_: object) -> None:
+        other.start()
+        assert lock.is_awaited.wait(10.0)
+        group._pool = "its servers"
+
+    group.use_servers = look
+    group.all_reduce(data)
+    other.join()
+    assert made == ["shared", "shared"]

@@ -1,0 +1,117 @@
+"""Servers that cannot be used: when they are tried again, and what is logged of them."""
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.group.pool.addresses import Address
+from shoal.group.pool.left_out import LeftOut
+from shoal.group.pool.notices import Notices
+from shoal.group.pool.pool_view import PoolView, nics_of
+from shoal.group.pool.rails import rail_of
+from shoal.plan import default_cluster
+from shoal.plan.defaults import wire_of
+
+ONE, OTHER = Address("cpu1", 7077), Address("cpu2", 7077)
+READY = {ONE: b"process 1", OTHER: b"process 2"}
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+    caplog.clear()
+    return found
+
+
+def test_a_server_that_is_blamed_is_left_out_for_longer_each_time() -> None:
+    left_out, now, pauses = LeftOut(), 100.0, []
+    for _ in range(8):
+        left_out.blame(ONE, READY[ONE], "is cut off", now)
+        assert left_out.may_serve(READY, now) == [OTHER]
+        begun = now
+        while ONE not in left_out.may_serve(READY, now):
+            now += 0.5
+        pauses.append(now - begun)
+    assert pauses == [1, 2, 4, 8, 16, 32, 32, 32]
+    assert left_out.why() == {ONE: "is cut off"}
+
+
+def test_one_that_has_served_for_a_while_begins_anew_and_one_that_has_not_does_not() -> None:
+    left_out = LeftOut()
+    for at in (0.0, 1.0):
+        left_out.blame(ONE, READY[ONE], "is cut off", at)
+    left_out.used([ONE, OTHER], 3.0)
+    assert left_out.why() == {}
+    left_out.blame(ONE, READY[ONE], "is cut off", 4.0)  # soon after: 4 s
+    assert left_out.may_serve(READY, 7.9) == [OTHER]
+    assert left_out.may_serve(READY, 8.0) == [ONE, OTHER]
+    left_out.used([ONE], 8.0)
+    left_out.blame(ONE, READY[ONE], "is cut off", 8.0 + 4 * 4)  # 1 s
+    assert left_out.may_serve(READY, 24.9) == [OTHER]
+    assert left_out.may_serve(READY, 25.0) == [ONE, OTHER]
+
+
+def test_one_that_was_started_anew_is_used_at_once() -> None:
+    left_out = LeftOut()
+    left_out.blame(ONE, READY[ONE], "died", 0.0)
+    assert left_out.may_serve({**READY, ONE: b"process 3"}, 0.0) == [ONE, OTHER]
+
+
+def test_a_server_that_is_away_is_named_once_however_often_it_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "shoal")
+    notices = Notices(0.0)
+    notices.update([], {ONE: "has not answered yet"}, 0.9)
+    assert lines(caplog) == []  # it may be about to start
+    for now, why in enumerate(("does not answer", "cannot be reached: No route to host") * 20, 1):
+        notices.update([], {ONE: why, OTHER: ""}, float(now))
+    assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it does not answer"]
+    notices.update([], {ONE: "holds no job key like ours"}, 50.0)
+    notices.update([], {ONE: "does not answer"}, 51.0)
+    notices.update([], {ONE: "holds no job key like ours"}, 52.0)
+    assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it holds no job key like ours"]
+    notices.update([ONE], {}, 61.0)
+    notices.update([ONE], {}, 62.0)
+    assert lines(caplog) == ["INFO server cpu1:7077 is used again, after 60.1 s"]
+    notices.update([], {ONE: "was lost"}, 63.0)
+    assert lines(caplog) == ["WARNING server cpu1:7077 is not used: it was lost"]
+
+
+def test_reasons_that_never_repeat_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    notices = Notices(0.0)
+    for now in range(1, 100):
+        notices.update([], {ONE: f"refuses: it serves {now} jobs"}, float(now))
+    assert len(lines(caplog)) == 4
+
+
+def test_a_server_whose_rate_nobody_knows_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    notices = Notices(0.0)
+    for _ in range(3):
+        notices.assume({ONE: 125.0})
+    (line,) = lines(caplog)
+    assert line.startswith(
+        "WARNING server cpu1:7077 cannot tell what its link carries: it is taken for 1000 Mbit/s"
+    )
+    assert "SHOAL_LINK=RATE" in line
+
+
+def test_a_server_of_unknown_rate_counts_as_the_workers_do() -> None:
+    cluster = replace(default_cluster(range(3)), wire=wire_of(1000))
+    rates = (125.0, 125.0, 125.0, 0.0, 60.0)
+    nics = nics_of(rates, 3, cluster)
+    group: Any = SimpleNamespace(size=5, rates=rates)
+    rail = rail_of(range(3), 0)
+    assert rail is not None
+    view = PoolView(1, group, [ONE, OTHER], cluster, nics, rail)
+    assert [nic.out for nic in nics.servers] == pytest.approx([125.0, 60.0])
+    assert view.of_unknown_rate() == pytest.approx({ONE: 125.0})
+
+
+def test_what_calls_have_shown_counts_before_what_a_host_reports() -> None:
+    cluster = replace(default_cluster(range(3)), wire=wire_of(1000))
+    rates, measured = (125.0, 125.0, 125.0, 0.0, 60.0), (0.0, 0.0, 0.0, 50.0, 0.0)
+    nics = nics_of(rates, 3, cluster, measured)
+    assert [nic.out for nic in (*nics.workers, *nics.servers)] == [125.0, 125.0, 125.0, 50.0, 60.0]

@@ -1,0 +1,151 @@
+"""Rails: who is on which, what each has of a call, and when a piece of it may yet leave."""
+
+import itertools
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.codec import Codec
+from shoal.dtypes import DType, Op
+from shoal.engine import plan_among
+from shoal.group.numbers import Numbers
+from shoal.group.pool.meeting import first_word_key
+from shoal.group.pool.pool_view import Kind
+from shoal.group.pool.pooled_group import PooledGroup
+from shoal.group.pool.protocol import MOST_RANKS
+from shoal.group.pool.rails import MOST_PIECES, RailNumbers, Stage, rail_of
+from shoal.limits import FIRST_NAMED_KEY
+from shoal.plan import default_cluster
+from shoal.shapes import Shape
+
+TWO_BY_THREE = (0, 0, 1, 1, 2, 2)
+
+
+def test_workers_of_one_place_on_each_host_are_a_rail_however_ranks_lie() -> None:
+    rails = [rail_of((0, 1, 1, 0, 2, 2), rank) for rank in range(6)]
+    assert all(rails)
+    assert [(rail.members, rail.place, rail.host) for rail in rails if rail] == [
+        ((0, 1, 4), 0, 0),
+        ((0, 1, 4), 0, 1),
+        ((3, 2, 5), 1, 1),
+        ((3, 2, 5), 1, 0),
+        ((0, 1, 4), 0, 2),
+        ((3, 2, 5), 1, 2),
+    ]
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1, 1, 2, 2), (0, 0, 0, 1)])
+def test_hosts_with_unlike_numbers_of_workers_have_no_rails(hosts: tuple[int, ...]) -> None:
+    assert all(rail_of(hosts, rank) is None for rank in range(len(hosts)))
+
+
+@pytest.mark.parametrize("n_elems", [1 << 18, 262_145, 1_000_003, 4_000_003, 9_999_999])
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.FLOAT64])
+@pytest.mark.parametrize("n_local", [2, 3, 8])
+def test_every_element_of_a_call_is_on_one_rail_and_none_has_nothing_to_do(
+    n_elems: int, dtype: DType, n_local: int
+) -> None:
+    hosts = tuple(itertools.chain.from_iterable([host] * n_local for host in range(3)))
+    item = {DType.FLOAT32: 4, DType.INT8: 1, DType.FLOAT64: 8}[dtype]
+    at = 0
+    for piece in rail_of(hosts, 0).pieces(dtype, n_elems):  # type: ignore[union-attr]
+        assert piece.offset == at
+        for rank in range(n_local):
+            rail = rail_of(hosts, rank)
+            assert rail is not None
+            own = rail.own(dtype, piece.n_elems)
+            assert piece.offset + own.offset == at
+            assert at % 64 == 0
+            assert own.n_elems > 0
+            at += own.n_elems * item
+    assert at == n_elems * item
+
+
+def test_long_calls_are_cut_and_short_ones_are_not() -> None:
+    rail = rail_of(TWO_BY_THREE, 1)
+    assert rail is not None
+    n_pieces = {n: len(rail.pieces(DType.UINT8, n)) for n in (1, 32767, 32768, 1 << 20, 1 << 23)}
+    assert n_pieces == {1: 0, 32767: 0, 32768: 1, 1 << 20: 1, 1 << 23: MOST_PIECES}
+
+
+def test_each_rail_has_its_part_of_what_a_hosts_link_carries() -> None:
+    cluster, rail = default_cluster(TWO_BY_THREE), rail_of(TWO_BY_THREE, 0)
+    assert rail is not None
+    along = rail.cluster_of(cluster)
+    assert along.hosts == (0, 1, 2)
+    assert along.wire.us_per_byte == 2 * cluster.wire.us_per_byte
+    alone = rail_of((0, 1, 2), 0)
+    assert alone is not None
+    assert alone.cluster_of(default_cluster((0, 1, 2))) == default_cluster((0, 1, 2))
+
+
+def test_pieces_leave_when_they_will_and_are_open_until_then() -> None:
+    calls = Numbers("here")
+    numbers = RailNumbers(calls)
+    first, second = calls.reserve(2)
+    pieces = numbers.begin(calls.use(second), 3)
+    assert list(pieces) == [second * MOST_PIECES + at for at in range(3)]
+    assert all(map(numbers.is_open, pieces))
+    assert not numbers.is_open(pieces[-1] + 1)  # the call has no fourth
+    assert numbers.is_open(first * MOST_PIECES)
+    assert numbers.lowest_open() == first * MOST_PIECES
+    calls.skip(first)
+    for at in (1, 0):
+        numbers.left(pieces[at])
+    assert numbers.lowest_open() == pieces[2]
+    numbers.left(pieces[2])
+    assert numbers.lowest_open() == (second + 1) * MOST_PIECES
+
+
+def test_pieces_of_a_call_that_could_not_be_made_are_not_waited_for() -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    rail, calls = rail_of(TWO_BY_THREE, 0), Numbers("a group")
+    assert rail is not None
+    coming = RailNumbers(calls)
+    group: Any = SimpleNamespace(
+        _coming=coming,
+        _rail=rail,
+        _number=lambda _how: calls.take(),
+        _timeout=lambda _how: 1.0,
+        _native=SimpleNamespace(post_in_place=refuse),
+    )
+    pool: Any = SimpleNamespace(changed=threading.Condition())
+    kind = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
+    pieces, span = rail.pieces(kind.dtype, kind.n_elems), SimpleNamespace(address=0)
+    share: Any = PooledGroup._share_by_rails
+    with pytest.raises(MemoryError):
+        share(group, pool, kind, pieces, span, {})
+    assert coming.lowest_open() == 2 * MOST_PIECES
+
+
+def test_keys_of_stages_and_calls_differ() -> None:
+    rail = rail_of(TWO_BY_THREE, 0)
+    assert rail is not None
+    keys = [rail.key(number, stage) for number in range(1, 100) for stage in Stage]
+    assert len(set(keys) | set(range(1, 100))) == 99 * len(Stage) + 99
+
+
+def test_no_call_in_a_view_has_the_key_of_a_servers_first_word() -> None:
+    rail = rail_of(TWO_BY_THREE, 0)
+    assert rail is not None
+    calls = {rail.key_in_view(number) for number in range(MOST_PIECES, 20_000)}
+    words = {first_word_key(server) for server in range(1, MOST_RANKS)}
+    assert len(words) == MOST_RANKS - 1
+    assert calls.isdisjoint(words)
+    assert min(words) >= FIRST_NAMED_KEY
+
+
+def test_ranks_that_mean_different_stages_find_out() -> None:
+    shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.AVG, 100_000, 0, 2, hosts=(0, 0))
+    texts = {
+        plan_among(shape, (0, 1), 6, what, is_told).descriptor
+        for what, is_told in (("folded", False), ("told", True))
+    }
+    assert texts == {
+        "all_reduce float32[100000] avg by sharded, folded",
+        "all_reduce float32[100000] avg by sharded, told",
+    }
