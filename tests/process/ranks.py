@@ -55,9 +55,10 @@ from process.warm import N_FORKERS, Fork, die_with, fork_ranks, forker_for
 # then, and a rank that found such work fails.
 _BACKSTOP_MS = 10_000
 
-# What ranks find imported: the heaviest that is not ours.
+# What ranks find imported: the heaviest that is not ours. DDP and optimizers load torch._dynamo,
+# which takes 1.5 s.
 _NUMPY = "numpy pytest"
-_TORCH = "numpy pytest torch torch.distributed"
+_TORCH = "numpy pytest torch torch.distributed torch._dynamo"
 
 # How long a rank may take to print its stacks before it is killed.
 _LAST_WORDS_S = 5.0

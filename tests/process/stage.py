@@ -50,6 +50,12 @@ class Stage:
         """Wait until somebody has given this cue, and return when that was."""
         return float(self.store.get(f"cue/{name}", timeout_s))
 
+    def meet(self, rank: int, size: int, where: str) -> None:
+        """Return when all ranks have come here: what each did before has ended on each of them."""
+        self.cue(f"rank {rank}: {where}")
+        for other in range(size):
+            self.await_cue(f"rank {other}: {where}")
+
     def close(self) -> None:
         self.store.close()
         if self._server is not None:

@@ -181,10 +181,8 @@ def shrinks_when_rank_1_dies() -> tuple[list[int], list[tuple[int, int]]] | None
     every = [noise(rank, N_ELEMS) for rank in range(3)]
     data = every[group.rank].copy()
     group.all_reduce(data)
-    stage.cue(f"rank {group.rank} has called")
+    stage.meet(group.rank, 3, "called")
     if group.rank == 1:
-        for rank in (0, 2):  # NOT sooner: the call would fail where it has not ended
-            stage.await_cue(f"rank {rank} has called")
         os.kill(os.getpid(), signal.SIGKILL)
     assert isinstance(error_of(group.all_reduce, data), PeerLost)
     with group.shrink(timeout_s=40) as rest:

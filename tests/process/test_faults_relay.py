@@ -33,7 +33,8 @@ N_ELEMS = 300_007
 N_CALLS = 6
 DEADLINE_S = 40.0
 KEY_DIFFERS = 6  # native/transport/handshake.cc
-LATE = 45  # a frame of the second call: each end sends 38 of data in a call
+FRAMES_A_CALL = 38  # of data, from each end
+LATE = 45  # a frame of the second call
 
 
 def reduce_over_relay(is_told: bool = False) -> tuple[int, Exception | None]:
@@ -131,7 +132,7 @@ def swept() -> list[tuple[str, Fault]]:
     dice = random.Random(5)
     found: list[tuple[str, Fault]] = []
     for _ in range(40):
-        number, at = dice.randrange(2 * N_CALLS), dice.randrange(2000)
+        number, at = dice.randrange(FRAMES_A_CALL * N_CALLS), dice.randrange(2000)
         kinds = {
             "flip": flip(number, at, 1 << dice.randrange(8)),
             "drop": drop(number),

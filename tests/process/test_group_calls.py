@@ -281,7 +281,13 @@ def miss_a_deadline() -> list[Exception | None]:
         if group.rank == 2:
             # Not waited for: it is here, and well, and calls something that nobody answers.
             first = error_of(group.recv, bytearray(1), 0, 99)
+        elif group.rank == 1:
+            work = group.all_reduce(ones(10), async_op=True)
+            group.send(b"!", 0)
+            assert work is not None
+            first = error_of(work.wait)
         else:
+            group.recv(bytearray(1), 1)  # what came before it has come too
             first = error_of(group.all_reduce, ones(10), timeout_s=0.3)
         return [first, error_of(group.barrier)]
 

@@ -59,8 +59,8 @@ class Log(logging.Logger):
 class Together(Log):
     """Ends the joins of several ranks by the warning that each has got to: none sees another go."""
 
-    def __init__(self, others: threading.Barrier, n_warnings: int) -> None:
-        super().__init__(n_warnings=n_warnings)
+    def __init__(self, others: threading.Barrier, words: str, n_warnings: int) -> None:
+        super().__init__(words, n_warnings)
         self._others = others
 
     def warning(self, msg: object, *args: object, **how: Any) -> None:
@@ -83,16 +83,16 @@ def warning_of(
 
 def test_every_rank_warns_of_one_that_was_never_started_at_doubling_intervals() -> None:
     store, both = MemoryStore(), threading.Barrier(2)
-    logs = [Together(both, 4), Together(both, 4)]
+    # Early ones may tell only of the store, which was too slow to answer.
+    words = "rank 2 never published a record (not started, dead, or using"
+    logs = [Together(both, words, 4), Together(both, words, 4)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda rank: warning_of(logs[rank], store, rank, 3, {}), range(2)))
     for rank, log in enumerate(logs):
-        assert len(log.texts) == 4
-        for after_s, text in zip((0.01, 0.02, 0.04, 0.08), log.texts, strict=True):
+        assert len(log.texts) >= 4
+        for n_doubled, text in enumerate(log.texts):
             assert f"rank {rank} of 3 on " in text
-            assert f"has not joined after {after_s:g} s: " in text
-        expected = "rank 2 never published a record (not started, dead, or using"
-        assert any(expected in text for text in log.texts)  # NOT each: the store may be slow
+            assert f"has not joined after {0.01 * 2**n_doubled:g} s: " in text
 
 
 @pytest.mark.parametrize("host", ["127.0.1.1", "10.0.0.1"])
