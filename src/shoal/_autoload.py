@@ -11,6 +11,7 @@ same when the name is first used; before that it takes `import shoal` after `imp
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = ["register"]
 def register() -> None:
     """Make torch.distributed know the backend "shoal". Idempotent; never raises."""
     try:
+        import torch
         import torch.distributed as dist
 
         if not dist.is_available() or "shoal" in dist.Backend.backend_list:
@@ -32,12 +34,25 @@ def register() -> None:
             extended_api=True,
             # What is served: ShardedTensor puts its data on the first that is not the CPU. NOT a
             # string: torch 2.11 and 2.13 read one letter by letter.
-            devices=["cpu"],
+            devices=["cpu", "cuda"] if _has_gpu(torch) else ["cpu"],
         )
     except Exception:  # a foreign program's `import torch` must go on
         import logging
 
         logging.getLogger("shoal").debug("the torch backend was not registered", exc_info=True)
+
+
+def _has_gpu(torch: Any) -> bool:
+    """Whether torch is built for CUDA, a driver is there, and nobody hides the GPUs.
+
+    NOT torch.cuda.is_available(): it loads the driver, and a process forked later has none.
+    """
+    is_built = getattr(getattr(torch, "version", None), "cuda", None) is not None
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return is_built and not is_hidden and any(map(os.path.exists, _DRIVER_FILES))
+
+
+_DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
 def _create_process_group(dist_backend_opts: Any, backend_options: Any) -> dist.ProcessGroup:

@@ -13,16 +13,24 @@ import torch.distributed  # noqa: F401 - without it register() would do nothing,
 from shoal._autoload import register
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
     from shoal.frontend.torch.shrink import peer_lost, shrink_group
 
-__all__ = ["peer_lost", "shrink_group"]
+__all__ = ["DistributedDataParallel", "peer_lost", "shrink_group"]
+
+# Where each is: imported when first asked for, and the native core with it.
+_MODULES = {
+    "DistributedDataParallel": "shoal.frontend.torch.ddp.wrapper",
+    "peer_lost": "shoal.frontend.torch.shrink",
+    "shrink_group": "shoal.frontend.torch.shrink",
+}
 
 register()
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module 'shoal.torch' has no attribute {name!r}")
-    from shoal.frontend.torch import shrink  # loads the native core
+    import importlib
 
-    return getattr(shrink, name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

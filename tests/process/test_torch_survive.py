@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from process.ranks import run_ranks, start_ranks
+from process.stage import Stage
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -55,6 +56,7 @@ def lose_a_rank(victim: int) -> tuple[Any, ...]:
     assert shoal.torch.peer_lost() is None
     with pytest.raises(Unsupported, match="only the default group"):
         shoal.torch.shrink_group(group=part)
+    Stage.from_environment().meet(rank, size, "ready")
     if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerLost):
@@ -86,7 +88,7 @@ def lose_a_rank(victim: int) -> tuple[Any, ...]:
 def test_the_default_group_its_rank_and_its_new_groups_are_those_of_the_survivors(
     victim: int,
 ) -> None:
-    with start_ranks(lose_a_rank, 3, victim) as ranks:
+    with Stage() as stage, start_ranks(lose_a_rank, 3, victim, env=stage.env) as ranks:
         outcomes = ranks.wait(60)
     rest = tuple(rank for rank in range(3) if rank != victim)
     for rank in rest:

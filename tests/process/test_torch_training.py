@@ -192,6 +192,7 @@ def lose_a_peer(how: str) -> list[str]:
         wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
     data, target = batches()[0]
     nn.functional.mse_loss(wrapped(data), target).backward()
+    Stage.from_environment().meet(dist.get_rank(), 3, "trained")
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
@@ -205,7 +206,7 @@ def lose_a_peer(how: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["plain", "hook"])
 def test_a_lost_peer_is_named_by_ddp_and_the_process_survives(how: str) -> None:
-    with start_ranks(lose_a_peer, 3, how) as ranks:
+    with Stage() as stage, start_ranks(lose_a_peer, 3, how, env=stage.env) as ranks:
         outcomes = ranks.wait(60)
     assert outcomes[1].died == "was killed by SIGKILL"
     for outcome in (outcomes[0], outcomes[2]):

@@ -58,6 +58,37 @@ def test_it_registers_once_with_a_list_of_devices(distributed: types.ModuleType)
     assert backend.calls == [("shoal", {"extended_api": True, "devices": ["cpu"]})]
 
 
+@pytest.mark.parametrize(
+    ("cuda", "file", "visible", "devices"),
+    [
+        ("13.0", "/dev/nvidiactl", None, ["cpu", "cuda"]),
+        ("13.0", "/dev/nvidiactl", "0,1", ["cpu", "cuda"]),
+        ("13.0", "/dev/dxg", None, ["cpu", "cuda"]),
+        (None, "/dev/nvidiactl", None, ["cpu"]),
+        ("13.0", "", None, ["cpu"]),
+        ("13.0", "/dev/nvidiactl", "", ["cpu"]),
+        ("13.0", "/dev/nvidiactl", "-1", ["cpu"]),
+    ],
+)
+def test_it_serves_cuda_where_there_is_a_gpu(
+    cuda: str | None,
+    file: str,
+    visible: str | None,
+    devices: list[str],
+    distributed: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(os.path, "exists", lambda path: path == file)
+    sys.modules["torch"].version = types.SimpleNamespace(cuda=cuda)  # type: ignore[attr-defined]
+    backend = FakeBackend()
+    vars(distributed).update(is_available=lambda: True, Backend=backend)
+    _autoload.register()
+    assert backend.calls == [("shoal", {"extended_api": True, "devices": devices})]
+
+
 def test_it_does_nothing_where_torch_is_built_without_distributed(
     distributed: types.ModuleType,
 ) -> None:

@@ -35,6 +35,14 @@ def test_the_module_runs_the_command() -> None:
     assert done.stdout == f"shoal {shoal.__version__}\n"
 
 
+def test_a_command_imports_no_other() -> None:
+    code = "import sys\nfrom shoal.cli import main\nassert main(['server']) == 2\n"
+    code += "print(*(name for name in sys.modules if name.startswith('shoal')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "shoal.cli.server" in done.stdout.split()
+    assert not {"shoal.bench", "shoal.lab", "shoal.analysis"} & set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [("2x3", (0, 0, 0, 1, 1, 1)), ("2,1", (0, 0, 1)), ("1x1", (0,))],

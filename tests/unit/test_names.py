@@ -19,21 +19,26 @@ WRITTEN: Final = {".py", ".h", ".cc", ".md", ".js", ".css", ".html", ".pyi"}
 # Words that any programmer knows, torch's and TCP's among them. A new word belongs into the table
 # of docs/architecture.md, unless it is as plain as these.
 _PLAIN: Final = """
-acceptor address advertised agreement algorithm ask asking at attempt backend barrier below bench
-benchmark best block blocks bootstrap branch buffers call caller calls case channels chart choice
-client closed cluster codec column commands comparison connect connection connections connector
-context contract contribution control copy cost counted counts cube cut d dataflow deadline
-description doubt drawing dump element end endpoint ends entry error event execution failure faster
-figures filled finish finished follower forced form frames goal gone health held http in info
-interface internal job join joined keeper key kind known lab latency launch layout leader leaving
-library limit limits line lines links load local lost measured meet meeting member members
-membership memory message messages misplaced monitored name namespace nic occurrences on op
-operations options origin out output owner pair parser part parts pending picture placement planner
-point pool pooled pools process progress proof range record recv reducer repair rereading reserve
-reserved result role root round row running sample section send served server settings shape shares
-shoal simulation size source spec stages stand status store strangers sweep symbols symmetric table
-taken task tcp tensor timed times told torch trace traffic tree tuning type unpacker unsupported
-usage value values verdict warnings watch way weights windows within work worker
+acceptor address advertised agreed agreement algorithm array ask asked asking at attempt averager
+averaging backend barrier below bench benchmark best block blocks bootstrap branch breakdown bucket
+buckets buffers call caller calls card case channels chart choice client closed cluster codec column
+commands comparison connect connection connections connector context contract contribution control
+copy correction cost counted counts cube cuda cut d data dataflow deadline departures description
+device distributed doubt drawing drift dump element end endpoint ends entry error event execution
+extent failure faster figures filled finish finished finite flight follower forced form frames fused
+goal gone gradient gradients graph health held hooked http in info interface internal job join
+joined keeper kept key kind known lab latency launch layout leader least leaving left library limit
+limits line lines links load local log lost measured meet meeting member members membership memory
+message messages misplaced model monitored name namespace nccl nic not note notices numbers
+occurrences on op operations options order origin out output overlap owner pace pair parallel parser
+part parts pauses pending picture piece placement planner point pool pooled pools preparation
+process progress proof range record recv reducer registry repair rereading resent reserve reserved
+result role root round row running sample section seen send served server servers settings
+settlement shape shared shares shoal simulation size source sparse spec stage staged stages staging
+stand standing started static status store strangers sweep symbols symmetric table taken tally task
+tcp tensor timed times told torch trace traffic trained training trainings tree tuning turn type
+unmet unpacker unsupported usage value values variant verdict warnings watch way weights window
+windows wish within work worker wrapper
 """
 PLAIN: Final = set(_PLAIN.split())
 

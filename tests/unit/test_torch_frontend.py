@@ -436,5 +436,5 @@ def test_a_process_group_is_its_own_backend_on_the_cpu(group: FakeGroup) -> None
     made = ShoalProcessGroup(group, dist.HashStore(), timedelta(1))  # type: ignore[arg-type]
     assert made._device_types == [torch.device("cpu")]
     assert made._get_backend(torch.device("cpu")) is made
-    with pytest.raises(RuntimeError, match="serves the cpu, not cuda"):
+    with pytest.raises(RuntimeError, match="serves cpu, not cuda"):
         made._get_backend(torch.device("cuda"))

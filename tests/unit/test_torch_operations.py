@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -218,6 +219,18 @@ def test_a_strided_tensor_comes_back_from_a_reduce_only_at_the_root(
         group.calls[-1][1][0].owner.fill_(0.5)
         work.wait()
         assert matrix.sum().item() == expected
+
+
+def test_a_strided_tensor_of_inference_mode_is_written_on_whichever_thread_waits(
+    operations: Operations, group: NotingGroup
+) -> None:
+    with torch.inference_mode():
+        matrix = torch.zeros(2, 3)
+        work = operations.reduce([matrix.t()], RANK)
+        group.calls[-1][1][0].owner.fill_(0.5)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(work.wait).result()
+    assert matrix.sum().item() == 3.0
 
 
 def test_rows_are_handed_over_where_they_lie(operations: Operations, group: NotingGroup) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "create_process_group",
     "default_group",
+    "group_in",
     "in_place_of_default",
     "ShoalBackend",
     "ShoalProcessGroup",
@@ -83,9 +84,12 @@ def _form(opts: Any) -> Group:
 
 def default_group() -> Group | None:
     """The shoal group inside torch's default group, if it is one."""
-    if not dist.is_initialized():
-        return None
-    backend: Any = dist.group.WORLD
+    return group_in(dist.group.WORLD) if dist.is_initialized() else None
+
+
+def group_in(process_group: Any) -> Group | None:
+    """The shoal group inside a process group of torch, if it serves the CPU there."""
+    backend = process_group
     if not isinstance(backend, Operations):
         try:
             backend = backend._get_backend(torch.device("cpu"))

@@ -10,6 +10,12 @@ from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, Barrie
 
 from shoal.schedule.collectives import Blocks, Root, row_of
 
+Access = tuple[bool, bool]  # whether a rank's buffer is read, and whether it is written
+
+READ: Final[Access] = (True, False)
+WRITTEN: Final[Access] = (False, True)
+UPDATED: Final[Access] = (True, True)
+
 if TYPE_CHECKING:
     from shoal.frontend.torch.layouts import Arguments
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
@@ -31,6 +37,15 @@ class TorchCollective(NamedTuple):
     has_root: bool
     folds: bool
     alike: int | None
+
+    def accesses(self, is_root: bool) -> tuple[Access, ...]:
+        """What this rank does to each of its buffers."""
+        row = row_of(self.name)
+        if not row.in_place:
+            return WRITTEN, READ
+        if row.root is Root.GIVES:
+            return (READ if is_root else WRITTEN,)
+        return (UPDATED if is_root or row.root is Root.NONE else READ,)
 
 
 class TableRow(NamedTuple):

@@ -7,6 +7,7 @@ changed on the way; `process_group.py` has both classes.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -15,15 +16,19 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, BarrierOptions
 
-from shoal.frontend.torch import collectives, layouts
-from shoal.frontend.torch.checks import Tensors, check_root, only
+from shoal.dtypes import Op
+from shoal.frontend.torch import collectives, layouts, local_gpus
+from shoal.frontend.torch.checks import Tensors, check_one_device, check_root, only
 from shoal.frontend.torch.collectives import TableRow, TorchCollective
 from shoal.frontend.torch.compare_calls import compare_calls, in_words, must_compare
+from shoal.frontend.torch.local_calls import LocalCall
 from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
+from shoal.frontend.torch.pieces import cut
 from shoal.frontend.torch.reduce_ops import fold_of
-from shoal.frontend.torch.sparse import all_reduce_sparse
+from shoal.frontend.torch.sparse import all_reduce_sparse, in_host_memory
+from shoal.frontend.torch.staging import StagedCall, Staging
 from shoal.frontend.torch.tensor_buffers import TensorBuffers
-from shoal.frontend.torch.unsupported import refusing
+from shoal.frontend.torch.unsupported import describe, refusing
 from shoal.frontend.torch.work import (
     NO_TIMEOUT,
     FinishedWork,
@@ -34,7 +39,11 @@ from shoal.frontend.torch.work import (
 )
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.collectives import LayOut
+    from torch._C._distributed_c10d import Store
+
+    from shoal.frontend.torch.collectives import Access, LayOut
+    from shoal.frontend.torch.local_calls import LocalCalls
+    from shoal.group.buffers import BufferView
     from shoal.group.group import Group
 
 
@@ -72,13 +81,19 @@ class Operations:
     Args:
         group: owned: shutdown closes it.
         timeout: of every call that does not bring its own.
+        store: torch's, for what else the ranks need to find each other; None: there is none.
     """
 
-    def __init__(self, group: Group, timeout: timedelta) -> None:
+    def __init__(self, group: Group, timeout: timedelta, store: Store | None = None) -> None:
         self._group = group
+        self._store: Any = store
         self._timeout_s = timeout.total_seconds()
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
+        self._staging: Staging | None = None  # made for the first call on tensors of a device
+        self._agreeing = threading.Lock()
+        self._has_agreed = False
+        self._local: LocalCalls | None = None  # known once all ranks have agreed on it
         self._compares = must_compare(self)
         self._monitored_barrier = MonitoredBarrier(group)
 
@@ -128,18 +143,21 @@ class Operations:
         tensor = only(buffers, tensors)
         if opts.reduceOp != dist.ReduceOp.SUM:
             raise buffers.error("of sparse tensors takes ReduceOp.SUM only")
+        host, copy_back, devices = in_host_memory(tensor, buffers)
         self._n_calls += 1
         timeout_s = self._seconds(opts.timeout)
+        self._flush()
         if self._compares:
             compare_calls(self._group, "all_reduce of a sparse tensor", timeout_s)
         # Named, so that no other call of this group can come in between on some ranks only.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
         add_up = functools.partial(
-            all_reduce_sparse, self._group, tensor, buffers, name=name, timeout_s=timeout_s
+            all_reduce_sparse, self._group, host, buffers, name=name, timeout_s=timeout_s
         )
         with recorded("sparse_all_reduce"):
-            if opts.asyncOp or self._coalesced is not None:
-                return self._pending(PendingWork([in_background(add_up)], [tensor]))
+            if opts.asyncOp or self._coalesced is not None or devices:
+                works = [in_background(add_up)]
+                return self._pending(PendingWork(works, [tensor], copy_back, devices=devices))
             add_up()
             return FinishedWork([tensor])
 
@@ -181,13 +199,14 @@ class Operations:
         buffers = TensorBuffers(self._group, "send")
         view = buffers.read(only(buffers, tensors))
         buffers.results.extend(tensors)
-        return self._post(self._group.send, (view, dstRank, tag), buffers, -1)
+        return self._post(self._group.send, (view, dstRank, tag), buffers, collectives.READ, -1)
 
     def recv(self, tensors: Tensors, srcRank: int | None, tag: int = 0) -> dist.Work:  # noqa: N803
         """Receive one tensor from a rank of this group."""
         buffers = TensorBuffers(self._group, "recv")
         view = buffers.written(only(buffers, tensors))
-        return self._post(self._group.recv, (view, srcRank, tag), buffers, srcRank)
+        call = (view, srcRank, tag)
+        return self._post(self._group.recv, call, buffers, collectives.WRITTEN, srcRank)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive one tensor from whichever rank sends one of this tag; the Work says which."""
@@ -208,7 +227,9 @@ class Operations:
                 part.copy_back()
 
         works = [work for part in parts for work in part.works]
-        return PendingWork(works, [each for part in parts for each in part.tensors], copy_back)
+        tensors = [each for part in parts for each in part.tensors]
+        devices = list(dict.fromkeys(device for part in parts for device in part.devices))
+        return PendingWork(works, tensors, copy_back, devices=devices)
 
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
@@ -257,9 +278,19 @@ class Operations:
         """Start the collectives, and finish them if the caller is going to wait anyway."""
         self._n_calls += len(calls)
         start, timeout_s = getattr(self._group, collective.name), self._seconds(opts.timeout)
+        if self._compares or buffers.device is None:
+            self._flush()
         if self._compares:
             words = in_words(collective.name, calls, rest, collective.alike)
             compare_calls(self._group, words, timeout_s)
+        if buffers.device is not None:
+            if local_gpus.takes(collective, calls, rest) and (local := self._agreed(buffers)):
+                return self._post_locally(local, calls[0][0], rest[0], buffers, timeout_s)
+            parts = [
+                part for call in calls for part in cut(call, collective.alike, self._group.size)
+            ]
+            accesses = collective.accesses(self._group.rank == buffers.root)
+            return self._stage(start, parts, rest, accesses, buffers, timeout_s)
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, *rest, timeout_s=timeout_s, async_op=True) for call in calls]
             return self._pending(PendingWork(works, buffers.results, buffers.copying_back()))
@@ -276,13 +307,80 @@ class Operations:
         start: Callable[..., Any],
         call: layouts.Arguments,
         buffers: TensorBuffers,
+        access: Access,
         source: int | None,
     ) -> dist.Work:
+        """Start one message: `call` is its buffer, the peer and the tag."""
         with recorded(start.__name__):
+            if buffers.device is not None:
+                view, *rest = call
+                options = rest, (access,), buffers, self._timeout_s, source
+                return self._stage(start, [(view,)], *options)
+            self._flush()
             work = start(*call, timeout_s=self._timeout_s, async_op=True)
             return self._pending(
                 PendingWork([work], buffers.results, buffers.copying_back(), source)
             )
+
+    def _stage(
+        self,
+        start: Callable[..., Any],
+        calls: list[layouts.Arguments],
+        rest: Sequence[Any],
+        accesses: Sequence[Access],
+        buffers: TensorBuffers,
+        timeout_s: float,
+        source: int | None = -1,
+    ) -> dist.Work:
+        """Start calls on tensors of a device: the caller does not wait for anything."""
+        device, doing = buffers.device, describe(self._group, buffers.operation)
+        assert device is not None  # the callers have looked
+        check_one_device(buffers, calls)
+        device.check(doing)
+
+        def start_in_background(*views: Any) -> Any:
+            return start(*views, *rest, timeout_s=timeout_s, async_op=True)
+
+        if self._staging is None:
+            self._staging = Staging(self._group.abort)
+        call = StagedCall(device, start_in_background, calls, accesses, buffers.copies, doing)
+        self._staging.post(call, timeout_s)
+        work = PendingWork([call], buffers.results, source=source, devices=(device,))
+        return self._pending(work)
+
+    def _agreed(self, buffers: TensorBuffers) -> LocalCalls | None:
+        """What carries on calls on GPUs of one host; the first time all ranks wait for each other.
+
+        None where they go by way of host memory alone: on every rank.
+        """
+        with self._agreeing:
+            rail = None if self._has_agreed else local_gpus.rail_in(self._group)
+            if rail is not None and self._store is not None:
+                assert buffers.device is not None  # the caller has looked
+                self._local = local_gpus.agreed_calls(
+                    self._group, rail, buffers.device, self._store, self._timeout_s
+                )
+            self._has_agreed = True
+            return self._local
+
+    def _post_locally(
+        self, local: LocalCalls, view: BufferView, op: Op, buffers: TensorBuffers, timeout_s: float
+    ) -> dist.Work:
+        """Start an all-reduce that the GPUs of this host have a part in."""
+        device, doing = buffers.device, describe(self._group, buffers.operation)
+        assert device is not None  # the caller has looked
+        device.check(doing)
+        if device.place != local.device.place:
+            view = buffers.moved(view, local.device)
+        divisor = self._group.size if op is Op.AVG else 1
+        call = LocalCall(device, view, divisor, buffers.copies, doing, timeout_s)
+        local.post(call)
+        return self._pending(PendingWork([call], buffers.results, devices=(device,)))
+
+    def _flush(self) -> None:
+        """Let calls that are staged go first, so that ranks start all calls in the same order."""
+        if self._staging is not None:
+            self._staging.flush()
 
     def _pending(self, work: PendingWork) -> PendingWork:
         if self._coalesced is not None:
@@ -304,10 +402,18 @@ class Operations:
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
         self._group.close()
+        self._close_staging()
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
         self._group.abort("torch.distributed aborted the process group")
+        self._close_staging()
+
+    def _close_staging(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
+        if self._local is not None:
+            self._local.close()
 
     # ---- what shoal cannot do, under the names that torch looks for, of all versions ----
 

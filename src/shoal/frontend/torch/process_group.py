@@ -39,13 +39,13 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
 
     Args:
         group: owned: shutdown closes it.
-        store: torch's, unused here.
+        store: torch's, by which GPUs of one host find each other.
         timeout: of every call that does not bring its own.
     """
 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
         _BackendBase.__init__(self, group.rank, group.size)
-        Operations.__init__(self, group, timeout)
+        Operations.__init__(self, group, timeout, store)
         if get_debug_level() == DebugLevel.DETAIL:
             _WRAPPED.add(self)
 
@@ -55,7 +55,7 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
         """The backend of some of this group's ranks, as C++ asks for it.
 
         Args:
-            store: torch's, unused here.
+            store: torch's.
             ranks: of this group; every one of them asks for the same.
             opts: their name and timeout.
 
@@ -73,6 +73,9 @@ class ShoalBackend(Operations, _BackendBase):  # type: ignore[misc]  # known at 
 
     def eager_connect_single_device(self, device: object) -> None:
         """Nothing to do: the ranks are connected."""
+
+    def perform_nocolor_split(self, device: object) -> None:
+        """Nothing to do where this rank is not in the new group: it is that of its members."""
 
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
@@ -96,21 +99,22 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
 
     Args:
         group: owned: shutdown closes it.
-        store: given back by get_group_store.
+        store: given back by get_group_store; by it GPUs of one host find each other.
         timeout: of every call that does not bring its own.
     """
 
     def __init__(self, group: Group, store: Store, timeout: timedelta) -> None:
         # NOT with the store: that constructor makes an object whose methods C++ cannot override.
         _ProcessGroup.__init__(self, group.rank, group.size)
-        Operations.__init__(self, group, timeout)
-        self._store = store
+        Operations.__init__(self, group, timeout, store)
         self._name = group.name
         self._description = "undefined"
         # A type without a backend behind it: torch then sees which devices are served.
         custom = _ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
-        self._register_backend(torch.device("cpu"), custom, None)
+        self._served = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        for kind in self._served:
+            self._register_backend(torch.device(kind), custom, None)
 
     # torch 2.11 looks for these names, later versions only if the new ones are not there.
     _allgather_base = allgather_into_tensor_coalesced = Operations.all_gather_single
@@ -119,7 +123,8 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
 
     def get_group_store(self) -> Store:
         """The store that torch formed the group with."""
-        return self._store
+        store: Store = self._store
+        return store
 
     def split_group(
         self,
@@ -135,7 +140,7 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
         Args:
             ranks: of this group; every one of them asks for the same.
             opts: unused: there are none.
-            device_types: unused: shoal serves the CPU.
+            device_types: unused: every group serves them all.
         """
         if self.rank() not in ranks:
             return None
@@ -168,9 +173,10 @@ class ShoalProcessGroup(Operations, _ProcessGroup):  # type: ignore[misc]  # tor
 
     def _get_backend(self, device: torch.device | str) -> ShoalProcessGroup:
         """The backend for a device: this object answers what torch asks one."""
-        if torch.device(device).type != "cpu":
+        if torch.device(device).type not in self._served:
             # What torch's own group raises, and its callers expect.
-            raise RuntimeError(f"group {self._name!r} serves the cpu, not {device}")
+            served = " and ".join(self._served)
+            raise RuntimeError(f"group {self._name!r} serves {served}, not {device}")
         return self
 
 

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from shoal.errors import UsageError
+from shoal.frontend.torch.device import device_at
+from shoal.frontend.torch.unsupported import describe, unsupported
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.device import Device
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
     from shoal.group.group import Group
+
+
+def in_host_memory(
+    tensor: torch.Tensor, buffers: TensorBuffers
+) -> tuple[torch.Tensor, Callable[[], None] | None, Sequence[Device]]:
+    """The tensor, or a copy of it in host memory; what copies that back; and where it was.
+
+    The host waits for both copies: how many entries there are only the device knows.
+
+    Raises:
+        Unsupported: shoal serves no tensors there.
+    """
+    if tensor.is_cpu:
+        return tensor, None, ()
+    device = device_at(tensor.device)
+    if device is None:
+        what = f"{describe(buffers.group, buffers.operation)}: a tensor on {tensor.device}"
+        raise unsupported(what, "pass tensor.cpu()")
+    host = tensor.detach().cpu()
+
+    def copy_back() -> None:
+        with torch.no_grad():
+            tensor.copy_(host)
+
+    return host, copy_back, (device,)
 
 
 def all_reduce_sparse(

@@ -1,7 +1,8 @@
 """Tensors as the contiguous memory that a group moves and folds.
 
-A dense CPU tensor is handed over as it is. Of one that is strided, or conjugated or negated lazily,
-a contiguous copy is handed over, and results are copied back when the collective is done.
+A dense tensor is handed over as it is. Of one that is strided, or conjugated or negated lazily, a
+contiguous copy is handed over, and results are copied back when the collective is done. Views of a
+device's memory are for `staging.py` to exchange for the host's.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import torch
 
 from shoal.dtypes import DType
 from shoal.errors import UsageError
+from shoal.frontend.torch import device as devices
 from shoal.frontend.torch.unsupported import describe, unsupported
 from shoal.group.buffers import BufferView, clash
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.device import Device
     from shoal.frontend.torch.reduce_ops import Factor
     from shoal.group.group import Group
 
@@ -40,9 +43,11 @@ class TensorBuffers:
 
     Attributes:
         results: the tensors that the call writes.
+        copies: those of them that are written by way of a copy, each with that.
+        device: where a tensor is that is not in CPU memory; None if there is none such.
     """
 
-    __slots__ = ("_copies", "_factor", "_folds", "group", "operation", "results", "root")
+    __slots__ = ("_factor", "_folds", "copies", "device", "group", "operation", "results", "root")
 
     def __init__(
         self,
@@ -57,7 +62,8 @@ class TensorBuffers:
         self.root = root
         self._folds = folds
         self._factor = factor
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.device: Device | None = None
         self.results: list[torch.Tensor] = []
 
     def error(self, why: str) -> UsageError:
@@ -66,12 +72,20 @@ class TensorBuffers:
 
     def copying_back(self) -> Callable[[], None] | None:
         """`copy_back`, or None if it has nothing to do."""
-        return self.copy_back if self._copies else None
+        return self.copy_back if self.copies else None
 
     def copy_back(self) -> None:
         """Bring the results from the contiguous copies to where the caller wants them."""
-        for tensor, copy in self._copies:
+        for tensor, copy in self.copies:
             tensor.detach().copy_(copy)  # detach: a leaf that requires grad is written too
+
+    def moved(self, view: BufferView, device: Device) -> BufferView:
+        """A copy of a whole tensor on another device, to be copied back behind the call."""
+        tensor: torch.Tensor = view.owner  # type: ignore[assignment]  # all are tensors here
+        copy = device.copy_here(tensor.detach())
+        # First: the tensor itself may be a copy, which is copied back to where it came from.
+        self.copies.insert(0, (tensor, copy))
+        return self._view(copy)
 
     # ---- views ----
 
@@ -88,7 +102,7 @@ class TensorBuffers:
         views = [self.updated(tensor) for tensor in tensors]
         if clash([view.extent for view in views], []) is None:
             return views
-        self._copies.clear()
+        self.copies.clear()
         return [self._copied_back(tensor, self._fresh_copy(tensor)) for tensor in tensors]
 
     def written(self, tensor: torch.Tensor) -> BufferView:
@@ -144,13 +158,18 @@ class TensorBuffers:
     def _own_memory(self, tensor: torch.Tensor) -> BufferView | None:
         """The tensor itself, or None where the group needs a copy."""
         if not tensor.is_cpu or tensor.layout is not _STRIDED:
-            if tensor.layout is not _STRIDED:
-                raise self._unsupported(tensor.layout, "pass tensor.to_dense()")
-            instead = "pass tensor.cpu(), or make a group of another backend for this device"
-            raise self._unsupported(f"a tensor on {tensor.device}", instead)
+            self._note_device(tensor)
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None
         return self._view(tensor)
+
+    def _note_device(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not _STRIDED:
+            raise self._unsupported(tensor.layout, "pass tensor.to_dense()")
+        self.device = devices.device_at(tensor.device)
+        if self.device is None:
+            instead = "pass tensor.cpu(), or make a group of another backend for this device"
+            raise self._unsupported(f"a tensor on {tensor.device}", instead)
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype = DTYPES.get(tensor.dtype)
@@ -177,7 +196,8 @@ class TensorBuffers:
         return copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
 
     def _written_copy(self, tensor: torch.Tensor) -> BufferView:
-        return self._copied_back(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
+        copy = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
+        return self._copied_back(tensor, copy)
 
     def _copied_back(self, tensor: torch.Tensor, copy: torch.Tensor) -> BufferView:
         # torch would refuse to copy back, after everything has moved.
@@ -187,7 +207,7 @@ class TensorBuffers:
                 f"shape {tuple(tensor.shape)} share memory, so the result has no place; pass "
                 "tensor.contiguous()"
             )
-        self._copies.append((tensor, copy))
+        self.copies.append((tensor, copy))
         return self._view(copy)
 
     def _unsupported(self, what: object, instead: str) -> Exception:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout  # TimeoutError itself from 3.11 on
 from datetime import timedelta
@@ -20,6 +20,9 @@ from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.work_holder import future_for_lookup
 
 if TYPE_CHECKING:
+    from shoal.frontend.torch.device import Device, TensorsFuture
+    from shoal.frontend.torch.local_calls import LocalCall
+    from shoal.frontend.torch.staging import StagedCall
     from shoal.group.work import Work
 
 NO_TIMEOUT: Final = timedelta(0)
@@ -104,7 +107,7 @@ class FinishedWork(dist.Work):
         return list(self.tensors)
 
     def synchronize(self) -> None:
-        """Wait: tensors in CPU memory have no stream to order after the call."""
+        """Wait: that orders the current stream after the call, where tensors have streams."""
         self.wait()
 
     def source_rank(self) -> int:
@@ -127,16 +130,19 @@ class PendingWork(FinishedWork):
         copy_back: brings the results from contiguous copies into the tensors; None if there are
             none. It runs once, before a wait returns and before the future is done.
         source: the rank that a receive names; -1 for everything else.
+        devices: whose streams the tensors are used on; none: they are in CPU memory.
     """
 
     def __init__(
         self,
-        works: Sequence[Work | _InBackground],
+        works: Sequence[Work | StagedCall | LocalCall | _InBackground],
         tensors: Sequence[torch.Tensor],
         copy_back: Callable[[], None] | None = None,
         source: int | None = -1,
+        devices: Sequence[Device] = (),
     ) -> None:
         FinishedWork.__init__(self, tensors)
+        self.devices = devices
         self.works = works
         self._source = source
         self._copy_back = copy_back
@@ -175,7 +181,10 @@ class PendingWork(FinishedWork):
         with self._lock:
             if self._completion is not None:
                 return self._completion.future
-            completion = self._completion = _Completion(self._results)
+            completion = self._completion = _Completion(self._results, self.devices)
+        if _held.works is not None:
+            _held.works.append(self)
+            return completion.future
         # NOT looked at before the future stands: a wait that ended meanwhile would not complete it.
         if self._all_done():
             completion.finish()
@@ -186,11 +195,11 @@ class PendingWork(FinishedWork):
         return completion.future
 
     def is_completed(self) -> bool:
-        """Whether the call is over, well or badly."""
+        """Whether the call is over, well or badly: the tensors may then be used as after `wait`."""
         if not self._all_done():
             return False
         if self.exception() is None:
-            self.copy_back()
+            self._results()
         return True
 
     def is_success(self) -> bool:
@@ -254,15 +263,19 @@ class _Completion:
     """A future, and its end: the first thread that comes completes it and runs the callbacks.
 
     Args:
-        results: what the future is to give, or raises what it is to raise.
+        results: what the future is to give, or raises what it is to raise. It runs on streams of
+            its own, as the callbacks do, and orders them behind the results.
+        devices: those of the results.
     """
 
-    def __init__(self, results: Callable[[], list[torch.Tensor]]) -> None:
+    def __init__(
+        self, results: Callable[[], list[torch.Tensor]], devices: Sequence[Device] = ()
+    ) -> None:
         # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for the
         # tensors in it, finds none, uses the first all the same and dies of SIGSEGV. What a
         # callback raises becomes an error that C++ knows.
-        self._over: torch.futures.Future[None] = torch.futures.Future()
-        self.future = self._over.then(lambda _: results())
+        self._over: Any = devices[0].future(devices) if devices else torch.futures.Future()
+        self.future: TensorsFuture = self._over.then(lambda _: results())
         self._first = threading.Lock()
         self._has_ended = threading.Event()
 
@@ -283,6 +296,33 @@ class _Completion:
         elif not self.future.done():
             with contextlib.suppress(RuntimeError):  # why the call failed
                 self.future.wait()
+
+
+class _Held(threading.local):
+    """The works whose futures this thread holds back; None while it holds none."""
+
+    works: list[PendingWork] | None = None
+
+
+_held: Final = _Held()
+
+
+@contextlib.contextmanager
+def holding_futures() -> Iterator[list[PendingWork]]:
+    """Meanwhile a future that this thread asks for completes when its Work is waited for.
+
+    Its callbacks then run on the thread that waits, and the calls that they make come in an order
+    that is the same on all ranks.
+
+    Returns:
+        The works, each to be waited for.
+    """
+    held: list[PendingWork] = []
+    before, _held.works = _held.works, held
+    try:
+        yield held
+    finally:
+        _held.works = before
 
 
 class _Callbacks(threading.local):

@@ -1,0 +1,419 @@
+"""Is it right? Every collective on tensors of a device, beside what torch computes itself.
+
+Numbers are small integers, so that sums have no rounding. A function called `check_` runs in every
+rank, in a group of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Tensor = torch.Tensor
+
+# Long against everything that a call does: 0.1 to 0.2 s at 1 to 2 GHz.
+SLOW_CYCLES = 200_000_000
+
+
+class Rank:
+    """One rank, its group and its device.
+
+    Args:
+        longest: elements of the longest tensors.
+    """
+
+    def __init__(self, group: Any, device: str, longest: int) -> None:
+        self.lengths = (1, 1000, longest)
+        self.group = group
+        self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def given(self, n: int, rank: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What a rank puts in: 0 to 3."""
+        first = self.rank if rank is None else rank
+        return ((torch.arange(n, device=self.device) + first) % 4).to(dtype)
+
+    def all_given(self, n: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        return [self.given(n, rank, dtype) for rank in range(self.size)]
+
+    def total(self, n: int) -> Tensor:
+        return torch.stack(self.all_given(n)).sum(0)
+
+    def slow(self) -> None:
+        """Keep the current stream busy."""
+        if self.on_gpu:
+            torch.cuda._sleep(SLOW_CYCLES)
+
+
+def same(got: Tensor, expected: Tensor) -> None:
+    """They are equal; says where not."""
+    if not torch.equal(got, expected):
+        wrong = (got != expected).flatten().nonzero()
+        raise AssertionError(f"{len(wrong)} of {got.numel()} wrong, first at {wrong[0].item()}")
+
+
+def check_all_reduce(it: Rank) -> None:
+    for n in it.lengths:
+        for async_op in (False, True):
+            tensor = it.given(n)
+            work = dist.all_reduce(tensor, group=it.group, async_op=async_op)
+            if work is not None:
+                work.wait()
+            same(tensor, it.total(n))
+
+
+def check_every_type_and_fold(it: Rank) -> None:
+    folds = {
+        dist.ReduceOp.SUM: lambda parts: parts.sum(0),
+        dist.ReduceOp.MAX: lambda parts: parts.amax(0),
+        dist.ReduceOp.MIN: lambda parts: parts.amin(0),
+        dist.ReduceOp.PRODUCT: lambda parts: parts.prod(0),
+    }
+    names = "float16 bfloat16 float32 float64 int8 uint8 int32 int64"
+    for name in names.split():
+        dtype = getattr(torch, name)
+        for op, fold in folds.items():
+            tensor = it.given(1000, dtype=dtype) % 3
+            dist.all_reduce(tensor, op=op, group=it.group)
+            parts = torch.stack([part % 3 for part in it.all_given(1000, torch.float64)])
+            same(tensor, fold(parts).to(dtype))
+    averaged = it.given(1000, dtype=torch.float64)
+    dist.all_reduce(averaged, op=dist.ReduceOp.AVG, group=it.group)
+    same(averaged, torch.stack(it.all_given(1000, torch.float64)).sum(0) / it.size)
+    truths = it.given(1000) > 1
+    dist.all_reduce(truths, op=dist.ReduceOp.MAX, group=it.group)
+    same(truths, torch.stack(it.all_given(1000)).amax(0) > 1)
+
+
+def check_strided_and_scaled(it: Rank) -> None:
+    matrix = it.given(300 * 200).reshape(300, 200)
+    dist.all_reduce(matrix.t()[::3], group=it.group)
+    expected = it.given(300 * 200).reshape(300, 200)
+    expected[:, ::3] = it.total(300 * 200).reshape(300, 200)[:, ::3]
+    same(matrix, expected)
+    scaled = it.given(it.lengths[-1])
+    dist.all_reduce(scaled, op=dist._make_nccl_premul_sum(0.5), group=it.group)
+    same(scaled, it.total(it.lengths[-1]) / 2)
+
+
+def check_coalesced(it: Rank) -> None:
+    tensors = [it.given(n) for n in (3, 70_000, 5)]
+    with dist._coalescing_manager(it.group, it.device, async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=it.group)
+    manager.wait()
+    for tensor in tensors:
+        same(tensor, it.total(tensor.numel()))
+
+
+def check_broadcast_and_reduce(it: Rank) -> None:
+    for n in it.lengths:
+        for root in {0, it.size - 1}:
+            tensor = it.given(n)
+            dist.broadcast(tensor, group_src=root, group=it.group)
+            same(tensor, it.given(n, root))
+            tensor = it.given(n)
+            dist.reduce(tensor, group_dst=root, group=it.group)
+            same(tensor, it.total(n) if it.rank == root else it.given(n))
+
+
+def check_all_gather(it: Rank) -> None:
+    for n in it.lengths:
+        outputs = [torch.empty(n, device=it.device) for _ in range(it.size)]
+        dist.all_gather(outputs, it.given(n), group=it.group)
+        for output, expected in zip(outputs, it.all_given(n), strict=True):
+            same(output, expected)
+        whole = torch.empty(n * it.size, device=it.device)
+        whole[it.rank * n : (it.rank + 1) * n] = it.given(n)
+        own = whole[it.rank * n : (it.rank + 1) * n]
+        dist.all_gather_into_tensor(whole, own, group=it.group)
+        same(whole, torch.cat(it.all_given(n)))
+
+
+def check_reduce_scatter(it: Rank) -> None:
+    for n in it.lengths:
+        total = it.total(n * it.size)[it.rank * n : (it.rank + 1) * n]
+        output = torch.empty(n, device=it.device)
+        dist.reduce_scatter_tensor(output, it.given(n * it.size), group=it.group)
+        same(output, total)
+        parts = list(it.given(n * it.size).chunk(it.size))
+        dist.reduce_scatter(output.zero_(), parts, group=it.group)
+        same(output, total)
+
+
+def check_gather_and_scatter(it: Rank) -> None:
+    for n in it.lengths:
+        root = it.size - 1
+        is_root = it.rank == root
+        outputs = [torch.empty(n, device=it.device) for _ in range(it.size)] if is_root else None
+        dist.gather(it.given(n), outputs, group_dst=root, group=it.group)
+        for output, expected in zip(outputs or [], it.all_given(n), strict=False):
+            same(output, expected)
+        output = torch.empty(n, device=it.device)
+        inputs = it.all_given(n) if is_root else None
+        dist.scatter(output, inputs, group_src=root, group=it.group)
+        same(output, it.given(n))
+
+
+def check_all_to_all(it: Rank) -> None:
+    for n in it.lengths[:2]:
+        inputs = [it.given(n + other) for other in range(it.size)]
+        outputs = [torch.empty(n + it.rank, device=it.device) for _ in range(it.size)]
+        dist.all_to_all(outputs, inputs, group=it.group)
+        for rank, output in enumerate(outputs):
+            same(output, it.given(n + it.rank, rank))
+        whole = it.given(n * it.size)
+        dist.all_to_all_single(whole, whole.clone(), group=it.group)
+        blocks = [each.chunk(it.size)[it.rank] for each in it.all_given(n * it.size)]
+        same(whole, torch.cat(blocks))
+
+
+def check_messages(it: Rank) -> None:
+    right, left = (it.rank + 1) % it.size, (it.rank - 1) % it.size
+    for n in it.lengths:
+        got = torch.empty(n, device=it.device)
+        calls = [
+            dist.P2POp(dist.isend, it.given(n), group=it.group, group_peer=right),
+            dist.P2POp(dist.irecv, got, group=it.group, group_peer=left),
+        ]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        same(got, it.given(n, left))
+    if it.rank == 0:
+        # One tag: they must not overtake each other, wherever they come from.
+        it.slow()
+        works = [dist.isend(it.given(10, 5), group_dst=1, group=it.group)]
+        works.append(dist.isend(torch.full((10,), 9.0), group_dst=1, group=it.group))
+        for work in works:
+            work.wait()
+    if it.rank == 1:
+        first, second = torch.empty(10, device=it.device), torch.empty(10)
+        dist.recv(first, group_src=0, group=it.group)
+        dist.recv(second, group_src=0, group=it.group)
+        same(first, it.given(10, 5))
+        assert second.tolist() == [9.0] * 10
+
+
+def check_objects_barrier_and_sparse(it: Rank) -> None:
+    found: list[Any] = [None] * it.size
+    dist.all_gather_object(found, {"rank": it.rank}, group=it.group)
+    assert found == [{"rank": rank} for rank in range(it.size)]
+    dist.barrier(group=it.group)
+    at = torch.tensor([[it.rank, it.size]], device=it.device)
+    entries = torch.sparse_coo_tensor(at, torch.ones(2, device=it.device), (it.size + 1,))
+    dist.all_reduce(entries, group=it.group)
+    expected = torch.ones(it.size + 1, device=it.device)
+    expected[-1] = it.size
+    same(entries.to_dense(), expected)
+
+
+def check_inference_mode(it: Rank) -> None:
+    with torch.inference_mode():
+        tensor = it.given(it.lengths[-1])
+        dist.all_reduce(tensor, group=it.group)
+        same(tensor, it.total(it.lengths[-1]))
+
+
+# ---- streams; on the CPU these say nothing ----
+
+
+def check_a_call_waits_for_what_makes_its_tensor(it: Rank) -> None:
+    n = it.lengths[-1]
+    tensor, seen = torch.empty(n, device=it.device), torch.empty(n, device=it.device)
+    it.slow()
+    tensor.copy_(it.given(n))
+    begin_s = time.perf_counter()
+    work = dist.all_reduce(tensor, group=it.group, async_op=True)
+    issued_s = time.perf_counter() - begin_s
+    if it.on_gpu:
+        assert issued_s < 0.05, f"the caller was held up for {issued_s:.3f} s"
+    work.wait()
+    seen.copy_(tensor)  # without waiting for the device
+    same(seen, it.total(n))
+
+
+def check_a_call_on_a_stream_of_the_users_own(it: Rank) -> None:
+    n = it.lengths[-1]
+    stream = torch.cuda.Stream() if it.on_gpu else None
+    with torch.cuda.stream(stream):
+        it.slow()
+        tensor = it.given(n)
+        dist.all_reduce(tensor, group=it.group)
+        doubled = tensor * 2
+    if stream is not None:
+        stream.synchronize()
+    same(doubled, it.total(n) * 2)
+
+
+def check_results_do_not_overtake_those_who_read_the_old_ones(it: Rank) -> None:
+    n = it.lengths[-1]
+    whole = torch.full((n * it.size,), 7.0, device=it.device)
+    given = it.given(n)
+    it.slow()
+    old = whole.clone()
+    work = dist.all_gather_into_tensor(whole, given, group=it.group, async_op=True)
+    work.wait()
+    same(old, torch.full((n * it.size,), 7.0, device=it.device))
+    same(whole, torch.cat(it.all_given(n)))
+
+
+def check_futures_and_their_callbacks(it: Rank) -> None:
+    for n in it.lengths:
+        tensor = it.given(n)
+        future = dist.all_reduce(tensor, group=it.group, async_op=True).get_future()
+        doubled = future.then(lambda done: done.value()[0] * 2)
+        same(doubled.wait(), it.total(n) * 2)
+        same(future.wait()[0], it.total(n))
+
+
+def check_a_tensor_that_is_dropped_at_once(it: Rank) -> None:
+    n = it.lengths[-1]
+    futures = []
+    for _ in range(4):
+        work = dist.all_reduce(it.given(n), group=it.group, async_op=True)
+        futures.append(work.get_future())
+        del work
+        torch.full((n,), -1.0, device=it.device)  # may get the memory of what was dropped
+    for future in futures:
+        same(future.wait()[0], it.total(n))
+
+
+def check_many_calls_in_flight(it: Rank) -> None:
+    tensors = [it.given(1 + 1000 * k) for k in range(40)]
+    works = [dist.all_reduce(tensor, group=it.group, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    for tensor in tensors:
+        same(tensor, it.total(tensor.numel()))
+
+
+def check_a_graph_is_refused(it: Rank) -> None:
+    if not it.on_gpu:
+        return
+    tensor = it.given(10)
+    raised = ""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            try:
+                dist.all_reduce(tensor, group=it.group)
+            except RuntimeError as error:
+                raised = str(error)
+            tensor + 1  # an empty graph warns
+    finally:
+        torch.cuda.synchronize()
+    assert "inside a CUDA graph is not supported" in raised, raised
+
+
+# ---- layers ----
+
+
+def _model(device: torch.device) -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)]
+    return nn.Sequential(*layers).to(device)
+
+
+def _train(model: nn.Module, it: Rank) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    source = torch.Generator().manual_seed(it.rank)
+    losses = []
+    for _ in range(5):
+        data = torch.randn(16, 64, generator=source).to(it.device)
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def check_ddp_trains_as_over_gloo(it: Rank) -> None:
+    losses = []
+    for group in (it.group, dist.new_group(backend="gloo")):
+        for views in (False, True):
+            wrapped = nn.parallel.DistributedDataParallel(
+                _model(it.device),
+                process_group=group,
+                bucket_cap_mb=0.1,
+                gradient_as_bucket_view=views,
+            )
+            losses.append(_train(wrapped, it))
+    for other in losses[1:]:
+        assert all(abs(a - b) < 1e-5 for a, b in zip(losses[0], other, strict=True)), losses
+
+
+def check_fsdp_trains_as_ddp(it: Rank) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    expected = _train(nn.parallel.DistributedDataParallel(_model(it.device)), it)
+    model = _model(it.device)
+    mesh = init_device_mesh(it.device.type, (it.size,))
+    for layer in (model[0], model[2], model[4]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    got = _train(model, it)
+    assert all(abs(a - b) < 1e-5 for a, b in zip(expected, got, strict=True)), (expected, got)
+
+
+CHECKS = {
+    name.removeprefix("check_"): each
+    for name, each in list(globals().items())
+    if name.startswith("check_")
+}
+
+
+def checks(device: str, longest: int) -> dict[str, str]:
+    """In a rank: how each check failed, "" if it did not."""
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    failures = {}
+    for name, check in CHECKS.items():
+        group = dist.new_group(timeout=timedelta(seconds=60))
+        try:
+            check(Rank(group, device, longest))
+            failures[name] = ""
+        except Exception:  # noqa: BLE001 - the other checks go on
+            failures[name] = traceback.format_exc()
+    dist.destroy_process_group()
+    return failures
+
+
+def lose_last(it: Rank, longest: int) -> None:
+    """The last rank dies in mid-call, and all others must hear of it."""
+    tensor = it.given(4 * longest)
+    dist.all_reduce(tensor)
+    if it.rank == it.size - 1:
+        dist.all_reduce(tensor, async_op=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(100):
+            dist.all_reduce(tensor)
+    except RuntimeError as error:
+        if type(error).__name__ != "PeerLost":
+            raise
+    else:
+        raise AssertionError("nobody was told")
+    if it.on_gpu:
+        torch.cuda.synchronize()  # what waited for the one that is gone has ended
+
+
+def lost_peer(device: str, longest: int) -> dict[str, str]:
+    """In a rank: the last one dies in mid-call; what the others are told."""
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
+    lose_last(Rank(dist.group.WORLD, device, longest), longest)
+    dist.destroy_process_group()
+    return {"a_peer_lost_in_mid_call": ""}

@@ -1,0 +1,151 @@
+"""NCCL among the GPUs of a host, the wire between hosts: right, and faster than without?
+
+Each rank has a GPU of its own; hosts are this one under several names. Numbers are small integers,
+so that sums have no rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from correct import Rank, lose_last, same
+from speed import _measure
+
+
+def _begin(device: str, n_hosts: int, longest: int) -> Rank:
+    """This rank, with a GPU of its own."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["SHOAL_HOST_ID"] = f"host {rank * n_hosts // size}"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("shoal", timeout=timedelta(seconds=60))
+    it = Rank(dist.group.WORLD, device, longest)
+    it.device = torch.device(device, rank) if device == "cuda" else it.device
+    return it
+
+
+def checks(device: str, n_hosts: int, longest: int) -> dict[str, str]:
+    """In a rank, by check: why it failed; "" if it did not."""
+    it = _begin(device, n_hosts, longest)
+    failures = {}
+    for name, check in _CHECKS.items():
+        try:
+            check(it)
+            failures[name] = ""
+        except Exception:  # noqa: BLE001, PERF203 - the other checks go on
+            failures[name] = traceback.format_exc()
+    if device == "cuda" and _calls_of(it.group) is None:
+        failures["nccl_was_used"] = "all-reduces went by way of host memory; the log says why"
+    dist.destroy_process_group()
+    return failures
+
+
+def _calls_of(group: Any) -> Any:
+    backend = group if hasattr(group, "_local") else group._get_backend(torch.device("cuda"))
+    return backend._local
+
+
+def _sums(it: Rank) -> None:
+    for n in range(it.lengths[-1], it.lengths[-1] + 3):
+        for dtype in (torch.float32, torch.bfloat16, torch.int32):
+            tensor = it.given(n, dtype=dtype)
+            dist.all_reduce(tensor)
+            same(tensor, it.total(n).to(dtype))
+    mean = it.given(it.lengths[-1], dtype=torch.float64)
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    same(mean, it.total(it.lengths[-1]).double() / it.size)
+
+
+def _many_in_flight(it: Rank) -> None:
+    lengths = [it.lengths[-1] + k if k % 2 else 1000 + k for k in range(12)]
+    tensors = [it.given(n) for n in lengths]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in reversed(works):
+        work.wait()
+    for n, tensor in zip(lengths, tensors, strict=True):
+        same(tensor, it.total(n))
+
+
+def _made_late_and_read_at_once(it: Rank) -> None:
+    tensor, seen = (
+        torch.empty(it.lengths[-1], device=it.device),
+        torch.empty(it.lengths[-1], device=it.device),
+    )
+    if it.rank == it.size - 1:
+        it.slow()
+    tensor.copy_(it.given(it.lengths[-1]))
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    seen.copy_(tensor)
+    same(seen, it.total(it.lengths[-1]))
+
+
+def _same_bits_every_time(it: Rank) -> None:
+    torch.manual_seed(it.rank)
+    given = torch.randn(it.lengths[-1], device=it.device)
+    first = given.clone()
+    dist.all_reduce(first)
+    for _ in range(5):
+        again = given.clone()
+        dist.all_reduce(again)
+        same(again, first)
+    everyones = [torch.empty_like(first) for _ in range(it.size)]
+    dist.all_gather(everyones, first)
+    for each in everyones:
+        same(each, first)
+
+
+def _ordinary_training(it: Rank) -> None:
+    torch.manual_seed(0)
+    width = 2048 if it.on_gpu else 64
+    model = torch.nn.Linear(width, width).to(it.device)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(3):
+        model.zero_grad()
+        wrapped(torch.full((4, width), float(it.rank + 1), device=it.device)).sum().backward()
+        expected = 4 * sum(range(1, it.size + 1)) / it.size
+        same(model.weight.grad, torch.full_like(model.weight, expected))
+
+
+_CHECKS: dict[str, Callable[[Rank], None]] = {
+    "sums": _sums,
+    "many_in_flight": _many_in_flight,
+    "made_late_and_read_at_once": _made_late_and_read_at_once,
+    "same_bits_every_time": _same_bits_every_time,
+    "ordinary_training": _ordinary_training,
+}
+
+
+def lost_peer(device: str, n_hosts: int, longest: int) -> dict[str, str]:
+    """In a rank: the last one dies in mid-call, and all others must hear of it."""
+    lose_last(_begin(device, n_hosts, longest), longest)
+    dist.destroy_process_group()
+    return {}
+
+
+def speeds(
+    device: str, n_hosts: int, longest: int, seconds: float, sizes: list[int]
+) -> list[dict[str, Any]]:
+    """In a rank: a row for each size. Times are medians of an all-reduce, in us."""
+    it = _begin(device, n_hosts, longest)
+    dist.all_reduce(it.given(it.lengths[-1]))  # a group agrees on NCCL at its first call
+    os.environ["SHOAL_LOCAL_NCCL"] = "0"
+    without = dist.new_group(list(range(it.size)))
+    dist.all_reduce(it.given(it.lengths[-1]), group=without)
+    rows = []
+    for n_bytes in sizes:
+        tensor = torch.ones(n_bytes // 4, device=it.device)
+        row: dict[str, Any] = {"bytes": n_bytes}
+        for name, group in (("with_us", it.group), ("without_us", without)):
+            call = functools.partial(dist.all_reduce, tensor)
+            row[name] = _measure(call, group, device, seconds)["us"]
+        rows.append(row)
+    dist.destroy_process_group()
+    return rows

@@ -1,0 +1,70 @@
+"""Run a function in several processes that share the GPU, and collect what each returned.
+
+Run by its path it is such a process: `ranks.py MODULE FUNCTION ARGUMENTS RESULT`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def run(module: str, function: str, size: int, deadline_s: float, **arguments: Any) -> list[Any]:
+    """What each rank returned: {"error": text} from one that raised or ran past the deadline.
+
+    Args:
+        module: beside this file; its function takes `arguments`, and returns what JSON can say.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / str(rank) for rank in range(size)]
+        processes = []
+        for rank, file in enumerate(files):
+            env = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            env |= {"OMP_NUM_THREADS": 1, "PYTHONWARNINGS": "ignore"}
+            command = [sys.executable, __file__, module, function, json.dumps(arguments), str(file)]
+            given = {**os.environ, **{name: str(value) for name, value in env.items()}}
+            processes.append(subprocess.Popen(command, env=given))
+        until = time.monotonic() + deadline_s
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(until - time.monotonic(), 0.1))
+        for process in processes:
+            process.kill()
+            process.wait()
+        return [_result(file, process) for file, process in zip(files, processes, strict=True)]
+
+
+def _result(file: Path, process: subprocess.Popen[bytes]) -> Any:
+    if file.exists():
+        return json.loads(file.read_text())
+    return {"error": f"the process ended with status {process.returncode} and said nothing"}
+
+
+def main() -> None:
+    """Be one rank."""
+    module, function, arguments, file = sys.argv[1:]
+    try:
+        result = getattr(importlib.import_module(module), function)(**json.loads(arguments))
+    except BaseException:  # noqa: BLE001 - whatever it is, the report is to have it
+        result = {"error": traceback.format_exc()}
+    whole = Path(file).with_suffix(".part")
+    whole.write_text(json.dumps(result))
+    whole.rename(file)
+
+
+if __name__ == "__main__":
+    main()

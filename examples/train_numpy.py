@@ -1,0 +1,95 @@
+"""Train a small network in NumPy on several workers, whose gradients are averaged as they come.
+
+    python examples/train_numpy.py                  # three workers on this machine
+    torchrun --nproc-per-node 4 examples/train_numpy.py
+    mpirun -n 4 python examples/train_numpy.py
+
+Each worker has its own samples. All end with the same weights, to the last bit.
+"""
+
+import argparse
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+
+import shoal
+from shoal.average import Averager
+
+WIDTHS = [(8, 64), (64, 64), (64, 1)]
+
+
+def samples(rank: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """What this worker learns from: points, and the function to be learnt."""
+    points = np.random.default_rng(rank).standard_normal((n, 8)).astype(np.float32)
+    return points, np.sin(points.sum(axis=1, keepdims=True))
+
+
+def main() -> None:
+    """One worker."""
+    source = np.random.default_rng(0)  # the same weights on all
+    weights = {
+        f"layer {i}": (source.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
+        for i, shape in enumerate(WIDTHS)
+    }
+    names = list(weights)
+    with shoal.init() as group:
+        averager = Averager(group, weights)
+        points, wanted = samples(group.rank, 256)
+        for step in range(300):
+            inputs = [points]  # forward
+            for name in names:
+                out = inputs[-1] @ weights[name]
+                inputs.append(out if name == names[-1] else np.maximum(out, 0))
+            error = 2 * (inputs.pop() - wanted) / len(points)
+
+            gradients = averager.begin()  # backward: the last layer's gradient is ready first
+            for name in reversed(names):
+                np.matmul(inputs[-1].T, error, out=gradients[name])
+                averager.ready(name)
+                error = (error @ weights[name].T) * (inputs.pop() > 0)
+            averager.wait()
+
+            for name in names:
+                weights[name] -= 0.1 * gradients[name]
+            if step % 100 == 0 or step == 299:
+                loss = np.array([np.mean((predict(weights, points) - wanted) ** 2)])
+                group.all_reduce(loss, "avg")
+                if group.rank == 0:
+                    print(f"step {step}: loss {loss[0]:.4f}")
+        bits = hashlib.sha256(b"".join(weights[name].tobytes() for name in names)).hexdigest()
+        print(f"rank {group.rank}: weights {bits[:12]}")
+
+
+def predict(weights: dict[str, np.ndarray], points: np.ndarray) -> np.ndarray:
+    """What the network says."""
+    *hidden, last = weights.values()
+    for weight in hidden:
+        points = np.maximum(points @ weight, 0)
+    return points @ last
+
+
+def launch(n_workers: int) -> int:
+    """Start workers on this machine; 0 if all end well."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"WORLD_SIZE": str(n_workers), "OMP_NUM_THREADS": "1"}
+    workers = [
+        subprocess.Popen([sys.executable, __file__], env={**env, "RANK": str(rank)})
+        for rank in range(n_workers)
+    ]
+    return max(worker.wait() for worker in workers)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=3)
+    n_asked = parser.parse_args().workers
+    if {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"} & os.environ.keys():
+        main()
+    else:
+        sys.exit(launch(n_asked))

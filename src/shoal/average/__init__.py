@@ -1,0 +1,24 @@
+"""Gradient averaging for programs of any framework: named arrays in, averaged arrays out.
+
+`Averager` is the face; front ends also use what lies below it.
+"""
+
+from shoal.average.averager import Averager
+from shoal.average.departures import Send, Started
+from shoal.average.layout import ArraySpec, Extent, FusionBuffer, Layout
+from shoal.average.preparing import NotFinite
+from shoal.average.report import AveragingReport
+from shoal.average.step_times import StepTimes
+
+__all__ = [
+    "Averager",
+    "NotFinite",
+    "AveragingReport",
+    "StepTimes",
+    "Send",
+    "Started",
+    "Layout",
+    "FusionBuffer",
+    "ArraySpec",
+    "Extent",
+]

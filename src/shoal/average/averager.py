@@ -1,0 +1,478 @@
+"""`Averager`: arrays that every rank has are averaged over all of them, a buffer at a time."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.average.agreed_order import AgreedOrder
+from shoal.average.agreeing import agree
+from shoal.average.departures import Departures
+from shoal.average.lacking import StepWatch, tell
+from shoal.average.layout import FLOATS, ArraySpec, Layout
+from shoal.average.memory import ArrayMemory
+from shoal.average.preparing import Preparation
+from shoal.average.report import AveragingReport, FlightDump, report_on
+from shoal.average.shared import shared_by
+from shoal.average.sizes import fusion_bytes_for
+from shoal.average.step_times import StepLog, StepTimes
+from shoal.average.values import numpy_arrays
+from shoal.codec import parse_wire
+from shoal.dtypes import Op
+from shoal.engine import Countdown, can_fold
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.average.departures import Send
+    from shoal.group.buffers import BufferView
+    from shoal.group.group import Group
+
+# In a step; beyond it they are longer than asked for. Half as many as a group can have reserved.
+_MOST_BUFFERS: Final = 1024
+
+
+class Averager:
+    """Averages named arrays over all ranks of a group, step by step.
+
+        averager = Averager(group, {"w": ((256, 128), "float32"), "b": ((128,), "float32")})
+        for batch in batches:
+            gradients = averager.begin()
+            gradients["b"][...] = ...  # in any order, on any rank
+            averager.ready("b")
+            ...
+            averager.wait()  # now they are averages, the same bits on every rank
+
+    The arrays lie in memory of `shoal.empty`'s kind, flattened into *fusion buffers* of equal
+    length. A buffer leaves as soon as all that lies in it is ready, while the caller computes the
+    rest, and no rank waits for another's order. In the first step arrays are expected in the
+    reverse of the order in which they are named; then in the order in which they came on rank 0,
+    and in a new one when that has changed for good.
+
+    Every rank makes it with the same arguments, and calls `begin` and `wait` as often as the
+    others; the calling thread may change, but there is one at a time. One that is dropped in
+    mid-step keeps its memory until what is on its way has ended.
+
+    Args:
+        arrays: by name: a shape and a dtype, or anything that has both. Values are not taken.
+        fusion_bytes: of a buffer, at most; None: `SHOAL_FUSION_BYTES`, or what the planner finds
+            best for so many bytes in this cluster.
+        wire: how float32 travels between hosts, as `Group.all_reduce` has it.
+        find_unused: arrays may never be ready in a step, and which ones may differ by rank. Costs a
+            small all-reduce in `wait`.
+        weighted: `begin` takes the weight of this rank. Costs a small all-reduce that overlaps, and
+            a pass over memory; needs NumPy.
+        check_finite: look at what this rank gives before it leaves; `wait` raises `NotFinite`.
+            Costs a pass over memory and a small all-gather in `wait`; needs NumPy.
+
+    Raises (nothing is kept):
+        UsageError: nothing to average, or no dtype that can be; on every rank, where ranks differ
+            in what they average, with the first that differs and the ranks.
+        ShoalError: the machine has not so much memory left.
+
+    Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
+    docs/decisions/0034.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        arrays: Mapping[str, Any],
+        *,
+        fusion_bytes: int | None = None,
+        wire: str | None = None,
+        find_unused: bool = False,
+        weighted: bool = False,
+        check_finite: bool = False,
+    ) -> None:
+        self.group = group
+        self.entries = tuple(ArraySpec.of(name, given) for name, given in arrays.items())
+        self._indices = {entry.name: index for index, entry in enumerate(self.entries)}
+        self._find_unused, self._weighted = find_unused, weighted
+        self._shared = shared_by(group)
+        self.name = f"average {next(self._shared.names)}"
+        self.fusion_bytes = self._fusion_bytes(fusion_bytes)
+        parse_wire(wire or "identity")
+        options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "find_unused": find_unused}
+        options |= {"weighted": weighted, "check_finite": check_finite}
+        agree(group, self.name, self.entries, options)
+        layout = Layout.of(self.entries, range(len(arrays))[::-1], self.fusion_bytes)
+        self._check_types()
+        self._memory = ArrayMemory(layout, str(self))
+        self._departures = Departures(group, wire)
+        self._order = AgreedOrder(group, f"{self.name}, order", self._memory)
+        self._preparation: Preparation | None = None
+        if weighted or check_finite:
+            self._preparation = Preparation(
+                group, self.name, weighted=weighted, check_finite=check_finite
+            )
+            self._departures.prepare = self._preparation
+        self.countdown = Countdown(self._departures.send)
+        over = weakref.finalize(self, self._shared.drop, self._departures.open, self.countdown)
+        over.atexit = False
+        self.watch = StepWatch(group, self._departures.open)
+        self._is_open = False
+        self.arrays: dict[str, Any] = {}
+        self.unused: tuple[int, ...] = ()
+        self.on_missing: Callable[[Sequence[int]], None] | None = None
+        self.on_rebuilt: Callable[[], None] | None = None
+        self.log = StepLog(len(layout.buffers))
+        self._departures.on_failure = self._dump = FlightDump(self)
+        self._lay_out(layout)
+
+    def _fusion_bytes(self, asked: int | None) -> int:
+        """The longest that a buffer may be; the same on every rank."""
+        total = sum(entry.n_bytes for entry in self.entries)
+        if asked is None:
+            served = getattr(self.group, "pool", None) is not None
+            asked = fusion_bytes_for(total, self.group.planner, str(self), has_servers=served)
+        return max(asked, total // _MOST_BUFFERS) if asked > 0 else asked
+
+    def _check_types(self) -> None:
+        for entry in self.entries:
+            if not can_fold(entry.dtype, Op.AVG):
+                raise UsageError(f"{self}: there is no average of {entry}")
+            if self._weighted and entry.dtype not in FLOATS:
+                raise UsageError(f"{self}: {entry} has no fractions to be weighted; convert it")
+
+    # A step.
+
+    def begin(self, weight: float | None = None, *, reserve: bool = True) -> dict[str, Any]:
+        """Begin a step; the results of the one before are over.
+
+        Where it takes a new layout, all arrays are at other places, what they hold means nothing,
+        and NumPy arrays of before cannot be written to any more.
+
+        Args:
+            weight: of this rank's values, where the averager is `weighted`: a number of samples or
+                tokens, 0 or more. The average is the sum of all values times weights, over the sum
+                of weights.
+            reserve: have the step take its place among the group's calls here. If not, on every
+                rank, `reserve` does, or the first buffer that leaves: then a step that begins may
+                be left alone, also on some ranks only.
+
+        Returns:
+            The arrays by name, to be written, until the next `begin`: NumPy's, of the bits for
+            bfloat16; flat `BufferView`s where NumPy is not installed.
+
+        Raises:
+            UsageError: the step before has not ended, or a weight is missing, negative, not finite
+                or not asked for. Nothing has begun.
+            ShoalError: as `wait` does; the group has ended.
+        """
+        self._check_alive()
+        self._check_weight(weight)
+        if self._is_open and (self.countdown.n_counted or weight is not None):
+            raise UsageError(f"{self}: the step before has not ended; wait() for it first")
+        if self._is_open:
+            self.log.begin_step()
+            return self.arrays
+        while self._shared.dropped:
+            for number in self._shared.dropped.popleft():
+                self.group.skip(number)
+        with self._departures.telling():
+            order = self._order.take()
+            if order is not None and order != self.layout.order:
+                self._lay_out(Layout.of(self.entries, order, self.fusion_bytes))
+                if self.on_rebuilt is not None:
+                    self.on_rebuilt()
+            self._departures.begin(reserve)
+            if self._preparation is not None:
+                self._preparation.begin(weight)
+        self._order.begin()
+        self.unused = ()
+        self.countdown.begin()
+        self.countdown.paused = False
+        self.log.begin_step()
+        self._is_open, self._is_sent = True, False
+        return self.arrays
+
+    def reserve(self) -> None:
+        """Have the step take its place among the group's calls, if it has none. Every rank does."""
+        self.watch.stop()
+        with self._departures.telling():
+            self._departures.reserve()
+
+    def _check_weight(self, weight: float | None) -> None:
+        if self._weighted != (weight is not None):
+            raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
+        if weight is not None and not 0 <= weight < math.inf:
+            raise UsageError(f"{self}: weight={weight} is no number from 0 on")
+
+    def cancel(self) -> None:
+        """Forget a step that has begun and in which nothing was ready; on every rank.
+
+        Its buffers have numbers among the group's calls (`Group.reserve`), of which no more than
+        some thousands may follow: this is for a step that nobody goes on with for long.
+
+        Raises:
+            UsageError: something was ready. Nothing has changed.
+        """
+        if not self._is_open:
+            return
+        if self.countdown.n_counted:
+            raise UsageError(f"{self}: arrays of this step are on their way; wait() for it")
+        self.countdown.paused = True
+        self._is_open = False
+        self._departures.cancel()
+
+    def ready(self, array: str | int) -> None:
+        """This array holds what is to be averaged; it is the averager's until `wait` returns.
+
+        Args:
+            array: a name, or an index in the order of names.
+
+        Raises:
+            UsageError: there is no such array, or no step has begun, or it was ready before in this
+                step. Nothing has changed.
+            ShoalError: a buffer cannot leave; the group has ended.
+        """
+        index = self.index(array)
+        if not self._is_open or self._is_sent:
+            raise UsageError(f"{self}: {self.entries[index]} is ready outside a step; begin() one")
+        if self.countdown.is_counted(index):
+            raise UsageError(f"{self}: {self.entries[index]} was ready before in this step")
+        self.countdown.count(index)
+
+    def hook(self, array: str | int) -> Callable[..., None]:
+        """A function that says that an array is ready, whatever it is called with.
+
+        A C function: it costs no Python frame. Outside a step it does nothing; a second time in one
+        step is told of by `wait`. It keeps the averager's countdown alive.
+        """
+        return self.countdown.hook(self.index(array))
+
+    def send_rest(self) -> None:
+        """No array will be ready any more in this step: send what has not left. Idempotent.
+
+        Raises:
+            UsageError: arrays never became ready here, or on another rank, and `find_unused` is
+                not set: names them and the rank. The group has ended, on every rank.
+            ShoalError: as `wait` does.
+        """
+        if not self._is_open:
+            raise UsageError(f"{self}: no step has begun; begin() one")
+        if self._is_sent:
+            return
+        self.countdown.paused = self._is_sent = True
+        self.log.note_sent()
+        if self._find_unused:
+            with self._departures.telling():
+                self._send_used()
+        elif self.countdown.n_counted < len(self.entries):
+            self._check_alive()  # that was why, and nobody's omission
+            self._departures.give_up(self._missing_text())
+
+    def wait_for(self, array: str | int) -> None:
+        """Return when this array is an average, after `send_rest`; others may be on their way.
+
+        Raises: as `wait` does.
+        """
+        for buffer in self.layout.buffers_of[self.index(array)]:
+            self._departures.wait(buffer)
+
+    def wait(self) -> None:
+        """End the step: return when all arrays are averages, the same bits on every rank.
+
+        Arrays that no rank had ready are as they were; `unused` has their indices.
+
+        Raises:
+            UsageError: arrays never became ready, as `send_rest` says, and the group has ended. Or
+                an array was ready twice, or all weights were 0: the step is over on every rank, and
+                what became of these values is not said.
+            NotFinite: on every rank; the step is over.
+            TimedOut: a buffer did not come in time; names what lies in it. The group has ended.
+            PeerLost, Closed: as for every call of the group, which has ended.
+        """
+        wait_ns = time.monotonic_ns()
+        self.send_rest()
+        for buffer in range(len(self.layout.buffers)):
+            self._departures.wait(buffer)
+        self._memory.put_back()
+        self._is_open = False
+        self.log.keep(self._times(wait_ns, time.monotonic_ns()))
+        repeated = self.countdown.repeated
+        with self._departures.telling():
+            self._order.end(self.layout, self.countdown, self._departures.is_sent)
+            if self._preparation is not None:
+                self._preparation.end()
+        if repeated >= 0:
+            raise UsageError(
+                f"{self}: {self.entries[repeated]} was ready twice in one step, and may have been "
+                "averaged as it was in between; begin() a step for each time"
+            )
+
+    def _check_alive(self) -> None:
+        with self._departures.telling():
+            if (error := self.group.ended()) is not None:
+                raise error
+
+    # What front ends look at.
+
+    def lack(self, why: str) -> None:
+        """What has not come in this step will not: tell the ranks that wait for it.
+
+        Every rank to which that happens calls it; where all do, nobody waits and the group goes on.
+        Otherwise it has ended, and `wait` raises UsageError with this reason on the others. The
+        step does not end here: drop the averager.
+        """
+        self.watch.stop()
+        self._dump(again=True)
+        tell(self.group, self.name, why)
+
+    def send_with(self, send: Send) -> None:
+        """Average buffers by this from the next step on, on every rank; see `Send`.
+
+        The order of arrays is not followed any further than to the first step.
+
+        Raises:
+            UsageError: a step has begun. Nothing has changed.
+        """
+        if self._is_open:
+            raise UsageError(f"{self}: a step has begun; wait() for it first")
+        self._departures.send_with = send
+        self._order.keep_first()
+
+    def let_last_overtake(self) -> None:
+        """From the next step on, buffers that are full late leave before those that wait already.
+
+        For who uses first what is ready last, as a forward pass does, and waits for each array by
+        `wait_for`: all ends as late as before, but what is needed first comes first. The averages
+        have the same bits. Between hosts only, and not where servers share in a buffer.
+        """
+        self._departures.lets_last_overtake = True
+
+    def call_when_full(self, on_full: Callable[[int], None]) -> None:
+        """Have this called with the number of a buffer before it leaves, in every step.
+
+        It must not hold the averager or its hooks: the collector of cycles cannot see all of them.
+        """
+        self._departures.on_full = on_full
+
+    @property
+    def times(self) -> deque[StepTimes]:
+        """When what happened in the last steps that have ended, the oldest first."""
+        return self.log.kept
+
+    @property
+    def times_now(self) -> StepTimes | None:
+        """The same of the step under way; None: there is none."""
+        return self._times() if self._is_open else None
+
+    def missing(self) -> list[str]:
+        """The arrays that have not become ready in the step under way."""
+        return [self.entries[index].name for index in self._missing()] if self._is_open else []
+
+    def report(self, *, alone: bool = False) -> AveragingReport:
+        """Where the time of the last steps went: `print` it, or see what else it can be made into.
+
+        Every rank calls it, at the same place among its steps: a small all-gather tells who was
+        slowest. A rank that does not is told of by `TimedOut`, as for any call.
+
+        Args:
+            alone: ask no other rank. For what only one rank calls, and after the group has ended.
+
+        Raises:
+            ShoalError: as for every call of the group, which has ended.
+        """
+        return report_on(self, alone)
+
+    @property
+    def is_rebuild_due(self) -> bool:
+        """Whether the next `begin` may take a new layout, which ends what arrays hold."""
+        return self._order.is_coming
+
+    def index(self, array: str | int) -> int:
+        """The index of an array, by its name.
+
+        Raises:
+            UsageError: there is no such array.
+        """
+        found = self._indices.get(array, -1) if isinstance(array, str) else operator.index(array)
+        if not 0 <= found < len(self.entries):
+            raise UsageError(f"{self}: there is no array {array!r}")
+        return found
+
+    def span(self, array: str | int) -> BufferView:
+        """The memory of an array, until the next `begin`."""
+        return self._memory.span(self.index(array))
+
+    @property
+    def memory(self) -> Any:
+        """The bytes of all arrays, with Python's buffer interface; the same as long as this is."""
+        return self._memory.data
+
+    def __str__(self) -> str:
+        return f"{self.group}, {self.name}"
+
+    # Layouts.
+
+    def _lay_out(self, layout: Layout) -> None:
+        for array in self.arrays.values():
+            if hasattr(array, "flags"):
+                array.flags.writeable = False  # whoever kept it would write into another's place
+        self.layout = self._memory.layout = layout
+        self.countdown.lay_out(
+            layout.buffers_of, [entry.n_bytes for entry in self.entries], len(layout.buffers)
+        )
+        self.countdown.paused = True
+        self._departures.lay_out(layout, self._memory)
+        if self._preparation is not None:
+            self._preparation.lay_out(layout, self.memory)
+        self._order.lay_out(layout)
+        arrays = numpy_arrays(self.memory, layout)
+        self.arrays = arrays or {entry.name: self.span(entry.name) for entry in self.entries}
+
+    # What was not ready.
+
+    def _missing(self) -> list[int]:
+        counted = set(self.countdown.order)
+        return [index for index in range(len(self.entries)) if index not in counted]
+
+    def _missing_text(self) -> str:
+        missing = self._missing()
+        named = ", ".join(repr(self.entries[index].name) for index in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        return (
+            f"{named}{more} never became ready on rank {self.group.rank} in a step that it ended; "
+            "give find_unused=True if arrays may be left out"
+        )
+
+    def _send_used(self) -> None:
+        """Send what any rank has a part in; skip the other buffers, as all ranks do."""
+        missing = self._missing()
+        used = bytearray(b"\1" * len(self.entries))
+        for index in missing:
+            used[index] = 0
+        self.group.all_reduce(used, Op.BOR, name=f"{self.name}, used")
+        if not missing:
+            return
+        self.unused = tuple(index for index, is_used in enumerate(used) if not is_used)
+        rest = [n for n in range(len(self.layout.buffers)) if not self._departures.is_sent(n)]
+        leaving = {number for number in rest if any(used[i] for i in self._counted_in(number))}
+        for number in leaving:
+            entries = self.layout.buffers[number].entries
+            self._memory.put_aside(number, [index for index in entries if not used[index]])
+        on_missing = self.on_missing or self._memory.clear
+        on_missing([index for index in missing if used[index]])
+        for number in rest:
+            if number in leaving:
+                self._departures.send(number)
+            else:
+                self._departures.skip(number)
+
+    def _counted_in(self, buffer: int) -> Sequence[int]:
+        """The arrays that a buffer waits for."""
+        return self.layout.buffers[buffer].entries or self.layout.order[-1:]
+
+    def _times(self, wait_ns: int = 0, end_ns: int = 0) -> StepTimes:
+        return self.log.under_way(
+            self.layout,
+            (self.countdown.first_ns, self.countdown.full_ns),
+            self._departures.times(),
+            (wait_ns, end_ns),
+        )

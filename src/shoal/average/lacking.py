@@ -1,0 +1,136 @@
+"""A rank lacks arrays of a step that others wait for: it tells them which, and who lacks them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import ShoalError
+from shoal.limits import FIRST_NAMED_KEY
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
+
+MARK: Final = "no average: "
+"""How a rank that cannot end its step tells the others why the group ends."""
+
+# For so long a rank asks whether all others lack something too. Where one of them is later than
+# that the group ends, which it need not; a longer time delays the error that is to be told.
+_GRACE_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.05
+
+# Of the deadline: for so long others may wait for a rank that has more to give. It looks so often
+# in that time, as nobody tells since when they wait: it may be for one look less.
+_PATIENCE: Final = 0.75
+_N_LOOKS: Final = 6
+
+_LOCK_S: Final = 5.0  # to wait for the links' lock
+
+
+def tell(group: Group, name: str, why: str) -> None:
+    """Tell the ranks that wait for this one that they do so in vain.
+
+    Every rank that lacks something calls it. It returns when all ranks have: nobody waits, and the
+    group goes on; or when the group has ended, on every rank and with this reason.
+
+    Args:
+        name: of the step's averager, or of whatever averages; the same on every rank.
+    """
+    until = time.monotonic() + min(_GRACE_S, group.timeout_s / 4)
+    with contextlib.suppress(ShoalError):  # it has ended, and others have heard of that
+        lacking = group.all_gather(
+            bytearray(group.size), bytearray(1), name=f"{name}, lacking", async_op=True
+        )
+        assert lacking is not None  # it is in the background
+        while not lacking.done():
+            if time.monotonic() >= until or is_waited_for(group):
+                group.abort(MARK + why)
+                return
+            lacking.drive(_LOOK_EVERY_S)
+        # NOT left out: a rank that goes on before all are here would look like one that waits.
+        group.barrier(name=f"{name}, all lacking")
+
+
+def is_waited_for(group: Group, numbers: Collection[int] | None = None) -> bool:
+    """Whether another rank is known to have made a call that this one has not.
+
+    Costs about a millisecond.
+
+    Args:
+        numbers: of the calls that count; None: all that have one.
+    """
+    mesh = group.mesh
+    told = mesh.state(_LOCK_S) if mesh is not None else None
+    if told is None or group.native_id is None:
+        return False
+    own = f"{group.native_id:016x}"
+    return any(
+        key < FIRST_NAMED_KEY if numbers is None else key in numbers
+        for channel in (told, *told.get("more", ()))
+        for one in channel["groups"]
+        if one["id"] == own
+        for key in (int(call["key"], 16) for call in one["made_by_others"])
+    )
+
+
+class StepWatch:
+    """Ends a step that has begun here and goes no further, before the others' deadline does.
+
+    Theirs would end the group too, but they do not know what is lacking. What counts is how long
+    others wait, not how long the step has stood still: nobody minds that.
+
+    Args:
+        numbers: of the step's calls that are not made yet. Read by another thread.
+    """
+
+    def __init__(self, group: Group, numbers: Collection[int]) -> None:
+        self._group = group
+        self._numbers = numbers
+        self._over: threading.Event | None = None
+
+    def start(self, why: str) -> None:
+        """From now on it is waited for that the rest comes."""
+        self.stop()
+        self._over = over = threading.Event()
+        every_s = _PATIENCE * self._group.timeout_s / _N_LOOKS
+        # NOT held by its thread, and that not told when this goes: who collects garbage may be in
+        # the very lock that telling takes.
+        given = weakref.ref(self), over, every_s, why
+        threading.Thread(target=_watch, args=given, name="shoal-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """It comes, or is told of elsewhere. Idempotent."""
+        over, self._over = self._over, None
+        if over is not None:
+            over.set()
+
+    def is_over(self) -> bool:
+        """Whether the group has ended or was closed, and nobody waits any longer."""
+        return self._group.mesh is None or self._group.ended() is not None
+
+    def is_waited_for(self) -> bool:
+        """Whether another rank is known to wait for this step."""
+        return is_waited_for(self._group, self._numbers)
+
+    def end(self, why: str) -> None:
+        """End the group: others have waited for long."""
+        self._group.abort(MARK + why)
+
+
+def _watch(held: weakref.ref[StepWatch], over: threading.Event, every_s: float, why: str) -> None:
+    n_seen = 0
+    with contextlib.suppress(ShoalError):  # the group has ended
+        while n_seen < _N_LOOKS:
+            if over.wait(every_s):
+                return
+            watch = held()
+            if watch is None or watch.is_over():
+                return
+            n_seen = n_seen + 1 if watch.is_waited_for() else 0
+            if n_seen == _N_LOOKS and not over.is_set():
+                watch.end(why)
+            del watch  # NOT kept while this waits

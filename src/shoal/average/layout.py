@@ -1,0 +1,260 @@
+"""Where each array lies in the fusion buffers. Pure: the same on every rank that knows the same.
+
+All arrays of one element type are laid one after the other, in the order in which they are
+expected, and that is cut into buffers of equal length, of which only the last may be shorter. So an
+array may span two buffers, or many, and every reducer has an equal share of every buffer.
+
+Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from shoal.dtypes import DType, item_size, parse_dtype
+from shoal.errors import UsageError
+
+ALIGN_BYTES: Final = 64
+"""Arrays and buffers begin at multiples of it: a cache line, and whole elements of every type."""
+
+# Host-mates read a buffer where it lies, but for what shares a page with another buffer: a segment
+# of each was copied, 4 % of 34 MiB in 16 buffers. Short buffers would grow by more than that.
+_PAGE_BYTES: Final = 4096
+_PAGED_FROM: Final = 16 * _PAGE_BYTES
+
+# By so much, of what was asked for, buffers may be longer if it takes one less of them then.
+_LONGER: Final = 1 / 16
+
+FLOATS: Final = frozenset(
+    (
+        *(DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16),
+        *(DType.COMPLEX64, DType.COMPLEX128),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """What is averaged: a name, a shape as NumPy's, and the type of its elements.
+
+    Attributes:
+        n_elems, n_bytes: how long it is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    n_elems: int = field(init=False)
+    n_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        n_elems = math.prod(self.shape)
+        object.__setattr__(self, "n_elems", n_elems)
+        object.__setattr__(self, "n_bytes", n_elems * item_size(self.dtype))
+
+    @classmethod
+    def of(cls, name: str, given: Any) -> ArraySpec:
+        """What an array is: of a shape and a dtype, or of what has both.
+
+        Raises:
+            UsageError: it has not, or the dtype is not known.
+        """
+        try:
+            shape, dtype = (given.shape, given.dtype) if hasattr(given, "shape") else given
+            sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"{name!r} is {given!r}; give a shape and a dtype, or an array"
+            ) from None
+        return cls(str(name), sizes, parse_dtype(dtype))
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {self.dtype}{list(self.shape)}"
+
+
+class Extent(NamedTuple):
+    """A part of the memory: bytes [offset, offset + n_bytes)."""
+
+    offset: int
+    n_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.offset + self.n_bytes
+
+    def common(self, other: Extent) -> Extent:
+        """What both have in common; of length 0 if that is nothing."""
+        offset = max(self.offset, other.offset)
+        return Extent(offset, max(0, min(self.end, other.end) - offset))
+
+
+class FusionBuffer(NamedTuple):
+    """One piece of the flattened arrays, which is averaged by one call.
+
+    Args:
+        dtype: of its elements.
+        extent: in the memory.
+        entries: the indices of the arrays that lie in it, at least in part, in their order.
+    """
+
+    dtype: DType
+    extent: Extent
+    entries: tuple[int, ...]
+
+    @property
+    def n_elems(self) -> int:
+        """How many elements it has, padding between arrays included."""
+        return self.extent.n_bytes // item_size(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places of arrays in one piece of memory, and the buffers that it is cut into.
+
+    Args:
+        entries: the arrays; an *index* is one into these.
+        order: their indices, in the order in which they are expected.
+        places: of each array, by index.
+        buffers: in the order in which they are full if arrays come in `order`.
+        buffers_of: of each array, by index: the numbers of the buffers that it is counted in.
+        expected_bytes: by buffer: how many bytes of all arrays have come when it is full, if they
+            come in `order`.
+        n_bytes: of the memory; the same for every order.
+        spare: `ALIGN_BYTES` of the last buffer that no array lies in; None: no elements of it are
+            floating-point.
+    """
+
+    entries: tuple[ArraySpec, ...]
+    order: tuple[int, ...]
+    places: tuple[Extent, ...]
+    buffers: tuple[FusionBuffer, ...]
+    buffers_of: tuple[tuple[int, ...], ...]
+    expected_bytes: tuple[int, ...]
+    n_bytes: int
+    spare: Extent | None
+
+    @staticmethod
+    def of(entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int) -> Layout:
+        """Lay arrays out.
+
+        Args:
+            order: every index once.
+            fusion_bytes: the longest that a buffer may be, but for rounding up to whole pages; a
+            sixteenth more if that takes one buffer less.
+
+        Raises:
+            UsageError: there are no arrays, two have one name, a shape has a negative dimension,
+                `order` is not one, or buffers would be shorter than `ALIGN_BYTES`.
+        """
+        _check(entries, order, fusion_bytes)
+        return _Maker(entries, order, fusion_bytes).layout()
+
+
+def _check(entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int) -> None:
+    if not entries:
+        raise UsageError("there is nothing to average: name at least one array")
+    names: set[str] = set()
+    for entry in entries:
+        if entry.name in names:
+            raise UsageError(f"{entry.name!r} is named twice; every array needs a name of its own")
+        names.add(entry.name)
+        if min(entry.shape, default=0) < 0:
+            raise UsageError(f"{entry} has a negative dimension")
+    if sorted(order) != list(range(len(entries))):
+        raise UsageError(f"an order of {len(entries)} arrays names each of them once")
+    if fusion_bytes < ALIGN_BYTES:
+        raise UsageError(f"fusion buffers have {ALIGN_BYTES} bytes or more, not {fusion_bytes}")
+
+
+def _aligned(n_bytes: int, to: int = ALIGN_BYTES) -> int:
+    return -(-n_bytes // to) * to
+
+
+class _Maker:
+    """Lays the arrays of each type out, and numbers all buffers in the order they are full in."""
+
+    def __init__(
+        self, entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int
+    ) -> None:
+        self._entries = tuple(entries)
+        self._order = tuple(order)
+        self._fusion_bytes = fusion_bytes
+        self._places: dict[int, Extent] = {}
+        self._spare: Extent | None = None
+
+    def layout(self) -> Layout:
+        types = dict.fromkeys(self._entries[index].dtype for index in self._order)
+        spare_type = next((dtype for dtype in reversed(types) if dtype in FLOATS), None)
+        made: list[tuple[int, FusionBuffer]] = []
+        at = 0
+        for dtype in types:
+            begin, at = at, self._place(dtype, at, has_spare=dtype is spare_type)
+            made += self._cut(dtype, begin, at)
+        made.sort(key=lambda pair: pair[0])  # stable: buffers of one array stay in their order
+        buffers = tuple(buffer for _, buffer in made)
+        sums = [0, *itertools.accumulate(self._entries[index].n_bytes for index in self._order)]
+        places = tuple(self._places[index] for index in range(len(self._entries)))
+        return Layout(
+            *(self._entries, self._order, places, buffers),
+            buffers_of=self._buffers_of(buffers),
+            expected_bytes=tuple(sums[when] for when, _ in made),
+            n_bytes=at,
+            spare=self._spare,
+        )
+
+    def _place(self, dtype: DType, at: int, *, has_spare: bool) -> int:
+        """Lay out all arrays of a type from `at` on; where they end."""
+        for index in self._order:
+            entry = self._entries[index]
+            if entry.dtype is dtype:
+                self._places[index] = Extent(at, entry.n_bytes)
+                at += _aligned(entry.n_bytes)
+        if has_spare:
+            self._spare = Extent(at, ALIGN_BYTES)
+            at += ALIGN_BYTES
+        return at
+
+    def _cut(self, dtype: DType, begin: int, end: int) -> Iterator[tuple[int, FusionBuffer]]:
+        """The buffers of a type, each with how many arrays have come when it is full."""
+        if begin == end:  # there are only arrays without elements
+            return
+        length = self._length(end - begin)
+        inside = [
+            (when, index)
+            for when, index in enumerate(self._order, 1)
+            if self._entries[index].dtype is dtype and self._places[index].n_bytes
+        ]
+        begins = [self._places[index].offset for _, index in inside]
+        for offset in range(begin, end, length):
+            extent = Extent(offset, min(length, end - offset))
+            # The first that reaches into it is the last that begins at or before its begin.
+            first = max(0, bisect.bisect_right(begins, extent.offset) - 1)
+            last = bisect.bisect_left(begins, extent.end)
+            held = [
+                pair for pair in inside[first:last] if self._places[pair[1]].end > extent.offset
+            ]
+            when = held[-1][0] if held else len(self._order)
+            yield when, FusionBuffer(dtype, extent, tuple(index for _, index in held))
+
+    def _length(self, n_bytes: int) -> int:
+        """Of all buffers but the last of a type."""
+        n_buffers = -(-n_bytes // self._fusion_bytes)
+        length = _aligned(-(-n_bytes // n_buffers))
+        if n_buffers > 1:  # NOT one more for the sake of some padding
+            longer = _aligned(-(-n_bytes // (n_buffers - 1)))
+            length = longer if longer <= self._fusion_bytes * (1 + _LONGER) else length
+        return _aligned(length, _PAGE_BYTES) if length >= _PAGED_FROM else length
+
+    def _buffers_of(self, buffers: Sequence[FusionBuffer]) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self._entries]
+        for number, buffer in enumerate(buffers):
+            # One that holds nothing but what is spare leaves with the last array.
+            for index in buffer.entries or self._order[-1:]:
+                found[index].append(number)
+        return tuple(map(tuple, found))

@@ -1,0 +1,66 @@
+"""The memory of all arrays of an averager: where each lies, and what is put aside of it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shoal.group.buffers import BufferView
+from shoal.group.memory import allocate
+
+if TYPE_CHECKING:
+    from shoal.average.layout import Layout
+
+
+class ArrayMemory:
+    """One piece of `shoal.empty`'s kind, for any layout of the same arrays.
+
+    Args:
+        what: it is for, for messages.
+
+    Attributes:
+        data: the bytes; alive as long as anything refers to them.
+        layout: of the arrays now.
+
+    Raises:
+        ShoalError: there is not so much left.
+    """
+
+    def __init__(self, layout: Layout, what: str) -> None:
+        self.data = allocate(layout.n_bytes, what)
+        self.layout = layout
+        self._begin = ctypes.addressof(self.data)
+        self._aside: list[tuple[int, bytes]] = []
+
+    def span(self, index: int) -> BufferView:
+        """The memory of an array."""
+        entry, place = self.layout.entries[index], self.layout.places[index]
+        return BufferView(self._begin + place.offset, entry.n_elems, entry.dtype, self.data)
+
+    def buffer(self, number: int) -> BufferView:
+        """The memory of a fusion buffer."""
+        buffer = self.layout.buffers[number]
+        return BufferView(
+            self._begin + buffer.extent.offset, buffer.n_elems, buffer.dtype, self.data
+        )
+
+    def clear(self, indices: Sequence[int]) -> None:
+        """Make arrays zero."""
+        for index in indices:
+            place = self.layout.places[index]
+            ctypes.memset(self._begin + place.offset, 0, place.n_bytes)
+
+    def put_aside(self, number: int, indices: Sequence[int]) -> None:
+        """Keep what these arrays have in a buffer, and make it zero."""
+        extent = self.layout.buffers[number].extent
+        for index in indices:
+            offset, n_bytes = extent.common(self.layout.places[index])
+            self._aside.append((offset, ctypes.string_at(self._begin + offset, n_bytes)))
+            ctypes.memset(self._begin + offset, 0, n_bytes)
+
+    def put_back(self) -> None:
+        """What was put aside is where it was."""
+        for offset, values in self._aside:
+            ctypes.memmove(self._begin + offset, values, len(values))
+        self._aside.clear()

@@ -1,0 +1,129 @@
+"""What a rank does to a buffer before it leaves: weigh it, and look at whether all is finite."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from shoal.average.values import not_finite, numpy, numpy_type, scale
+from shoal.dtypes import Op
+from shoal.errors import ShoalError, UsageError
+
+if TYPE_CHECKING:
+    from shoal.average.layout import Layout
+    from shoal.group.group import Group
+    from shoal.group.work import Work
+
+
+class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
+    """A rank gave an infinity or a NaN; on every rank. The step is over, and its averages hold it.
+
+    Args:
+        name: of the array.
+        rank: that gave it; the lowest, where several did.
+        element: an index into the flattened array, of one that is not finite.
+    """
+
+    def __init__(self, name: str, rank: int, element: int) -> None:
+        super().__init__(name, rank, element)
+        self.name = name
+        self.rank = rank
+        self.element = element
+
+    def __str__(self) -> str:
+        return (
+            f"element {self.element} of {self.name!r} on rank {self.rank} was not finite before it "
+            "was averaged: skip this step, or look at what that rank computed"
+        )
+
+
+class Preparation:
+    """Prepares the buffers of one rank, a step at a time.
+
+    Args:
+        name: of the averager, for the names of calls.
+    """
+
+    def __init__(self, group: Group, name: str, *, weighted: bool, check_finite: bool) -> None:
+        numpy()
+        self._group = group
+        self._name = name
+        self._weighted = weighted
+        self._check_finite = check_finite
+
+    def lay_out(self, layout: Layout, memory: Any) -> None:
+        """There is another layout."""
+        np = numpy()
+        self._layout = layout
+        self._flats = [
+            np.frombuffer(memory, numpy_type(dtype), n_bytes // dtype.n_bytes, offset)
+            for dtype, (offset, n_bytes), _ in layout.buffers
+        ]
+        self._worst = (-1, 0)
+
+    def begin(self, weight: float | None) -> None:
+        """A step begins; the sum of all weights is on its way."""
+        self._worst = (-1, 0)
+        if weight is None:
+            return
+        self._weight = weight
+        self._total = array("d", [weight])
+        self._factor: float | None = None
+        self._summing: Work | None = self._group.all_reduce(
+            self._total, Op.SUM, name=f"{self._name}, weights", async_op=True
+        )
+
+    def __call__(self, buffer: int) -> None:
+        """Prepare a buffer that is about to leave."""
+        if self._check_finite and self._worst[0] < 0:
+            self._look(buffer)
+        if self._weighted:
+            scale(self._flats[buffer], self._layout.buffers[buffer].dtype, self._factor_of_rank())
+
+    def end(self) -> None:
+        """The step is over: tell the other ranks what was wrong; every rank calls it.
+
+        Raises (on every rank):
+            NotFinite: a rank gave something that is not finite.
+            UsageError: all weights were 0.
+        """
+        if self._check_finite:
+            self._tell()
+        if self._weighted and not self._total_weight():
+            raise UsageError(f"{self._group}: the weights of all ranks are 0: there is no average")
+
+    def _look(self, buffer: int) -> None:
+        dtype, extent, entries = self._layout.buffers[buffer]
+        if not_finite(self._flats[buffer], dtype) is None:
+            return
+        for index in entries:  # NOT what is found in the padding: it is left over from elsewhere
+            place = self._layout.places[index]
+            part = extent.common(place)
+            first = (part.offset - extent.offset) // dtype.n_bytes
+            values = self._flats[buffer][first : first + part.n_bytes // dtype.n_bytes]
+            at = not_finite(values, dtype)
+            if at is not None:
+                self._worst = (index, (part.offset - place.offset) // dtype.n_bytes + at)
+                return
+
+    def _tell(self) -> None:
+        found = array("q", self._worst)
+        everyone = array("q", bytes(16 * self._group.size))
+        self._group.all_gather(everyone, found, name=f"{self._name}, not finite")
+        for rank in range(self._group.size):
+            index, element = everyone[2 * rank : 2 * rank + 2]
+            if 0 <= index < len(self._layout.entries):
+                raise NotFinite(self._layout.entries[index].name, rank, element)
+
+    def _total_weight(self) -> float:
+        if self._summing is not None:
+            self._summing.wait()
+            self._summing = None
+        return self._total[0]
+
+    def _factor_of_rank(self) -> float:
+        """By how much this rank's values count for more than those of an equal share."""
+        if self._factor is None:
+            total = self._total_weight()
+            self._factor = self._weight * self._group.size / total if total else 0.0
+        return self._factor

@@ -1,0 +1,138 @@
+"""Where the time of a step went, out of its times. Pure.
+
+A step lasts from the beginning of its forward pass to the beginning of the next one's; where nobody
+told of those, from one `begin` to the next. All of it is forward, backward, exposed communication,
+or other: the optimizer, data, losses, and passes whose gradients are not averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shoal.average.step_times import StepTimes
+
+Interval = tuple[int, int]
+
+
+class StepBreakdown(NamedTuple):
+    """One step of one rank, in microseconds.
+
+    Args:
+        number: of the step, from 0 on.
+        total: of the step; the sum of the next four.
+        forward: the pass that was told of, less what it waited; else: until the first array was
+            ready.
+        backward: the pass that was told of, until the last gradient had come; else: from the first
+            array that was ready to the last.
+        exposed: the rank waited for averages, be it of the step before.
+        other: the rest.
+        hidden: communication of this step while the rank did not wait for it.
+        own: from when the last buffer of the step before was averaged to when the last of this one
+            left; -1: not known. All ranks see a buffer averaged at about the same time, so this
+            tells them apart, whatever their clocks say.
+    """
+
+    number: int
+    total: float
+    forward: float
+    backward: float
+    exposed: float
+    other: float
+    hidden: float
+    own: float
+
+    @property
+    def communication(self) -> float:
+        """How long any buffer was on its way."""
+        return self.exposed + self.hidden
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time, in intervals that are apart and in order."""
+    apart: list[Interval] = []
+    for begin, end in sorted(one for one in intervals if one[1] > one[0]):
+        if apart and begin <= apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(end, apart[-1][1]))
+        else:
+            apart.append((begin, end))
+    return apart
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """How long intervals that are apart are together."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def common(some: Sequence[Interval], others: Sequence[Interval]) -> int:
+    """How long both are: each apart."""
+    return length(some) + length(others) - length(merged([*some, *others]))
+
+
+def waits_of(times: StepTimes) -> list[Interval]:
+    """When a rank waited for the averages of a step."""
+    return merged([*times.waits, (times.wait, times.end)])
+
+
+def flights_of(times: StepTimes) -> list[Interval]:
+    """When any buffer of a step was on its way."""
+    return merged(zip(times.posted, times.done, strict=True))
+
+
+def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
+    """What is known of steps that follow one another.
+
+    Of the last one nobody knows how long it lasts: it is left out where there are others.
+    """
+    whole = list(steps[:-1]) or list(steps)
+    found: list[StepBreakdown] = []
+    for index, times in enumerate(whole):
+        before = steps[index - 1] if index else None
+        after = steps[index + 1].start if index + 1 < len(steps) else times.end
+        found.append(_of_step(before, times, after))
+    return found
+
+
+def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBreakdown:
+    own_waits = waits_of(times)
+    waits = merged([*own_waits, *(waits_of(before) if before is not None else ())])
+    flights = flights_of(times)
+    total = after - times.start
+    forward, backward = (
+        length(one) - common(one, waits)
+        for one in map(_alone, (forward_of(times), backward_of(times)))
+    )
+    exposed = common([(times.start, after)], waits)
+    return StepBreakdown(
+        number=times.number,
+        total=total / 1e3,
+        forward=forward / 1e3,
+        backward=backward / 1e3,
+        exposed=exposed / 1e3,
+        other=(total - forward - backward - exposed) / 1e3,
+        hidden=(length(flights) - common(flights, own_waits)) / 1e3,
+        own=_own(before, times),
+    )
+
+
+def forward_of(times: StepTimes) -> Interval:
+    """When the forward pass was."""
+    if times.forward:
+        return times.forward, times.begin
+    return times.begin, times.backward or times.first or times.begin
+
+
+def backward_of(times: StepTimes) -> Interval:
+    """When the backward pass was."""
+    return times.backward or times.first or times.sent, times.sent
+
+
+def _alone(one: Interval) -> list[Interval]:
+    return merged([one])
+
+
+def _own(before: StepTimes | None, times: StepTimes) -> float:
+    done = max(before.done, default=0) if before is not None else 0
+    posted = max(times.posted, default=0)
+    return (posted - done) / 1e3 if done and posted else -1.0

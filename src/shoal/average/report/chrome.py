@@ -1,0 +1,134 @@
+"""Steps as a trace of Chrome's format, which Perfetto reads, on the clock of torch's profiler.
+
+torch writes microseconds since `baseTimeNanoseconds`, which is Unix time: the beginning of a
+quarter of a year (Kineto's ChromeTraceBaseTime). Ours begin there too, so traces of both agree.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.average.report.breakdown import backward_of, forward_of, waits_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shoal.average.report.breakdown import Interval
+    from shoal.average.step_times import StepTimes
+
+_QUARTER_NS: Final = 7_889_238 * 10**9
+_BASE: Final = "baseTimeNanoseconds"
+
+# Rows of a process; the numbers of torch's are those of threads.
+_PASSES, _WAITS, _FIRST_LANE = 0, 1, 2
+
+
+def trace_of(steps: Sequence[StepTimes], rank: int) -> dict[str, Any]:
+    """A trace of one rank, which is its process; a row of passes, of waits, and of buffers."""
+    base = (steps[-1].end or steps[-1].begin) + steps[-1].to_unix if steps else 0
+    base -= base % _QUARTER_NS
+    events = [event for times in steps for event in _events(times, base)]
+    n_rows = max((event["tid"] for event in events), default=0) + 1
+    names = {_PASSES: "shoal: passes", _WAITS: "shoal: waits"}
+    labels = [_label("thread_name", row, names.get(row, "shoal: buffers")) for row in range(n_rows)]
+    labels += [_label("thread_sort_index", row, row) for row in range(n_rows)]
+    labels.append(_label("process_name", 0, f"rank {rank}"))
+    for event in (*labels, *events):
+        event["pid"] = rank
+    return {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "distributedInfo": {"rank": rank, "backend": "shoal"},
+        _BASE: base,
+        "traceEvents": [*labels, *events],
+    }
+
+
+def merge_into(path: Path, trace: dict[str, Any], beside: Path | None) -> None:
+    """Write a trace, with all that is in another one if there is one.
+
+    Raises:
+        OSError, ValueError: it cannot be written, or read.
+    """
+    text = json.dumps(trace if beside is None else _beside(trace, _read(beside)))
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    if not isinstance(trace, dict) or "traceEvents" not in trace:
+        raise ValueError(f"{path} is no trace of torch's profiler: it has no traceEvents")
+    return trace
+
+
+def _beside(trace: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    shift = (trace[_BASE] - other.get(_BASE, 0)) / 1e3
+    # torch numbers processes as the system does, GPUs from 0 on: its own process is ours.
+    added = [{**one, "pid": os.getpid(), "tid": _row_beside(one)} for one in trace["traceEvents"]]
+    for event in added:
+        if "ts" in event:
+            event["ts"] += shift
+    kept = [one for one in added if one["name"] != "process_name"]
+    return {**other, "traceEvents": [*other["traceEvents"], *kept]}
+
+
+def _row_beside(event: dict[str, Any]) -> int:
+    # Above all numbers of threads: the system's end at 2^22.
+    return (1 << 22) + int(event["tid"])
+
+
+def _label(kind: str, row: int, value: str | int) -> dict[str, Any]:
+    key = "sort_index" if kind.endswith("index") else "name"
+    return {"ph": "M", "name": kind, "tid": row, "args": {key: value}}
+
+
+def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
+    step = {"step": times.number}
+
+    def event(name: str, row: int, when: Interval, **told: Any) -> dict[str, Any]:
+        begin, end = when
+        return {
+            "ph": "X",
+            "cat": "shoal",
+            "name": name,
+            "tid": row,
+            "ts": (begin + times.to_unix - base) / 1e3,
+            "dur": (end - begin) / 1e3,
+            "args": {**step, **told},
+        }
+
+    for name, when in (("forward", forward_of(times)), ("backward", backward_of(times))):
+        if when[1] > when[0]:
+            yield event(name, _PASSES, when)
+    for when in waits_of(times):
+        yield event("wait for averages", _WAITS, when)
+    for lane, number in _lanes(times):
+        buffer = times.layout.buffers[number]
+        arrays = [times.layout.entries[index].name for index in buffer.entries]
+        yield event(
+            f"buffer {number}",
+            _FIRST_LANE + lane,
+            (times.posted[number], times.done[number]),
+            n_bytes=buffer.extent.n_bytes,
+            arrays=arrays[:3] + ["..."] * (len(arrays) > 3),
+            full_us_before=(times.posted[number] - times.full[number]) / 1e3,
+        )
+
+
+def _lanes(times: StepTimes) -> Iterator[tuple[int, int]]:
+    """A row for each buffer that came home, such that none is on its way twice in one."""
+    free_at: list[int] = []
+    numbers = [number for number, done in enumerate(times.done) if done and times.posted[number]]
+    for number in sorted(numbers, key=times.posted.__getitem__):
+        posted, done = times.posted[number], times.done[number]
+        lane = next((row for row, free in enumerate(free_at) if free <= posted), len(free_at))
+        free_at[lane:] = [done, *free_at[lane + 1 :]]
+        yield lane, number

@@ -1,0 +1,167 @@
+"""Gradients averaged by shoal's Averager, in its memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shoal.average import Averager
+from shoal.frontend.torch.ddp.gradients import Gradients, place_in
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
+
+
+class FusedGradients:
+    """Averages gradients in balanced fusion buffers, each as soon as it is full.
+
+    Args:
+        gradients: on the CPU; gets its places here, and others when the order of gradients changes.
+        names: of the parameters.
+        options: of an `Averager`.
+
+    Raises:
+        UsageError: ranks differ in any of this.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        group: Group,
+        names: Sequence[str],
+        **options: Any,
+    ) -> None:
+        arrays = {
+            name: (tuple(parameter.shape), parameter.dtype)
+            for name, parameter in zip(names, gradients.parameters, strict=True)
+        }
+        self.gradients = gradients
+        self.averager = Averager(group, arrays, **options)
+        self.weight: float | None = None
+        self._is_weighted = bool(options.get("weighted"))
+        self.averager.on_missing = gradients.bring
+        self.averager.on_rebuilt = self._settle
+        self.averager.call_when_full(_calling(self))
+        self.on_full: Callable[[], None] = lambda: None
+        self._n_full = 0
+        self._settle()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each buffer."""
+        return [buffer.extent.n_bytes for buffer in self.averager.layout.buffers]
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether gradients are counted."""
+        return not self.averager.countdown.paused
+
+    def hooks(self) -> list[Callable[..., None]]:
+        """What each parameter calls when its gradient is there: C functions."""
+        return [self.averager.hook(index) for index in range(len(self.averager.entries))]
+
+    def begin(self) -> None:
+        """From now on gradients are counted."""
+        weight, self.weight = self.weight, None
+        if self.averager.is_rebuild_due:
+            with self.gradients.elsewhere():
+                self.averager.begin(weight, reserve=False)
+        else:
+            self.averager.begin(weight, reserve=False)
+        self.averager.countdown.paused = False
+        self._n_full = 0
+
+    def note_forward(self) -> None:
+        """A forward pass begins whose gradients will be averaged."""
+        self.averager.log.note_forward()
+
+    def reserve(self) -> None:
+        """Every rank is at this place among its calls: a backward pass has begun."""
+        self.averager.log.note_backward()
+        self.averager.reserve()
+
+    def stop(self) -> None:
+        """Gradients that come are of no interest."""
+        self.averager.countdown.paused = True
+
+    def missing(self) -> list[int]:
+        """The parameters whose gradients have not come since `begin`."""
+        countdown = self.averager.countdown
+        n_entries = len(self.averager.entries)
+        if countdown.n_counted == n_entries:
+            return []
+        return [index for index in range(n_entries) if not countdown.is_counted(index)]
+
+    def wait_for_rest(self, why: str) -> None:
+        """A backward pass has ended before all gradients came; another may bring the rest."""
+        self.averager.watch.start(why)
+
+    def lack(self, why: str) -> None:
+        """What has not come will not: tell the ranks that wait for it."""
+        self.averager.lack(why)
+
+    def end(self, unused: bool) -> None:
+        """Wait for all averages; then every gradient is there, in its place.
+
+        Args:
+            unused: some gradients may not have come, here or on other ranks. Those that came on no
+                rank stay as they are.
+        """
+        missing = self.missing() if unused else []
+        self.averager.wait()
+        if missing:
+            nowhere = set(self.averager.unused)
+            self.gradients.show(index for index in missing if index not in nowhere)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all averages."""
+        for index, place in enumerate(self.gradients.places):
+            if index not in self.averager.unused:
+                place.mul_(factor)
+
+    def match(self, unused: bool) -> None:
+        """Take part in a step of the others with zeros. This rank's gradients stay as they are."""
+        with self.gradients.hidden():
+            self.weight = 0 if self._is_weighted else None
+            self.begin()
+            if not unused:
+                for hook in self.hooks():
+                    hook()
+            self.averager.wait()
+
+    def full(self, buffer: int) -> None:
+        """All gradients of a buffer have come: it is about to leave."""
+        buffers = self.averager.layout.buffers
+        entries: Sequence[int] = buffers[buffer].entries
+        if self.averager.unused:  # at the end of the pass: the averager keeps what these hold
+            entries = [index for index in entries if index not in self.averager.unused]
+        self.gradients.bring(entries)
+        self._n_full += 1
+        if self._n_full == len(buffers):
+            self.on_full()
+
+    def _settle(self) -> None:
+        """Gradients lie where the averager has them."""
+        memory = torch.frombuffer(self.averager.memory, dtype=torch.uint8)
+        places = []
+        parameters = self.gradients.parameters
+        for parameter, extent in zip(parameters, self.averager.layout.places, strict=True):
+            part = memory[extent.offset : extent.end].view(parameter.dtype)
+            places.append(place_in(part, 0, parameter.detach()))
+        self.gradients.settle(places)
+
+
+def _calling(fused: FusedGradients) -> Callable[[int], None]:
+    # NOT a bound method: parameters hold hooks, which hold the native countdown, which holds this,
+    # and the collector of cycles does not see through the native part.
+    held = weakref.ref(fused)
+
+    def full(buffer: int) -> None:
+        found = held()
+        if found is not None:
+            found.full(buffer)
+
+    return full

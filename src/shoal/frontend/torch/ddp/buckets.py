@@ -1,0 +1,219 @@
+"""Gradients averaged by one of torch's communication hooks, bucket by bucket.
+
+A hook gets whole parameters, and the buckets in one order on every rank, since it may call any
+collective. What it calls in callbacks of futures comes in one order too: the callbacks of a bucket
+run when the pass is over, before those of the next. This serves any device and process group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import shoal.frontend.torch as frontend
+from shoal.average.lacking import tell
+from shoal.frontend.torch.ddp.bucket import Bucket
+from shoal.frontend.torch.ddp.gradients import Gradients, place_in
+from shoal.frontend.torch.work import holding_futures
+
+if TYPE_CHECKING:
+    Hook = Callable[[Any, Any], Any]
+
+
+class HookedBuckets:
+    """Averages gradients with a communication hook.
+
+    Args:
+        gradients: gets its places here.
+        n_bytes: of a bucket, at least; a larger parameter has one of its own.
+        hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        group: dist.ProcessGroup,
+        n_bytes: int,
+        hook: Hook,
+        state: object,
+    ) -> None:
+        self.gradients = gradients
+        self._group = group
+        self._hook = hook
+        self._state = state
+        self._members = _assigned(gradients.parameters, n_bytes)
+        self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
+        self._buffers, places = _laid_out(gradients.parameters, self._members)
+        gradients.settle(places)
+        self.on_full: Callable[[], None] = lambda: None
+        self.is_armed = False
+        self._came = [False] * len(gradients.parameters)
+        self._n_missing: list[int] = []
+        self._futures: list[tuple[Sequence[dist.Work], Any]] = []
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each bucket."""
+        return [buffer.numel() * buffer.element_size() for buffer in self._buffers]
+
+    def hooks(self) -> list[Callable[..., None]]:
+        """What each parameter calls when its gradient is there."""
+        return [_counting(self, index) for index in range(len(self._came))]
+
+    def begin(self) -> None:
+        """From now on gradients are counted."""
+        self._came = [False] * len(self._came)
+        self._n_missing = [len(members) for members in self._members]
+        self._futures = []
+        self.is_armed = True
+
+    def note_forward(self) -> None:
+        """No times are kept."""
+
+    def reserve(self) -> None:
+        """Buckets are matched by order."""
+
+    def stop(self) -> None:
+        """Gradients that come are of no interest."""
+        self.is_armed = False
+
+    def missing(self) -> list[int]:
+        """The parameters whose gradients have not come since `begin`."""
+        return [index for index, came in enumerate(self._came) if not came]
+
+    def count(self, index: int) -> None:
+        """A gradient is there."""
+        if not self.is_armed:
+            return
+        if self._came[index]:
+            raise RuntimeError(twice(index))
+        self._came[index] = True
+        bucket = self._bucket_of[index]
+        self._n_missing[bucket] -= 1
+        while len(self._futures) < len(self._members) and not self._n_missing[len(self._futures)]:
+            self._leave(len(self._futures))
+        if len(self._futures) == len(self._members):
+            self.on_full()
+
+    def wait_for_rest(self, why: str) -> None:
+        """A backward pass has ended before all gradients came; another may bring the rest."""
+
+    def lack(self, why: str) -> None:
+        """What has not come will not: tell the ranks that wait for it."""
+        group = frontend.group_in(self._group)
+        if group is not None:
+            tell(group, "buckets", why)
+
+    def end(self, unused: bool) -> None:
+        """Wait for all averages; then every gradient is there, in its place.
+
+        Args:
+            unused: some gradients may not have come, here or on other ranks. Those that came on no
+                rank stay as they are.
+        """
+        self.is_armed = False
+        absent = self.missing() if unused else []
+        kept = self.gradients.set_aside(absent)
+        while len(self._futures) < len(self._members):
+            self._leave(len(self._futures))
+        used = self._used() if unused else []
+        for buffer, (works, future) in zip(self._buffers, self._futures, strict=True):
+            for work in works:
+                work.wait()
+            result = future.wait()
+            result = result[0] if isinstance(result, (list, tuple)) else result
+            if result.data_ptr() != buffer.data_ptr():
+                buffer.copy_(result.view(-1))
+        self._futures = []
+        for index, gradient in zip(absent, kept, strict=True):
+            if not used[index]:
+                self.gradients.give_back(index, gradient)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all averages."""
+        for buffer in self._buffers:
+            buffer.mul_(factor)
+
+    def match(self, unused: bool) -> None:
+        """Take part in a step of the others with zeros. This rank's gradients stay as they are."""
+        with self.gradients.hidden():
+            self.begin()
+            self.end(unused)
+
+    def _used(self) -> list[bool]:
+        used = torch.tensor(self._came, dtype=torch.uint8, device=self._buffers[0].device)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group)
+        return [bool(value) for value in used.tolist()]
+
+    def _leave(self, number: int) -> None:
+        members = self._members[number]
+        self.gradients.bring(members)
+        bucket = Bucket(
+            number,
+            number == len(self._members) - 1,
+            self._buffers[number],
+            [self.gradients.places[index] for index in members],
+            [self.gradients.parameters[index] for index in members],
+        )
+        with torch.no_grad(), holding_futures() as works:
+            self._futures.append((works, self._hook(self._state, bucket)))
+        # What has come may be the whole of a parameter's gradient, or nothing yet: it is shown now.
+        self.gradients.show(members)
+
+
+def twice(name: object) -> str:
+    """What is wrong when a gradient comes twice."""
+    return (
+        f"Expected to mark a variable ready only once: the gradient of parameter {name} came twice "
+        "in one backward pass. Reentrant checkpoints do so where several share a parameter: use "
+        "use_reentrant=False, or static_graph=True"
+    )
+
+
+def _counting(buckets: HookedBuckets, index: int) -> Callable[..., None]:
+    held = weakref.ref(buckets)  # NOT a cycle through parameters, which keep their hooks
+
+    def count(*_: object) -> None:
+        found = held()
+        if found is not None:
+            found.count(index)
+
+    return count
+
+
+def _assigned(parameters: Sequence[torch.nn.Parameter], n_bytes: int) -> list[list[int]]:
+    """The parameters of each bucket, in the order in which gradients come: from the last one on."""
+    buckets: list[list[int]] = []
+    filling: dict[tuple[torch.device, torch.dtype], tuple[list[int], int]] = {}
+    for index in reversed(range(len(parameters))):
+        parameter = parameters[index]
+        kind = parameter.device, parameter.dtype
+        members, filled = filling.get(kind, ([], 0))
+        if not members:
+            buckets.append(members)
+        members.append(index)
+        filled += parameter.numel() * parameter.element_size()
+        filling[kind] = ([], 0) if filled >= n_bytes else (members, filled)
+    return buckets
+
+
+def _laid_out(
+    parameters: Sequence[torch.nn.Parameter], buckets: Sequence[Sequence[int]]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The buffer of each bucket, and each parameter's place."""
+    buffers: list[torch.Tensor] = []
+    places = [torch.empty(0)] * len(parameters)
+    for members in buckets:
+        some = parameters[members[0]]
+        total = sum(parameters[index].numel() for index in members)
+        buffer = torch.zeros(total, dtype=some.dtype, device=some.device)
+        first = 0
+        for index in members:
+            places[index] = place_in(buffer, first, parameters[index].detach())
+            first += parameters[index].numel()
+        buffers.append(buffer)
+    return buffers, places

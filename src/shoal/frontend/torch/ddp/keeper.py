@@ -1,0 +1,432 @@
+"""When gradients are averaged: what torch's C++ reducer is to its DistributedDataParallel.
+
+A backward pass begins when a gradient reaches an output of the model, and ends when all that it has
+set off is done. Which gradients came in between is counted, and what is full leaves at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.autograd import Variable
+
+from shoal.errors import Unsupported
+from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.ddp.joined import Joined
+from shoal.frontend.torch.ddp.static_graph import StaticGraph
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.ddp.gradients import Gradients
+    from shoal.frontend.torch.ddp.overlap import Overlap
+    from shoal.frontend.torch.ddp.sparse import SparseGradients
+
+
+class Averaging(Protocol):
+    """How gradients are averaged once they are there."""
+
+    gradients: Gradients
+    on_full: Callable[[], None]
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether gradients are counted."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of each buffer."""
+
+    def hooks(self) -> list[Callable[..., None]]:
+        """What each parameter calls when its gradient is there."""
+
+    def begin(self) -> None:
+        """From now on gradients are counted."""
+
+    def note_forward(self) -> None:
+        """A forward pass begins whose gradients will be averaged."""
+
+    def reserve(self) -> None:
+        """A backward pass has begun, on every rank."""
+
+    def stop(self) -> None:
+        """Gradients that come are of no interest."""
+
+    def missing(self) -> list[int]:
+        """The parameters whose gradients have not come since `begin`."""
+
+    def wait_for_rest(self, why: str) -> None:
+        """A backward pass has ended before all gradients came; another may bring the rest."""
+
+    def lack(self, why: str) -> None:
+        """What has not come will not: tell the ranks that wait for it."""
+
+    def end(self, unused: bool) -> None:
+        """Wait for all averages."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply all averages."""
+
+    def match(self, unused: bool) -> None:
+        """Take part in a step of the others with zeros."""
+
+
+@not_compiled
+class GradientKeeper:
+    """Counts gradients, and has them averaged.
+
+    Threads: that which runs the backward pass.
+
+    Args:
+        names: of the parameters, the sparse ones last.
+        averaging: of the dense ones.
+        find_unused: parameters may get no gradient, and not the same ones on every rank.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        averaging: Averaging,
+        sparse: SparseGradients,
+        group: dist.ProcessGroup,
+        find_unused: bool,
+        on_error: Callable[[str], None],
+    ) -> None:
+        self.names = list(names)
+        self.averaging = averaging
+        self.n_steps = 0
+        self._sparse = sparse
+        self._group = group
+        self._finds_unused = find_unused
+        self._on_error = on_error
+        self._hook: Callable[[Any, Any], Any] | None = None
+        self._state: object = None
+        self._handles: list[Any] = []
+        # To the end of the pass under way. A pass that raises forgets it, and it is gone.
+        self._end: Callable[[], object] = _no_end
+        self._creates_graph = False
+        self._is_expecting = False
+        self._join: Joined | None = None
+        self._awaited: list[Any] = []
+        self._static: StaticGraph | None = None
+        self._was_rebuilt = False
+        self._has_accumulated = False
+        self._unused: list[int] | None = None
+        self._is_static = True
+        self._graph_has_changed = False
+        self.after_step: Callable[[], None] | None = None
+        self.overlap: Overlap | None = None
+        weakref.finalize(self, _remove, self._handles).atexit = False
+        self._attach()
+
+    # What torch's wrapper calls.
+
+    def prepare_for_forward(self) -> None:
+        """A forward pass begins."""
+        self.averaging.note_forward()
+
+    def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
+        """A forward pass has ended whose gradients are to be averaged.
+
+        Args:
+            outputs: the model's tensors.
+
+        Raises:
+            RuntimeError: gradients of the backward pass before have not come; names them.
+        """
+        self._check_finished()
+        self._come_last()
+        self._is_expecting = True
+        self._begin()
+        for output in outputs:
+            if output.grad_fn is not None:
+                output.register_hook(self._begin_pass)  # type: ignore[no-untyped-call]
+
+    def forget_forward(self) -> None:
+        """A forward pass has ended whose gradients are not to be averaged."""
+        self._has_accumulated = True
+        if self._end() is None and len(self._missing()) == len(self.names):
+            self.averaging.stop()
+
+    def _check_reducer_finalized(self) -> None:
+        self._check_finished()
+        if self._is_expecting:
+            self._fail(self._unfinished(self._missing()))
+
+    def _rebuild_buckets(self) -> bool:
+        """Whether the places of gradients have changed after the first step; true once."""
+        rebuilt = not self._was_rebuilt and self.n_steps > 0 and not self._finds_unused
+        self._was_rebuilt = self._was_rebuilt or rebuilt
+        return rebuilt
+
+    def _push_all_rebuilt_params(self) -> None:
+        pass
+
+    def _set_forward_pass_work_handle(self, work: Any, divide_by_size: bool) -> None:
+        if self.overlap is not None:
+            raise Unsupported("overlap_forward goes without uneven inputs; leave out one of both")
+        self._join = Joined(work, divide_by_size)
+
+    def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
+        self._awaited.extend(futures)
+
+    def _set_static_graph(self) -> None:
+        if self.n_steps:
+            self._fail("_set_static_graph() should be called before training loop starts")
+        self._static = StaticGraph(self.names, _not_held(self._graph_changes))
+        self._attach()
+
+    def _ddp_graph_static(self) -> bool:
+        return self._is_static
+
+    def _get_local_used_map(self) -> torch.Tensor:
+        """How many ranks had a gradient of each parameter in the last step; every rank calls it."""
+        absent = set(self._unused or [])
+        used = torch.tensor([int(index not in absent) for index in range(len(self.names))])
+        dist.all_reduce(used, group=self._group)
+        return used.int()
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+        pass
+
+    def _run_allreduce_hook(self, bucket: Any) -> Any:
+        return dist.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
+
+    def _remove_autograd_hooks(self) -> None:
+        _remove(self._handles)
+
+    def _reset_state(self) -> None:
+        self._end, self._is_expecting = _no_end, False
+        self.averaging.stop()
+        self._sparse.begin()
+
+    # Averaging.
+
+    def use(self, averaging: Averaging, hook: Any, state: object) -> None:
+        """Average in another way from now on. No backward pass is under way."""
+        self.averaging = averaging
+        self._hook, self._state = hook, state
+        self._attach()
+
+    def has_any(self, parameters: set[int]) -> bool:
+        """Whether it is told by any parameter with one of these ids."""
+        mine = (*self.averaging.gradients.parameters, *self._sparse.parameters)
+        return bool(self._handles) and any(id(parameter) in parameters for parameter in mine)
+
+    def match(self) -> None:
+        """Take part in a backward pass of the others with zeros."""
+        self._end = lambda: self  # there is no pass that could end
+        self.averaging.match(self._finds_unused)
+        self._end = _no_end
+        self._sparse.match(self._hook, self._state)
+
+    def _attach(self) -> None:
+        """Have every parameter tell when its gradient is there."""
+        self._remove_autograd_hooks()
+        self.averaging.on_full = self._queue_end
+        hooks = [*self.averaging.hooks(), *self._sparse.hooks()]
+        if self._static is not None:
+            hooks = self._static.around(hooks, _not_held(self._queue_end))
+        if self._finds_unused or self._static is not None:
+            hooks = [_if_there_is_one(hook) for hook in hooks]
+        self._handles += [
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for parameter, hook in zip(self._parameters(), hooks, strict=True)
+        ]
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [*self.averaging.gradients.parameters, *self._sparse.parameters]
+
+    def _come_last(self) -> None:
+        """Be told of each gradient after hooks that others have put there since: they change it."""
+        for parameter, handle in zip(self._parameters(), self._handles, strict=False):
+            hooks: Any = parameter._post_accumulate_grad_hooks
+            if len(hooks) > 1 and next(reversed(hooks)) != handle.id:
+                hooks[handle.id] = hooks.pop(handle.id)  # NOT move_to_end: C++ would not see it
+
+    def _begin(self) -> None:
+        if self.overlap is not None:
+            self.overlap.complete()
+        self.averaging.begin()
+        self._sparse.begin()
+        if self._static is not None:
+            self._static.begin()
+
+    def _begin_pass(self, _gradient: torch.Tensor) -> None:
+        if not self.averaging.is_armed:  # another over one forward pass, or one that was paused
+            self._begin()
+        # NOT with the forward pass: a rank may make one more, which nothing comes back from.
+        self.averaging.reserve()
+        self._queue_end()
+
+    def _queue_end(self) -> None:
+        """Have the pass end when all that it has set off is done."""
+        if self._end() is None:
+            end = functools.partial(self._end_pass)
+            self._end = weakref.ref(end)
+            self._creates_graph = torch.is_grad_enabled()
+            Variable._execution_engine.queue_callback(end)
+
+    def _end_pass(self) -> None:
+        try:
+            if self._all_has_come():
+                self._finish(self._finds_unused)
+        finally:
+            self._end = _no_end  # NOT before: what leaves last would queue another end
+
+    def _all_has_come(self) -> bool:
+        """Whether the step can end; if not, the rest comes in another pass over its forward."""
+        static = self._static
+        if static is not None and static.is_learning:
+            self._finds_unused = static.learn(self._group)
+            self._attach()
+        if self._finds_unused and self._has_accumulated:
+            self._count_accumulated()
+        missing = self._missing()
+        if self._creates_graph and len(missing) == len(self.names):
+            return False  # autograd.grad, for a loss that is made of what it returns
+        if missing and not (self._finds_unused if static is None else static.absent == missing):
+            if len(missing) < len(self.names):
+                self.averaging.wait_for_rest(self._lacking(missing))
+            return False
+        self._is_expecting = self._has_accumulated = False
+        self._is_static = self._is_static and self._unused in (None, missing)
+        self._unused = missing
+        return True
+
+    def _count_accumulated(self) -> None:
+        """What has come without being averaged is averaged with the rest."""
+        hooks = [*self.averaging.hooks(), *self._sparse.hooks()]
+        parameters = self._parameters()
+        for index in self._missing():
+            if parameters[index].grad is not None:
+                hooks[index]()
+
+    def _finish(self, unused: bool) -> None:
+        if self.overlap is not None:
+            self.overlap.send()
+            self.n_steps += 1
+            return
+        self.averaging.end(unused)
+        join, self._join = self._join, None
+        factor = join.factor(dist.get_world_size(self._group)) if join is not None else 1.0
+        if factor != 1.0:
+            self.averaging.scale(factor)
+        self.averaging.gradients.hand_back()
+        self._sparse.end(factor, self._hook, self._state)
+        awaited, self._awaited = self._awaited, []
+        for future in awaited:
+            future.wait()
+        self.n_steps += 1
+        if self.after_step is not None:
+            self.after_step()
+
+    def _missing(self) -> list[int]:
+        n_dense = len(self.averaging.gradients.parameters)
+        absent = [n_dense + i for i, came in enumerate(self._sparse.came) if not came]
+        return self.averaging.missing() + absent
+
+    def _check_finished(self) -> None:
+        if not self._is_expecting or not self.averaging.is_armed:
+            return
+        missing = self._missing()
+        if missing and (self._graph_has_changed or len(missing) < len(self.names)):
+            self._is_expecting = self._graph_has_changed = False
+            self.averaging.lack(self._lacking(missing))
+            self._fail(self._unfinished(missing))
+
+    def _graph_changes(self, why: str) -> NoReturn:
+        self._graph_has_changed = True
+        self.averaging.lack(f"{why}, on rank {dist.get_rank(self._group)}")
+        self._fail(why)
+
+    def _fail(self, why: str) -> NoReturn:
+        self._on_error(why)
+        raise RuntimeError(why)
+
+    def _lacking(self, missing: Sequence[int]) -> str:
+        """What is wrong, for the ranks that have all gradients."""
+        named = ", ".join(self.names[index] for index in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        return (
+            f"no gradient has come of parameter {named}{more} on rank "
+            f"{dist.get_rank(self._group)}: use it in the loss there, or wrap the model with "
+            "find_unused_parameters=True"
+        )
+
+    def _frozen(self, missing: Sequence[int]) -> str:
+        """Of what is missing, what does not ask for a gradient any more."""
+        parameters = self._parameters()
+        frozen = [self.names[i] for i in missing if not parameters[i].requires_grad]
+        if not frozen:
+            return ""
+        return (
+            f". Of these {', '.join(frozen)} required a gradient when the model was wrapped, and "
+            "now do not: wrap `model.module` anew, on every rank"
+        )
+
+    def _unfinished(self, missing: Sequence[int]) -> str:
+        rank = dist.get_rank(self._group)
+        names = ", ".join(self.names[index] for index in missing)
+        indices = " ".join(map(str, missing))
+        why = _NOT_STATIC if self._static is not None else _NOT_USED
+        return (
+            "Expected to have finished reduction in the prior iteration before starting a new one. "
+            f"{why}\nParameter indices which did not receive grad for rank {rank}: {indices}. "
+            f"Parameters which did not receive grad for rank {rank}: {names}{self._frozen(missing)}"
+            f"{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
+        )
+
+
+def _no_end() -> None:
+    """The end of no pass."""
+
+
+def _not_held(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method of what may be gone. Parameters hold their hooks, which must not hold it."""
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        found = held()
+        return found(*args) if found is not None else None
+
+    return call
+
+
+def _if_there_is_one(hook: Callable[..., None]) -> Callable[..., None]:
+    """Tells of a gradient only if there is one: torch also tells of none (`UndefinedGrad`)."""
+
+    def come(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            hook()
+
+    return come
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+# The beginnings are torch's own words, which programs and their users look for.
+_NOT_USED: Final = (
+    "This error indicates that your module has parameters that were not used in producing loss, "
+    "and the averages of others wait for their gradients. If that is as it should be, enable it by "
+    "passing the keyword argument `find_unused_parameters=True` to "
+    "`shoal.torch.DistributedDataParallel`; if not, make sure that all `forward` function outputs "
+    "participate in calculating loss."
+)
+_NOT_STATIC: Final = (
+    "This error indicates that your training graph has changed in this iteration, e.g., one "
+    "parameter is used in first iteration, but then got unused in the second iteration. this is "
+    "not compatible with static_graph set to True."
+)
+_MORE: Final = (
+    ". To be told more of what ranks do, set the environment variable TORCH_DISTRIBUTED_DEBUG to "
+    "either INFO or DETAIL"
+)

@@ -1,0 +1,98 @@
+"""What torch's wrapper writes down about itself, and `_get_ddp_logging_data` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from shoal.average.report import StepBreakdown
+
+
+class WrapperLog:
+    """In place of torch's `Logger`: keeps words and numbers.
+
+    Args:
+        measured: the numbers that change from step to step.
+    """
+
+    def __init__(
+        self, words: dict[str, str], numbers: dict[str, int], measured: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._words = words
+        self._numbers = numbers
+        self._measured = measured
+
+    @classmethod
+    def of(
+        cls,
+        wrapper: Any,
+        parameters: Sequence[torch.Tensor],
+        measured: Callable[[], dict[str, Any]],
+    ) -> WrapperLog:
+        """What is known when a model is wrapped."""
+        group = wrapper.process_group
+        modules = list(wrapper.module.modules())
+        words = {
+            "module_name": type(wrapper.module).__name__,
+            "backend_name": dist.get_backend(group),
+            "device_ids": ", ".join(map(str, wrapper.device_ids or [])),
+            "dtypes": ", ".join(sorted({str(parameter.dtype)[6:] for parameter in parameters})),
+        }
+        numbers = {
+            "world_size": dist.get_world_size(group),
+            "rank": dist.get_rank(group),
+            "output_device": -1 if wrapper.output_device is None else wrapper.output_device,
+            "broadcast_buffers": int(wrapper.broadcast_buffers),
+            "bucket_cap_bytes": wrapper.bucket_bytes_cap,
+            "find_unused_parameters": int(wrapper.find_unused_parameters),
+            "gradient_as_bucket_view": int(not wrapper._keeps_own),
+            "has_sync_bn": int(any(isinstance(m, torch.nn.SyncBatchNorm) for m in modules)),
+            "num_parameter_tensors": len(parameters),
+            "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        }
+        return cls(words, numbers, measured)
+
+    def set_runtime_stats_and_log(self) -> None:
+        """A forward pass begins."""
+
+    def set_error_and_log(self, message: str) -> None:
+        """Keep why something failed."""
+        self._words["error"] = message
+        self._numbers["has_error"] = 1
+
+    def _set_comm_hook_name(self, name: str) -> None:
+        self._words["comm_hook"] = name
+
+    def _set_static_graph(self) -> None:
+        self._numbers["static_graph"] = 1
+
+    def _set_uneven_input_join(self) -> None:
+        self._numbers["join_uneven_inputs"] = 1
+
+    def _get_ddp_logging_data(self) -> SimpleNamespace:
+        words, numbers = dict(self._words), dict(self._numbers)
+        for name, value in self._measured().items():
+            (numbers if isinstance(value, int) else words)[name] = value
+        return SimpleNamespace(strs_map=words, ints_map=numbers)
+
+
+def times_of(steps: Sequence[StepBreakdown]) -> dict[str, int]:
+    """What torch's logger calls the times of the last step and of a mean one, in nanoseconds."""
+    if not steps:
+        return {}
+    named: dict[str, Callable[[StepBreakdown], float]] = {
+        "forward_compute_time": lambda step: step.forward,
+        "backward_compute_time": lambda step: step.backward,
+        "backward_comm_time": lambda step: step.communication,
+        "backward_compute_comm_overlap_time": lambda step: step.hidden,
+    }
+    found: dict[str, int] = {}
+    for name, get in named.items():
+        found[name] = round(get(steps[-1]) * 1e3)
+        found[f"avg_{name}"] = round(sum(map(get, steps)) / len(steps) * 1e3)
+    return found

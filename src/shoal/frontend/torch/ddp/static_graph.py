@@ -1,0 +1,82 @@
+"""A graph that is the same in every step: how often each gradient comes is learnt in the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+Hook = Callable[..., None]
+
+
+class StaticGraph:
+    """How often each gradient comes in a backward pass.
+
+    Reentrant checkpoints have a gradient come several times; it is whole with the last.
+    """
+
+    def __init__(self, names: Sequence[str], fail: Callable[[str], NoReturn]) -> None:
+        self.is_learning = True
+        self._names = names
+        self._fail = fail
+        self._hooks: list[Hook] = []
+        self._counts = [0] * len(names)
+        self._n_left: list[int] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self.is_learning:
+            self._counts = [0] * len(self._counts)
+        self._n_left = list(self._counts)
+
+    def around(self, hooks: Sequence[Hook], queue_end: Callable[[], None]) -> list[Hook]:
+        """What the parameters call instead of these hooks.
+
+        Args:
+            queue_end: has the pass end when it does, also if nothing else tells.
+        """
+        self._hooks = list(hooks)
+        if self.is_learning:
+            return [self._recording(index, queue_end) for index in range(len(hooks))]
+        return [
+            hook if self._counts[index] == 1 else self._last_of(index, hook)
+            for index, hook in enumerate(hooks)
+        ]
+
+    @property
+    def absent(self) -> list[int]:
+        """Which never come on this rank."""
+        return [index for index, count in enumerate(self._counts) if not count]
+
+    def learn(self, group: dist.ProcessGroup) -> bool:
+        """The first pass has ended: what has come is there. Whether any rank lacks a gradient."""
+        self.is_learning = False
+        for hook, count in zip(self._hooks, self._counts, strict=True):
+            if count:
+                hook()
+        some_missing = torch.tensor([int(0 in self._counts)])
+        dist.all_reduce(some_missing, op=dist.ReduceOp.MAX, group=group)
+        return bool(some_missing.item())
+
+    def _recording(self, index: int, queue_end: Callable[[], None]) -> Hook:
+        def record(*_: object) -> None:
+            self._counts[index] += 1
+            queue_end()
+
+        return record
+
+    def _last_of(self, index: int, hook: Hook) -> Hook:
+        def count(*_: object) -> None:
+            if not self._counts[index]:
+                self._fail(
+                    "Your training graph has changed in this iteration, which static_graph=True "
+                    f"rules out: parameter {self._names[index]} has a gradient now, and had none "
+                    "in the first iteration"
+                )
+            self._n_left[index] -= 1
+            if self._n_left[index] == 0:
+                hook()
+
+        return count

@@ -1,0 +1,429 @@
+"""`shoal.torch.DistributedDataParallel`: torch's class, with another reducer in it.
+
+Inputs, outputs, buffers, joins, state dicts and what else torch's wrapper does stays torch's, of
+whatever version is installed. What is replaced is its C++ reducer, and the logger that reads it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import apply_optimizer_in_backward as torch_optimizers
+from torch.nn.parallel import distributed as torch_ddp
+
+import shoal.frontend.torch as frontend
+from shoal.average.report import break_down
+from shoal.errors import Unsupported, UsageError
+from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.ddp.averaged import FusedGradients
+from shoal.frontend.torch.ddp.buckets import HookedBuckets
+from shoal.frontend.torch.ddp.gradients import Gradients
+from shoal.frontend.torch.ddp.keeper import GradientKeeper
+from shoal.frontend.torch.ddp.log import WrapperLog, times_of
+from shoal.frontend.torch.ddp.overlap import Overlap
+from shoal.frontend.torch.ddp.same_model import check_same_model
+from shoal.frontend.torch.ddp.sparse import SparseGradients
+
+if TYPE_CHECKING:
+    from shoal.average import AveragingReport
+    from shoal.frontend.torch.ddp.keeper import Averaging
+    from shoal.frontend.torch.ddp.overlap import Optimizer
+
+__all__ = ["DistributedDataParallel"]
+
+_Base: Final[Any] = torch.nn.parallel.DistributedDataParallel
+_find_tensors: Final[Any] = torch_ddp._find_tensors
+_TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
+
+_BF16_HOOKS: Final = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
+
+# Whose parameters tell a reducer: the last wrapper around a model takes them over.
+_wrappers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
+class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
+    """Averages a model's gradients over all ranks, in place of torch's wrapper of this name.
+
+    Args:
+        module: the model, the same on every rank; its state becomes that of rank 0.
+        args, options: those of the installed torch's wrapper. `bucket_cap_mb` is the size of a
+            fusion buffer; None leaves it to shoal. Gradients are views into the buffers, unless
+            `gradient_as_bucket_view=False` is given.
+        weighted: ranks count as `weigh` says, for batches of unequal lengths.
+        check_finite: `backward` raises `shoal.average.NotFinite` on every rank, with the parameter
+            and the rank, where a gradient was infinite or NaN before it was averaged.
+        overlap_forward: the next forward pass may begin before all gradients are averaged; see
+            `overlap`.
+        wire: "bf16" has float32 travel between hosts in half the bytes, as `shoal.Group` says.
+
+    Raises:
+        UsageError: the models of the ranks differ, or the model is wrapped already.
+        Unsupported: an argument asks for what shoal does not do; says which.
+        RuntimeError, ValueError: as torch's own: no parameter is trained, for one.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *args: Any,
+        wire: str | None = None,
+        weighted: bool = False,
+        check_finite: bool = False,
+        overlap_forward: bool = False,
+        **options: Any,
+    ) -> None:
+        given = _TORCH_SIGNATURE.bind(self, module, *args, **options).arguments
+        _refuse(module, given)
+        self._checks_models = given.get("init_sync", True)
+        self._options: dict[str, Any] = {
+            "wire": wire,
+            "weighted": weighted,
+            "check_finite": check_finite,
+        }
+        self._fusion_mb = given.get("bucket_cap_mb")
+        # Between its backward pass and its step a model that overlaps has no gradients to keep.
+        self._keeps_own = given.get("gradient_as_bucket_view") is False and not overlap_forward
+        if overlap_forward:
+            _refuse_beside_overlap(given)
+        super().__init__(module, *args, **options)
+        if overlap_forward:
+            self._start_overlap()
+
+    def __getstate__(self) -> Any:
+        if self.reducer.overlap is not None:
+            raise Unsupported(
+                "DistributedDataParallel: a wrapper with overlap_forward cannot be copied or "
+                "pickled; save its state_dict(), or wrap a new model of that state"
+            )
+        return super().__getstate__()
+
+    def weigh(self, weight: float) -> None:
+        """Before a forward pass: how much this rank's gradients of it count.
+
+        With `weighted=True`, and then before every step on every rank.
+
+        Args:
+            weight: 0 or more: the number of samples or tokens, of which the loss is a mean.
+
+        Raises:
+            UsageError: the wrapper does not weigh.
+        """
+        averaging = self.reducer.averaging
+        if not self._options["weighted"] or not isinstance(averaging, FusedGradients):
+            raise UsageError("weigh: wrap the model with weighted=True, without a hook")
+        averaging.weight = weight
+
+    def overlap(self, optimizer: Optimizer) -> Optimizer:
+        """Have this optimizer's steps put off until the next forward pass needs them.
+
+        With `overlap_forward=True`, and before the first step. From then on `backward` returns when
+        the gradients are on their way, `step` notes the hyperparameters of now, and each module's
+        parameters are stepped when the module is called. Until then a parameter has no gradient and
+        its old value. `synchronize` brings everything up to date; so does taking a state dict.
+
+        Args:
+            optimizer: steps each parameter by itself, as those of torch.optim but LBFGS do.
+
+        Raises:
+            UsageError: the wrapper does not overlap, has an optimizer, or does not average what
+                this one steps.
+        """
+        if self.reducer.overlap is None:
+            raise UsageError("overlap: wrap the model with overlap_forward=True")
+        return self.reducer.overlap.attach(optimizer)
+
+    def synchronize(self) -> None:
+        """Wait for all averages, and take the steps that were put off.
+
+        Between `backward` and `step` it gives each parameter its averaged gradient, for what needs
+        all of them, such as clipping by their norm; nothing is overlapped then.
+        """
+        if self.reducer.overlap is not None:
+            self.reducer.overlap.complete()
+
+    def report(self, *, alone: bool = False) -> AveragingReport:
+        """Where the time of the last steps went: `print` it, or see what else it can be made into.
+
+        Every rank calls it, at the same place among its steps: a small all-gather tells who was
+        slowest. A rank that does not is told of by `TimedOut`, as for any call.
+
+        Args:
+            alone: ask no other rank. For what only one rank calls, and after the group has ended.
+
+        Raises:
+            Unsupported: gradients are averaged by a communication hook, which shoal does not time.
+            ShoalError: as for every call of the group, which has ended.
+        """
+        averaging = self.reducer.averaging
+        if not isinstance(averaging, FusedGradients):
+            raise Unsupported("report: a communication hook averages; shoal does not time it")
+        return averaging.averager.report(alone=alone)
+
+    def _start_overlap(self) -> None:
+        averaging = self.reducer.averaging
+        if not isinstance(averaging, FusedGradients) or len(self.reducer.names) > len(
+            averaging.gradients.parameters
+        ):
+            raise Unsupported(
+                "DistributedDataParallel: overlap_forward is for dense gradients on the CPU"
+            )
+        averaging.averager.let_last_overtake()  # a forward pass uses first what is ready last
+        self.reducer.overlap = Overlap(self.module, averaging, self.reducer.names)
+
+    # What torch's constructor calls.
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        parameters, are_sparse = super()._build_params_for_reducer()
+        _take_over(self, parameters)
+        self._frozen = self._not_trained()
+        if self._checks_models:
+            names = self._names_of(parameters)
+            check_same_model(names, parameters, self.process_group)
+        return parameters, are_sparse
+
+    def _not_trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that have no gradient because they ask for none."""
+        ignored = self.parameters_to_ignore
+        named = self.module.named_parameters()
+        return {n: p for n, p in named if not p.requires_grad and n not in ignored}
+
+    def _ddp_init_helper(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        are_sparse: Sequence[bool],
+        _names: object,
+        static_graph: bool,
+    ) -> None:
+        names = self._names_of(parameters)
+        dense = [index for index, sparse in enumerate(are_sparse) if not sparse]
+        others = [index for index, sparse in enumerate(are_sparse) if sparse]
+        record = WrapperLog.of(self, parameters, self._measured)
+        self._allows_unused = self.find_unused_parameters or static_graph
+        averaging = self._averaging(
+            Gradients([parameters[index] for index in dense], keeps_own=self._keeps_own),
+            [names[index] for index in dense],
+        )
+        self.reducer = GradientKeeper(
+            [names[index] for index in (*dense, *others)],
+            averaging,
+            SparseGradients(
+                [parameters[index] for index in others], self.process_group, len(averaging.sizes)
+            ),
+            self.process_group,
+            self.find_unused_parameters,
+            record.set_error_and_log,
+        )
+        self.logger = record
+        _wrappers.add(self)
+        self._passing_sync_batchnorm_handle(self.module)
+
+    def _averaging(self, gradients: Gradients, names: Sequence[str]) -> Averaging:
+        """How dense gradients are averaged without a communication hook."""
+        if any(parameter.device.type != "cpu" for parameter in gradients.parameters):
+            return self._hooked(gradients, allreduce_hook, self.process_group)
+        group = frontend.group_in(self.process_group)
+        if group is None:
+            raise UsageError(
+                "DistributedDataParallel: the process group is not one of shoal's; make it with "
+                'init_process_group("shoal"), or use torch\'s own wrapper'
+            )
+        return FusedGradients(
+            gradients,
+            group,
+            names,
+            fusion_bytes=None if self._fusion_mb is None else int(self._fusion_mb * (1 << 20)),
+            find_unused=self._allows_unused,
+            **self._options,
+        )
+
+    def _hooked(self, gradients: Gradients, hook: Any, state: object) -> Averaging:
+        if any(self._options.values()):
+            raise Unsupported(
+                "DistributedDataParallel: wire, weighted and check_finite go without communication "
+                "hooks, and with parameters on the CPU"
+            )
+        n_bytes = self.bucket_bytes_cap
+        return HookedBuckets(gradients, self.process_group, n_bytes, hook, state)
+
+    def _names_of(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
+        names = {id(parameter): name for name, parameter in self.module.named_parameters()}
+        return [names[id(parameter)] for parameter in parameters]
+
+    def _measured(self) -> dict[str, Any]:
+        sizes = ", ".join(map(str, self.reducer.averaging.sizes))
+        n_steps = self.reducer.n_steps
+        told = {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes, "iteration": n_steps}
+        averaging = self.reducer.averaging
+        if isinstance(averaging, FusedGradients):
+            told |= times_of(break_down(tuple(averaging.averager.times)))
+        return told
+
+    # Forward.
+
+    def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self._frozen.values()):
+            self._refuse_thawed()
+        return super()._pre_forward(*inputs, **options)
+
+    def _refuse_thawed(self) -> None:
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        raise UsageError(
+            f"DistributedDataParallel: parameter {', '.join(thawed)} requires a gradient now, and "
+            "did not when the model was wrapped: it would not be averaged. Wrap `model.module` "
+            "anew, on every rank"
+        )
+
+    def _post_forward(self, output: Any) -> Any:
+        if self._delay_all_reduce_all_params:
+            return super()._post_forward(output)
+        if self._check_sync_bufs_post_fwd():
+            self._sync_buffers()
+        if self.reducer.overlap is not None:
+            self.reducer.overlap.complete(after_forward=True)
+        self.require_forward_param_sync = True
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            self.reducer.prepare_for_backward(list(_find_tensors(output)))
+        else:
+            self.require_forward_param_sync = False
+            if torch.is_grad_enabled():
+                self.reducer.forget_forward()
+        self._clear_grad_buffer()
+        return output
+
+    def _set_static_graph(self) -> None:
+        if not self._allows_unused:
+            self._allows_unused = True
+            gradients = self.reducer.averaging.gradients
+            averaging = self._averaging(gradients, self._names_of(gradients.parameters))
+            self.reducer.use(averaging, None, None)
+        super()._set_static_graph()
+
+    # Communication hooks.
+
+    def register_comm_hook(self, state: object, hook: Callable[[Any, Any], Any]) -> None:
+        """Average with one of torch's communication hooks, or one's own like them.
+
+        It gets what has the methods of a `torch.distributed.GradBucket`, with whole parameters.
+
+        Raises:
+            TypeError, ValueError: as torch's own.
+            RuntimeError: there is one.
+        """
+        if self.reducer.overlap is not None:
+            raise Unsupported("register_comm_hook: overlap_forward goes without one")
+        self._check_comm_hook(hook)
+        if self._comm_hooks:
+            raise RuntimeError(
+                "register_comm_hook or register_builtin_comm_hook can only be called once."
+            )
+        self.logger._set_comm_hook_name(hook.__qualname__)
+        self._comm_hooks.append((hook, state))
+        averaging = self._hooked(self.reducer.averaging.gradients, hook, state)
+        self.reducer.use(averaging, hook, state)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        kinds: Any = torch._C._distributed_c10d.BuiltinCommHookType
+        hooks = {
+            kinds.ALLREDUCE: default_hooks.allreduce_hook,
+            kinds.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }
+        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+
+    def _check_comm_hook(self, hook: Any) -> None:
+        # torch refuses its own by these names where there is no GPU; shoal's ranks can do it.
+        if getattr(hook, "__name__", "") not in (
+            "bf16_compress_hook",
+            "bf16_compress_wrapper_hook",
+        ):
+            super()._check_comm_hook(hook)
+
+    # Optimizers that step in the backward pass.
+
+    def _setup_in_backward_optimizers(self) -> None:
+        if any(hasattr(parameter, "_in_backward_optimizers") for parameter in self._trained()):
+            if self.reducer.overlap is not None:
+                raise Unsupported("overlap_forward goes without optimizers in the backward pass")
+            handles = torch_optimizers.param_to_optim_hook_handle_map
+            for parameter in self._trained():
+                # They would step before the average.
+                for handle in handles.get(parameter, []):  # type: ignore[no-untyped-call]
+                    handle.remove()
+            self.reducer.after_step = self._step_in_backward
+
+    def _step_in_backward(self) -> None:
+        for parameter in self._trained():
+            for optimizer in getattr(parameter, "_in_backward_optimizers", []):
+                optimizer.step()
+                parameter.grad = None
+
+    def _trained(self) -> Sequence[torch.nn.Parameter]:
+        parameters: Sequence[torch.nn.Parameter] = self._module_parameters
+        return parameters
+
+    # Joins and other groups.
+
+    def _match_all_reduce_for_bwd_pass(self) -> None:
+        self.reducer.match()
+
+    def _match_unused_params_allreduce(self) -> None:
+        """It has been matched with the rest."""
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        raise Unsupported(
+            "DistributedDataParallel: the process group of a wrapper cannot be changed; wrap the "
+            "model anew with the group"
+        )
+
+
+not_compiled(DistributedDataParallel)
+
+
+def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
+    """Refuse what cannot be had, before anything is done."""
+    if isinstance(module, _Base):
+        raise UsageError(
+            "DistributedDataParallel: the model is wrapped already; its gradients would be "
+            "averaged twice. Wrap `model.module`"
+        )
+    for name in ("mixed_precision", "bucket_cap_mb_list"):
+        if given.get(name):
+            raise Unsupported(
+                f"DistributedDataParallel: {name} is not supported over shoal; leave it out"
+            )
+
+
+def _refuse_beside_overlap(given: dict[str, Any]) -> None:
+    for name in ("find_unused_parameters", "static_graph"):
+        if given.get(name):
+            raise Unsupported(
+                f"DistributedDataParallel: overlap_forward goes without {name}; leave out one"
+            )
+
+
+def _take_over(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Have parameters of an older wrapper tell that one no more.
+
+    Raises:
+        UsageError: that wrapper is a part of the model.
+    """
+    own = {id(parameter) for parameter in parameters}
+    inner = {id(part) for part in wrapper.module.modules() if isinstance(part, _Base)}
+    for other in list(_wrappers):
+        reducer = getattr(other, "reducer", None)
+        if other is wrapper or reducer is None or not reducer.has_any(own):
+            continue
+        if id(other) in inner:
+            raise UsageError(
+                "DistributedDataParallel: a part of the model is wrapped already; its gradients "
+                "would be averaged twice. Wrap the whole alone"
+            )
+        reducer._remove_autograd_hooks()

@@ -1,0 +1,384 @@
+"""All-reduces of tensors on the GPUs of hosts that have several: GPUs first, then the wire.
+
+The GPUs of a host reduce-scatter the tensor among themselves; each then takes its part over the
+wire, by way of host memory, with those of the same place on the other hosts; and when the parts
+are back, the GPUs of the host all-gather them. All that the GPUs do among themselves has one
+stream and one order, `LocalOrder`; nothing enters it before it can go at once on every one of them,
+so no all-gather that waits for its data is ever before a reduce-scatter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from shoal.dtypes import Op
+from shoal.errors import Closed, PeerLost, TimedOut
+from shoal.frontend.torch.collectives import UPDATED
+from shoal.frontend.torch.local_order import Turn
+from shoal.frontend.torch.pieces import bytes_of, cut, range_of
+from shoal.frontend.torch.staging import (
+    LONGEST_PAUSE_S,
+    SHORTEST_PAUSE_S,
+    StagedCall,
+    Staging,
+    any_tensor,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.frontend.torch.device import Device, Event, Stream
+    from shoal.frontend.torch.local_order import LocalOrder
+    from shoal.frontend.torch.staging import Copies
+    from shoal.group.buffers import BufferView
+    from shoal.group.group import Group
+
+
+# In which the group hears of a loss that its rail has heard of: both are told by the same link.
+_NEWS_S: Final = 5.0
+
+
+class LocalCollectives(Protocol):
+    """What the GPUs of a host do among themselves; each is one of `size` ranks.
+
+    The parts of a tensor of n elements are `part_of(n, rank, size)`.
+    """
+
+    rank: int
+    size: int
+
+    def reduce_scatter(self, stream: Stream, flat: torch.Tensor) -> None:
+        """Give a stream the sum over all of each rank's parts, in place. Blocks for nothing."""
+
+    def all_gather(self, stream: Stream, flat: torch.Tensor) -> None:
+        """Give a stream the copies of all parts from those who have them. Blocks for nothing."""
+
+    def abort(self) -> None:
+        """End what is under way, on the device too. Idempotent; for any thread."""
+
+    def close(self) -> None:
+        """Leave. Nothing is under way."""
+
+
+def part_of(n_elems: int, rank: int, size: int) -> list[tuple[int, int]]:
+    """The elements of a rank: the r-th of equal parts; rank 0 has what is left over too."""
+    n_each = n_elems // size
+    parts = [(rank * n_each, (rank + 1) * n_each)]
+    return [*parts, (size * n_each, n_elems)] if rank == 0 and n_elems % size else parts
+
+
+class _Stage(IntEnum):
+    MADE = 0  # the tensor is being computed
+    SCATTER = 1  # and may now be reduce-scattered
+    WIRE = 2
+    GATHER = 3  # the part is back
+    GATHERING = 4
+    OVER = 5
+
+
+class LocalCall:
+    """One of them. Looks like a `shoal.Work`.
+
+    Threads: any for what a Work has; the rest is `LocalCalls`'s.
+
+    Args:
+        view: the whole of a tensor in device memory.
+        divisor: what the sum is divided by.
+        copies: tensors that are to be overwritten by others on the device at the end.
+        doing: the operation, as messages begin.
+    """
+
+    source = None
+
+    def __init__(
+        self,
+        device: Device,
+        view: BufferView,
+        divisor: int,
+        copies: Copies,
+        doing: str,
+        timeout_s: float,
+    ) -> None:
+        self.doing, self.divisor, self.timeout_s = doing, divisor, timeout_s
+        self.view, self.copies = view, list(copies)
+        self.flat = bytes_of(view).view(view.owner.dtype)  # type: ignore[attr-defined]
+        self.stage = _Stage.MADE
+        self.number = -1
+        self.staged: StagedCall | None = None
+        self.deadline = time.monotonic() + timeout_s
+        self.event: Event = device.record(device.side_stream())  # behind what it waits for now
+        self._device = device
+        self._changed = threading.Condition()
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._error: BaseException | None = None
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is over; keeps no memory any longer."""
+        with self._changed:
+            if error is not None:
+                # Pieces that came back well may be on their way to the tensor.
+                self.event = None if self.staged is None else self.staged.last
+            self._error, self.stage = error, _Stage.OVER
+            self.copies.clear()
+            self.staged = None
+            del self.flat, self.view
+            self._changed.notify_all()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    # ---- what a Work has ----
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when the result is on the device; the current stream is ordered behind it.
+
+        That includes the all-gather, which can fail as the wire can, with a rank of this host.
+
+        Raises:
+            TimedOut: this wait was too short, and the call goes on.
+            ShoalError: the call failed; the tensor is partly folded.
+            RuntimeError: the device failed.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout_s):
+                raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
+        if self.event is not None:
+            self._device.order_current(behind=self.event)
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.stage is _Stage.OVER
+
+    def error(self) -> Any:
+        """Why it failed; None while it runs and when it went well."""
+        return self._error
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        """Run `callback(self)` once the call is over, on the thread that ends it, or here."""
+        with self._changed:
+            if not self.done():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+
+class LocalCalls:
+    """Those of one group, and the thread that carries them on while there are any.
+
+    Args:
+        group: all ranks; ended when a call fails.
+        rail: the ranks of this place, one on each host; nothing else is called on it.
+        order: of the ranks of this host.
+        device: this rank's own.
+        collectives: those of the host's devices; the rank is this one's place. Closed with this.
+        abort: ends the group and those of the rail and the order, on every rank.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        rail: Group,
+        order: LocalOrder,
+        device: Device,
+        collectives: LocalCollectives,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.device = device
+        self._group, self._rail, self._order = group, rail, order
+        self._collectives = collectives
+        self._abort = abort
+        self._lock = threading.Lock()
+        self._calls: list[LocalCall] = []
+        self._error: BaseException | None = None
+        self._is_driven = False
+        self._stream: Stream = device.side_stream()
+        self._staging = Staging(abort)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shoal-local")
+
+    def post(self, call: LocalCall) -> None:
+        """Carry a call on, behind those before it.
+
+        Raises:
+            ShoalError, RuntimeError: an earlier call failed, or the group was closed.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            call.number = self._order.add(call.timeout_s)
+            self._calls.append(call)
+            if not self._is_driven:
+                self._is_driven = True
+                self._thread.submit(self._drive)
+
+    def close(self) -> None:
+        """Fail what is under way, and end the threads. The group has been closed. Idempotent."""
+        with self._lock:
+            is_busy = bool(self._calls)
+            self._error = self._error or Closed("the group was closed or aborted")
+        self._rail.close()
+        self._order.close()
+        if is_busy:
+            self._collectives.abort()
+        self._thread.shutdown(wait=True)
+        self._staging.close()
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            self._collectives.close()
+
+    # ---- the thread ----
+
+    def _drive(self) -> None:
+        pause_s = SHORTEST_PAUSE_S
+        while True:
+            moved = self.step()
+            with self._lock:
+                if not self._calls:
+                    self._is_driven = False
+                    return
+            pause_s = SHORTEST_PAUSE_S if moved else min(pause_s * 2, LONGEST_PAUSE_S)
+            time.sleep(pause_s)
+
+    def step(self) -> bool:
+        """Look once at everything, without waiting; whether any call came further."""
+        with self._lock:
+            calls, moved = list(self._calls), False
+        try:
+            if self._error is None:
+                moved = self._go_on(calls)
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            self._fail(error)
+        if self._error is not None:
+            for call in calls:
+                self._end_failed(call, self._error)
+        with self._lock:
+            self._calls = [call for call in self._calls if not call.done()]
+        return moved
+
+    def _go_on(self, calls: Sequence[LocalCall]) -> bool:
+        ended = self._group.ended()
+        if ended is not None:
+            raise ended
+        with self._lock:
+            turn = self._order.next()
+        if turn is not None:
+            call = next(each for each in calls if each.number == turn.call)
+            if turn.half:
+                self._gather(call)
+            else:
+                self._scatter(call)
+        moved = [self._look(call) for call in calls]
+        return turn is not None or any(moved)
+
+    def _look(self, call: LocalCall) -> bool:
+        """Whether a call came further by itself."""
+        if call.stage is _Stage.MADE and self._has_passed(call, "its tensor was not computed"):
+            self._say_ready(call, _Stage.SCATTER)
+        elif call.stage is _Stage.WIRE and self._is_back(call):
+            self._say_ready(call, _Stage.GATHER)
+        elif call.stage is _Stage.GATHERING and self._has_passed(
+            call, "the GPUs of this host had not all-gathered the parts of it"
+        ):
+            call.end()
+        else:
+            return False
+        return True
+
+    def _has_passed(self, call: LocalCall, otherwise: str) -> bool:
+        if self.device.has_passed(call.event):
+            return True
+        if time.monotonic() > call.deadline:
+            raise TimedOut(
+                f"{call.doing}: after {call.timeout_s:g} s {otherwise}; look at what the device "
+                "is doing"
+            )
+        return False
+
+    def _say_ready(self, call: LocalCall, stage: _Stage) -> None:
+        half = int(stage is _Stage.GATHER)
+        # The parts of this host are on other wires, and come back at other times.
+        timeout_s = call.timeout_s * (3 if half else 1)
+        view = call.view
+        what = f"all_reduce of {view.dtype}[{view.n_elems}], the sum divided by {call.divisor}"
+        with self._lock:
+            self._order.ready(Turn(call.number, half), what, timeout_s)
+        call.stage = stage
+
+    def _is_back(self, call: LocalCall) -> bool:
+        if call.staged is not None:
+            if not call.staged.done():
+                return False
+            if (error := call.staged.error()) is not None:
+                raise error
+            call.event, call.staged = call.staged.last, None
+            call.deadline = time.monotonic() + call.timeout_s
+        return self._has_passed(call, "its part was not where the GPUs of this host all-gather it")
+
+    # ---- what the GPUs are given ----
+
+    def _scatter(self, call: LocalCall) -> None:
+        device, stream = self.device, self._stream
+        device.keep(call.flat, stream)
+        with any_tensor():
+            self._collectives.reduce_scatter(stream, call.flat)
+        call.stage, call.deadline = _Stage.WIRE, time.monotonic() + call.timeout_s
+        if self._rail.size == 1:
+            call.event = device.record(stream)
+            return
+        parts = [range_of(call.view, *part) for part in self._parts(call)]
+        pieces = [piece for part in parts for piece in cut((part,), 0, 1)]
+        start: Any = functools.partial(
+            self._rail.all_reduce, op=Op.SUM, timeout_s=call.timeout_s, async_op=True
+        )
+        with device.on(stream):  # so that its copies out come behind
+            call.staged = StagedCall(device, start, pieces, [UPDATED], doing=call.doing)
+        self._staging.post(call.staged, call.timeout_s)
+
+    def _gather(self, call: LocalCall) -> None:
+        device, stream = self.device, self._stream
+        with any_tensor():
+            for begin, end in self._parts(call) if call.divisor != 1 else ():
+                device.divide(stream, call.flat[begin:end], call.divisor)
+            self._collectives.all_gather(stream, call.flat)
+            for tensor, copy in call.copies:
+                device.keep(tensor, stream)
+                device.copy(stream, tensor.detach(), copy)
+        call.event = device.record(stream)
+        call.stage, call.deadline = _Stage.GATHERING, time.monotonic() + call.timeout_s
+
+    def _parts(self, call: LocalCall) -> list[tuple[int, int]]:
+        return part_of(call.view.n_elems, self._collectives.rank, self._collectives.size)
+
+    # ---- failing ----
+
+    def _fail(self, error: BaseException) -> None:
+        """End the group, on every rank, unless it has ended; no later call goes well."""
+        ended = self._group.ended()
+        until = time.monotonic() + _NEWS_S
+        while ended is None and isinstance(error, PeerLost) and time.monotonic() < until:
+            time.sleep(LONGEST_PAUSE_S)  # for the group's own: the rail numbers its ranks otherwise
+            ended = self._group.ended()
+        with self._lock:
+            if self._error is not None:
+                return
+            # NOT with its frames: they hold the memory.
+            self._error = error = (ended or error).with_traceback(None)
+        # NOT for a lost peer: everyone finds that out, and a group that is aborted says Closed.
+        if not isinstance(error, PeerLost):
+            self._abort(str(error))
+        with contextlib.suppress(RuntimeError):  # of a device that has failed
+            self._collectives.abort()
+
+    def _end_failed(self, call: LocalCall, error: BaseException) -> None:
+        """End a call once nothing of it is on the wire."""
+        if call.staged is not None:
+            call.staged.stop(error)
+        if not call.done() and (call.staged is None or call.staged.done()):
+            call.end(error)

@@ -1,0 +1,181 @@
+"""Whether the GPUs of this group's hosts work among themselves: all ranks agree on it, once.
+
+They do where every host has as many ranks, two at least, each on a GPU of its own, NCCL works among
+them, and nobody has set SHOAL_LOCAL_NCCL=0. Everything else goes by way of host memory alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from torch._C._distributed_c10d import PrefixStore
+
+from shoal.dtypes import DType, Op
+from shoal.frontend.torch.collectives import ALL_REDUCE
+from shoal.frontend.torch.local_calls import LocalCalls
+from shoal.frontend.torch.local_order import LocalOrder
+from shoal.group.group import Group
+from shoal.group.pool.rails import rail_of
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from shoal.frontend.torch.collectives import TorchCollective
+    from shoal.frontend.torch.device import Device
+    from shoal.frontend.torch.layouts import Arguments
+    from shoal.frontend.torch.local_calls import LocalCollectives
+    from shoal.group.pool.rails import Rail
+
+_LOG = logging.getLogger(__name__)
+
+SETTING: Final = "SHOAL_LOCAL_NCCL"
+
+# The bytes of a call, at least. Smaller ones take as long for the ranks of a host to agree on, and
+# are one piece on their way through host memory. Not yet measured on a GPU.
+LEAST_BYTES: Final = 4 << 20
+
+# What NCCL sums; an average of integers is not what dividing their sum gives.
+_FLOATS: Final = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
+_SUMS: Final = {*_FLOATS, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
+
+_DIGEST_BYTES: Final = 16
+_NONCE_BYTES: Final = 8
+
+
+def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Arguments) -> bool:
+    """Whether an operation is one for the GPUs: by what is alike on every rank."""
+    if collective is not ALL_REDUCE or len(calls) != 1:
+        return False
+    (view,), (op,) = calls[0], rest
+    dtypes = _SUMS if op is Op.SUM else _FLOATS if op is Op.AVG else ()
+    return bool(view.n_bytes >= LEAST_BYTES and view.dtype in dtypes)
+
+
+def is_wanted() -> bool:
+    """Whether this process's environment lets them work among themselves."""
+    # NOT an error for other words: one rank would raise it, and the others wait for that rank.
+    return os.environ.get(SETTING, "1") == "1"
+
+
+def rail_in(group: Group) -> Rail | None:
+    """This rank's, where hosts have several ranks and as many each; the same answer on all ranks.
+
+    A group with servers has rails of its own, and all of its large sums go over them.
+    """
+    if type(group) is not Group:
+        return None
+    rail = rail_of(group.planner.cluster.hosts, group.rank)
+    return rail if rail is not None and rail.n_rails > 1 else None
+
+
+def agreed_calls(
+    group: Group, rail: Rail, device: Device, store: Store, timeout_s: float
+) -> LocalCalls | None:
+    """What carries on the calls of these GPUs; None where one of them cannot: on every rank.
+
+    Every rank of the group calls it, and waits for all others.
+
+    Args:
+        store: reached by all ranks; only needed until this returns.
+
+    Raises:
+        ShoalError: of the group, which has ended.
+    """
+    own = device.identity() if is_wanted() else ""
+    digest = hashlib.blake2b(own.encode(), digest_size=_DIGEST_BYTES).digest() if own else b""
+    record = digest.ljust(_DIGEST_BYTES, b"\0") + os.urandom(_NONCE_BYTES)
+    everyones = bytearray(group.size * len(record))
+    group.all_gather(everyones, record, name="GPUs", timeout_s=timeout_s)
+    records = [everyones[at : at + len(record)] for at in range(0, len(everyones), len(record))]
+    why = why_not([each[:_DIGEST_BYTES] for each in records], group.planner.cluster.hosts)
+    if why:
+        _LOG.debug("%s: GPUs of a host do not work among themselves: %s", group, why)
+        return None
+    # What an earlier group has left in the store is NOT to be taken for this one's.
+    nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:]).hex()
+    mates_store = PrefixStore(f"shoal/gpus/{rail.mates[0]}/{nonce}", store)
+    connect = lambda: device.collectives(  # noqa: E731
+        mates_store, rail.place, rail.n_rails, timeout_s
+    )
+    made = _attempt(connect, timeout_s)
+    have_all = bytearray([made.collectives is not None])
+    # Those who could not say so after their own deadline.
+    try:
+        group.all_reduce(have_all, Op.MIN, name="GPUs connected", timeout_s=3 * timeout_s)
+        if made.collectives is not None and have_all[0]:
+            return _calls(group, rail, device, made.collectives)
+    except BaseException:
+        _abort(made.collectives)
+        raise
+    _abort(made.collectives)
+    _LOG.warning(
+        "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go by way of host "
+        "memory. %s=0 does not try",
+        *(group, "another" if made.collectives else "this", made.why or "see there", SETTING),
+    )
+    return None
+
+
+def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
+    """Why the GPUs cannot work among themselves; "" if they can.
+
+    Args:
+        gpus: what tells that of a rank from others of its host, by rank; zeros where there is none.
+    """
+    without = [rank for rank, gpu in enumerate(gpus) if not any(gpu)]
+    if without:
+        return f"ranks {without[:8]} have no NCCL, or {SETTING} is not 1"
+    places = {(host, bytes(gpu)) for host, gpu in zip(hosts, gpus, strict=True)}
+    return "" if len(places) == len(gpus) else "ranks of a host share a GPU"
+
+
+class _Attempt(NamedTuple):
+    collectives: LocalCollectives | None
+    why: str = ""
+
+
+def _attempt(connect: Callable[[], LocalCollectives], timeout_s: float) -> _Attempt:
+    """What came of it before the deadline, whatever it is: NCCL's own waits have none."""
+    outcome: Future[LocalCollectives] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(connect())
+        except BaseException as error:  # noqa: BLE001 - another rank may wait for it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="shoal-local-connect").start()
+    try:
+        return _Attempt(outcome.result(timeout_s))
+    except Exception as error:  # noqa: BLE001 - there is another way
+        if not outcome.done():
+            outcome.add_done_callback(_give_up)
+            return _Attempt(None, f"no answer in {timeout_s:g} s")
+        return _Attempt(None, f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def _give_up(late: Future[LocalCollectives]) -> None:
+    if late.exception() is None:
+        _abort(late.result())
+
+
+def _abort(collectives: LocalCollectives | None) -> None:
+    if collectives is not None:
+        collectives.abort()
+
+
+def _calls(group: Group, rail: Rail, device: Device, collectives: LocalCollectives) -> LocalCalls:
+    mates = group.subgroup(rail.mates, "GPUs of a host")
+    along = group.subgroup(rail.members, f"GPUs of place {rail.place}")
+
+    def abort(why: str) -> None:
+        for each in (group, mates, along):
+            each.abort(why)
+
+    return LocalCalls(group, along, LocalOrder(mates), device, collectives, abort)

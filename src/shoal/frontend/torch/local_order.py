@@ -1,0 +1,166 @@
+"""In which order the ranks of a host begin what they can only begin together: the same on all.
+
+NCCL's kernels wait on the device for those of the other ranks. So the ranks of a host must give
+them to their GPUs in one order, whichever communicators they belong to, and one that a rank gives
+long before another keeps a part of its GPU busy for nothing. Here a turn is begun when all ranks
+have said that they are ready for it, and rank 0 says which is next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.dtypes import Op
+from shoal.errors import InternalError, UsageError
+
+if TYPE_CHECKING:
+    from shoal.group.group import Group
+    from shoal.group.work import Work
+
+# The word that a turn is next comes after all that a call takes: this only ends what none of the
+# deadlines on the way there has.
+_DEADLINES: Final = 6
+
+_DIGEST_BYTES: Final = 8
+
+
+class Turn(NamedTuple):
+    """A half of a call."""
+
+    call: int
+    """They count from 0."""
+    half: int
+    """0: the first halves are begun in the order of the calls. 1: whenever they are ready."""
+
+
+class _Ready(NamedTuple):
+    """What this rank has said."""
+
+    work: Work
+    word: bytearray
+    said: bytes
+    what: str
+
+
+class LocalOrder:
+    """The order of one group. Threads: one at a time.
+
+    Args:
+        group: the ranks of a host; nothing else is called on it.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._timeout_s = 0.0  # the longest of a call
+        self._n_calls = 0
+        self._n_begun = 0  # halves of both kinds
+        self._next_first = 0
+        self._numbers: dict[Turn, int] = {}
+        self._slots: dict[int, int] = {}  # numbers of the calls that say what is next
+        self._ready: dict[Turn, _Ready] = {}
+        self._told: list[Work] = []  # rank 0's words that are under way
+        self._coming: tuple[bytearray, Work] | None = None  # the word that this rank waits for
+
+    def add(self, timeout_s: float) -> int:
+        """The number of another call. Every rank adds as many.
+
+        Args:
+            timeout_s: of the call.
+        """
+        first, second, *slots = self._group.reserve(4)
+        self._timeout_s = max(self._timeout_s, timeout_s)
+        call, self._n_calls = self._n_calls, self._n_calls + 1
+        self._numbers |= {Turn(call, 0): first, Turn(call, 1): second}
+        self._slots |= {2 * call + at: number for at, number in enumerate(slots)}
+        return call
+
+    def ready(self, turn: Turn, what: str, timeout_s: float) -> None:
+        """This rank can begin it.
+
+        Args:
+            what: in words, which must be the same on all ranks.
+            timeout_s: until all ranks must have said so: then the group is ended.
+        """
+        number = self._numbers.pop(turn)
+        digest = hashlib.blake2b(what.encode(), digest_size=_DIGEST_BYTES).digest()
+        # Only where all are alike does every bit of it, or its opposite, stay set.
+        said = digest + bytes(255 - each for each in digest)
+        word = bytearray(said)
+        work = self._group.all_reduce(
+            word, Op.BAND, number=number, timeout_s=timeout_s, async_op=True
+        )
+        assert work is not None
+        self._ready[turn] = _Ready(work, word, said, what)
+
+    def next(self) -> Turn | None:
+        """What is to be begun now, at once; None: nothing yet.
+
+        Raises:
+            UsageError: a rank is ready for something else. Nothing has been begun of it.
+            ShoalError: the group has ended, or a rank did not come in time.
+        """
+        turn = self._decided() if self._group.rank == 0 else self._heard()
+        if turn is not None:
+            self._n_begun += 1
+            self._next_first += turn.half == 0
+            del self._ready[turn]
+        return turn
+
+    def close(self) -> None:
+        """Leave; what is under way fails."""
+        self._group.close()
+
+    def _decided(self) -> Turn | None:
+        self._told = [work for work in self._told if not _is_over(work)]
+        all_are = [turn for turn, each in self._ready.items() if self._all_are(each)]
+        # First halves first: what others wait for on the wire comes before what is only told here.
+        first = Turn(self._next_first, 0)
+        turn = first if first in all_are else min((t for t in all_are if t.half), default=None)
+        if turn is not None:
+            word = bytearray((2 * turn.call + turn.half).to_bytes(8, "little"))
+            self._told.append(self._slot(word))
+        return turn
+
+    def _heard(self) -> Turn | None:
+        if self._coming is None:
+            if self._n_begun not in self._slots:
+                return None
+            word = bytearray(8)
+            self._coming = word, self._slot(word)
+        word, work = self._coming
+        if not _is_over(work):
+            for each in self._ready.values():
+                self._all_are(each)  # or why not
+            return None
+        self._coming = None
+        turn = Turn(*divmod(int.from_bytes(word, "little"), 2))
+        if turn not in self._ready:
+            raise InternalError(f"{self._group}: was told to begin {turn}, which is not ready")
+        return turn
+
+    def _all_are(self, one: _Ready) -> bool:
+        if not _is_over(one.work):
+            return False
+        if bytes(one.word) != one.said:
+            raise UsageError(
+                f"{self._group}: this rank comes with {one.what}, and another rank of this host "
+                "with something else; every rank must make the same calls in the same order"
+            )
+        return True
+
+    def _slot(self, word: bytearray) -> Work:
+        number, timeout_s = self._slots.pop(self._n_begun), _DEADLINES * self._timeout_s
+        work = self._group.broadcast(word, 0, number=number, timeout_s=timeout_s, async_op=True)
+        assert work is not None
+        return work
+
+
+def _is_over(work: Work) -> bool:
+    """Whether a call has ended well; raises why it did not."""
+    if not work.done():
+        return False
+    error = work.error()
+    if error is not None:
+        raise error
+    return True

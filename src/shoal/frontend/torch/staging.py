@@ -1,0 +1,330 @@
+"""Calls on tensors of a device: through host memory, on side streams, without blocking the caller.
+
+The caller's thread gives a side stream the copies out, piece by piece, and goes on. A piece is
+posted when its copy is done; when its call has ended, another stream is given the copy back. Who
+waits for the whole is blocked until the last copy back has been given to its stream, and has its
+current stream ordered behind that: never until the copies are done.
+
+All that is posted is posted by one thread for each group, in the order of the calls, so every rank
+posts in the same order, however long its copies take.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from shoal.errors import Closed, ShoalError, TimedOut, UsageError
+from shoal.frontend.torch.pieces import Piece, owners
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.collectives import Access
+    from shoal.frontend.torch.device import Device, Event
+    from shoal.frontend.torch.layouts import Arguments
+    from shoal.group.work import Work
+
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+class StagedCall:
+    """One operation on tensors of a device. Looks like a `shoal.Work`.
+
+    Making it gives a side stream the copies out, ordered behind the current stream.
+
+    Threads: any; `post_copied` by one at a time.
+
+    Args:
+        start: the group's call: takes host memory, and returns a Work that runs in the background.
+        calls: the buffers of each, in device memory; `accesses` as for `Piece`.
+        copies: tensors that are to be overwritten by others on the device at the end, in this
+            order.
+        doing: the operation, as messages begin.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        start: Callable[..., Work],
+        calls: Sequence[Arguments],
+        accesses: Sequence[Access],
+        copies: Copies = (),
+        doing: str = "a call",
+    ) -> None:
+        self.doing = doing
+        self._device = device
+        self._start = start
+        self._changed = threading.Condition()
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._error: BaseException | None = None
+        self._over = False
+        self._last: Event = None  # behind the copies back; None until they have been given
+        self._n_begun = 0
+        self._n_ended = 0
+        # Emptied at the end, as all that keeps memory.
+        self._copies = list(copies)
+        self._tensors = [*owners(calls), *(tensor for tensor, _ in copies)]
+        self._pieces = [Piece(device, call, accesses) for call in calls]
+        # NOT one stream: copies back of one call would wait for those out of later pieces, and
+        # NOT one for all calls: each waits for what its own caller's stream had before it.
+        out, self._back = device.side_stream(), device.side_stream()
+        for tensor in self._tensors:
+            device.keep(tensor, out)
+        for piece in self._pieces:
+            piece.copy_out(device, out)
+
+    # ---- towards the wire ----
+
+    def post_copied(self) -> bool:
+        """Post the pieces whose copies are done, in order; whether no more are to be posted.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        while True:
+            with self._changed:
+                if self._error is not None or self._n_begun == len(self._pieces):
+                    return True
+                piece = self._pieces[self._n_begun]
+                if not self._device.has_passed(piece.copied):
+                    return False
+                # Counted first: from now on the end waits for it, whatever fails meanwhile.
+                self._n_begun += 1
+            try:
+                work = self._start(*piece.arguments)
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+                with self._changed:
+                    self._n_begun -= 1
+                self.stop(error.with_traceback(None))  # NOT with its frames: they hold the memory
+                return True
+            with self._changed:
+                piece.work = work
+                self._changed.notify_all()
+            # NOT under the lock: a work that is done may call back at once.
+            work.on_done(functools.partial(self._land, piece))
+
+    def stop(self, error: BaseException) -> None:
+        """Post nothing more; the call fails with `error` once what is posted has ended."""
+        with self._changed:
+            self._error = self._error or error
+        self._end_if_all_have()
+
+    def why_cut_short(self) -> BaseException | None:
+        """Why only some of the pieces were posted, if so; other ranks wait for the rest."""
+        with self._changed:
+            some = 0 < self._n_begun < len(self._pieces)
+            return self._error if some and not isinstance(self._error, UsageError) else None
+
+    # ---- back from the wire ----
+
+    def _land(self, piece: Piece, _work: object = None) -> None:
+        """Give the stream the copies back of a piece whose call has ended. Idempotent."""
+        with self._changed:
+            if piece.has_ended or piece.work is None:
+                return
+            piece.has_ended = True
+            error: BaseException | None = piece.work.error()
+            if error is None:
+                try:
+                    with any_tensor():
+                        piece.copy_back(self._device, self._back)
+                except Exception as failure:  # noqa: BLE001 - raised by whoever waits
+                    error = failure
+            self._error = self._error or error
+            piece.let_go()
+            self._n_ended += 1
+        self._end_if_all_have()
+
+    def _end_if_all_have(self) -> None:
+        with self._changed:
+            is_last = self._error is not None or self._n_begun == len(self._pieces)
+            if self._over or not is_last or self._n_ended < self._n_begun:
+                return
+            try:
+                self._give_last_copies()
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+                self._error = self._error or error
+            self._let_go()
+            self._over = True
+            self._changed.notify_all()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def _give_last_copies(self) -> None:
+        if self._error is None:
+            with any_tensor():
+                for tensor, copy in self._copies:
+                    self._device.copy(self._back, tensor.detach(), copy)
+        for tensor in self._tensors:
+            self._device.keep(tensor, self._back)
+        # Also where it failed: copies back of earlier pieces may be under way.
+        self._last = self._device.record(self._back)
+
+    def _let_go(self) -> None:
+        for piece in self._pieces:
+            piece.let_go()
+        self._tensors.clear()
+        self._copies.clear()
+
+    # ---- what a Work has ----
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when all copies back have been given to their stream; drives the calls meanwhile.
+
+        The current stream of this thread is ordered behind the copies, also where the call failed.
+
+        Args:
+            timeout_s: seconds for this wait; None waits for the call's own end.
+
+        Raises:
+            TimedOut: this wait was too short, and the call goes on.
+            ShoalError: the call failed; the tensors are partly folded.
+            RuntimeError: the device failed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for piece in self._pieces:
+            self._wait_until(functools.partial(self._is_posted, piece), deadline)
+            if piece.work is None:
+                break
+            try:
+                piece.work.wait(_left(deadline))
+            except ShoalError:
+                if not piece.work.done():
+                    raise  # this wait was too short
+            self._land(piece)
+        self._wait_until(lambda: self._over, deadline)
+        if self._last is not None:
+            self._device.order_current(behind=self._last)
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._over
+
+    def error(self) -> Any:
+        """Why it failed; None while it runs and when it went well."""
+        return self._error if self._over else None
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        """Run `callback(self)` once the call is over, on the thread that ends it, or here."""
+        with self._changed:
+            if not self._over:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    @property
+    def last(self) -> Event:
+        """Behind the copies back of a call that is over."""
+        return self._last
+
+    @property
+    def source(self) -> int | None:
+        """Of a receive that is done: the rank of the group that the message came from."""
+        work = self._pieces[0].work
+        return None if work is None else work.source
+
+    def _is_posted(self, piece: Piece) -> bool:
+        return piece.work is not None or self._over
+
+    def _wait_until(self, reached: Callable[[], bool], deadline: float | None) -> None:
+        with self._changed:
+            if not self._changed.wait_for(reached, _left(deadline)):
+                raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
+
+
+# Tensors made in inference mode can be written in no other, and others in this one too; which mode
+# is on is each thread's own.
+any_tensor: Final = torch.inference_mode
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+
+class Staging:
+    """The staged calls of one group, and the thread that posts them.
+
+    Args:
+        abort: ends the group on every rank, and says why.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
+        self._changed = threading.Condition()
+        self._n_waiting = 0
+        self._is_closing = False
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shoal-staging")
+
+    def post(self, call: StagedCall, timeout_s: float) -> None:
+        """Have a call posted behind those before it.
+
+        Args:
+            timeout_s: from now until the copies out must be done: then the group is ended. Each
+                piece has as much again for its own call, from when it is posted.
+
+        Raises:
+            Closed: the group was closed.
+        """
+        with self._changed:
+            if self._is_closing:
+                raise _closed(call)
+            self._n_waiting += 1
+            self._thread.submit(self._post_all_of, call, timeout_s, time.monotonic() + timeout_s)
+
+    def flush(self) -> None:
+        """Return when all calls so far are posted, or have failed: what is called now comes next.
+
+        Cost: waits for copies out, and for what the device does before them; at most their time.
+        """
+        if self._n_waiting:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._n_waiting)
+
+    def close(self) -> None:
+        """Fail what is not posted, and end the thread. The group has been closed. Idempotent."""
+        with self._changed:
+            self._is_closing = True
+        self._thread.shutdown(wait=True)
+
+    def _post_all_of(self, call: StagedCall, timeout_s: float, deadline: float) -> None:
+        try:
+            pause_s = SHORTEST_PAUSE_S
+            while not call.post_copied():
+                time.sleep(pause_s)  # NOT Event.wait: twice the processor's time
+                if self._is_closing:
+                    call.stop(_closed(call))
+                elif time.monotonic() > deadline:
+                    raise TimedOut(
+                        f"{call.doing}: after {timeout_s:g} s its tensors had not been copied to "
+                        "the host; look at what the device is doing"
+                    )
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            if (why := call.why_cut_short()) is not None:
+                raise why
+        except Exception as error:  # noqa: BLE001 - raised by whoever waits
+            # NOT left to the deadline: the other ranks wait for what never comes.
+            self._abort(str(error) if isinstance(error, ShoalError) else f"{call.doing}: {error}")
+            call.stop(error)
+        finally:
+            with self._changed:
+                self._n_waiting -= 1
+                self._changed.notify_all()
+
+
+def _closed(call: StagedCall) -> Closed:
+    return Closed(f"{call.doing}: the group was closed or aborted")
+
+
+# A thread asks whether copies are done: CUDA can wait for that, but not until a deadline. The
+# longest pause is what a call may lose at its start; half of it would cost 4 % of a core while
+# copies are waited for, in place of 2.5 % (without CUDA's part of the answer).
+SHORTEST_PAUSE_S: Final = 20e-6
+LONGEST_PAUSE_S: Final = 500e-6

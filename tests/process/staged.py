@@ -1,0 +1,164 @@
+"""A device made of threads, on which all tensors of this process are from now on.
+
+Copies are done whenever a thread comes to it, so nothing here decides an order, as a GPU's driver
+does not; the orders themselves are tried out in unit/test_torch_staging.py. The current stream is
+the calling thread: what has to be ordered behind copies waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.frontend.torch import local_gpus, pieces
+from shoal.frontend.torch.local_calls import part_of
+from shoal.frontend.torch.tensor_buffers import TensorBuffers
+
+
+class ThreadStream:
+    """Does one after another what it is given."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            go = self.queue.get()
+            go()
+            del go  # it holds memory
+
+
+class ThreadDevice:
+    place = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._streams = itertools.cycle([ThreadStream() for _ in range(4)])
+        self.n_copies = 0
+        self._on_thread = threading.local()
+
+    def check(self, doing: str) -> None:
+        pass
+
+    def host_memory(self, n_bytes: int) -> torch.Tensor:
+        return torch.full((n_bytes,), 0xEE, dtype=torch.uint8)
+
+    def side_stream(self) -> ThreadStream:
+        stream = next(self._streams)
+        if (before := getattr(self._on_thread, "stream", None)) is not None:
+            stream.queue.put(self.record(before).wait)
+        return stream
+
+    @contextlib.contextmanager
+    def on(self, stream: ThreadStream) -> Iterator[None]:
+        self._on_thread.stream = stream
+        yield
+        self._on_thread.stream = None
+
+    def divide(self, stream: ThreadStream, tensor: torch.Tensor, divisor: int) -> None:
+        stream.queue.put(lambda: tensor.div_(divisor))
+
+    def copy(self, stream: ThreadStream, to: torch.Tensor, source: torch.Tensor) -> None:
+        self.n_copies += 1
+        mode = torch.is_inference_mode_enabled()
+
+        def go() -> None:
+            with torch.inference_mode(mode):  # that of the thread which gives it
+                to.copy_(source)
+
+        stream.queue.put(go)
+
+    def record(self, stream: ThreadStream) -> threading.Event:
+        event = threading.Event()
+        stream.queue.put(event.set)
+        return event
+
+    def has_passed(self, event: threading.Event) -> bool:
+        return event.is_set()
+
+    def order_current(self, behind: threading.Event) -> None:
+        assert behind.wait(30)
+
+    def keep(self, tensor: torch.Tensor, stream: ThreadStream) -> None:
+        pass
+
+    def future(self, devices: Sequence[Any]) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
+
+    def identity(self) -> str:
+        return str(os.getpid())
+
+    def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> GlooCollectives:
+        return GlooCollectives(store, rank, size, timeout_s)
+
+
+class GlooCollectives:
+    """Gloo in the place of NCCL. What fails says nothing to the stream, as on a GPU."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
+        timeout = timedelta(seconds=timeout_s)
+        self._backend = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.n_calls = 0
+
+    def reduce_scatter(self, stream: ThreadStream, flat: torch.Tensor) -> None:
+        def go() -> None:
+            total = flat.clone()
+            self._backend.allreduce([total]).wait()
+            for part in part_of(flat.numel(), self.rank, self.size):
+                flat[slice(*part)] = total[slice(*part)]
+
+        self._give(stream, go)
+
+    def all_gather(self, stream: ThreadStream, flat: torch.Tensor) -> None:
+        def go() -> None:
+            for rank in range(self.size):
+                for part in part_of(flat.numel(), rank, self.size):
+                    options = dist.BroadcastOptions()
+                    options.rootRank = rank
+                    self._backend.broadcast([flat[slice(*part)]], options).wait()
+
+        self._give(stream, go)
+
+    def _give(self, stream: ThreadStream, go: Callable[[], None]) -> None:
+        self.n_calls += 1
+
+        def run() -> None:
+            with contextlib.suppress(RuntimeError), torch.inference_mode():
+                go()
+
+        stream.queue.put(run)
+
+    def abort(self) -> None:
+        self._backend.abort()
+
+    def close(self) -> None:
+        pass
+
+
+def stage_everything(piece_bytes: int = 4096, local_bytes: int = 1 << 60) -> ThreadDevice:
+    """From now on every dense tensor of this process counts as one of a device.
+
+    Args:
+        local_bytes: from which on the devices of a host sum among themselves.
+    """
+    device = ThreadDevice()
+    own_memory = TensorBuffers._own_memory
+
+    def on_device(self: TensorBuffers, tensor: torch.Tensor) -> Any:
+        self.device = device
+        return own_memory(self, tensor)
+
+    TensorBuffers._own_memory = on_device  # type: ignore[method-assign]
+    pieces.PIECE_BYTES = piece_bytes  # type: ignore[misc]
+    local_gpus.LEAST_BYTES = local_bytes  # type: ignore[misc]
+    return device

@@ -1,0 +1,414 @@
+"""shoal's DistributedDataParallel trains as one process does on all ranks' inputs joined.
+
+The numbers are such that float64 holds every sum exactly, so that not one bit may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import importlib.util
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import OneOf, assert_same_bits, inputs, mine, start, whole, wrap
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+N_STEPS = 4
+
+
+class Net(nn.Module):
+    """Two layers, a third that is used if told so, and a bias that two layers share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 10, dtype=torch.float64)
+        self.second = nn.Linear(10, 10, dtype=torch.float64)
+        self.third = nn.Linear(10, 3, dtype=torch.float64)
+        self.spare = nn.Linear(10, 3, dtype=torch.float64)
+        self.second.bias = self.first.bias
+        for seed, parameter in enumerate(self.parameters()):
+            parameter.data = whole(tuple(parameter.shape), seed)
+
+    def forward(
+        self, data: torch.Tensor, spare: bool = True, reentrant: bool = False
+    ) -> torch.Tensor:
+        hidden = torch.relu(self.first(data))
+        if reentrant:
+            hidden = checkpoint(self.second, hidden, use_reentrant=True)
+            hidden = checkpoint(self.second, hidden, use_reentrant=True)
+        else:
+            hidden = self.second(hidden)
+        return self.third(hidden) + (self.spare(hidden) if spare else 0)
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output * target).sum() / len(target)
+
+
+Step = Callable[[nn.Module, int, Callable[[torch.Tensor], torch.Tensor]], None]
+
+
+def trained(net: nn.Module, step: Step, part: Any, set_to_none: bool = True) -> list[Any]:
+    """The gradients of every step, and the parameters in the end."""
+    seen: list[Any] = []
+    optimizer = torch.optim.SGD(net.parameters(), lr=2.0**-6, momentum=0.5)
+    for number in range(N_STEPS):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        step(net, number, part)
+        gradients = [parameter.grad for parameter in net.parameters()]
+        seen.append([g if g is None else g.clone() for g in gradients])
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_round_(list(net.parameters()))  # whole numbers again: sums stay exact
+    seen.append([parameter.detach().clone() for parameter in net.parameters()])
+    return seen
+
+
+def everything(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+# ---- as one process does ----
+
+
+def plainly(net: nn.Module, number: int, part: Any) -> None:
+    data, target = inputs(number)
+    loss_of(net(part(data)), part(target)).backward()
+
+
+def accumulating(net: nn.Module, number: int, part: Any) -> None:
+    for micro in range(3):
+        quiet = net.no_sync() if micro < 2 and hasattr(net, "no_sync") else contextlib.nullcontext()
+        with quiet:
+            plainly(net, 10 * number + micro, part)
+
+
+def twice_over_one_forward(net: nn.Module, number: int, part: Any) -> None:
+    data, target = inputs(number)
+    output = net(part(data))
+    loss_of(output, part(target)).backward(retain_graph=True)
+    loss_of(output, part(target).flip(1)).backward()
+
+
+def around_a_quiet_forward(net: nn.Module, number: int, part: Any) -> None:
+    """A forward pass in no_sync, and its backward pass, lie between another's two."""
+    (data, target), (more, goal) = inputs(number), inputs(50 + number)
+    output = net(part(data))
+    with net.no_sync() if hasattr(net, "no_sync") else contextlib.nullcontext():
+        loss_of(net(part(more)), part(goal)).backward()
+    loss_of(output, part(target)).backward()
+
+
+def without_spare(net: nn.Module, number: int, part: Any) -> None:
+    data, target = inputs(number)
+    loss_of(net(part(data), spare=number == 1), part(target)).backward()
+
+
+def never_spare(net: nn.Module, number: int, part: Any) -> None:
+    data, target = inputs(number)
+    loss_of(net(part(data), spare=False), part(target)).backward()
+
+
+def checkpointed(net: nn.Module, number: int, part: Any) -> None:
+    data, target = inputs(number)
+    loss_of(net(part(data), spare=False, reentrant=True), part(target)).backward()
+
+
+def clipping(net: nn.Module, number: int, part: Any) -> None:
+    plainly(net, number, part)
+    nn.utils.clip_grad_norm_(net.parameters(), 2.0**-3)
+
+
+def regularized(net: nn.Module, number: int, part: Any) -> None:
+    data, target = inputs(number)
+    loss = loss_of(net(part(data)), part(target))
+    (loss + sum((p * p).sum() for p in net.parameters()) / 4).backward()
+
+
+STEPS: list[tuple[str, Step, dict[str, Any], bool]] = [
+    ("plainly", plainly, {}, True),
+    ("into gradients that stay", plainly, {}, False),
+    ("in one buffer", plainly, {"bucket_cap_mb": None}, True),
+    ("accumulating", accumulating, {}, True),
+    ("accumulating in place", accumulating, {}, False),
+    ("around a quiet forward", around_a_quiet_forward, {}, True),
+    ("several backward passes", twice_over_one_forward, {}, True),
+    ("several, some unused", twice_over_one_forward, {"find_unused_parameters": True}, True),
+    ("unused now and then", without_spare, {"find_unused_parameters": True}, True),
+    ("unused, gradients stay", without_spare, {"find_unused_parameters": True}, False),
+    ("accumulating, unused", accumulating, {"find_unused_parameters": True}, True),
+    ("static", plainly, {"static_graph": True}, True),
+    ("static, one unused", never_spare, {"static_graph": True}, True),
+    ("static, checkpointed twice", checkpointed, {"static_graph": True}, True),
+    ("clipping", clipping, {}, True),
+    ("a term for the parameters", regularized, {}, True),
+]
+
+
+def train_in_every_way() -> None:
+    start()
+    for name, step, options, set_to_none in STEPS:
+        net = Net()
+        alone = trained(copy.deepcopy(net), step, everything, set_to_none)
+        together = trained(wrap(net, **options), step, mine, set_to_none)
+        try:
+            assert_same_bits(together, alone)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_training_has_the_bits_of_one_process_with_all_inputs(size: int) -> None:
+    run_ranks(train_in_every_way, size)
+
+
+# ---- kinds of parameters ----
+
+
+def average_every_kind() -> None:
+    start()
+    strided = whole((2, 3, 4, 5), 3, torch.float32).to(memory_format=torch.channels_last)
+    net = OneOf(
+        whole((5,), 1, torch.bfloat16) + 4,
+        whole((3, 2), 2, torch.float16) + 4,
+        strided + 4,
+        whole((), 4) + 4,
+        torch.tensor([4.0, 8.0], dtype=torch.complex64),
+        torch.tensor([16.0], dtype=torch.complex128),
+        torch.zeros(0),
+    )
+    wrapped = wrap(net)
+    for _ in range(2):
+        wrapped.zero_grad()
+        wrapped(2.0 + 4 * dist.get_rank()).backward()
+        for part in net.parts:
+            assert torch.equal(part.grad, torch.full_like(part, 4.0)), part
+    assert net.parts[2].grad.stride() == strided.stride()
+    (extent,) = {p.grad.untyped_storage().data_ptr() for p in net.parts if p.numel()}
+    assert extent
+    dist.destroy_process_group()
+
+
+def test_parameters_of_any_type_and_stride_are_averaged_in_one_piece_of_memory() -> None:
+    run_ranks(average_every_kind, 2)
+
+
+# ---- what is not used ----
+
+
+def drop_layers() -> None:
+    start()
+    net = nn.Sequential(*(nn.Linear(16, 16, bias=False, dtype=torch.float64) for _ in range(4)))
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = net
+
+        def forward(self, data: torch.Tensor, used: list[int]) -> torch.Tensor:
+            for index in used:
+                data = self.layers[index](data)
+            return data
+
+    wrapped = wrap(Dropping(), find_unused_parameters=True, bucket_cap_mb=256 / (1 << 20))
+    data = whole((4, 16), 1)
+    wrapped(data, [0, 1, 2, 3]).sum().backward()
+    kept = net[2].weight.grad.clone()
+    wrapped.zero_grad()
+    net[2].weight.grad = kept  # as an optimizer might leave it
+    wrapped(data, [0, 3] if dist.get_rank() else [0, 1, 3]).sum().backward()
+    assert net[2].weight.grad is kept
+    assert net[1].weight.grad is not None  # used on one rank only
+    posted = wrapped.reducer.averaging.averager.times[-1].posted
+    sizes = wrapped.reducer.averaging.sizes
+    sent = sum(size for size, at in zip(sizes, posted, strict=True) if at)
+    assert sent <= sum(sizes) - 7 * 256, (posted, sizes)  # one of eight holds some of another
+    dist.destroy_process_group()
+
+
+def test_layers_that_all_ranks_drop_keep_their_gradients_and_send_no_bytes() -> None:
+    run_ranks(drop_layers, 2)
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Embedding(5, 2, sparse=True)
+        self.idle = nn.Embedding(5, 2, sparse=True)
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor, idle: bool) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.used(rows) + (self.idle(rows) if idle else 0))
+        return found
+
+
+def use_some_tables() -> None:
+    start()
+    net = Tables()
+    wrapped = wrap(net, find_unused_parameters=True)
+    rank = dist.get_rank()
+    wrapped(torch.tensor([rank]), False).sum().backward()
+    assert net.idle.weight.grad is None
+    rows = net.used.weight.grad.to_dense()
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[2:], torch.zeros(3, 2))
+    wrapped.zero_grad()
+    wrapped(torch.tensor([rank]), rank == 1).sum().backward()
+    assert not net.idle.weight.grad.to_dense()[0].any()
+    assert torch.equal(net.idle.weight.grad.to_dense()[1], rows[1])
+    dist.destroy_process_group()
+
+
+def test_sparse_gradients_are_averaged_and_those_of_no_rank_stay_away() -> None:
+    run_ranks(use_some_tables, 2)
+
+
+def forget_a_parameter() -> str:
+    start()
+    wrapped = wrap(Net())
+    data, _ = inputs(0)
+    wrapped(mine(data), spare=False).sum().backward()
+    with pytest.raises(RuntimeError) as raised:
+        wrapped(mine(data))
+    return str(raised.value)
+
+
+def test_a_gradient_that_never_comes_is_named() -> None:
+    for rank, message in enumerate(run_ranks(forget_a_parameter, 2)):
+        assert f"did not receive grad for rank {rank}: spare.weight, spare.bias" in message
+
+
+def weigh_and_look() -> str:
+    import shoal
+    from shoal.average import NotFinite
+
+    start()
+    rank = dist.get_rank()
+    net = OneOf(torch.ones(3, dtype=torch.float64))
+    wrapped = wrap(net, weighted=True, check_finite=True)
+    for _ in range(2):
+        wrapped.zero_grad()
+        wrapped.weigh(1 + 2 * rank)
+        wrapped(4.0 + 4 * rank).backward()
+        assert torch.equal(net.parts[0].grad, torch.full((3,), 7.0, dtype=torch.float64))
+    wrapped.weigh(1)
+    with pytest.raises(NotFinite) as raised:
+        wrapped(float("inf") if rank else 1.0).backward()
+    with pytest.raises(shoal.UsageError, match="weighted=True"):
+        wrap(OneOf(torch.ones(3))).weigh(1)
+    dist.destroy_process_group()
+    return str(raised.value)
+
+
+def test_ranks_count_by_weight_and_what_is_not_finite_is_named_with_its_rank() -> None:
+    for message in run_ranks(weigh_and_look, 2):
+        assert "parts.0" in message
+        assert "rank 1" in message
+
+
+# ---- wrapping ----
+
+
+def wrap_what_cannot_be() -> list[str]:
+    start()
+    import shoal
+
+    said = []
+    rank = dist.get_rank()
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3 if rank == 1 else 4))
+    with pytest.raises(shoal.UsageError) as raised:
+        wrap(net)
+    said.append(str(raised.value))
+    with pytest.raises(shoal.UsageError) as raised:
+        wrap(nn.Linear(2, 2, bias=rank > 0))
+    said.append(str(raised.value))
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(RuntimeError, match="any parameter that requires a gradient"):
+        wrap(frozen)
+    wrapped = wrap(nn.Linear(2, 2))
+    with pytest.raises(shoal.UsageError, match="wrapped already"):
+        wrap(wrapped)
+    with pytest.raises(shoal.UsageError, match="wrapped already"):
+        wrap(nn.Sequential(nn.Linear(2, 2), wrapped))
+    with pytest.raises(shoal.Unsupported, match="bucket_cap_mb_list"):
+        wrap(nn.Linear(2, 2), bucket_cap_mb_list=[1, 2])
+    with pytest.raises(TypeError):
+        wrap(nn.Linear(2, 2), bucket_cap=1)
+    with pytest.raises(shoal.UsageError, match="not one of shoal's"):
+        wrap(nn.Linear(2, 2), process_group=dist.new_group(backend="gloo"))
+    dist.destroy_process_group()
+    return said
+
+
+def test_what_cannot_be_wrapped_is_refused_with_the_parameter_and_the_ranks() -> None:
+    said = run_ranks(wrap_what_cannot_be, 3)
+    assert said == [said[0]] * 3
+    shape, missing = said[0]
+    assert "ranks 0, 2: 1.weight: float32[4, 2]; rank 1: 1.weight: float32[3, 2]" in shape
+    assert "rank 0: no such parameter; ranks 1, 2: bias: float32[2]" in missing
+
+
+def wrap_again() -> None:
+    """The newest wrapper has the gradients, and a dropped one leaves nothing behind."""
+    start()
+    net = Net()
+    first = wrap(net)
+    second = wrap(net)
+    data, target = inputs(0)
+    loss_of(second(mine(data)), mine(target)).backward()
+    once = [parameter.grad.clone() for parameter in net.parameters()]
+    alone = copy.deepcopy(Net())
+    loss_of(alone(data), target).backward()
+    assert all(map(torch.equal, once, [p.grad for p in alone.parameters()]))
+    gone = weakref.ref(second.reducer.averaging.averager)
+    countdown = second.reducer.averaging.averager.countdown
+    net.zero_grad()
+    del first, second, once
+    gc.collect()
+    assert gone() is None
+    loss_of(net(mine(data)), mine(target)).backward()  # the model's own again
+    assert countdown.n_counted == len(list(net.parameters()))
+    dist.destroy_process_group()
+
+
+def test_the_newest_wrapper_takes_over_and_a_dropped_one_frees_its_memory() -> None:
+    run_ranks(wrap_again, 2)
+
+
+def state_and_buffers() -> None:
+    start()
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wrapped = wrap(net)
+    theirs = nn.parallel.DistributedDataParallel(copy.deepcopy(net))
+    state = wrapped.state_dict()
+    assert list(state) == list(theirs.state_dict())
+    assert all(torch.equal(state[name], value) for name, value in theirs.state_dict().items())
+    for tensor in (*net.parameters(), *net.buffers()):
+        everywhere = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(everywhere, tensor.detach())
+        assert all(torch.equal(other, everywhere[0]) for other in everywhere)
+    wrapped(torch.randn(8, 4)).sum().backward()
+    wrapped(torch.randn(8, 4))
+    theirs.load_state_dict(state)
+    assert wrapped.module is net
+    assert wrapped.will_sync_module_buffers()
+    assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
+    dist.destroy_process_group()
+
+
+def test_state_is_that_of_rank_0_and_its_dict_is_torchs() -> None:
+    run_ranks(state_and_buffers, 2)

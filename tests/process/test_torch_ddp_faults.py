@@ -1,0 +1,154 @@
+"""What goes wrong in a step of shoal's DistributedDataParallel: who is told of what, and when."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import signal
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks, start_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import inputs, mine, start, whole, wrap
+from torch import nn
+
+
+class Two(nn.Module):
+    """Two layers, of which the second is used if told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 3, dtype=torch.float64)
+        self.second = nn.Linear(6, 3, dtype=torch.float64)
+        for seed, parameter in enumerate(self.parameters()):
+            parameter.data = whole(tuple(parameter.shape), seed)
+
+    def forward(self, data: torch.Tensor, both: bool) -> torch.Tensor:
+        return self.first(data) + (self.second(data) if both else 0)
+
+
+# ---- a gradient that never comes ----
+
+
+def lack_on_rank_1(options: dict[str, Any]) -> str:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    start()
+    hooked = options.pop("hook", False)
+    wrapped = wrap(Two(), **options)
+    if hooked:
+        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    data, _ = inputs(0)
+    wrapped(mine(data), True).sum().backward()
+    if dist.get_rank() == 1:
+        wrapped(mine(data), False).sum().backward()
+    with pytest.raises(RuntimeError) as raised:
+        wrapped(mine(data), True).sum().backward()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"hook": True}])
+def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(options: dict[str, Any]) -> None:
+    said = run_ranks(lack_on_rank_1, 3, options)
+    assert "did not receive grad for rank 1: second.weight, second.bias" in said.pop(1)
+    for message in said:
+        assert "no gradient has come of parameter second.weight, second.bias on rank 1" in message
+
+
+def lack_on_all_ranks() -> None:
+    start()
+    wrapped = wrap(Two())
+    data, _ = inputs(0)
+    wrapped(mine(data), False).sum().backward()
+    with pytest.raises(RuntimeError, match=r"did not receive grad .*: second.weight, second.bias"):
+        wrapped(mine(data), True)
+    dist.barrier()
+    again = wrap(Two())
+    again(mine(data), True).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_a_gradient_that_all_ranks_lack_ends_no_group() -> None:
+    run_ranks(lack_on_all_ranks, 3)
+
+
+# ---- a step that fails, and a job that goes on ----
+
+
+def skip_a_step_that_is_not_finite(options: dict[str, Any]) -> None:
+    from shoal.average import NotFinite
+
+    start()
+    net = Two()
+    wrapped = wrap(net, find_unused_parameters=True, check_finite=True, **options)
+    data, _ = inputs(0)
+    for drops in (True, False):
+        with pytest.raises(NotFinite):
+            (wrapped(mine(data), True).sum() * float("inf")).backward()
+        net.zero_grad(set_to_none=drops)
+        wrapped(mine(data), False).sum().backward()
+        alone = copy.deepcopy(net)
+        alone.zero_grad()
+        (alone(data, False).sum() / dist.get_world_size()).backward()
+        for ours, wanted in zip(net.first.parameters(), alone.first.parameters(), strict=True):
+            assert torch.equal(ours.grad, wanted.grad)
+        for unused in net.second.parameters():
+            assert (unused.grad is None) == drops
+            assert drops or not unused.grad.any()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": False}])
+def test_nothing_of_a_step_that_was_not_finite_is_in_the_next(options: dict[str, Any]) -> None:
+    run_ranks(skip_a_step_that_is_not_finite, 2, options)
+
+
+# ---- a rank that leaves ----
+
+
+def leave_in_mid_step(victim: int) -> list[torch.Tensor]:
+    """The victim dies when half of its gradients are on their way; the others go on."""
+    import shoal.torch
+
+    start()
+    net = Two()
+    wrapped = wrap(net)
+    rank = dist.get_rank()
+    data, _ = inputs(0)
+    wrapped(mine(data), True).sum().backward()
+    if rank == victim:
+        net.first.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        wrapped(mine(data), True).sum().backward()
+    except RuntimeError:
+        lost = shoal.torch.peer_lost()
+        if lost is None:
+            raise
+        assert lost.rank == victim
+        shoal.torch.shrink_group()
+        wrapped = wrap(net)
+    wrapped.zero_grad()
+    data, _ = inputs(1)
+    wrapped(mine(data), True).sum().backward()
+    alone = copy.deepcopy(net)
+    alone.zero_grad()
+    (alone(data, True).sum() / dist.get_world_size()).backward()
+    for ours, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.grad, wanted.grad)
+    dist.destroy_process_group()
+    return [parameter.grad.tolist() for parameter in net.parameters()]
+
+
+def test_when_a_rank_leaves_in_mid_step_the_others_go_on_by_the_documented_lines() -> None:
+    with start_ranks(leave_in_mid_step, 3, 1) as ranks:
+        first, died, second = ranks.wait(60)
+    assert "SIGKILL" in died.died
+    assert first.value is not None, first
+    assert first.value == second.value, second

@@ -1,0 +1,300 @@
+"""What training loops may do with a wrapped model: gradients are those of torch's over Gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+N_STEPS = 3
+Wrap = Callable[..., Any]
+
+
+class Two(nn.Module):
+    """Two branches, of which the second is used if told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3, bias=False))
+        self.second = nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, data: torch.Tensor, both: bool = True) -> torch.Tensor:
+        return self.first(data) + (self.second(data) if both else 0)
+
+
+def data(number: int) -> torch.Tensor:
+    """This rank's."""
+    source = torch.Generator().manual_seed(100 * number + dist.get_rank())
+    return torch.randn(4, 6, dtype=torch.float64, generator=source)
+
+
+def gradients(net: nn.Module) -> list[torch.Tensor | None]:
+    return [p.grad if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+def beside_gloo(loop: Callable[[Wrap], list[list[torch.Tensor | None]]]) -> None:
+    """In a rank: what the loop sees is the same with shoal's wrapper as with torch's."""
+    import shoal.torch
+
+    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
+    gloo = dist.new_group(backend="gloo")
+    size = {"bucket_cap_mb": 256 / (1 << 20)}
+    ours = loop(lambda net, **o: shoal.torch.DistributedDataParallel(net, **size, **o))
+    theirs = loop(
+        lambda net, **o: nn.parallel.DistributedDataParallel(net, process_group=gloo, **size, **o)
+    )
+    for number, (some, others) in enumerate(zip(ours, theirs, strict=True)):
+        for index, (a, b) in enumerate(zip(some, others, strict=True)):
+            assert (a is None) == (b is None), (number, index)
+            same = a is None or b is None or torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+            assert same, f"step {number}, parameter {index}: {a} and {b}"
+    dist.destroy_process_group()
+
+
+def pause_in_between(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    wrapped, seen = wrap(Two()), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        output = wrapped(data(number))
+        with wrapped.no_sync():
+            wrapped(data(number + 50))
+        output.pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_a_forward_pass_in_no_sync_leaves_one_before_it_to_be_averaged() -> None:
+    run_ranks(beside_gloo, 2, pause_in_between)
+
+
+def run_out_of_inputs(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    wrapped, seen = wrap(Two(), find_unused_parameters=True), []
+    wrapped(data(0)).sum().backward()
+    with wrapped.join(divide_by_initial_world_size=False):
+        for number in range(2 + 2 * (dist.get_rank() == 0)):
+            wrapped(data(number), both=False).pow(2).sum().backward()
+            if dist.get_rank() == 0:
+                seen.append(gradients(wrapped))
+    return seen
+
+
+def test_gradients_that_no_rank_computes_stay_as_they_are_while_some_have_run_out() -> None:
+    run_ranks(beside_gloo, 2, run_out_of_inputs)
+
+
+def change_gradients(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    wrapped, seen = wrap(Two()), []
+    for parameter in wrapped.parameters():
+        parameter.register_post_accumulate_grad_hook(_scale)
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        wrapped(data(number)).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def _scale(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(1.0 + dist.get_rank())
+
+
+def test_hooks_that_are_put_on_parameters_later_change_what_is_averaged() -> None:
+    run_ranks(beside_gloo, 2, change_gradients)
+
+
+def penalize(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    """A loss that is made of derivatives: its backward pass does not come by the output."""
+    net = nn.Sequential(nn.Linear(6, 10, bias=False), nn.Tanh(), nn.Linear(10, 1, bias=False))
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 0.1)
+    wrapped, seen = wrap(net.double(), find_unused_parameters=True), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        given = data(number).requires_grad_()
+        (slope,) = torch.autograd.grad(wrapped(given).sum(), given, create_graph=True)
+        slope.pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_a_loss_of_derivatives_is_averaged_though_parameters_may_be_unused() -> None:
+    run_ranks(beside_gloo, 2, penalize)
+
+
+def fail_and_go_on(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    wrapped, seen = wrap(Two()), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        output = wrapped(data(number))
+        failing = output.register_hook(_fail)
+        with pytest.raises(ValueError, match="not this time"):
+            output.pow(2).sum().backward(retain_graph=True)
+        failing.remove()
+        output.pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def _fail(_gradient: torch.Tensor) -> None:
+    raise ValueError("not this time")
+
+
+def test_a_backward_pass_after_one_that_raised_is_averaged() -> None:
+    run_ranks(beside_gloo, 2, fail_and_go_on)
+
+
+def wrap_once_more(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    net, seen = Two(), []
+    for number in range(N_STEPS):
+        wrapped = wrap(net)
+        wrapped(data(number))  # to see that it runs
+        del wrapped
+        gc.collect()
+        assert not any(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
+        wrapped = wrap(net)
+        wrapped.zero_grad()
+        wrapped(data(number)).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_a_dropped_wrapper_leaves_no_hook_on_parameters() -> None:
+    run_ranks(beside_gloo, 2, wrap_once_more)
+
+
+def look_on_one_rank(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    wrapped, seen = wrap(Two()), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        wrapped(data(number)).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+        if number and dist.get_rank() == 0:  # torch's own calls others in the first of them
+            wrapped(data(number + 50))  # to look at the output, and NOT in no_grad
+        for _ in range(30 if number == 1 else 1):
+            totals = [torch.ones(1) for _ in range(100)]
+            for work in [dist.all_reduce(total, async_op=True) for total in totals]:
+                work.wait()
+            assert torch.cat(totals).eq(2).all()
+    return seen
+
+
+def test_a_forward_pass_that_nothing_comes_back_from_holds_no_place_among_calls() -> None:
+    run_ranks(beside_gloo, 2, look_on_one_rank)
+
+
+def skip_one_that_spans_buffers(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    """One branch is so long that it lies in many buffers; rank 1 alone uses it."""
+    net = Two()
+    net.second = nn.Sequential(nn.Linear(6, 2048), nn.Linear(2048, 3)).double()
+    wrapped, seen = wrap(net, find_unused_parameters=True), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        wrapped(data(number), both=dist.get_rank() == 1).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_a_parameter_in_many_buffers_that_one_rank_lacks_is_averaged() -> None:
+    run_ranks(beside_gloo, 2, skip_one_that_spans_buffers)
+
+
+def own_gradients(wrap: Wrap, **options: Any) -> list[list[torch.Tensor | None]]:
+    """What programs do with gradients between steps."""
+    keeps = bool(options)
+    wrapped, seen = wrap(Two(), find_unused_parameters=True, **options), []
+
+    def step(number: int) -> None:
+        wrapped(data(number), both=number % 2 == 0 or dist.get_rank() == 0).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+
+    step(0)
+    kept = [p.grad for p in wrapped.parameters()]
+    wrapped.zero_grad(set_to_none=True)
+    step(1)
+    if keeps:
+        seen.append(kept)
+    buffers: list[torch.Tensor | None] = [torch.ones_like(p) for p in wrapped.parameters()]
+    for parameter, buffer in zip(wrapped.parameters(), buffers, strict=True):
+        parameter.grad = buffer
+    step(2)
+    if keeps:
+        seen.append([b if b is None else b.clone() for b in buffers])
+        assert all(p.grad is b for p, b in zip(wrapped.parameters(), buffers, strict=True))
+    for parameter in wrapped.parameters():
+        assert parameter.grad is not None
+        parameter.grad.detach_()
+        parameter.grad.zero_()
+    step(3)
+    with wrapped.no_sync():
+        step(4)
+    step(5)
+    return seen
+
+
+def views_and_own(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    return own_gradients(wrap) + own_gradients(wrap, gradient_as_bucket_view=False)
+
+
+def test_gradients_may_be_replaced_detached_and_if_asked_kept() -> None:
+    run_ranks(beside_gloo, 2, views_and_own)
+
+
+def average_now_and_then(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    """torch's own post-local SGD: gradients of all ranks first, then parameters every two steps."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
+    from torch.distributed.algorithms.model_averaging import averagers
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    alone, _ = dist.new_subgroups(group_size=1)
+    seen = []
+    for has_hook in (True, False):
+        wrapped = wrap(Two())
+        group = wrapped.process_group
+        averager = averagers.PeriodicModelAverager(2, 2 * has_hook, group)
+        optimizer: Any = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.5)
+        if has_hook:
+            state = local.PostLocalSGDState(group, alone, start_localSGD_iter=2)
+            wrapped.register_comm_hook(state, local.post_localSGD_hook)
+            optimizer = PostLocalSGDOptimizer(optimizer, averager)
+        for number in range(7):
+            optimizer.zero_grad()
+            with contextlib.nullcontext() if has_hook else wrapped.no_sync():
+                wrapped(data(number)).pow(2).sum().backward()
+            optimizer.step()
+            if not has_hook:
+                averager.average_parameters(wrapped.parameters())
+            seen.append([p.detach().clone() for p in wrapped.parameters()])
+    return seen
+
+
+def test_torchs_periodic_averaging_of_parameters_runs_unchanged() -> None:
+    run_ranks(beside_gloo, 2, average_now_and_then)
+
+
+def test_the_place_of_a_gradient_that_is_not_there_is_made_zero_once() -> None:
+    from shoal.frontend.torch.ddp.gradients import Gradients
+
+    parameter, place = nn.Parameter(torch.ones(3)), torch.ones(3)
+    gradients = Gradients([parameter])
+    gradients.settle([place])
+    gradients.bring([0])
+    assert torch.equal(place, torch.zeros(3))
+    place.fill_(2.0)  # as averages come, of the first of its buffers
+    gradients.bring([0])  # for the second
+    assert torch.equal(place, torch.full((3,), 2.0))
+    assert parameter.grad is place

@@ -1,0 +1,134 @@
+"""Wrappers that are dropped, copied and pickled, and models that change under them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.util
+import pickle
+import weakref
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import inputs, mine, start, whole, wrap
+from torch import nn
+
+
+def small() -> nn.Sequential:
+    net = nn.Sequential(nn.Linear(6, 5, dtype=torch.float64), nn.Linear(5, 3, dtype=torch.float64))
+    for seed, parameter in enumerate(net.parameters()):
+        parameter.data = whole(tuple(parameter.shape), seed)
+    return net
+
+
+def step(wrapped: nn.Module, net: nn.Module) -> None:
+    """One backward pass, whose gradients are those of all inputs."""
+    data, _ = inputs(0)
+    net.zero_grad()
+    wrapped(mine(data)).sum().backward()
+    alone = copy.deepcopy(net)
+    alone.zero_grad()
+    (alone(data).sum() / dist.get_world_size()).backward()
+    for ours, wanted in zip(net.parameters(), alone.parameters(), strict=True):
+        assert (ours.grad is None) == (wanted.grad is None)
+        assert ours.grad is None or torch.equal(ours.grad, wanted.grad)
+
+
+def n_hooks(net: nn.Module) -> int:
+    return sum(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
+
+
+def drop_static_wrappers() -> None:
+    start()
+    for n_steps in (0, 1, 3):
+        net = small()
+        wrapped = wrap(net, static_graph=True)
+        for _ in range(n_steps):
+            step(wrapped, net)
+        gone = weakref.ref(wrapped.reducer)
+        del wrapped
+        gc.collect()
+        assert gone() is None
+        assert n_hooks(net) == 0
+    dist.destroy_process_group()
+
+
+def test_a_dropped_wrapper_of_a_static_graph_leaves_no_hook_on_parameters() -> None:
+    run_ranks(drop_static_wrappers, 2)
+
+
+def copy_and_wrap_again() -> None:
+    from shoal.errors import Unsupported
+
+    start()
+    for made in (copy.deepcopy, lambda wrapped: pickle.loads(pickle.dumps(wrapped))):
+        copied = made(wrap(small()))
+        net = copied.module
+        step(copied, net)
+        again = wrap(net)
+        assert n_hooks(net) == len(list(net.parameters()))  # the copy tells nobody any more
+        step(again, net)
+    with pytest.raises(Unsupported, match="overlap_forward cannot be copied"):
+        copy.deepcopy(wrap(small(), overlap_forward=True))
+    dist.destroy_process_group()
+
+
+def test_the_model_of_a_copied_wrapper_can_be_wrapped_again() -> None:
+    run_ranks(copy_and_wrap_again, 2)
+
+
+def freeze_and_thaw() -> list[str]:
+    from shoal.errors import UsageError
+
+    start()
+    said = []
+    net = small()
+    wrapped = wrap(net)
+    step(wrapped, net)
+    net[0].requires_grad_(False)
+    data, _ = inputs(0)
+    wrapped(mine(data)).sum().backward()
+    with pytest.raises(RuntimeError) as raised:
+        wrapped(mine(data))
+    said.append(str(raised.value))
+    wrapped = wrap(net)  # as it says
+    step(wrapped, net)
+    net[0].requires_grad_(True)
+    with torch.no_grad():
+        wrapped(mine(data))
+    with pytest.raises(UsageError) as thawed:
+        wrapped(mine(data))
+    said.append(str(thawed.value))
+    step(wrap(net), net)
+    unused = wrap(net, find_unused_parameters=True)
+    net[1].weight.requires_grad_(False)
+    step(unused, net)
+    dist.destroy_process_group()
+    return said
+
+
+def test_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew() -> None:
+    for frozen, thawed in run_ranks(freeze_and_thaw, 2):
+        assert "Of these 0.weight, 0.bias required a gradient when" in frozen
+        assert "parameter 0.weight, 0.bias requires a gradient now" in thawed
+
+
+def wrap_on_two_devices() -> str:
+    start()
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match=r"device") as raised:
+        wrap(net)
+    dist.destroy_process_group()
+    return str(raised.value)
+
+
+def test_parameters_on_several_kinds_of_devices_are_refused_with_their_names() -> None:
+    (said,) = run_ranks(wrap_on_two_devices, 1)
+    assert "cpu" in said
+    assert "meta" in said

@@ -1,0 +1,118 @@
+"""All-reduces with a part for the devices of a host, over real ranks: Gloo is their NCCL."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from process.ranks import run_ranks, start_ranks
+from process.stage import Stage
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+
+SIZE = 4
+
+
+def start(hosts: str, timeout_s: float = 60.0) -> Any:
+    """The process group of this rank, which is on the host of its letter."""
+    from process.staged import stage_everything
+
+    os.environ["SHOAL_HOST_ID"] = hosts[int(os.environ["RANK"])]
+    device = stage_everything(local_bytes=4096)
+    dist.init_process_group("shoal", timeout=timedelta(seconds=timeout_s))
+    return device
+
+
+def given(n: int, rank: int, dtype: torch.dtype) -> torch.Tensor:
+    return ((torch.arange(n) + rank) % 5).to(dtype)
+
+
+def total(n: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.stack([given(n, rank, torch.float64) for rank in range(SIZE)]).sum(0).to(dtype)
+
+
+def reduce_much(hosts: str) -> tuple[bool, int, str]:
+    """Whether devices worked among themselves, what they did, and what is left running."""
+    start(hosts)
+    rank, group = dist.get_rank(), dist.group.WORLD
+    for n, dtype in [(8192, torch.float32), (8191, torch.float64), (40_003, torch.int64)]:
+        tensor = given(n, rank, dtype)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, total(n, dtype))
+    mean = given(9001, rank, torch.float64)
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    assert torch.equal(mean, total(9001, torch.float64) / SIZE)
+    strided = given(10_000, rank, torch.float32).reshape(100, 100)
+    dist.all_reduce(strided.t())
+    assert torch.equal(strided, total(10_000, torch.float32).reshape(100, 100))
+    # Long and short ones in flight, waited for from the last.
+    lengths = [2000 * k + 1 if k % 3 else k for k in range(1, 20)]
+    tensors = [given(n, rank, torch.float32) for n in lengths]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future() for work in works[::2]]
+    for work in reversed(works):
+        work.wait()
+    for n, tensor in zip(lengths, tensors, strict=True):
+        assert torch.equal(tensor, total(n, torch.float32))
+    assert all(future.done() for future in futures)
+    local = group._local  # type: ignore[union-attr]
+    n_calls = local._collectives.n_calls if local is not None else 0
+    dist.destroy_process_group()
+    return local is not None, n_calls, left_running()
+
+
+@pytest.mark.parametrize(("hosts", "is_local"), [("abab", True), ("aaab", False)])
+def test_sums_are_right_wherever_the_ranks_are(hosts: str, is_local: bool) -> None:
+    # 5 calls alone, and of the 19 the 13 that are long enough: two collectives each.
+    expected = is_local, 2 * (5 + 13) if is_local else 0
+    for was_local, n_calls, left in run_ranks(reduce_much, SIZE, hosts):
+        assert (was_local, n_calls) == expected
+        assert left == ""
+
+
+def reduce_and_wait(tensor: torch.Tensor) -> None:
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+
+
+def left_running() -> str:
+    names = [each.name for each in threading.enumerate()]
+    return ",".join(name for name in names if name.startswith(("shoal-local", "shoal-staging")))
+
+
+def reduce_until_a_rank_dies() -> tuple[str, bool, str]:
+    from contract.torch_checks import raised
+
+    import shoal.torch
+
+    start("aabb", timeout_s=30)
+    tensor = torch.ones(1 << 18)
+    dist.all_reduce(tensor)
+    Stage.from_environment().meet(dist.get_rank(), SIZE, "reduced")
+    if dist.get_rank() == 3:
+        dist.all_reduce(tensor, async_op=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    errors = [raised(functools.partial(reduce_and_wait, tensor)) for _ in range(3)]
+    assert errors[-1] is not None
+    lost = shoal.torch.peer_lost()
+    kinds = {type(error).__name__ for error in errors if error is not None}
+    dist.destroy_process_group()
+    return ",".join(sorted(kinds)), lost is not None and lost.rank == 3, left_running()
+
+
+def test_a_rank_that_dies_in_mid_call_is_named_on_its_host_and_elsewhere() -> None:
+    with Stage() as stage, start_ranks(reduce_until_a_rank_dies, SIZE, env=stage.env) as ranks:
+        outcomes = ranks.wait()
+    assert outcomes[3].died
+    for outcome in outcomes[:3]:
+        assert outcome.value == ("PeerLost", True, ""), str(outcome)

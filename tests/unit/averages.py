@@ -1,0 +1,58 @@
+"""What tests average: arrays of many shapes and types, what ranks give, and NumPy's averages."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from shoal.average import Averager
+
+SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
+    "embedding": ((300, 11), "float32"),
+    "scale": ((), "float64"),
+    "weight": ((57, 3, 2), "float32"),
+    "nothing": ((0, 4), "float32"),
+    "bias": ((1000,), "float64"),
+    "half": ((501,), "float16"),
+    "phase": ((33,), "complex64"),
+    "last": ((1,), "float32"),
+}
+
+
+def values(name: str, rank: int, step: int) -> Any:
+    """What a rank gives: multiples of 1/8, whose sums over few ranks are exact."""
+    shape, dtype = SHAPES[name]
+    seed = sum(map(ord, name)) * 1000 + rank * 100 + step
+    source = np.random.default_rng(seed)
+    drawn = source.integers(-64, 64, shape) / 8
+    if dtype == "complex64":
+        drawn = drawn + 1j * source.integers(-64, 64, shape) / 8
+    return np.asarray(drawn).astype(dtype)
+
+
+def average(name: str, size: int, step: int) -> Any:
+    wide = np.complex128 if SHAPES[name][1] == "complex64" else np.float64
+    total = sum(values(name, rank, step).astype(wide) for rank in range(size))
+    return np.asarray(total / size).astype(SHAPES[name][1])
+
+
+def fill(averager: Averager, step: int, names: list[str]) -> None:
+    for name in names:
+        averager.arrays[name][...] = values(name, averager.group.rank, step)
+        averager.ready(name)
+
+
+def shuffled(rank: int, step: int) -> list[str]:
+    return random.Random(f"{rank} {step}").sample(list(SHAPES), len(SHAPES))
+
+
+def check(averager: Averager, step: int, names: list[str] | None = None) -> None:
+    for name in names or SHAPES:
+        want = average(name, averager.group.size, step)
+        tolerance = 2e-3 if name == "half" else 1e-6
+        np.testing.assert_allclose(averager.arrays[name], want, rtol=tolerance)
+        assert averager.arrays[name].shape == SHAPES[name][0]
+        assert averager.arrays[name].dtype == SHAPES[name][1]

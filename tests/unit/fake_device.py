@@ -1,0 +1,445 @@
+"""A device whose copies are done when the test says so, and a wire whose calls end likewise.
+
+Tensors "on" it lie in this process's memory under a class that says otherwise. A kernel or copy
+given to a stream stands there until the test steps the stream; events pass by themselves. The wire
+looks at the memory that it is given: whether it has been copied there yet, and whether anyone
+touches it while a call is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shoal.dtypes import DType
+
+if TYPE_CHECKING:
+    from shoal.errors import ShoalError
+    from shoal.group.buffers import BufferView
+
+Range = tuple[int, int]
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says that it is on cuda:0."""
+
+    index = 0
+
+    @property
+    def is_cpu(self) -> bool:
+        return False
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.index)
+
+
+class OnOtherDevice(OnDevice):
+    """A tensor that says that it is on cuda:1."""
+
+    index = 1
+
+
+def on_device(tensor: torch.Tensor, kind: type[OnDevice] = OnDevice) -> torch.Tensor:
+    return tensor.as_subclass(kind)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().as_subclass(torch.Tensor)
+
+
+def extent(tensor: torch.Tensor) -> Range:
+    """Where the storage of a tensor begins and ends, as far as the tensor reaches."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + ((last + 1) * tensor.element_size() if tensor.numel() else 0)
+
+
+def overlap(one: Range, other: Range) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+class FakeEvent:
+    passed = False
+
+
+class FakeStream:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queue: deque[Work | FakeEvent | Waiting] = deque()
+
+
+class Waiting:
+    """A stream goes on only behind an event."""
+
+    def __init__(self, event: FakeEvent) -> None:
+        self.event = event
+
+
+class Work:
+    """A kernel or a copy that a stream has been given."""
+
+    def __init__(self, go: Callable[[], object], reads: list[Range], writes: list[Range]) -> None:
+        self.go, self.reads, self.writes = go, reads, writes
+
+
+class _Block(bytearray):
+    """Host memory of which one can tell whether anybody still holds it."""
+
+
+class FakeDevice:
+    def __init__(self, index: int = 0) -> None:
+        self.place = torch.device("cuda", index)
+        self.lock = threading.RLock()
+        self.current = FakeStream("current")
+        self.streams = [self.current]
+        self.blocks: list[weakref.ref[_Block]] = []
+        self.wire: FakeWire | None = None
+        self.fails = False
+        self.cannot_copy = False
+        self.n_copies = 0
+        self.used: set[tuple[int, str]] = set()  # storages of the device, and on which streams
+        self.kept: set[tuple[int, str]] = set()
+        self.futures_of: list[list[Any]] = []
+        self.on_thread = threading.local()
+
+    # ---- what staging calls ----
+
+    def check(self, doing: str) -> None:
+        pass
+
+    def host_memory(self, n_bytes: int) -> torch.Tensor:
+        block = _Block(b"\xee" * max(n_bytes, 1))
+        self.blocks.append(weakref.ref(block))
+        return torch.frombuffer(block, dtype=torch.uint8)[:n_bytes]
+
+    def side_stream(self) -> FakeStream:
+        stream = FakeStream(f"side {len(self.streams)}")
+        with self.lock:
+            self.streams.append(stream)
+            stream.queue.append(Waiting(self.record(self._current())))
+        return stream
+
+    def _current(self) -> FakeStream:
+        return getattr(self.on_thread, "stream", self.current)
+
+    @contextlib.contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        self.on_thread.stream = stream
+        try:
+            yield
+        finally:
+            del self.on_thread.stream
+
+    def copy_here(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = on_device(plain(tensor).clone())
+        self.give(self.current, lambda: plain(copy).copy_(plain(tensor)), [extent(tensor)])
+        return copy
+
+    def copy(self, stream: FakeStream, to: torch.Tensor, source: torch.Tensor) -> None:
+        if self.fails or self.cannot_copy:
+            raise RuntimeError("the device has failed")
+        if self.wire is not None:
+            self.wire.check_nobody_touches([extent(to), extent(source)])
+        for tensor in (to, source):
+            if isinstance(tensor, OnDevice):
+                self.used.add((tensor.untyped_storage().data_ptr(), stream.name))
+        self.n_copies += 1
+        there, here = plain(to), plain(source)
+        mode = torch.is_inference_mode_enabled()
+
+        def go() -> None:
+            with torch.inference_mode(mode):  # that of the thread which gives it
+                there.copy_(here)
+
+        self.give(stream, go, [extent(source)], [extent(to)])
+
+    def divide(self, stream: FakeStream, tensor: torch.Tensor, divisor: int) -> None:
+        memory = plain(tensor)
+        self.give(stream, lambda: memory.div_(divisor), [extent(memory)], [extent(memory)])
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        event = FakeEvent()
+        with self.lock:
+            stream.queue.append(event)
+            self.settle()
+        return event
+
+    def has_passed(self, event: FakeEvent) -> bool:
+        if self.fails:
+            raise RuntimeError("the device has failed")
+        self.settle()
+        return event.passed
+
+    def order_current(self, behind: FakeEvent) -> None:
+        self._current().queue.append(Waiting(behind))
+
+    def keep(self, tensor: torch.Tensor, stream: FakeStream) -> None:
+        self.kept.add((tensor.untyped_storage().data_ptr(), stream.name))
+
+    def future(self, devices: Sequence[Any]) -> torch.futures.Future[Any]:
+        self.futures_of.append(list(devices))
+        return torch.futures.Future()
+
+    # ---- what the test calls ----
+
+    def give(
+        self,
+        stream: FakeStream,
+        go: Callable[[], object],
+        reads: Sequence[Range] = (),
+        writes: Sequence[Range] = (),
+    ) -> None:
+        stream.queue.append(Work(go, list(reads), list(writes)))
+
+    def kernel(self, go: Callable[[], object]) -> None:
+        """Give the current stream something to do."""
+        self.give(self.current, go)
+
+    def settle(self) -> None:
+        """Let events pass that nothing is before."""
+        with self.lock:
+            while sum(self._advance(stream) for stream in self.streams):
+                pass
+
+    def _advance(self, stream: FakeStream) -> bool:
+        moved = False
+        while stream.queue and not isinstance(stream.queue[0], Work):
+            head = stream.queue[0]
+            if isinstance(head, FakeEvent):
+                head.passed = True
+            elif not head.event.passed:
+                break
+            stream.queue.popleft()
+            moved = True
+        return moved
+
+    def ready(self) -> list[FakeStream]:
+        """The streams that may do a kernel or a copy next."""
+        self.settle()
+        return [s for s in self.streams if s.queue and isinstance(s.queue[0], Work)]
+
+    def step(self, stream: FakeStream) -> None:
+        with self.lock:  # the thread that posts must not see it gone before it is done
+            work = stream.queue.popleft()
+            assert isinstance(work, Work)
+            if self.wire is not None:
+                self.wire.check_nobody_touches([*work.reads, *work.writes])
+            work.go()
+            self.settle()
+
+    def run_dry(self) -> None:
+        while streams := self.ready():
+            self.step(streams[0])
+
+    def pending(self) -> list[Work]:
+        with self.lock:
+            return [each for s in self.streams for each in s.queue if isinstance(each, Work)]
+
+    def n_blocks_held(self) -> int:
+        return sum(block() is not None for block in self.blocks)
+
+
+class WireCall:
+    """A call of the fake wire, which the test ends; looks like a shoal.Work."""
+
+    source: int | None = 0
+
+    def __init__(self, name: str, reads: list[BufferView], writes: list[BufferView]) -> None:
+        self.name, self.reads, self.writes = name, reads, writes
+        self.is_done, self.failure = False, None
+        self.callbacks: list[Callable[[Any], None]] = []
+        self.read_at_first = [content(view) for view in reads]
+        self.effect: Callable[[], None] = lambda: None
+
+    def ranges(self) -> list[Range]:
+        return [view.extent for view in (*self.reads, *self.writes)]
+
+    def finish(self, failure: ShoalError | None = None) -> None:
+        assert [content(view) for view in self.reads] == self.read_at_first
+        self.is_done, self.failure = True, failure
+        if failure is None:
+            self.effect()
+        # As a Work does: the owners may go.
+        self.reads, self.writes, self.effect = [], [], lambda: None
+
+    def call_back(self) -> None:
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        assert self.is_done, "a test of one thread must not wait for what it is to end"
+        if self.failure is not None:
+            raise self.failure
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def error(self) -> ShoalError | None:
+        return self.failure
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        self.callbacks.append(callback)
+
+
+def content(view: BufferView) -> bytes:
+    return ctypes.string_at(view.address, view.n_bytes) if view.n_elems else b""
+
+
+def numbers(view: BufferView) -> torch.Tensor:
+    """The memory itself."""
+    kind = torch.uint8 if view.dtype is DType.BOOL else getattr(torch, str(view.dtype))
+    if not view.n_elems:
+        return torch.empty(0, dtype=kind)
+    memory = (ctypes.c_char * view.n_bytes).from_address(view.address)
+    return torch.frombuffer(memory, dtype=kind)
+
+
+class FakeWire:
+    """A group, rank 1 of 2; what rank 0 brings is what this rank brings and 3 more."""
+
+    name, rank, size = "fake", 1, 2
+
+    def __init__(self, device: FakeDevice | None = None) -> None:
+        self.device = device
+        if device is not None:
+            device.wire = self
+        self.calls: list[WireCall] = []
+        self.aborted: list[str] = []
+        self.lost: ShoalError | None = None
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self, why: str) -> None:
+        self.aborted.append(why)
+
+    def ended(self) -> ShoalError | None:
+        return self.lost
+
+    def under_way(self) -> list[WireCall]:
+        return [call for call in self.calls if not call.is_done]
+
+    def check_nobody_touches(self, ranges: Sequence[Range]) -> None:
+        """A copy would touch what a call is using."""
+        for call in self.under_way():
+            for one in call.ranges():
+                assert not any(overlap(one, other) for other in ranges), f"during {call.name}"
+
+    def lose(self, error: ShoalError) -> None:
+        """The group ends: all calls fail, and so do those to come."""
+        self.lost = error
+        for call in self.under_way():
+            call.finish(error)
+
+    def _post(
+        self,
+        name: str,
+        reads: list[BufferView],
+        writes: list[BufferView],
+        effect: Callable[[], None],
+        how: dict[str, Any],
+    ) -> WireCall | None:
+        if self.lost is not None:
+            raise self.lost
+        for view in (*reads, *writes):
+            begin, end = extent(view.owner)  # type: ignore[arg-type]
+            assert begin <= view.address <= view.address + view.n_bytes <= end, "not kept alive"
+            for work in self.device.pending() if self.device else []:
+                touched = [*work.reads, *work.writes]
+                assert not any(overlap(view.extent, other) for other in touched), "not copied yet"
+        call = WireCall(name, reads, writes)
+        call.effect = effect
+        if not how.get("async_op"):
+            call.finish()
+            return call if how.get("work") else None
+        self.calls.append(call)
+        return call
+
+    # ---- the collectives, as far as one rank can tell ----
+
+    def all_reduce(self, data: BufferView, op: object, **how: Any) -> Any:
+        return self._post("all_reduce", [data], [data], lambda: _sum(data, data), how)
+
+    def broadcast(self, data: BufferView, root: int, **how: Any) -> Any:
+        if root == self.rank:
+            return self._post("broadcast", [data], [], lambda: None, how)
+        return self._post("broadcast", [], [data], lambda: _fill(data, 42), how)
+
+    def reduce(self, data: BufferView, root: int, op: object, **how: Any) -> Any:
+        writes = [data] if root == self.rank else []
+        return self._post("reduce", [data], writes, lambda: [_sum(w, w) for w in writes], how)
+
+    def all_gather(self, outputs: Any, data: BufferView, **how: Any) -> Any:
+        blocks = _blocks(outputs)
+
+        def effect() -> None:
+            own = numbers(data).clone()
+            for rank, block in enumerate(blocks):
+                numbers(block).copy_(own + 3 * (rank == 0))
+
+        return self._post("all_gather", [data], blocks, effect, how)
+
+    def gather(self, outputs: Any, data: BufferView, root: int, **how: Any) -> Any:
+        if root != self.rank:
+            return self._post("gather", [data], [], lambda: None, how)
+        return self.all_gather(outputs, data, **how)
+
+    def reduce_scatter(self, output: BufferView, inputs: Any, op: object, **how: Any) -> Any:
+        blocks = _blocks(inputs)
+        effect = lambda: _sum(output, blocks[self.rank])  # noqa: E731
+        return self._post("reduce_scatter", blocks, [output], effect, how)
+
+    def scatter(self, output: BufferView, inputs: Any, root: int, **how: Any) -> Any:
+        if root != self.rank:
+            return self._post("scatter", [], [output], lambda: _fill(output, 42), how)
+        blocks = _blocks(inputs)
+        effect = lambda: numbers(output).copy_(numbers(blocks[self.rank]))  # noqa: E731
+        return self._post("scatter", blocks, [output], effect, how)
+
+    def all_to_all(self, outputs: Any, inputs: Any, **how: Any) -> Any:
+        writes, reads = _blocks(outputs), _blocks(inputs)
+
+        def effect() -> None:
+            numbers(writes[1]).copy_(numbers(reads[1]))
+            _fill(writes[0], 42)
+
+        return self._post("all_to_all", reads, writes, effect, how)
+
+    def barrier(self, **how: Any) -> Any:
+        return self._post("barrier", [], [], lambda: None, how)
+
+    def send(self, data: BufferView, to: int, tag: int, **how: Any) -> Any:
+        return self._post("send", [data], [], lambda: None, how)
+
+    def recv(self, data: BufferView, source: int | None, tag: int, **how: Any) -> Any:
+        return self._post("recv", [], [data], lambda: _fill(data, 42), how)
+
+
+def _blocks(given: Any) -> list[BufferView]:
+    if isinstance(given, list):
+        return given
+    n = given.n_elems // 2
+    step = n * given.n_bytes // given.n_elems if given.n_elems else 0
+    return [given._replace(address=given.address + r * step, n_elems=n) for r in range(2)]
+
+
+def _fill(view: BufferView, value: int) -> None:
+    numbers(view).fill_(value)
+
+
+def _sum(to: BufferView, source: BufferView) -> None:
+    numbers(to).copy_(numbers(source) * 2 + 3)

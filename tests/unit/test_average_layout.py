@@ -1,0 +1,220 @@
+"""Where arrays lie in fusion buffers: properties that hold for any arrays, orders and lengths."""
+
+import itertools
+import random
+
+import pytest
+
+from shoal.average import ArraySpec, Layout
+from shoal.average.layout import ALIGN_BYTES
+from shoal.average.order import Drift, completed, packed, unpacked
+from shoal.dtypes import DType
+from shoal.errors import UsageError
+
+SEEDS = range(60)
+TYPES = [DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT32, DType.COMPLEX128]
+
+
+def made(seed: int) -> Layout:
+    chance = random.Random(seed)
+    types = chance.sample(TYPES, chance.randrange(1, 4))
+    sizes = [0, 1, 15, 16, 17, 997, 4096, 10_007]
+    entries = [
+        ArraySpec(f"array {i}", (chance.choice(sizes),), chance.choice(types))
+        for i in range(chance.randrange(1, 30))
+    ]
+    order = chance.sample(range(len(entries)), len(entries))
+    return Layout.of(entries, order, chance.choice([64, 1000, 4096, 1 << 14, 1 << 20, 1 << 30]))
+
+
+layouts = pytest.mark.parametrize("layout", [made(seed) for seed in SEEDS], ids=map(str, SEEDS))
+
+
+@layouts
+def test_buffers_cover_the_memory_once(layout: Layout) -> None:
+    extents = sorted(buffer.extent for buffer in layout.buffers)
+    ends = [0, *(extent.end for extent in extents)]
+    assert ends == [*(extent.offset for extent in extents), layout.n_bytes]
+
+
+@layouts
+def test_buffers_of_a_type_are_of_one_length_but_for_the_last(layout: Layout) -> None:
+    for dtype in {buffer.dtype for buffer in layout.buffers}:
+        extents = sorted(b.extent for b in layout.buffers if b.dtype is dtype)
+        lengths = [extent.n_bytes for extent in extents]
+        assert set(lengths[:-1]) <= {lengths[0]}
+        assert 0 < lengths[-1] <= lengths[0]
+        # The last is shorter by what rounding the others up has taken from it, and no more.
+        assert lengths[0] - lengths[-1] < ALIGN_BYTES * len(lengths)
+
+
+def test_a_buffer_is_no_longer_than_asked_but_for_a_little() -> None:
+    for length in (64, 100, 4096, 5000):
+        layout = Layout.of([ArraySpec("a", (100_003,), DType.FLOAT32)], [0], length)
+        longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
+        assert longest < max(length + ALIGN_BYTES, length * 17 / 16)
+
+
+def test_long_buffers_share_no_page_with_each_other() -> None:
+    for length in (1 << 16, 100_000, 1 << 20):
+        layout = Layout.of([ArraySpec("a", (1_000_003,), DType.FLOAT32)], [0], length)
+        assert len(layout.buffers) > 2
+        assert all(buffer.extent.offset % 4096 == 0 for buffer in layout.buffers)
+        longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
+        assert longest <= max(length * 17 / 16, length + 4096)
+
+
+def test_some_padding_takes_no_buffer_of_its_own() -> None:
+    layout = Layout.of([ArraySpec("a", (1 << 20,), DType.FLOAT32)], [0], 1 << 22)
+    assert layout.spare is not None
+    assert len(layout.buffers) == 1
+
+
+@layouts
+def test_places_are_aligned_apart_and_within_their_type(layout: Layout) -> None:
+    taken = sorted((place, index) for index, place in enumerate(layout.places))
+    for (place, index), (after, _) in itertools.pairwise(taken):
+        assert place.end <= after.offset or not place.n_bytes
+        assert place.offset % ALIGN_BYTES == 0
+        assert place.n_bytes == layout.entries[index].n_bytes
+    for buffer in layout.buffers:
+        inside = {
+            index
+            for index, place in enumerate(layout.places)
+            if max(place.offset, buffer.extent.offset) < min(place.end, buffer.extent.end)
+        }
+        assert set(buffer.entries) == inside
+        assert {layout.entries[index].dtype for index in inside} <= {buffer.dtype}
+
+
+@layouts
+def test_arrays_lie_in_the_given_order(layout: Layout) -> None:
+    for dtype in {entry.dtype for entry in layout.entries}:
+        offsets = [
+            layout.places[index].offset
+            for index in layout.order
+            if layout.entries[index].dtype is dtype and layout.entries[index].n_bytes
+        ]
+        assert offsets == sorted(offsets)
+
+
+@layouts
+def test_buffers_fill_up_in_their_order_when_arrays_come_in_theirs(layout: Layout) -> None:
+    left = [0] * len(layout.buffers)
+    for numbers in layout.buffers_of:
+        for number in numbers:
+            left[number] += 1
+    assert all(left), "a buffer that waits for nothing never leaves"
+    filled, n_bytes, came = [], 0, []
+    for index in layout.order:
+        n_bytes += layout.entries[index].n_bytes
+        for number in layout.buffers_of[index]:
+            left[number] -= 1
+            if left[number] == 0:
+                filled.append(number)
+                came.append(n_bytes)
+    assert filled == list(range(len(layout.buffers)))
+    # An array without elements fills none, so what it would add does not tell.
+    assert tuple(came) == layout.expected_bytes
+
+
+@layouts
+def test_every_order_needs_as_much_memory(layout: Layout) -> None:
+    other = Layout.of(layout.entries, sorted(layout.order), 4096)
+    assert other.n_bytes == layout.n_bytes
+
+
+@layouts
+def test_what_is_spare_is_no_arrays_and_of_floating_point(layout: Layout) -> None:
+    if layout.spare is None:
+        assert {entry.dtype for entry in layout.entries} == {DType.INT32}
+        return
+    for place in layout.places:
+        assert place.end <= layout.spare.offset or layout.spare.end <= place.offset
+    (dtype,) = {
+        b.dtype for b in layout.buffers if b.extent.offset <= layout.spare.offset < b.extent.end
+    }
+    assert dtype is not DType.INT32
+
+
+@pytest.mark.parametrize(
+    ("entries", "order", "fusion_bytes", "words"),
+    [
+        ([], [], 4096, "nothing to average"),
+        ([("a", (1,)), ("a", (2,))], [0, 1], 4096, "'a' is named twice"),
+        ([("a", (3, -1))], [0], 4096, "negative dimension"),
+        ([("a", (1,)), ("b", (2,))], [0, 0], 4096, "names each of them once"),
+        ([("a", (1,))], [1], 4096, "names each of them once"),
+        ([("a", (1,))], [0], 63, "64 bytes or more, not 63"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(
+    entries: list[tuple[str, tuple[int, ...]]], order: list[int], fusion_bytes: int, words: str
+) -> None:
+    specs = [ArraySpec(*entry, DType.FLOAT32) for entry in entries]
+    with pytest.raises(UsageError, match=words):
+        Layout.of(specs, order, fusion_bytes)
+
+
+# Orders.
+
+
+def test_an_order_survives_being_sent() -> None:
+    order = random.Random(1).sample(range(1000), 1000)
+    assert unpacked(packed(order)) == order
+
+
+def test_arrays_that_did_not_come_are_last_as_they_were() -> None:
+    assert completed([3, 0], [4, 3, 2, 1, 0]) == [3, 0, 4, 2, 1]
+
+
+def came_in(layout: Layout, order: list[int]) -> list[int]:
+    """By buffer: how many bytes had come when it was full."""
+    when = {index: at for at, index in enumerate(order)}
+    sums = [0]
+    for index in order:
+        sums.append(sums[-1] + layout.entries[index].n_bytes)
+    return [
+        sums[1 + max(when[index] for index in buffer.entries)] if buffer.entries else sums[-1]
+        for buffer in layout.buffers
+    ]
+
+
+TEN = Layout.of([ArraySpec(str(i), (256,), DType.FLOAT32) for i in range(10)], range(10), 2048)
+SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+REVERSED = list(range(10))[::-1]
+
+
+def test_arrays_that_change_places_nearby_want_no_new_layout() -> None:
+    drift = Drift(TEN)
+    for _ in range(100):
+        drift.see(came_in(TEN, SWAPPED))
+        assert not drift.wants_new_layout
+
+
+def test_another_order_for_two_steps_in_a_row_wants_a_new_layout() -> None:
+    drift = Drift(TEN)
+    for order in (REVERSED, SWAPPED, REVERSED):
+        drift.see(came_in(TEN, order))
+        assert not drift.wants_new_layout
+    drift.see(came_in(TEN, REVERSED))
+    assert drift.wants_new_layout
+
+
+def test_an_order_that_changes_all_the_time_wants_ever_fewer_layouts() -> None:
+    drift = Drift(TEN)
+    n_layouts = 0
+    for _ in range(10_000):
+        drift.see(came_in(TEN, REVERSED))  # whatever is laid out, something else comes
+        if drift.wants_new_layout:
+            n_layouts += 1
+            drift.was_heard()
+            drift.lay_out(TEN)
+    assert 5 < n_layouts < 20
+
+
+def test_buffers_that_never_were_full_are_not_late() -> None:
+    drift = Drift(TEN)
+    for _ in range(5):
+        drift.see([0] * len(TEN.buffers))
+    assert not drift.wants_new_layout

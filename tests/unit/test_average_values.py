@@ -1,0 +1,55 @@
+"""What is in a fusion buffer: scaled, and looked at for what is not finite."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from shoal.average.values import not_finite, scale
+from shoal.dtypes import DType
+
+FACTORS = [0.0, 0.25, 1 / 3, 1.0, 1.1, 3.0]
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_bfloat16_is_scaled_as_ml_dtypes_rounds_it(factor: float) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(all="ignore"):
+        values = every.view(ml_dtypes.bfloat16).astype(np.float32) * np.float32(factor)
+        want = values.astype(ml_dtypes.bfloat16)
+        if factor == 0.0:
+            want = np.zeros_like(want)
+        scale(every, DType.BFLOAT16, factor)
+    found = every.view(ml_dtypes.bfloat16)
+    is_nan = np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), is_nan)
+    np.testing.assert_array_equal(found[~is_nan].view(np.uint16), want[~is_nan].view(np.uint16))
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_elements_are_scaled_in_their_own_type(dtype: str, factor: float) -> None:
+    values = np.random.default_rng(1).standard_normal(1000).astype(dtype)
+    want = values * np.dtype(dtype).type(factor)
+    scale(values, DType[dtype.upper()], factor)
+    np.testing.assert_array_equal(values, want)
+
+
+def test_0_makes_zero_of_what_is_not_finite() -> None:
+    values = np.array([np.nan, np.inf, -1.0])
+    scale(values, DType.FLOAT64, 0.0)
+    assert values.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "bfloat16"])
+def test_the_first_element_that_is_not_finite_is_found(dtype: str, bad: float) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    values = np.full(100, 3.0, kind)
+    bits = values.view(np.uint16) if dtype == "bfloat16" else values
+    assert not_finite(bits, DType[dtype.upper()]) is None
+    values[70] = values[41] = bad
+    assert not_finite(bits, DType[dtype.upper()]) == 41
+
+
+def test_integers_are_finite() -> None:
+    assert not_finite(np.full(5, 0x7F80, np.uint16), DType.UINT16) is None

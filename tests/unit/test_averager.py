@@ -1,0 +1,447 @@
+"""`Averager` over real groups, whose ranks are threads: expected values are NumPy's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from unit.averages import SHAPES, check, fill, shuffled, values
+from unit.in_process import run_well
+
+from shoal.average import Averager
+from shoal.errors import UsageError
+from shoal.group.numbers import MOST_APART
+
+if TYPE_CHECKING:
+    import shoal
+
+
+def average_in_any_order(group: shoal.Group, fusion_bytes: int) -> tuple[int, ...]:
+    averager = Averager(group, SHAPES, fusion_bytes=fusion_bytes)
+    for step in range(5):
+        averager.begin()
+        fill(averager, step, shuffled(group.rank, step))
+        averager.wait()
+        check(averager, step)
+    return averager.layout.order
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("fusion_bytes", [64, 1000, 4096, 1 << 20])
+def test_averages_are_numpys_though_arrays_come_in_another_order_on_each_rank(
+    size: int, fusion_bytes: int
+) -> None:
+    orders = run_well(average_in_any_order, size, fusion_bytes)
+    assert orders.count(orders[0]) == size
+
+
+def see_order(group: shoal.Group) -> list[tuple[int, ...]]:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    names = list(SHAPES)
+    seen = [averager.layout.order]
+    for step in range(3):
+        averager.begin()
+        fill(averager, step, names if group.rank == 0 else names[::-1])
+        averager.wait()
+        seen.append(averager.layout.order)
+    return seen
+
+
+def test_the_first_layout_is_in_reverse_and_the_second_as_arrays_came_on_rank_0() -> None:
+    upward = tuple(range(len(SHAPES)))
+    for seen in run_well(see_order, 3):
+        assert seen == [upward[::-1], upward[::-1], upward, upward]
+
+
+def follow_order(group: shoal.Group) -> tuple[list[int], list[tuple[int, ...]]]:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    rebuilt: list[int] = []
+    orders = [averager.layout.order]
+    upward = list(SHAPES)
+    for step in range(20):
+        averager.on_rebuilt = lambda step=step: rebuilt.append(step)  # type: ignore[misc]
+        averager.begin()
+        if averager.layout.order != orders[-1]:
+            orders.append(averager.layout.order)
+        fill(averager, step, upward if step < 8 else upward[::-1])
+        averager.wait()
+        check(averager, step)
+    return rebuilt, orders
+
+
+def test_a_changed_order_is_followed_by_all_ranks_in_one_step_and_values_stay_right() -> None:
+    upward = tuple(range(len(SHAPES)))
+    results = run_well(follow_order, 3)
+    rebuilt, orders = results[0]
+    assert orders == [upward[::-1], upward, upward[::-1]]
+    assert rebuilt[0] == 1
+    assert rebuilt[1] > 8
+    assert results == [results[0]] * 3
+
+
+EIGHT = {f"{i}": ((256,), "float32") for i in range(8)}
+
+
+def wish_while_nobody_hears(group: shoal.Group) -> list[tuple[int, ...]]:
+    averager = Averager(group, EIGHT, fusion_bytes=1100, find_unused=True)
+    orders = []
+    for step in range(12):
+        arrays = averager.begin()
+        # From the second step on it is another order; in the middle "7" is left out, and so is the
+        # buffer by which rank 0 asks for a new one.
+        names = list(EIGHT) if step == 0 else list(EIGHT)[::-1]
+        for name in names:
+            if name != "7" or not 1 <= step <= 8:
+                arrays[name][...] = group.rank + step
+                averager.ready(name)
+        averager.wait()
+        for name in EIGHT:
+            if name not in averager.unused and name != "7":
+                assert (arrays[name] == (group.size - 1) / 2 + step).all()
+        orders.append(averager.layout.order)
+    return orders
+
+
+def test_a_wish_in_a_buffer_that_is_not_sent_is_granted_once_it_is() -> None:
+    upward = tuple(range(8))
+    results = run_well(wish_while_nobody_hears, 3)
+    assert results == [results[0]] * 3
+    assert results[0][1:9] == [upward] * 8
+    assert results[0][-1] == upward[::-1]
+
+
+def write_to_old_array(group: shoal.Group) -> str:
+    averager = Averager(group, SHAPES)
+    old = averager.begin()["weight"]
+    fill(averager, 0, list(SHAPES))
+    averager.wait()
+    averager.begin()
+    with pytest.raises(ValueError, match="read-only") as caught:
+        old[...] = 1
+    return str(caught.value)
+
+
+def test_an_array_from_before_a_new_layout_cannot_be_written_to() -> None:
+    assert all("read-only" in text for text in run_well(write_to_old_array, 2))
+
+
+# Hooks.
+
+
+def use_hooks(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    hooks = {name: averager.hook(name) for name in SHAPES}
+    for name in SHAPES:
+        hooks[name]("no step has begun")
+    for step in range(3):
+        averager.begin()
+        for name in shuffled(group.rank, step):
+            averager.arrays[name][...] = values(name, group.rank, step)
+            assert hooks[name](object(), 1) is None
+        averager.wait()
+        check(averager, step)
+
+
+def test_hooks_count_as_ready_does_and_only_within_a_step() -> None:
+    run_well(use_hooks, 3)
+
+
+def raise_in_hook(group: shoal.Group) -> str:
+    averager = Averager(group, {"a": ((10,), "float32")})
+
+    def send(_buffer: int, _span: Any) -> Any:
+        raise KeyError("no way")
+
+    averager.send_with(send)
+    averager.begin()
+    with pytest.raises(KeyError, match="no way") as caught:
+        averager.hook("a")()
+    return str(caught.value)
+
+
+def test_what_sending_raises_comes_out_of_the_hook() -> None:
+    run_well(raise_in_hook, 1)
+
+
+def note_when_full(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    full: list[int] = []
+    averager.call_when_full(full.append)
+    for step in range(2):
+        averager.begin()
+        fill(averager, step, shuffled(group.rank, step))
+        assert sorted(full) == list(range(len(averager.layout.buffers)))
+        full.clear()
+        averager.wait()
+
+
+def test_a_front_end_is_called_once_for_each_buffer_that_is_full() -> None:
+    run_well(note_when_full, 2)
+
+
+# Unused arrays.
+
+
+def leave_some_out(group: shoal.Group) -> list[tuple[int, ...]]:
+    averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
+    names = list(SHAPES)
+    unused = []
+    for step in range(4):
+        arrays = averager.begin()
+        arrays["bias"][...] = 7
+        arrays["last"][...] = 9
+        left_out = ["bias", "last", *(["weight"] if group.rank == 1 else [])] if step % 2 else []
+        fill(averager, step, [name for name in names if name not in left_out])
+        averager.wait()
+        unused.append(averager.unused)
+        check(averager, step, [name for name in names if name not in (*left_out, "weight")])
+        if left_out:
+            given = [values("weight", rank, step) for rank in range(group.size) if rank != 1]
+            np.testing.assert_allclose(arrays["weight"], sum(given) / group.size)
+            assert (arrays["bias"] == 7).all()
+            assert (arrays["last"] == 9).all()
+        else:
+            check(averager, step)
+    return unused
+
+
+def test_arrays_that_no_rank_used_are_untouched_and_count_as_zero_where_one_did_not() -> None:
+    unused = (list(SHAPES).index("bias"), list(SHAPES).index("last"))
+    for found in run_well(leave_some_out, 3):
+        assert [tuple(sorted(one)) for one in found] == [(), unused, (), unused]
+
+
+def leave_most_out(group: shoal.Group) -> None:
+    averager = Averager(group, EIGHT, fusion_bytes=1024, find_unused=True)
+    for used in [("1", "2", "6"), ("0",), (), tuple(EIGHT)]:
+        averager.begin()
+        for name in used[group.rank :: group.size]:  # each by one rank only
+            averager.ready(name)
+        averager.wait()
+        for number, buffer in enumerate(averager.layout.buffers):
+            holds_some = any(str(index) in used for index in buffer.entries)
+            assert (averager.times[-1].posted[number] > 0) == holds_some
+
+
+def test_buffers_of_which_no_rank_used_an_array_are_not_sent() -> None:
+    run_well(leave_most_out, 2)
+
+
+# Numbers.
+
+
+def take_fewer_buffers(group: shoal.Group) -> list[int]:
+    # The type that comes last has 64 bytes more, which take float32 another buffer.
+    averager = Averager(
+        group, {"a": ((256,), "float32"), "b": ((120,), "float64")}, fusion_bytes=512
+    )
+    counts = []
+    for step in range(3):
+        arrays = averager.begin()
+        counts.append(len(averager.layout.buffers))
+        for name in ("a", "b"):
+            arrays[name][...] = group.rank + step
+            averager.ready(name)
+        averager.wait()
+        assert all((array == 0.5 + step).all() for array in arrays.values())
+    return counts
+
+
+def test_another_layout_may_have_another_number_of_buffers() -> None:
+    assert run_well(take_fewer_buffers, 2) == [[5, 4, 4]] * 2
+
+
+def call_between(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    for step in range(3):
+        averager.begin()
+        names = shuffled(group.rank, step)
+        fill(averager, step, names[:4])
+        for _ in range(3):  # by order, between buffers that leave in none
+            one = np.ones(1000)
+            group.all_reduce(one)
+            assert (one == group.size).all()
+        fill(averager, step, names[4:])
+        averager.wait()
+        check(averager, step)
+
+
+def test_calls_by_order_between_those_of_a_step_meet_each_other() -> None:
+    run_well(call_between, 3)
+
+
+def cancel_and_drop(group: shoal.Group) -> None:
+    one = np.ones(1)
+    averager = Averager(group, SHAPES, fusion_bytes=512, find_unused=True)
+    averager.begin()
+    averager.cancel()
+    averager.cancel()
+    with pytest.raises(UsageError, match="outside a step"):
+        averager.ready("bias")
+    for _ in range(MOST_APART + 1):
+        group.all_reduce(one)
+    averager.begin()
+    averager.ready("bias")
+    with pytest.raises(UsageError, match="on their way"):
+        averager.cancel()
+    averager.wait()  # in which most buffers are skipped
+    averager.begin()
+    averager = Averager(group, {"other": ((3,), "float32")})
+    averager.begin()
+    averager.ready("other")
+    for _ in range(MOST_APART + 1):
+        group.all_reduce(one)
+    averager.wait()
+
+
+def keep_a_hook(group: shoal.Group) -> None:
+    averager = Averager(group, {"one": ((3,), "float32")})
+    averager.begin()
+    hook = averager.hook("one")
+    averager = Averager(group, {"other": ((3,), "float32")})
+    averager.begin()["other"][...] = group.rank
+    hook()
+    averager.ready("other")
+    averager.wait()
+    assert (averager.arrays["other"] == 0.5).all()
+
+
+def test_a_hook_of_an_averager_that_was_dropped_in_mid_step_does_nothing() -> None:
+    run_well(keep_a_hook, 2)
+
+
+def test_a_step_that_is_cancelled_dropped_or_not_sent_holds_up_no_later_call() -> None:
+    run_well(cancel_and_drop, 1)
+
+
+def average_many_small(group: shoal.Group) -> int:
+    averager = Averager(group, {"a": ((1 << 18,), "float32")}, fusion_bytes=64)
+    averager.begin()["a"][...] = group.rank
+    averager.ready("a")
+    averager.wait()
+    assert (averager.arrays["a"] == 0.5).all()
+    return len(averager.layout.buffers)
+
+
+def test_there_are_no_more_buffers_than_numbers_can_be_reserved() -> None:
+    for n_buffers in run_well(average_many_small, 2):
+        assert 900 < n_buffers <= 1024
+
+
+# Weights.
+
+
+def weigh(group: shoal.Group, weights: list[list[float]]) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512, weighted=True)
+    for step, row in enumerate(weights):
+        averager.begin(row[group.rank])
+        for name in shuffled(group.rank, step):
+            given = values(name, group.rank, step)
+            averager.arrays[name][...] = given if row[group.rank] else np.nan
+            averager.ready(name)
+        averager.wait()
+        for name in SHAPES:
+            wide = np.complex128 if name == "phase" else np.float64
+            terms = [w * values(name, rank, step).astype(wide) for rank, w in enumerate(row)]
+            want = sum(terms) / sum(row)
+            tolerance = 2e-3 if name == "half" else 1e-6
+            np.testing.assert_allclose(
+                averager.arrays[name], want, rtol=tolerance, atol=10 * tolerance
+            )
+
+
+def test_weights_make_the_average_of_all_samples_and_0_leaves_a_rank_out() -> None:
+    run_well(weigh, 3, [[1, 1, 1], [32, 32, 7], [0, 5, 3], [0.25, 0, 0]])
+
+
+def weigh_equally(group: shoal.Group) -> None:
+    averagers = [Averager(group, SHAPES, weighted=weighted) for weighted in (False, True)]
+    found = []
+    for averager, weight in zip(averagers, (None, 37.0), strict=True):
+        averager.begin(weight)
+        for name, (shape, dtype) in SHAPES.items():
+            drawn = np.random.default_rng(group.rank).standard_normal(shape)
+            averager.arrays[name][...] = np.asarray(drawn).astype(dtype)
+            averager.ready(name)
+        averager.wait()
+        found.append({name: array.copy() for name, array in averager.arrays.items()})
+    for name in SHAPES:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+def test_equal_weights_give_the_bits_of_none() -> None:
+    run_well(weigh_equally, 3)
+
+
+def weigh_nothing(group: shoal.Group) -> str:
+    averager = Averager(group, {"a": ((3,), "float32")}, weighted=True)
+    averager.begin(0.0)
+    averager.ready("a")
+    with pytest.raises(UsageError) as caught:
+        averager.wait()
+    averager.begin(1.0)
+    averager.arrays["a"][...] = 3
+    averager.ready("a")
+    averager.wait()
+    assert (averager.arrays["a"] == 3).all()
+    return str(caught.value)
+
+
+def test_weights_of_0_on_all_ranks_are_told_of_and_the_next_step_goes_well() -> None:
+    assert all("weights of all ranks are 0" in text for text in run_well(weigh_nothing, 2))
+
+
+# Waiting for one.
+
+
+def wait_for_some(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    for step in range(3):
+        averager.begin()
+        fill(averager, step, list(SHAPES))
+        averager.send_rest()
+        for name in list(SHAPES)[::-1]:
+            averager.wait_for(name)
+            check(averager, step, [name])
+        averager.wait()
+        check(averager, step)
+
+
+def test_one_array_can_be_waited_for_before_the_others() -> None:
+    run_well(wait_for_some, 3)
+
+
+def overtake(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=64)
+    averager.let_last_overtake()
+    for step in range(3):
+        averager.begin()
+        fill(averager, step, list(SHAPES))
+        averager.send_rest()
+        averager.wait_for("embedding")
+        averager.wait()
+        check(averager, step)
+    with pytest.raises(UsageError, match="priority=2000 is not within 1000 of 0"):
+        group.all_reduce(np.ones(3), priority=2000)
+
+
+def test_buffers_that_overtake_hold_the_same_averages() -> None:
+    run_well(overtake, 2)
+
+
+def take_times(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    for step in range(3):
+        averager.begin()
+        fill(averager, step, list(SHAPES))
+        averager.wait()
+    for times in averager.times:
+        assert times.begin <= times.first <= min(times.full)
+        for full, posted, done in zip(times.full, times.posted, times.done, strict=True):
+            assert full <= posted <= done <= times.end
+        assert max(times.posted) <= times.wait <= times.end
+
+
+def test_times_of_a_step_follow_one_another() -> None:
+    run_well(take_times, 2)

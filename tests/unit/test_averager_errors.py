@@ -1,0 +1,271 @@
+"""What `Averager` refuses or finds: who is told, of what, and whether it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from process.stage import error_of
+from unit.averages import SHAPES, check, fill
+from unit.in_process import run_in_threads, run_well
+
+from shoal.average import Averager, NotFinite, lacking
+from shoal.errors import Closed, TimedOut, UsageError
+
+if TYPE_CHECKING:
+    import shoal
+
+
+def differ(group: shoal.Group, by_rank: list[dict[str, Any]]) -> str:
+    options = dict(by_rank[group.rank])
+    arrays = options.pop("arrays", {"a": ((3,), "float32"), "b": ((2, 2), "float64")})
+    with pytest.raises(UsageError) as caught:
+        Averager(group, arrays, **options)
+    averager = Averager(group, {"good": ((3,), "float32")})  # the group goes on
+    averager.begin()["good"][...] = group.rank
+    averager.ready("good")
+    averager.wait()
+    assert averager.arrays["good"][0] == (group.size - 1) / 2
+    return str(caught.value)
+
+
+A, B = ((3,), "float32"), ((2, 2), "float64")
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (
+            {"arrays": {"a": A, "b": ((4,), "float64")}},
+            "'b' is not the same on all ranks: float64[2, 2] on ranks 0, 2, float64[4] on rank 1",
+        ),
+        (
+            {"arrays": {"a": ((3,), "float16"), "b": B}},
+            "'a' is not the same on all ranks: float32[3] on ranks 0, 2, float16[3] on rank 1",
+        ),
+        (
+            {"arrays": {"a": A}},
+            "'b' is not the same on all ranks: float64[2, 2] on ranks 0, 2, none on rank 1",
+        ),
+        (
+            {"arrays": {"a": A, "b": B, "c": A}},
+            "'c' is not the same on all ranks: none on ranks 0, 2, float32[3] on rank 1",
+        ),
+        (
+            {"arrays": {"b": B, "a": A}},
+            "array 0 is not the same on all ranks: 'a' on ranks 0, 2, 'b' on rank 1",
+        ),
+        (
+            {"arrays": {}},
+            "'a' is not the same on all ranks: float32[3] on ranks 0, 2, none on rank 1",
+        ),
+        (
+            {"find_unused": True},
+            "find_unused is not the same on all ranks: False on ranks 0, 2, True on rank 1",
+        ),
+        ({"fusion_bytes": 4096}, "fusion_bytes is not the same on all ranks"),
+        ({"wire": "bf16"}, "wire is not the same on all ranks: None on ranks 0, 2, bf16 on rank 1"),
+    ],
+)
+def test_ranks_that_average_different_things_all_hear_which_and_who(
+    odd: dict[str, Any], words: str
+) -> None:
+    for text in run_well(differ, 3, [{}, odd, {}]):
+        assert words in text
+
+
+def average_nothing(group: shoal.Group) -> str:
+    with pytest.raises(UsageError) as caught:
+        Averager(group, {})
+    return str(caught.value)
+
+
+def test_there_must_be_something_to_average() -> None:
+    assert all("nothing to average" in text for text in run_well(average_nothing, 2))
+
+
+def average_what_has_none(group: shoal.Group) -> None:
+    with pytest.raises(UsageError, match="there is no average of 'a' bool"):
+        Averager(group, {"a": ((3,), "bool")})
+    with pytest.raises(UsageError, match=r"'a' int32.* has no fractions to be weighted"):
+        Averager(group, {"a": ((3,), "int32")}, weighted=True)
+    with pytest.raises(UsageError, match="'a' is 7; give a shape and a dtype"):
+        Averager(group, {"a": 7})
+    with pytest.raises(UsageError, match="bf8"):
+        Averager(group, {"a": ((3,), "float32")}, wire="bf8")
+
+
+def test_types_and_wires_that_have_no_meaning_are_refused() -> None:
+    run_well(average_what_has_none, 1)
+
+
+def end_in_mid_step(group: shoal.Group) -> list[Exception | None]:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    averager.begin()
+    averager.ready("bias")
+    group.barrier()
+    group.abort("enough")
+    return [error_of(averager.wait), error_of(averager.begin)]
+
+
+def test_what_ended_the_group_is_not_taken_for_arrays_that_never_came() -> None:
+    for errors in run_well(end_in_mid_step, 2):
+        for error in errors:
+            assert isinstance(error, Closed)
+            assert "enough" in str(error)
+
+
+def never_come(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    averager.begin()
+    left_out = ("weight", "bias") if group.rank == 2 else ()
+    fill(averager, 0, [name for name in SHAPES if name not in left_out])
+    averager.wait()
+
+
+def test_arrays_that_never_come_are_named_with_their_rank_on_every_rank() -> None:
+    for error in run_in_threads(never_come, 3):
+        assert isinstance(error, UsageError)
+        assert "'weight', 'bias' never became ready on rank 2" in str(error)
+        assert "find_unused=True" in str(error)
+
+
+def come_too_late(group: shoal.Group) -> None:
+    averager = Averager(group, {"a": ((100,), "float32"), "b": ((100,), "float32")})
+    averager.begin()
+    averager.ready("b")
+    if group.rank != 1:
+        group.timeout_s = 0.1
+        averager.ready("a")
+        averager.wait()
+    else:  # until the others have given up
+        group.barrier()
+
+
+def test_a_rank_that_is_late_is_told_of_with_the_buffer_and_what_lies_in_it() -> None:
+    errors = run_in_threads(come_too_late, 2)
+    assert isinstance(errors[0], TimedOut)
+    assert "fusion buffer 0 of 1 ('b' to 'a')" in str(errors[0])
+
+
+def come_twice(group: shoal.Group) -> str:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    averager.begin()
+    fill(averager, 0, list(SHAPES))
+    with pytest.raises(UsageError, match="'bias' float64\\[1000\\] was ready before in this step"):
+        averager.ready("bias")
+    averager.wait()
+    check(averager, 0)
+    averager.begin()
+    if group.rank == 1:
+        averager.hook("bias")()
+    for name in SHAPES:
+        averager.hook(name)()
+    text = str(error_of(averager.wait))
+    averager.begin()
+    fill(averager, 2, list(SHAPES))
+    averager.wait()
+    check(averager, 2)
+    return text
+
+
+def test_an_array_that_is_ready_twice_is_named_and_the_next_step_goes_well() -> None:
+    texts = run_well(come_twice, 2)
+    assert texts[0] == "None"
+    assert "'bias' float64[1000] was ready twice in one step" in texts[1]
+
+
+def give_a_nan(group: shoal.Group, dtype: str) -> list[tuple[str, int, int] | None]:
+    shapes = {"a": ((40,), dtype), "b": ((5, 200), dtype), "c": ((3,), "int32")}
+    averager = Averager(group, shapes, fusion_bytes=512, check_finite=True)
+    found: list[tuple[str, int, int] | None] = []
+    for step in range(3):
+        arrays = averager.begin()
+        for name, array in arrays.items():
+            array[...] = 0x3F80 if dtype == "bfloat16" and name != "c" else 1
+            if step == 1 and name == "b" and group.rank == 2:
+                array[3, 17] = 0x7F80 if dtype == "bfloat16" else np.inf
+            averager.ready(name)
+        error = error_of(averager.wait)
+        if error is None:
+            found.append(None)
+        else:
+            assert isinstance(error, NotFinite)
+            assert "element 617 of 'b' on rank 2" in str(error)
+            found.append((error.name, error.rank, error.element))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_what_is_not_finite_is_found_at_its_source_on_every_rank(dtype: str) -> None:
+    for found in run_well(give_a_nan, 3, dtype):
+        assert found == [None, ("b", 2, 617), None]
+
+
+def misuse(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES)
+    with pytest.raises(UsageError, match="outside a step"):
+        averager.ready("bias")
+    with pytest.raises(UsageError, match="no step has begun"):
+        averager.wait()
+    with pytest.raises(UsageError, match="weighted=True"):
+        averager.begin(3.0)
+    averager.begin()
+    averager.begin()  # nothing has happened yet
+    for wrong in ("none", 8, -1):
+        with pytest.raises(UsageError, match="there is no array"):
+            averager.ready(wrong)
+    averager.ready("bias")
+    with pytest.raises(UsageError, match="has not ended"):
+        averager.begin()
+    weighted = Averager(group, SHAPES, weighted=True)
+    for weight in (None, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="weight"):
+            weighted.begin(weight)
+
+
+def test_misuse_is_refused() -> None:
+    run_well(misuse, 1)
+
+
+def lack(group: shoal.Group, is_late: bool) -> Exception | None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    averager.begin()
+    fill(averager, 0, [name for name in SHAPES if group.rank or name != "bias"])
+    if group.rank:
+        return error_of(averager.wait)
+    if is_late:
+        while not lacking.is_waited_for(group, averager._departures.open):
+            pass
+        averager.watch.start("no bias here")
+        while group.ended() is None:
+            pass
+    else:
+        averager.lack("no bias here")
+    return error_of(averager.wait)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_whoever_waits_for_what_a_rank_lacks_hears_what_it_is(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lacking, "_PATIENCE", 0.0)
+    for error in run_in_threads(lack, 3, is_late):
+        assert isinstance(error, UsageError)
+        assert "no bias here" in str(error)
+
+
+def lack_everywhere(group: shoal.Group) -> None:
+    averager = Averager(group, SHAPES, fusion_bytes=512)
+    for _ in range(2):
+        averager.begin()
+        averager.ready("weight")
+        averager.watch.start("it comes")
+        averager.lack("no rank has more")
+        averager = Averager(group, SHAPES, fusion_bytes=512)
+    group.barrier()
+
+
+def test_what_all_ranks_lack_ends_no_group() -> None:
+    run_well(lack_everywhere, 3)

@@ -1,0 +1,100 @@
+"""`StepWatch`: how long others may wait for a rank whose step goes no further."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shoal.average import lacking
+from shoal.average.lacking import StepWatch
+from shoal.errors import Closed
+
+_LONG_S = 60.0
+
+
+class Told:
+    """A group whose other ranks wait or do not, look by look; keeps why it was ended."""
+
+    timeout_s = 0.0
+    mesh: object = "links"
+    error: Exception | None = None
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, looks: Iterator[bool]) -> None:
+        self.n_looks = 0
+        self.threads: set[threading.Thread] = set()
+        self.aborted, self.looked = threading.Event(), threading.Event()
+        self._looks = looks
+        monkeypatch.setattr(lacking, "is_waited_for", self._look)
+
+    def ended(self) -> Exception | None:
+        return self.error
+
+    def abort(self, why: str) -> None:
+        self.why = why
+        self.aborted.set()
+
+    def _look(self, group: Any, numbers: object) -> bool:
+        assert group is self
+        self.threads.add(threading.current_thread())
+        self.n_looks += 1
+        self.looked.set()
+        return next(self._looks)
+
+
+def test_a_step_that_stands_still_ends_only_when_others_have_waited_for_it_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n = lacking._N_LOOKS
+    looks = [False] * 3 * n + [True] * (n - 1) + [False] + [True] * n
+    group = Told(monkeypatch, iter(looks))
+    watch = StepWatch(group, ())  # type: ignore[arg-type]
+    watch.start("no bias here")
+    assert group.aborted.wait(_LONG_S)
+    assert group.n_looks == len(looks)
+    assert group.why == "no average: no bias here"
+
+
+def test_a_step_that_goes_on_while_it_is_looked_at_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def looks() -> Iterator[bool]:
+        for _ in range(lacking._N_LOOKS - 1):
+            yield True
+        watch.stop()
+        yield True
+
+    group = Told(monkeypatch, looks())
+    watch = StepWatch(group, ())  # type: ignore[arg-type]
+    watch.start("it comes")
+    assert group.looked.wait(_LONG_S)
+    for thread in group.threads:
+        thread.join(_LONG_S)
+        assert not thread.is_alive()
+    assert group.n_looks == lacking._N_LOOKS
+    assert not group.aborted.is_set()
+
+
+@pytest.mark.parametrize("what", ["averager", "group", "links"])
+def test_a_watch_ends_with_its_averager_and_with_the_group(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks() -> Iterator[bool]:
+        while True:
+            yield False
+
+    group = Told(monkeypatch, looks())
+    held = [StepWatch(group, ())]  # type: ignore[arg-type]
+    held[0].start("it comes")
+    assert group.looked.wait(_LONG_S)
+    if what == "averager":
+        held.clear()
+    elif what == "group":
+        group.error = Closed("another rank aborted it")
+    else:
+        group.mesh = None
+    for thread in group.threads:
+        thread.join(_LONG_S)
+        assert not thread.is_alive()

@@ -1,0 +1,479 @@
+"""Every operation on tensors that say they are on cuda:0, beside the same on the CPU.
+
+The device is a fake, so this shows which memory is copied where; it is not CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from unit.fake_device import (
+    FakeDevice,
+    FakeWire,
+    OnDevice,
+    OnOtherDevice,
+    on_device,
+    plain,
+)
+
+from shoal.errors import Closed, PeerLost, TimedOut, Unsupported, UsageError
+from shoal.frontend.torch import device as devices
+from shoal.frontend.torch import pieces, sparse
+from shoal.frontend.torch.device import CudaDevice, device_at
+from shoal.frontend.torch.operations import Operations
+from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
+from shoal.frontend.torch.sparse import in_host_memory
+from shoal.frontend.torch.tensor_buffers import DTYPES, TensorBuffers
+
+Tensors = list[torch.Tensor]
+RANK = 1
+LOST = PeerLost(0, "spruce", doing="recv 8 B")
+
+
+class Rank:
+    """Rank 1 of 2, with the thread that posts, and calls of the wire that end when posted."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.device = FakeDevice(index)
+        self.wire = FakeWire(self.device)
+        self.operations = Operations(self.wire, timedelta(seconds=60))  # type: ignore[arg-type]
+
+    def finish(self, work: Any) -> Tensors:
+        """What the work gives, once the device and the wire have done all."""
+        while not work.is_completed():
+            self.device.run_dry()
+            self.operations._flush()
+            for call in self.wire.under_way():
+                call.finish()
+            for call in self.wire.calls:
+                call.call_back()
+        work.wait()
+        self.device.run_dry()
+        tensors: Tensors = work.result()
+        return tensors
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
+    rank = Rank()
+    monkeypatch.setattr(devices, "device_at", lambda place: rank.device)
+    monkeypatch.setattr(sparse, "device_at", lambda place: rank.device)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
+    yield rank
+    rank.operations.shutdown()
+    assert rank.device.used <= rank.device.kept
+    assert not [t for t in threading.enumerate() if t.name.startswith("shoal-staging")]
+
+
+def numbered(*shape: int, first: float = 1.0) -> torch.Tensor:
+    n = torch.Size(shape).numel()
+    return (first + torch.arange(float(n))).reshape(shape)
+
+
+def rooted(kind: Any, root: int) -> Any:
+    options = kind()
+    options.rootRank = root
+    return options
+
+
+# Each gets operations and makes its tensors by `there`, and returns the work and all its tensors.
+Case = Callable[[Operations, Callable[[torch.Tensor], torch.Tensor]], tuple[Any, Tensors]]
+N = 100  # elements: two pieces, or four where there are two blocks
+
+
+def _case(call: Callable[[Operations, Tensors], Any], *tensors: Callable[[], torch.Tensor]) -> Case:
+    def run(to: Operations, there: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Any, Tensors]:
+        made = [there(tensor()) for tensor in tensors]
+        return call(to, made), made
+
+    return run
+
+
+def _one() -> torch.Tensor:
+    return numbered(N)
+
+
+def _whole() -> torch.Tensor:
+    return numbered(2 * N, first=500.0)
+
+
+def _columns() -> torch.Tensor:
+    return numbered(4, 50).t()
+
+
+PREMUL = dist._make_nccl_premul_sum(0.5)
+CASES: dict[str, Case] = {
+    "all_reduce": _case(lambda to, t: to.allreduce(t), _one),
+    "all_reduce of nothing": _case(lambda to, t: to.allreduce(t), lambda: torch.empty(0)),
+    "all_reduce of one number": _case(lambda to, t: to.allreduce(t), lambda: torch.tensor(7.0)),
+    "all_reduce, strided": _case(lambda to, t: to.allreduce(t), _columns),
+    "all_reduce, scaled": _case(lambda to, t: to.allreduce(t, op=PREMUL), _one),
+    "all_reduce_coalesced": _case(
+        lambda to, t: to.allreduce_coalesced(t), _one, _columns, lambda: numbered(3)
+    ),
+    "reduce to this rank": _case(lambda to, t: to.reduce(t, RANK), _one),
+    "reduce to another": _case(lambda to, t: to.reduce(t, 0), _one),
+    "broadcast from this rank": _case(
+        lambda to, t: to.broadcast(t, rooted(dist.BroadcastOptions, RANK)), _one
+    ),
+    "broadcast from another": _case(
+        lambda to, t: to.broadcast(t, rooted(dist.BroadcastOptions, 0)), _columns
+    ),
+    "all_gather": _case(lambda to, t: to.allgather([t[:2]], t[2:]), _one, _one, _one),
+    "all_gather into one": _case(lambda to, t: to.all_gather_single(t[0], t[1]), _whole, _one),
+    "all_gather in place": _case(lambda to, t: to.all_gather_single(t[0], t[0][N:]), _whole),
+    "all_gather into columns": _case(
+        lambda to, t: to.all_gather_single(t[0], t[1]), _columns, lambda: numbered(100)
+    ),
+    "all_gather_coalesced": _case(
+        lambda to, t: to.allgather_coalesced([t[:2], t[2:4]], t[4:]),
+        *(_one, lambda: numbered(70), _one, lambda: numbered(70), _one, lambda: numbered(70)),
+    ),
+    "gather here": _case(
+        lambda to, t: to.gather([t[:2]], t[2:], rooted(dist.GatherOptions, RANK)), _one, _one, _one
+    ),
+    "gather elsewhere": _case(lambda to, t: to.gather([], t, rooted(dist.GatherOptions, 0)), _one),
+    "reduce_scatter": _case(lambda to, t: to.reduce_scatter(t[:1], [t[1:]]), _one, _one, _one),
+    "reduce_scatter of one": _case(
+        lambda to, t: to.reduce_scatter_single(t[0], t[1]), _one, _whole
+    ),
+    "reduce_scatter in place": _case(
+        lambda to, t: to.reduce_scatter_single(t[0][N:], t[0]), _whole
+    ),
+    "scatter from here": _case(
+        lambda to, t: to.scatter(t[:1], [t[1:]], rooted(dist.ScatterOptions, RANK)),
+        *(_one, _one, _one),
+    ),
+    "scatter from elsewhere": _case(
+        lambda to, t: to.scatter(t, [], rooted(dist.ScatterOptions, 0)), _one
+    ),
+    "all_to_all": _case(
+        lambda to, t: to.alltoall(t[:2], t[2:]),
+        *(lambda: numbered(5), _one, lambda: numbered(7), _one),
+    ),
+    "all_to_all_single": _case(lambda to, t: to.all_to_all_single(t[0], t[1]), _whole, _whole),
+    "all_to_all_single in place": _case(lambda to, t: to.all_to_all_single(t[0], t[0]), _whole),
+    "all_to_all_single, uneven": _case(
+        lambda to, t: to.all_to_all_single(t[0], t[1], [2, 4], [1, 4]),
+        *(lambda: numbered(6, 5), lambda: numbered(5, 5)),
+    ),
+    "send": _case(lambda to, t: to.send(t, 0, 3), _one),
+    "recv": _case(lambda to, t: to.recv(t, 0, 3), _columns),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_does_what_it_does_on_the_cpu(name: str, rank: Rank) -> None:
+    beside = Operations(FakeWire(), timedelta(seconds=60))  # type: ignore[arg-type]
+    work, expected = CASES[name](beside, lambda tensor: tensor)
+    for call in beside.group.calls:  # type: ignore[attr-defined]
+        call.finish()
+    work.wait()
+    results = work.result()
+    work, tensors = CASES[name](rank.operations, on_device)
+    given = rank.finish(work)
+    assert [plain(each).tolist() for each in tensors] == [each.tolist() for each in expected]
+    assert len(given) == len(results)
+    assert all(isinstance(each, OnDevice) for each in given)
+    assert work.get_future().wait() == given
+    assert rank.device.futures_of == [[rank.device]]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e5m2, torch.complex32])
+def test_every_dtype_comes_and_goes_bit_by_bit(dtype: torch.dtype, rank: Rank) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls complex32 experimental
+        given = torch.tensor([0, 1, 1, 0] * 48, dtype=torch.uint8).view(dtype)
+        output = on_device(torch.zeros(2 * given.numel(), dtype=dtype))
+    options = rooted(dist.ScatterOptions, RANK)
+    work = rank.operations.scatter([output[: given.numel()]], [[on_device(given)] * 2], options)
+    rank.finish(work)
+    assert plain(output[: given.numel()]).view(torch.uint8).tolist() == [0, 1, 1, 0] * 48
+
+
+class _Asked:
+    """In the place of a group: which operations the cases above ask for."""
+
+    def __init__(self) -> None:
+        self.of: set[Any] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        self.of.add(getattr(Operations, name))
+        return lambda *_, **__: None
+
+
+_COLLECTIVE = re.compile("all|reduce|gather|scatter|broadcast|send|recv|barrier")
+_WITHOUT_TENSORS = {"barrier", "monitored_barrier"}
+
+
+@pytest.mark.skipif(takes_backends(), reason="later ones keep old names that torch does not call")
+def test_every_collective_that_torch_has_is_served_on_cuda_tensors() -> None:
+    """So none is left to be handed to another backend, as NCCL."""
+    asked: Any = _Asked()
+    for case in CASES.values():
+        case(asked, lambda tensor: tensor)
+    names = {
+        name for name in dir(dist.ProcessGroup) if _COLLECTIVE.search(name) and "__" not in name
+    }
+    names -= {"allocate_tensor", "supports_tensor_alloc", "mem_allocator"}  # of memory
+    assert {"allreduce", "alltoall", "send"} <= names
+    served = {name for name in names if getattr(ShoalProcessGroup, name) in asked.of}
+    # A receive from any source is one more way to call recv.
+    assert names - served == {"recv_anysource", *_WITHOUT_TENSORS}
+
+
+# ---- how it is done ----
+
+
+def test_large_calls_are_cut_alike_on_every_rank_whatever_shape_the_blocks_have(
+    rank: Rank,
+) -> None:
+    lists = rank.operations.allgather([[on_device(_one()), on_device(_one())]], [on_device(_one())])
+    rank.finish(lists)
+    n_lists = len(rank.wire.calls)
+    rank.finish(rank.operations.all_gather_single(on_device(_whole()), on_device(_one())))
+    assert n_lists == len(rank.wire.calls) - n_lists == 4
+
+
+def test_pieces_are_even_and_begin_at_whole_lines(rank: Rank) -> None:
+    rank.finish(rank.operations.allreduce([on_device(numbered(4 * 64 + 3))]))
+    lengths = [len(call.read_at_first[0]) for call in rank.wire.calls]
+    assert lengths == [256, 256, 256, 256, 12]
+    rank.wire.calls.clear()
+    rank.finish(rank.operations.allreduce([on_device(numbered(70))]))
+    assert [len(call.read_at_first[0]) for call in rank.wire.calls] == [192, 88]
+
+
+@pytest.mark.parametrize(
+    ("name", "n_copies"),
+    [
+        ("broadcast from this rank", 2),
+        ("reduce to another", 2),
+        ("reduce to this rank", 4),
+        ("all_reduce", 4),
+        ("send", 1),
+        ("all_gather into one", 12),
+    ],
+)
+def test_only_what_is_read_is_copied_out_and_what_is_written_back(
+    name: str, n_copies: int, rank: Rank
+) -> None:
+    rank.finish(CASES[name](rank.operations, on_device)[0])
+    assert rank.device.n_copies == n_copies
+
+
+def test_the_calls_of_a_rank_keep_their_order_wherever_its_tensors_are(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)
+    first = rank.operations.send([on_device(numbered(3))], 0, 7)
+    posted: list[int] = []
+
+    def send() -> None:
+        rank.operations.send([numbered(5)], 0, 7)
+        posted.append(len(rank.wire.calls))
+
+    other = threading.Thread(target=send)
+    other.start()
+    assert not rank.wire.calls
+    rank.device.run_dry()  # only now the first is copied
+    other.join()
+    assert posted == [2]
+    assert [len(call.read_at_first[0]) for call in rank.wire.calls] == [12, 20]
+    rank.finish(first)
+
+
+def test_a_work_of_coalesced_calls_has_the_devices_of_all(rank: Rank) -> None:
+    rank.operations.start_coalescing()
+    tensors = [numbered(4), on_device(numbered(3)), on_device(numbered(5))]
+    for tensor in tensors:
+        rank.operations.allreduce([tensor])
+    work: Any = rank.operations.end_coalescing()
+    rank.finish(work)
+    assert [plain(each)[0].item() for each in tensors] == [5.0] * 3
+    assert work.get_future().wait() == tensors
+    assert rank.device.futures_of == [[rank.device]]
+
+
+def test_a_call_that_is_not_asynchronous_waits_only_in_its_work(rank: Rank) -> None:
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    work: Any = rank.operations.allreduce([on_device(_one())], options)
+    assert not work.is_completed()
+    rank.finish(work)
+
+
+@pytest.mark.parametrize("make", [_one, _columns])
+def test_tensors_of_inference_mode_are_written_whichever_thread_does_it(
+    make: Callable[[], torch.Tensor], rank: Rank
+) -> None:
+    with torch.inference_mode():
+        tensor = on_device(make().clone(memory_format=torch.preserve_format))
+        work: Any = rank.operations.allreduce([tensor])
+    rank.finish(work)
+    assert plain(tensor).tolist() == (make() * 2 + 3).tolist()
+
+
+def test_sparse_tensors_go_through_host_memory(rank: Rank) -> None:
+    class Sparse:
+        """As far as they look at it: torch has no sparse tensors that say they are elsewhere."""
+
+        is_cpu, is_sparse, device = False, True, torch.device("cuda", 0)
+        host = torch.tensor([0.0, 2.0]).to_sparse()
+        copied: Any = None
+
+        def detach(self) -> Any:
+            return self
+
+        def cpu(self) -> torch.Tensor:
+            return self.host
+
+        def copy_(self, source: torch.Tensor) -> None:
+            self.copied = source
+
+    tensor: Any = Sparse()
+    host, copy_back, of = in_host_memory(tensor, TensorBuffers(rank.wire, "all_reduce"))  # type: ignore[arg-type]
+    assert host is tensor.host
+    assert of == (rank.device,)
+    assert copy_back is not None
+    copy_back()
+    assert tensor.copied is host
+
+
+def test_sparse_tensors_elsewhere_are_refused() -> None:
+    rank = Rank()
+    with pytest.raises(Unsupported, match="a tensor on meta is not supported"):
+        rank.operations.allreduce([torch.empty(2, layout=torch.sparse_coo, device="meta")])
+
+
+# ---- what is refused, and what fails ----
+
+
+def test_tensors_of_several_devices_in_one_call_are_refused(rank: Rank) -> None:
+    here, there = on_device(_one()), on_device(_one(), OnOtherDevice)
+    calls = {
+        "cpu, cuda:0": lambda: rank.operations.all_gather_single(_whole(), here),
+        "cuda:0, cuda:1": lambda: rank.operations.allgather([[here, there]], [on_device(_one())]),
+    }
+    for places, call in calls.items():
+        with pytest.raises(
+            UsageError,
+            match=r"^all_gather in group 'fake' \(rank 1 of 2\) takes tensors of one device, "
+            f"not of {places}$",
+        ):
+            call()
+    with pytest.raises(UsageError, match="of one device, not of cpu, cuda:0"):
+        rank.operations.allreduce_coalesced([_one(), here])
+    assert not rank.wire.calls
+    assert not rank.device.blocks
+
+
+def test_a_device_that_never_gets_there_ends_the_group_at_the_deadline(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)  # which nobody steps
+    work: Any = rank.operations.allreduce([on_device(_one())], timeout=timedelta(milliseconds=1))
+    with pytest.raises(
+        TimedOut,
+        match=r"all_reduce in group 'fake' \(rank 1 of 2\): after 0.001 s its tensors had not been "
+        "copied to the host; look at what the device is doing$",
+    ):
+        work.wait()
+    assert len(rank.wire.aborted) == 1
+    assert "had not been copied to the host" in rank.wire.aborted[0]
+    assert not rank.wire.calls
+    rank.operations._flush()
+
+
+def test_a_wait_that_is_too_short_says_so_and_the_call_goes_on(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)
+    work: Any = rank.operations.allreduce([on_device(_one())])
+    with pytest.raises(TimedOut, match="this wait was too short; the call goes on"):
+        work.wait(timedelta(microseconds=1))
+    assert plain(rank.finish(work)[0]).tolist() == (_one() * 2 + 3).tolist()
+
+
+def test_a_device_that_fails_ends_the_group_and_the_call(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)
+    work: Any = rank.operations.allreduce([on_device(_one())])
+    future = work.get_future()
+    rank.device.fails = True
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        work.wait()
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        future.wait()
+    rank.operations._flush()
+    assert rank.wire.aborted == ["all_reduce in group 'fake' (rank 1 of 2): the device has failed"]
+
+
+def test_a_call_of_which_only_a_part_can_be_copied_back_ends_the_group(rank: Rank) -> None:
+    work: Any = rank.operations.allreduce([on_device(_one())])
+    out = rank.device.streams[1]
+    rank.device.step(out)
+    while not rank.wire.calls:  # the thread that posts sees it
+        pass
+    rank.device.cannot_copy = True
+    rank.wire.calls[0].finish()
+    rank.wire.calls[0].call_back()
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        work.wait()
+    rank.operations._flush()
+    assert len(rank.wire.aborted) == 1
+    assert len(rank.wire.calls) == 1
+
+
+def test_a_lost_peer_fails_the_calls_that_were_not_posted_too(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)
+    works: list[Any] = [rank.operations.allreduce([on_device(_one())]) for _ in range(3)]
+    rank.wire.lose(LOST)
+    rank.device.run_dry()
+    for work in works:
+        with pytest.raises(PeerLost):
+            work.wait()
+    assert not rank.wire.calls
+
+
+def test_closing_fails_what_is_not_posted_and_ends_the_thread(rank: Rank) -> None:
+    rank.device.kernel(lambda: None)
+    works: list[Any] = [rank.operations.allreduce([on_device(_one())]) for _ in range(2)]
+    rank.operations.shutdown()
+    for work in works:
+        with pytest.raises(Closed, match="the group was closed or aborted"):
+            work.wait()
+    with pytest.raises(Closed, match="the group was closed or aborted"):
+        rank.operations.allreduce([on_device(_one())])
+    assert rank.wire.closed
+
+
+# ---- which devices torch is told of ----
+
+
+def test_the_group_serves_cuda_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made = ShoalProcessGroup(FakeWire(), dist.HashStore(), timedelta(1))  # type: ignore[arg-type]
+    assert {each.type for each in made._device_types} == {"cpu", "cuda"}
+    assert made._get_backend(torch.device("cuda", 1)) is made
+    assert dist.distributed_c10d._get_object_coll_device(made) == "cpu"
+    with pytest.raises(RuntimeError, match="serves cpu and cuda, not xpu"):
+        made._get_backend("xpu")
+
+
+def test_a_backend_bound_to_a_gpu_has_what_torch_calls_then() -> None:
+    for name in ("eager_connect_single_device", "perform_nocolor_split"):
+        assert vars(ShoalBackend)[name](None, torch.device("cuda", 0)) is None
+
+
+def test_only_tensors_of_cuda_are_served() -> None:
+    device = device_at(torch.device("cuda", 1))
+    assert isinstance(device, CudaDevice)
+    assert device_at(torch.device("cuda", 1)) is device
+    assert device_at(torch.device("meta")) is None

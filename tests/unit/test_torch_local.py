@@ -1,0 +1,408 @@
+"""All-reduces with a part for the GPUs of a host: in every order of GPUs, copies and wire.
+
+The GPUs of the host are a fake, as the device is: this rank is at place 1 of 2, on one of two
+hosts. What the other brings is what this one brings and 3 more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from unit.fake_device import FakeDevice, FakeWire, OnOtherDevice, on_device, plain
+from unit.fake_host import ELSEWHERE, SIZE, FakeCollectives, HostOrder, NoThread
+from unit.test_torch_staging import LINE, LOST, ByHand, all_orders, in_background, seeded
+
+from shoal.errors import Closed, PeerLost, TimedOut
+from shoal.frontend.torch import device as devices
+from shoal.frontend.torch import local_gpus, pieces
+from shoal.frontend.torch.local_calls import LocalCalls, _Stage, part_of
+from shoal.frontend.torch.local_order import Turn
+from shoal.frontend.torch.operations import Operations
+
+
+class Host:
+    """A rank whose device, mates, wire and threads do one turn at a time, as is chosen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.device = FakeDevice()
+        self.rail = FakeWire(self.device)
+        self.group = FakeWire()
+        self.order = HostOrder()
+        self.collectives = FakeCollectives(self.device)
+        monkeypatch.setattr(devices, "device_at", lambda place: self.device)
+        monkeypatch.setattr(pieces, "PIECE_BYTES", LINE * 4)
+        monkeypatch.setattr(local_gpus, "LEAST_BYTES", 1)
+        self.operations = Operations(self.group, timedelta(seconds=60))  # type: ignore[arg-type]
+        self.local = LocalCalls(
+            *(self.group, self.rail, self.order, self.device, self.collectives),  # type: ignore[arg-type]
+            self.abort,
+        )
+        self.line = ByHand()
+        self.local._staging = self.line  # type: ignore[assignment]
+        self.local._thread = NoThread()  # type: ignore[assignment]
+        self.operations._has_agreed, self.operations._local = True, self.local
+        self.may_lose = False
+
+    def abort(self, why: str) -> None:
+        self.group.abort(why)
+        self.rail.lose(Closed(why))
+
+    def lose(self) -> None:
+        self.group.lose(LOST)
+        self.rail.lose(LOST)
+
+    def has_something_to_do(self) -> bool:
+        if self.order.said or self.local._error is not None or self.group.lost is not None:
+            return bool(self.local._calls)
+        for call in self.local._calls:
+            if call.stage is _Stage.WIRE and call.staged is not None:
+                if call.staged.done():
+                    return True
+            elif call.stage in (_Stage.MADE, _Stage.WIRE, _Stage.GATHERING):
+                self.device.settle()
+                if call.event.passed:
+                    return True
+        return False
+
+    def actions(self) -> list[Callable[[], object]]:
+        may: list[Callable[[], object]] = []
+        may += [lambda stream=stream: self.device.step(stream) for stream in self.device.ready()]
+        may += [call.finish for call in self.rail.under_way()]
+        told = [call for call in self.rail.calls if call.is_done and call.callbacks]
+        if told:
+            return [told[0].call_back]
+        may += [lambda turn=turn: self.order.say(turn) for turn in self.order.may_be_next()]
+        if self.line.can_post():
+            may.append(self.line.poll)
+        if self.has_something_to_do():
+            may.append(self.local.step)
+        if self.may_lose and self.group.lost is None:
+            may.append(self.lose)
+        return may
+
+    def play(self, choose: Callable[[int], int], meanwhile: Callable[[], None]) -> None:
+        while actions := self.actions():
+            actions[choose(len(actions))]()
+            meanwhile()
+
+
+class Reduced:
+    """An all-reduce: made by a kernel, read by one, then overwritten by one."""
+
+    def __init__(self, host: Host, n: int, first: float, op: Any = dist.ReduceOp.SUM) -> None:
+        self.host, self.first, self.n = host, first, n
+        self.divisor = SIZE if op == dist.ReduceOp.AVG else 1  # the group of this rank has two
+        self.tensor = on_device(torch.full((n,), -1.0))
+        self.seen: list[list[float]] = []
+        self.raised: list[BaseException] = []
+        host.device.kernel(lambda: plain(self.tensor).copy_(self.made()))
+        options: Any = in_background(dist.AllreduceOptions())
+        options.reduceOp = op
+        self.work: Any = host.operations.allreduce([self.tensor], options)
+        self.waited = False
+
+    def made(self) -> torch.Tensor:
+        return self.first + torch.arange(float(self.n))
+
+    def expected(self) -> list[float]:
+        expected = ((self.made() * 2 + 3) * 2 + 3) / self.divisor
+        for begin, end in part_of(self.n, 0, SIZE):
+            expected[begin:end] = ELSEWHERE
+        return expected.tolist()
+
+    def look(self) -> None:
+        """As soon as wait would not block: wait, read the result, and use the memory anew."""
+        if self.waited or not self.work.works[0].done():
+            return
+        self.waited = True
+        try:
+            self.work.wait()
+        except (PeerLost, Closed, RuntimeError) as error:
+            self.raised.append(error)
+        memory = plain(self.tensor)
+        self.host.device.kernel(lambda: self.seen.append(memory.tolist()))
+        self.host.device.kernel(memory.zero_)
+
+
+def check_nothing_is_left(host: Host) -> None:
+    assert not host.line.waiting
+    assert not host.rail.under_way()
+    assert not host.device.pending()
+    assert host.device.n_blocks_held() == 0
+    assert host.device.used <= host.device.kept
+    assert not host.local._calls
+
+
+@pytest.mark.parametrize("n", [2 * 3, 2 * LINE + 1, 4 * LINE])
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG])
+def test_one_is_right_in_every_order(n: int, op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def game(choose: Callable[[int], int]) -> None:
+        host = Host(monkeypatch)
+        call = Reduced(host, n, 5.0, op)
+        host.play(choose, call.look)
+        assert call.seen == [call.expected()]
+        assert host.order.begun == [Turn(0, 0), Turn(0, 1)]
+        check_nothing_is_left(host)
+
+    assert all_orders(game) >= 1
+
+
+def test_only_this_ranks_part_goes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    call = Reduced(host, 100, 1.0)
+    host.play(lambda n: 0, call.look)
+    assert sum(len(each.read_at_first[0]) for each in host.rail.calls) == 50 * 4
+    assert len(host.rail.calls) == 4  # pieces, which overlap
+    assert not host.group.calls
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_parts_cover_all_elements_once(place: int) -> None:
+    for n in (3, 4, 5, 6, 100, 101):
+        covered = [
+            at
+            for rank in range(3)
+            for begin, end in part_of(n, rank, 3)
+            for at in range(begin, end)
+        ]
+        assert sorted(covered) == list(range(n))
+        begin, end = part_of(n, place, 3)[0]
+        assert (begin, end) == (place * (n // 3), (place + 1) * (n // 3))  # as NCCL has it
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_many_calls_in_a_random_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    choose = seeded(seed)
+    host.may_lose = seed % 3 == 0
+    calls = [Reduced(host, 2 + choose(6 * LINE), float(k)) for k in range(4)]
+
+    def look() -> None:
+        for call in calls:
+            call.look()
+
+    host.play(choose, look)
+    for call in calls:
+        assert call.waited
+        assert call.raised == [LOST] if call.raised else call.seen == [call.expected()]
+        assert not call.tensor.any()  # nothing came after the wait
+    firsts = [turn.call for turn in host.order.begun if not turn.half]
+    assert firsts == sorted(firsts)
+    if host.group.lost is None:
+        check_nothing_is_left(host)
+    else:
+        assert host.collectives.aborted == (1 if any(call.raised for call in calls) else 0)
+
+
+def test_a_reduce_scatter_goes_before_an_all_gather_that_waits_for_its_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    calls = [Reduced(host, 6, float(k)) for k in range(2)]
+
+    def until_idle() -> None:
+        while host.has_something_to_do() or host.device.ready() or host.line.can_post():
+            host.device.run_dry()
+            host.line.poll()
+            host.local.step()
+
+    until_idle()
+    assert host.order.ready_here == [Turn(0, 0), Turn(1, 0)]
+    for _ in range(2):
+        host.order.say(host.order.may_be_next()[0])
+        until_idle()
+    assert len(host.rail.under_way()) == 2  # the first is on the wire, and held up nothing
+    second = host.rail.calls[1]
+    second.finish()
+    second.call_back()
+    until_idle()
+    assert host.order.ready_here == [Turn(1, 1)]  # nor does it hold up the second's way back
+    host.order.say(Turn(1, 1))
+    until_idle()
+    calls[1].look()
+    assert calls[1].waited
+    assert not calls[0].work.is_completed()
+    host.play(lambda n: 0, lambda: [call.look() for call in calls] and None)
+    assert [call.seen for call in calls] == [[call.expected()] for call in calls]
+
+
+def test_waiting_includes_the_all_gather_which_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    call = Reduced(host, 6, 1.0)
+    while host.order.begun != [Turn(0, 0), Turn(0, 1)]:
+        host.actions()[0]()
+    assert host.device.pending()
+    assert not call.work.is_completed()
+    with pytest.raises(TimedOut, match="this wait was too short; the call goes on"):
+        call.work.wait(timedelta(microseconds=1))
+    host.lose()
+    host.local.step()
+    with pytest.raises(PeerLost):
+        call.work.wait()
+    assert host.collectives.aborted == 1
+    assert host.group.aborted == []  # which would say Closed to those who have not heard yet
+
+
+def test_a_strided_tensor_is_written_back_behind_the_all_gather(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    rows = torch.arange(12.0).reshape(3, 4)
+    tensor = on_device(rows.clone().t())
+    work: Any = host.operations.allreduce([tensor])
+    host.play(lambda n: 0, lambda: None)
+    work.wait()
+    expected = (rows.t().reshape(-1) * 2 + 3) * 2 + 3
+    expected[:6] = ELSEWHERE
+    assert plain(tensor).reshape(-1).tolist() == expected.tolist()
+
+
+def test_a_tensor_on_another_gpu_comes_to_the_one_of_the_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    other = FakeDevice(1)
+    monkeypatch.setattr(devices, "device_at", lambda place: other)
+    host.device.streams.append(other.current)  # one clock
+    tensor = on_device(torch.arange(6.0), OnOtherDevice)
+    work: Any = host.operations.allreduce([tensor])
+    host.device.run_dry()
+    other.settle()
+    host.play(lambda n: 0, other.settle)
+    work.wait()
+    assert plain(tensor).tolist() == [*[ELSEWHERE] * 3, *[(x * 2 + 3) * 2 + 3 for x in (3, 4, 5)]]
+
+
+# ---- what fails ----
+
+
+def test_a_device_that_does_not_get_there_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.device.kernel(lambda: None)  # which nobody steps
+    options: Any = in_background(dist.AllreduceOptions())
+    options.timeout = timedelta(milliseconds=1)
+    work: Any = host.operations.allreduce([on_device(torch.ones(6))], options)
+    while not work.is_completed():
+        host.local.step()
+    with pytest.raises(
+        TimedOut,
+        match=r"all_reduce in group 'fake' \(rank 1 of 2\): after 0.001 s its tensor was not "
+        "computed; look at what the device is doing$",
+    ):
+        work.wait()
+    assert host.group.aborted == [str(work.exception())]
+    with pytest.raises(TimedOut):
+        host.operations.allreduce([on_device(torch.ones(6))], options)
+
+
+def test_gpus_that_do_not_end_an_all_gather_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    call = Reduced(host, 6, 1.0)
+    while host.order.begun != [Turn(0, 0), Turn(0, 1)]:
+        host.actions()[0]()
+    host.local._calls[0].deadline = 0.0
+    host.local.step()
+    with pytest.raises(TimedOut, match="had not all-gathered the parts of it"):
+        call.work.wait()
+    assert host.collectives.aborted == 1
+    assert len(host.group.aborted) == 1
+
+
+def test_a_local_collective_that_raises_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    calls = [Reduced(host, 6, 1.0), Reduced(host, 6, 2.0)]
+    host.collectives.fails = True
+    host.play(lambda n: 0, lambda: [call.look() for call in calls] and None)
+    for call in calls:
+        assert [str(error) for error in call.raised] == ["NCCL has failed"]
+    assert host.group.aborted == ["NCCL has failed"]
+    check_nothing_is_left(host)
+
+
+def test_closing_fails_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.line.close = lambda: None  # type: ignore[attr-defined]
+    call = Reduced(host, 6, 1.0)
+    host.operations.shutdown()
+    host.local.step()  # the thread, which is there while calls are
+    with pytest.raises(Closed, match="the group was closed or aborted"):
+        call.work.wait()
+    with pytest.raises(Closed):
+        host.operations.allreduce([on_device(torch.ones(6))])
+    assert host.collectives.aborted == host.collectives.closed == 1
+    assert host.order.closed
+
+
+def test_a_lost_peer_has_its_number_in_the_group_not_that_in_the_rail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    call = Reduced(host, 6, 1.0)
+    while not host.rail.under_way():
+        host.actions()[0]()
+    host.rail.lose(PeerLost(1, "spruce", doing="recv 8 B"))
+    posted = host.rail.calls[0]
+    posted.call_back()
+    ends = iter([None, None, None, LOST])  # it hears of that later
+    monkeypatch.setattr(host.group, "ended", lambda: next(ends, LOST))
+    while not call.work.is_completed():
+        host.local.step()
+    with pytest.raises(PeerLost) as raised:
+        call.work.wait()
+    assert raised.value is LOST
+    assert host.group.aborted == []
+
+
+def test_a_piece_that_came_back_does_not_overtake_who_waited_for_the_call_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    call = Reduced(host, 4 * LINE, 1.0)  # a part of two pieces
+    while len(host.rail.calls) < 2:
+        host.actions()[0]()
+    host.rail.calls[0].finish()
+    host.rail.calls[0].call_back()
+    host.lose()
+    host.rail.calls[1].call_back()
+    while not call.work.is_completed():
+        host.local.step()
+    call.look()
+    assert call.raised == [LOST]
+    assert host.device.current not in host.device.ready()  # it goes on behind the piece
+    host.device.run_dry()
+    assert not call.tensor.any()
+
+
+def test_in_a_single_host_nothing_goes_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch)
+    host.rail.size = 1  # type: ignore[misc]
+    call = Reduced(host, 7, 1.0)
+    host.play(lambda n: 0, call.look)
+    expected = call.made() * 2 + 3
+    for begin, end in part_of(7, 0, SIZE):
+        expected[begin:end] = ELSEWHERE
+    assert call.seen == [expected.tolist()]
+    assert not host.rail.calls
+    check_nothing_is_left(host)
+
+
+def test_futures_have_the_device_and_complete_behind_the_all_gather(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch)
+    call = Reduced(host, 6, 1.0)
+    future = call.work.get_future()
+    assert host.device.futures_of == [[host.device]]
+    host.play(lambda n: 0, lambda: None)
+    assert future.wait() == [call.tensor]
+    assert plain(call.tensor).tolist() == call.expected()

@@ -1,0 +1,140 @@
+"""Which all-reduces have a part for the GPUs of a host, and where: ranks agree on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch.distributed as dist
+from unit.in_process import run_well
+
+from shoal.dtypes import DType, Op
+from shoal.frontend.torch import collectives, local_gpus
+from shoal.group.buffers import BufferView
+
+
+def view_of(n: int, dtype: DType) -> BufferView:
+    return BufferView(0, n, dtype, None)
+
+
+def test_which_calls_are_for_the_gpus_depends_on_what_all_ranks_know_alike() -> None:
+    n = local_gpus.LEAST_BYTES // 4
+    whole = [(view_of(n, DType.FLOAT32),)]
+    assert local_gpus.takes(collectives.ALL_REDUCE, whole, (Op.SUM,))
+    assert local_gpus.takes(collectives.ALL_REDUCE, whole, (Op.AVG,))
+    assert local_gpus.takes(collectives.ALL_REDUCE, [(view_of(n, DType.INT32),)], (Op.SUM,))
+    others: list[tuple[Any, Any, Any]] = [
+        (collectives.REDUCE, whole, (0, Op.SUM)),
+        (collectives.ALL_REDUCE, whole, (Op.MAX,)),
+        (collectives.ALL_REDUCE, whole * 2, (Op.SUM,)),
+        (collectives.ALL_REDUCE, [(view_of(n - 1, DType.FLOAT32),)], (Op.SUM,)),
+        (collectives.ALL_REDUCE, [(view_of(n, DType.INT32),)], (Op.AVG,)),
+        (collectives.ALL_REDUCE, [(view_of(n, DType.COMPLEX64),)], (Op.SUM,)),
+    ]
+    for other in others:
+        assert not local_gpus.takes(*other)
+
+
+def test_every_rank_needs_a_gpu_of_its_own_on_its_host() -> None:
+    one, two, none = b"\1" * 16, b"\2" * 16, bytes(16)
+    assert local_gpus.why_not([one, two, one, two], [0, 0, 1, 1]) == ""
+    assert local_gpus.why_not([one, one, one, two], [0, 0, 1, 1]) == "ranks of a host share a GPU"
+    why = local_gpus.why_not([one, two, none, two], [0, 0, 1, 1])
+    assert why == "ranks [2] have no NCCL, or SHOAL_LOCAL_NCCL is not 1"
+
+
+class Made:
+    """What NCCL would do."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.aborted = self.closed = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Gpu:
+    """A device as far as the ranks agree on it; all of them are on one host."""
+
+    def __init__(
+        self, name: str, fails: bool = False, hangs: threading.Event | None = None
+    ) -> None:
+        self.name, self.fails, self.hangs = name, fails, hangs
+        self.made: list[Made] = []
+
+    def identity(self) -> str:
+        return self.name
+
+    def side_stream(self) -> None:
+        return None
+
+    def collectives(self, store: Any, rank: int, size: int, timeout_s: float) -> Made:
+        if self.hangs is not None:
+            self.hangs.wait()
+        if self.fails:
+            raise RuntimeError("no NCCL for you")
+        self.made.append(Made())  # type: ignore[arg-type]
+        return self.made[-1]
+
+
+def agree(group: Any, gpus: list[Gpu], timeout_s: float) -> bool:
+    gpu, rail = gpus[group.rank], local_gpus.rail_in(group)
+    assert rail is not None
+    store = dist.HashStore()
+    calls = local_gpus.agreed_calls(group, rail, gpu, store, timeout_s)  # type: ignore[arg-type]
+    group.barrier()
+    if calls is not None:
+        calls.close()
+    return calls is not None
+
+
+def test_ranks_agree_where_all_can() -> None:
+    gpus = [Gpu(name) for name in "abc"]
+    assert run_well(agree, 3, gpus, 60.0) == [True] * 3
+    assert [(made.aborted, made.closed) for gpu in gpus for made in gpu.made] == [(0, 1)] * 3
+
+
+@pytest.mark.parametrize("names", ["ab", "aab"], ids=["one has none", "two share one"])
+def test_where_one_cannot_none_does(names: str) -> None:
+    gpus = [Gpu(name) for name in names] + [Gpu("")] * (3 - len(names))
+    assert run_well(agree, 3, gpus, 60.0) == [False] * 3
+    assert not any(gpu.made for gpu in gpus)
+
+
+def test_where_nccl_fails_on_one_rank_none_uses_it_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpus = [Gpu("a"), Gpu("b", fails=True), Gpu("c")]
+    assert run_well(agree, 3, gpus, 60.0) == [False] * 3
+    assert [made.aborted for gpu in gpus for made in gpu.made] == [1, 1]
+    assert sum("RuntimeError: no NCCL for you" in each for each in caplog.messages) == 1
+    assert all("SHOAL_LOCAL_NCCL=0 does not try" in each for each in caplog.messages)
+
+
+def test_an_nccl_that_hangs_is_given_up_at_the_deadline_and_aborted_when_it_comes() -> None:
+    gpu = Gpu("a", hangs=threading.Event())
+    attempt = local_gpus._attempt(lambda: gpu.collectives(None, 0, 1, 60.0), 0.01)  # type: ignore[arg-type, return-value]
+    assert attempt == (None, "no answer in 0.01 s")
+    thread = next(each for each in threading.enumerate() if each.name == "shoal-local-connect")
+    assert gpu.hangs is not None
+    gpu.hangs.set()
+    thread.join()
+    assert [made.aborted for made in gpu.made] == [1]
+
+
+def test_the_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Gpu(name) for name in "abc"]
+    for word in ("0", "off"):
+        monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
+        assert run_well(agree, 3, gpus, 60.0) == [False] * 3

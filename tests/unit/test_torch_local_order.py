@@ -1,0 +1,147 @@
+"""The order in which ranks of a host begin what they begin together, over a real group."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import threading
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from unit.in_process import run_in_threads, run_well
+
+from shoal.errors import ShoalError, TimedOut, UsageError
+from shoal.frontend.torch.local_order import LocalOrder, Turn
+
+SIZE, N_CALLS = 3, 12
+
+
+class Said:
+    """Who has said what, in one line of time for all ranks."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ranks: dict[Turn, set[int]] = {}
+        self.too_early: list[Turn] = []
+
+    def ready(self, turn: Turn, rank: int) -> None:
+        with self.lock:
+            self.ranks.setdefault(turn, set()).add(rank)
+
+    def begun(self, turn: Turn) -> None:
+        with self.lock:
+            if len(self.ranks[turn]) < SIZE:
+                self.too_early.append(turn)
+
+
+def follow(group: Any, seed: int, said: Said) -> list[Turn]:
+    """What one rank begins; it is ready for one turn or another, and makes calls, as it comes."""
+    order, choose = (
+        LocalOrder(group.subgroup(range(SIZE), "host")),
+        random.Random(seed + group.rank),
+    )
+    coming, begun = [Turn(call, 0) for call in range(N_CALLS)], list[Turn]()
+    n_made = 0
+    while len(begun) < 2 * N_CALLS:
+        if n_made < N_CALLS and choose.random() < 0.3:
+            assert order.add(60.0) == n_made
+            n_made += 1
+        may = [turn for turn in coming if turn.call < n_made]
+        if may and choose.random() < 0.5:
+            turn = choose.choice(may)
+            coming.remove(turn)
+            said.ready(turn, group.rank)
+            order.ready(turn, "it", 60.0)
+        if (turn_now := order.next()) is not None:
+            said.begun(turn_now)
+            begun.append(turn_now)
+            if not turn_now.half:
+                coming.append(Turn(turn_now.call, 1))
+    group.barrier()
+    order.close()
+    return begun
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_ranks_begin_the_same_in_the_same_order_once_all_are_ready(seed: int) -> None:
+    said = Said()
+    begun, *others = run_well(follow, SIZE, 100 * seed, said)
+    assert others == [begun] * (SIZE - 1)
+    assert [turn.call for turn in begun if not turn.half] == list(range(N_CALLS))
+    assert sorted(begun) == [Turn(call, half) for call in range(N_CALLS) for half in (0, 1)]
+    assert said.too_early == []
+
+
+def two_are_ready(group: Any) -> list[Turn]:
+    order = LocalOrder(group.subgroup(range(SIZE), "host"))
+    for _ in range(2):
+        order.add(60.0)
+    begun = list[Turn]()
+
+    def begin(n: int) -> None:
+        while len(begun) < n:
+            if (turn := order.next()) is not None:
+                begun.append(turn)
+
+    order.ready(Turn(0, 0), "it", 60.0)
+    begin(1)
+    order.ready(Turn(0, 1), "it", 60.0)
+    order.ready(Turn(1, 0), "it", 60.0)
+    while group.rank == 0 and not all(each.work.done() for each in order._ready.values()):
+        pass
+    begin(3)
+    group.barrier()
+    return begun
+
+
+def test_of_a_first_and_a_second_half_that_are_ready_the_first_goes_first() -> None:
+    for begun in run_well(two_are_ready, SIZE):
+        assert begun == [Turn(0, 0), Turn(1, 0), Turn(0, 1)]
+
+
+def one_does_not_come(group: Any) -> ShoalError | None:
+    order = LocalOrder(group.subgroup(range(SIZE), "host"))
+    order.add(60.0)
+    error = None
+    if group.rank != 1:
+        order.ready(Turn(0, 0), "it", 0.05)
+        try:
+            while order.next() is None:
+                pass
+        except ShoalError as raised:
+            error = raised
+    group.barrier()
+    return error
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_deadline() -> None:
+    first, second, third = run_in_threads(one_does_not_come, SIZE)
+    assert second is None
+    errors = [first, third]
+    assert all(isinstance(error, TimedOut) for error in errors), errors
+    assert any("rank 1" in str(error) for error in errors), errors
+
+
+def one_comes_with_another(group: Any) -> str:
+    order = LocalOrder(group.subgroup(range(SIZE), "host"))
+    order.add(60.0)
+    order.ready(Turn(0, 0), f"float32[{8 + group.rank // 2}]", 60.0)
+    try:
+        while order.next() is None:
+            pass
+    except UsageError as error:
+        return str(error)
+    finally:
+        group.barrier()
+    return ""
+
+
+def test_ranks_that_come_with_different_things_hear_so_and_nothing_is_begun() -> None:
+    # NCCL would not notice.
+    said = run_in_threads(one_comes_with_another, SIZE)
+    assert "this rank comes with float32[8], and another rank of this host with somethi" in said[0]
+    assert "this rank comes with float32[9]" in said[2]

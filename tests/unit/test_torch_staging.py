@@ -1,0 +1,346 @@
+"""Calls on tensors of a device, by way of host memory: in every order of copies and calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+from unit.fake_device import FakeDevice, FakeStream, FakeWire, on_device, plain
+
+from shoal.errors import PeerLost
+from shoal.frontend.torch import device as devices
+from shoal.frontend.torch import pieces
+from shoal.frontend.torch.operations import Operations
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.staging import StagedCall
+
+LOST = PeerLost(0, "spruce", doing="recv 8 B")
+LINE = 16  # elements of a piece: 64 bytes of float32
+
+
+class ByHand:
+    """In the place of Staging: posts when the test says so, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[StagedCall] = deque()
+
+    def post(self, call: StagedCall, timeout_s: float) -> None:
+        self.waiting.append(call)
+
+    def can_post(self) -> bool:
+        """Whether the next call of the line may have something to post."""
+        if not self.waiting:
+            return False
+        call = self.waiting[0]
+        left = call._pieces[call._n_begun :]
+        return not left or call._error is not None or left[0].copied.passed
+
+    def poll(self) -> None:
+        if self.waiting and self.waiting[0].post_copied():
+            self.waiting.popleft()
+
+    def flush(self) -> None:
+        assert not self.waiting
+
+
+class Table:
+    """A rank whose device, wire and threads do one thing at a time, in the order that is chosen."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.device = FakeDevice()
+        self.wire = FakeWire(self.device)
+        monkeypatch.setattr(devices, "device_at", lambda place: self.device)
+        monkeypatch.setattr(pieces, "PIECE_BYTES", LINE * 4)
+        self.operations = Operations(self.wire, timedelta(seconds=60))  # type: ignore[arg-type]
+        self.line = ByHand()
+        self.operations._staging = self.line  # type: ignore[assignment]
+        self.may_lose = False
+        self.tells_at_once = False
+
+    def actions(self) -> list[Callable[[], None]]:
+        """What may happen next: a copy, the end of a call, the news of it, a look at the copies."""
+        may: list[Callable[[], None]] = []
+        may += [lambda stream=stream: self.device.step(stream) for stream in self.device.ready()]
+        may += [call.finish for call in self.wire.under_way()]
+        told = [call for call in self.wire.calls if call.is_done and call.callbacks]
+        if self.tells_at_once and told:
+            return [told[0].call_back]
+        may += [call.call_back for call in told]
+        if self.line.can_post():
+            may.append(self.line.poll)
+        if self.may_lose and self.wire.lost is None:
+            may.append(lambda: self.wire.lose(LOST))
+        return may
+
+    def play(self, choose: Callable[[int], int], meanwhile: Callable[[], None]) -> None:
+        while actions := self.actions():
+            actions[choose(len(actions))]()
+            meanwhile()
+
+
+Game = Callable[[Callable[[int], int]], None]
+
+
+def all_orders(game: Game) -> int:
+    """Play the game in every order there is; how many there were."""
+    n_orders = 0
+    choices = Choices([])
+    while choices is not None:
+        game(choices.choose)
+        n_orders += 1
+        choices = choices.next()
+    return n_orders
+
+
+class Choices:
+    """One order: what is chosen at first, and the first of all after that."""
+
+    def __init__(self, first: list[int]) -> None:
+        self.first = first
+        self.taken: list[int] = []
+        self.widths: list[int] = []
+
+    def choose(self, n: int) -> int:
+        at = len(self.taken)
+        self.taken.append(self.first[at] if at < len(self.first) else 0)
+        self.widths.append(n)
+        return self.taken[-1]
+
+    def next(self) -> Choices | None:
+        """The order after this one; None after the last."""
+        taken = self.taken
+        while taken and taken[-1] == self.widths[len(taken) - 1] - 1:
+            taken.pop()
+        return Choices([*taken[:-1], taken[-1] + 1]) if taken else None
+
+
+def seeded(seed: int) -> Callable[[int], int]:
+    return random.Random(seed).randrange
+
+
+def in_background(options: Any) -> Any:
+    options.asyncOp = True
+    return options
+
+
+class Reduced:
+    """An all-reduce in a game: made by a kernel, read by one, then overwritten by one."""
+
+    def __init__(self, table: Table, n: int, first: float) -> None:
+        self.table, self.first = table, first
+        self.tensor = on_device(torch.full((n,), -1.0))
+        self.seen: list[list[float]] = []
+        self.raised: list[BaseException] = []
+        table.device.kernel(lambda: plain(self.tensor).copy_(self.made()))
+        options = in_background(dist.AllreduceOptions())
+        self.work: Any = table.operations.allreduce([self.tensor], options)
+        self.waited = False
+
+    def made(self) -> torch.Tensor:
+        return self.first + torch.arange(float(self.tensor.numel()))
+
+    def expected(self) -> list[float]:
+        return (self.made() * 2 + 3).tolist()
+
+    def look(self) -> None:
+        """As soon as wait would not block: wait, read the result, and use the memory anew."""
+        if self.waited or not self.work.works[0].done():
+            return
+        self.waited = True
+        try:
+            self.work.wait()
+        except PeerLost as error:
+            self.raised.append(error)
+        memory = plain(self.tensor)
+        self.table.device.kernel(lambda: self.seen.append(memory.tolist()))
+        self.table.device.kernel(memory.zero_)
+
+
+def check_nothing_is_left(table: Table) -> None:
+    device = table.device
+    assert not table.line.waiting
+    assert not table.wire.under_way()
+    assert not device.pending()
+    assert device.n_blocks_held() == 0
+    assert device.used <= device.kept
+
+
+@pytest.mark.parametrize("n_elems", [3, 2 * LINE, LINE + 5])
+def test_an_all_reduce_is_right_in_every_order(
+    n_elems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def game(choose: Callable[[int], int]) -> None:
+        table = Table(monkeypatch)
+        call = Reduced(table, n_elems, 5.0)
+        table.play(choose, call.look)
+        assert call.seen == [call.expected()]
+        assert not call.tensor.any()  # nothing came back after the wait
+        check_nothing_is_left(table)
+
+    n_orders = all_orders(game)
+    assert n_orders == 1 if n_elems == 3 else n_orders > 10
+
+
+def test_two_calls_are_posted_in_their_order_whatever_is_copied_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached: set[str] = set()
+
+    def game(choose: Callable[[int], int]) -> None:
+        table = Table(monkeypatch)
+        table.tells_at_once = True
+        calls = [Reduced(table, 3, 1.0), Reduced(table, 5, 2.0)]
+
+        def look() -> None:
+            for call in calls:
+                call.look()
+            if not table.wire.calls and table.line.waiting[-1]._pieces[0].copied.passed:
+                reached.add("the second was copied before the first was posted")
+
+        table.play(choose, look)
+        assert [call.seen for call in calls] == [[call.expected()] for call in calls]
+        assert [len(call.read_at_first[0]) for call in table.wire.calls] == [12, 20]
+        check_nothing_is_left(table)
+
+    assert all_orders(game) > 100
+    assert reached
+
+
+def test_a_peer_lost_at_any_moment_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: set[tuple[int, bool]] = set()
+
+    def game(choose: Callable[[int], int]) -> None:
+        table = Table(monkeypatch)
+        table.may_lose = True
+        call = Reduced(table, 2 * LINE, 5.0)
+        table.play(choose, call.look)
+        assert call.waited
+        if call.raised:
+            assert call.raised == [LOST]
+        else:
+            assert call.seen == [call.expected()]
+        assert not call.tensor.any()
+        check_nothing_is_left(table)
+        ends.add((len(table.wire.calls), bool(call.raised)))
+
+    all_orders(game)
+    assert ends == {(0, True), (1, True), (2, True), (2, False)}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_many_calls_in_a_random_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch)
+    choose = seeded(seed)
+    table.may_lose = seed % 3 == 0
+    calls = [Reduced(table, 1 + choose(6 * LINE), float(k)) for k in range(4)]
+
+    def look() -> None:
+        for call in calls:
+            call.look()
+
+    table.play(choose, look)
+    for call in calls:
+        assert call.raised == [LOST] if call.raised else call.seen == [call.expected()]
+        assert not call.tensor.any()
+    check_nothing_is_left(table)
+
+
+def test_the_next_piece_is_copied_while_one_is_on_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch)
+    call = Reduced(table, 3 * LINE, 0.0)
+    device, wire = table.device, table.wire
+    out, back = device.streams[1:]
+    device.step(device.current)
+    device.step(out)
+    table.line.poll()
+    assert len(wire.under_way()) == 1
+    device.step(out)  # while the first is under way
+    table.line.poll()
+    wire.calls[0].finish()
+    wire.calls[0].call_back()
+    assert device.ready() == [out, back]  # the third goes out while the first comes back
+    device.step(back)
+    assert device.n_blocks_held() == 2
+    assert not call.work.is_completed()
+    table.play(lambda n: 0, call.look)
+    assert call.seen == [call.expected()]
+
+
+def test_waiting_does_not_wait_for_the_copies_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch)
+    call = Reduced(table, 2 * LINE, 1.0)
+    device = table.device
+    device.run_dry()
+    table.line.poll()
+    for posted in table.wire.calls:
+        posted.finish()
+        posted.call_back()
+    call.work.wait()
+    assert len(device.pending()) == 2
+    assert plain(call.tensor).tolist() == call.made().tolist()
+    memory = plain(call.tensor)
+    device.kernel(lambda: call.seen.append(memory.tolist()))
+    assert device.current not in device.ready()  # it goes on behind them
+    device.run_dry()
+    assert call.seen == [call.expected()]
+
+
+def test_polling_orders_the_current_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch)
+    call = Reduced(table, 3, 1.0)
+    assert not call.work.is_completed()
+    table.device.run_dry()
+    table.line.poll()
+    table.wire.calls[0].finish()
+    assert not call.work.is_completed()
+    table.wire.calls[0].call_back()
+    assert call.work.is_completed()
+    table.device.kernel(lambda: None)
+    assert table.device.current not in table.device.ready()
+
+
+def test_a_copy_back_does_not_overtake_kernels_that_still_read_the_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = Table(monkeypatch)
+    output, given = on_device(torch.full((2 * LINE,), 7.0)), on_device(torch.ones(LINE))
+    seen: list[float] = []
+    table.device.kernel(lambda: seen.append(float(plain(output).sum())))
+    options = in_background(AllgatherOptions())
+    table.operations.all_gather_single(output, given, options)
+    reader = table.device.current
+    streams: list[FakeStream] = [s for s in table.device.ready() if s is not reader]
+    assert streams == []  # not even the copy out: one stream's order holds for all
+    table.play(lambda n: n - 1, lambda: None)
+    assert seen == [7.0 * 2 * LINE]
+    assert plain(output).tolist() == [4.0] * LINE + [1.0] * LINE
+
+
+def test_a_device_that_fails_in_mid_call_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch)
+    call = Reduced(table, 2 * LINE, 1.0)
+    table.device.run_dry()
+    table.line.poll()
+    table.wire.calls[0].finish()
+    table.device.fails = True
+    table.wire.calls[0].call_back()
+    assert not call.work.is_completed()  # the other piece is on the wire
+    table.wire.calls[1].finish()
+    table.wire.calls[1].call_back()
+    assert call.work.is_completed()
+    assert not call.work.is_success()
+    with pytest.raises(RuntimeError, match="the device has failed"):
+        call.work.wait()
