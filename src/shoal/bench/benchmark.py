@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.bench.failure import Failure
+from shoal.bench.job import is_same_place
 
 if TYPE_CHECKING:
     from shoal.bench.case import Case
@@ -24,11 +25,13 @@ class Benchmark:
 
     Args:
         enters: whether it has a place in a row.
+        show: its value as text, if its unit is not the table's.
     """
 
     label: str
     measure: Measure
     enters: Callable[[Case], bool] = lambda _case: True
+    show: Callable[[float], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Section:
         note: something to know of a row beside its numbers; asked for before it is measured.
         layout: the lines of the table, if it is not one line per case.
         verdicts: goals of the table as a whole.
+        part_of: a name by which several tables are asked for together.
+        answer_s: how long a command may take.
+        is_large: its processes are too many to be kept beside those of other rows.
     """
 
     name: str
@@ -58,6 +64,9 @@ class Section:
     note: Callable[[WorkerPools, Case], str] = lambda _pools, _case: ""
     layout: Callable[[Sequence[Result]], list[str]] | None = None
     verdicts: Callable[[Sequence[Result]], list[Verdict]] = lambda _rows: []
+    part_of: str = ""
+    answer_s: float = 40.0
+    is_large: bool = False
 
 
 @dataclass
@@ -86,7 +95,8 @@ class Result:
     def verdicts(self, section: Section) -> list[Verdict]:
         """How the goals of the case came out."""
         medians = self.medians()
-        return [goal.judge(medians, section.show) for goal in self.case.goals]
+        shows = {one.label: one.show or section.show for one in section.benchmarks}
+        return [goal.judge(medians, shows.get(goal.ours, section.show)) for goal in self.case.goals]
 
 
 def run_section(
@@ -104,12 +114,21 @@ def run_section(
     rows: list[Result] = []
     for number, case in enumerate(section.cases, 1):
         say(f"{section.name} {number}/{len(section.cases)}")
-        if rows and rows[-1].case.n_bytes != case.n_bytes:
+        if section.is_large and (not rows or not is_same_place(rows[-1].case, case)):
+            pools.clear()
+        elif rows and _kept_by(rows[-1].case) != _kept_by(case):
             pools.forget()  # the tensors of all sizes together do not fit in memory
         rows.append(_run_case(section, case, pools))
         tell(rows[-1])
+    if section.is_large:
+        pools.clear()
     pools.forget()
     return rows
+
+
+def _kept_by(case: Case) -> tuple[int, str]:
+    """By what ranks keep memory from round to round."""
+    return case.n_bytes, case.model
 
 
 def _run_case(section: Section, case: Case, pools: WorkerPools) -> Result:

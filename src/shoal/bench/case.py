@@ -20,6 +20,9 @@ class Case:
         rate_mbit: of their NICs; None: as much as the cores can move.
         collective: one of `CALLS`.
         more_mbit: of further NICs of each host.
+        n_servers: more hosts, which reduce for the ranks, of whom each is on a host of its own.
+        server_mbit: of their NICs, which they take in turn; empty: as the others.
+        model: that is trained, one of `MODELS`; then `n_bytes` is 0.
     """
 
     n_ranks: int
@@ -31,3 +34,6 @@ class Case:
     rate_mbit: float | None = 1000
     collective: str = "all_reduce"
     more_mbit: tuple[float, ...] = ()
+    n_servers: int = 0
+    server_mbit: tuple[float, ...] = ()
+    model: str = ""

@@ -108,6 +108,21 @@ def join_group(wire: str | None = None) -> LibraryRank:
     )
 
 
+def join_served_alone() -> LibraryRank:
+    """The same, whose servers reduce all of it: what the planner need not choose."""
+    from shoal.codec import Codec
+    from shoal.group.pool import pool_view
+    from shoal.plan.served import Served
+    from shoal.schedule.weights import Weights
+
+    def choose(_n: int, cluster: Any, pool: Any, _codec: Codec = Codec.IDENTITY) -> Served:
+        weights = Weights((0,) * cluster.size, (1,) * len(pool.servers))
+        return Served(weights, 0.0, 0.0, "", "the benchmark asks for it")
+
+    vars(pool_view)["choose_with_servers"] = choose
+    return join_group()
+
+
 def join_with_channels(n_channels: int) -> LibraryRank:
     """Shoal as torch's backend, with so many channels, whatever its planner would choose."""
     os.environ["SHOAL_CHANNELS"] = str(n_channels)
@@ -186,6 +201,10 @@ JOIN: Final[Mapping[str, Callable[[], LibraryRank]]] = {
     "shoal": lambda: join_torch("shoal"),
     "group": join_group,
     "bf16": lambda: join_group("bf16"),
+    "served": join_group,
+    "served bf16": lambda: join_group("bf16"),
+    "servers alone": join_served_alone,
+    "served torch": lambda: join_torch("shoal"),
     "one channel": lambda: join_with_channels(1),
     "two channels": lambda: join_with_channels(2),
     "openmpi": join_mpi,

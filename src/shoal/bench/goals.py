@@ -25,8 +25,12 @@ class Verdict:
 class Goal(Protocol):
     """Something that one row of a table can meet or miss."""
 
+    @property
+    def ours(self) -> str:
+        """The column that meets it."""
+
     def judge(self, medians: Medians, show: Show) -> Verdict:
-        """Compare the row's medians, by column; `show` formats a number of the table."""
+        """Compare the row's medians, by column; `show` formats a number of the column `ours`."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,21 @@ class Below:
         shown = "?" if value is None else show(value)
         is_met = None if value is None else value <= self.bound
         return Verdict(f"{self.ours} {shown} <= {show(self.bound)}", is_met)
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """`ours` is at least `bound`, a number in the unit of the column."""
+
+    ours: str
+    bound: float
+
+    def judge(self, medians: Medians, show: Show) -> Verdict:
+        """See Goal."""
+        value = medians.get(self.ours)
+        shown = "?" if value is None else show(value)
+        is_met = None if value is None else value >= self.bound
+        return Verdict(f"{self.ours} {shown} >= {show(self.bound)}", is_met)
 
 
 def _ratio(medians: Medians, over: str, under: str) -> float | None:

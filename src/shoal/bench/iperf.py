@@ -21,7 +21,7 @@ _DEADLINE_S: Final = 30.0
 
 def iperf_time(pools: WorkerPools, case: Case) -> float:
     """Seconds in which 2M(n-1)/n bytes go each way at the rate of `iperf3 --bidir`."""
-    rate = _measure_bidir(pools.cluster(case.n_hosts, case.rate_mbit))
+    rate = _measure_bidir(pools.cluster(case))
     return sent_by_ring(case) / rate
 
 

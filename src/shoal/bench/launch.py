@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 # Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
 _FORKED_FROM: Final = 32
 
-_OF_TORCH: Final = {"gloo", "shoal", "one channel", "two channels"}
+_OF_TORCH: Final = {"gloo", "shoal", "one channel", "two channels", "served torch"}
+
+SERVED: Final = {"served", "served bf16", "servers alone", "served torch"}
+"""Those that are told of a case's servers."""
 
 # In a cluster's hosts every port is free, but several jobs may be there at once.
 _LAB_PORTS: Final = itertools.count(29500)
@@ -32,10 +35,15 @@ _LAB_PORTS: Final = itertools.count(29500)
 
 @dataclass(frozen=True)
 class Placement:
-    """What the processes are started in: the MPIs' environments and, for hosts, the cluster."""
+    """What the processes are started in: the MPIs' environments and, for hosts, the cluster.
+
+    Args:
+        told: what else they find in their environment.
+    """
 
     mpi: Mapping[str, Path] = field(default_factory=dict)
     cluster: Lab | None = None
+    told: Mapping[str, str] = field(default_factory=dict)
 
 
 def start(
@@ -51,7 +59,7 @@ def start(
         argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)
         return [_popen([*argv, *worker], mpi_environment(spec, control.parent), errors)]
     require_torch(spec.library)
-    job = _job_environment(spec, placement.cluster)
+    job = _job_environment(spec, placement)
     argv = [sys.executable, *worker]
     if spec.n_ranks >= _FORKED_FROM and placement.cluster is None:
         return [_popen([*argv, "--fork", str(spec.n_ranks)], job, errors)]
@@ -95,15 +103,16 @@ def _rank_environment(spec: JobSpec, rank: int) -> dict[str, str]:
     return {name: str(value) for name, value in {"RANK": rank, **local}.items()}
 
 
-def _job_environment(spec: JobSpec, cluster: Lab | None) -> dict[str, str]:
-    job = {"WORLD_SIZE": str(spec.n_ranks)}
+def _job_environment(spec: JobSpec, placement: Placement) -> dict[str, str]:
+    job, cluster = {"WORLD_SIZE": str(spec.n_ranks)}, placement.cluster
     if cluster is None:
         return job | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return job | {
         "MASTER_ADDR": cluster.hosts[0].address,
         "MASTER_PORT": str(next(_LAB_PORTS)),
-        "SHOAL_KEY": secrets.token_hex(32),
-        **cluster.environment_of(0),
+        **({} if placement.told else {"SHOAL_KEY": secrets.token_hex(32)}),
+        **cluster.environment_of(0, range(spec.n_hosts)),
+        **placement.told,
     }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 N_SUBGROUPS: Final = 64
 _GIGABYTE: Final = 1e9
 # Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle NIC passes.
-_STREAM_BYTES: Final = 60_000_000
+STREAM_BYTES: Final = 60_000_000
 # Half a second of what two cores move, at 1 GB/s.
 _UNSHAPED_STREAM_BYTES: Final = 500_000_000
 _BULK_BYTES: Final = 100 << 20
@@ -69,11 +69,11 @@ def ring_time(pools: WorkerPools, case: Case) -> float:
 
 def nics_time(pools: WorkerPools, case: Case) -> float:
     """The same at the sum of what raw streams in a ring reach on all NICs of a host at once."""
-    cluster = pools.cluster(case.n_hosts, case.rate_mbit, case.more_mbit)
+    cluster = pools.cluster(case)
     n_nics = 1 + len(case.more_mbit)
     ring = ring_of(case.n_hosts)
     flows = [flow._replace(nic=nic) for nic in range(n_nics) for flow in ring]
-    rates = measure_streams(cluster, flows, _STREAM_BYTES // n_nics)
+    rates = measure_streams(cluster, flows, STREAM_BYTES // n_nics)
     by_nic = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
     return sent_by_ring(case) / sum(map(min, by_nic))
 
@@ -188,8 +188,8 @@ def subgroups_of(library: str, *, used: bool) -> Measure:
 
 def raw_rate(pools: WorkerPools, case: Case, flows: list[Flow]) -> float:
     """Bytes per second of the slowest of raw TCP streams that run at once."""
-    n_bytes = _STREAM_BYTES if case.rate_mbit else _UNSHAPED_STREAM_BYTES
-    return min(measure_streams(pools.cluster(case.n_hosts, case.rate_mbit), flows, n_bytes))
+    n_bytes = STREAM_BYTES if case.rate_mbit else _UNSHAPED_STREAM_BYTES
+    return min(measure_streams(pools.cluster(case), flows, n_bytes))
 
 
 def sent_by_ring(case: Case) -> float:

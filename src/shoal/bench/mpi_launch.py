@@ -94,7 +94,7 @@ def mpi_environment(spec: JobSpec, scratch: Path) -> dict[str, str]:
 
 def _openmpi_hosts(spec: JobSpec, cluster: Lab, agent: Path) -> Sequence[str]:
     n_each = spec.n_ranks // spec.n_hosts
-    hosts = ",".join(f"{host.address}:{n_each}" for host in cluster.hosts)
+    hosts = ",".join(f"{host.address}:{n_each}" for host in cluster.hosts[: spec.n_hosts])
     return [
         *("--host", hosts, "--map-by", "slot", "--bind-to", "none", "--allow-run-as-root"),
         *("--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", str(agent)),
@@ -108,7 +108,7 @@ def _openmpi_hosts(spec: JobSpec, cluster: Lab, agent: Path) -> Sequence[str]:
 
 def _mpich_hosts(spec: JobSpec, cluster: Lab, agent: Path) -> Sequence[str]:
     n_each = str(spec.n_ranks // spec.n_hosts)
-    hosts = ",".join(f"{host.address}:{n_each}" for host in cluster.hosts)
+    hosts = ",".join(f"{host.address}:{n_each}" for host in cluster.hosts[: spec.n_hosts])
     return [
         *("-hosts", hosts, "-ppn", n_each, "-launcher", "ssh", "-launcher-exec", str(agent)),
         *("-iface", INTERFACE, "-disable-hostname-propagation"),

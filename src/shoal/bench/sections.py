@@ -30,7 +30,9 @@ from shoal.bench.measures import (
     subgroups_of,
     time_of,
 )
+from shoal.bench.served import SERVED_SECTIONS
 from shoal.bench.table import show_cpu, show_memory, show_time
+from shoal.bench.training import TRAINING_SECTIONS
 from shoal.bench.worker_pools import WorkerPools
 
 _KIB: Final = 1024
@@ -220,5 +222,7 @@ SECTIONS: Final = (
         show_time,
         in_quick=lambda case: case.n_ranks == 8,
     ),
+    *SERVED_SECTIONS,
+    *TRAINING_SECTIONS,
     *MANY_SECTIONS,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from shoal.bench.machine import describe_run, render_run
 from shoal.bench.mpi_launch import MPIS
 from shoal.bench.progress import Progress
 from shoal.bench.sections import SECTIONS
-from shoal.bench.table import render
+from shoal.bench.table import label_of, render
 from shoal.bench.worker_pools import BenchOptions, WorkerPools
 from shoal.errors import UsageError
 
@@ -24,36 +25,75 @@ if TYPE_CHECKING:
     import argparse
 
 
-def run_suite(args: argparse.Namespace, argv: Sequence[str]) -> int:
+Draw = Callable[[Section, str, Mapping[str, Any]], None]
+
+
+def run_suite(
+    args: argparse.Namespace,
+    argv: Sequence[str],
+    draw: Draw = lambda _section, _text, _data: None,
+) -> int:
     """Measure, print and write, as the options of `shoal bench suite` say.
 
-    Returns: the exit code: 0, also if goals are missed; 1 if a library computed a wrong sum.
+    Args:
+        draw: gets each table when it is whole: as text with the head of the run, and as data.
+
+    Returns: the exit code: 0, also if goals are missed; 1 if a library computed a wrong sum, or a
+    table could not be measured; the others are.
 
     Raises:
         UsageError: no such table or collective.
     """
     _check(args)
-    chosen = [_reduced(one, args) for one in SECTIONS if not args.only or one.name in args.only]
+    chosen = chosen_of(args)
     run = describe_run(argv)
-    text = _emit(render_run(run))
+    head = text = _emit(render_run(run))
     tables: list[tuple[Section, list[Result]]] = []
-    start_s = time.monotonic()
-    with WorkerPools(_settings(args)) as pools, Progress(sys.stderr) as progress:
+    start_s, broken = time.monotonic(), False
+    answer_s = max(one.answer_s for one in chosen)
+    with WorkerPools(_settings(args, answer_s)) as pools, Progress(sys.stderr) as progress:
         for section in chosen:
-            rows = run_section(section, pools, progress.say)
+            try:
+                rows = run_section(section, pools, progress.say)
+                tables.append((section, rows))
+                table = render(section, rows)
+                draw(section, head + table, _as_data(run, tables[-1:])["tables"][section.name])
+            except Exception as error:  # noqa: BLE001 - others may have taken hours
+                traceback.print_exc()
+                pools.clear()
+                table, broken = f"# no {section.name}: {type(error).__name__}: {error}\n", True
             progress.clear()
-            tables.append((section, rows))
-            text += _emit("\n" + render(section, rows))
+            text += _emit("\n" + table)
     text += _emit(f"\n# {summary_of(tables)}; {time.monotonic() - start_s:.0f} s\n")
     if args.log:
         _append(Path(args.log), run["date"], text)
     if args.json:
         args.json.write_text(json.dumps(_as_data(run, tables), indent=1) + "\n")
-    return int("WRONG RESULT" in text)
+    return int(broken or "WRONG RESULT" in text)
+
+
+def chosen_of(args: argparse.Namespace) -> list[Section]:
+    """The tables, and the rows of each, that the options ask for.
+
+    Raises:
+        UsageError: there are none.
+    """
+    asked = [one for one in SECTIONS if not args.only or {one.name, one.part_of} & {*args.only}]
+    chosen = [one for one in (_reduced(one, args) for one in asked) if one.cases]
+    if not chosen:
+        labels = "; ".join(dict.fromkeys(label_of(case) for one in asked for case in one.cases))
+        raise UsageError(f"no row is left by these options; the tables' rows are {labels}")
+    return chosen
 
 
 def _check(args: argparse.Namespace) -> None:
-    sections = [section.name for section in SECTIONS]
+    sections = dict.fromkeys(name for one in SECTIONS for name in (one.part_of, one.name) if name)
+    part = getattr(args, "part", "")
+    if part:
+        sections = {name: None for name in sections if name.startswith(part)}
+        args.only = [
+            name if name.startswith(part) else f"{part}-{name}" for name in args.only or [part]
+        ]
     for flag, names, known in (
         ("--only", args.only, sections),
         ("--collective", args.collective, list(COLLECTIVES)),
@@ -73,16 +113,18 @@ def _reduced(section: Section, args: argparse.Namespace) -> Section:
         if (not args.ranks or one.n_ranks in args.ranks)
         and (not args.hosts or one.n_hosts in args.hosts)
         and (not args.collective or one.collective in args.collective)
-        and (not args.quick or section.in_quick(one))
+        and (not args.case or any(text in label_of(one) for text in args.case))
+        and (not args.quick or args.case or section.in_quick(one))
     )
     benchmarks = tuple(one for one in section.benchmarks if one.label not in args.without)
     return replace(section, cases=cases, benchmarks=benchmarks)
 
 
-def _settings(args: argparse.Namespace) -> BenchOptions:
-    n_rounds = args.rounds or (2 if args.quick else 5)
+def _settings(args: argparse.Namespace, answer_s: float) -> BenchOptions:
+    quick, usual = (1, 3) if getattr(args, "part", "") else (2, 5)
+    n_rounds = args.rounds or (quick if args.quick else usual)
     mpi = {name: getattr(args, name) for name in MPIS}
-    return BenchOptions(n_rounds, mpi, *((0.4, 0.004) if args.quick else (1.0, 0.01)))
+    return BenchOptions(n_rounds, mpi, *((0.4, 0.004) if args.quick else (1.0, 0.01)), answer_s)
 
 
 def _emit(text: str) -> str:
@@ -105,6 +147,9 @@ def _as_data(run: dict[str, str], tables: Sequence[tuple[Section, list[Result]]]
                     "n_ranks": row.case.n_ranks,
                     "n_bytes": row.case.n_bytes,
                     "n_hosts": row.case.n_hosts,
+                    "n_servers": row.case.n_servers,
+                    "model": row.case.model,
+                    "row": label_of(row.case),
                     "note": row.note,
                     "rounds": row.values,
                     "failures": row.failures,

@@ -29,17 +29,24 @@ def show_memory(n_bytes: float) -> str:
     return f"{n_bytes / _MIB:.1f} MiB"
 
 
+def show_percent(part: float) -> str:
+    """A part of a whole."""
+    return f"{part:.2%}"
+
+
 def show_count(number: float) -> str:
     """Of things: one decimal, for it may be a mean."""
     return f"{number:.1f}"
 
 
-def show_size(n_bytes: int) -> str:
-    """A size as people say it: 4 B, 16 KiB, 25 MiB."""
-    for unit, name in ((_MIB, "MiB"), (1024, "KiB")):
-        if n_bytes >= unit and n_bytes % unit == 0:
-            return f"{n_bytes // unit} {name}"
-    return f"{n_bytes} B"
+def label_of(case: Case) -> str:
+    """A row in words: 8+4, 25 MiB, 400 Mbit/s."""
+    words = _place(case)[: 2 if case.n_bytes or case.model else 1]
+    if case.n_hosts:
+        words.append(_rates((case.rate_mbit, *case.more_mbit), "+"))
+    if case.server_mbit:
+        words.append(f"servers {_rates(case.server_mbit, ',')}")
+    return ", ".join(words)
 
 
 def render(section: Section, rows: Sequence[Result]) -> str:
@@ -54,6 +61,20 @@ def render(section: Section, rows: Sequence[Result]) -> str:
         f"# no {label}: {reason}" for row in rows for label, reason in row.failures.items()
     )
     return "\n".join([*head, *body, *goals, *missing]) + "\n"
+
+
+def _rates(rates_mbit: Sequence[float | None], between: str) -> str:
+    if None in rates_mbit:
+        return "unshaped"
+    return f"{between.join(f'{rate:g}' for rate in rates_mbit)} Mbit/s"
+
+
+def show_size(n_bytes: int) -> str:
+    """A size as people say it: 4 B, 16 KiB, 25 MiB."""
+    for unit, name in ((_MIB, "MiB"), (1024, "KiB")):
+        if n_bytes >= unit and n_bytes % unit == 0:
+            return f"{n_bytes // unit} {name}"
+    return f"{n_bytes} B"
 
 
 def align(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -74,7 +95,7 @@ def _heading(section: Section) -> list[str]:
 def _cells(section: Section, row: Result) -> list[str]:
     medians = row.medians()
     shown = [
-        section.show(medians[one.label]) if one.label in medians else "-"
+        (one.show or section.show)(medians[one.label]) if one.label in medians else "-"
         for one in section.benchmarks
     ]
     goals = " | ".join(map(str, row.verdicts(section)))
@@ -82,7 +103,8 @@ def _cells(section: Section, row: Result) -> list[str]:
 
 
 def _place(case: Case) -> list[str]:
-    return [str(case.n_ranks), show_size(case.n_bytes) if case.n_bytes else "-"]
+    ranks = f"{case.n_ranks}+{case.n_servers}" if case.n_servers else str(case.n_ranks)
+    return [ranks, show_size(case.n_bytes) if case.n_bytes else case.model or "-"]
 
 
 def _three_digits(value: float) -> str:

@@ -28,6 +28,7 @@ from shoal.bench.values import FilledBuffer, KnownValues
 
 if TYPE_CHECKING:
     from shoal.bench.torch_rank import TorchRank
+    from shoal.bench.training_steps import RankTrainings
 
 
 class Rank:
@@ -36,6 +37,7 @@ class Rank:
     def __init__(self, endpoint: LibraryRank) -> None:
         self._endpoint = endpoint
         self._buffers: dict[tuple[int, str, str, str], FilledBuffer] = {}
+        self._trainings: RankTrainings | None = None
 
     def who(self) -> dict[str, Any]:
         """The process, and the host that it is on: what shares its name and its network."""
@@ -146,6 +148,55 @@ class Rank:
         times_s, n_made = calls_among_strangers(n_bytes, n_held, n_short)
         return {"times_s": times_s, "n_made": n_made}
 
+    def steps(self, n_bytes: int, seconds: float) -> dict[str, Any]:
+        """Time all-reduces for a while, and look at every result."""
+        from shoal.bench.steps import steady_steps
+
+        return steady_steps(self._endpoint, n_bytes, seconds)._asdict()
+
+    def train(self, n_steps: int, n_warmup: int = 1, **how: Any) -> dict[str, Any]:
+        """Time steps of a training, and go on where the last ones ended.
+
+        Args:
+            how: see Variant.
+        """
+        from shoal.bench.training_steps import Variant
+
+        return self._trained().train(Variant(**how), n_steps, n_warmup)._asdict()
+
+    def added_cpu(self, n_parameters: int, n_steps: int) -> dict[str, Any]:
+        """CPU seconds that wrappers add to a step of many small parameters."""
+        from shoal.bench.training_costs import added_cpu_s
+
+        return dict(added_cpu_s(self._trained(), n_parameters, n_steps))
+
+    def order_costs(self, n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
+        """What it costs to agree on an order, and on another one."""
+        self._torch()
+        from shoal.bench.training_costs import order_costs
+
+        return order_costs(n_arrays, n_elems, n_steps)
+
+    def memory_beyond(self, model: str, n_steps: int) -> dict[str, Any]:
+        """Resident memory of a wrapped model's steps beyond a bare one's."""
+        self._torch()
+        from shoal.bench.training_costs import memory_beyond
+
+        return dict(memory_beyond(model, n_steps))
+
+    def copied(self, **how: Any) -> dict[str, Any]:
+        """Bytes of gradients that a step copies."""
+        self._torch()
+        from shoal.bench.training_costs import copied_bytes
+
+        return dict(copied_bytes(**how))
+
+    def in_flight(self, **how: Any) -> dict[str, Any]:
+        """Time buffers that are averaged several at once."""
+        from shoal.bench.training_costs import in_flight_s
+
+        return {"times_s": [in_flight_s(self._trained(), **how)]}
+
     def footprint(self) -> dict[str, Any]:
         """The memory and the descriptors of this rank."""
         return {"pss_bytes": proportional_bytes(), "n_fds": len(os.listdir("/proc/self/fd"))}
@@ -156,8 +207,10 @@ class Rank:
         return {"pid": os.getpid(), "peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
 
     def forget(self) -> dict[str, Any]:
-        """Free the buffers."""
+        """Free the buffers, and the models that were trained."""
         self._buffers.clear()
+        if self._trainings is not None:
+            self._trainings.clear()
         return {}
 
     def stop(self) -> dict[str, Any]:
@@ -169,6 +222,14 @@ class Rank:
         if self._endpoint.torch is None:
             raise NotImplementedError("only torch.distributed can be asked that")
         return self._endpoint.torch
+
+    def _trained(self) -> RankTrainings:
+        self._torch()
+        if self._trainings is None:
+            from shoal.bench.training_steps import RankTrainings
+
+            self._trainings = RankTrainings()
+        return self._trainings
 
     def _bind(self, what: CallSpec) -> tuple[Call, FilledBuffer, FilledBuffer]:
         """The call, and the tensors of its input and its result."""

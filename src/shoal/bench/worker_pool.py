@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _START_S: Final = 60.0  # eight ranks that import torch on one slow core
 _ANSWER_S: Final = 40.0  # a command of a suite takes a few seconds; beyond this, something hangs
 _STOP_S: Final = 5.0
+_FATE_S: Final = 0.5
 
 
 class WorkerPool:
@@ -135,12 +136,21 @@ class WorkerPool:
         with contextlib.suppress(ConnectionResetError):  # it died with a command unread
             line = self._lines[rank].readline()
         if not line:
-            raise self._failure(f"rank {rank} died")
+            raise self._failure(f"rank {rank} died{self._fate()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             self._has_failed = True
             raise Failure(answer["error"])
         return answer
+
+    def _fate(self) -> str:
+        """By which signals processes of ours have ended, in words."""
+        for process in self._processes:  # who has died is seen at once, or in a moment
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_FATE_S / len(self._processes))
+        codes = {process.poll() or 0 for process in self._processes}
+        names = sorted(signal.Signals(-code).name for code in codes if code < 0)
+        return f", ended by {' and '.join(names)}" if names else ""
 
     def _failure(self, what: str) -> Failure:
         """`what`, with the last words that the processes left."""

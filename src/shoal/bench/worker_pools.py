@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from shoal.bench.collectives import CallSpec
 from shoal.bench.failure import Failure
-from shoal.bench.job import JobSpec
-from shoal.bench.launch import Placement
+from shoal.bench.job import JobSpec, spec_of
+from shoal.bench.lab_servers import LabServers
+from shoal.bench.launch import SERVED, Placement
 from shoal.bench.worker_pool import WorkerPool
-from shoal.errors import UsageError
-from shoal.lab import Lab
+from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.bench.case import Case
+    from shoal.lab import Lab
 
 _MAX_CALLS: Final = 200
 # An idle NIC passes its first 128 KiB at once, 1 ms of the wire's time: little of a longer block.
@@ -77,7 +79,8 @@ class WorkerPools:
         self.n_cores = len(os.sched_getaffinity(0))
         self._stack = contextlib.ExitStack()
         self._pools: dict[JobSpec, RankPool] = {}
-        self._clusters: dict[tuple[int, float | None, tuple[float, ...]], Lab] = {}
+        self._clusters: dict[JobSpec, Lab] = {}
+        self._servers: dict[JobSpec, LabServers] = {}
         self._unstartable: dict[JobSpec, str] = {}
         self._n_calls: dict[tuple[JobSpec, CallSpec], int] = {}
         self._unable: dict[tuple[JobSpec, str, str], str] = {}
@@ -96,7 +99,7 @@ class WorkerPools:
         Raises:
             Failure: the library cannot be started, has failed, or its result is wrong.
         """
-        spec = _spec(library, case)
+        spec = spec_of(library, case)
         kind = (spec, case.collective, algorithm)
         if kind in self._unable:
             raise Failure(self._unable[kind])
@@ -119,7 +122,7 @@ class WorkerPools:
 
     def ask(self, library: str, case: Case, task: str, **arguments: Any) -> list[dict[str, Any]]:
         """Give a command to every rank of a pool that is kept; the answers by rank."""
-        spec = _spec(library, case)
+        spec = spec_of(library, case)
         pool = self._pool(spec)
         try:
             return pool.ask(task, **arguments)
@@ -129,20 +132,27 @@ class WorkerPools:
 
     def fresh(self, library: str, case: Case) -> WorkerPool:
         """A pool that has done nothing yet; the caller stops it."""
-        spec = _spec(library, case)
+        spec = spec_of(library, case)
         return self._start(spec)
 
-    def cluster(
-        self, n_hosts: int, rate_mbit: float | None, more_mbit: tuple[float, ...] = ()
-    ) -> Lab:
-        """A cluster of so many hosts; see `Lab`."""
-        which = (n_hosts, rate_mbit, more_mbit)
-        if which not in self._clusters:
-            try:
-                self._clusters[which] = self._stack.enter_context(Lab(*which))
-            except UsageError as error:
-                raise Failure(str(error)) from error
-        return self._clusters[which]
+    def cluster(self, case: Case) -> Lab:
+        """The hosts of a case; see `Lab`."""
+        return self._lab(spec_of("", case))
+
+    def servers(self, case: Case) -> LabServers:
+        """The servers of a case, all of which were started once."""
+        return self._servers_of(spec_of("", case))
+
+    def clear(self) -> None:
+        """Stop all processes and remove all clusters; what is asked for next is made anew.
+
+        A library that could not be started, or has failed, is tried again.
+        """
+        self._stack.close()
+        for each in (self._pools, self._clusters, self._servers, self._n_calls):
+            each.clear()
+        for failures in (self._unstartable, self._unable):
+            failures.clear()
 
     def forget(self) -> None:
         """Free the tensors of all pools."""
@@ -172,8 +182,24 @@ class WorkerPools:
         self._pools.pop(spec).close()
 
     def _surroundings(self, spec: JobSpec) -> Placement:
-        nics = (spec.n_hosts, spec.rate_mbit, spec.more_mbit)
-        return Placement(self.settings.mpi, self.cluster(*nics) if spec.n_hosts else None)
+        servers = self._servers_of(spec).environment if spec.library in SERVED else {}
+        return Placement(self.settings.mpi, self._lab(spec) if spec.n_hosts else None, servers)
+
+    def _lab(self, spec: JobSpec) -> Lab:
+        if spec.place not in self._clusters:
+            try:
+                self._clusters[spec.place] = self._stack.enter_context(spec.lab())
+            except ShoalError as error:
+                raise Failure(str(error)) from error
+        return self._clusters[spec.place]
+
+    def _servers_of(self, spec: JobSpec) -> LabServers:
+        if spec.place not in self._servers:
+            lab = self._lab(spec)
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
+            servers = LabServers(spec, lab, Path(folder, "servers"))
+            self._servers[spec.place] = self._stack.enter_context(servers)
+        return self._servers[spec.place]
 
     def _sample(self, pool: RankPool, spec: JobSpec, case: Case, what: CallSpec) -> Sample:
         n_samples = max(1, round(case.n_samples * self.settings.share_of_samples))
@@ -191,10 +217,6 @@ class WorkerPools:
         n_wrong = sum(rank["n_wrong"] for rank in pool.ask("check", **what._asdict()))
         if n_wrong:
             raise Failure(f"WRONG RESULT: {n_wrong} elements of {spec}, {what}")
-
-
-def _spec(library: str, case: Case) -> JobSpec:
-    return JobSpec(library, case.n_ranks, case.n_hosts, case.rate_mbit, case.more_mbit)
 
 
 def slowest_of(ranks: Sequence[dict[str, Any]]) -> list[float]:

@@ -8,30 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 import shoal
-from shoal.cli import bench, draw, dump, lab, plan, report, server, simulate, status, trace, tune
-from shoal.cli.options import Parser, Subparsers
+from shoal.cli.options import Parser
 from shoal.errors import ShoalError
 
 __all__ = ["main"]
 
-COMMANDS: Final[Sequence[Callable[[Subparsers], None]]] = (
-    trace.add_to,
-    draw.add_to,
-    simulate.add_to,
-    plan.add_to,
-    tune.add_to,
-    bench.add_to,
-    report.add_to,
-    dump.add_to,
-    lab.add_to,
-    server.add_to,
-    status.add_to,
+COMMANDS: Final = (
+    *("trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump", "lab"),
+    *("server", "status"),
 )
-"""Each adds one subcommand. A line here is the whole registration."""
+"""The subcommands, each a module here. A word here is the whole registration."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         words = sys.argv[1:] if argv is None else argv
-        args = _parser().parse_args(words)
+        args = _parser(words[:1]).parse_args(words)
         args.words = list(words)
         code: int = args.run(args)
         sys.stdout.flush()
@@ -56,10 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> Parser:
+def _parser(first: Sequence[str]) -> Parser:
+    """That of the subcommand that the first word names; of all, if it names none.
+
+    A server that is started again is used 0.1 s sooner for what it does not import.
+    """
     parser = Parser(prog="shoal", description=shoal.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for add_to in COMMANDS:
-        add_to(subparsers)
+    for name in [name for name in COMMANDS if name in first] or COMMANDS:
+        import_module(f"shoal.cli.{name}").add_to(subparsers)
     return parser

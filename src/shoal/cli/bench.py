@@ -22,8 +22,9 @@ other libraries in the same run, in turn. Ranks are started here (--ranks N), on
 of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
 (torchrun, mpirun, srun). docs/bench.md tells what the numbers mean.
 
-`shoal bench suite` measures the project's own tables, and `shoal bench simulated` holds the
-simulator against the engine; they have options of their own.
+`shoal bench suite` measures the project's own tables, `shoal bench training` those of trainings,
+with pictures, and `shoal bench simulated` holds the simulator against the engine; they have
+options of their own.
 """
 _LAUNCHED: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _DEFAULT_RATE: Final = "1gbit"
@@ -45,6 +46,15 @@ def add_to(subparsers: Subparsers) -> None:
     suite = parser.add_branch("suite", description=what)
     _add_suite(suite)
     suite.set_defaults(run=_run_suite)
+    what = (
+        "Measure trainings by torch's DistributedDataParallel and shoal's, beside each other, on "
+        "one host and on the hosts of labs (root); docs/training.md tells of it."
+    )
+    training = parser.add_branch("training", description=what)
+    _add_suite(training)
+    what = "write each table and its picture there (needs matplotlib)"
+    training.add_argument("-o", "--out", type=Path, metavar="FOLDER", help=what)
+    training.set_defaults(run=_run_training, part="training")  # fewer rounds: its steps are long
     what = "Hold the simulator against the engine, on the hosts of labs; needs root."
     simulated = parser.add_branch("simulated", description=what)
     add = simulated.add_argument
@@ -127,6 +137,7 @@ def _add_suite(parser: argparse.ArgumentParser) -> None:
     add("--hosts", type=int, action="append", metavar="N", help="only rows of N hosts; 0: no lab")
     add("--collective", action="append", metavar="NAME", help="only its rows")
     add("--without", action="append", default=[], metavar="COLUMN", help="such as openmpi")
+    add("--case", action="append", metavar="TEXT", help="only rows called so: 8+4, or 100 MiB")
     add("--quick", action="store_true", help="few rounds: for a first look, not for a claim")
     add("--rounds", type=int, metavar="N", help="rounds per row; default 5, with --quick 2")
     add("-J", "--json", type=Path, metavar="FILE", help="write every round's value")
@@ -139,6 +150,20 @@ def _run_suite(args: argparse.Namespace) -> int:
     from shoal.bench.suite import run_suite
 
     return run_suite(args, args.words[1:])
+
+
+def _run_training(args: argparse.Namespace) -> int:
+    _require_numpy()
+    from shoal.bench.suite import run_suite
+
+    if args.out is None:
+        return run_suite(args, args.words[1:])
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("pictures are drawn with matplotlib: pip install 'shoal[report]'")
+    from shoal.bench.report.trainings import draw_table
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    return run_suite(args, args.words[1:], lambda *table: draw_table(args.out, *table))
 
 
 def _run_simulated(args: argparse.Namespace) -> int:

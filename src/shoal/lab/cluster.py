@@ -214,6 +214,10 @@ class Lab:
         """`subprocess.Popen` in a host, for text. Killed with the cluster if it still runs."""
         return subprocess.Popen(self.command(host, argv), text=True, **options)
 
+    def pids(self, host: int) -> list[int]:
+        """The processes that run in a host now."""
+        return [int(pid) for pid in ip("netns", "pids", self.hosts[host].namespace).split()]
+
     def cut(self, source: int, to: int, nic: int = 0) -> None:
         """From now on, all that one host sends to another by a NIC is lost in silence."""
         self.hosts[source].cut(self.hosts[to], nic)

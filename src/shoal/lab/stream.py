@@ -53,7 +53,8 @@ def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[f
 
         def start(host: int, *words: object) -> subprocess.Popen[str]:
             argv = [sys.executable, __file__, *map(str, words)]
-            process = stack.enter_context(cluster.popen(host, argv, stdout=subprocess.PIPE))
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            process = stack.enter_context(cluster.popen(host, argv, **pipes))
             stack.callback(process.kill)
             return process
 
@@ -63,9 +64,15 @@ def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[f
         ]
         for receiver in receivers:
             _line_of(receiver)  # it listens
+        senders = []
         for index, flow in enumerate(flows):
             address = cluster.hosts[flow.to].addresses[flow.nic]
-            start(flow.source, "send", address, _FIRST_PORT + index, n_bytes)
+            senders.append(start(flow.source, "send", address, _FIRST_PORT + index, n_bytes))
+        for sender in senders:
+            _line_of(sender)  # it is connected
+        for sender in senders:
+            assert sender.stdin is not None
+            sender.stdin.close()  # all begin
         return [float(_line_of(receiver)) for receiver in receivers]
 
 
@@ -73,7 +80,7 @@ def _line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None  # asked for by measure_streams
     line = process.stdout.readline()
     if not line:
-        raise ShoalError("the receiver of a raw stream ended early; its standard error says why")
+        raise ShoalError("an end of a raw stream ended early; its standard error says why")
     return line
 
 
@@ -98,6 +105,8 @@ def _receive(port: int, n_bytes: int) -> float:
 def _send(address: str, port: int, n_bytes: int) -> None:
     piece = memoryview(bytes(_PIECE_BYTES))
     with socket.create_connection((address, port), timeout=_DEADLINE_S) as stream:
+        print("connected", flush=True)  # noqa: T201 - read by measure_streams
+        sys.stdin.read()  # until the others are
         for start in range(0, n_bytes, _PIECE_BYTES):
             stream.sendall(piece[: n_bytes - start])
 

@@ -1,6 +1,6 @@
 """Pictures of one kind of call, by matplotlib: for a page, whose style has the colours, or as PNG.
 
-What is drawn in one of `_INKS` gets a name of the page's style sheet when it becomes SVG, so the
+What is drawn in one of `COLOURS` gets a name of the page's style sheet when it becomes SVG, so the
 page can be light or dark. In a PNG these are the colours themselves: those of Okabe and Ito, which
 people of all kinds of sight can tell apart; libraries have marks of their own as well.
 """
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from shoal.bench.report.words import show_rate, show_size, show_time
+from shoal.inks import DPI, INKS, STYLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,39 +28,17 @@ if TYPE_CHECKING:
 
     from shoal.bench.report.read import BenchRecord, CallName, Measured
 
-_INKS: Final[Mapping[str, str]] = {
-    "ink": "#25282d",
-    "soft": "#6d7179",
-    "grid": "#dddad4",
-    "paper": "#ffffff",
-    "shoal": "#0072b2",
-    "gloo": "#d55e00",
-    "openmpi": "#009e73",
-    "mpich": "#b8568c",
+COLOURS: Final[Mapping[str, str]] = {
+    **{name: INKS[name] for name in ("ink", "soft", "grid", "paper")},
+    "shoal": INKS["blue"],
+    "gloo": INKS["orange"],
+    "openmpi": INKS["green"],
+    "mpich": INKS["pink"],
 }
 _MARKS: Final = {"shoal": "o", "gloo": "s", "openmpi": "^", "mpich": "D"}
 _LINES: Final = ("-", "--", ":", "-.")
-_STYLE: Final[Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "shoal",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "text.parse_math": False,  # a file may have dollars in its name
-    "axes.edgecolor": _INKS["soft"],
-    "axes.labelcolor": _INKS["ink"],
-    "axes.titlecolor": _INKS["ink"],
-    "axes.facecolor": _INKS["paper"],
-    "figure.facecolor": _INKS["paper"],
-    "text.color": _INKS["ink"],
-    "xtick.color": _INKS["soft"],
-    "ytick.color": _INKS["soft"],
-    "xtick.labelcolor": _INKS["ink"],
-    "ytick.labelcolor": _INKS["ink"],
-    "grid.color": _INKS["grid"],
-}
 _INCHES: Final = (4.7, 3.4)
 _LEGEND_ROW: Final = 0.19
-_DPI: Final = 180
 _FEWEST_CALLS: Final = 5
 """With fewer, who is faster is chance."""
 _MOST_TICKS: Final = 7
@@ -85,7 +64,7 @@ class _Line(NamedTuple):
 def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
     """Time, bus bandwidth, and ratios where there are peers."""
     lines = list(_lines_of(call, records))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         charts = [
             Chart("time", "Time of a call", _time(call, records, lines)),
             Chart("bandwidth", "Bus bandwidth", _bandwidth(call, records, lines)),
@@ -103,22 +82,22 @@ def is_comparable(point: Measured) -> bool:
 
 def write_png(chart: Chart, subtitle: str, path: Path) -> None:
     """The picture on white, with its title."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         chart.figure.suptitle(f"{chart.title}\n{subtitle}", fontsize=10)
-        chart.figure.savefig(path, dpi=_DPI)
+        chart.figure.savefig(path, dpi=DPI)
 
 
 def svg_of(chart: Chart, label: str) -> str:
     """The picture for a page whose style sheet has the colours."""
     buffer = io.StringIO()
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         chart.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-    for name, colour in _INKS.items():
+    for name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     return text.replace("'DejaVu Sans'", "var(--font)")
 
@@ -268,4 +247,4 @@ def _add_legend(axes: Axes) -> None:
 
 
 def _ink(name: str) -> Any:
-    return _INKS.get(name, _INKS["soft"])
+    return COLOURS.get(name, INKS["soft"])

@@ -1,0 +1,83 @@
+"""Servers that are in truth at half the rate that they report: shares are corrected to that."""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process.serving import new_key
+
+from shoal.lab import Lab
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+        reason="NOT TESTED: the lab needs root, ip and tc (iproute2)",
+    ),
+    pytest.mark.skipif(not os.environ.get("SHOAL_SOAK"), reason="soak: minutes"),
+    pytest.mark.timeout(600),
+]
+RATE, SLOW = 100, 50  # Mbit/s
+N_CALLS, N_LAST = 28, 10
+PROGRAM = f"""
+import time
+import numpy as np, shoal
+with shoal.init(timeout_s=120) as group:
+    data = np.ones(1 << 21, np.float32)
+    group.all_reduce(data)
+    for _ in range({N_CALLS}):
+        begun = time.monotonic()
+        group.all_reduce(data)
+        if group.rank == 0:
+            print(time.monotonic() - begun, flush=True)
+"""
+
+
+def times_of(n: int, k: int, key: Path, *, is_told: bool) -> list[float]:
+    """How long each call took, every second server being slow; whether the servers know that."""
+    slow = {host: [SLOW] for host in range(n, n + k, 2)}
+    with Lab(n + k, rate_mbit=RATE, apart=slow) as lab:
+        servers = []
+        for host in range(n, n + k):
+            told = lab.environment_of(host, [host])
+            if not is_told:
+                told["SHOAL_LINK"] = told["SHOAL_LINK"].replace(f"{SLOW}Mb", f"{RATE}Mb")
+            argv = [sys.executable, "-m", "shoal", "server", "--listen", "eth0"]
+            argv += ["--key-file", str(key)]
+            servers.append(lab.popen(host, argv, env={**os.environ, **told}))
+        common = {
+            "WORLD_SIZE": str(n),
+            "MASTER_ADDR": lab.hosts[0].address,
+            "MASTER_PORT": "29500",
+            "SHOAL_KEY_FILE": str(key),
+            "SHOAL_SERVERS": ",".join(host.address for host in lab.hosts[n:]),
+            "SHOAL_SERVERS_REQUIRED": str(k),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+        ranks = []
+        for rank in range(n):
+            env = {**os.environ, **common, **lab.environment_of(rank, range(n)), "RANK": str(rank)}
+            argv = [sys.executable, "-c", PROGRAM]
+            ranks.append(lab.popen(rank, argv, env=env, stdout=subprocess.PIPE))
+        told = [rank.communicate(timeout=300)[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * n
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait(30)
+    return [float(took) for took in told[0].split()]
+
+
+@pytest.mark.parametrize(("n", "k"), [(4, 4), (8, 4)])
+def test_shares_are_corrected_to_about_what_they_would_be_if_rates_were_known(
+    tmp_path: Path, n: int, k: int
+) -> None:
+    key = new_key(tmp_path)
+    known = statistics.median(times_of(n, k, key, is_told=True)[-N_LAST:])
+    found = times_of(n, k, key, is_told=False)
+    assert statistics.median(found[:3]) > 1.3 * known, "this tests nothing"
+    assert statistics.median(found[-N_LAST:]) < 1.15 * known
