@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import UsageError
+from shoal.errors import Unsupported, UsageError
 from shoal.lab import Flow, Lab, measure_streams, ring_of
 from shoal.lab.names import prefix_of, remove_stale
 from shoal.plan.wire import link_of
@@ -40,6 +40,37 @@ def test_a_host_reaches_another_and_itself(cluster: Lab) -> None:
         done = subprocess.run(cluster.command(0, argv), capture_output=True, text=True, check=False)
         # Nobody listens at port 9: a refusal is the answer of a host that is there.
         assert "ConnectionRefusedError" in done.stderr
+
+
+@needs_root
+@pytest.mark.parametrize("congestion", ["cubic", "reno"])
+def test_both_ends_of_a_connection_find_their_rate_as_the_lab_says(congestion: str) -> None:
+    """Whatever the machine is set to."""
+    program = """
+import socket, sys
+meet = (sys.argv[1], 29500)
+if sys.argv[2] == "accept":
+    with socket.create_server(meet) as door:
+        print("open", flush=True)
+        end, _ = door.accept()
+else:
+    end = socket.create_connection(meet, 5)
+print(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode())
+"""
+    with Lab(2, 200, congestion=congestion) as cluster:
+        argv = [sys.executable, "-c", program, cluster.hosts[0].address]
+        with cluster.popen(0, [*argv, "accept"], stdout=subprocess.PIPE) as door:
+            assert door.stdout is not None
+            assert door.stdout.readline() == "open\n"
+            dialled = cluster.run(1, [*argv, "connect"], stdout=subprocess.PIPE).stdout
+            assert (dialled, door.stdout.read()) == (f"{congestion}\n",) * 2
+
+
+@needs_root
+def test_a_congestion_control_that_the_kernel_does_not_know_is_refused() -> None:
+    lab = Lab(1, congestion="nonesuch")
+    with pytest.raises(Unsupported, match=r"congctl nonesuch.*failed"), lab:
+        pass
 
 
 @needs_root

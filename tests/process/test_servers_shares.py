@@ -76,4 +76,4 @@ def test_shares_that_are_corrected_while_calls_go_on_leave_the_bits_as_they_are(
     before, after = used[0][0], used[0][-1]
     assert before == "sharded[3*0|2*1].servers"
     assert after == "sharded[3*0|1,2].servers"
-    assert f"measured links: server {one.address} carries" in text
+    assert f"measured links: server {one.address} is taken to carry" in text

@@ -27,23 +27,23 @@ def test_each_number_of_servers_has_its_time_and_the_last_its_reason(
     assert out.startswith("all_reduce of 100 MiB, 8 workers, by servers\n")
     assert [row[0] for row in rows(out)] == ["0", "1", "2", "3", "4"]
     speeds = [float(row[3].rstrip("x")) for row in rows(out)]
-    # 2(n-1)/n of the tensor against 2n(n-1) / (n^2 + kn - 2k) and an eighth more with 4 servers,
-    # within what is no bandwidth.
+    # 2(n-1)/n of the tensor against 2n(n-1) / (n^2 + kn - 2k) with 4 servers, and a tenth more that
+    # connections lose which compete.
     assert speeds[0] == 1
-    assert speeds[4] == pytest.approx((64 + 6 * 4) / 64 / 1.13, rel=0.05)
-    assert [row[4:] == ["unused"] for row in rows(out)] == [False, True, True, False, False]
+    assert speeds[4] == pytest.approx((64 + 6 * 4) / 64 / 1.1, rel=0.03)
+    assert speeds == sorted(speeds)
     sentence = " ".join(out.split())
     time = " ".join(rows(out)[-1][1:3])
     assert f"100 MiB over 8 workers and 4 servers take {time} where sharded" in sentence
-    assert "another server would take 3.2% of the time off" in sentence
+    assert "another server would take 6.2% of the time off" in sentence
 
 
 def test_where_the_last_are_unused_the_sentence_begins_with_that(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = said(capsys, "--workers 8 --servers 2 --link 1Gb").splitlines()
-    assert lines[4].endswith("1.00x  unused")
-    assert lines[5].startswith("not by servers, since 100 MiB over 8 workers and 2 servers would ")
+    lines = said(capsys, "--workers 19 --servers 1 --link 1Gb").splitlines()
+    assert lines[3].endswith("0.95x  unused")
+    assert lines[4].startswith("not by servers, since 100 MiB over 19 workers and 1 server would ")
 
 
 def test_one_worker_has_nothing_to_reduce(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,6 @@ def test_a_server_of_unknown_rate_counts_as_the_workers_do() -> None:
 
 def test_what_calls_have_shown_counts_before_what_a_host_reports() -> None:
     cluster = replace(default_cluster(range(3)), wire=wire_of(1000))
-    rates, measured = (125.0, 125.0, 125.0, 0.0, 60.0), (0.0, 0.0, 0.0, 50.0, 0.0)
+    rates, measured = (125.0, 125.0, 125.0, 0.0, 60.0), (50.0, 0.0)
     nics = nics_of(rates, 3, cluster, measured)
     assert [nic.out for nic in (*nics.workers, *nics.servers)] == [125.0, 125.0, 125.0, 50.0, 60.0]

@@ -52,63 +52,71 @@ def test_as_many_servers_as_workers_nearly_halve_the_time() -> None:
 
 def test_fewer_servers_share_with_the_workers() -> None:
     found = served(8, 4)
-    assert found.names == ("sharded[8*2|4*7].servers", "sharded[8*2|4*7].workers")
-    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, what is no bandwidth, and an eighth more.
-    assert 112 / 88 < found.cost_us / 1.13 / (100 * MIB * 8 / 1000) < 1.06 * 112 / 88
+    assert found.names == ("sharded[8*56|4*149].servers", "sharded[8*56|4*149].workers")
+    # 2n(n-1) / (n^2 + kn - 2k) of the tensor, and what is lost where connections compete.
+    assert 1.05 < found.cost_us / (112 / 88 * 100 * MIB * 8 / 1000) < 1.12
     five = served(8, 5)
     off = f"{1 - five.cost_us / found.cost_us:.1%} of the time off"
     assert f"; bandwidth-bound: another server would take {off}" in found.why
-    assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.23 s where sharded")
+    assert found.why.startswith("100 MiB over 8 workers and 4 servers take 1.18 s where sharded")
+    assert found.bottleneck == "the NICs of all workers and servers alike"
 
 
 def test_a_call_takes_longer_than_its_cost_where_workers_reduce_too_or_servers_are_few() -> None:
-    """By how much was measured, of 8 workers with 4 and 6 servers, and with 7 that do it all."""
-    for k, factor in ((4, 1.13), (6, 1.2), (8, 1.0), (12, 1.0)):
-        optimum = cost_with_servers(shared(8, k), 100 * MIB, flat(8), pool(k)).cost_us
-        assert served(8, k).cost_us == pytest.approx(factor * optimum, rel=0.002)
-    alone = cost_with_servers(Weights((0,) * 8, (1,) * 7), 25 * MIB, flat(8), pool(7)).cost_us
-    assert served(8, 7, 25 * MIB).cost_us == pytest.approx(1.2 * alone)
+    """By how much was measured, of 8 workers with 1 to 7 servers, and with 7 that do it all."""
+    for k, factor in ((1, 1.04), (4, 1.04), (6, 1.04), (8, 1.0), (12, 1.0)):
+        found = served(8, k)
+        assert found.weights is not None
+        model = cost_with_servers(found.weights, 100 * MIB, flat(8), pool(k)).cost_us
+        assert found.cost_us == pytest.approx(factor * model)
+    slow = Pool((Nic(125, 125),) * 3)
+    alone = cost_with_servers(Weights((0,) * 4, (1,) * 3), 25 * MIB, flat(4), slow).cost_us
+    both = choose_with_servers(25 * MIB, flat(4), slow)
+    assert both.cost_us < 1.2 * alone
 
 
-@pytest.mark.parametrize(("k", "took_ms"), [(0, 1014), (4, 816), (8, 580)])
+@pytest.mark.parametrize(
+    ("k", "took_ms"), [(0, 988), (1, 926), (2, 875), (4, 749), (6, 735), (7, 700), (8, 572)]
+)
 def test_what_is_taken_to_pay_is_near_to_what_8_workers_took(k: int, took_ms: float) -> None:
     """25 MiB at 400 Mbit/s in the lab, where a message takes 10 us and a core of each end 16."""
     cluster = default_cluster(range(8), wire=wire_of(0.956 * 400, 10, 16))
     found = choose_with_servers(25 * MIB, cluster, pool(k or 1, 0.956 * 400))
-    assert (found.weights is not None) == (k > 0)
-    assert found.cost_us / 1e3 == pytest.approx(took_ms, rel=0.07)
+    cost_us = found.cost_us if k else found.alone_us
+    assert cost_us / 1e3 == pytest.approx(took_ms, rel=0.1)
+    assert found.weights is not None
 
 
 def test_workers_that_do_it_alone_are_priced_by_what_they_use_then() -> None:
     """Of a job with servers all calls are sharded, for the same bits, though a ring is faster."""
-    assert choose("all_reduce", 25 * MIB, flat(8)).name == "ring"
-    found = choose_with_servers(25 * MIB, flat(8), pool(1))
+    assert choose("all_reduce", 100 * MIB, flat(19)).name == "ring"
+    found = served(19, 1)
     assert found.weights is None
-    assert found.cost_us == cost_of("all_reduce", "sharded", 25 * MIB, flat(8)).cost_us
+    assert found.cost_us == cost_of("all_reduce", "sharded", 100 * MIB, flat(19)).cost_us
     assert "sharded of the workers alone takes" in found.why
-    assert choose_with_servers(25 * MIB, flat(8), pool(0)).cost_us < found.cost_us
+    assert served(19, 0).cost_us < found.cost_us
 
 
 def test_servers_do_it_all_where_the_little_that_workers_could_take_off_them_costs_more() -> None:
-    for k in range(1, 7):
+    for k in range(1, 8):
         found = served(8, k, 25 * MIB).weights
         assert found is None or any(found.workers)
-    assert served(8, 7, 25 * MIB).weights == Weights((0,) * 8, (1,) * 7)
-    assert served(8, 7, 25 * MIB).bottleneck == "the NICs of all servers"
-    slow = Pool((*pool(6).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
+    last = choose_with_servers(25 * MIB, flat(8), Pool((*pool(7).servers, Nic(100, 100))))
+    assert last.weights == Weights((0,) * 8, (5,) * 7 + (4,))
+    assert last.bottleneck == "the NICs of all servers"
+    slow = Pool((*pool(7).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
     uneven = choose_with_servers(25 * MIB, flat(8), slow).weights
-    assert uneven == Weights((0,) * 8, (2,) * 6 + (1,) * 2)
+    assert uneven == Weights((0,) * 8, (2,) * 7 + (1,) * 2)
 
 
 def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take() -> None:
-    found = served(8, 2)
+    found = served(19, 1)
     assert found.weights is None
     assert found.cost_us == found.alone_us
-    assert found.why.startswith("not by servers, since 100 MiB over 8 workers and 2 servers would ")
-    assert "would take no less: 1.60 s where sharded of the workers alone takes 1.50 s" in found.why
-    off = f"{1 - served(8, 3).cost_us / found.alone_us:.1%} of the time off"
+    assert found.why.startswith("not by servers, since 100 MiB over 19 workers and 1 server would ")
+    assert "would hardly take less: 1.64 s where sharded of the workers alone" in found.why
+    off = f"{1 - served(19, 2).cost_us / found.alone_us:.1%} of the time off"
     assert f"another server would take {off}" in found.why
-    assert "another server would bring nothing" in served(8, 1).why
 
 
 def test_what_takes_hardly_less_is_left_to_the_workers() -> None:
@@ -188,7 +196,7 @@ def test_the_bottleneck_is_named() -> None:
 def test_slower_servers_get_less() -> None:
     half = Pool((Nic(125, 125), Nic(125, 125), Nic(62.5, 125), Nic(125, 62.5)))
     found = choose_with_servers(100 * MIB, flat(8), half)
-    assert found.weights == Weights((5,) * 8, (14, 14, 7, 7))
+    assert found.weights == Weights((14,) * 8, (30, 30, 15, 15))
 
 
 def test_a_narrow_wire_halves_what_nics_take() -> None:

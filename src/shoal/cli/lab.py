@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
-from shoal.lab.cluster import Lab
+from shoal.lab.cluster import CONGESTION, Lab
 from shoal.lab.iproute import check_powers
 from shoal.lab.job import Job, private_key, tasks_of
 from shoal.lab.names import remove_stale
@@ -88,6 +88,12 @@ def _add_run(commands: Subparsers) -> None:
         "--nics", metavar="RATE,RATE", help="several NICs in each host, and the rate of each"
     )
     add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NIC; default as the hosts")
+    add(
+        "--congestion",
+        default=CONGESTION,
+        metavar="NAME",
+        help="how the hosts' TCP finds its rate; default %(default)s, as Linux has it",
+    )
     add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     add("--key-file", metavar="FILE", help="the job's key; default a new one")
     add("--name", default="", help="what cut, heal and exec call it; default lab and a number")
@@ -139,7 +145,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.server_rate:
         servers = _hosts_of("--server-rate", args.server_rate, args.servers)
     hosts = dict(enumerate(workers + servers))
-    lab = Lab(len(hosts), apart=hosts, name=args.name or f"lab{os.getpid()}")
+    name = args.name or f"lab{os.getpid()}"
+    lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion)
     with ExitStack() as stack:
         key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
         if key_file:

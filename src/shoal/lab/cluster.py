@@ -22,7 +22,7 @@ from shoal.errors import UsageError
 from shoal.lab.iproute import check_powers, ip, tc
 from shoal.lab.names import check_name, namespaces, prefix_of, remove, remove_stale, write_hosts
 
-__all__ = ["BURST_BYTES", "INTERFACE", "Lab", "Host", "address_of", "interface_of"]
+__all__ = ["BURST_BYTES", "CONGESTION", "INTERFACE", "Lab", "Host", "address_of", "interface_of"]
 
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
@@ -44,6 +44,10 @@ _LIMIT_BYTES: Final = 1024 * 1024
 
 # What a message between two hosts takes besides its bytes: on the way, and a core of each end.
 _MESSAGE: Final = "10us,16us"
+
+CONGESTION: Final = "cubic"
+"""How the hosts' TCP finds its rate: as Linux has it unless someone changed that, so that a lab
+does not depend on how the machine is set that it is on."""
 
 _NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
 
@@ -116,13 +120,16 @@ class Lab:
             and so on at the second one.
         apart: the hosts that are unlike the others: the rates of all their NICs, by host.
         name: what `shoal lab` calls it; one with the process id if it is empty.
+        congestion: how TCP finds its rate; the kernel says which it knows in
+            /proc/sys/net/ipv4/tcp_available_congestion_control.
 
     Raises:
         UsageError: there is no such cluster: too many hosts, or a senseless rate or name.
 
     Raises (on entering, with nothing left behind):
         UsageError: not root, or no iproute2, or a lab of this name runs already.
-        Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
+        Unsupported: the kernel lacks namespaces, bridges, tbf or this congestion control, or the
+            container forbids them.
     """
 
     def __init__(
@@ -133,9 +140,11 @@ class Lab:
         *,
         apart: Mapping[int, Sequence[float | None]] | None = None,
         name: str = "",
+        congestion: str = CONGESTION,
     ) -> None:
         self.name = name or f"{os.getpid()}.{next(_serials)}"
         check_name(self.name)
+        self._congestion = congestion
         self.rates = _rates_of(n_hosts, (rate_mbit, *more_mbit), apart or {})
         prefix = prefix_of(self.name)
         self.hosts = tuple(
@@ -250,6 +259,10 @@ class Lab:
             if rate_mbit is not None:
                 _shape(namespace, interface, rate_mbit)
             ip("-n", namespace, "link", "set", interface, "up")
+        # NOT by sysctl: /proc/sys may be read-only in a container.
+        net, address = f"10.{_FIRST_NET + nic}.0.0/24", host.addresses[nic]
+        route = ("route", "replace", net, "dev", outlet, "src", address)
+        ip("-n", inside, *route, "congctl", self._congestion)
 
 
 def _names_of(hosts: Sequence[Host]) -> str:

@@ -1,8 +1,8 @@
-"""What NICs carry, by what calls took: shares are corrected where it is not what hosts report.
+"""What servers' NICs carry, by what calls took: shares are corrected where that is not as reported.
 
-Whoever is late tells: a server whose NIC is busy all the time is one in front of which bytes wait,
-and of two calls that share a buffer the one that ends last is that of the busy NICs. What went over
-these meanwhile is what they carry. Of others only that they carry no less. Pure.
+Two things tell. The parts of a call, the workers' and the servers', should end together. And a
+server whose NIC is busy all the time is one in front of which bytes wait: what went over it
+meanwhile is what it carries, and others carry no less. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.plan.cluster import Nic, Pool
-from shoal.plan.shares import best_shares, loads, servers_alone
+from shoal.plan.shares import kept_beside, loads, rates_for_part, servers_alone, shares_beside
 
 if TYPE_CHECKING:
     from shoal.schedule.weights import Weights
@@ -24,14 +24,11 @@ TOLERATED: Final = 1.05
 # as in front of the next; in front of one with half the rate 5 to 8 times as long as of the others.
 _APART: Final = 2.5
 _LEAST_US: Final = 200.0  # of waiting: less is distance, not a queue
-# So much later a part is late: with the right shares the servers' takes 1.3 to 1.6 times as long as
-# the workers', since connections to workers and to servers compete for NICs (decision 33).
-_LATER_WORKERS: Final = 1.1
-_LATER_SERVERS: Final = 2.0
-# Of what a NIC carries, what goes over the one that all wait for while a call lasts: 0.72 to 0.88
-# where servers reduce it all, 0.63 to 0.68 where the workers' part competes with theirs.
+# Parts end together where neither takes so many times as long as the other: 0.93 to 1.1 with the
+# right shares (docs/decisions/0033), and a busy machine adds a tenth.
+_TOGETHER: Final = 1.25
+# Of what a NIC carries, what goes over the one that all wait for while a call lasts.
 _OF_LINE: Final = 0.85
-_OF_SHARED_LINE: Final = 0.65
 # One that is as busy as it is thought able to be, and that nobody waits for, carries more: twice as
 # much where bytes wait so many times as long for others, else somewhat more. Less if it was
 # measured before: that is a tenth wrong, and twice a right rate is as bad as what was reported.
@@ -62,49 +59,68 @@ class Seen(NamedTuple):
 
 
 def correct(pool: Pool, seen: Seen, known: Collection[int] = ()) -> Pool | None:
-    """What NICs carry by what was seen, if shares by that are better by more than `TOLERATED`.
+    """What servers carry by what was seen, if shares by that are better by more than `TOLERATED`.
 
     Args:
-        pool: what they were taken to carry, workers too.
+        pool: what they were taken to carry.
         known: the servers that were late before, so that this was measured.
     """
-    believed = _believed(pool, seen, known)
+    if not seen.servers_us:
+        return None
+    late = late_servers(pool, seen)
+    if late or not seen.workers_us:
+        servers = _by_waits(pool, seen, late, known)
+    else:
+        servers = _by_parts(pool, seen)
+    believed = replace(pool, servers=servers)
     return believed if imbalance(seen.weights, believed) > TOLERATED else None
 
 
 def imbalance(weights: Weights, pool: Pool) -> float:
     """How many times as long as by the best shares of their kind the busiest NIC takes by these."""
-    rates = [nic.slower for nic in (*pool.workers, *pool.servers)]
+    kept = kept_beside(_part(weights)) if any(weights.workers) else 1.0
+    rates = [nic.slower for nic in pool.workers]
+    rates += [kept * nic.slower for nic in pool.servers]
     now = max(load / rate for load, rate in zip(loads(weights), rates, strict=True))
-    way = best_shares if any(weights.workers) else servers_alone
+    way = shares_beside if any(weights.workers) else servers_alone
     return now / way(pool.workers, pool.servers).us_per_byte
 
 
-def _believed(pool: Pool, seen: Seen, known: Collection[int]) -> Pool:
-    n, weights = len(pool.workers), seen.weights
-    carried = [load * seen.n_bytes for load in loads(weights)]
-    of_line = _OF_SHARED_LINE if seen.workers_us else _OF_LINE
-    late = late_servers(pool, seen)
+def _part(weights: Weights) -> float:
+    """Of the buffer, what servers reduce."""
+    return sum(weights.servers) / weights.total
+
+
+def _by_parts(pool: Pool, seen: Seen) -> tuple[Nic, ...]:
+    """What servers carry if it is not as it is taken to be that the two parts do not end together.
+
+    Each part is taken to last as long as it is large.
+    """
+    if 1 / _TOGETHER <= seen.servers_us / seen.workers_us <= _TOGETHER:
+        return pool.servers
+    part = _part(seen.weights)
+    of_servers, of_workers = seen.servers_us / part, seen.workers_us / (1 - part)
+    together = of_workers / (of_servers + of_workers)
+    times = rates_for_part(pool.workers, pool.servers, together)
+    return tuple(Nic(times * nic.out, times * nic.into) for nic in pool.servers)
+
+
+def _by_waits(
+    pool: Pool, seen: Seen, late: Collection[int], known: Collection[int]
+) -> tuple[Nic, ...]:
+    """What servers carry, by whom the others wait for."""
+    went = [load * seen.n_bytes / seen.servers_us for load in loads(seen.weights)]
     servers = []
-    for server, nic in enumerate(pool.servers):
-        rate = nic.slower
-        got = carried[n + server] / seen.servers_us / of_line if seen.servers_us else 0.0
-        if not got:
-            servers.append(nic)
-        elif server in late:
-            servers.append(Nic(got, got))
-        else:
-            # NOT if it was given less than it can take: then it is no wonder that nobody waits.
-            is_full = bool(late) and got >= _FULL * rate
-            growth = _growth(seen, server, late, known) if is_full else 1.0
-            most = max(rate * growth, got)
-            servers.append(nic if most == rate else Nic(most, most))
-    workers = pool.workers
-    if seen.servers_us and seen.workers_us > _LATER_WORKERS * seen.servers_us:
-        times_us = [load / nic.slower for load, nic in zip(carried[:n], workers, strict=True)]
-        used = max(times_us) / seen.workers_us / of_line
-        workers = tuple(Nic(nic.out * used, nic.into * used) for nic in workers)
-    return replace(pool, servers=tuple(servers), workers=workers)
+    for server, (nic, rate) in enumerate(zip(pool.servers, went[len(pool.workers) :], strict=True)):
+        if server in late:
+            servers.append(Nic(rate / _OF_LINE, rate / _OF_LINE))
+            continue
+        # NOT if it was given less than it can take: then it is no wonder that nobody waits.
+        is_full = bool(late) and rate >= _FULL * _OF_LINE * nic.slower
+        growth = _growth(seen, server, late, known) if is_full else 1.0
+        most = max(nic.slower * growth, rate)
+        servers.append(nic if most == nic.slower else Nic(most, most))
+    return tuple(servers)
 
 
 def _growth(seen: Seen, server: int, late: Collection[int], known: Collection[int]) -> float:
@@ -125,12 +141,10 @@ def late_servers(pool: Pool, seen: Seen) -> frozenset[int]:
     in_order = sorted(seen.delays_us[at] for at in shared)
     least = max(_LEAST_US, in_order[(len(in_order) - 1) // 4])
     late = frozenset(at for at in shared if seen.delays_us[at] > _APART * least)
-    if late:
+    # Where workers have no part there is nothing to compare all servers with but what they report.
+    if late or seen.workers_us or _use(pool, seen) >= _SLACK:
         return late
-    are_late = seen.servers_us > _LATER_SERVERS * seen.workers_us
-    if not seen.workers_us:  # nobody to compare with but what is reported
-        are_late = _use(pool, seen) < _SLACK
-    return frozenset(shared) if are_late else frozenset()
+    return frozenset(shared)
 
 
 def _use(pool: Pool, seen: Seen) -> float:
@@ -144,12 +158,11 @@ def _use(pool: Pool, seen: Seen) -> float:
 
 
 def show_rates(names: Sequence[object], before: Pool, after: Pool) -> str:
-    """In words: whose rate is taken for another, and for which; by worker and server."""
-    nics = (*before.workers, *before.servers), (*after.workers, *after.servers)
-    pairs = zip(names, *nics, strict=True)
+    """In words: which servers are taken to carry what."""
+    nics = zip(names, before.servers, after.servers, strict=True)
     return ", ".join(
-        f"{name} carries {_mbit(new):g} Mbit/s, not {_mbit(old):g}"
-        for name, old, new in pairs
+        f"server {name} is taken to carry {_mbit(new):g} Mbit/s, not {_mbit(old):g}"
+        for name, old, new in nics
         if abs(new.slower / old.slower - 1) > TOLERATED - 1
     )
 

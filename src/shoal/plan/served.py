@@ -16,7 +16,7 @@ from shoal.plan.choose import choose, narrowed
 from shoal.plan.cluster import Cluster, Nic, Pool
 from shoal.plan.cost import Cost, price
 from shoal.plan.served_counts import count_served
-from shoal.plan.shares import best_shares, loads, servers_alone
+from shoal.plan.shares import kept_beside, loads, servers_alone, shares_beside
 from shoal.plan.text import counted, show_bytes, show_us
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ _BUSY: Final = 0.99
 # Servers that bring less are not worth another group's messages; the costs are not that exact.
 _WORTH: Final = 0.98
 # What a call takes beyond its cost where workers reduce too, since connections to workers and to
-# servers compete for NICs: by the part of the buffer that servers reduce. 8 workers at 400 Mbit/s,
-# 25 and 100 MiB, with 1, 2, 4, 6 and 7 servers (docs/decisions/0033).
-_COMPETING: Final = ((0.2, 1.41), (0.37, 1.27), (0.64, 1.13), (0.84, 1.2), (0.925, 1.25))
+# servers compete for NICs (docs/decisions/0033).
+_COMPETING: Final = 1.04
 # And where servers do it all, but each folds more than a worker sends: all workers send to a few.
 _INCAST: Final = 1.2
 # How the sentence begins where the workers do it alone.
@@ -136,7 +135,7 @@ class _Shared(NamedTuple):
 def _best(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> _Shared | None:
     """The faster of two ways: workers reduce too, or servers alone; None: servers gain nothing."""
     workers = _nics(cluster, pool)
-    both = best_shares(workers, pool.servers)
+    both = shares_beside(workers, pool.servers)
     if not any(both.servers):
         return None
     ways = {
@@ -206,7 +205,8 @@ def _named(shares: Shares, cluster: Cluster, pool: Pool) -> Weights:
         slowest = [
             min(nics, key=lambda nic: nic.slower) for nics in (_nics(cluster, pool), pool.servers)
         ]
-        return best_shares([slowest[0]] * cluster.size, [slowest[1]] * len(pool.servers)).weights()
+        alike = [slowest[0]] * cluster.size, [slowest[1]] * len(pool.servers)
+        return (shares_beside if any(shares.workers) else servers_alone)(*alike).weights()
 
 
 def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Pool) -> str:
@@ -214,8 +214,11 @@ def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Pool) -> s
     if cost.bottleneck != "network":
         return cost.bottleneck
     n = cluster.size
-    nics = (*_nics(cluster, pool), *pool.servers)
-    times = [load / nic.slower for load, nic in zip(loads(weights), nics, strict=True)]
+    rates = [nic.slower for nic in (*_nics(cluster, pool), *pool.servers)]
+    if any(weights.workers):
+        kept = kept_beside(sum(weights.servers) / weights.total)
+        rates[n:] = [kept * rate for rate in rates[n:]]
+    times = [load / rate for load, rate in zip(loads(weights), rates, strict=True)]
     longest = max(times)
     busy = [rank for rank, time in enumerate(times) if time >= _BUSY * longest]
     if len(busy) == len(times):
@@ -246,12 +249,6 @@ def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) 
 
 def _competing(weights: Weights) -> float:
     """How many times its cost a call takes by these weights."""
-    share = sum(weights.servers) / weights.total
-    if share == 1.0:
-        return _INCAST if len(weights.servers) < len(weights.workers) else 1.0
-    (below, factor), *more = _COMPETING
-    for at, other in more:
-        if share < at:
-            return factor + (other - factor) * max(0.0, share - below) / (at - below)
-        below, factor = at, other
-    return factor
+    if any(weights.workers):
+        return _COMPETING
+    return _INCAST if len(weights.servers) < len(weights.workers) else 1.0

@@ -9,13 +9,11 @@ closed form, since every NIC of a time T can take a share that grows with T in a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.plan.cluster import Nic
 from shoal.schedule.weights import Weights
-
-if TYPE_CHECKING:
-    from shoal.plan.cluster import Nic
 
 # Weights are the smallest numbers that are this near to the shares, for the largest of them: a
 # share's NIC is then busy for that much longer. Less makes names and sums longer for nothing.
@@ -24,6 +22,13 @@ _MOST: Final = 1000
 # Times that differ by less are equal; what is left is nothing.
 _EQUAL: Final = 1 + 1e-9
 _NONE: Final = 1e-9
+# A worker has one connection to a server and several to other workers, which get as much of its NIC
+# each; so a server's NIC passes less than it could until the workers are done with each other, and
+# the less, the less of the buffer is the servers': this part of it, and so much more by their part
+# (docs/decisions/0033).
+_BESIDE_WORKERS: Final = 0.75
+_MORE_BY_PART: Final = 0.2
+_ROUNDS: Final = 8  # until part and rates agree: each leaves a tenth of what was missing
 
 
 class Shares(NamedTuple):
@@ -86,6 +91,37 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
     per_share = left / sum(can) if left > _NONE else 0.0
     of_workers = tuple(per_share * each for each in can)
     return Shares(of_workers, of_servers, time)
+
+
+def kept_beside(part: float) -> float:
+    """Of what a server's NIC carries, what it gets beside workers, where servers reduce this part."""
+    return _BESIDE_WORKERS + _MORE_BY_PART * part
+
+
+def shares_beside(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
+    """As `best_shares`, by what servers' NICs get beside what workers send each other.
+
+    The workers' part and the servers' then take as long as each other.
+    """
+    shares = best_shares(workers, servers)
+    for _ in range(_ROUNDS):
+        part = sum(shares.servers)
+        if not 0 < part < 1:
+            break
+        kept = kept_beside(part)
+        shares = best_shares(workers, [Nic(kept * nic.out, kept * nic.into) for nic in servers])
+    return shares
+
+
+def rates_for_part(workers: Sequence[Nic], servers: Sequence[Nic], part: float) -> float:
+    """How many times their rates give the servers this part of the buffer by `shares_beside`.
+
+    A part x of the servers is what they pass in the time in which the workers fold the rest:
+    n + (n-2)(1-x) of the buffer by all their NICs.
+    """
+    n = len(workers)
+    time = (n + (n - 2) * (1 - part)) / sum(nic.slower for nic in workers)
+    return n * part / time / kept_beside(part) / sum(nic.slower for nic in servers)
 
 
 def servers_alone(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:

@@ -36,8 +36,8 @@ class Form(NamedTuple):
     """Form a view with these servers at this store.
 
     Args:
-        measured: by rank, what its link carries instead of what its host reports, in bytes each
-            microsecond; 0: nothing; none at all: of nobody.
+        measured: of each server, what its link carries instead of what its host reports, in bytes
+            each microsecond; 0: what it reports; none at all: all do.
     """
 
     view: int

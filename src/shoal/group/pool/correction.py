@@ -1,4 +1,4 @@
-"""Rank 0 watches what calls take, and has shares corrected where links carry other than reported.
+"""Rank 0 watches what calls take, and has shares corrected where servers carry other than reported.
 
 `plan/measured.py` says what was seen, and what follows. Here is what it is told, and when it is
 believed: a correction that brings nothing is taken back.
@@ -154,21 +154,20 @@ class Tally:
 
 
 class Correction:
-    """What links are taken to carry beside what hosts report. Reads no clock."""
+    """What servers are taken to carry, where it is not what they report. Reads no clock."""
 
     def __init__(self) -> None:
         self._servers: dict[Address, tuple[bytes, float]] = {}
         self._known: set[tuple[Address, bytes]] = set()  # those that were late: it was measured
-        self._workers: tuple[float, ...] = ()
         self._among: Sequence[Address] = ()
         self._best: tuple[float, Pool] | None = None
         self._n_tries, self._not_before, self._rest_s = 0, 0.0, _REST_S
-        self._suspects: dict[int, int] = {}  # by rank: slower or faster, by the last window
+        self._suspects: dict[int, int] = {}  # by server: slower or faster, by the last window
 
     def rates(
         self, ready: Mapping[Address, bytes], servers: Sequence[Address]
     ) -> tuple[float, ...]:
-        """By rank of a view with these servers, in bytes each microsecond; 0: as it reports.
+        """Of each of these servers, in bytes each microsecond; 0: as it reports; none: all do.
 
         Args:
             ready: the identities of the servers' processes: another one is measured anew.
@@ -177,10 +176,10 @@ class Correction:
         for address in servers:
             identity, rate = self._servers.get(address, (b"", 0.0))
             found.append(rate if ready.get(address) == identity else 0.0)
-        if not any(self._workers) and not any(found):
+        if not any(found):
             return ()
         # As the command that tells them writes them: all are to plan by the same numbers.
-        return tuple(float(f"{rate:{RATE_FORMAT}}") for rate in (*self._workers, *found))
+        return tuple(float(f"{rate:{RATE_FORMAT}}") for rate in found)
 
     def judge(
         self,
@@ -190,7 +189,7 @@ class Correction:
         servers: Sequence[Address],
         now: float,
     ) -> Pool | None:
-        """What links carry by what was seen, if the next view is to be planned by that.
+        """What servers carry by what was seen, if the next view is to be planned by that.
 
         Args:
             pool: what they were taken to carry in the view that was seen.
@@ -205,10 +204,6 @@ class Correction:
             return None
         if window.seen is not None:
             self._known.update(own[at] for at in late_servers(pool, window.seen))
-        if not any(self._workers):
-            self._workers = (0.0,) * len(pool.workers)
-        if found.workers != pool.workers:
-            self._workers = tuple(nic.slower for nic in found.workers)
         for address, old, new in zip(servers, pool.servers, found.servers, strict=True):
             if new != old:
                 self._servers[address] = ready.get(address, b""), new.slower
@@ -221,7 +216,7 @@ class Correction:
         found = correct(pool, window.seen, known) if window.seen is not None else None
         best_took, best = self._best
         suspects = _changed(pool, found) if found is not None else {}
-        again = {rank for rank, sign in suspects.items() if self._suspects.get(rank) == sign}
+        again = {which for which, sign in suspects.items() if self._suspects.get(which) == sign}
         self._suspects = suspects
         if now < self._not_before or (suspects and not again):
             return None
@@ -242,23 +237,21 @@ class Correction:
 
 
 def _changed(before: Pool, after: Pool) -> dict[int, int]:
-    """By rank, the sign of what changes by more than noise."""
-    nics = (*before.workers, *before.servers), (*after.workers, *after.servers)
-    ratios = (new.slower / old.slower for old, new in zip(*nics, strict=True))
+    """By server, the sign of what changes by more than noise."""
+    nics = zip(before.servers, after.servers, strict=True)
+    ratios = (new.slower / old.slower for old, new in nics)
     return {
-        rank: 1 if ratio > 1 else -1
-        for rank, ratio in enumerate(ratios)
+        server: 1 if ratio > 1 else -1
+        for server, ratio in enumerate(ratios)
         if not 1 / TOLERATED <= ratio <= TOLERATED
     }
 
 
-def _only(ranks: Collection[int], before: Pool, after: Pool) -> Pool:
+def _only(servers: Collection[int], before: Pool, after: Pool) -> Pool:
     """What changes of these."""
-    nics = (*before.workers, *before.servers), (*after.workers, *after.servers)
-    pairs = enumerate(zip(*nics, strict=True))
-    found = tuple(new if rank in ranks else old for rank, (old, new) in pairs)
-    n = len(before.workers)
-    return replace(before, workers=found[:n], servers=found[n:])
+    nics = enumerate(zip(before.servers, after.servers, strict=True))
+    found = tuple(new if server in servers else old for server, (old, new) in nics)
+    return replace(before, servers=found)
 
 
 class LinkWatch:
@@ -272,12 +265,10 @@ class LinkWatch:
         self._next_at = 0.0
         self.rates = self._correction.rates
 
-    def look(
-        self, view: PoolView, ready: Mapping[Address, bytes], names: Sequence[object], now: float
-    ) -> str:
+    def look(self, view: PoolView, ready: Mapping[Address, bytes], now: float) -> str:
         """Sample how its links stand, if it is time to, and judge once there is enough.
 
-        Returns: whose links carry what, if the next view is to be planned by that.
+        Returns: which servers carry what, if the next view is to be planned by that.
         """
         mesh = view.group.mesh
         if now < self._next_at or mesh is None:
@@ -293,6 +284,5 @@ class LinkWatch:
         found = self._correction.judge(window, view.nics, ready, view.servers, now)
         if found is None:
             return ""
-        who = [f"worker {rank} ({name})" for rank, name in enumerate(names)]
-        who += [f"server {address}" for address in view.servers]
-        return f"{show_rates(who, view.nics, found)}, by {counted(window.n_calls, 'call')}"
+        told = show_rates(view.servers, view.nics, found)
+        return f"{told}, by {counted(window.n_calls, 'call')}"

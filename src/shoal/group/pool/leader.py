@@ -195,7 +195,7 @@ class Leader:
         """Look what the calls of a view take, and have its shares corrected if they should be."""
         if view is None or view.has_ended or self._watch is None:
             return
-        why = self._links.look(view, self._watch.ready(), self._names, _now())
+        why = self._links.look(view, self._watch.ready(), _now())
         if why:
             _LOG.info("the shares of view %d are corrected: %s", view.number, why)
             self.note(view.number, "measured links", why)

@@ -265,10 +265,10 @@ def nics_of(
 
     Args:
         rates: by rank, bytes each microsecond; 0: unknown.
-        measured: what is known better, likewise.
+        measured: of the servers, what is known better, likewise; none: nothing is.
     """
     known = 1 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else 1e6
-    better = measured or (0.0,) * len(rates)
+    better = (0.0,) * n_workers + tuple(measured or (0.0,) * (len(rates) - n_workers))
     used = [found or rate or known for found, rate in zip(better, rates, strict=True)]
     nics = [Nic(rate, rate) for rate in used]
     return Pool(tuple(nics[n_workers:]), tuple(nics[:n_workers]))
