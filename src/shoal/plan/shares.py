@@ -94,7 +94,7 @@ def best_shares(workers: Sequence[Nic], servers: Sequence[Nic] = ()) -> Shares:
 
 
 def kept_beside(part: float) -> float:
-    """Of what a server's NIC carries, what it gets beside workers, where servers reduce this part."""
+    """What a server's NIC passes beside workers, of what it carries; servers reduce this part."""
     return _BESIDE_WORKERS + _MORE_BY_PART * part
 
 
