@@ -103,21 +103,52 @@ TEST("a peer that stands still holds up no path") {
   CHECK_EQ(soonest(loads, now), 0U);
 }
 
-TEST("a path that was slow is tried again") {
+TEST("a path that was slow is tried again, and more so with time") {
   PathLoads loads;
   TwoPaths paths(loads);
   int64_t now = kSecond;
-  for (int step = 0; step < 50; ++step, now += kMillisecond) {
-    paths.take(0, 100'000, now);
-    paths.take(1, 1'000, now);
-    for (Taker& pipe : paths.pipes) pipe.n_confirmed = pipe.n_written - 1;
-    loads.look(now + kMillisecond);
+  paths.take(0, 10'000'000, now);
+  paths.take(1, 200'000, now);
+  for (int step = 0; step < 50; ++step) {
+    paths.pipes[0].n_confirmed += 100'000;
+    paths.pipes[1].n_confirmed += 1'000;
+    loads.look(now += kMillisecond);
   }
   for (Taker& pipe : paths.pipes) pipe.n_confirmed = pipe.n_written;
   loads.look(now += kMillisecond);
-  paths.take(0, 5 * kFrame, now);
+  paths.take(0, 5 * kFrame, now);  // 3 ms of it, and a frame of the other takes 66
   CHECK_EQ(soonest(loads, now), 0U);
-  CHECK_EQ(soonest(loads, now + PathLoads::kForgottenNs), 1U);
+  CHECK_EQ(soonest(loads, now + 2 * PathLoads::kDoubledNs), 0U);
+  CHECK_EQ(soonest(loads, now + 5 * PathLoads::kDoubledNs), 1U);
+  const auto due = [&](int64_t at) { return loads.due(1, kFrame, at); };
+  CHECK(due(now + 5 * PathLoads::kDoubledNs) > loads.due(0, kFrame, now) / 6);
+}
+
+TEST("a path with one frame on its way at a time is not taken for slow by how far its peer is") {
+  PathLoads loads;
+  TwoPaths paths(loads);
+  int64_t now = kSecond;
+  const auto measure = [&] {
+    for (int step = 0; step < 60; ++step) {
+      for (size_t path = 0; path < 2; ++path) paths.take(path, 50'000, now);
+      for (Taker& pipe : paths.pipes)
+        pipe.n_confirmed = pipe.n_written - std::min<size_t>(pipe.n_written, 200'000);
+      loads.look(now += kMillisecond);
+    }
+    for (Taker& pipe : paths.pipes) pipe.n_confirmed = pipe.n_written;
+    loads.look(now += kMillisecond);
+  };
+  measure();
+  const double before = loads.due(1, kFrame, now);
+  for (int frame = 0; frame < 50; ++frame) {
+    paths.take(1, kFrame, now);
+    loads.look(now += 4 * kMillisecond);
+    paths.pipes[1].n_confirmed = paths.pipes[1].n_written - 100;  // in two words of the peer
+    loads.look(now += 4 * kMillisecond);
+    paths.pipes[1].n_confirmed = paths.pipes[1].n_written;
+    loads.look(now += 4 * kMillisecond);
+  }
+  CHECK(loads.due(1, kFrame, now) <= before);
 }
 
 // What two paths get of bulk data from here on, if each carries 50'000 bytes in a millisecond.

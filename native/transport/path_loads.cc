@@ -1,6 +1,7 @@
 #include "transport/path_loads.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace shoal {
 namespace {
@@ -15,59 +16,45 @@ void PathLoads::look(int64_t now) {
   // Nobody knows when it was in between that something was confirmed.
   const bool is_late = now - looked_ns_ >= kUnseenNs;
   looked_ns_ = now;
-  if (is_late) measure_anew(now);
+  if (is_late)
+    for (Load& load : loads_) load.is_flowing = false;
   for (PathShare* share : shares_) share->look(now);
-  if (is_late) measure_anew(now);
 }
 
-void PathLoads::measure_anew(int64_t now) {
-  for (Load& load : loads_) {
-    load.since_ns = now;
-    load.busy_ns = 0;
-    load.n_confirmed = 0;
-  }
-}
-
-void PathLoads::add(size_t path, size_t n_bytes, int64_t now) {
-  Load& load = loads_[path];
-  if (load.n_bytes == 0) load.since_ns = now;
-  load.n_bytes += n_bytes;
-}
+void PathLoads::add(size_t path, size_t n_bytes) { loads_[path].n_bytes += n_bytes; }
 
 void PathLoads::confirm(size_t path, size_t n_bytes, int64_t now) {
   Load& load = loads_[path];
-  load.n_confirmed += n_bytes;
-  const int64_t busy_ns = load.busy_ns + now - load.since_ns;
-  take_off(load, n_bytes, now);
-  if (busy_ns < kWindowNs) return;
-  const double rate = static_cast<double>(load.n_confirmed) / static_cast<double>(busy_ns);
-  load.rate = rate_of(load, now) == 0 ? rate : load.rate + kNewest * (rate - load.rate);
-  load.measured_ns = load.since_ns = now;
+  if (load.is_flowing) {
+    load.n_confirmed += n_bytes;
+    load.busy_ns += now - load.since_ns;
+  }
+  load.n_bytes -= n_bytes;
+  load.since_ns = now;
+  load.is_flowing = load.n_bytes >= kAloneBytes;
+  if (load.busy_ns < kWindowNs) return;
+  const double rate = static_cast<double>(load.n_confirmed) / static_cast<double>(load.busy_ns);
+  const bool is_old = now - load.measured_ns >= kOldNs;
+  load.rate = is_old ? rate : load.rate + kNewest * (rate - load.rate);
+  load.measured_ns = now;
   load.busy_ns = 0;
   load.n_confirmed = 0;
 }
 
-void PathLoads::drop(size_t path, size_t n_bytes, int64_t now) {
-  take_off(loads_[path], n_bytes, now);
-}
-
-void PathLoads::take_off(Load& load, size_t n_bytes, int64_t now) {
-  if (load.n_bytes == 0) return;
-  load.n_bytes -= n_bytes;
-  if (load.n_bytes == 0) load.busy_ns += now - load.since_ns;
-}
-
-double PathLoads::rate_of(const Load& load, int64_t now) const {
-  return now - load.measured_ns < kForgottenNs ? load.rate : 0;
+void PathLoads::drop(size_t path, size_t n_bytes) {
+  loads_[path].n_bytes -= n_bytes;
+  loads_[path].is_flowing = false;
 }
 
 double PathLoads::due(size_t path, size_t n_bytes, int64_t now) const {
   double fastest = 0;
-  for (const Load& load : loads_) fastest = std::max(fastest, rate_of(load, now));
-  const double rate = rate_of(loads_[path], now);
-  const auto n = static_cast<double>(loads_[path].n_bytes + n_bytes);
-  if (rate > 0) return n / rate;
-  return fastest > 0 ? n / fastest : n;
+  for (const Load& load : loads_) fastest = std::max(fastest, load.rate);
+  const Load& load = loads_[path];
+  const auto n = static_cast<double>(load.n_bytes + n_bytes);
+  if (fastest == 0) return n;
+  const auto n_doubled = static_cast<double>(now - load.measured_ns) / kDoubledNs;
+  const double rate = load.rate > 0 ? load.rate * std::exp2(n_doubled) : fastest;
+  return n / std::min(rate, fastest);
 }
 
 PathShare::PathShare(PathLoads& loads, size_t path, const Pipe& pipe)
@@ -76,7 +63,7 @@ PathShare::PathShare(PathLoads& loads, size_t path, const Pipe& pipe)
 }
 
 PathShare::~PathShare() {
-  uncount(now_ns());
+  uncount();
   std::erase(loads_.shares_, this);
 }
 
@@ -85,7 +72,7 @@ void PathShare::took(size_t n_bytes, int64_t now, bool is_bulk) {
   if (n_counted_ == 0 && !is_bulk) return;
   if (n_counted_ == 0) moved_ns_ = now;
   n_counted_ += n_bytes;
-  loads_.add(path_, n_bytes, now);
+  loads_.add(path_, n_bytes);
 }
 
 void PathShare::wrote(size_t n_bytes) { n_written_ = std::min(n_taken_, n_written_ + n_bytes); }
@@ -101,12 +88,12 @@ void PathShare::look(int64_t now) {
     n_confirmed_ = n_confirmed;
     moved_ns_ = now;
   } else if (now - moved_ns_ >= kStandsStillNs) {
-    uncount(now);
+    uncount();
   }
 }
 
-void PathShare::uncount(int64_t now) {
-  loads_.drop(path_, n_counted_, now);
+void PathShare::uncount() {
+  if (n_counted_ > 0) loads_.drop(path_, n_counted_);
   n_counted_ = 0;
 }
 

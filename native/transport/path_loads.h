@@ -29,8 +29,14 @@ class PathLoads {
   // What is confirmed in so long a time in which nobody looked says nothing. Less would leave a
   // busy machine without rates.
   static constexpr int64_t kUnseenNs = 100 * kMillisecond;
-  // An older rate is forgotten: what was too slow to be used is tried again.
-  static constexpr int64_t kForgottenNs = kSecond;
+  // Of a path that has no more on its way nothing is measured: that takes the way there and back,
+  // whatever the path carries.
+  static constexpr size_t kAloneBytes = 64u << 10;
+  // A rate counts twice as much after each such time in which it was not measured, as far as the
+  // fastest path's: what was too slow to be used is tried again, and more so with time.
+  static constexpr int64_t kDoubledNs = 250 * kMillisecond;
+  // The next measurement is not added to an older one but takes its place.
+  static constexpr int64_t kOldNs = kSecond;
   // Kernels are asked no more often: a microsecond for six connections with something on its way.
   static constexpr int64_t kLookNs = kMillisecond;
 
@@ -44,18 +50,16 @@ class PathLoads {
   friend class PathShare;
   struct Load {
     size_t n_bytes = 0;
-    int64_t since_ns = 0;    // when it had none before, or was measured
-    int64_t busy_ns = 0;     // before that, since it was measured
-    size_t n_confirmed = 0;  // since then
-    double rate = 0;         // bytes per ns; 0: nobody knows
+    bool is_flowing = false;  // enough was left when some was confirmed the last time
+    int64_t since_ns = 0;     // then
+    int64_t busy_ns = 0;      // while it was flowing, since it was measured
+    size_t n_confirmed = 0;   // meanwhile
+    double rate = 0;          // bytes per ns; 0: nobody knows
     int64_t measured_ns = 0;
   };
-  void add(size_t path, size_t n_bytes, int64_t now);
+  void add(size_t path, size_t n_bytes);
   void confirm(size_t path, size_t n_bytes, int64_t now);
-  void drop(size_t path, size_t n_bytes, int64_t now);
-  static void take_off(Load& load, size_t n_bytes, int64_t now);
-  void measure_anew(int64_t now);
-  double rate_of(const Load& load, int64_t now) const;
+  void drop(size_t path, size_t n_bytes);
 
   std::array<Load, Header::kMaxPaths> loads_{};
   std::vector<PathShare*> shares_;
@@ -82,7 +86,7 @@ class PathShare {
  private:
   friend class PathLoads;
   void look(int64_t now);
-  void uncount(int64_t now);
+  void uncount();
 
   PathLoads& loads_;
   const size_t path_;
