@@ -78,6 +78,8 @@ class Averager:
     docs/decisions/0034.
     """
 
+    device: Final = ""  # arrays are in host memory
+
     def __init__(
         self,
         group: Group,
@@ -274,6 +276,10 @@ class Averager:
         """
         for buffer in self.layout.buffers_of[self.index(array)]:
             self._departures.wait(buffer)
+
+    def is_in(self, array: str | int) -> bool:
+        """Whether `wait_for` this array would return at once, or raise."""
+        return all(map(self._departures.is_over, self.layout.buffers_of[self.index(array)]))
 
     def wait(self) -> None:
         """End the step: return when all arrays are averages, the same bits on every rank.

@@ -136,6 +136,11 @@ class Departures:
         self.waits[buffer] = (since, until)
         self.done_ns[buffer] = getattr(work, "finished_ns", 0) or until
 
+    def is_over(self, buffer: int) -> bool:
+        """Whether `wait` would not wait; False where that cannot be asked."""
+        work = self._works[buffer]
+        return work is None or bool(getattr(work, "done", lambda: False)())
+
     def times(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """By buffer, as of now: when it left, when it was averaged, when it was waited for."""
         done = [
