@@ -25,6 +25,7 @@ from shoal.dtypes import DType
 if TYPE_CHECKING:
     from shoal.average.averager import Averager
     from shoal.average.layout import FusionBuffer
+    from shoal.average.report.report import Timed
     from shoal.average.step_times import StepTimes
 
 _LOG: Final = logging.getLogger("shoal")
@@ -80,7 +81,7 @@ class FlightRecord(NamedTuple):
     times: tuple[StepTimes, ...]
 
     @classmethod
-    def of(cls, averager: Averager) -> FlightRecord:
+    def of(cls, averager: Timed) -> FlightRecord:
         """Those until now."""
         group, now = averager.group, averager.times_now
         times = (*averager.times, now) if now is not None else tuple(averager.times)

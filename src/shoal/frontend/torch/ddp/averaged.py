@@ -12,6 +12,8 @@ from shoal.average import Averager
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
 
 if TYPE_CHECKING:
+    from shoal.average import AveragingReport
+    from shoal.average.step_times import StepTimes
     from shoal.group.group import Group
 
 
@@ -82,6 +84,15 @@ class FusedGradients:
         """Every rank is at this place among its calls: a backward pass has begun."""
         self.averager.log.note_backward()
         self.averager.reserve()
+
+    @property
+    def times(self) -> Sequence[StepTimes]:
+        """When what happened in the last steps that have ended."""
+        return self.averager.times
+
+    def report(self, *, alone: bool) -> AveragingReport:
+        """As `Averager.report`."""
+        return self.averager.report(alone=alone)
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""

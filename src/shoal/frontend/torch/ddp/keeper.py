@@ -22,6 +22,8 @@ from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
 
 if TYPE_CHECKING:
+    from shoal.average import AveragingReport
+    from shoal.average.step_times import StepTimes
     from shoal.frontend.torch.ddp.gradients import Gradients
     from shoal.frontend.torch.ddp.overlap import Overlap
     from shoal.frontend.torch.ddp.sparse import SparseGradients
@@ -40,6 +42,13 @@ class Averaging(Protocol):
     @property
     def sizes(self) -> list[int]:
         """The bytes of each buffer."""
+
+    @property
+    def times(self) -> Sequence[StepTimes]:
+        """When what happened in the last steps that have ended."""
+
+    def report(self, *, alone: bool) -> AveragingReport:
+        """As `Averager.report`."""
 
     def hooks(self) -> list[Callable[..., None]]:
         """What each parameter calls when its gradient is there."""
