@@ -121,6 +121,7 @@ class Averager:
         self.arrays: dict[str, Any] = {}
         self.unused: tuple[int, ...] = ()
         self.on_missing: Callable[[Sequence[int]], None] | None = None
+        self.on_rebuilding: Callable[[Layout], None] | None = None
         self.on_rebuilt: Callable[[], None] | None = None
         self.log = StepLog(len(layout.buffers))
         self._departures.on_failure = self._dump = FlightDump(self)
@@ -179,7 +180,10 @@ class Averager:
         with self._departures.telling():
             order = self._order.take()
             if order is not None and order != self.layout.order:
-                self._lay_out(Layout.of(self.entries, order, self.fusion_bytes))
+                layout = Layout.of(self.entries, order, self.fusion_bytes)
+                if self.on_rebuilding is not None:
+                    self.on_rebuilding(layout)
+                self._lay_out(layout)
                 if self.on_rebuilt is not None:
                     self.on_rebuilt()
             self._departures.begin(reserve)
@@ -386,11 +390,6 @@ class Averager:
             ShoalError: as for every call of the group, which has ended.
         """
         return report_on(self, alone)
-
-    @property
-    def is_rebuild_due(self) -> bool:
-        """Whether the next `begin` may take a new layout, which ends what arrays hold."""
-        return self._order.is_coming
 
     def index(self, array: str | int) -> int:
         """The index of an array, by its name.
