@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.dtypes import DType
+from shoal.settings import NO
 
 if TYPE_CHECKING:
     from shoal.average.averager import Averager
@@ -37,7 +38,6 @@ _LIBRARY: Final = "gloo"
 # torch's names: where its own recorder writes, the older one last; and whether it does by itself.
 _PREFIXES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _ON_TIMEOUT: Final = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
-_FALSE: Final = ("0", "n", "no", "f", "false", "off")
 
 # A network file system may hang with everything else. The writer goes on by itself then.
 _PATIENCE_S: Final = 5.0
@@ -186,7 +186,7 @@ def _for_me_alone(path: str, flags: int) -> int:
 
 def prefix_of_job(environ: Mapping[str, str]) -> str | None:
     """Where a rank writes when its group has ended; None: nowhere."""
-    if _first(environ, _ON_TIMEOUT).lower() in _FALSE:
+    if _first(environ, _ON_TIMEOUT).lower() in NO:
         return None
     return _first(environ, _PREFIXES) or None
 
