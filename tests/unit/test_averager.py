@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -248,6 +249,21 @@ def take_more_buffers(group: shoal.Group) -> list[int]:
 
 def test_another_layout_may_have_another_number_of_buffers() -> None:
     assert run_well(take_more_buffers, 2) == [[2, 3, 3]] * 2
+
+
+def average_of_float16(group: shoal.Group) -> list[float]:
+    averager = Averager(group, {"large": ((1,), "float16"), "halved": ((1,), "float16")})
+    arrays = averager.begin()
+    arrays["large"][...] = 40_000
+    arrays["halved"][...] = 40_000 / group.size
+    averager.ready("large")
+    averager.ready("halved")
+    averager.wait()
+    return [float(array[0]) for array in arrays.values()]
+
+
+def test_an_average_of_float16_is_infinite_where_its_sum_is_as_the_page_of_bits_says() -> None:
+    assert run_well(average_of_float16, 2) == [[math.inf, 20_000.0]] * 2
 
 
 def call_between(group: shoal.Group) -> None:
