@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from shoal.average.lacking import MARK
+from shoal.average.lacking import GO_ON, MARK
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 from shoal.group.buffers import BufferView
@@ -157,7 +157,7 @@ class Departures:
         """
         self._group.abort(MARK + why)
         self.on_failure()
-        raise UsageError(f"{self._group}: {why}")
+        raise UsageError(f"{self._group}: {why}{GO_ON}")
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class Departures:
             _, mark, why = str(error).partition(MARK)
             if not mark:
                 raise
-            raise UsageError(f"{self._group}: {why}") from error
+            raise UsageError(f"{self._group}: {why}{GO_ON}") from error
 
     def _all_reduce(self, buffer: int, span: BufferView) -> Started:
         number = self.reserve()[buffer]

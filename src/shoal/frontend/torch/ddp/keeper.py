@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd import Variable
 
+import shoal.frontend.torch as frontend
+from shoal.average.lacking import GO_ON
 from shoal.errors import Unsupported
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.ddp.joined import Joined
@@ -378,6 +380,11 @@ class GradientKeeper:
             "now do not: wrap `model.module` anew, on every rank"
         )
 
+    def _go_on(self) -> str:
+        """What to do first where other ranks have waited for what is missing."""
+        group = frontend.group_in(self._group)
+        return "" if group is None or group.ended() is None else GO_ON
+
     def _unfinished(self, missing: Sequence[int]) -> str:
         rank = dist.get_rank(self._group)
         names = ", ".join(self.names[index] for index in missing)
@@ -387,7 +394,7 @@ class GradientKeeper:
             "Expected to have finished reduction in the prior iteration before starting a new one. "
             f"{why}\nParameter indices which did not receive grad for rank {rank}: {indices}. "
             f"Parameters which did not receive grad for rank {rank}: {names}{self._frozen(missing)}"
-            f"{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
+            f"{self._go_on()}{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
         )
 
 
