@@ -31,12 +31,12 @@ layouts = pytest.mark.parametrize("layout", [made(seed) for seed in SEEDS], ids=
 
 
 @layouts
-def test_buffers_cover_the_memory_once_but_for_rests_of_pages(layout: Layout) -> None:
+def test_buffers_cover_the_memory_once(layout: Layout) -> None:
     extents = sorted(buffer.extent for buffer in layout.buffers)
     ends = [0, *(extent.end for extent in extents)]
     begins = [*(extent.offset for extent in extents), layout.n_bytes]
     for end, begin in zip(ends, begins, strict=True):
-        assert begin == end or (layout.n_bytes > 1 << 16 and end < begin < end + 4096 + 2 * 64)
+        assert end <= begin <= end + 64  # what is spare may lie in another type, in another order
 
 
 @layouts
@@ -45,7 +45,7 @@ def test_buffers_of_a_type_are_of_one_length_but_for_the_last(layout: Layout) ->
         extents = sorted(b.extent for b in layout.buffers if b.dtype is dtype)
         lengths = [extent.n_bytes for extent in extents]
         assert set(lengths[:-1]) <= {lengths[0]}
-        assert 0 < lengths[-1] <= lengths[0] + ALIGN_BYTES  # by what is spare
+        assert 0 < lengths[-1] <= lengths[0] + 2 * ALIGN_BYTES + 4096  # spare, and up to a page
         # The last is shorter by what rounding the others up has taken from it, and no more.
         assert lengths[0] - lengths[-1] < ALIGN_BYTES * len(lengths)
 

@@ -2,8 +2,8 @@
 
 All arrays of one element type are laid one after the other, in the order in which they are
 expected, and that is cut into buffers of equal length, of which only the last may be shorter, or
-longer by what is spare. So an array may span two buffers, or many, and every reducer has an equal
-share of every buffer.
+longer by what is spare and by the rest of a page. So an array may span two buffers, or many, and
+every reducer has an equal share of every buffer.
 
 Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
 """
@@ -196,12 +196,13 @@ class _Maker:
         at = 0
         # Those of which buffers lie at pages first, so that no rest of others is before them.
         for dtype in sorted(types, key=lambda one: not self._is_paged(one)):
-            begin, at = at, self._place(dtype, at, has_spare=dtype is spare_type)
-            made += self._cut(dtype, begin, at)
+            begin, end = at, self._place(dtype, at, has_spare=dtype is spare_type)
+            at = end
             if len(types) > 1 and self._is_paged(dtype):
                 # Of as much memory, whichever type has what is spare: that depends on the order.
                 could_have_spare = dtype in FLOATS and dtype is not spare_type
-                at = _aligned(at + ALIGN_BYTES * could_have_spare, _PAGE_BYTES)
+                at = _aligned(end + ALIGN_BYTES * could_have_spare, _PAGE_BYTES)
+            made += self._cut(dtype, begin, end, at)
         if len(types) > 1 and spare_type is not None and self._is_paged(spare_type):
             at += ALIGN_BYTES
         made.sort(key=lambda pair: pair[0])  # stable: buffers of one array stay in their order
@@ -232,8 +233,15 @@ class _Maker:
             at += ALIGN_BYTES
         return at
 
-    def _cut(self, dtype: DType, begin: int, end: int) -> Iterator[tuple[int, FusionBuffer]]:
-        """The buffers of a type, each with how many arrays have come when it is full."""
+    def _cut(
+        self, dtype: DType, begin: int, end: int, upto: int
+    ) -> Iterator[tuple[int, FusionBuffer]]:
+        """The buffers of a type, each with how many arrays have come when it is full.
+
+        Args:
+            upto: the last one has what is behind the arrays up to here: a page of which it has a
+                part only would be copied.
+        """
         if begin == end:  # there are only arrays without elements
             return
         # NOT of what is spare too: where arrays are as long as buffers, each would span two then,
@@ -247,8 +255,8 @@ class _Maker:
         ]
         begins = [self._places[index].offset for _, index in inside]
         for offset in range(begin, max(end - spare, begin + 1), length):
-            left = end - offset
-            extent = Extent(offset, left if left <= length + spare else length)
+            is_last = end - offset <= length + spare
+            extent = Extent(offset, upto - offset if is_last else length)
             # The first that reaches into it is the last that begins at or before its begin.
             first = max(0, bisect.bisect_right(begins, extent.offset) - 1)
             last = bisect.bisect_left(begins, extent.end)
