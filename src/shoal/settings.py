@@ -48,6 +48,10 @@ INTERNAL: Final = (
     "SHOAL_SOAK",
 )
 
+# As torch reads its own, in any case of letters.
+YES: Final = ("1", "y", "yes", "t", "true", "on")
+NO: Final = ("0", "n", "no", "f", "false", "off")
+
 # What this process has been told of: groups are formed again and again.
 _told: set[str] = set()
 

@@ -59,10 +59,12 @@ def bytes_in_slots() -> int:
 
 def copied_by_averages_and_a_private_sum() -> tuple[int, int]:
     with shoal.init() as group:
-        averager = Averager(group, {"a": ((300_001,), "float32")}, fusion_bytes=200_000)
+        arrays = {"a": ((300_001,), "float32"), "b": ((300_001,), "float64")}
+        averager = Averager(group, arrays, fusion_bytes=200_000)
         for _ in range(2):
             averager.begin()
-            averager.ready("a")
+            for name in arrays:
+                averager.ready(name)
             averager.wait()
         averaged = bytes_in_slots()
         group.all_reduce(np.zeros(300_001, np.float32))

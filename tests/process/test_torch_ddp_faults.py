@@ -62,6 +62,42 @@ def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(options: dict[str
         assert "no gradient has come of parameter second.weight, second.bias on rank 1" in message
 
 
+def freeze_on_rank_1_and_go_on() -> str:
+    """What a rank is told, after it has done that."""
+    import shoal.torch
+
+    start()
+    net = Two()
+    wrapped = wrap(net)
+    data, _ = inputs(0)
+    wrapped(mine(data), True).sum().backward()
+    net.second.requires_grad_(dist.get_rank() != 1)
+    if dist.get_rank() == 1:
+        wrapped(mine(data), True).sum().backward()
+    with pytest.raises(RuntimeError) as told:
+        wrapped(mine(data), True).sum().backward()
+    net.second.requires_grad_(False)
+    shoal.torch.shrink_group()
+    again = wrap(net)
+    net.zero_grad()
+    again(mine(data), True).sum().backward()
+    alone = copy.deepcopy(net)
+    alone.zero_grad()
+    (alone(data, True).sum() / dist.get_world_size()).backward()
+    for ours, wanted in zip(net.first.parameters(), alone.first.parameters(), strict=True):
+        assert torch.equal(ours.grad, wanted.grad)
+    dist.destroy_process_group()
+    return str(told.value)
+
+
+def test_ranks_that_were_told_of_a_frozen_parameter_go_on_as_they_were_told() -> None:
+    said = run_ranks(freeze_on_rank_1_and_go_on, 2)
+    assert "wrap `model.module` anew, on every rank" in said[1]
+    for message in said:
+        assert "the group has ended: call shrink() of it on every rank" in message
+        assert "shoal.torch.shrink_group()" in message
+
+
 def lack_on_all_ranks() -> None:
     start()
     wrapped = wrap(Two())

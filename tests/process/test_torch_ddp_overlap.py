@@ -115,6 +115,9 @@ def overlap_wrongly() -> None:
     optimizer.zero_grad()
     net(tokens(1)).sum().backward()
     optimizer.step()
+    net.reducer.averaging.averager.is_in = lambda _: (
+        False
+    )  # NOT stepped while others are waited for
     output = net(tokens(2), borrow=True)  # uses a weight whose module is not called
     with pytest.raises((shoal.UsageError, RuntimeError), match=r"idle.weight|inplace operation"):
         output.sum().backward()
@@ -125,9 +128,10 @@ def test_what_cannot_be_overlapped_is_refused() -> None:
     run_ranks(overlap_wrongly, 2)
 
 
-def order_of_waits() -> list[str]:
+def order_of_waits(are_in: list[str]) -> list[str]:
+    """What a forward pass waits for, where these averages are in when it begins, and no others."""
     dist.init_process_group("shoal", timeout=timedelta(seconds=30))
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     wrapped = wrap(net, overlap_forward=True)
     optimizer = wrapped.overlap(torch.optim.SGD(wrapped.parameters()))
     wrapped(torch.ones(2, 4)).sum().backward()
@@ -136,6 +140,7 @@ def order_of_waits() -> list[str]:
     averager = wrapped.reducer.averaging.averager
     wait_for = averager.wait_for
     names = wrapped.reducer.names
+    averager.is_in = lambda index: names[index] in are_in
     averager.wait_for = lambda index: (seen.append(f"wait for {names[index]}"), wait_for(index))
     for index, layer in enumerate(net):
         layer.register_forward_hook(lambda *_, index=index: seen.append(f"called {index}"))
@@ -144,10 +149,26 @@ def order_of_waits() -> list[str]:
     return seen
 
 
+def waits_of(layer: int) -> list[str]:
+    return [f"wait for {layer}.weight", f"wait for {layer}.bias"]
+
+
 def test_a_layer_waits_for_its_own_averages_and_no_others() -> None:
-    first = ["wait for 0.weight", "wait for 0.bias", "called 0"]
-    second = ["wait for 1.weight", "wait for 1.bias", "called 1"]
-    assert run_ranks(order_of_waits, 2) == [[*first, *second]] * 2
+    one_by_one = [word for n in range(3) for word in (*waits_of(n), f"called {n}")]
+    assert run_ranks(order_of_waits, 2, []) == [one_by_one] * 2
+
+
+def test_while_a_layer_waits_those_are_stepped_whose_averages_are_all_in() -> None:
+    are_in = ["1.weight", "2.weight", "2.bias"]
+    first = [*waits_of(2), *waits_of(0), "called 0"]
+    rest = [*waits_of(1), "called 1", "called 2"]
+    assert run_ranks(order_of_waits, 2, are_in) == [[*first, *rest]] * 2
+
+
+def test_a_layer_whose_averages_are_in_waits_for_no_others_step() -> None:
+    are_in = ["0.weight", "0.bias", "2.weight", "2.bias"]
+    first = [*waits_of(0), "called 0", *waits_of(2), *waits_of(1), "called 1", "called 2"]
+    assert run_ranks(order_of_waits, 2, are_in) == [first] * 2
 
 
 def priorities_of_a_step(overlap_forward: bool) -> list[int]:

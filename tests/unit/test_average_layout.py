@@ -34,7 +34,9 @@ layouts = pytest.mark.parametrize("layout", [made(seed) for seed in SEEDS], ids=
 def test_buffers_cover_the_memory_once(layout: Layout) -> None:
     extents = sorted(buffer.extent for buffer in layout.buffers)
     ends = [0, *(extent.end for extent in extents)]
-    assert ends == [*(extent.offset for extent in extents), layout.n_bytes]
+    begins = [*(extent.offset for extent in extents), layout.n_bytes]
+    for end, begin in zip(ends, begins, strict=True):
+        assert end <= begin <= end + 64  # what is spare may lie in another type, in another order
 
 
 @layouts
@@ -43,7 +45,7 @@ def test_buffers_of_a_type_are_of_one_length_but_for_the_last(layout: Layout) ->
         extents = sorted(b.extent for b in layout.buffers if b.dtype is dtype)
         lengths = [extent.n_bytes for extent in extents]
         assert set(lengths[:-1]) <= {lengths[0]}
-        assert 0 < lengths[-1] <= lengths[0]
+        assert 0 < lengths[-1] <= lengths[0] + 2 * ALIGN_BYTES + 4096  # spare, and up to a page
         # The last is shorter by what rounding the others up has taken from it, and no more.
         assert lengths[0] - lengths[-1] < ALIGN_BYTES * len(lengths)
 
@@ -52,14 +54,31 @@ def test_a_buffer_is_no_longer_than_asked_but_for_a_little() -> None:
     for length in (64, 100, 4096, 5000):
         layout = Layout.of([ArraySpec("a", (100_003,), DType.FLOAT32)], [0], length)
         longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
-        assert longest < max(length + ALIGN_BYTES, length * 17 / 16)
+        assert longest <= max(length + ALIGN_BYTES, length * 17 / 16)
 
 
-def test_long_buffers_share_no_page_with_each_other() -> None:
-    for length in (1 << 16, 100_000, 1 << 20):
-        layout = Layout.of([ArraySpec("a", (1_000_003,), DType.FLOAT32)], [0], length)
-        assert len(layout.buffers) > 2
-        assert all(buffer.extent.offset % 4096 == 0 for buffer in layout.buffers)
+def test_arrays_as_long_as_buffers_span_none() -> None:
+    entries = [ArraySpec(str(n), (1 << 17,), DType.FLOAT32) for n in range(32)]
+    layout = Layout.of(entries, range(32), 1 << 19)
+    assert [buffer.entries for buffer in layout.buffers] == [(n,) for n in range(32)]
+    assert layout.expected_bytes == tuple((n + 1) << 19 for n in range(32))
+
+
+@pytest.mark.parametrize("types", [[DType.FLOAT32], [DType.INT32, DType.BFLOAT16, DType.FLOAT64]])
+def test_long_buffers_share_no_page_with_each_other(types: list[DType]) -> None:
+    for length in (70_000, 100_000, 1 << 20):
+        entries = [ArraySpec(str(dtype), (1_000_003,), dtype) for dtype in types]
+        entries.append(ArraySpec("short", (3,), DType.COMPLEX64))
+        layout = Layout.of(entries, range(len(entries)), length)
+        long = [buffer for buffer in layout.buffers if buffer.dtype in types]
+        assert len(long) > 2
+        ends = [-1, *(buffer.extent.end for buffer in sorted(long, key=lambda one: one.extent))]
+        pages = [
+            buffer.extent.offset // 4096
+            for buffer in sorted(layout.buffers, key=lambda one: one.extent)
+        ]
+        assert all(buffer.extent.offset % 4096 == 0 for buffer in long)
+        assert all((end - 1) // 4096 < page for end, page in zip(ends, pages, strict=True))
         longest = max(buffer.extent.n_bytes for buffer in layout.buffers)
         assert longest <= max(length * 17 / 16, length + 4096)
 

@@ -127,6 +127,33 @@ def test_a_report_is_drawn_as_a_png(tmp_path: Path) -> None:
         assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("flight", "pieces"),
+    [
+        ((0, 9), [((0, 9), False)]),
+        ((5, 15), [((5, 10), False), ((10, 15), True)]),
+        ((12, 18), [((12, 18), True)]),
+        (
+            (0, 50),
+            [
+                ((0, 10), False),
+                ((10, 20), True),
+                ((20, 30), False),
+                ((30, 40), True),
+                ((40, 50), False),
+            ],
+        ),
+        ((20, 30), [((20, 30), False)]),
+    ],
+)
+def test_of_a_buffers_way_that_is_drawn_as_exposed_for_which_the_rank_waited(
+    flight: tuple[int, int], pieces: list[Any]
+) -> None:
+    from shoal.average.report.plot import parted
+
+    assert parted(flight, [(10, 20), (30, 40)]) == pieces
+
+
 def rows_of(trace: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
     rows: dict[int, list[dict[str, Any]]] = {}
     for event in trace["traceEvents"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -231,11 +232,9 @@ def test_buffers_of_which_no_rank_used_an_array_are_not_sent() -> None:
 # Numbers.
 
 
-def take_fewer_buffers(group: shoal.Group) -> list[int]:
-    # The type that comes last has 64 bytes more, which take float32 another buffer.
-    averager = Averager(
-        group, {"a": ((256,), "float32"), "b": ((120,), "float64")}, fusion_bytes=512
-    )
+def take_more_buffers(group: shoal.Group) -> list[int]:
+    # The type that comes last has 64 bytes more: of float64 there is nothing else to be sent.
+    averager = Averager(group, {"a": ((256,), "float32"), "b": ((0,), "float64")}, fusion_bytes=512)
     counts = []
     for step in range(3):
         arrays = averager.begin()
@@ -249,7 +248,22 @@ def take_fewer_buffers(group: shoal.Group) -> list[int]:
 
 
 def test_another_layout_may_have_another_number_of_buffers() -> None:
-    assert run_well(take_fewer_buffers, 2) == [[5, 4, 4]] * 2
+    assert run_well(take_more_buffers, 2) == [[2, 3, 3]] * 2
+
+
+def average_of_float16(group: shoal.Group) -> list[float]:
+    averager = Averager(group, {"large": ((1,), "float16"), "halved": ((1,), "float16")})
+    arrays = averager.begin()
+    arrays["large"][...] = 40_000
+    arrays["halved"][...] = 40_000 / group.size
+    averager.ready("large")
+    averager.ready("halved")
+    averager.wait()
+    return [float(array[0]) for array in arrays.values()]
+
+
+def test_an_average_of_float16_is_infinite_where_its_sum_is_as_the_page_of_bits_says() -> None:
+    assert run_well(average_of_float16, 2) == [[math.inf, 20_000.0]] * 2
 
 
 def call_between(group: shoal.Group) -> None:

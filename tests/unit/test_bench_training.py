@@ -96,12 +96,18 @@ def test_a_column_that_is_made_of_others_has_no_number_where_one_of_them_has_non
 def test_the_hidden_part_is_of_what_fits_into_the_window(
     alone_s: float, exposed_s: float, window_s: float, part: float
 ) -> None:
-    assert hidden_part(alone_s, exposed_s, window_s) == pytest.approx(part)
+    assert hidden_part(alone_s, exposed_s, window_s, 1 << 40) == pytest.approx(part)
 
 
 def test_nothing_is_hidden_where_there_is_no_window() -> None:
     with pytest.raises(Failure, match="nothing could be hidden"):
-        hidden_part(1.0, 0.5, 0.0)
+        hidden_part(1.0, 0.5, 0.0, 32)
+
+
+def test_all_is_hidden_where_nothing_but_the_last_layers_share_is_left() -> None:
+    assert hidden_part(1.0, 1 / 4, 2.0, 4) == 1.0
+    assert hidden_part(1.0, 0.4, 2.0, 4) == pytest.approx(0.8)
+    assert hidden_part(1.0, 0.4, 0.75, 4) == pytest.approx(0.8)  # the window is as long as the rest
 
 
 def test_losses_are_compared_by_the_mean_of_their_last_steps() -> None:

@@ -129,8 +129,18 @@ def test_where_servers_gain_nothing_the_reason_says_why(capsys: pytest.CaptureFi
         ("--workers 4 --servers 1 --ranks-per-host 2", "leave out --ranks-per-host"),
         ("--workers-per-host 2", "--workers-per-host is for --workers N --servers K"),
         ("--workers 4 --servers 1 --workers-per-host 3", "as many workers on each host"),
-        ("--workers 4 --servers 1 --workers-per-host 0", "as many workers on each host"),
-        ("--workers 4 --servers 1 --workers-per-host 4", "all are on one host"),
+        (
+            "--workers 8 --servers 1 --workers-per-host 3",
+            "give --workers-per-host 1, 2 or 4, or --workers a multiple of 3",
+        ),
+        (
+            "--workers 7 --servers 1 --workers-per-host 0",
+            "as many workers on each host, one at least; give --workers-per-host 1",
+        ),
+        (
+            "--workers 4 --servers 1 --workers-per-host 4",
+            "by cable; give --workers-per-host 1 or 2, or --workers 8 for two such hosts",
+        ),
         ("--workers 4 --servers 1 --collective broadcast", "leave out --collective"),
         ("--workers 4 --servers 1 --size 0", "--size 0: a tensor of no bytes"),
         ("--workers 4 --servers 2 --server-link fast", "cannot read the rate 'fast'"),

@@ -26,12 +26,12 @@ commands comparison connect connection connections connector context contract co
 copy correction cost counted counts cube cuda cut d data dataflow deadline departures description
 device distributed doubt drawing drift dump element end endpoint ends entry error event execution
 extent failure faster figures filled finish finished finite flight follower forced form frames fused
-goal gone gradient gradients graph health held hooked http in info interface internal job join
+goal gone gradient gradients graph health held hook hooked http in info interface internal job join
 joined keeper kept key kind known lab latency launch layout leader least leaving left library limit
 limits line lines links load local log lost measured meet meeting member members membership memory
 message messages misplaced model monitored name namespace nccl nic not note notices numbers
-occurrences on op operations options order origin out output overlap owner pace pair parallel parser
-part parts pauses pending picture piece placement planner point pool pooled pools preparation
+occurrences on op operations options order origin other out output overlap owner pace pair parallel
+parser part parts pauses pending picture piece placement planner point pool pooled pools preparation
 process progress proof range record recv reducer registry repair rereading resent reserve reserved
 result role root round row running sample section seen send served server servers settings
 settlement shape shared shares shoal simulation size source sparse spec stage staged stages staging

@@ -7,6 +7,7 @@ from shoal.errors import UsageError
 from shoal.plan import Planner, default_cluster
 from shoal.plan.defaults import wire_of
 from shoal.plan.fusion import LEAST_FUSION_BYTES, MOST_FUSION_BYTES, choose_fusion
+from shoal.plan.quantities import bytes_of
 
 MIB = 1 << 20
 CLUSTERS = {
@@ -59,7 +60,24 @@ def test_the_environment_overrides_the_planner(monkeypatch: pytest.MonkeyPatch) 
     assert fusion_bytes_for(100 * MIB, planner, "here") == 12345
 
 
-@pytest.mark.parametrize("text", ["-1", "0", "63", "1e6", "25MB", "9" * 20])
-def test_what_is_no_length_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="SHOAL_FUSION_BYTES"):
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("64", 64), ("512KiB", 524_288), ("25MiB", 26_214_400), ("1.5 MB", 1_500_000)],
+)
+def test_the_environment_writes_sizes_as_the_commands_do(text: str, n_bytes: int) -> None:
+    assert fusion_bytes_from({"SHOAL_FUSION_BYTES": text}) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["-1", "1e6", "25M", "25Mb", "a lot"])
+def test_what_is_no_length_is_refused_as_by_the_commands(text: str) -> None:
+    with pytest.raises(UsageError) as of_command:
+        bytes_of(text)
+    with pytest.raises(UsageError) as refused:
+        fusion_bytes_from({"SHOAL_FUSION_BYTES": text})
+    assert str(refused.value) == f"SHOAL_FUSION_BYTES: {of_command.value}"
+
+
+@pytest.mark.parametrize("text", ["0", "63", "2TiB", "9" * 20])
+def test_a_length_that_no_buffer_can_have_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="have 64 bytes to 1 TiB; without it the planner chooses"):
         fusion_bytes_from({"SHOAL_FUSION_BYTES": text})

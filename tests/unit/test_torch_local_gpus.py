@@ -15,6 +15,7 @@ import torch.distributed as dist
 from unit.in_process import run_well
 
 from shoal.dtypes import DType, Op
+from shoal.errors import UsageError
 from shoal.frontend.torch import collectives, local_gpus
 from shoal.group.buffers import BufferView
 
@@ -46,7 +47,7 @@ def test_every_rank_needs_a_gpu_of_its_own_on_its_host() -> None:
     assert local_gpus.why_not([one, two, one, two], [0, 0, 1, 1]) == ""
     assert local_gpus.why_not([one, one, one, two], [0, 0, 1, 1]) == "ranks of a host share a GPU"
     why = local_gpus.why_not([one, two, none, two], [0, 0, 1, 1])
-    assert why == "ranks [2] have no NCCL, or SHOAL_LOCAL_NCCL is not 1"
+    assert why == "ranks [2] have no NCCL, or SHOAL_LOCAL_NCCL=no"
 
 
 class Made:
@@ -119,7 +120,7 @@ def test_where_nccl_fails_on_one_rank_none_uses_it_and_the_log_says_why(
     assert run_well(agree, 3, gpus, 60.0) == [False] * 3
     assert [made.aborted for gpu in gpus for made in gpu.made] == [1, 1]
     assert sum("RuntimeError: no NCCL for you" in each for each in caplog.messages) == 1
-    assert all("SHOAL_LOCAL_NCCL=0 does not try" in each for each in caplog.messages)
+    assert all("SHOAL_LOCAL_NCCL=no does not try" in each for each in caplog.messages)
 
 
 def test_an_nccl_that_hangs_is_given_up_at_the_deadline_and_aborted_when_it_comes() -> None:
@@ -133,8 +134,35 @@ def test_an_nccl_that_hangs_is_given_up_at_the_deadline_and_aborted_when_it_come
     assert [made.aborted for made in gpu.made] == [1]
 
 
-def test_the_environment_can_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "agreed"),
+    [(("1", "yes", "TRUE", "on", "y", "t", ""), True), (("0", "no", "False", "off"), False)],
+)
+def test_the_environment_can_forbid_it_in_the_usual_words(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], agreed: bool
+) -> None:
     gpus = [Gpu(name) for name in "abc"]
-    for word in ("0", "off"):
+    for word in words:
         monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
-        assert run_well(agree, 3, gpus, 60.0) == [False] * 3
+        assert run_well(agree, 3, gpus, 60.0) == [agreed] * 3
+
+
+def test_a_word_that_nobody_knows_is_refused_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Gpu(name) for name in "abc"]
+    wishes = iter([True, None, True])
+    monkeypatch.setattr(local_gpus, "wish_of", lambda environ: next(wishes))
+    monkeypatch.setenv("SHOAL_LOCAL_NCCL", "perhaps")
+    refusals = run_well(refusal_of, 3, gpus)
+    (wrong,) = (n for n, why in enumerate(refusals) if "SHOAL_LOCAL_NCCL='perhaps' on ranks" in why)
+    for why in refusals:
+        assert f"on ranks [{wrong}] says neither yes nor no: set it to one of 1, y, yes" in why
+
+
+def test_two_is_neither_yes_nor_no() -> None:
+    assert local_gpus.wish_of({"SHOAL_LOCAL_NCCL": "2"}) is None
+
+
+def refusal_of(group: Any, gpus: list[Gpu]) -> str:
+    with pytest.raises(UsageError) as refused:
+        agree(group, gpus, 60.0)
+    return str(refused.value)

@@ -34,11 +34,6 @@ class AgreedOrder:
         self._is_first = True
         self._coming: tuple[Work | None, bytearray] | None = None
 
-    @property
-    def is_coming(self) -> bool:
-        """Whether an order is on its way, for the next step."""
-        return self._coming is not None
-
     def take(self) -> tuple[int, ...] | None:
         """The order that is on its way, once it is here; None if none is."""
         if self._coming is None:

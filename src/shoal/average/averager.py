@@ -78,6 +78,8 @@ class Averager:
     docs/decisions/0034.
     """
 
+    device: Final = ""  # arrays are in host memory
+
     def __init__(
         self,
         group: Group,
@@ -119,6 +121,7 @@ class Averager:
         self.arrays: dict[str, Any] = {}
         self.unused: tuple[int, ...] = ()
         self.on_missing: Callable[[Sequence[int]], None] | None = None
+        self.on_rebuilding: Callable[[Layout], None] | None = None
         self.on_rebuilt: Callable[[], None] | None = None
         self.log = StepLog(len(layout.buffers))
         self._departures.on_failure = self._dump = FlightDump(self)
@@ -177,7 +180,10 @@ class Averager:
         with self._departures.telling():
             order = self._order.take()
             if order is not None and order != self.layout.order:
-                self._lay_out(Layout.of(self.entries, order, self.fusion_bytes))
+                layout = Layout.of(self.entries, order, self.fusion_bytes)
+                if self.on_rebuilding is not None:
+                    self.on_rebuilding(layout)
+                self._lay_out(layout)
                 if self.on_rebuilt is not None:
                     self.on_rebuilt()
             self._departures.begin(reserve)
@@ -274,6 +280,10 @@ class Averager:
         """
         for buffer in self.layout.buffers_of[self.index(array)]:
             self._departures.wait(buffer)
+
+    def is_in(self, array: str | int) -> bool:
+        """Whether `wait_for` this array would return at once, or raise."""
+        return all(map(self._departures.is_over, self.layout.buffers_of[self.index(array)]))
 
     def wait(self) -> None:
         """End the step: return when all arrays are averages, the same bits on every rank.
@@ -380,11 +390,6 @@ class Averager:
             ShoalError: as for every call of the group, which has ended.
         """
         return report_on(self, alone)
-
-    @property
-    def is_rebuild_due(self) -> bool:
-        """Whether the next `begin` may take a new layout, which ends what arrays hold."""
-        return self._order.is_coming
 
     def index(self, array: str | int) -> int:
         """The index of an array, by its name.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from shoal.average.lacking import MARK
+from shoal.average.lacking import GO_ON, MARK
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 from shoal.group.buffers import BufferView
@@ -136,6 +136,11 @@ class Departures:
         self.waits[buffer] = (since, until)
         self.done_ns[buffer] = getattr(work, "finished_ns", 0) or until
 
+    def is_over(self, buffer: int) -> bool:
+        """Whether `wait` would not wait; False where that cannot be asked."""
+        work = self._works[buffer]
+        return work is None or bool(getattr(work, "done", lambda: False)())
+
     def times(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """By buffer, as of now: when it left, when it was averaged, when it was waited for."""
         done = [
@@ -152,7 +157,7 @@ class Departures:
         """
         self._group.abort(MARK + why)
         self.on_failure()
-        raise UsageError(f"{self._group}: {why}")
+        raise UsageError(f"{self._group}: {why}{GO_ON}")
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -167,7 +172,7 @@ class Departures:
             _, mark, why = str(error).partition(MARK)
             if not mark:
                 raise
-            raise UsageError(f"{self._group}: {why}") from error
+            raise UsageError(f"{self._group}: {why}{GO_ON}") from error
 
     def _all_reduce(self, buffer: int, span: BufferView) -> Started:
         number = self.reserve()[buffer]

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 MARK: Final = "no average: "
 """How a rank that cannot end its step tells the others why the group ends."""
 
+GO_ON: Final = (
+    "; the group has ended: call shrink() of it on every rank (in torch "
+    "shoal.torch.shrink_group()), and begin anew with what it returns"
+)
+"""What ranks do next whose group has ended since one of them could not end its step."""
+
 # For so long a rank asks whether all others lack something too. Where one of them is later than
 # that the group ends, which it need not; a longer time delays the error that is to be told.
 _GRACE_S: Final = 10.0

@@ -1,8 +1,9 @@
 """Where each array lies in the fusion buffers. Pure: the same on every rank that knows the same.
 
 All arrays of one element type are laid one after the other, in the order in which they are
-expected, and that is cut into buffers of equal length, of which only the last may be shorter. So an
-array may span two buffers, or many, and every reducer has an equal share of every buffer.
+expected, and that is cut into buffers of equal length, of which only the last may be shorter, or
+longer by what is spare and by the rest of a page. So an array may span two buffers, or many, and
+every reducer has an equal share of every buffer.
 
 Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
 """
@@ -27,7 +28,7 @@ ALIGN_BYTES: Final = 64
 _PAGE_BYTES: Final = 4096
 _PAGED_FROM: Final = 16 * _PAGE_BYTES
 
-# By so much, of what was asked for, buffers may be longer if it takes one less of them then.
+# So much of a buffer is no buffer of its own: all others are longer by an equal share of it.
 _LONGER: Final = 1 / 16
 
 FLOATS: Final = frozenset(
@@ -145,8 +146,8 @@ class Layout:
 
         Args:
             order: every index once.
-            fusion_bytes: the longest that a buffer may be, but for rounding up to whole pages; a
-            sixteenth more if that takes one buffer less.
+            fusion_bytes: the longest that a buffer may be, but for rounding up to whole pages, what
+                is spare, and a sixteenth more if that takes one buffer less.
 
         Raises:
             UsageError: there are no arrays, two have one name, a shape has a negative dimension,
@@ -189,13 +190,21 @@ class _Maker:
         self._spare: Extent | None = None
 
     def layout(self) -> Layout:
-        types = dict.fromkeys(self._entries[index].dtype for index in self._order)
+        types = list(dict.fromkeys(self._entries[index].dtype for index in self._order))
         spare_type = next((dtype for dtype in reversed(types) if dtype in FLOATS), None)
         made: list[tuple[int, FusionBuffer]] = []
         at = 0
-        for dtype in types:
-            begin, at = at, self._place(dtype, at, has_spare=dtype is spare_type)
-            made += self._cut(dtype, begin, at)
+        # Those of which buffers lie at pages first, so that no rest of others is before them.
+        for dtype in sorted(types, key=lambda one: not self._is_paged(one)):
+            begin, end = at, self._place(dtype, at, has_spare=dtype is spare_type)
+            at = end
+            if len(types) > 1 and self._is_paged(dtype):
+                # Of as much memory, whichever type has what is spare: that depends on the order.
+                could_have_spare = dtype in FLOATS and dtype is not spare_type
+                at = _aligned(end + ALIGN_BYTES * could_have_spare, _PAGE_BYTES)
+            made += self._cut(dtype, begin, end, at)
+        if len(types) > 1 and spare_type is not None and self._is_paged(spare_type):
+            at += ALIGN_BYTES
         made.sort(key=lambda pair: pair[0])  # stable: buffers of one array stay in their order
         buffers = tuple(buffer for _, buffer in made)
         sums = [0, *itertools.accumulate(self._entries[index].n_bytes for index in self._order)]
@@ -207,6 +216,10 @@ class _Maker:
             n_bytes=at,
             spare=self._spare,
         )
+
+    def _is_paged(self, dtype: DType) -> bool:
+        """Whether there is so much of a type that it begins at a page: the same for every order."""
+        return sum(one.n_bytes for one in self._entries if one.dtype is dtype) >= _PAGED_FROM
 
     def _place(self, dtype: DType, at: int, *, has_spare: bool) -> int:
         """Lay out all arrays of a type from `at` on; where they end."""
@@ -220,19 +233,30 @@ class _Maker:
             at += ALIGN_BYTES
         return at
 
-    def _cut(self, dtype: DType, begin: int, end: int) -> Iterator[tuple[int, FusionBuffer]]:
-        """The buffers of a type, each with how many arrays have come when it is full."""
+    def _cut(
+        self, dtype: DType, begin: int, end: int, upto: int
+    ) -> Iterator[tuple[int, FusionBuffer]]:
+        """The buffers of a type, each with how many arrays have come when it is full.
+
+        Args:
+            upto: the last one has what is behind the arrays up to here: a page of which it has a
+                part only would be copied.
+        """
         if begin == end:  # there are only arrays without elements
             return
-        length = self._length(end - begin)
+        # NOT of what is spare too: where arrays are as long as buffers, each would span two then,
+        # and wait for the next one.
+        spare = ALIGN_BYTES if self._spare is not None and self._spare.end == end else 0
+        length = self._length(max(end - begin - spare, ALIGN_BYTES))
         inside = [
             (when, index)
             for when, index in enumerate(self._order, 1)
             if self._entries[index].dtype is dtype and self._places[index].n_bytes
         ]
         begins = [self._places[index].offset for _, index in inside]
-        for offset in range(begin, end, length):
-            extent = Extent(offset, min(length, end - offset))
+        for offset in range(begin, max(end - spare, begin + 1), length):
+            is_last = end - offset <= length + spare
+            extent = Extent(offset, upto - offset if is_last else length)
             # The first that reaches into it is the last that begins at or before its begin.
             first = max(0, bisect.bisect_right(begins, extent.offset) - 1)
             last = bisect.bisect_left(begins, extent.end)
@@ -245,10 +269,10 @@ class _Maker:
     def _length(self, n_bytes: int) -> int:
         """Of all buffers but the last of a type."""
         n_buffers = -(-n_bytes // self._fusion_bytes)
+        rest = n_bytes - (n_buffers - 1) * self._fusion_bytes
+        if n_buffers > 1 and rest <= self._fusion_bytes * _LONGER:  # NOT one for some padding
+            n_buffers -= 1
         length = _aligned(-(-n_bytes // n_buffers))
-        if n_buffers > 1:  # NOT one more for the sake of some padding
-            longer = _aligned(-(-n_bytes // (n_buffers - 1)))
-            length = longer if longer <= self._fusion_bytes * (1 + _LONGER) else length
         return _aligned(length, _PAGE_BYTES) if length >= _PAGED_FROM else length
 
     def _buffers_of(self, buffers: Sequence[FusionBuffer]) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.average.layout import ALIGN_BYTES
 from shoal.errors import UsageError
 from shoal.plan.fusion import choose_fusion
+from shoal.plan.quantities import bytes_of
 
 if TYPE_CHECKING:
     from shoal.plan import Planner
@@ -23,17 +24,21 @@ def fusion_bytes_from(environ: Mapping[str, str]) -> int:
     """`SHOAL_FUSION_BYTES`; 0: the planner chooses.
 
     Raises:
-        UsageError: it is no such number.
+        UsageError: it is no size as "25MiB", or out of range.
     """
     text = environ.get("SHOAL_FUSION_BYTES", "")
     if not text:
         return 0
-    if not text.isascii() or not text.isdigit() or not ALIGN_BYTES <= int(text) <= _MOST_BYTES:
+    try:
+        n_bytes = bytes_of(text)
+    except UsageError as error:
+        raise UsageError(f"SHOAL_FUSION_BYTES: {error}") from None
+    if not ALIGN_BYTES <= n_bytes <= _MOST_BYTES:
         raise UsageError(
-            f"SHOAL_FUSION_BYTES={text!r} is no integer from {ALIGN_BYTES} to {_MOST_BYTES}; "
-            "without it the planner chooses"
+            f"SHOAL_FUSION_BYTES={text!r}: fusion buffers have {ALIGN_BYTES} bytes to "
+            f"{_MOST_BYTES >> 40} TiB; without it the planner chooses"
         )
-    return int(text)
+    return n_bytes
 
 
 def fusion_bytes_for(

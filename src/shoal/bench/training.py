@@ -6,6 +6,7 @@ Li et al., "PyTorch Distributed" (VLDB 2020), section 5; Thangakrishnan et al., 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bench.benchmark import Benchmark, Section
@@ -98,7 +99,7 @@ def _breakdown() -> Section:
 
 def _hidden() -> Section:
     # Nobody computes here, so that no core is short: what is hidden is a matter of order alone.
-    n_bytes, n_hosts, mbit = 16 * _MIB, 4, 400
+    n_bytes, n_layers, n_hosts, mbit = 16 * _MIB, 32, 4, 400
     wire_s = 2 * (n_hosts - 1) / n_hosts * n_bytes / (mbit * 1e6 / 8)
     paces: dict[str, Any] = {"forward_s": wire_s / 3, "backward_s": wire_s}
     at_once, nothing = _Column(**_SHOAL), _Column(**_SHOAL, sync_every=0)
@@ -108,10 +109,10 @@ def _hidden() -> Section:
     alone = Kept(made_of(exposed, at_once.step, nothing.step))
     shown = Kept(made_of(exposed, step.step, computing.step))
     shown_early = Kept(made_of(exposed, early.step, computing.step))
-    hidden = made_of(hidden_part, alone, shown, window)
+    hidden = made_of(partial(hidden_part, n_layers=n_layers), alone, shown, window)
     early_hidden = made_of(
         lambda alone_s, exposed_s, window_s, forward_s: hidden_part(
-            alone_s, exposed_s, window_s + forward_s
+            alone_s, exposed_s, window_s + forward_s, n_layers
         ),
         *(alone, shown_early, window, forward),
     )
@@ -122,8 +123,9 @@ def _hidden() -> Section:
             "layers that sleep in place of arithmetic: backward for as long as 16 MiB take on the",
             "wire, forward for a third of that; so hosts do not take each other's cores",
             "alone: averaging where nothing is computed; window: from the first full buffer to the",
-            "last; exposed: step less computing; hidden: (alone - exposed) / min(alone, window);",
-            "early: overlap_forward=True; its window has the next forward pass as well",
+            "last; exposed: step less computing; hidden: (alone - exposed) / min(alone less a",
+            "layer's share, window), since the last layer's way cannot be hidden; early:",
+            "overlap_forward=True; its window has the next forward pass as well",
         ),
         (
             Benchmark("at once", at_once.step),
@@ -364,7 +366,8 @@ def _memory() -> Section:
         "peak resident memory of a rank beyond that of the bare model's steps, gradients once",
         (
             "a host for each rank; bound: one fusion buffer and the ceiling of staging (50 MiB)",
-            "pages of shared memory that this rank touched count whole",
+            "pages of shared memory that this rank touched count whole; what tensors have freed",
+            "does not; gradients are so large that a second copy of them would be beyond the bound",
         ),
         (
             Benchmark("grown", asked.first("grown_bytes")),
@@ -372,7 +375,7 @@ def _memory() -> Section:
             Benchmark("gradients", asked.then("gradient_bytes")),
             Benchmark("bound", asked.then("bound_bytes")),
         ),
-        (_hosts(4, "linear", Within("grown", "bound", 1.0), mbit=None),),
+        (_hosts(4, "wide", Within("grown", "bound", 1.0), mbit=None),),
         show_memory,
         in_rounds=False,
         in_quick=lambda _case: False,

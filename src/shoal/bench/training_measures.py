@@ -128,15 +128,19 @@ def exposed(step_s: float, computing_s: float) -> float:
     return max(0.0, step_s - computing_s)
 
 
-def hidden_part(alone_s: float, exposed_s: float, window_s: float) -> float:
+def hidden_part(alone_s: float, exposed_s: float, window_s: float, n_layers: int) -> float:
     """How much of the communication that could be hidden was.
+
+    The gradient of the first layer comes when nothing is left to compute, and the next forward pass
+    begins with that layer: its way cannot be hidden by any order.
 
     Args:
         alone_s: what averaging takes when nothing is computed.
         exposed_s: of it, what a step takes longer.
         window_s: what is computed while something could be on its way.
+        n_layers: of as many bytes each.
     """
-    could_s = min(alone_s, window_s)
+    could_s = min(alone_s * (1 - 1 / n_layers), window_s)
     if could_s <= 0:
         raise Failure("nothing could be hidden")
     return max(0.0, min(1.0, (alone_s - exposed_s) / could_s))

@@ -13,13 +13,15 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 _WIDTHS: Final = (1024, 4096, 1024, 2048, 64)
+_WIDE: Final = 2048
+_WIDE_LAYERS: Final = 14
 _ROWS: Final = 8  # of a batch
 _CLASSES: Final = 10
 _WORDS: Final = 8192
@@ -151,6 +153,19 @@ def linear_layers() -> TrainedModel:
     return TrainedModel(nn.Sequential(*layers[:-1]), batch, loss, _sgd(0.05))
 
 
+def wide_layers() -> TrainedModel:
+    """58.7 million parameters in equal layers: a copy of their gradients is more than staging."""
+    layers = [nn.Linear(_WIDE, _WIDE, bias=False) for _ in range(_WIDE_LAYERS)]
+
+    def batch(numbers: torch.Generator) -> Batch:
+        return (torch.randn(_ROWS, _WIDE, generator=numbers),)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return cast("Tensor", model(*batch).square().mean())
+
+    return TrainedModel(nn.Sequential(*layers), batch, loss, _sgd(0.01))
+
+
 def paced(forward_s: float = 0.0, backward_s: float = 0.0) -> TrainedModel:
     """4.2 million parameters in 32 layers, which sleep for so long in all."""
     times_s = forward_s / _PACED_LAYERS, backward_s / _PACED_LAYERS
@@ -211,6 +226,7 @@ def _sgd(lr: float) -> Callable[[Any], torch.optim.Optimizer]:
 
 MODELS: Final[Mapping[str, Callable[..., TrainedModel]]] = {
     "linear": linear_layers,
+    "wide": wide_layers,
     "resnet": resnet_like,
     "bert": bert_like,
     "demo": demo_model,

@@ -117,17 +117,24 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
 
 def _per_host(n_workers: int, given: int | None) -> int:
     n_local = 1 if given is None else given
+    given_words = f"--workers {n_workers} --workers-per-host {n_local}"
+    others = f", or --workers a multiple of {n_local}" if n_local > 0 else ""
+    fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
     if n_local < 1 or n_workers % n_local:
         raise UsageError(
-            f"--workers {n_workers} --workers-per-host {n_local}: servers serve jobs with as many "
-            "workers on each host"
+            f"{given_words}: servers serve jobs with as many workers on each host, one at least; "
+            f"give --workers-per-host {_one_of(fitting)}{others}"
         )
     if n_workers == n_local:
         raise UsageError(
-            f"--workers {n_workers} --workers-per-host {n_local}: all are on one host, and send "
-            "nothing by cable"
+            f"{given_words}: all are on one host, and send nothing by cable; give "
+            f"--workers-per-host {_one_of(fitting)}, or --workers {2 * n_local} for two such hosts"
         )
     return n_local
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _served(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> Served:

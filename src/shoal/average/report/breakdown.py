@@ -7,6 +7,7 @@ or other: the optimizer, data, losses, and passes whose gradients are not averag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +29,8 @@ class StepBreakdown(NamedTuple):
             array that was ready to the last.
         exposed: the rank waited for averages, be it of the step before.
         other: the rest.
-        hidden: communication of this step while the rank did not wait for it.
+        hidden: communication of this step while the rank did not wait for it. NaN: nobody knows
+            when it ended.
         own: from when the last buffer of the step before was averaged to when the last of this one
             left; -1: not known. All ranks see a buffer averaged at about the same time, so this
             tells them apart, whatever their clocks say.
@@ -111,7 +113,7 @@ def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBrea
         backward=backward / 1e3,
         exposed=exposed / 1e3,
         other=(total - forward - backward - exposed) / 1e3,
-        hidden=(length(flights) - common(flights, own_waits)) / 1e3,
+        hidden=math.nan if _is_end_unknown(times) else _outside(flights, own_waits) / 1e3,
         own=_own(before, times),
     )
 
@@ -126,6 +128,16 @@ def forward_of(times: StepTimes) -> Interval:
 def backward_of(times: StepTimes) -> Interval:
     """When the backward pass was."""
     return times.backward or times.first or times.sent, times.sent
+
+
+def _outside(flights: Sequence[Interval], waits: Sequence[Interval]) -> int:
+    return length(flights) - common(flights, waits)
+
+
+def _is_end_unknown(times: StepTimes) -> bool:
+    """Whether the step is over, and nobody knows when some buffer of it was averaged."""
+    pairs = zip(times.posted, times.done, strict=True)
+    return times.end > 0 and any(posted and not done for posted, done in pairs)
 
 
 def _alone(one: Interval) -> list[Interval]:

@@ -119,7 +119,9 @@ def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
             (times.posted[number], times.done[number]),
             n_bytes=buffer.extent.n_bytes,
             arrays=arrays[:3] + ["..."] * (len(arrays) > 3),
-            full_us_before=(times.posted[number] - times.full[number]) / 1e3,
+            # Sent at the end, or on a device: nobody knows when it was full.
+            full_us_before=(times.posted[number] - (times.full[number] or times.posted[number]))
+            / 1e3,
         )
 
 

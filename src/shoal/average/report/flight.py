@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.dtypes import DType
+from shoal.settings import NO
 
 if TYPE_CHECKING:
     from shoal.average.averager import Averager
     from shoal.average.layout import FusionBuffer
+    from shoal.average.report.report import Timed
     from shoal.average.step_times import StepTimes
 
 _LOG: Final = logging.getLogger("shoal")
@@ -36,7 +38,6 @@ _LIBRARY: Final = "gloo"
 # torch's names: where its own recorder writes, the older one last; and whether it does by itself.
 _PREFIXES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _ON_TIMEOUT: Final = ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT")
-_FALSE: Final = ("0", "n", "no", "f", "false", "off")
 
 # A network file system may hang with everything else. The writer goes on by itself then.
 _PATIENCE_S: Final = 5.0
@@ -80,7 +81,7 @@ class FlightRecord(NamedTuple):
     times: tuple[StepTimes, ...]
 
     @classmethod
-    def of(cls, averager: Averager) -> FlightRecord:
+    def of(cls, averager: Timed) -> FlightRecord:
         """Those until now."""
         group, now = averager.group, averager.times_now
         times = (*averager.times, now) if now is not None else tuple(averager.times)
@@ -185,7 +186,7 @@ def _for_me_alone(path: str, flags: int) -> int:
 
 def prefix_of_job(environ: Mapping[str, str]) -> str | None:
     """Where a rank writes when its group has ended; None: nowhere."""
-    if _first(environ, _ON_TIMEOUT).lower() in _FALSE:
+    if _first(environ, _ON_TIMEOUT).lower() in NO:
         return None
     return _first(environ, _PREFIXES) or None
 

@@ -5,6 +5,7 @@ After the latency breakdown of Li et al., "PyTorch Distributed" (VLDB 2020), fig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from shoal.inks import DPI, INKS, STYLE
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shoal.average.report.breakdown import Interval
     from shoal.average.report.report import AveragingReport
     from shoal.average.step_times import StepTimes
 
@@ -77,6 +79,8 @@ def _rows(report: AveragingReport) -> list[tuple[str, dict[str, float]]]:
 def _in_ms(steps: Sequence[Any]) -> dict[str, float]:
     fields = (*(field for _, field, _, _ in _PARTS), "hidden")
     found = {f: sum(getattr(one, f) for one in steps) / len(steps) / 1e3 for f in fields}
+    if math.isnan(found["hidden"]):  # nobody knows: there is nothing to draw
+        found["hidden"] = 0.0
     return {**found, "waited": sum(getattr(one, "waited", 0.0) for one in steps) / 1e3}
 
 
@@ -132,20 +136,37 @@ def _draw_buffers(axes: Any, step: StepTimes) -> None:
     for begin, end in waits_of(step):
         axes.axvspan(ms(begin), ms(end), color=INKS["orange"], alpha=0.25, linewidth=0)
     for number in numbers:
-        full, posted, done = step.full[number] or step.posted[number], *_sent(step, number)
+        posted, done = step.posted[number], step.done[number]
+        full = step.full[number] or posted
         axes.barh(number, ms(posted) - ms(full), left=ms(full), height=0.3, color=INKS["soft"])
-        axes.barh(number, ms(done) - ms(posted), left=ms(posted), height=0.6, color=INKS["green"])
+        for (begin, end), is_exposed in parted((posted, done), waits_of(step)):
+            ink = INKS["orange" if is_exposed else "green"]
+            axes.barh(number, ms(end) - ms(begin), left=ms(begin), height=0.6, color=ink)
     axes.set_ylim((max(numbers, default=0) + 0.6, min(numbers, default=0) - 0.6))
     axes.set_ylabel("fusion buffer")
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(
-        f"ms since step {step.number} began: from when each buffer left until it was in"
+        f"ms since step {step.number} began: from when each buffer left until it was in; "
+        "green: hidden, orange: exposed"
     )
     _finish(axes)
 
 
-def _sent(step: StepTimes, number: int) -> tuple[int, int]:
-    return step.posted[number], step.done[number]
+def parted(flight: Interval, waits: Sequence[Interval]) -> list[tuple[Interval, bool]]:
+    """A buffer's way in pieces, each with whether the rank waited meanwhile.
+
+    Args:
+        waits: apart and in order.
+    """
+    begin, end = flight
+    pieces: list[tuple[Interval, bool]] = []
+    for wait in waits:
+        since, until = max(begin, wait[0]), min(end, wait[1])
+        if since >= until:
+            continue
+        pieces += [((begin, since), False), ((since, until), True)]
+        begin = until
+    return [piece for piece in (*pieces, ((begin, end), False)) if piece[0][1] > piece[0][0]]
 
 
 def _finish(axes: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.average.report.breakdown import backward_of, break_down
 from shoal.average.report.chrome import merge_into, trace_of
@@ -17,11 +18,41 @@ from shoal.average.report.tables import tables_of, text_of
 if TYPE_CHECKING:
     from os import PathLike
 
-    from shoal.average.averager import Averager
     from shoal.average.layout import Layout
     from shoal.average.report.breakdown import StepBreakdown
     from shoal.average.report.compared import RankTimes
     from shoal.average.step_times import StepTimes
+
+
+class Timed(Protocol):
+    """What reports tell of: an `Averager`, or what a front end averages by another way."""
+
+    @property
+    def name(self) -> str:
+        """The same on every rank."""
+
+    @property
+    def group(self) -> Any:
+        """A `Group`, or what has a rank, a size, members and an `all_gather` as that."""
+
+    @property
+    def layout(self) -> Layout:
+        """The buffers."""
+
+    @property
+    def device(self) -> str:
+        """Where arrays are; "": in host memory."""
+
+    @property
+    def times(self) -> Sequence[StepTimes]:
+        """Of the last steps that have ended, the oldest first."""
+
+    @property
+    def times_now(self) -> StepTimes | None:
+        """Of the step under way; None: there is none."""
+
+    def missing(self) -> list[str]:
+        """The arrays that have not become ready in the step under way."""
 
 
 class BufferTimes(NamedTuple):
@@ -31,7 +62,7 @@ class BufferTimes(NamedTuple):
         arrays: the names of the first and the last array in it; "" where there is none.
         n_sent: in so many steps it was sent.
         full, posted, done: how long after the backward pass began it was full, its call was
-            started, and had ended.
+            started, and had ended. NaN: it never was, or nobody knows, as of a device.
         waited: how long the rank waited for it, when it had waited for those before.
     """
 
@@ -60,6 +91,8 @@ class AveragingReport:
         ranks: the mean steps of all ranks; empty if this one was alone.
         n_compared: in so many steps ranks were compared.
         missing: the arrays that have not become ready in a step under way.
+        device: where the arrays are: times are those of the host, which does not wait for what it
+            gives a device to compute; "": in host memory.
         times: of the steps that have ended, and of the one under way.
     """
 
@@ -71,6 +104,7 @@ class AveragingReport:
     ranks: tuple[RankTimes, ...]
     n_compared: int
     missing: tuple[str, ...]
+    device: str
     times: tuple[StepTimes, ...] = dataclasses.field(repr=False)
     calls: FlightRecord = dataclasses.field(repr=False)
 
@@ -83,7 +117,10 @@ class AveragingReport:
 
     @property
     def hidden_share(self) -> float:
-        """How much of the communication nobody waited for, from 0 to 1; 1 where there is none."""
+        """How much of the communication nobody waited for, from 0 to 1; 1 where there is none.
+
+        NaN: of a device, nobody knows.
+        """
         hidden = sum(step.hidden for step in self.steps)
         whole = hidden + sum(step.exposed for step in self.steps)
         return hidden / whole if whole else 1.0
@@ -97,18 +134,22 @@ class AveragingReport:
         return coloured(tables_of(self))
 
     def to_json(self) -> str:
-        """All but the times of single steps' buffers, as JSON; times in microseconds."""
+        """All but the times of single steps' buffers, as JSON; times in microseconds.
+
+        What is not known is null.
+        """
         told = {
             "name": self.name,
             "rank": self.rank,
             "size": self.size,
-            "hidden_share": self.hidden_share,
+            "device": self.device,
+            "hidden_share": _or_none(self.hidden_share),
             "slowest": self.slowest.rank if self.slowest else None,
             "n_compared": self.n_compared,
             "missing": self.missing,
-            "steps": [step._asdict() for step in self.steps],
-            "buffers": [buffer._asdict() for buffer in self.buffers],
-            "ranks": [rank._asdict() for rank in self.ranks],
+            "steps": [_plain(step) for step in self.steps],
+            "buffers": [_plain(buffer) for buffer in self.buffers],
+            "ranks": [_plain(rank) for rank in self.ranks],
         }
         return json.dumps(told, indent=1)
 
@@ -156,7 +197,15 @@ class AveragingReport:
         return write_dump(self.calls, str(prefix))
 
 
-def report_on(averager: Averager, alone: bool) -> AveragingReport:
+def _plain(row: Any) -> dict[str, Any]:
+    return {name: _or_none(value) for name, value in row._asdict().items()}
+
+
+def _or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def report_on(averager: Timed, alone: bool) -> AveragingReport:
     """What `Averager.report` returns."""
     group, times = averager.group, tuple(averager.times)
     now = averager.times_now
@@ -176,6 +225,7 @@ def report_on(averager: Averager, alone: bool) -> AveragingReport:
         ranks=tuple(ranks),
         n_compared=n_compared,
         missing=tuple(averager.missing()),
+        device=averager.device,
         times=(*times, now) if now is not None else times,
         calls=FlightRecord.of(averager),
     )
@@ -195,7 +245,8 @@ def _buffer(number: int, layout: Layout, steps: Sequence[StepTimes]) -> BufferTi
 
     def after(of: str) -> float:
         found = [(getattr(one, of)[number], backward_of(one)[0]) for one in sent]
-        return mean([moment - since for moment, since in found if moment])
+        known = [moment - since for moment, since in found if moment]
+        return mean(known) if known or not sent else math.nan
 
     return BufferTimes(
         number=number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from shoal.average.report.report import AveragingReport
 
 _MOST_NAMED: Final = 5
+_UNKNOWN: Final = "not known"
 
 _PARTS: Final[Sequence[tuple[str, Callable[[StepBreakdown], float]]]] = (
     ("forward", lambda step: step.forward),
@@ -76,10 +78,17 @@ def _steps(report: AveragingReport) -> Table:
 
 
 def _remarks(report: AveragingReport) -> Iterator[str]:
-    if report.steps:
-        yield f"{_share(report.hidden_share)} of the communication was hidden."
-    else:
+    if not report.steps:
         yield "No step has ended yet."
+    elif math.isnan(report.hidden_share):
+        yield "How much of the communication was hidden is not known."
+    else:
+        yield f"{_share(report.hidden_share)} of the communication was hidden."
+    if report.device:
+        yield (
+            f"Gradients are on {report.device}: passes and waits are the host's, which does not "
+            "wait for what it gives the device to compute."
+        )
     now = report.times[-1] if report.times and not report.times[-1].end else None
     if now is None:
         return
@@ -129,7 +138,8 @@ def _buffers(report: AveragingReport) -> Table:
         (
             str(one.number),
             f"{one.n_bytes / 1024:.1f}",
-            *map(_ms, (one.full, one.posted, one.done, one.done - one.posted, one.waited)),
+            _full(one.full, report.device),
+            *map(_ms, (one.posted, one.done, one.done - one.posted, one.waited)),
             " .. ".join(dict.fromkeys(one.arrays)),
         )
         for one in report.buffers
@@ -142,12 +152,16 @@ def _buffers(report: AveragingReport) -> Table:
     )
 
 
+def _full(us: float, device: str) -> str:
+    return "never" if math.isnan(us) and not device else _ms(us)
+
+
 def _ms(us: float) -> str:
-    return f"{us / 1e3:.3f}"
+    return _UNKNOWN if math.isnan(us) else f"{us / 1e3:.3f}"
 
 
 def _share(part: float) -> str:
-    return f"{part:.1%}"
+    return _UNKNOWN if math.isnan(part) else f"{part:.1%}"
 
 
 def _lines(table: Table) -> Iterator[str]:

@@ -113,6 +113,7 @@ class LocalCall:
         self.number = -1
         self.staged: StagedCall | None = None
         self.deadline = time.monotonic() + timeout_s
+        self.finished_ns = 0  # by `time.monotonic_ns`; 0: it is not over
         self.event: Event = device.record(device.side_stream())  # behind what it waits for now
         self._device = device
         self._changed = threading.Condition()
@@ -126,6 +127,7 @@ class LocalCall:
                 # Pieces that came back well may be on their way to the tensor.
                 self.event = None if self.staged is None else self.staged.last
             self._error, self.stage = error, _Stage.OVER
+            self.finished_ns = time.monotonic_ns()
             self.copies.clear()
             self.staged = None
             del self.flat, self.view

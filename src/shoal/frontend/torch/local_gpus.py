@@ -1,7 +1,7 @@
 """Whether the GPUs of this group's hosts work among themselves: all ranks agree on it, once.
 
 They do where every host has as many ranks, two at least, each on a GPU of its own, NCCL works among
-them, and nobody has set SHOAL_LOCAL_NCCL=0. Everything else goes by way of host memory alone.
+them, and nobody has set SHOAL_LOCAL_NCCL=no. Everything else goes by way of host memory alone.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore
 
 from shoal.dtypes import DType, Op
+from shoal.errors import UsageError
 from shoal.frontend.torch.collectives import ALL_REDUCE
 from shoal.frontend.torch.local_calls import LocalCalls
 from shoal.frontend.torch.local_order import LocalOrder
 from shoal.group.group import Group
 from shoal.group.pool.rails import rail_of
+from shoal.settings import NO, YES
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -57,10 +59,10 @@ def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Argumen
     return bool(view.n_bytes >= LEAST_BYTES and view.dtype in dtypes)
 
 
-def is_wanted() -> bool:
-    """Whether this process's environment lets them work among themselves."""
-    # NOT an error for other words: one rank would raise it, and the others wait for that rank.
-    return os.environ.get(SETTING, "1") == "1"
+def wish_of(environ: Mapping[str, str]) -> bool | None:
+    """Whether this process's environment lets them work among themselves; None: it does not say."""
+    word = environ.get(SETTING, "") or "yes"
+    return True if word.lower() in YES else False if word.lower() in NO else None
 
 
 def rail_in(group: Group) -> Rail | None:
@@ -85,20 +87,23 @@ def agreed_calls(
         store: reached by all ranks; only needed until this returns.
 
     Raises:
+        UsageError: the setting of a rank is no word that is known; on every rank.
         ShoalError: of the group, which has ended.
     """
-    own = device.identity() if is_wanted() else ""
+    wish = wish_of(os.environ)
+    own = device.identity() if wish else ""
     digest = hashlib.blake2b(own.encode(), digest_size=_DIGEST_BYTES).digest() if own else b""
-    record = digest.ljust(_DIGEST_BYTES, b"\0") + os.urandom(_NONCE_BYTES)
+    record = digest.ljust(_DIGEST_BYTES, b"\0") + os.urandom(_NONCE_BYTES) + bytes([wish is None])
     everyones = bytearray(group.size * len(record))
     group.all_gather(everyones, record, name="GPUs", timeout_s=timeout_s)
     records = [everyones[at : at + len(record)] for at in range(0, len(everyones), len(record))]
+    _refuse_unknown(group, [rank for rank, each in enumerate(records) if each[-1]])
     why = why_not([each[:_DIGEST_BYTES] for each in records], group.planner.cluster.hosts)
     if why:
         _LOG.debug("%s: GPUs of a host do not work among themselves: %s", group, why)
         return None
     # What an earlier group has left in the store is NOT to be taken for this one's.
-    nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:]).hex()
+    nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:-1]).hex()
     mates_store = PrefixStore(f"shoal/gpus/{rail.mates[0]}/{nonce}", store)
     connect = lambda: device.collectives(  # noqa: E731
         mates_store, rail.place, rail.n_rails, timeout_s
@@ -116,10 +121,21 @@ def agreed_calls(
     _abort(made.collectives)
     _LOG.warning(
         "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go by way of host "
-        "memory. %s=0 does not try",
+        "memory. %s=no does not try",
         *(group, "another" if made.collectives else "this", made.why or "see there", SETTING),
     )
     return None
+
+
+def _refuse_unknown(group: Group, ranks: Sequence[int]) -> None:
+    # NOT by each rank for itself: the others would wait for it.
+    if not ranks:
+        return
+    words = f"={os.environ[SETTING]!r}" if group.rank in ranks else ""
+    raise UsageError(
+        f"{group}: {SETTING}{words} on ranks {list(ranks[:8])} says neither yes nor no: set it to "
+        f"one of {', '.join((*YES, *NO))}, on every rank"
+    )
 
 
 def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
@@ -130,7 +146,7 @@ def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
     """
     without = [rank for rank, gpu in enumerate(gpus) if not any(gpu)]
     if without:
-        return f"ranks {without[:8]} have no NCCL, or {SETTING} is not 1"
+        return f"ranks {without[:8]} have no NCCL, or {SETTING}=no"
     places = {(host, bytes(gpu)) for host, gpu in zip(hosts, gpus, strict=True)}
     return "" if len(places) == len(gpus) else "ranks of a host share a GPU"
 

@@ -66,6 +66,7 @@ class StagedCall:
         self._last: Event = None  # behind the copies back; None until they have been given
         self._n_begun = 0
         self._n_ended = 0
+        self.finished_ns = 0  # by `time.monotonic_ns`: copies back had been given; 0: not yet
         # Emptied at the end, as all that keeps memory.
         self._copies = list(copies)
         self._tensors = [*owners(calls), *(tensor for tensor, _ in copies)]
@@ -150,7 +151,7 @@ class StagedCall:
             except Exception as error:  # noqa: BLE001 - raised by whoever waits
                 self._error = self._error or error
             self._let_go()
-            self._over = True
+            self._over, self.finished_ns = True, time.monotonic_ns()
             self._changed.notify_all()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:

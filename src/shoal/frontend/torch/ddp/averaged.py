@@ -12,6 +12,8 @@ from shoal.average import Averager
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
 
 if TYPE_CHECKING:
+    from shoal.average import AveragingReport, Layout
+    from shoal.average.step_times import StepTimes
     from shoal.group.group import Group
 
 
@@ -43,10 +45,12 @@ class FusedGradients:
         self.weight: float | None = None
         self._is_weighted = bool(options.get("weighted"))
         self.averager.on_missing = gradients.bring
+        self.averager.on_rebuilding = self._leave_places
         self.averager.on_rebuilt = self._settle
         self.averager.call_when_full(_calling(self))
         self.on_full: Callable[[], None] = lambda: None
         self._n_full = 0
+        self._left: dict[int, torch.Tensor | None] = {}  # gradients, while there is no layout
         self._settle()
 
     @property
@@ -66,11 +70,7 @@ class FusedGradients:
     def begin(self) -> None:
         """From now on gradients are counted."""
         weight, self.weight = self.weight, None
-        if self.averager.is_rebuild_due:
-            with self.gradients.elsewhere():
-                self.averager.begin(weight, reserve=False)
-        else:
-            self.averager.begin(weight, reserve=False)
+        self.averager.begin(weight, reserve=False)
         self.averager.countdown.paused = False
         self._n_full = 0
 
@@ -82,6 +82,15 @@ class FusedGradients:
         """Every rank is at this place among its calls: a backward pass has begun."""
         self.averager.log.note_backward()
         self.averager.reserve()
+
+    @property
+    def times(self) -> Sequence[StepTimes]:
+        """When what happened in the last steps that have ended."""
+        return self.averager.times
+
+    def report(self, *, alone: bool) -> AveragingReport:
+        """As `Averager.report`."""
+        return self.averager.report(alone=alone)
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""
@@ -143,6 +152,12 @@ class FusedGradients:
         if self._n_full == len(buffers):
             self.on_full()
 
+    def _leave_places(self, layout: Layout) -> None:
+        """There is about to be another layout."""
+        pairs = zip(self.averager.layout.places, layout.places, strict=True)
+        moving = {index for index, (old, new) in enumerate(pairs) if old != new}
+        self._left = self.gradients.leave(moving)
+
     def _settle(self) -> None:
         """Gradients lie where the averager has them."""
         memory = torch.frombuffer(self.averager.memory, dtype=torch.uint8)
@@ -152,6 +167,8 @@ class FusedGradients:
             part = memory[extent.offset : extent.end].view(parameter.dtype)
             places.append(place_in(part, 0, parameter.detach()))
         self.gradients.settle(places)
+        left, self._left = self._left, {}
+        self.gradients.come_back(left)
 
 
 def _calling(fused: FusedGradients) -> Callable[[int], None]:

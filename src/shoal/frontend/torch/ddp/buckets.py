@@ -7,6 +7,7 @@ run when the pass is over, before those of the next. This serves any device and 
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,13 @@ import shoal.frontend.torch as frontend
 from shoal.average.lacking import tell
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
+from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
 from shoal.frontend.torch.work import holding_futures
 
 if TYPE_CHECKING:
+    from shoal.average import AveragingReport
+    from shoal.average.step_times import StepTimes
+
     Hook = Callable[[Any, Any], Any]
 
 
@@ -29,6 +34,7 @@ class HookedBuckets:
 
     Args:
         gradients: gets its places here.
+        names: of the parameters.
         n_bytes: of a bucket, at least; a larger parameter has one of its own.
         hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
     """
@@ -37,6 +43,7 @@ class HookedBuckets:
         self,
         gradients: Gradients,
         group: dist.ProcessGroup,
+        names: Sequence[str],
         n_bytes: int,
         hook: Hook,
         state: object,
@@ -53,7 +60,14 @@ class HookedBuckets:
         self.is_armed = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
-        self._futures: list[tuple[Sequence[dist.Work], Any]] = []
+        self._futures: list[tuple[Sequence[Any], Any]] = []
+        self._times = HookTimes(
+            frontend.group_in(group) or OtherGroup(group, gradients.parameters[0].device),
+            names,
+            gradients.parameters,
+            self._members,
+            self.missing,
+        )
 
     @property
     def sizes(self) -> list[int]:
@@ -69,13 +83,25 @@ class HookedBuckets:
         self._came = [False] * len(self._came)
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
+        self._times.begin()
         self.is_armed = True
 
     def note_forward(self) -> None:
-        """No times are kept."""
+        """A forward pass begins whose gradients will be averaged."""
+        self._times.log.note_forward()
 
     def reserve(self) -> None:
-        """Buckets are matched by order."""
+        """A backward pass has begun. Buckets are matched by order."""
+        self._times.log.note_backward()
+
+    @property
+    def times(self) -> Sequence[StepTimes]:
+        """When what happened in the last steps that have ended."""
+        return self._times.times
+
+    def report(self, *, alone: bool) -> AveragingReport:
+        """As `Averager.report`."""
+        return self._times.report(alone=alone)
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""
@@ -92,8 +118,11 @@ class HookedBuckets:
         if self._came[index]:
             raise RuntimeError(twice(index))
         self._came[index] = True
+        self._times.came()
         bucket = self._bucket_of[index]
         self._n_missing[bucket] -= 1
+        if not self._n_missing[bucket]:
+            self._times.full(bucket)
         while len(self._futures) < len(self._members) and not self._n_missing[len(self._futures)]:
             self._leave(len(self._futures))
         if len(self._futures) == len(self._members):
@@ -116,19 +145,24 @@ class HookedBuckets:
                 rank stay as they are.
         """
         self.is_armed = False
+        self._times.log.note_sent()
+        wait_ns = time.monotonic_ns()
         absent = self.missing() if unused else []
         kept = self.gradients.set_aside(absent)
         while len(self._futures) < len(self._members):
             self._leave(len(self._futures))
         used = self._used() if unused else []
-        for buffer, (works, future) in zip(self._buffers, self._futures, strict=True):
+        for number, (works, future) in enumerate(self._futures):
+            buffer, since = self._buffers[number], time.monotonic_ns()
             for work in works:
                 work.wait()
             result = future.wait()
+            self._times.waited(number, since, works)
             result = result[0] if isinstance(result, (list, tuple)) else result
             if result.data_ptr() != buffer.data_ptr():
                 buffer.copy_(result.view(-1))
         self._futures = []
+        self._times.end(wait_ns)
         for index, gradient in zip(absent, kept, strict=True):
             if not used[index]:
                 self.gradients.give_back(index, gradient)
@@ -159,8 +193,11 @@ class HookedBuckets:
             [self.gradients.places[index] for index in members],
             [self.gradients.parameters[index] for index in members],
         )
+        self._times.call(number)
         with torch.no_grad(), holding_futures() as works:
-            self._futures.append((works, self._hook(self._state, bucket)))
+            future = self._hook(self._state, bucket)
+        self._times.called(number, future)
+        self._futures.append((works, future))
         # What has come may be the whole of a parameter's gradient, or nothing yet: it is shown now.
         self.gradients.show(members)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -125,12 +125,18 @@ class Gradients:
             for index, gradient in enumerate(kept):
                 self.give_back(index, gradient)
 
-    @contextlib.contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Meanwhile gradients may get other places, and what lies in the old ones is lost."""
+    def leave(self, moving: Container[int]) -> dict[int, torch.Tensor | None]:
+        """The gradients that lie in their places, before these get others: what is to come back.
+
+        Args:
+            moving: of these what lies in the old places is lost. No others are copied.
+        """
         there = [i for i, place in enumerate(self.places) if self.parameters[i].grad is place]
-        kept = [self.places[index].clone() for index in there]
-        yield
-        for index, values in zip(there, kept, strict=True):
-            self.places[index].copy_(values)
+        return {index: self.places[index].clone() if index in moving else None for index in there}
+
+    def come_back(self, left: Mapping[int, torch.Tensor | None]) -> None:
+        """Have gradients that left lie in their places now."""
+        for index, values in left.items():
+            if values is not None:
+                self.places[index].copy_(values)
             self.parameters[index].grad = self.places[index]

@@ -16,12 +16,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd import Variable
 
+import shoal.frontend.torch as frontend
+from shoal.average.lacking import GO_ON
 from shoal.errors import Unsupported
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
 
 if TYPE_CHECKING:
+    from shoal.average import AveragingReport
+    from shoal.average.step_times import StepTimes
     from shoal.frontend.torch.ddp.gradients import Gradients
     from shoal.frontend.torch.ddp.overlap import Overlap
     from shoal.frontend.torch.ddp.sparse import SparseGradients
@@ -40,6 +44,13 @@ class Averaging(Protocol):
     @property
     def sizes(self) -> list[int]:
         """The bytes of each buffer."""
+
+    @property
+    def times(self) -> Sequence[StepTimes]:
+        """When what happened in the last steps that have ended."""
+
+    def report(self, *, alone: bool) -> AveragingReport:
+        """As `Averager.report`."""
 
     def hooks(self) -> list[Callable[..., None]]:
         """What each parameter calls when its gradient is there."""
@@ -369,6 +380,11 @@ class GradientKeeper:
             "now do not: wrap `model.module` anew, on every rank"
         )
 
+    def _go_on(self) -> str:
+        """What to do first where other ranks have waited for what is missing."""
+        group = frontend.group_in(self._group)
+        return "" if group is None or group.ended() is None else GO_ON
+
     def _unfinished(self, missing: Sequence[int]) -> str:
         rank = dist.get_rank(self._group)
         names = ", ".join(self.names[index] for index in missing)
@@ -378,7 +394,7 @@ class GradientKeeper:
             "Expected to have finished reduction in the prior iteration before starting a new one. "
             f"{why}\nParameter indices which did not receive grad for rank {rank}: {indices}. "
             f"Parameters which did not receive grad for rank {rank}: {names}{self._frozen(missing)}"
-            f"{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
+            f"{self._go_on()}{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
         )
 
 

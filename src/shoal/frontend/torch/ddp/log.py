@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,6 @@ def times_of(steps: Sequence[StepBreakdown]) -> dict[str, int]:
     }
     found: dict[str, int] = {}
     for name, get in named.items():
-        found[name] = round(get(steps[-1]) * 1e3)
-        found[f"avg_{name}"] = round(sum(map(get, steps)) / len(steps) * 1e3)
+        values = {name: get(steps[-1]), f"avg_{name}": sum(map(get, steps)) / len(steps)}
+        found |= {key: round(us * 1e3) for key, us in values.items() if not math.isnan(us)}
     return found

@@ -2,7 +2,8 @@
 
 An optimizer's step is put off: each module's parameters are stepped when the module is about to be
 called, once their own averages are in. So the first layers compute while buffers of others are on
-their way. The arithmetic is that of one step for all, in the same order for each parameter.
+their way. Who waits for its averages has modules stepped meanwhile whose own are in: that takes no
+time then. The arithmetic is that of one step for all, in the same order for each parameter.
 
 Source: Peng et al., "ByteScheduler", SOSP 2019; Jayarajan et al., "P3", MLSys 2019.
 """
@@ -45,10 +46,13 @@ class Overlap:
         self._on_their_way: set[int] = set()  # sent, and not yet averages
         self._groups: list[dict[str, Any]] | None = None  # of a step that was put off
         self._at_once: set[int] | None = None  # what no module's call announces
+        self._parts: list[list[int]] = []  # of each module with parameters, in its order
+        self._announced: set[int] = set()  # by calls of modules since they were sent
         self._called: set[int] = set()  # whose modules were called since the last pass began
         self._late: set[int] = set()  # stepped after the forward pass
         for part in module.modules():
             own = [self._index[id(p)] for p in part.parameters(recurse=False) if self._has(p)]
+            self._parts += [own] if own else []
             if own or part is module:
                 part.register_forward_pre_hook(self._before(own, part is module))
         module.register_state_dict_pre_hook(lambda *_: self.complete())  # type: ignore[no-untyped-call]
@@ -90,6 +94,7 @@ class Overlap:
         for parameter in self._fused.gradients.parameters:
             parameter.grad = None  # NOT shown before it is an average
         self._is_open, self._on_their_way = True, set(range(len(self._names)))
+        self._announced.clear()
         self._called.clear()
         self._late.clear()
 
@@ -115,7 +120,7 @@ class Overlap:
         if not self._is_open:
             return
         if after_forward:
-            self._late = set(self._on_their_way)
+            self._late = set(range(len(self._names))) - self._announced
         self._take(sorted(self._on_their_way))
         self._fused.averager.wait()
         self._is_open, self._groups = False, None
@@ -132,9 +137,22 @@ class Overlap:
                 self.complete()
                 return
             needed = [*own, *(self._at_once or ())] if is_root else own
-            self._take([index for index in needed if index in self._on_their_way])
+            self._announced.update(needed)
+            self._take_others_while(needed)
+            self._take(index for index in needed if index in self._on_their_way)
 
         return before
+
+    def _take_others_while(self, needed: Iterable[int]) -> None:
+        """As long as one of these is no average, step modules of which all are."""
+        averager = self._fused.averager
+        for part in self._parts:
+            waited = [index for index in needed if index in self._on_their_way]
+            if all(map(averager.is_in, waited)):
+                return
+            others = [index for index in part if index in self._on_their_way]
+            if others and all(map(averager.is_in, others)):
+                self._take(others)
 
     def _take(self, indices: Iterable[int]) -> None:
         """Wait for these averages, and step their parameters if a step was put off."""

@@ -151,19 +151,17 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         """Where the time of the last steps went: `print` it, or see what else it can be made into.
 
         Every rank calls it, at the same place among its steps: a small all-gather tells who was
-        slowest. A rank that does not is told of by `TimedOut`, as for any call.
+        slowest. A rank that does not is told of by `TimedOut`, as for any call. With a
+        communication hook a bucket is on its way from when the hook is called until its future is
+        done; of parameters on a device it says what of that the host does not know.
 
         Args:
             alone: ask no other rank. For what only one rank calls, and after the group has ended.
 
         Raises:
-            Unsupported: gradients are averaged by a communication hook, which shoal does not time.
             ShoalError: as for every call of the group, which has ended.
         """
-        averaging = self.reducer.averaging
-        if not isinstance(averaging, FusedGradients):
-            raise Unsupported("report: a communication hook averages; shoal does not time it")
-        return averaging.averager.report(alone=alone)
+        return self.reducer.averaging.report(alone=alone)
 
     def _start_overlap(self) -> None:
         averaging = self.reducer.averaging
@@ -226,7 +224,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _averaging(self, gradients: Gradients, names: Sequence[str]) -> Averaging:
         """How dense gradients are averaged without a communication hook."""
         if any(parameter.device.type != "cpu" for parameter in gradients.parameters):
-            return self._hooked(gradients, allreduce_hook, self.process_group)
+            return self._hooked(gradients, names, allreduce_hook, self.process_group)
         group = frontend.group_in(self.process_group)
         if group is None:
             raise UsageError(
@@ -242,14 +240,16 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             **self._options,
         )
 
-    def _hooked(self, gradients: Gradients, hook: Any, state: object) -> Averaging:
+    def _hooked(
+        self, gradients: Gradients, names: Sequence[str], hook: Any, state: object
+    ) -> Averaging:
         if any(self._options.values()):
             raise Unsupported(
                 "DistributedDataParallel: wire, weighted and check_finite go without communication "
                 "hooks, and with parameters on the CPU"
             )
         n_bytes = self.bucket_bytes_cap
-        return HookedBuckets(gradients, self.process_group, n_bytes, hook, state)
+        return HookedBuckets(gradients, self.process_group, names, n_bytes, hook, state)
 
     def _names_of(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -259,10 +259,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         sizes = ", ".join(map(str, self.reducer.averaging.sizes))
         n_steps = self.reducer.n_steps
         told = {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes, "iteration": n_steps}
-        averaging = self.reducer.averaging
-        if isinstance(averaging, FusedGradients):
-            told |= times_of(break_down(tuple(averaging.averager.times)))
-        return told
+        return {**told, **times_of(break_down(tuple(self.reducer.averaging.times)))}
 
     # Forward.
 
@@ -324,7 +321,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
-        averaging = self._hooked(self.reducer.averaging.gradients, hook, state)
+        gradients = self.reducer.averaging.gradients
+        averaging = self._hooked(gradients, self._names_of(gradients.parameters), hook, state)
         self.reducer.use(averaging, hook, state)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
