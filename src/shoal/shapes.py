@@ -77,9 +77,11 @@ class Shape(NamedTuple):
         algorithm = self.found
         if not algorithm.scatters or len(set(self.hosts)) < self.size:
             return SEGMENT_BYTES
-        chunk = self.n_elems * item_size(self.dtype) // algorithm.n_chunks(self.size, self.hosts)
-        of_turn = _TURN_BYTES // algorithm.n_chunks(self.size, self.hosts)
-        wanted = max(_LEAST_SEGMENT_BYTES, min(chunk // _SEGMENTS_OF_CHUNK, of_turn))
+        n_chunks = algorithm.n_chunks(self.size, self.hosts)
+        chunk = self.n_elems * item_size(self.dtype) // n_chunks
+        of_turn = _TURN_BYTES / self.codec.share / n_chunks
+        least = _LEAST_SEGMENT_BYTES / self.codec.share
+        wanted = int(max(least, min(chunk / _SEGMENTS_OF_CHUNK, of_turn)))
         return min(SEGMENT_BYTES, 1 << (wanted.bit_length() - 1))
 
     @property

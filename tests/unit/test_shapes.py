@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.schedule import Buffer
 from shoal.shapes import Shape, describe, layouts_of
@@ -79,3 +80,15 @@ def test_what_goes_to_all_reducers_in_turn_is_no_more_than_a_slow_link_may_hold(
     shape = Shape("all_reduce", algorithm, DType.FLOAT32, Op.SUM, mib << 18, 0, size)
     assert shape._replace(hosts=tuple(range(size))).segment_bytes == kib << 10
     assert shape._replace(hosts=(0,) * size).segment_bytes == 128 << 10, "not between hosts"
+
+
+@pytest.mark.parametrize(
+    ("mib", "size", "kib"), [(25, 8, 64), (100, 8, 64), (100, 32, 64), (50, 2, 128)]
+)
+def test_elements_that_travel_in_half_the_bytes_travel_twice_as_many_at_a_time(
+    mib: int, size: int, kib: int
+) -> None:
+    """On the wire a segment is as long as one of float32."""
+    shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, mib << 18, 0, size)
+    narrow = shape._replace(hosts=tuple(range(size)), codec=Codec.BF16)
+    assert narrow.segment_bytes == kib << 10
