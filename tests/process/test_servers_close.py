@@ -1,4 +1,4 @@
-"""How long it takes to leave a group whose servers do not come."""
+"""Who leaves a group with servers while something goes on: at once, and at nobody's cost."""
 
 import contextlib
 import functools
@@ -11,10 +11,20 @@ from typing import Any
 
 import pytest
 from process.ranks import start_ranks
-from process.serving import N_WORKERS, await_that, job_env, new_key
+from process.serving import (
+    N_WORKERS,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    new_key,
+    noise,
+    run_and_kill_the_server,
+)
 from process.stage import Stage, pretend_hosts
 
 import shoal
+from shoal.group.pool import mend
 from shoal.group.pool.protocol import Meet
 from shoal.server.client import JobConnection
 from shoal.server.options import keys_of, listen
@@ -85,3 +95,34 @@ def test_a_group_is_left_at_once_though_its_servers_do_not_come(tmp_path: Path, 
         with start_ranks(leave, N_WORKERS, how, env=env) as ranks:
             outcomes = ranks.wait()
     assert all(outcome.value < AT_ONCE_S for outcome in outcomes), outcomes
+
+
+def leave_when_mended() -> bool:
+    """Rank 1 gets late what others hold, and waits a moment for who leaves before it has that."""
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        data = noise(group.rank)
+        if group.rank == 1:
+            give = mend._give
+
+            def give_late(*how: Any) -> None:
+                with contextlib.suppress(shoal.TimedOut):
+                    stage.await_cue("one has left", 0.5)
+                give(*how)
+
+            mend._give = give_late
+            stage.await_cue("the server is dead")
+        work = group.all_reduce(data, async_op=True)
+        if group.rank == 0:
+            stage.cue("rank 0 has called")
+        assert work is not None
+        work.wait()
+    stage.cue("one has left")
+    return is_right(data)
+
+
+def test_who_leaves_once_a_call_is_mended_leaves_nobody_without_it(tmp_path: Path) -> None:
+    outcomes = run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
+    assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS, outcomes

@@ -473,12 +473,14 @@ class ServerPool:
             if call is None or call.outcome is not None:  # its caller has its memory back
                 raise ShoalError("the group of the workers has ended")
             call.is_mending = True
+        has_all = False
         try:
             mend(self._control, call)
+            has_all = True
+            self._control.most(0)  # NOT before all have: whoever's call has ended may leave
         finally:
             with self.changed:
-                call.is_mending = False
-        call.is_mended = True
+                call.is_mending, call.is_mended = False, has_all
         self._call_back()
 
     def _check_world(self) -> None:
