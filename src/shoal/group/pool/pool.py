@@ -248,8 +248,10 @@ class ServerPool:
                 if command is not None:
                     command.run(self)
                 self._expire_late()
-        except LeaderGone:
+        except LeaderGone as gone:
             self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
+            if self._control.ended() is None:  # it lives, and would wait for this rank for ever
+                self._fail(gone)
             self._outlive()
         except ShoalError as error:
             self._fail(error)
