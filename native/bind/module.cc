@@ -254,6 +254,11 @@ struct GroupHandle {
     Released released;
     mesh->drop_group(*group);
   }
+  bool drop_unheld() {
+    Released released;
+    dropped = dropped || mesh->drop_unheld_group(*group);
+    return dropped;
+  }
   ErrorTuple error() {
     Released released;
     return tuple_of(mesh->abort_of(*group));
@@ -413,6 +418,7 @@ NB_MODULE(_native, m) {
       .def("abort", &GroupHandle::abort)
       .def("expire", &GroupHandle::expire)
       .def("drop", &GroupHandle::drop)
+      .def("drop_unheld", &GroupHandle::drop_unheld)
       .def("error", &GroupHandle::error)
       .def("take_state_at_deadline", &GroupHandle::take_state_at_deadline)
       .def_prop_ro("id", [](const GroupHandle& handle) { return handle.group->id; });

@@ -86,6 +86,14 @@ void Mesh::drop_group(Group& group) {
   if (errors_ != nullptr) errors_->forget(group.id);
 }
 
+bool Mesh::drop_unheld_group(Group& group) {
+  if (forsaken() || is_closing_) return true;  // it goes with the mesh
+  for (const auto& channel : channels_)
+    if (channel->has_calls(group.id)) return false;
+  drop_group(group);
+  return true;
+}
+
 void Mesh::abort_group(Group& group, const std::string& why) {
   for (const auto& channel : channels_)
     channel->abort_group(group.id, Fault::kClosed, "aborted the group: " + why);

@@ -34,6 +34,8 @@ class Mesh {
 
   Group& add_group(uint64_t id, std::vector<int> members);
   void drop_group(Group& group);
+  // The same for one that nobody holds any more, unless calls of it are in flight: then false.
+  bool drop_unheld_group(Group& group);
   void abort_group(Group& group, const std::string& why);
   void expire_group(Group& group, const std::string& why);  // a deadline that the caller keeps
   Error abort_of(const Group& group) { return first().abort_of(group); }

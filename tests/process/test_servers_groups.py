@@ -16,7 +16,7 @@ from process.serving import (
     noise,
     status_of,
 )
-from process.stage import Stage, pretend_hosts
+from process.stage import Stage, error_of, pretend_hosts
 
 import shoal
 
@@ -124,3 +124,40 @@ def test_who_leaves_a_group_keeps_nobody_there_whose_server_dies(tmp_path: Path)
             server.wait()
             stage.cue("its server is dead")
             assert [outcome.value for outcome in ranks.wait()] == [True] * N_WORKERS
+
+
+def shrink_in_vain() -> list[Any]:
+    """Rank 0 alone, twice; then a call, and all of them; what was wrong."""
+    pretend_hosts(1)
+    stage, wrong = Stage.from_environment(), []
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        if group.rank == 0:
+            errors = [
+                error_of(group.shrink, timeout_s=0.05),
+                error_of(group.shrink, [N_WORKERS]),
+            ]
+            if [type(error) for error in errors] != [shoal.TimedOut, shoal.UsageError]:
+                wrong.append(f"shrink: {errors}")
+            stage.cue("it was in vain")
+        stage.await_cue("it was in vain")
+        data, pool = noise(group.rank, 1, N_ELEMS), group.pool  # type: ignore[attr-defined]
+        group.all_reduce(data)
+        if not is_right(data, 1) or pool is None or pool.view.n_shared != 1:
+            wrong.append("after it")
+        with group.shrink() as rest:
+            await_servers(rest, 1)
+            data = noise(rest.rank, 2, N_ELEMS)
+            rest.all_reduce(data)
+            if not is_right(data, 2):
+                wrong.append("with all of them")
+        if pool._thread.is_alive():
+            wrong.append("the servers were not left")
+    return wrong
+
+
+def test_a_group_that_nobody_else_shrinks_keeps_its_servers(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, ServerProcess(key) as server:
+        env = job_env(key, server.address) | dict(stage.env)
+        assert run_ranks(shrink_in_vain, N_WORKERS, env=env) == [[]] * N_WORKERS

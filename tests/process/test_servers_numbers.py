@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from process.ranks import free_port, run_ranks, start_ranks
 from process.serving import (
     N_WORKERS,
@@ -17,6 +18,7 @@ from process.serving import (
     new_key,
     noise,
     run_and_kill_the_server,
+    wanted,
 )
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -193,3 +195,43 @@ def reduce_by_number_in_any_order() -> list[bool]:
 
 def test_calls_by_number_match_in_whatever_order_the_ranks_make_them() -> None:
     assert run_ranks(reduce_by_number_in_any_order, 3) == [[True] * 122] * 3
+
+
+NAMES = ("a", "b", "c")
+
+
+def call_by_name_while_a_server_dies() -> list[Any]:
+    """In another order on each rank, with a call that is served in their midst."""
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        view = cast("Any", group).pool.view
+        data = {name: noise(group.rank, at, 1_000_003) for at, name in enumerate(NAMES)}
+        served = noise(group.rank, 3, 1_000_003)
+        if group.rank == N_WORKERS - 1:
+            stage.await_cue("the server is dead")
+        works = [
+            group.all_reduce(data[NAMES[at]], name=NAMES[at], async_op=True)
+            for at in turned(range(3), group.rank)
+        ]
+        works.append(group.all_reduce(served, async_op=True))
+        if group.rank == 0:
+            stage.cue("rank 0 has called")
+        for work in works:
+            assert work is not None
+            work.wait()
+        close = [
+            np.allclose(data[name], wanted(at, n_elems=1_000_003), atol=1e-5)
+            for at, name in enumerate(NAMES)
+        ]
+        stage.meet(group.rank, N_WORKERS, "has its sums")
+    return [close, is_right(served, 3), group.rank == N_WORKERS - 1 or view.n_shared]
+
+
+def test_calls_by_name_are_made_by_the_workers_alone_whatever_becomes_of_servers(
+    tmp_path: Path,
+) -> None:
+    key = new_key(tmp_path)
+    outcomes = run_and_kill_the_server(call_by_name_while_a_server_dies, N_WORKERS, key)
+    assert [outcome.value for outcome in outcomes] == [[[True] * 3, True, 1]] * N_WORKERS, outcomes

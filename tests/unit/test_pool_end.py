@@ -1,5 +1,6 @@
 """How a worker's pool ends: whatever others do meanwhile, nobody waits in vain."""
 
+import contextlib
 import socket
 from collections import deque
 from types import SimpleNamespace
@@ -10,9 +11,13 @@ import pytest
 from shoal.engine import Fault
 from shoal.errors import Closed
 from shoal.group.pool import pool as pools
-from shoal.group.pool.commands import Follower
+from shoal.group.pool.commands import End, Follower, LeaderGone, encode
 from shoal.group.pool.pool import ServerPool
 from shoal.group.pool.rails import rail_of
+from shoal.group.pool.stages import Stages
+from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+
+KEY = bytes(32)
 
 
 def test_a_pool_ends_while_calls_are_made_and_tells_who_waits(
@@ -81,3 +86,56 @@ def test_a_worker_that_leaves_before_it_has_found_rank_0_looks_no_further() -> N
         follower.close()
         with pytest.raises(Closed, match="nobody waits for the store"):
             follower.begin(control)
+
+
+def test_a_worker_whose_connection_to_rank_0_is_lost_hears_what_was_said_meanwhile() -> None:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=KEY)) as store:
+        control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {store.port}")
+        control.ended = lambda: None
+        follower, nothing = Follower(KEY), ((), Stages[Any](), 1)
+        follower.begin(control)
+        assert follower._client is not None
+        follower._client.close()  # as after 5.5 s without an answer
+        said = End(7, is_lost=False)
+        with contextlib.closing(TcpStoreClient("127.0.0.1", store.port, timeout_s=9, key=KEY)) as c:
+            c.set("command/0", encode(said))
+        assert follower.next(*nothing) is None
+        assert follower.next(*nothing) == said
+        follower.close()
+
+
+def test_a_worker_does_not_look_for_rank_0_once_that_has_left() -> None:
+    store = TcpStoreServer("127.0.0.1", 0, key=KEY)
+    control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {store.port}")
+    control.ended = lambda: Closed("rank 0 aborted the group: it has left")
+    follower = Follower(KEY)
+    follower.begin(control)
+    store.close()
+    with pytest.raises(LeaderGone):
+        follower.next((), Stages[Any](), 1)
+    follower.close()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_worker_that_cannot_reach_rank_0_ends_the_group_if_that_lives_and_would_wait(
+    lives: bool,
+) -> None:
+    def begin(_control: object) -> None:
+        raise LeaderGone("no answer")
+
+    ended: list[str] = []
+    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1, leader=0)
+    control.ended = lambda: None if lives else Closed("rank 0 aborted the group: it has left")
+    commands: Any = SimpleNamespace(close=lambda: None, begin=begin)
+    world: Any = SimpleNamespace(abort=ended.append)
+    world.error = lambda: (Fault.CLOSED if ended else Fault.NONE, -1, "", "")
+    view: Any = SimpleNamespace(has_ended=True, is_settling=False, calls=[])
+    view.group = SimpleNamespace(close=lambda: None)
+    nothing: Any = None
+    rail = rail_of((0, 1), 0)
+    assert rail is not None
+    pool = ServerPool(control, commands, b"", world, nothing, rail)
+    pool._views.append(view)
+    pool._run()
+    assert pool.has_ended
+    assert ended == (["rank 1 cannot use servers any more: no answer"] if lives else [])

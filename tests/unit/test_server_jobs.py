@@ -261,3 +261,14 @@ def test_of_one_key_no_more_are_taken_than_have_room_for_two_views_each() -> Non
     assert reserved == [True] * 128 + [False] * 2
     assert "128 groups of jobs with this key" in answer.refused
     assert not again.refused
+
+
+@pytest.mark.parametrize(("bound", "most"), [(-1, 576 << 20), (1 << 40, 576 << 20), (99, 99)])
+def test_a_view_has_its_memory_and_no_more_than_whoever_started_the_server(
+    bound: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {child.resource.RLIMIT_DATA: (bound, bound)}
+    monkeypatch.setattr(child.resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(child.resource, "setrlimit", limits.__setitem__)
+    child._limit(64 << 20)
+    assert limits == {child.resource.RLIMIT_DATA: (most, most)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
@@ -87,6 +88,7 @@ class Calls:
         self._native: engine.NativeGroup | ClosedGroup = context.register(
             self, name, members, native_id
         )
+        self._unheld: weakref.finalize[..., Calls] | None = None
         self._numbers = Numbers(str(self))
         self._named = Occurrences("calls")
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
@@ -119,6 +121,13 @@ class Calls:
     def abandon(self, why: str) -> None:
         """Refuse all later calls, and say nothing to anyone."""
         self._native = ClosedGroup(f"{self}: {why}")
+        if self._unheld is not None:  # or it would keep the descriptors of the mesh
+            self._unheld.detach()
+
+    def end_with_its_holders(self) -> None:
+        """Leave it when nobody holds it any more, as `close` does."""
+        self._unheld = weakref.finalize(self, self._context.let_go, self._native)
+        self._unheld.atexit = False  # the links end then
 
     def plan_by(self, planner: Planner) -> None:
         """Choose by another planner from now on; every rank must do so before the same call."""

@@ -96,6 +96,7 @@ class Context:
         self.names = names
         self.digests = digests
         self._live: deque[Loan] = deque()
+        self._unheld: deque[engine.NativeGroup] = deque()
         self.groups: weakref.WeakSet[Member] = weakref.WeakSet()
         self._made = Occurrences("groups")
         self._end = weakref.finalize(self, mesh.close)
@@ -130,6 +131,20 @@ class Context:
         if self._mesh is not None and bytes_per_us:
             self._mesh.bound_out(max(_LEAST_OUT_BYTES, int(bytes_per_us * _OUT_US)))
 
+    def let_go(self, native: engine.NativeGroup) -> None:
+        """Nobody holds a group any more, nor those of before: they go once their calls have ended.
+
+        Not with what is in flight: others may need it, though nobody here looks at it.
+        """
+        self._unheld.append(native)
+        for _ in range(len(self._unheld)):
+            try:
+                one = self._unheld.popleft()
+            except IndexError:  # another thread has it
+                break
+            if not one.drop_unheld():
+                self._unheld.append(one)
+
     def keep(self, work: Work) -> None:
         """Keep the buffers of a call until it is done, whoever drops them: the engine uses them."""
         live, n_running = self._live, 0
@@ -155,6 +170,7 @@ class Context:
         if mesh is not None:
             mesh.close()
             self._live.clear()  # all have ended; they would keep the descriptors of the mesh
+            self._unheld.clear()  # and so would these
 
     def abandon(self) -> None:
         """After fork, in the child: the links are the parent's, and nothing is said on them."""

@@ -67,7 +67,8 @@ class Members(Calls):
         """The group of some of this group's ranks; the caller must be one of them.
 
         Local: nothing is said to anyone, no thread or memory is added. Every member must call it
-        with the same ranks in the same order, the same name and the same wire.
+        with the same ranks in the same order, the same name and the same wire. Who drops it has
+        left it, once calls that are in flight have ended.
 
         Args:
             wire: how large sums travel between hosts; None: as in this group.
@@ -82,7 +83,9 @@ class Members(Calls):
         members = [self._members[rank] for rank in ranks]
         name = f"{self.name}/{name}"
         planner = self.planner.of(ranks, f"group {name!r}")
-        return type(self)(self._context, members, name, self.timeout_s, planner, codec)
+        group = type(self)(self._context, members, name, self.timeout_s, planner, codec)
+        group.end_with_its_holders()
+        return group
 
     def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
         """The group of all ranks of this one that are left; its next view.
@@ -141,6 +144,8 @@ class Members(Calls):
         )
         group.owns_context, self.owns_context = self.owns_context, False
         group._view, group._first = view, first
+        if not group.owns_context:
+            group.end_with_its_holders()
         return group
 
     def abort(self, reason: str = "no reason was given") -> None:

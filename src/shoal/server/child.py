@@ -89,7 +89,10 @@ def _leave_parent(pipe: int, parent: int) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
+    _, bound = resource.getrlimit(resource.RLIMIT_DATA)  # of whoever started the server
     most = memory_bytes + _BESIDES_BYTES
+    if bound != resource.RLIM_INFINITY:
+        most = min(most, bound)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 

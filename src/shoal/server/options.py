@@ -14,7 +14,7 @@ from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_tcp
 
 MEMORY_BYTES: Final = 1 << 30
-"""Of one job, unless it is told otherwise: windows of half of it, and what goes through sockets."""
+"""Of one view, unless it is told otherwise: half of it for staging, half of that for windows."""
 
 LEAST_MEMORY_BYTES: Final = 64 << 20
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
@@ -29,7 +29,7 @@ Unheard = Mapping[int, Sequence[int]]
 
 
 class LeaderGone(ShoalError):  # noqa: N818 - says what happened
-    """The lowest worker has left, and with it the store."""
+    """The lowest worker has left, and with it the store; or it says nothing any more."""
 
 
 class Form(NamedTuple):
@@ -139,23 +139,32 @@ class Follower:
     def __init__(self, key: bytes) -> None:
         self._key, self._n = key, 0
         self._client: TcpStoreClient | None = None
+        self._where = ""
         self._is_closed = False
 
     def begin(self, control: Control) -> None:
         """Connect to the store of the lowest."""
-        where = control.tell("")
-        if not where:
+        self._control = control
+        self._where = control.tell("")
+        if not self._where:
             raise ShoalError("rank 0 cannot serve a store")
-        host, port = where.split(" ")
+        self._connect(lambda: not self._is_closed)
+
+    def _connect(self, is_wanted: Callable[[], bool]) -> None:
+        host, port = self._where.split(" ")
         client = TcpStoreClient(
-            *(host, int(port)),
-            timeout_s=CONNECT_S,
-            key=self._key,
-            is_wanted=lambda: not self._is_closed,
+            host, int(port), timeout_s=CONNECT_S, key=self._key, is_wanted=is_wanted
         )
         self._client = client
         if self._is_closed:
             client.close()
+
+    def _find_again(self, lost: PeerLost) -> None:
+        """Rank 0 may only have been busy, its interpreter held: what it has said is still there."""
+        try:
+            self._connect(lambda: not self._is_closed and self._control.ended() is None)
+        except ShoalError as error:
+            raise LeaderGone(str(lost)) from error
 
     def next(
         self, views: Sequence[PoolView], stages: Stages[PoolView], lowest_open: int
@@ -169,7 +178,8 @@ class Follower:
         except TimedOut:
             return None
         except PeerLost as lost:
-            raise LeaderGone(str(lost)) from lost
+            self._find_again(lost)
+            return None
         self._n += 1
         return decode(value)
 

@@ -127,6 +127,9 @@ class Leader:
         """Look at the views and the servers, and wait a little if all is well."""
         self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
         command = self._ending(views, lowest_open) or self._forming(stages)
+        if self._is_closed:  # NOT to be told: who leaves has no connection to any server
+            self._close_meeting()
+            return None
         if command is None:
             self._watch_links(stages.last)
             self._woken.wait(_LOOK_S)

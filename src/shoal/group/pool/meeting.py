@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.engine import Plan, address_of, lower
-from shoal.errors import PeerLost, ShoalError, UsageError
+from shoal.errors import Closed, PeerLost, ShoalError, UsageError
 from shoal.group.context import meet
 from shoal.group.group import Group
 from shoal.group.pool.commands import MEETING_S
@@ -22,11 +23,12 @@ from shoal.plan import Planner, default_cluster, reported_mbit
 from shoal.plan.channels import PoolCard, channels_from, choose_pool_channels
 from shoal.plan.settings import paths_from
 from shoal.plan.wire import link_from
+from shoal.rendezvous import TcpStoreClient
 from shoal.rendezvous.interface import choose_address
 from shoal.schedule import Recv, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal import engine
     from shoal.rendezvous import Store
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # A silent member costs a view its calls' repair, and a worker nothing else: it is given up soon.
 # Sooner would take a busy machine for a dead one.
 DEAD_S: Final = 1.2
+_LOOK_S: Final = 0.05
 _MOST_NAMED: Final = 4
 _WORD_BYTES: Final = 1024  # the least that a segment may have
 _DIGEST: Final = struct.Struct("<4sd3H")
@@ -134,10 +137,20 @@ def first_word_key(server: int) -> int:
     return FIRST_NAMED_KEY | server << 2 | 3
 
 
-def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> PoolGroup:
+def meet_view(
+    store: Store,
+    view: int,
+    rank: int,
+    size: int,
+    n_workers: int,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> PoolGroup:
     """Meet the others of a view and return its group, once there is a way from every worker.
 
     Servers dial the workers, so that nobody needs to reach a server but at its one port.
+
+    Args:
+        is_wanted: asked 20 times a second while a way is missing.
 
     Raises (nothing is left open):
         ShoalError: it has not formed.
@@ -156,7 +169,7 @@ def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> 
         group.rates = tuple(card.rate for card in cards)
         group.n_channels = choose_pool_channels(cards, n_workers)
         context.pace(group.rates[rank])
-        _greet(group, n_workers, until)
+        _greet(group, n_workers, until, is_wanted)
     except PeerLost as error:  # that one may live, and be cut off from some worker only
         context.close()
         lost = frozenset([error.rank - n_workers] if error.rank >= n_workers else [])
@@ -167,13 +180,54 @@ def meet_view(store: Store, view: int, rank: int, size: int, n_workers: int) -> 
     return group
 
 
-def _greet(group: PoolGroup, n_workers: int, until: float) -> None:
+class ViewMeeting:
+    """Where a worker meets the others of its views, one after another, until it leaves.
+
+    Threads: one meets; any may close it.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._client: TcpStoreClient | None = None
+        self._is_closed = False
+
+    def meet(
+        self, host: str, port: int, view: int, rank: int, size: int, n_workers: int
+    ) -> PoolGroup:
+        """`meet_view` at the store there.
+
+        Raises:
+            ShoalError: it has not formed, or was closed meanwhile.
+        """
+        client = TcpStoreClient(
+            host, port, timeout_s=MEETING_S, key=self._key, is_wanted=self._is_wanted
+        )
+        with contextlib.closing(client):
+            self._client = client  # NOT after the look: who closes it now finds it
+            if self._is_closed:
+                raise Closed(f"nobody waits for view {view} any more")
+            return meet_view(client, view, rank, size, n_workers, self._is_wanted)
+
+    def close(self) -> None:
+        """End the meeting that goes on, and all later ones; idempotent."""
+        self._is_closed = True
+        client = self._client
+        if client is not None:
+            client.close()
+
+    def _is_wanted(self) -> bool:
+        return not self._is_closed
+
+
+def _greet(group: PoolGroup, n_workers: int, until: float, is_wanted: Callable[[], bool]) -> None:
     """Each server says a first word to each worker: the higher rank is the one that dials."""
     servers = range(n_workers, group.size) if group.rank < n_workers else [group.rank]
     words = {server: group.first_word(server, n_workers) for server in servers}
     for word in words.values():  # NOT by their own deadlines, each of which writes a file
-        if not word.drive(max(0.01, until - time.monotonic())):
+        if not _is_in_time(word, until, is_wanted):
             break
+    if not is_wanted():
+        raise Closed(f"{group}: nobody waits for this view any more")
     unmet = [server for server, word in words.items() if not word.done()]
     if unmet:
         who = ", ".join(f"rank {server}" for server in unmet[:_MOST_NAMED])
@@ -183,6 +237,13 @@ def _greet(group: PoolGroup, n_workers: int, until: float) -> None:
         raise Unmet(places, f"rank {group.rank} has not got through to {who} in {MEETING_S:g} s")
     for word in words.values():
         word.wait()
+
+
+def _is_in_time(word: Work, until: float, is_wanted: Callable[[], bool]) -> bool:
+    while not word.drive(max(0.01, min(until - time.monotonic(), _LOOK_S))):
+        if time.monotonic() >= until or not is_wanted():
+            return word.done()
+    return True
 
 
 def _check_hosts(hosts: list[str], names: list[str], n_workers: int) -> None:

@@ -7,7 +7,6 @@ workers while nothing happens.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -18,14 +17,13 @@ from typing import TYPE_CHECKING, Final
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut
 from shoal.group.pool.commands import MEETING_S, LeaderGone
-from shoal.group.pool.meeting import Misplaced, Unmet, meet_view
+from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
 from shoal.group.pool.mend import is_whole_here, mend
 from shoal.group.pool.pool_view import PoolView, nics_of
 from shoal.group.pool.settling import made_by_all, settle
 from shoal.group.pool.stages import Stages
 from shoal.group.work import FOR_EVER_S
 from shoal.plan.text import counted
-from shoal.rendezvous import TcpStoreClient
 
 if TYPE_CHECKING:
     from shoal.engine import NativeGroup
@@ -61,7 +59,7 @@ class ServerPool:
         rail: Rail,
     ) -> None:
         self._control, self._commands = control, commands
-        self._key, self._world, self._cluster = key, world, control.planner.cluster
+        self._world, self._cluster = world, control.planner.cluster
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
         self.stages: Stages[PoolView] = Stages()
@@ -69,6 +67,8 @@ class ServerPool:
         self._held: set[int] = set()  # calls that wait until it is known who serves them
         self._waiters: list[tuple[PooledCall, Callable[[], None]]] = []
         self._is_closing = False
+        self._awaits_others = True  # for nothing that a caller waits for: whoever leaves may
+        self._meeting = ViewMeeting(key)
         self._owner = os.getpid()
         self._orphaned: NativeError | None = None
         self.has_ended = False
@@ -124,6 +124,9 @@ class ServerPool:
             self._is_closing = True
             self.changed.notify_all()
         self._commands.close()
+        self._meeting.close()
+        if self._awaits_others:
+            self._control.abort("it has left")
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(2 * MEETING_S)
         self._control.close()  # which ends the thread, should it still wait for others there
@@ -238,14 +241,17 @@ class ServerPool:
     def _run(self) -> None:
         try:
             self._commands.begin(self._control)
+            self._awaits_others = False
             while not self._is_closing:
                 self._check_world()
                 command = self._commands.next(self._views, self.stages, self._lowest_open())
                 if command is not None:
                     command.run(self)
                 self._expire_late()
-        except LeaderGone:
+        except LeaderGone as gone:
             self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
+            if self._control.ended() is None:  # it lives, and would wait for this rank for ever
+                self._fail(gone)
             self._outlive()
         except ShoalError as error:
             self._fail(error)
@@ -316,6 +322,7 @@ class ServerPool:
     def form(self, command: Form) -> None:
         """Meet the servers, and use them from a call on that all workers agree on."""
         started = time.monotonic()
+        self._awaits_others = True
         view, why, misplaced, unmet = None, "", -1, frozenset[int]()
         try:
             view = self._meet(command)
@@ -327,7 +334,7 @@ class ServerPool:
             why = str(error)
         n = len(command.servers)
         own = bytes([view is None, *(at in unmet for at in range(n))])
-        told = self._control.bytes_of_all(own, FOR_EVER_S)
+        told = self._tell(own, view)
         if any(is_missing for is_missing, *_ in told):
             if view is not None:
                 view.group.close()
@@ -347,18 +354,24 @@ class ServerPool:
                 1e3 * (time.monotonic() - started),
             )
 
+    def _tell(self, own: bytes, view: PoolView | None) -> list[bytes]:
+        """By worker, how the forming of a view has gone."""
+        try:
+            self._check_open()
+            told = self._control.bytes_of_all(own, FOR_EVER_S)
+        except BaseException:
+            if view is not None:
+                view.group.close()
+            raise
+        self._awaits_others = False
+        return told
+
     def _meet(self, command: Form) -> PoolView:
         n, servers = self._control.size, command.servers
         size = n + len(servers)
         self._commands.invite(command, n)
-        client = TcpStoreClient(
-            *(command.host, command.port),
-            timeout_s=MEETING_S,
-            key=self._key,
-            is_wanted=lambda: not self._is_closing,
-        )
-        with contextlib.closing(client):
-            group = meet_view(client, command.view, self.rank, size, n)
+        where = command.host, command.port
+        group = self._meeting.meet(*where, command.view, self.rank, size, n)
         try:
             rates = [rate / self._rail.n_rails for rate in group.rates]
             group.measured = command.measured
@@ -462,12 +475,14 @@ class ServerPool:
             if call is None or call.outcome is not None:  # its caller has its memory back
                 raise ShoalError("the group of the workers has ended")
             call.is_mending = True
+        has_all = False
         try:
             mend(self._control, call)
+            has_all = True
+            self._control.most(0)  # NOT before all have: whoever's call has ended may leave
         finally:
             with self.changed:
-                call.is_mending = False
-        call.is_mended = True
+                call.is_mending, call.is_mended = False, has_all
         self._call_back()
 
     def _check_world(self) -> None:
@@ -477,5 +492,8 @@ class ServerPool:
             raise error
         if self._world.error()[0] is not Fault.NONE:
             raise ShoalError("the group of the workers has ended")
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._is_closing:
             raise ShoalError("the group was closed")

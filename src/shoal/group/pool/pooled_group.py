@@ -328,10 +328,13 @@ class PooledGroup(Group):
         return None
 
     def shrink(self, exclude: Sequence[int] = (), *, timeout_s: float | None = None) -> Self:
-        """As `Group.shrink`; the new group looks for the servers anew."""
+        """As `Group.shrink`; the new group looks for the servers anew.
+
+        Where it raises, this group keeps its servers.
+        """
+        group = super().shrink(exclude, timeout_s=timeout_s)
         is_used = self._pool is not None
         self._leave_servers()
-        group = super().shrink(exclude, timeout_s=timeout_s)
         group._is_part = self._is_part
         if self._is_part and not is_used:
             group._look_later()

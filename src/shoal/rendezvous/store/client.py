@@ -29,6 +29,7 @@ from shoal.rendezvous.store.wire import (
 
 # Rank 0 needs a moment to start, and a refused connect costs microseconds.
 _CONNECT_RETRY_S: Final = 0.02
+_LOOK_S: Final = 0.1  # how often a server that is silent is asked for still
 _N_AT_ONCE: Final = 16  # requests on the way: their replies, 64 KiB at most, fit into a socket
 # For one attempt to connect: a server that has restarted meanwhile, or whose answer was lost, is
 # found by the next one.
@@ -46,7 +47,8 @@ class TcpStoreClient:
             has its own time, and five seconds more.
         key: the job key, or None; the same as the server's.
         warn_s: until it warns that nobody answers; again after twice, four times as long.
-        is_wanted: asked between attempts to connect, 50 times a second where they are refused.
+        is_wanted: asked between attempts to connect, 50 times a second where they are refused, and
+            10 times where a server does not answer.
 
     Raises:
         TimedOut: no store answered at this address.
@@ -157,7 +159,7 @@ class TcpStoreClient:
         while True:
             until = min(deadline, time.monotonic() + _ATTEMPT_S)
             try:
-                return self._try_to_connect(key, until, trouble)
+                return self._try_to_connect(key, until, trouble, is_wanted)
             except OSError as error:
                 trouble = error
             if not is_wanted():
@@ -191,7 +193,9 @@ class TcpStoreClient:
             "rank to an address of its host which the others can reach)"
         )
 
-    def _try_to_connect(self, key: bytes, until: float, failure: OSError) -> socket.socket:
+    def _try_to_connect(
+        self, key: bytes, until: float, failure: OSError, is_wanted: Callable[[], bool]
+    ) -> socket.socket:
         """Raises what the last address failed by; if there is no time for any, that `failure`."""
         found = resolve(self._host, self._port, socket.SOCK_STREAM)
         for at, (family, kind, protocol, _, target) in enumerate(found):
@@ -209,17 +213,20 @@ class TcpStoreClient:
                 continue
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._prove(sock, key, until)
+                self._prove(sock, key, until, is_wanted)
             except BaseException:
                 sock.close()
                 raise
             return sock
         raise failure
 
-    def _prove(self, sock: socket.socket, key: bytes, until: float) -> None:
+    def _prove(
+        self, sock: socket.socket, key: bytes, until: float, is_wanted: Callable[[], bool]
+    ) -> None:
         handshake = ClientHandshake(STORE_HELLO, key)
         sock.sendall(handshake.hello)
         while handshake.wants:
+            _await_data(sock, until, is_wanted)
             reply = handshake.feed(_receive(sock, handshake.wants, until))
             if reply:  # NOT an empty send: it fails if the server has closed after a refusal
                 sock.sendall(reply)
@@ -227,6 +234,18 @@ class TcpStoreClient:
             raise UsageError(f"the store at {self._address} holds another key. {HOW_TO_SET_KEY}")
         if handshake.progress is not Progress.DONE:
             raise ConnectionError("what answers there is no store of shoal")
+
+
+def _await_data(sock: socket.socket, until: float, is_wanted: Callable[[], bool]) -> None:
+    """Wait until something has come, or the end; raises TimeoutError if it is not wanted."""
+    while True:
+        sock.settimeout(min(_left_s(until), _LOOK_S))
+        try:
+            sock.recv(1, socket.MSG_PEEK)
+            return
+        except TimeoutError:
+            if not is_wanted():
+                raise
 
 
 def _receive(sock: socket.socket, n_bytes: int, until: float) -> bytes:

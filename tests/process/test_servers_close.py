@@ -1,0 +1,128 @@
+"""Who leaves a group with servers while something goes on: at once, and at nobody's cost."""
+
+import contextlib
+import functools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process.ranks import start_ranks
+from process.serving import (
+    N_WORKERS,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    new_key,
+    noise,
+    run_and_kill_the_server,
+)
+from process.stage import Stage, pretend_hosts
+
+import shoal
+from shoal.group.pool import mend
+from shoal.group.pool.protocol import Meet
+from shoal.server.client import JobConnection
+from shoal.server.options import keys_of, listen
+from shoal.server.server import Server
+
+AT_ONCE_S = 1.0  # a view has 3 s to form
+
+
+class Absent(Server):
+    """One that promises to come into a view, and does not."""
+
+    stage: Stage
+
+    def _begin(self, job: JobConnection, meet: Meet) -> str:
+        self.stage.cue("a view forms")
+        return ""
+
+
+@contextlib.contextmanager
+def absent_server(key: Path, stage: Stage) -> Iterator[str]:
+    """Where one listens, on a thread of its own."""
+    server, is_over = Absent(listen("127.0.0.1", 0), keys_of([str(key)])), threading.Event()
+    server.stage = stage
+
+    def serve() -> None:
+        while not is_over.is_set():
+            server._try_turn()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield ":".join(map(str, server.addresses[0]))
+    finally:
+        is_over.set()
+        socket.create_connection(server.addresses[0]).close()  # it wakes, and looks
+        thread.join()
+        server._close()
+
+
+def meets(group: shoal.Group) -> bool:
+    """Whether this worker is where a view forms."""
+    pool: Any = group.pool  # type: ignore[attr-defined]
+    return pool._meeting._client is not None
+
+
+def leave(how: str) -> float:
+    """While a view forms; how long it takes."""
+    pretend_hosts(1)
+    stage, group = Stage.from_environment(), shoal.init(timeout_s=60.0)
+    stage.await_cue("a view forms")
+    await_that(functools.partial(meets, group), "this worker to meet the others")
+    if group.rank != 1:
+        stage.await_cue("one has left")
+    began = time.monotonic()
+    if how == "close":
+        group.close()
+    del group
+    took_s = time.monotonic() - began
+    stage.cue("one has left")
+    return took_s
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_group_is_left_at_once_though_its_servers_do_not_come(tmp_path: Path, how: str) -> None:
+    key = new_key(tmp_path)
+    with Stage() as stage, absent_server(key, stage) as address:
+        env = job_env(key, address) | dict(stage.env)
+        with start_ranks(leave, N_WORKERS, how, env=env) as ranks:
+            outcomes = ranks.wait()
+    assert all(outcome.value < AT_ONCE_S for outcome in outcomes), outcomes
+
+
+def leave_when_mended() -> bool:
+    """Rank 1 gets late what others hold, and waits a moment for who leaves before it has that."""
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=30.0) as group:
+        await_servers(group, 1)
+        data = noise(group.rank)
+        if group.rank == 1:
+            give = mend._give
+
+            def give_late(*how: Any) -> None:
+                with contextlib.suppress(shoal.TimedOut):
+                    stage.await_cue("one has left", 0.5)
+                give(*how)
+
+            mend._give = give_late
+            stage.await_cue("the server is dead")
+        work = group.all_reduce(data, async_op=True)
+        if group.rank == 0:
+            stage.cue("rank 0 has called")
+        assert work is not None
+        work.wait()
+    stage.cue("one has left")
+    return is_right(data)
+
+
+def test_who_leaves_once_a_call_is_mended_leaves_nobody_without_it(tmp_path: Path) -> None:
+    outcomes = run_and_kill_the_server(leave_when_mended, N_WORKERS, new_key(tmp_path))
+    assert [outcome.value for outcome in outcomes] == [True] * N_WORKERS, outcomes

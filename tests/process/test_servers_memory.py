@@ -1,0 +1,196 @@
+"""Jobs that want more memory of a server than it has for them: each is held to its own."""
+
+import itertools
+import logging
+import resource
+from pathlib import Path
+from typing import Any
+
+from process.ranks import start_ranks
+from process.serving import (
+    N_WORKERS,
+    ServerProcess,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    new_key,
+    noise,
+    status_of,
+)
+from process.stage import Stage, pretend_hosts
+
+import shoal
+
+MEMORY = 64 << 20  # the least that --memory takes
+N_AHEAD = 8  # calls of 15 MiB of each worker: all that two of them send is 5 times the memory
+MORE = ["--memory", "64M"]
+SEGMENT = 256 << 10
+SPARE = 4 << 20
+
+
+def in_proc(pid: int, field: str) -> int:
+    """Of a process's memory, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split(f"{field}:")[1].split()[0]) << 10
+
+
+def view_of(key: Path, server: ServerProcess) -> dict[str, Any]:
+    """The one that the server has for this job, once it has told how it fares."""
+
+    def told() -> dict[str, Any] | None:
+        views = status_of(key, server.address)["views"]
+        return views[-1] if views and "staging_bytes" in views[-1] else None
+
+    return dict(await_that(told, "a view to say how it fares"))
+
+
+def held_at_last(key: Path, server: ServerProcess) -> int:
+    """What a view holds when it takes no more."""
+    told = [{"for_s": -1.0, "staging_bytes": -1}]
+
+    def is_still() -> bool:
+        view = view_of(key, server)
+        if view["for_s"] > told[-1]["for_s"]:  # it tells twice a second
+            told.append(view)
+        held = [view["staging_bytes"] for view in told[-2:]]
+        return held[0] == held[1] > 0
+
+    await_that(is_still, "the server to take no more")
+    return int(told[-1]["staging_bytes"])
+
+
+class Lines(logging.Handler):
+    """What a rank logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        logging.getLogger("shoal").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+def be_modest() -> list[bool]:
+    """A call before the other job is greedy, and one after; then whether its view is the same."""
+    pretend_hosts(1)
+    stage, right = Stage.from_environment(), []
+    with shoal.init(timeout_s=60.0) as group:
+        await_servers(group, 1)
+        pool: Any = group.pool  # type: ignore[attr-defined]
+        view = pool.view
+        for number in range(2):
+            data = noise(group.rank, number)
+            group.all_reduce(data)
+            right.append(is_right(data, number))
+            if number == 0:
+                stage.cue(f"modest rank {group.rank} has called")
+                stage.await_cue("the greedy have called")
+        right += [pool.view is view, view.n_shared == 2]
+    return right
+
+
+def run_into_the_limit() -> list[Any]:
+    """Calls whose server is refused memory in their midst, and one with its successor."""
+    pretend_hosts(1)
+    stage, lines, right = Stage.from_environment(), Lines(), []
+    with shoal.init(timeout_s=60.0) as group:
+        await_servers(group, 2)
+        pool: Any = group.pool  # type: ignore[attr-defined]
+        view = pool.view
+        small = noise(group.rank, 0, 1_000_003)
+        group.all_reduce(small)  # what the server keeps of every call it has now
+        stage.cue(f"greedy rank {group.rank} has called")
+        stage.await_cue("there is no more memory")
+        data = [noise(group.rank, number) for number in range(4)]
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        for number, work in enumerate(works):
+            assert work is not None
+            work.wait()
+            right.append(is_right(data[number], number))
+        await_that(lambda: pool.view not in (None, view), "the next view")
+        again = noise(group.rank, 9)
+        group.all_reduce(again)
+        right += [is_right(again, 9), pool.view.n_shared == 1]
+        stage.meet(group.rank, N_WORKERS, "is served again")
+        if group.rank == 0:
+            stage.cue("the greedy have called")
+    return [right, lines.told]
+
+
+def run_ahead() -> list[bool]:
+    """The last makes its calls when the others' have come as far as they can."""
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    with shoal.init(timeout_s=60.0) as group:
+        await_servers(group, 2)
+        data = [noise(group.rank, number) for number in range(N_AHEAD)]
+        if group.rank == N_WORKERS - 1:
+            stage.await_cue("the server has what it can hold")
+        works = [group.all_reduce(each, async_op=True) for each in data]
+        stage.cue(f"greedy rank {group.rank} has called")
+        for work in works:
+            assert work is not None
+            work.wait()
+        stage.meet(group.rank, N_WORKERS, "has its sums")
+        stage.await_cue("the memory was looked at")
+        pool: Any = group.pool  # type: ignore[attr-defined]
+        return [pool.view.n_shared == N_AHEAD] + [is_right(x, at) for at, x in enumerate(data)]
+
+
+def test_calls_of_more_than_a_job_may_have_are_served_within_its_memory(tmp_path: Path) -> None:
+    key = new_key(tmp_path)
+    # Of two servers each folds half: too little for its link to be what bounds what it takes ahead.
+    with (
+        Stage() as stage,
+        ServerProcess(key, host="a", more=MORE) as server,
+        ServerProcess(key, host="b", more=MORE) as other,
+    ):
+        env = job_env(key, server.address, other.address) | dict(stage.env)
+        with start_ranks(run_ahead, N_WORKERS, env=env) as ranks:
+            for rank in range(N_WORKERS - 1):
+                stage.await_cue(f"greedy rank {rank} has called")
+            held = held_at_last(key, server)
+            pid = view_of(key, server)["pid"]
+            stage.cue("the server has what it can hold")
+            for rank in range(N_WORKERS):
+                stage.await_cue(f"rank {rank}: has its sums")
+            peak = in_proc(pid, "VmHWM")
+            stage.cue("the memory was looked at")
+            outcomes = ranks.wait()
+    assert [outcome.value for outcome in outcomes] == [[True] * (1 + N_AHEAD)] * N_WORKERS, outcomes
+    # Windows take a quarter, and each call may have one segment more.
+    assert MEMORY // 8 < held <= MEMORY // 4 + N_AHEAD * SEGMENT
+    assert peak <= MEMORY
+
+
+def test_a_job_that_is_refused_memory_goes_on_without_and_harms_no_other(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path, name) for name in ("greedy", "modest")]
+    with (
+        Stage() as stage,
+        ServerProcess(*keys, host="a", more=MORE) as server,
+        ServerProcess(keys[0], host="b", more=MORE) as other,
+    ):
+        named = [server.address, other.address], [server.address]
+        envs = [job_env(key, *at) | dict(stage.env) for key, at in zip(keys, named, strict=True)]
+        with (
+            start_ranks(run_into_the_limit, N_WORKERS, env=envs[0]) as greedy,
+            start_ranks(be_modest, N_WORKERS, env=envs[1]) as modest,
+        ):
+            for job, rank in itertools.product(("greedy", "modest"), range(N_WORKERS)):
+                stage.await_cue(f"{job} rank {rank} has called")
+            pid = view_of(keys[0], server)["pid"]
+            limit = in_proc(pid, "VmData") + SPARE
+            _, before = resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
+            stage.cue("there is no more memory")
+            found = [job.wait() for job in (greedy, modest)]
+        log = "".join(server.log)
+    assert MEMORY <= before < 2 << 30  # which it has of its own
+    assert [outcome.value for outcome in found[1]] == [[True] * 4] * N_WORKERS, found[1]
+    assert [outcome.value[0] for outcome in found[0]] == [[True] * 6] * N_WORKERS, found[0]
+    told = [line for line in found[0][0].value[1] if "has ended: " in line]
+    assert len(told) == 1
+    assert told[0].startswith("view 1 of the servers has ended: rank 3 ")
+    assert "ran out of memory" in told[0]
+    assert log.count("ran out of memory") == 1

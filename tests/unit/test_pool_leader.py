@@ -1,0 +1,95 @@
+"""The lowest worker leaves its servers: nobody takes that for their death."""
+
+import selectors
+from typing import Any
+
+from shoal.group.pool.addresses import Address
+from shoal.group.pool.leader import Leader
+from shoal.group.pool.protocol import Reserve, Reserved
+from shoal.group.pool.stages import Stages
+from shoal.group.pool.watch import _Server
+
+SERVER = Address("server", 7077)
+IDENTITY = bytes(range(16))
+
+
+def test_a_server_whose_connection_is_closed_at_the_end_has_not_gone() -> None:
+    changes: list[bytes | None] = []
+    with selectors.DefaultSelector() as selector:
+        reserve = Reserve("0.1.0", "a job", 3)
+        server = _Server(SERVER, bytes(32), reserve, selector, lambda: changes.append(None))
+        server._take(Reserved("", IDENTITY))
+        server.close()
+        assert (server.identity, server.trouble, server.is_connected) == (IDENTITY, "", False)
+        assert len(changes) == 1  # that it came
+        server._lose("was lost")
+        assert server.identity is None
+        assert len(changes) == 2
+
+
+class Watch:
+    """One whose connections are gone once it is closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def ready(self) -> dict[Address, bytes]:
+        return {SERVER: IDENTITY}
+
+    def gone(self) -> set[Address]:
+        return {SERVER} if self.is_closed else set()
+
+    def trouble(self) -> dict[Address, str]:
+        return {}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Client:
+    """Of the store from which the others hear."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+
+    def set(self, _key: str, value: bytes) -> None:
+        self.told.append(value)
+
+    def close(self) -> None:
+        pass
+
+
+def leader() -> tuple[Leader, Client]:
+    made: Any = Leader([SERVER], bytes(32))
+    made._watch, made._client = Watch(), Client()
+    return made, made._client
+
+
+class View:
+    """It serves."""
+
+    number, end, servers, has_ended = 1, None, (SERVER,), False
+
+    @staticmethod
+    def culprit() -> None:
+        return None
+
+    class group:  # noqa: N801
+        measured = ()
+
+        @staticmethod
+        def ended() -> None:
+            return None
+
+
+def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost() -> None:
+    stages, view = Stages[Any](), View()
+    lost, client = leader()
+    watch: Any = lost._watch
+    watch.is_closed = True  # they are gone, and it is not
+    assert str(lost.next([view], stages, 1)) == "End(view=1, is_lost=True)"  # type: ignore[list-item]
+    assert client.told == [b"end 1 1"]
+    leaving, client = leader()
+    leaving.close()
+    assert leaving.next([view], stages, 1) is None  # type: ignore[list-item]
+    assert client.told == []
