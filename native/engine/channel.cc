@@ -216,11 +216,6 @@ std::shared_ptr<Call> Channel::post_message(Group& group, std::shared_ptr<const 
   return start(lock, std::move(call), background);
 }
 
-void Channel::bound_out(size_t n_bytes) {
-  std::lock_guard lock(mutex_);
-  engine_.bound_out(n_bytes);
-}
-
 // Its calls are nobody's to wait for: the progress thread begins them.
 void Channel::serve(uint64_t group, std::shared_ptr<const Plan> plan) {
   std::unique_lock lock(mutex_);

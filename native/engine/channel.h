@@ -65,7 +65,10 @@ class Channel : public std::enable_shared_from_this<Channel> {
                                      bool background);
   // See ServedCalls. Nothing, if the group is not there any more.
   void serve(uint64_t group, std::shared_ptr<const Plan> plan);
-  void bound_out(size_t n_bytes);
+  void bound_out(size_t n_bytes) {
+    std::lock_guard lock(mutex_);
+    engine_.bound_out(n_bytes);
+  }
   // Drives until `call` is over, all of it (true), `timeout_ns` passed, or a signal or a quiet
   // spell gives reason to look at what native code does not see.
   bool wait(Call& call, int64_t timeout_ns);
