@@ -115,12 +115,6 @@ void Channel::drop_group(uint64_t id) {
   after_step(lock);
 }
 
-bool Channel::has_calls(uint64_t id) {
-  std::lock_guard lock(mutex_);
-  const Group* group = engine_.group(id);
-  return group != nullptr && (!group->in_flight.empty() || !group->receiving.empty());
-}
-
 void Channel::abort_group(uint64_t id, Fault fault, const std::string& how) {
   end_group(id, {fault, rank_, engine_.name_of_rank(rank_) + " " + how});
 }

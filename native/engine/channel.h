@@ -45,7 +45,11 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Group& add_group(uint64_t id, std::vector<int> members);
   // The same where it is known by its number; if there is none, it is gone already.
   void drop_group(uint64_t id);
-  bool has_calls(uint64_t id);  // in flight, in this group
+  bool has_calls(uint64_t id) {  // in flight, in this group
+    std::lock_guard lock(mutex_);
+    const Group* group = engine_.group(id);
+    return group != nullptr && group->has_calls();
+  }
   void abort_group(uint64_t id, Fault fault, const std::string& how);
   void end_group(uint64_t id, const Error& why);
   Error abort_of(const Group& group);

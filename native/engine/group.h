@@ -75,6 +75,7 @@ struct Group : std::enable_shared_from_this<Group> {
   std::shared_ptr<const Value> at_deadline;
 
   bool is_made() const { return !members.empty(); }
+  bool has_calls() const { return !in_flight.empty() || !receiving.empty(); }
   void own(Call& call) {  // one of its calls
     call.group = this;
     call.group_id = id;
