@@ -246,26 +246,33 @@ def _scaling() -> Section:
 
 def _served() -> Section:
     gloo, torch, shoal = (Trained(**how) for how in (_GLOO, _TORCH, _SHOAL))
-    bf16 = Trained(**_SHOAL, wire="bf16")
+    early, bf16 = Trained(**_SHOAL, overlaps=True), Trained(**_SHOAL, wire="bf16")
+    early_bf16 = Trained(**_SHOAL, overlaps=True, wire="bf16")
     goals = (
-        Faster("shoal", "gloo", 1.7),
-        Faster("bf16", "gloo", 3.3),
+        Faster("early", "gloo", 1.7),
+        Faster("early bf16", "gloo", 3.3),
         Within("shoal", "torch", 1.0),
         Below("losses", 1e-4),
     )
     return Section(
         "training-served",
         "little to compute, 10.6 million parameters, 42 MB: a server for each worker",
-        ("losses: by how much shoal's differ from Gloo's at most in the steps of a round",),
+        (
+            "early: overlap_forward=True; bf16: wire='bf16'",
+            "losses: by how much shoal's differ from Gloo's at most in the steps of a round",
+        ),
         (
             Benchmark("gloo", gloo.step),
             Benchmark("torch", torch.step, enters=lambda case: case.n_ranks == 8),
             Benchmark("shoal", shoal.step),
+            Benchmark("early", early.step),
             Benchmark("bf16", bf16.step, enters=lambda case: case.n_ranks == 8),
-            Benchmark("losses", loss_difference(shoal, gloo), show=show_percent),
+            Benchmark("early bf16", early_bf16.step, enters=lambda case: case.n_ranks == 8),
+            Benchmark("losses", loss_difference(early, gloo), show=show_percent),
         ),
         (
             _hosts(8, "linear", *goals, k=8),
+            _hosts(8, "linear", *goals, mbit=200, k=8),
             _hosts(4, "linear", Faster("shoal", "gloo", 1.5), mbit=200, k=4),
         ),
         show_time,
