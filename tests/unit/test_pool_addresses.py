@@ -48,7 +48,7 @@ def test_a_list_has_each_server_once() -> None:
     assert servers_from({}) == ()
     named = {"SHOAL_SERVERS": "cpu1, cpu2:7000,"}
     assert servers_from(named) == (Address("cpu1", 7077), Address("cpu2", 7000))
-    with pytest.raises(UsageError, match="names cpu1:7077 twice"):
+    with pytest.raises(UsageError, match="names cpu1:7077 twice: name each"):
         servers_from({"SHOAL_SERVERS": "cpu1,cpu2,cpu1:7077"})
     with pytest.raises(UsageError, match="no port from 1"):
         servers_from({"SHOAL_SERVERS": "cpu1:0"})
@@ -102,7 +102,7 @@ def test_an_address_of_another_host_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (["--memory", "1M"], "a job needs at least 64M"),
+        (["--memory", "1M"], "a view needs at least 64M"),
         (["--memory", "much"], "is no size such as 512M or 2G"),
         (["--max-jobs", "0"], "at least one job has to be served"),
         (["--port", "70000"], "--port 70000 is no number from 1 to 65535"),

@@ -126,6 +126,7 @@ def test_a_worker_that_cannot_reach_rank_0_ends_the_group_if_that_lives_and_woul
     ended: list[str] = []
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1, leader=0)
     control.ended = lambda: None if lives else Closed("rank 0 aborted the group: it has left")
+    control.abort = ended.append
     commands: Any = SimpleNamespace(close=lambda: None, begin=begin)
     world: Any = SimpleNamespace(abort=ended.append)
     world.error = lambda: (Fault.CLOSED if ended else Fault.NONE, -1, "", "")
@@ -138,4 +139,23 @@ def test_a_worker_that_cannot_reach_rank_0_ends_the_group_if_that_lives_and_woul
     pool._views.append(view)
     pool._run()
     assert pool.has_ended
-    assert ended == (["rank 1 cannot use servers any more: no answer"] if lives else [])
+    assert ended == (["rank 1 cannot use servers any more: no answer"] * 2 if lives else [])
+
+
+def test_a_thread_that_fails_ends_both_groups_in_which_others_may_wait_for_it() -> None:
+    def begin(_control: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ended: list[tuple[str, str]] = []
+    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1)
+    control.abort = lambda why: ended.append(("control", why))
+    world: Any = SimpleNamespace(abort=lambda why: ended.append(("world", why)))
+    commands: Any = SimpleNamespace(close=lambda: None, begin=begin)
+    nothing: Any = None
+    rail = rail_of((0, 1), 0)
+    assert rail is not None
+    pool = ServerPool(control, commands, b"", world, nothing, rail)
+    pool._run()
+    assert pool.has_ended
+    assert [which for which, _ in ended] == ["world", "control"]
+    assert all("can't start new thread" in why for _, why in ended)

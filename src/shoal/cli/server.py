@@ -47,7 +47,7 @@ def add_to(subparsers: Subparsers) -> None:
         "--max-jobs", type=int, default=16, metavar="N", help="served at a time; default: 16"
     )
     parser.add_argument(
-        "--memory", default="1G", metavar="BYTES", help="of one job: 512M, 2G; default: 1G"
+        "--memory", default="1G", metavar="BYTES", help="of one view: 512M, 2G; default: 1G"
     )
     parser.add_argument(
         "--no-http", action="store_true", help="do not answer /healthz, /readyz and /metrics"
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     memory_bytes = _bytes_of(args.memory)
     if memory_bytes < LEAST_MEMORY_BYTES:
         raise UsageError(
-            f"--memory {args.memory}: a job needs at least {LEAST_MEMORY_BYTES >> 20}M"
+            f"--memory {args.memory}: a view needs at least {LEAST_MEMORY_BYTES >> 20}M"
         )
     if args.rdzv_id is not None and args.rdzv_endpoint is None:
         raise UsageError(f"--rdzv-id {args.rdzv_id} names a job at no store: add --rdzv-endpoint")

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     state = "draining" if told["is_draining"] else "ready"
     sys.stdout.write(
         f"{address}: shoal {told['version']}, {state}; serves {told['n_jobs']} of at most "
-        f"{counted(told['most_jobs'], 'job')}, {told['memory_bytes'] >> 20} MiB each\n"
+        f"{counted(told['most_jobs'], 'job')}, {told['memory_bytes'] >> 20} MiB for each view\n"
     )
     for view in told["views"]:
         sys.stdout.write("".join(f"{line}\n" for line in _lines(view)))

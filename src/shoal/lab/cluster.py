@@ -15,10 +15,11 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from shoal.errors import UsageError
+from shoal.errors import Unsupported, UsageError
 from shoal.lab.iproute import check_powers, ip, tc
 from shoal.lab.names import check_name, namespaces, prefix_of, remove, remove_stale, write_hosts
 
@@ -48,6 +49,7 @@ _MESSAGE: Final = "10us,16us"
 CONGESTION: Final = "cubic"
 """How the hosts' TCP finds its rate: as Linux has it unless someone changed that, so that a lab
 does not depend on how the machine is set that it is on."""
+_CONGESTIONS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 _NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
 
@@ -120,16 +122,15 @@ class Lab:
             and so on at the second one.
         apart: the hosts that are unlike the others: the rates of all their NICs, by host.
         name: what `shoal lab` calls it; one with the process id if it is empty.
-        congestion: how TCP finds its rate; the kernel says which it knows in
-            /proc/sys/net/ipv4/tcp_available_congestion_control.
+        congestion: how TCP finds its rate, as the kernel calls it.
 
     Raises:
         UsageError: there is no such cluster: too many hosts, or a senseless rate or name.
 
     Raises (on entering, with nothing left behind):
-        UsageError: not root, or no iproute2, or a lab of this name runs already.
-        Unsupported: the kernel lacks namespaces, bridges, tbf or this congestion control, or the
-            container forbids them.
+        UsageError: not root, or no iproute2, or a lab of this name runs already, or the kernel does
+            not know this congestion control.
+        Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
     """
 
     def __init__(
@@ -262,7 +263,21 @@ class Lab:
         # NOT by sysctl: /proc/sys may be read-only in a container.
         net, address = f"10.{_FIRST_NET + nic}.0.0/24", host.addresses[nic]
         route = ("route", "replace", net, "dev", outlet, "src", address)
-        ip("-n", inside, *route, "congctl", self._congestion)
+        try:
+            ip("-n", inside, *route, "congctl", self._congestion)
+        except Unsupported:  # NOT asked before: the kernel may load what it does not know yet
+            _check_congestion(self._congestion)
+            raise
+
+
+def _check_congestion(name: str) -> None:
+    """Raises UsageError if the kernel does not know it."""
+    known = _CONGESTIONS.read_text().split()
+    if name not in known:
+        raise UsageError(
+            f"congestion control {name!r} is none of this kernel's: name {', '.join(known)}, or "
+            f"load its module (`modprobe tcp_{name}`)"
+        )
 
 
 def _names_of(hosts: Sequence[Host]) -> str:

@@ -41,8 +41,9 @@ def _call(*argv: str) -> str:
     # In a session of its own, so that an interrupt at the terminal does NOT end it half way.
     done = subprocess.run(argv, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode != 0:
+        said = done.stderr.strip().rstrip(".")
         raise Unsupported(
-            f"`{' '.join(argv)}` failed: {done.stderr.strip()}. A lab needs a kernel with "
+            f"`{' '.join(argv)}` failed: {said}. A lab needs a kernel with "
             "network namespaces, veth, bridge and tbf, and a container that may use them"
         )
     return done.stdout

@@ -38,7 +38,7 @@ class ServerOptions(NamedTuple):
 
     Args:
         most_jobs: that are served at a time.
-        memory_bytes: of one job.
+        memory_bytes: of one view.
         http: whether /healthz, /readyz and /metrics are answered.
         drain_s: seconds after SIGTERM until what is still in flight is cut off.
     """

@@ -114,7 +114,7 @@ def servers_from(environ: Mapping[str, str]) -> tuple[Address, ...]:
     found = [parse_address(name, "SHOAL_SERVERS") for name in names]
     for at, address in enumerate(found):
         if address in found[:at]:
-            raise UsageError(f"SHOAL_SERVERS names {address} twice")
+            raise UsageError(f"SHOAL_SERVERS names {address} twice: name each server once")
         if address.port == 0:
             raise UsageError(f"SHOAL_SERVERS: {address} has no port from 1 to 65535")
     if len(found) > MOST_SERVERS:

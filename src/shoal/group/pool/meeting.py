@@ -41,6 +41,9 @@ _MOST_NAMED: Final = 4
 _WORD_BYTES: Final = 1024  # the least that a segment may have
 _DIGEST: Final = struct.Struct("<4sd3H")
 _KIND: Final = b"pool"
+# In bytes each microsecond: 8 kbit/s and 8 Pbit/s. Who says less or more is taken for that: sums
+# and quotients of what a rank may say would be infinite, or nothing, and no shares come of these.
+_RATES: Final = (1e-3, 1e9)
 
 
 class Misplaced(UsageError):  # noqa: N818 - says what is wrong
@@ -300,7 +303,9 @@ def _card_of(digest: bytes) -> PoolCard:
         kind, rate, channels, n_paths, n_cores = b"", 0.0, 0, 0, 0
     if kind != _KIND or not math.isfinite(rate) or rate < 0 or not n_paths or not n_cores:
         raise ShoalError("a rank of this view is none of a pool's: install the same shoal on all")
-    return PoolCard(float(rate), channels, n_paths, n_cores)
+    least, most = _RATES
+    rate = min(max(rate, least), most) if rate else 0.0
+    return PoolCard(rate, channels, n_paths, n_cores)
 
 
 def _channels(n_workers: int, _hosts: Sequence[str], digests: Sequence[bytes]) -> int:

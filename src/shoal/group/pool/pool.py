@@ -259,7 +259,8 @@ class ServerPool:
                 self._outlive()
         except Exception as error:  # noqa: BLE001 - whatever it is, no caller may wait in vain
             _LOG.exception("%s: the thread that sees to the servers failed", self._control)
-            self._world.abort(f"rank {self.rank}: the thread of the pool failed: {error!r}")
+            for group in (self._world, self._control):  # where others wait for this rank
+                group.abort(f"rank {self.rank}: the thread of the pool failed: {error!r}")
         finally:
             self._end()
 
@@ -271,10 +272,9 @@ class ServerPool:
         if self._control.ended() is not None or self._world.error()[0] is not Fault.NONE:
             return  # with the world: everybody knows
         why = f"rank {self.rank} cannot use servers any more: {error}"
-        if self.stages.last is None and not self._views:
-            self._control.abort(why)  # nobody has used any yet, and nobody will
-        else:
+        if self.stages.last is not None or self._views:
             self._world.abort(why)  # NOT going on: others may be about to use them
+        self._control.abort(why)  # where the threads of the others may wait for this one
 
     def _expire_late(self) -> None:
         now = time.monotonic()
