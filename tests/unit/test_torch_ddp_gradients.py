@@ -44,3 +44,28 @@ def test_only_gradients_that_move_are_copied() -> None:
     left = gradients.leave({1, 3})
     assert {index for index, values in left.items() if values is not None} == {1}
     assert set(left) == {0, 1, 2}  # the last one does not lie in its place
+
+
+def test_a_gradient_that_is_another_view_of_its_place_comes_back_as_the_place() -> None:
+    memory = torch.arange(6.0)
+    gradients = gradients_in(memory, [0, 2, 4])
+    for parameter in gradients.parameters[:2]:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.detach()  # programs do
+    left = gradients.leave({0, 2})
+    gradients.settle([memory[first : first + 2] for first in (4, 2, 0)])
+    memory[:2] = -1.0
+    gradients.come_back(left)
+    assert gradients.parameters[0].grad is gradients.places[0]
+    assert gradients.parameters[1].grad is gradients.places[1]
+    assert memory.tolist() == [-1, -1, 2, 3, 0, 1]
+
+
+def test_what_is_hidden_comes_back_though_it_is_another_view_of_its_place() -> None:
+    memory = torch.arange(4.0)
+    gradients = gradients_in(memory, [0, 2])
+    assert gradients.parameters[0].grad is not None
+    gradients.parameters[0].grad = gradients.parameters[0].grad.detach()
+    with gradients.hidden():
+        memory.zero_()
+    assert gradients.parameters[0].grad.tolist() == [0, 1]

@@ -21,6 +21,11 @@ def place_in(memory: torch.Tensor, first: int, like: torch.Tensor) -> torch.Tens
     return place.data  # to autograd no view, which `detach_` would refuse
 
 
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are of one piece of memory: also of views, as `detach` makes them."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
 class Gradients:
     """The parameters, and for each the place for its gradient.
 
@@ -103,7 +108,9 @@ class Gradients:
         kept: list[torch.Tensor | None] = []
         for index in indices:
             gradient = self.parameters[index].grad
-            kept.append(gradient.clone() if gradient is self.places[index] else gradient)
+            if gradient is not None and _share_memory(gradient, self.places[index]):
+                gradient = gradient.clone()
+            kept.append(gradient)
         return kept
 
     def give_back(self, index: int, kept: torch.Tensor | None) -> None:
@@ -129,10 +136,16 @@ class Gradients:
         """The gradients that lie in their places, before these get others: what is to come back.
 
         Args:
-            moving: of these what lies in the old places is lost. No others are copied.
+            moving: of these what lies in the old places is lost. No others are copied, unless the
+                program has put another tensor of that memory there.
         """
-        there = [i for i, place in enumerate(self.places) if self.parameters[i].grad is place]
-        return {index: self.places[index].clone() if index in moving else None for index in there}
+        left: dict[int, torch.Tensor | None] = {}
+        for index, place in enumerate(self.places):
+            gradient = self.parameters[index].grad
+            if gradient is not None and _share_memory(gradient, place):
+                stays = gradient is place and index not in moving
+                left[index] = None if stays else gradient.clone()
+        return left
 
     def come_back(self, left: Mapping[int, torch.Tensor | None]) -> None:
         """Have gradients that left lie in their places now."""

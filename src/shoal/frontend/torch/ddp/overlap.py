@@ -10,12 +10,16 @@ Source: Peng et al., "ByteScheduler", SOSP 2019; Jayarajan et al., "P3", MLSys 2
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from shoal.errors import Unsupported, UsageError
+from shoal.errors import ShoalError, Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.ddp.first_uses import FirstUses
+from shoal.frontend.torch.ddp.put_off import StepInParts
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +28,20 @@ if TYPE_CHECKING:
 
     Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
+_NOTHING: Final = contextlib.nullcontext()
+
+# Modules hold theirs; a wrapper may be gone when its model is wrapped anew.
+_overlaps: Final[weakref.WeakSet[Overlap]] = weakref.WeakSet()
+
 
 @not_compiled
 class Overlap:
     """Steps parameters when they are needed.
 
-    Parameters that are used without a call of the module that they belong to are stepped before
-    every forward pass; the first pass shows which they are.
+    Parameters that are used before a call of the module that they belong to, or without one, are
+    stepped before every forward pass; the first passes show which they are. So are those of
+    compiled modules, which call no hooks of parts. What is called outside a forward pass, or in one
+    that has no gradients, may use parameters in other ways: before that all are stepped.
 
     Args:
         module: the model.
@@ -41,21 +52,40 @@ class Overlap:
         self._fused = fused
         self._names = names
         self._index = {id(p): index for index, p in enumerate(fused.gradients.parameters)}
+        self._owned = {id(parameter) for parameter in module.parameters()}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._has_stepped = False
         self._is_open = False  # a step is on its way, or all of it is there and has not been ended
         self._on_their_way: set[int] = set()  # sent, and not yet averages
-        self._groups: list[dict[str, Any]] | None = None  # of a step that was put off
-        self._at_once: set[int] | None = None  # what no module's call announces
+        self._step: StepInParts | None = None  # that was put off
+        self._is_in_forward = False  # in a pass that has gradients
+        self._at_once: set[int] | None = None  # what no module's call announces in time
         self._parts: list[list[int]] = []  # of each module with parameters, in its order
         self._announced: set[int] = set()  # by calls of modules since they were sent
         self._called: set[int] = set()  # whose modules were called since the last pass began
+        self._called_now: set[int] = set()  # in this forward pass
+        self._first_uses = FirstUses(self._index, self._called_now)
         self._late: set[int] = set()  # stepped after the forward pass
+        self._handles: list[Any] = []
+        compiled = [part for part in module.modules() if _is_compiled(part)]
+        self._compiled = {
+            self._index[id(p)] for part in compiled for p in part.parameters() if self._has(p)
+        }
+        inside = {id(inner) for part in compiled for inner in part.modules() if inner is not part}
         for part in module.modules():
-            own = [self._index[id(p)] for p in part.parameters(recurse=False) if self._has(p)]
-            self._parts += [own] if own else []
-            if own or part is module:
-                part.register_forward_pre_hook(self._before(own, part is module))
-        module.register_state_dict_pre_hook(lambda *_: self.complete())  # type: ignore[no-untyped-call]
+            self._attach_to(part, is_called=id(part) not in inside)
+        _overlaps.add(self)
+
+    def _attach_to(self, part: torch.nn.Module, is_called: bool) -> None:
+        own = [self._index[id(p)] for p in part.parameters(recurse=False) if self._has(p)]
+        if is_called:  # NOT last: other hooks make weights out of parameters, as pruning does
+            before = part.register_forward_pre_hook(self._before(own), prepend=True)
+            self._handles.append(before)
+        if own:
+            self._parts.append(own)
+            saving = part.register_state_dict_pre_hook(lambda *_: self.complete())  # type: ignore[no-untyped-call]
+            loading = part.register_load_state_dict_pre_hook(lambda *_: self._give_way())  # type: ignore[no-untyped-call]
+            self._handles += [saving, loading]
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Put off this optimizer's steps from now on.
@@ -65,11 +95,14 @@ class Overlap:
         """
         if self._optimizer is not None:
             raise UsageError("overlap_forward: one optimizer steps a model's parameters, not two")
-        for group in optimizer.param_groups:
-            if not all(self._has(parameter) for parameter in group["params"]):
-                raise UsageError("overlap_forward: the optimizer steps what the model does not own")
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                self._check_averaged(parameter, number)
         self._optimizer = optimizer
-        optimizer.register_state_dict_pre_hook(lambda *_: self.complete())
+        self._handles += [
+            optimizer.register_state_dict_pre_hook(lambda *_: self.complete()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: self._give_way()),
+        ]
         held = self
 
         def step(_optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
@@ -77,6 +110,42 @@ class Overlap:
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         return optimizer
+
+    def _check_averaged(self, parameter: torch.Tensor, group: int) -> None:
+        # What is frozen is never stepped, and the wrapper refuses to have it thawed.
+        if self._has(parameter) or (id(parameter) in self._owned and not parameter.requires_grad):
+            return
+        whose = "is not averaged" if id(parameter) in self._owned else "is not the model's"
+        raise UsageError(
+            f"overlap_forward: a parameter of shape {list(parameter.shape)} in group {group} of "
+            f"the optimizer {whose}; step that with another optimizer"
+        )
+
+    def detach(self) -> None:
+        """The model is wrapped anew: step what can be, and leave modules and optimizer alone."""
+        self._give_way()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def has_any(self, parameters: Collection[int]) -> bool:
+        """Whether it steps any of these, given their ids."""
+        return not self._index.keys().isdisjoint(parameters)
+
+    @contextlib.contextmanager
+    def forward(self, is_training: bool) -> Iterator[None]:
+        """Around a forward pass."""
+        self._called_now.clear()
+        if not is_training or self._step is None:
+            self.complete()
+        else:
+            self._need(self._at_once or ())
+        self._is_in_forward = is_training
+        try:
+            with self._first_uses if is_training and self._at_once is None else _NOTHING:
+                yield
+        finally:
+            self._is_in_forward = False
 
     def send(self) -> None:
         """A backward pass has ended: its gradients go, and nobody waits for them here.
@@ -99,14 +168,23 @@ class Overlap:
         self._late.clear()
 
     def put_off(self, closure: Callable[[], Any] | None) -> None:
-        """Step when parameters are needed, with the hyperparameters of now."""
+        """Step when parameters are needed, with the hyperparameters of now.
+
+        The first step is taken at once: it makes the optimizer's state, which is to be in the same
+        order on every rank.
+        """
         assert self._optimizer is not None
         if closure is not None:
             raise Unsupported("overlap_forward: a step takes no closure; it is put off")
+        is_first, self._has_stepped = not self._has_stepped, True
+        if any(parameter.grad is not None for parameter in self._fused.gradients.parameters):
+            self.complete()  # what a pass that is not averaged has added counts in this step
         if not self._on_their_way:
             type(self._optimizer).step(self._optimizer)
             return
-        self._groups = [dict(group) for group in self._optimizer.param_groups]
+        self._step = StepInParts(self._optimizer)
+        if is_first:
+            self.complete()
 
     def complete(self, after_forward: bool = False) -> None:
         """Wait for all averages, and do what was put off.
@@ -123,25 +201,36 @@ class Overlap:
             self._late = set(range(len(self._names))) - self._announced
         self._take(sorted(self._on_their_way))
         self._fused.averager.wait()
-        self._is_open, self._groups = False, None
+        self._is_open, self._step = False, None
+
+    def _give_way(self) -> None:
+        """To other values of the parameters: a step that can no more be taken is forgotten."""
+        try:
+            self.complete()
+        except ShoalError:
+            self._is_open, self._step = False, None
+            self._on_their_way.clear()
 
     def _has(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._index
 
-    def _before(self, own: list[int], is_root: bool) -> Callable[..., None]:
+    def _before(self, own: list[int]) -> Callable[..., None]:
         def before(*_: object) -> None:
             self._called.update(own)
+            self._called_now.update(own)
             if not self._on_their_way:
                 return
-            if self._groups is None:  # a forward pass without a step: nothing can be put off
+            if self._step is None or not self._is_in_forward:
                 self.complete()
                 return
-            needed = [*own, *(self._at_once or ())] if is_root else own
-            self._announced.update(needed)
-            self._take_others_while(needed)
-            self._take(index for index in needed if index in self._on_their_way)
+            self._need(own)
 
         return before
+
+    def _need(self, indices: Collection[int]) -> None:
+        self._announced.update(indices)
+        self._take_others_while(indices)
+        self._take(index for index in indices if index in self._on_their_way)
 
     def _take_others_while(self, needed: Iterable[int]) -> None:
         """As long as one of these is no average, step modules of which all are."""
@@ -156,34 +245,29 @@ class Overlap:
 
     def _take(self, indices: Iterable[int]) -> None:
         """Wait for these averages, and step their parameters if a step was put off."""
-        indices = list(indices)
+        indices = list(dict.fromkeys(indices))
         gradients = self._fused.gradients
+        since: list[torch.Tensor | None] = []  # from passes that are not averaged
         for index in indices:
             self._fused.averager.wait_for(index)
-            gradients.parameters[index].grad = gradients.places[index]
+            parameter, place = gradients.parameters[index], gradients.places[index]
+            since.append(None if parameter.grad is place else parameter.grad)
+            if self._step is None and since[-1] is not None:
+                place.add_(since[-1])
+            parameter.grad = place
         self._on_their_way.difference_update(indices)
-        if self._groups is None or not indices:
+        if self._step is None or not indices:
             return
-        assert self._optimizer is not None
-        chosen = {id(gradients.parameters[index]) for index in indices}
-        groups = self._optimizer.param_groups
-        self._optimizer.param_groups = [
-            {**group, "params": [p for p in group["params"] if id(p) in chosen]}
-            for group in self._groups
-        ]
-        try:
-            type(self._optimizer).step(self._optimizer)
-        finally:
-            self._optimizer.param_groups = groups
-        for index in indices:
-            gradients.parameters[index].grad = None
+        self._step.take(gradients.parameters[index] for index in indices)
+        for index, gradient in zip(indices, since, strict=True):
+            gradients.parameters[index].grad = gradient
 
     def _learn(self) -> None:
         """Look at which parameters have a gradient though no call of their module announced it."""
         came = set(range(len(self._names))) - set(self._fused.missing())
         unannounced = came - self._called
         if self._at_once is None:
-            self._at_once = unannounced
+            self._at_once = unannounced | self._first_uses.early | self._compiled
             return
         wrong = unannounced & self._late
         if wrong - self._at_once:
@@ -192,3 +276,14 @@ class Overlap:
                 f"overlap_forward: parameter {name} was used without a call of its module, and "
                 "before it was stepped; use it in every step, or leave overlap_forward out"
             )
+
+
+def _is_compiled(part: torch.nn.Module) -> bool:
+    return hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+
+
+def detach_overlaps_of(parameters: Collection[int]) -> None:
+    """A model is wrapped anew, of which these are the ids of the parameters."""
+    for overlap in list(_overlaps):
+        if overlap.has_any(parameters):
+            overlap.detach()

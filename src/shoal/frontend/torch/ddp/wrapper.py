@@ -26,7 +26,7 @@ from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
-from shoal.frontend.torch.ddp.overlap import Overlap
+from shoal.frontend.torch.ddp.overlap import Overlap, detach_overlaps_of
 from shoal.frontend.torch.ddp.same_model import check_same_model
 from shoal.frontend.torch.ddp.sparse import SparseGradients
 
@@ -90,7 +90,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         # Between its backward pass and its step a model that overlaps has no gradients to keep.
         self._keeps_own = given.get("gradient_as_bucket_view") is False and not overlap_forward
         if overlap_forward:
-            _refuse_beside_overlap(given)
+            _refuse_beside_overlap({**given, "check_finite": check_finite})
         super().__init__(module, *args, **options)
         if overlap_forward:
             self._start_overlap()
@@ -276,6 +276,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             "anew, on every rank"
         )
 
+    def _run_ddp_forward(self, *inputs: Any, **options: Any) -> Any:
+        overlap = self.reducer.overlap
+        if overlap is None:
+            return super()._run_ddp_forward(*inputs, **options)
+        with overlap.forward(torch.is_grad_enabled() and self.module.training):
+            return super()._run_ddp_forward(*inputs, **options)
+
     def _post_forward(self, output: Any) -> Any:
         if self._delay_all_reduce_all_params:
             return super()._post_forward(output)
@@ -400,7 +407,8 @@ def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
 
 
 def _refuse_beside_overlap(given: dict[str, Any]) -> None:
-    for name in ("find_unused_parameters", "static_graph"):
+    # What is not finite is told at the end of a step, when parts of it would have been taken.
+    for name in ("find_unused_parameters", "static_graph", "check_finite"):
         if given.get(name):
             raise Unsupported(
                 f"DistributedDataParallel: overlap_forward goes without {name}; leave out one"
@@ -425,3 +433,4 @@ def _take_over(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
                 "would be averaged twice. Wrap the whole alone"
             )
         reducer._remove_autograd_hooks()
+    detach_overlaps_of(own)

@@ -1,0 +1,62 @@
+"""Which parameters a forward pass uses before their module is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# What tells nothing of values.
+_ABOUT: Final = frozenset(
+    (
+        *("shape", "dtype", "device", "layout", "ndim", "names", "itemsize", "nbytes", "_version"),
+        *("requires_grad", "grad", "grad_fn", "is_leaf", "is_sparse", "is_cuda", "is_cpu"),
+        *("size", "dim", "numel", "nelement", "element_size", "stride", "storage_offset"),
+        *("is_contiguous", "is_floating_point", "is_complex", "__hash__", "__len__"),
+    )
+)
+
+
+class FirstUses(TorchFunctionMode):
+    """Sees every function of torch that is called while this is entered.
+
+    Args:
+        index: of each parameter, by its id.
+        called: whose modules were called in the pass under way; grows meanwhile.
+
+    Attributes:
+        early: what was used before its module was called.
+    """
+
+    def __init__(self, index: Mapping[int, int], called: set[int]) -> None:
+        super().__init__()
+        self._index, self._called = index, called
+        self.early: set[int] = set()
+
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Called in place of the function."""
+        if _name_of(function) not in _ABOUT:
+            found = {self._index.get(id(one), -1) for one in _tensors((args, kwargs or {}))}
+            self.early |= found - self._called - {-1}
+        return function(*args, **(kwargs or {}))
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__name__", "")
+    if name == "__get__":  # of a property, whose name it is that tells
+        name = getattr(getattr(function, "__self__", None), "__name__", "")
+    return str(name)
+
+
+def _tensors(given: Any) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, dict):
+        yield from _tensors(tuple(given.values()))
+    elif isinstance(given, (tuple, list)):
+        for one in given:
+            yield from _tensors(one)
