@@ -216,7 +216,10 @@ def call_by_name_while_a_server_dies() -> list[Any]:
             for at in turned(range(3), group.rank)
         ]
         works.append(group.all_reduce(served, async_op=True))
+        stage.cue(f"rank {group.rank} has made its calls")
         if group.rank == 0:
+            for rank in range(1, N_WORKERS - 1):  # who calls later finds no server any more
+                stage.await_cue(f"rank {rank} has made its calls")
             stage.cue("rank 0 has called")
         for work in works:
             assert work is not None

@@ -284,7 +284,9 @@ def test_subgroups_cost_no_thread_no_descriptor_and_no_shared_memory(
 ) -> None:
     for each in seen:
         groups = each["subgroups"]
-        assert groups["after"] == groups["before"]
+        # A thread that began with the first group may have ended since.
+        counts = zip(groups["after"], groups["before"], strict=True)
+        assert all(after <= before for after, before in counts), groups
         assert groups["total"] == 3 * sum(range(N_GROUPS))
 
 
