@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
@@ -71,6 +73,14 @@ class Stage:
 def pretend_hosts(ranks_per_host: int) -> None:
     """In a rank, before it joins: this many ranks count as one host, and the others as others."""
     os.environ["SHOAL_HOST_ID"] = str(int(os.environ["RANK"]) // ranks_per_host)
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and return when each of its threads has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
+        os.sched_yield()
 
 
 def error_of(call: Callable[..., Any], *args: Any, **how: Any) -> Exception | None:

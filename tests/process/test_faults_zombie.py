@@ -2,26 +2,16 @@
 
 import os
 import signal
-import time
-from pathlib import Path
 
 import numpy as np
 from process.ranks import start_ranks
-from process.stage import Stage, error_of
+from process.stage import Stage, error_of, stop
 
 import shoal
 from shoal.errors import PeerLost
 
 N_ELEMS = 32 << 10  # 128 KiB of float32: one segment, in a slot of shared memory
 ZOMBIE = 2
-
-
-def stop(pid: int) -> None:
-    """Stop a process, and return when each of its threads has stopped: one after the other does."""
-    os.kill(pid, signal.SIGSTOP)
-    threads = Path(f"/proc/{pid}/task")
-    while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
-        time.sleep(0)  # another's turn
 
 
 def receive_when_given_up() -> tuple[Exception | None, Exception | None]:

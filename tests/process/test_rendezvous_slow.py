@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from process.joining import LONG_S, hosts, warnings_of
 from process.records import record_of, rewritten
+from process.stage import stop
 
 import shoal
 from shoal.errors import PeerLost, TimedOut
@@ -237,7 +238,7 @@ def store_threads() -> list[threading.Thread]:
 def test_a_join_ends_at_its_deadline_though_torchs_store_is_stopped() -> None:
     with torch_server() as (server, connect):
         store = TorchStore(connect())
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         started = time.monotonic()
         with pytest.raises(TimedOut) as caught:
             join(store, 1, 2, timeout_s=0.5)
@@ -256,7 +257,7 @@ def test_a_join_ends_at_its_deadline_though_torchs_store_is_stopped() -> None:
 def test_a_join_ends_at_its_deadline_though_our_own_store_is_stopped() -> None:
     with served(OUR_SERVER) as (server, port):
         store = TcpStoreClient("127.0.0.1", port, timeout_s=10 * LONG_S)
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         with pytest.raises(TimedOut, match=r"the store at 127\.0\.0\.1 has not answered for"):
             join(store, 1, 2, timeout_s=0.5)
         (left,) = store_threads()
@@ -273,7 +274,7 @@ def test_init_ends_at_its_deadline_though_torchruns_store_is_stopped(
         place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
             monkeypatch.setenv(name, str(value))
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         with pytest.raises(TimedOut, match=r"torchrun's store at 127\.0\.0\.1 has not answered"):
             shoal.init(timeout_s=0.5)
         (left,) = store_threads()
@@ -321,7 +322,7 @@ class GoOn(Log):
 def test_a_join_warns_of_torchs_store_that_stops_and_then_goes_on_with_it() -> None:
     with torch_server() as (server, connect), ThreadPoolExecutor(2) as pool:
         stores = [TorchStore(connect()) for _ in range(2)]
-        os.kill(server.pid, signal.SIGSTOP)
+        stop(server.pid)
         log = GoOn(server.pid, "the store at 127.0.0.1 has not answered for", n_warnings=2)
         chosen = JoinOptions(warn_s=0.01, log=log)
         first = pool.submit(join, stores[0], 0, 2, timeout_s=LONG_S, options=chosen)

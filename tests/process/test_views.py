@@ -4,13 +4,12 @@ import contextlib
 import os
 import signal
 import socket
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from process.ranks import run_ranks, start_ranks
-from process.stage import Stage, error_of, pretend_hosts
+from process.stage import Stage, error_of, pretend_hosts, stop
 
 import shoal
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
@@ -195,14 +194,6 @@ def test_a_rank_that_was_stopped_while_the_others_went_on_is_refused_and_disturb
     assert all(error.startswith("PeerLost(") for error in errors)
     assert "gave this rank up: this rank was silent for" in text
     assert text.endswith("this rank can only form a new group, with whoever meets it")
-
-
-def stop(pid: int) -> None:
-    """Stop a process, and return when each of its threads has stopped."""
-    os.kill(pid, signal.SIGSTOP)
-    threads = Path(f"/proc/{pid}/task")
-    while any(" T " not in (one / "stat").read_text() for one in threads.iterdir()):
-        os.sched_yield()
 
 
 def lose_a_link(low: int, high: int) -> tuple[Any, ...]:
