@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,33 @@ def test_a_worker_whose_connection_to_rank_0_is_lost_hears_what_was_said_meanwhi
         assert follower.next(*nothing) is None
         assert follower.next(*nothing) == said
         follower.close()
+
+
+class Paused(threading.Event):
+    """Counts how often somebody waits for it, for how long at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return self.is_set()
+
+
+def test_a_worker_asks_a_store_that_ends_every_connection_only_now_and_then() -> None:
+    with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=KEY)) as store:
+        control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {store.port}")
+        control.ended = lambda: None
+        follower = Follower(KEY)
+        follower._closing = closing = Paused()
+        follower.begin(control)
+        for _ in range(3):
+            assert follower._client is not None
+            follower._client.close()  # as by the store, at once
+            assert follower.next((), Stages[Any](), 1) is None
+        follower.close()
+    assert closing.waits == [0.1] * 3
 
 
 def test_a_worker_does_not_look_for_rank_0_once_that_has_left() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("shoal")
 
 _LISTEN_S: Final = 0.5  # how often the others look whether the world has
+_AGAIN_S: Final = 0.1  # no store that ends each connection at once is asked more often
 CONNECT_S: Final = 10.0
 MEETING_S: Final = 3.0
 """For a view to form: a server that was there a moment ago, and is gone, holds all up this long."""
@@ -140,7 +142,7 @@ class Follower:
         self._key, self._n = key, 0
         self._client: TcpStoreClient | None = None
         self._where = ""
-        self._is_closed = False
+        self._closing = threading.Event()
 
     def begin(self, control: Control) -> None:
         """Connect to the store of the lowest."""
@@ -148,7 +150,7 @@ class Follower:
         self._where = control.tell("")
         if not self._where:
             raise ShoalError("rank 0 cannot serve a store")
-        self._connect(lambda: not self._is_closed)
+        self._connect(lambda: not self._closing.is_set())
 
     def _connect(self, is_wanted: Callable[[], bool]) -> None:
         host, port = self._where.split(" ")
@@ -156,15 +158,16 @@ class Follower:
             host, int(port), timeout_s=CONNECT_S, key=self._key, is_wanted=is_wanted
         )
         self._client = client
-        if self._is_closed:
+        if self._closing.is_set():
             client.close()
 
     def _find_again(self, lost: PeerLost) -> None:
         """Rank 0 may only have been busy, its interpreter held: what it has said is still there."""
         try:
-            self._connect(lambda: not self._is_closed and self._control.ended() is None)
+            self._connect(lambda: not self._closing.is_set() and self._control.ended() is None)
         except ShoalError as error:
             raise LeaderGone(str(lost)) from error
+        self._closing.wait(_AGAIN_S)
 
     def next(
         self, views: Sequence[PoolView], stages: Stages[PoolView], lowest_open: int
@@ -207,6 +210,6 @@ class Follower:
 
     def close(self) -> None:
         """Wake whoever waits for a command."""
-        self._is_closed = True
+        self._closing.set()
         if self._client is not None:
             self._client.close()
