@@ -32,7 +32,7 @@ Encoded::Payload DataFrames::encode(Call& call, uint32_t at) {
                         call.segment_at(step.buffer, step.chunk, state.started),
                         call.segment_bytes(step, state.started) / size_of(call.plan->dtype));
   else
-    encoded_.wait(peer, {call.weak_from_this(), at});
+    encoded_.wait(peer, {call.order, call.weak_from_this(), at});
   return payload;
 }
 
@@ -74,8 +74,9 @@ std::shared_ptr<Call> DataFrames::sent(uint64_t token) {
   const auto found = borrowed_.find(token);
   if (found == borrowed_.end()) {
     // The last made ready is the first to be tried: what comes first in the schedule.
-    for (const auto& [waiting, at] : encoded_.sent(token))
-      if (const auto call = waiting.lock(); call && !call->ended) steps_.make_ready(*call, at);
+    for (const Encoded::Waiting& waiting : encoded_.sent(token))
+      if (const auto call = waiting.call.lock(); call && !call->ended)
+        steps_.make_ready(*call, waiting.step);
     return nullptr;
   }
   const Borrowed what = std::move(found->second);

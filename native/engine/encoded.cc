@@ -26,8 +26,7 @@ void Encoded::give_back(const Payload& payload) { staging_.unreserve(payload.n_r
 void Encoded::wait(int peer, const Waiting& step) {
   auto& waiting = waiting_[static_cast<size_t>(peer)];
   const auto is_step = [&](const Waiting& other) {
-    return other.second == step.second && !other.first.owner_before(step.first) &&
-           !step.first.owner_before(other.first);
+    return other.order == step.order && other.step == step.step;
   };
   if (std::none_of(waiting.begin(), waiting.end(), is_step)) waiting.push_back(step);
 }
@@ -40,8 +39,9 @@ std::vector<Encoded::Waiting> Encoded::sent(uint64_t token) {
   kept_.erase(found);
   n_kept_[peer]--;
   std::vector<Waiting> waiting = std::exchange(waiting_[peer], {});
-  std::stable_sort(waiting.begin(), waiting.end(),
-                   [](const Waiting& a, const Waiting& b) { return a.second > b.second; });
+  std::sort(waiting.begin(), waiting.end(), [](const Waiting& a, const Waiting& b) {
+    return a.order != b.order ? a.order < b.order : a.step > b.step;
+  });
   return waiting;
 }
 

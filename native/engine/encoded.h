@@ -23,7 +23,11 @@ struct Call;
 // Threads: under the mesh's lock.
 class Encoded {
  public:
-  using Waiting = std::pair<std::weak_ptr<Call>, uint32_t>;  // a call, and a step of it
+  struct Waiting {
+    uint64_t order;  // of the call
+    std::weak_ptr<Call> call;
+    uint32_t step;
+  };
   struct Payload {
     Block block;  // empty: there is no room now
     size_t n_reserved = 0;
@@ -38,8 +42,9 @@ class Encoded {
   void keep(uint64_t token, int peer, Payload payload);
   void give_back(const Payload& payload);    // nobody borrows it any more; the block goes by itself
   void wait(int peer, const Waiting& step);  // once, however often it asks
-  // Who waits for room that `token` has made, latest steps of a schedule first; nobody if it was
-  // not of an encoded payload.
+  // Who waits for room that `token` has made; nobody if it was not of an encoded payload. In the
+  // order of calls: who takes turns among them sends a little of each, which nobody can fold before
+  // the slowest rank has come to the last one. Of each the latest steps of its schedule first.
   std::vector<Waiting> sent(uint64_t token);
   void drop_peer(int peer);  // its link borrows nothing any more
 

@@ -55,20 +55,23 @@ TEST("what the link copied at once leaves nothing behind") {
   CHECK_EQ(staging.used(), 0u);
 }
 
-TEST("a step that asks often waits once, and the first of the schedule comes last") {
+TEST("steps wait once, earlier calls are first, and of each the first of the schedule is last") {
   Staging staging(1 << 20);
   Encoded encoded(staging, 3);
   const auto call = std::make_shared<Call>(), other = std::make_shared<Call>();
+  constexpr uint64_t kLater = 9, kEarlier = 4;
   const uint64_t n_kept = fill(encoded, 1, 1);
   fill(encoded, 2, 100);
   for (int n = 0; n < 1000; ++n)
-    for (const uint32_t at : {3u, 7u, 5u}) encoded.wait(1, {call, at});
-  encoded.wait(1, {other, 5});
-  encoded.wait(2, {call, 9});
+    for (const uint32_t at : {3u, 7u, 5u}) encoded.wait(1, {kLater, call, at});
+  for (const uint32_t at : {5u, 6u}) encoded.wait(1, {kEarlier, other, at});
+  encoded.wait(2, {kLater, call, 9});
   CHECK_EQ(encoded.sent(50).size(), 0u);  // no payload of ours
-  std::vector<uint32_t> steps;
-  for (const auto& [waiting, at] : encoded.sent(1)) steps.push_back(at);
-  CHECK(steps == std::vector<uint32_t>({7, 5, 5, 3}));
+  std::vector<std::pair<uint64_t, uint32_t>> woken;
+  for (const Encoded::Waiting& waiting : encoded.sent(1))
+    woken.emplace_back(waiting.order, waiting.step);
+  CHECK(woken == (std::vector<std::pair<uint64_t, uint32_t>>{
+                     {kEarlier, 6}, {kEarlier, 5}, {kLater, 7}, {kLater, 5}, {kLater, 3}}));
   CHECK_EQ(encoded.sent(n_kept).size(), 0u);
 }
 
