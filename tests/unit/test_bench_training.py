@@ -50,9 +50,10 @@ def rank(*times_s: float, losses: tuple[float, ...] = (), window_s: float = 0.0)
     return {"times_s": times_s, "losses": losses or (1.0,) * len(times_s), "window_s": window_s}
 
 
-def test_a_step_is_the_median_of_the_slowest_ranks() -> None:
+def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
     pools = pools_of(rank(0.1, 0.5, 0.2), rank(0.3, 0.1, 0.1))
-    assert Trained(wrapper="torch", over="gloo").step(pools, CASE) == 0.3
+    step_s = Trained(wrapper="torch", over="gloo").step(pools, CASE)
+    assert step_s == pytest.approx((0.1 + 0.5 + 0.2) / 3)
     library, task, what = pools.asked[0]
     assert (library, task) == ("shoal", "train")
     assert what == {
@@ -62,7 +63,30 @@ def test_a_step_is_the_median_of_the_slowest_ranks() -> None:
         "wrapper": "torch",
         "over": "gloo",
     }
-    assert Trained().mean_step(pools, CASE) == pytest.approx((0.3 + 0.5 + 0.2) / 3)
+
+
+def test_the_first_step_of_a_training_is_none_of_those_that_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch")
+    from shoal.bench import training_steps
+
+    class Numbered(training_steps.Training):
+        """Its steps take as many seconds as their number says."""
+
+        def __init__(self) -> None:
+            self._variant, self._n_taken = training_steps.Variant("paced"), 0
+
+        def step(self) -> tuple[float, float, float, float]:
+            self._n_taken += 1
+            return float(self._n_taken), 0.0, 0.0, 0.0
+
+        averager = None
+
+    monkeypatch.setattr(training_steps.dist, "barrier", lambda: None)
+    training = Numbered()
+    assert training.take(2, n_warmup=1).times_s == [3.0, 4.0]
+    assert training.take(2, n_warmup=1).times_s == [6.0, 7.0]
 
 
 def test_where_a_row_has_servers_all_of_its_columns_are_measured_by_ranks_that_know_them() -> None:

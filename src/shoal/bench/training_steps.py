@@ -107,8 +107,14 @@ class Training:
         self._n_taken = 0
 
     def take(self, n_steps: int, n_warmup: int) -> TrainingSteps:
-        """Steps in a row: NO barrier between them, which would take from what may overlap."""
+        """Steps in a row: NO barrier between them, which would take from what may overlap.
+
+        A training's very first step makes the state of its optimizer. With overlap_forward it is
+        taken at once, and leaves the next one nothing to wait for: it is none of these.
+        """
         dist.barrier()
+        if self._n_taken == 0:
+            self.step()
         taken = [self.step() for _ in range(n_warmup + n_steps)][n_warmup:]
         if self._variant.overlaps:
             self.model.synchronize()
