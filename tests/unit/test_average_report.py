@@ -120,6 +120,16 @@ def test_rich_shows_the_words_of_the_plain_tables() -> None:
     assert set(str(report).split()) <= words
 
 
+@needs("rich")
+def test_rich_breaks_no_head_of_a_column_on_a_terminal_of_80_letters() -> None:
+    from rich.console import Console
+
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(run_well(take_and_report, 2, 3, False)[0])
+    heads = {"forward", "backward", "exposed", "slowest", "hidden", "posted", "waited", "holds"}
+    assert heads <= set(shown.getvalue().split())
+
+
 @needs("matplotlib")
 def test_a_report_is_drawn_as_a_png(tmp_path: Path) -> None:
     for number, report in enumerate([*run_well(take_and_report, 2, 3, False), one_report()]):
