@@ -432,6 +432,15 @@ def test_options_of_another_backend_are_refused(formed: list[tuple[Any, ...]]) -
     assert len(formed) == 2
 
 
+def test_a_wrong_setting_for_gpus_is_refused_before_ranks_meet(
+    formed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_LOCAL_NCCL", "nonsense")
+    with pytest.raises(UsageError, match="SHOAL_LOCAL_NCCL='nonsense' says neither yes nor no"):
+        frontend.create_process_group(options_of_torch())
+    assert formed == []
+
+
 def test_a_process_group_is_its_own_backend_on_the_cpu(group: FakeGroup) -> None:
     made = ShoalProcessGroup(group, dist.HashStore(), timedelta(1))  # type: ignore[arg-type]
     assert made._device_types == [torch.device("cpu")]

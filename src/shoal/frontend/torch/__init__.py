@@ -6,6 +6,7 @@ Importing shoal is not needed: `import torch` registers the backend (shoal/_auto
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import UsageError
+from shoal.frontend.torch.local_gpus import check_setting
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.store import TorchStore
@@ -55,13 +57,14 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
         options: what the user gave as pg_options: None, or the options of another shoal group.
 
     Raises:
-        UsageError: the options are those of another backend.
+        UsageError: the options are those of another backend, or SHOAL_LOCAL_NCCL is wrong.
         ShoalError: the ranks could not connect. No group is left behind.
     """
     if options is not None and getattr(options, "backend", None) != "shoal":
         raise UsageError(
             f"shoal cannot use options of type {type(options).__name__}; leave out pg_options"
         )
+    check_setting(os.environ)
     group = _form(opts)
     if not takes_backends():
         return ShoalProcessGroup(group, opts.store, opts.timeout)

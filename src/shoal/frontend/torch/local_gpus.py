@@ -38,6 +38,10 @@ _LOG = logging.getLogger(__name__)
 
 SETTING: Final = "SHOAL_LOCAL_NCCL"
 
+_ADVICE: Final = (
+    f"says neither yes nor no: set it to one of {', '.join((*YES, *NO))}, on every rank"
+)
+
 # The bytes of a call, at least. Smaller ones take as long for the ranks of a host to agree on, and
 # are one piece on their way through host memory. Not yet measured on a GPU.
 LEAST_BYTES: Final = 4 << 20
@@ -63,6 +67,16 @@ def wish_of(environ: Mapping[str, str]) -> bool | None:
     """Whether this process's environment lets them work among themselves; None: it does not say."""
     word = environ.get(SETTING, "") or "yes"
     return True if word.lower() in YES else False if word.lower() in NO else None
+
+
+def check_setting(environ: Mapping[str, str]) -> None:
+    """Refuse a word that nobody knows where a process group is made: with or without a GPU.
+
+    Raises:
+        UsageError: the setting says neither yes nor no.
+    """
+    if wish_of(environ) is None:
+        raise UsageError(f"{SETTING}={environ[SETTING]!r} {_ADVICE}")
 
 
 def rail_in(group: Group) -> Rail | None:
@@ -132,10 +146,7 @@ def _refuse_unknown(group: Group, ranks: Sequence[int]) -> None:
     if not ranks:
         return
     words = f"={os.environ[SETTING]!r}" if group.rank in ranks else ""
-    raise UsageError(
-        f"{group}: {SETTING}{words} on ranks {list(ranks[:8])} says neither yes nor no: set it to "
-        f"one of {', '.join((*YES, *NO))}, on every rank"
-    )
+    raise UsageError(f"{group}: {SETTING}{words} on ranks {list(ranks[:8])} {_ADVICE}")
 
 
 def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
