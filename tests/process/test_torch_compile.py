@@ -67,3 +67,49 @@ def test_compiled_models_and_collectives_give_what_the_plain_ones_give() -> None
         for plain, compiled, eager, fused in run_ranks(compile_both, 2, env=env, deadline_s=280):
             torch.testing.assert_close(compiled, plain)
             torch.testing.assert_close(fused, eager)
+
+
+class Layer(nn.Module):
+    """Not a Sequential: torch compiles none of its own modules where another calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return self.linear(data).tanh()
+
+
+def compile_wrappers() -> list[Any]:
+    """Of torch's wrapper and shoal's: gradients, what was compiled, and warnings of shoal's."""
+    import shoal.torch
+
+    dist.init_process_group("shoal")
+    result = []
+    for wrapper in (nn.parallel.DistributedDataParallel, shoal.torch.DistributedDataParallel):
+        torch._dynamo.reset()
+        compiled: list[list[str]] = []
+
+        def compile_nothing(
+            graph: Any, _inputs: object, compiled: list[list[str]] = compiled
+        ) -> Any:
+            compiled.append([str(node.target) for node in graph.graph.nodes if node.op != "output"])
+            return graph.forward
+
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            gradients = train(torch.compile(wrapper(Layer()), backend=compile_nothing))
+        said = [str(one.message) for one in warned if "does not know" in str(one.message)]
+        result.append((gradients, compiled, said))
+    dist.destroy_process_group()
+    return result
+
+
+@pytest.mark.timeout(300)
+def test_a_compiled_wrapper_has_its_model_compiled_as_torchs_has() -> None:
+    for torchs, ours in run_ranks(compile_wrappers, 2, env=QUICK, deadline_s=280):
+        assert torchs[1]  # the model
+        assert ours[1] == torchs[1]
+        assert not ours[2]
+        torch.testing.assert_close(ours[0], torchs[0])

@@ -304,6 +304,11 @@ def weigh_and_look() -> str:
         wrapped.weigh(1 + 2 * rank)
         wrapped(4.0 + 4 * rank).backward()
         assert torch.equal(net.parts[0].grad, torch.full((3,), 7.0, dtype=torch.float64))
+    for weight in (-1, float("nan")):
+        with pytest.raises(shoal.UsageError, match="no number of samples or tokens"):
+            wrapped.weigh(weight)
+    with pytest.raises(shoal.UsageError, match=r"call model\.weigh\(n\) before it"):
+        wrapped(1.0)
     wrapped.weigh(1)
     with pytest.raises(NotFinite) as raised:
         wrapped(float("inf") if rank else 1.0).backward()
@@ -336,6 +341,14 @@ def wrap_what_cannot_be() -> list[str]:
         wrap(nn.Linear(2, 2, bias=rank > 0))
     said.append(str(raised.value))
     frozen = nn.Linear(2, 2).requires_grad_(False)
+    frozen.register_buffer("seen", torch.zeros(3, 4) if rank == 2 else torch.zeros(4, 3))
+    for differs in (
+        lambda: wrap(nn.Sequential(nn.Linear(2, 2), frozen)),  # as many bytes on every rank
+        lambda: wrap(nn.Linear(2, 2), static_graph=rank == 1),
+    ):
+        with pytest.raises(shoal.UsageError) as raised:
+            differs()
+        said.append(str(raised.value))
     with pytest.raises(RuntimeError, match="any parameter that requires a gradient"):
         wrap(frozen)
     wrapped = wrap(nn.Linear(2, 2))
@@ -353,12 +366,14 @@ def wrap_what_cannot_be() -> list[str]:
     return said
 
 
-def test_what_cannot_be_wrapped_is_refused_with_the_parameter_and_the_ranks() -> None:
+def test_what_cannot_be_wrapped_is_refused_with_what_differs_and_the_ranks() -> None:
     said = run_ranks(wrap_what_cannot_be, 3)
     assert said == [said[0]] * 3
-    shape, missing = said[0]
-    assert "ranks 0, 2: 1.weight: float32[4, 2]; rank 1: 1.weight: float32[3, 2]" in shape
-    assert "rank 0: no such parameter; ranks 1, 2: bias: float32[2]" in missing
+    shape, missing, buffer, option = said[0]
+    assert "ranks 0, 2: parameter 1.weight: float32[4, 2]; rank 1: parameter 1.weight" in shape
+    assert "rank 0: no such parameter or buffer; ranks 1, 2: parameter bias: float32[2]" in missing
+    assert "ranks 0, 1: buffer 1.seen: float32[4, 3]; rank 2: buffer 1.seen: float32[3" in buffer
+    assert "ranks 0, 2: static_graph=False; rank 1: static_graph=True" in option
 
 
 def wrap_again() -> None:

@@ -45,21 +45,35 @@ def lack_on_rank_1(options: dict[str, Any]) -> str:
     wrapped = wrap(Two(), **options)
     if hooked:
         wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    if options.get("overlap_forward"):
+        wrapped.overlap(torch.optim.SGD(wrapped.parameters()))
     data, _ = inputs(0)
     wrapped(mine(data), True).sum().backward()
     if dist.get_rank() == 1:
         wrapped(mine(data), False).sum().backward()
-    with pytest.raises(RuntimeError) as raised:
+
+    def step() -> None:
         wrapped(mine(data), True).sum().backward()
+        wrapped.synchronize()  # where the forward pass after this one would wait
+
+    with pytest.raises(RuntimeError) as raised:
+        step()
     return str(raised.value)
 
 
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"hook": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"static_graph": True}, {"hook": True, "wire": "identity"}, {"overlap_forward": True}],
+)
 def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(options: dict[str, Any]) -> None:
     said = run_ranks(lack_on_rank_1, 3, options)
     assert "did not receive grad for rank 1: second.weight, second.bias" in said.pop(1)
+    advice = "find_unused_parameters=True"
+    if options.get("overlap_forward"):  # which does not go with it
+        advice += " and without overlap_forward"
     for message in said:
         assert "no gradient has come of parameter second.weight, second.bias on rank 1" in message
+        assert f"{advice}; the group has ended" in message
 
 
 def freeze_on_rank_1_and_go_on() -> str:
@@ -92,8 +106,8 @@ def freeze_on_rank_1_and_go_on() -> str:
 
 def test_ranks_that_were_told_of_a_frozen_parameter_go_on_as_they_were_told() -> None:
     said = run_ranks(freeze_on_rank_1_and_go_on, 2)
-    assert "wrap `model.module` anew, on every rank" in said[1]
     for message in said:
+        assert "wrap `model.module` anew, on every rank" in message
         assert "the group has ended: call shrink() of it on every rank" in message
         assert "shoal.torch.shrink_group()" in message
 
@@ -113,6 +127,25 @@ def lack_on_all_ranks() -> None:
 
 def test_a_gradient_that_all_ranks_lack_ends_no_group() -> None:
     run_ranks(lack_on_all_ranks, 3)
+
+
+def come_twice() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    start()
+    wrapped = wrap(Two())
+    wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    data, _ = inputs(0)
+    wrapped(mine(data), True)
+    came = wrapped.reducer.averaging.hooks()[2]
+    came()
+    with pytest.raises(RuntimeError, match=r"the gradient of parameter second\.weight came twice"):
+        came()
+    dist.destroy_process_group()
+
+
+def test_a_gradient_that_comes_twice_to_a_communication_hook_is_named() -> None:
+    run_ranks(come_twice, 1)
 
 
 # ---- a step that fails, and a job that goes on ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -87,6 +88,35 @@ def train_both_ways() -> None:
 
 def test_overlapped_training_has_the_bits_of_training_that_waits() -> None:
     run_ranks(train_both_ways, 2)
+
+
+def make_schedulers_early_and_late() -> list[list[float]]:
+    """The weights after steps of which one scheduler knows; whatever that warns of is raised."""
+    dist.init_process_group("shoal", timeout=timedelta(seconds=30))
+    ends = []
+    for is_early in (True, False):
+        torch.manual_seed(0)
+        net = wrap(nn.Linear(4, 1), overlap_forward=True)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if is_early:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        optimizer = net.overlap(optimizer)
+        if not is_early:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for _ in range(3):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                scheduler.step()
+        ends.append(net.state_dict()["module.weight"].flatten().tolist())
+    dist.destroy_process_group()
+    return ends
+
+
+def test_a_scheduler_that_was_made_before_overlap_is_called_knows_the_steps() -> None:
+    for early, late in run_ranks(make_schedulers_early_and_late, 2):
+        assert early == late
 
 
 def overlap_wrongly() -> None:

@@ -201,29 +201,56 @@ def test_a_step_computes_what_it_would_have_where_it_was_put_off() -> None:
     run_ranks(in_a_group, 2, "step_as_if_outside")
 
 
-def add_local_gradients() -> None:
-    """A pass that is not averaged runs while averages are on their way."""
+def step_both_ways(step: Callable[[Any, torch.optim.Optimizer, int], None]) -> None:
+    """Six steps of a program, which end in the same bits with and without overlap."""
     results = []
     for options in ({}, {"overlap_forward": True}):
         torch.manual_seed(0)
         net = wrap(layers(), **options)
         optimizer = momentum(net.parameters())
         optimizer = net.overlap(optimizer) if options else optimizer
-        for step in range(4):
-            with net.no_sync():
-                local = net(batch(100 + step)).square().mean()
-            averaged = net(batch(step)).square().mean()
-            optimizer.zero_grad()
-            averaged.backward()
-            local.backward()
-            optimizer.step()
+        for number in range(6):
+            step(net, optimizer, number)
         net.synchronize()
         results.append([parameter.detach() for parameter in net.parameters()])
     assert all(map(torch.equal, *results))
 
 
+def add_local_gradients() -> None:
+    """A pass that is not averaged runs while averages are on their way."""
+
+    def step(net: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        with net.no_sync():
+            local = net(batch(100 + number)).square().mean()
+        averaged = net(batch(number)).square().mean()
+        optimizer.zero_grad()
+        averaged.backward()
+        local.backward()
+        optimizer.step()
+
+    step_both_ways(step)
+
+
 def test_gradients_that_come_while_averages_are_on_their_way_are_added() -> None:
     run_ranks(in_a_group, 2, "add_local_gradients")
+
+
+def skip_steps() -> None:
+    """Steps that a program leaves out, and whose gradients it drops, count nowhere."""
+
+    def step(net: Any, optimizer: torch.optim.Optimizer, number: int) -> None:
+        net(batch(number)).square().mean().backward()
+        if number == 4:
+            net.module[2].zero_grad()
+        if number % 3:
+            optimizer.step()
+        optimizer.zero_grad()
+
+    step_both_ways(step)
+
+
+def test_gradients_that_a_program_drops_are_not_in_the_next_step() -> None:
+    run_ranks(in_a_group, 2, "skip_steps")
 
 
 def order_of_state() -> list[int]:
@@ -274,6 +301,9 @@ def refuse_what_is_for_whole_steps() -> None:
     scaler.scale(net(data).sum()).backward()
     with pytest.raises(shoal.UsageError, match=r"GradScaler.*model\.synchronize"):
         scaler.step(optimizer)
+    net = wrap(layers(), overlap_forward=True)
+    with pytest.raises(shoal.Unsupported, match="LBFGS steps all parameters at once"):
+        net.overlap(torch.optim.LBFGS(net.parameters()))
     strange = torch.optim.SGD([nn.Parameter(torch.ones(3))])
     with pytest.raises(shoal.UsageError, match=r"shape \[3\] in group 0.*not the model's"):
         wrap(layers(), overlap_forward=True).overlap(strange)
@@ -283,6 +313,47 @@ def refuse_what_is_for_whole_steps() -> None:
 
 def test_what_needs_whole_steps_is_refused() -> None:
     run_ranks(in_a_group, 2, "refuse_what_is_for_whole_steps")
+
+
+def ask_too_early() -> None:
+    import shoal
+
+    net = wrap(layers(), overlap_forward=True)
+    optimizer = net.overlap(momentum(list(net.module[0].parameters())))
+    other = momentum(list(net.module[2].parameters()))
+    net(batch(0)).sum().backward()
+    asked: list[Callable[[], Any]] = [
+        lambda: nn.utils.clip_grad_norm_(net.parameters(), 1.0),
+        lambda: nn.utils.clip_grad_value_(net.parameters(), 1.0),
+        lambda: net.module[0].weight.grad.data + 1,
+        lambda: net.module[0].weight.grad.abs().sum().item(),
+        other.step,
+    ]
+    for ask in asked:
+        with pytest.raises(shoal.UsageError, match=r"parameter [0-3]\.\w+ is .*model\.synchronize"):
+            ask()
+    net.synchronize()
+    averages = [parameter.grad.clone() for parameter in net.parameters()]
+    assert all(average.any() for average in averages)
+    optimizer.step()
+    net(batch(1)).sum().backward()
+    optimizer.step()
+    with pytest.raises(shoal.UsageError, match="put off already"):
+        optimizer.step()
+    with pytest.raises(shoal.UsageError, match=r"parameter 2\.weight is no average yet"):
+        other.step()
+    net.synchronize()
+    before = net.module[2].weight.detach().clone()
+    other.step()
+    assert not torch.equal(net.module[2].weight, before)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    net(batch(2)).sum().backward()
+    with pytest.raises(shoal.UsageError, match=r"shape \[3\] in group 1.*not the model's"):
+        optimizer.step()
+
+
+def test_what_asks_for_gradients_on_their_way_is_refused() -> None:
+    run_ranks(in_a_group, 2, "ask_too_early")
 
 
 def wrap_anew() -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from shoal.average.lacking import GO_ON, MARK
+from shoal.average.lacking import GO_ON, MARK, reason_of
 from shoal.dtypes import DType, Op
 from shoal.errors import Closed, PeerLost, TimedOut, UsageError
 from shoal.group.buffers import BufferView
@@ -169,10 +169,10 @@ class Departures:
             raise
         except Closed as error:
             self.on_failure()
-            _, mark, why = str(error).partition(MARK)
-            if not mark:
+            reason = reason_of(self._group, error)
+            if reason is None:
                 raise
-            raise UsageError(f"{self._group}: {why}{GO_ON}") from error
+            raise reason from error
 
     def _all_reduce(self, buffer: int, span: BufferView) -> Started:
         number = self.reserve()[buffer]

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from shoal.errors import ShoalError
+from shoal.errors import Closed, ShoalError, UsageError
 from shoal.limits import FIRST_NAMED_KEY
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ _PATIENCE: Final = 0.75
 _N_LOOKS: Final = 6
 
 _LOCK_S: Final = 5.0  # to wait for the links' lock
+
+
+def reason_of(group: Group, error: Closed) -> UsageError | None:
+    """What to raise in place of this where the group ended since a rank lacked something."""
+    _, mark, why = str(error).partition(MARK)
+    return UsageError(f"{group}: {why}{GO_ON}") if mark else None
 
 
 def tell(group: Group, name: str, why: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.average import Averager
+from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class FusedGradients:
     def begin(self) -> None:
         """From now on gradients are counted."""
         weight, self.weight = self.weight, None
+        if self._is_weighted and weight is None:
+            raise UsageError(
+                "DistributedDataParallel: with weighted=True every forward pass has a weight; call "
+                "model.weigh(n) before it, where n is the number of its samples or tokens"
+            )
         self.averager.begin(weight, reserve=False)
         self.averager.countdown.paused = False
         self._n_full = 0

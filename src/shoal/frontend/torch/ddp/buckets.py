@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
-from shoal.average.lacking import tell
+from shoal.average.lacking import reason_of, tell
+from shoal.errors import Closed
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
 from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
@@ -50,6 +51,7 @@ class HookedBuckets:
     ) -> None:
         self.gradients = gradients
         self._group = group
+        self._names = list(names)
         self._hook = hook
         self._state = state
         self._members = _assigned(gradients.parameters, n_bytes)
@@ -116,7 +118,7 @@ class HookedBuckets:
         if not self.is_armed:
             return
         if self._came[index]:
-            raise RuntimeError(twice(index))
+            raise RuntimeError(twice(self._names[index]))
         self._came[index] = True
         self._times.came()
         bucket = self._bucket_of[index]
@@ -144,6 +146,16 @@ class HookedBuckets:
             unused: some gradients may not have come, here or on other ranks. Those that came on no
                 rank stay as they are.
         """
+        try:
+            self._end(unused)
+        except Closed as error:
+            group = frontend.group_in(self._group)
+            reason = None if group is None else reason_of(group, error)
+            if reason is None:
+                raise
+            raise reason from error
+
+    def _end(self, unused: bool) -> None:
         self.is_armed = False
         self._times.log.note_sent()
         wait_ns = time.monotonic_ns()
@@ -202,7 +214,7 @@ class HookedBuckets:
         self.gradients.show(members)
 
 
-def twice(name: object) -> str:
+def twice(name: str) -> str:
     """What is wrong when a gradient comes twice."""
     return (
         f"Expected to mark a variable ready only once: the gradient of parameter {name} came twice "

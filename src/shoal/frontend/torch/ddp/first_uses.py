@@ -40,7 +40,7 @@ class FirstUses(TorchFunctionMode):
     ) -> Any:
         """Called in place of the function."""
         if _name_of(function) not in _ABOUT:
-            found = {self._index.get(id(one), -1) for one in _tensors((args, kwargs or {}))}
+            found = {self._index.get(id(one), -1) for one in tensors_in((args, kwargs or {}))}
             self.early |= found - self._called - {-1}
         return function(*args, **(kwargs or {}))
 
@@ -52,11 +52,12 @@ def _name_of(function: Any) -> str:
     return str(name)
 
 
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
+def tensors_in(given: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of a function, however deep in them."""
     if isinstance(given, torch.Tensor):
         yield given
     elif isinstance(given, dict):
-        yield from _tensors(tuple(given.values()))
+        yield from tensors_in(tuple(given.values()))
     elif isinstance(given, (tuple, list)):
         for one in given:
-            yield from _tensors(one)
+            yield from tensors_in(one)

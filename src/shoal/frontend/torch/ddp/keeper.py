@@ -19,7 +19,7 @@ from torch.autograd import Variable
 import shoal.frontend.torch as frontend
 from shoal.average.lacking import GO_ON
 from shoal.errors import Unsupported
-from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.compiler import not_compiled, not_inlined
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
 
@@ -136,6 +136,7 @@ class GradientKeeper:
 
     # What torch's wrapper calls.
 
+    @not_inlined
     def prepare_for_forward(self) -> None:
         """A forward pass begins."""
         self.averaging.note_forward()
@@ -366,8 +367,12 @@ class GradientKeeper:
         return (
             f"no gradient has come of parameter {named}{more} on rank "
             f"{dist.get_rank(self._group)}: use it in the loss there, or wrap the model with "
-            "find_unused_parameters=True"
+            f"find_unused_parameters=True{self._beside_overlap()}{self._frozen(missing)}"
         )
+
+    def _beside_overlap(self) -> str:
+        """What goes with the advice to wrap the model in another way."""
+        return " and without overlap_forward" if self.overlap is not None else ""
 
     def _frozen(self, missing: Sequence[int]) -> str:
         """Of what is missing, what does not ask for a gradient any more."""
@@ -389,7 +394,11 @@ class GradientKeeper:
         rank = dist.get_rank(self._group)
         names = ", ".join(self.names[index] for index in missing)
         indices = " ".join(map(str, missing))
-        why = _NOT_STATIC if self._static is not None else _NOT_USED
+        why = (
+            _NOT_STATIC
+            if self._static is not None
+            else _NOT_USED.format(and_else=self._beside_overlap())
+        )
         return (
             "Expected to have finished reduction in the prior iteration before starting a new one. "
             f"{why}\nParameter indices which did not receive grad for rank {rank}: {indices}. "
@@ -434,8 +443,8 @@ _NOT_USED: Final = (
     "This error indicates that your module has parameters that were not used in producing loss, "
     "and the averages of others wait for their gradients. If that is as it should be, enable it by "
     "passing the keyword argument `find_unused_parameters=True` to "
-    "`shoal.torch.DistributedDataParallel`; if not, make sure that all `forward` function outputs "
-    "participate in calculating loss."
+    "`shoal.torch.DistributedDataParallel`{and_else}; if not, make sure that all `forward` "
+    "function outputs participate in calculating loss."
 )
 _NOT_STATIC: Final = (
     "This error indicates that your training graph has changed in this iteration, e.g., one "

@@ -5,6 +5,9 @@ called, once their own averages are in. So the first layers compute while buffer
 their way. Who waits for its averages has modules stepped meanwhile whose own are in: that takes no
 time then. The arithmetic is that of one step for all, in the same order for each parameter.
 
+Where the group ends before all averages are in, either nothing has been stepped and the step is
+given up, or the model has a mixture: it is refused then, until another state of it is loaded.
+
 Source: Peng et al., "ByteScheduler", SOSP 2019; Jayarajan et al., "P3", MLSys 2019.
 """
 
@@ -16,14 +19,15 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from shoal.errors import ShoalError, Unsupported, UsageError
+import torch
+
+from shoal.errors import PeerLost, ShoalError, Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.ddp.first_uses import FirstUses
+from shoal.frontend.torch.ddp.pending import PendingGradient
 from shoal.frontend.torch.ddp.put_off import StepInParts
 
 if TYPE_CHECKING:
-    import torch
-
     from shoal.frontend.torch.ddp.averaged import FusedGradients
 
     Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -54,10 +58,18 @@ class Overlap:
         self._index = {id(p): index for index, p in enumerate(fused.gradients.parameters)}
         self._owned = {id(parameter) for parameter in module.parameters()}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._n_of_groups: list[int] = []  # the optimizer's parameters, when they were looked at
+        self._pending = [
+            PendingGradient(parameter, name)
+            for parameter, name in zip(fused.gradients.parameters, names, strict=True)
+        ]
         self._has_stepped = False
         self._is_open = False  # a step is on its way, or all of it is there and has not been ended
         self._on_their_way: set[int] = set()  # sent, and not yet averages
         self._step: StepInParts | None = None  # that was put off
+        self._put_off: set[int] = set()  # what it steps
+        self._mixed: set[int] = set()  # of these some were stepped and others will never be
+        self._why: tuple[ShoalError, str] | None = None  # they will not
         self._is_in_forward = False  # in a pass that has gradients
         self._at_once: set[int] | None = None  # what no module's call announces in time
         self._parts: list[list[int]] = []  # of each module with parameters, in its order
@@ -84,7 +96,7 @@ class Overlap:
         if own:
             self._parts.append(own)
             saving = part.register_state_dict_pre_hook(lambda *_: self.complete())  # type: ignore[no-untyped-call]
-            loading = part.register_load_state_dict_pre_hook(lambda *_: self._give_way())  # type: ignore[no-untyped-call]
+            loading = part.register_load_state_dict_pre_hook(lambda *_: self._give_way(own))  # type: ignore[no-untyped-call]
             self._handles += [saving, loading]
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
@@ -92,12 +104,16 @@ class Overlap:
 
         Raises:
             UsageError: there is one already, or it steps parameters that are not averaged.
+            Unsupported: its step needs all gradients at once.
         """
         if self._optimizer is not None:
             raise UsageError("overlap_forward: one optimizer steps a model's parameters, not two")
-        for number, group in enumerate(optimizer.param_groups):
-            for parameter in group["params"]:
-                self._check_averaged(parameter, number)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise Unsupported(
+                "overlap_forward: LBFGS steps all parameters at once, and computes the loss again "
+                "meanwhile; take another optimizer, or wrap the model without overlap_forward"
+            )
+        self._check_groups(optimizer)
         self._optimizer = optimizer
         self._handles += [
             optimizer.register_state_dict_pre_hook(lambda *_: self.complete()),
@@ -105,11 +121,24 @@ class Overlap:
         ]
         held = self
 
-        def step(_optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
+        def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
+            optimizer._opt_called = True
             held.put_off(closure)
 
+        # By this and the above a scheduler that was made before knows steps when it sees them.
+        vars(step).update(vars(optimizer.step))
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         return optimizer
+
+    def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Again where groups have been added."""
+        n_of_groups = [len(group["params"]) for group in optimizer.param_groups]
+        if n_of_groups == self._n_of_groups:
+            return
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                self._check_averaged(parameter, number)
+        self._n_of_groups = n_of_groups
 
     def _check_averaged(self, parameter: torch.Tensor, group: int) -> None:
         # What is frozen is never stepped, and the wrapper refuses to have it thawed.
@@ -122,8 +151,14 @@ class Overlap:
         )
 
     def detach(self) -> None:
-        """The model is wrapped anew: step what can be, and leave modules and optimizer alone."""
+        """The model is wrapped anew: step what can be, and leave modules and optimizer alone.
+
+        Raises:
+            UsageError: the group has ended in mid-step, and no other state was loaded since.
+        """
         self._give_way()
+        if self._why is not None:
+            raise UsageError(f"DistributedDataParallel: {self._why[1]}") from self._why[0]
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -160,8 +195,9 @@ class Overlap:
             )
         self._learn()
         self._fused.averager.send_rest()
-        for parameter in self._fused.gradients.parameters:
-            parameter.grad = None  # NOT shown before it is an average
+        for parameter, pending in zip(self._fused.gradients.parameters, self._pending, strict=True):
+            pending.local = None
+            parameter.grad = pending  # NOT shown before it is an average
         self._is_open, self._on_their_way = True, set(range(len(self._names)))
         self._announced.clear()
         self._called.clear()
@@ -176,13 +212,26 @@ class Overlap:
         assert self._optimizer is not None
         if closure is not None:
             raise Unsupported("overlap_forward: a step takes no closure; it is put off")
+        self._check_whole()
+        self._check_groups(self._optimizer)
         is_first, self._has_stepped = not self._has_stepped, True
-        if any(parameter.grad is not None for parameter in self._fused.gradients.parameters):
+        gradients = [parameter.grad for parameter in self._fused.gradients.parameters]
+        if any(map(_has_more, gradients)):
             self.complete()  # what a pass that is not averaged has added counts in this step
         if not self._on_their_way:
             type(self._optimizer).step(self._optimizer)
             return
+        if self._step is not None:
+            raise UsageError(
+                "overlap_forward: a step was put off already, and uses up all gradients that there "
+                "are; take one step after each backward"
+            )
         self._step = StepInParts(self._optimizer)
+        for index, parameter in enumerate(self._fused.gradients.parameters):
+            # NOT one that the program has dropped since: it would have no step.
+            if gradients[index] is self._pending[index] and id(parameter) in self._step.whole:
+                self._put_off.add(index)
+                parameter.grad = None
         if is_first:
             self.complete()
 
@@ -193,23 +242,42 @@ class Overlap:
             after_forward: what is left was not announced in the forward pass that has ended.
 
         Raises:
-            ShoalError: as `Averager.wait`.
+            ShoalError: as `Averager.wait`, and says what has been stepped.
         """
+        self._check_whole()
         if not self._is_open:
             return
         if after_forward:
             self._late = set(range(len(self._names))) - self._announced
         self._take(sorted(self._on_their_way))
-        self._fused.averager.wait()
         self._is_open, self._step = False, None
+        self._put_off.clear()
+        self._fused.averager.wait()
 
-    def _give_way(self) -> None:
-        """To other values of the parameters: a step that can no more be taken is forgotten."""
-        try:
-            self.complete()
-        except ShoalError:
-            self._is_open, self._step = False, None
-            self._on_their_way.clear()
+    def _check_whole(self) -> None:
+        if self._why is not None:
+            raise _with_more(*self._why) from self._why[0]
+
+    def _give_way(self, own: Collection[int] = ()) -> None:
+        """To other values of these parameters: a step that can no more be taken is forgotten."""
+        if self._why is None:
+            try:
+                self.complete()
+            except ShoalError:
+                self._forget()
+        self._mixed.difference_update(own)
+        if not self._mixed:
+            self._why = None
+
+    def _forget(self) -> None:
+        """What is on its way will never be averages."""
+        for index in self._on_their_way:
+            parameter = self._fused.gradients.parameters[index]
+            if isinstance(parameter.grad, PendingGradient):
+                parameter.grad = parameter.grad.local
+        self._is_open, self._step = False, None
+        self._on_their_way.clear()
+        self._put_off.clear()
 
     def _has(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._index
@@ -218,7 +286,7 @@ class Overlap:
         def before(*_: object) -> None:
             self._called.update(own)
             self._called_now.update(own)
-            if not self._on_their_way:
+            if not self._on_their_way and self._why is None:
                 return
             if self._step is None or not self._is_in_forward:
                 self.complete()
@@ -246,21 +314,54 @@ class Overlap:
     def _take(self, indices: Iterable[int]) -> None:
         """Wait for these averages, and step their parameters if a step was put off."""
         indices = list(dict.fromkeys(indices))
+        self._wait_for(indices)
         gradients = self._fused.gradients
-        since: list[torch.Tensor | None] = []  # from passes that are not averaged
+        stepped = [index for index in indices if index in self._put_off]
+        since = [gradients.parameters[index].grad for index in stepped]  # from local passes
         for index in indices:
-            self._fused.averager.wait_for(index)
             parameter, place = gradients.parameters[index], gradients.places[index]
-            since.append(None if parameter.grad is place else parameter.grad)
-            if self._step is None and since[-1] is not None:
-                place.add_(since[-1])
-            parameter.grad = place
+            if index in self._put_off:
+                parameter.grad = place
+            elif isinstance(parameter.grad, PendingGradient):
+                local, parameter.grad = parameter.grad.local, place
+                if local is not None:
+                    place.add_(local)
         self._on_their_way.difference_update(indices)
-        if self._step is None or not indices:
+        if self._step is None or not stepped:
             return
-        self._step.take(gradients.parameters[index] for index in indices)
-        for index, gradient in zip(indices, since, strict=True):
+        self._step.take(gradients.parameters[index] for index in stepped)
+        for index, gradient in zip(stepped, since, strict=True):
             gradients.parameters[index].grad = gradient
+
+    def _wait_for(self, indices: Iterable[int]) -> None:
+        try:
+            for index in indices:
+                self._fused.averager.wait_for(index)
+        except ShoalError as error:
+            if self._step is None:
+                raise
+            told = self._give_up(error)
+            raise _with_more(error, told) from error
+
+    def _give_up(self, why: ShoalError) -> str:
+        """The rest of a step that was put off will never be taken: what that means."""
+        left = sorted(self._put_off & self._on_their_way)
+        n_all = len(self._put_off)
+        if len(left) == n_all:
+            told = "no parameter has been stepped on this rank: the step put off is given up"
+        elif not left:
+            told = "all parameters have been stepped on this rank"
+        else:
+            named = ", ".join(self._names[index] for index in left[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            told = (
+                f"{n_all - len(left)} of {n_all} parameters have been stepped on this rank, and "
+                f"{named}{more} will not be: load a state of the model and of the optimizer from "
+                "before this step, on every rank, and wrap the model anew"
+            )
+            self._mixed, self._why = set(self._put_off), (why, told)
+        self._forget()
+        return told
 
     def _learn(self) -> None:
         """Look at which parameters have a gradient though no call of their module announced it."""
@@ -276,6 +377,21 @@ class Overlap:
                 f"overlap_forward: parameter {name} was used without a call of its module, and "
                 "before it was stepped; use it in every step, or leave overlap_forward out"
             )
+
+
+def _has_more(gradient: torch.Tensor | None) -> bool:
+    """Whether backward passes have added to it that are not averaged."""
+    if isinstance(gradient, PendingGradient):
+        return gradient.local is not None
+    return gradient is not None
+
+
+def _with_more(error: ShoalError, told: str) -> ShoalError:
+    """An error of the same class that says this too."""
+    if isinstance(error, PeerLost):
+        doing = "; ".join(filter(None, (error.doing, told)))
+        return PeerLost(error.rank, error.host, error.address, doing, error.reason)
+    return type(error)(f"{error.args[0]}; {told}")
 
 
 def _is_compiled(part: torch.nn.Module) -> bool:

@@ -17,6 +17,9 @@ _NONE: Final = object()
 class StepInParts:
     """A step with the hyperparameters of when it was put off.
 
+    Attributes:
+        whole: the ids of all parameters that it steps.
+
     Raises:
         UsageError: a GradScaler needs all gradients now.
         Unsupported: the optimizer has hooks, which are for a whole step.
@@ -39,6 +42,7 @@ class StepInParts:
             {name: _kept(value) for name, value in group.items()}
             for group in optimizer.param_groups
         ]
+        self.whole = {id(p) for group in self._groups for p in group["params"]}
 
     def take(self, parameters: Iterable[torch.Tensor]) -> None:
         """Step these alone.

@@ -1,9 +1,9 @@
-"""Do all ranks wrap the same model? Found out before a byte of it moves."""
+"""Do all ranks wrap the same model in the same way? Found out before a byte of it moves."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,18 +13,33 @@ from shoal.errors import UsageError
 
 
 def check_same_model(
-    names: Sequence[str], parameters: Sequence[torch.Tensor], group: dist.ProcessGroup
+    module: torch.nn.Module,
+    options: Mapping[str, object],
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device,
+    ignored: Collection[str],
+    has_buffers: bool,
 ) -> None:
-    """Compare names, shapes, dtypes and strides of the parameters on all ranks.
+    """Compare options, what is broadcast of the model, and what of it is trained, on all ranks.
 
-    One exchange of 16 bytes where they are the same.
+    Of each tensor name, shape and dtype; of trained parameters the strides too, which their
+    gradients have. One exchange of 16 bytes where they are the same.
+
+    Args:
+        options: by name; of the wrapper, the same on all ranks.
+        device: of what ranks exchange.
+        ignored: names of parameters and buffers that are each rank's own.
+        has_buffers: buffers are broadcast.
 
     Raises (on every rank):
-        UsageError: they are not; names the first parameter that differs, and the ranks.
+        UsageError: they are not; names the first option or tensor that differs, and the ranks.
     """
-    told = [_told(name, parameter) for name, parameter in zip(names, parameters, strict=True)]
+    told = [f"{name}={value!r}" for name, value in options.items()]
+    told += _parameters(module, ignored)
+    if has_buffers:
+        told += _buffers(module, ignored)
     digest = hashlib.blake2b("\n".join(told).encode(), digest_size=16).digest()
-    device = parameters[0].device
     own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, own, group=group)
@@ -35,14 +50,30 @@ def check_same_model(
     raise UsageError(_difference(lists))
 
 
-def _told(name: str, parameter: torch.Tensor) -> str:
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    strides = "" if parameter.is_contiguous() else f", strides {parameter.stride()}"
-    return f"{name}: {dtype}{list(parameter.shape)}{strides}"
+def _parameters(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[str]:
+    for name, parameter in module.named_parameters():
+        if name in ignored:
+            continue
+        if not parameter.requires_grad:
+            yield f"parameter {_told(name, parameter)}, not trained"
+        elif parameter.is_contiguous():
+            yield f"parameter {_told(name, parameter)}"
+        else:
+            yield f"parameter {_told(name, parameter)}, strides {parameter.stride()}"
+
+
+def _buffers(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[str]:
+    for name, buffer in module.named_buffers():
+        if name not in ignored:
+            yield f"buffer {_told(name, buffer)}"
+
+
+def _told(name: str, tensor: torch.Tensor) -> str:
+    return f"{name}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _difference(lists: Sequence[Sequence[str]]) -> str:
-    """The first parameter in which the ranks differ, in words."""
+    """The first of what ranks told in which they differ, in words."""
     at = next(
         index
         for index in range(max(map(len, lists)))
@@ -50,11 +81,12 @@ def _difference(lists: Sequence[Sequence[str]]) -> str:
     )
     ranks: dict[str, list[int]] = {}
     for rank, told in enumerate(lists):
-        ranks.setdefault(told[at] if at < len(told) else "no such parameter", []).append(rank)
+        what = told[at] if at < len(told) else "no such parameter or buffer"
+        ranks.setdefault(what, []).append(rank)
     sides = "; ".join(f"{_of(some)}: {what}" for what, some in ranks.items())
     return (
-        f"DistributedDataParallel: the ranks' models differ at trained parameter {at}, which "
-        f"appears not to match ({sides}); build the same model on every rank"
+        "DistributedDataParallel: what the ranks wrap, or how, appears not to match "
+        f"({sides}); build the same model on every rank, and wrap it with the same arguments"
     )
 
 

@@ -7,6 +7,7 @@ whatever version is installed. What is replaced is its C++ reducer, and the logg
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from torch.nn.parallel import distributed as torch_ddp
 import shoal.frontend.torch as frontend
 from shoal.average.report import break_down
 from shoal.errors import Unsupported, UsageError
-from shoal.frontend.torch.compiler import not_compiled
+from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
 from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
@@ -80,12 +81,21 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     ) -> None:
         given = _TORCH_SIGNATURE.bind(self, module, *args, **options).arguments
         _refuse(module, given)
-        self._checks_models = given.get("init_sync", True)
         self._options: dict[str, Any] = {
             "wire": wire,
             "weighted": weighted,
             "check_finite": check_finite,
         }
+        self._checks_models = given.get("init_sync", True)
+        self._alike = {
+            **self._options,
+            "overlap_forward": overlap_forward,
+            "bucket_cap_mb": given.get("bucket_cap_mb"),
+            **{name: bool(given.get(name)) for name in ("find_unused_parameters", "static_graph")},
+        }
+        # torch 2.13 and later: this one leaves the buffers of the beginning alone.
+        says_when = given.get("forward_sync_buffers") is not None
+        self._syncs_buffers = says_when or given.get("broadcast_buffers") is not False
         self._fusion_mb = given.get("bucket_cap_mb")
         # Between its backward pass and its step a model that overlaps has no gradients to keep.
         self._keeps_own = given.get("gradient_as_bucket_view") is False and not overlap_forward
@@ -112,11 +122,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             weight: 0 or more: the number of samples or tokens, of which the loss is a mean.
 
         Raises:
-            UsageError: the wrapper does not weigh.
+            UsageError: the wrapper does not weigh, or this is no weight. Nothing has changed.
         """
         averaging = self.reducer.averaging
         if not self._options["weighted"] or not isinstance(averaging, FusedGradients):
             raise UsageError("weigh: wrap the model with weighted=True, without a hook")
+        if not 0 <= weight < math.inf:
+            raise UsageError(f"weigh: {weight} is no number of samples or tokens; give 0 or more")
         averaging.weight = weight
 
     def overlap(self, optimizer: Optimizer) -> Optimizer:
@@ -124,8 +136,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
         With `overlap_forward=True`, and before the first step. From then on `backward` returns when
         the gradients are on their way, `step` notes the hyperparameters of now, and each module's
-        parameters are stepped when the module is called. Until then a parameter has no gradient and
-        its old value. `synchronize` brings everything up to date; so does taking a state dict.
+        parameters are stepped when the module is called. Until then a parameter has its old value;
+        its gradient has no values before `step` (asking for them raises UsageError), and is gone
+        after it. `synchronize` brings everything up to date; so does taking a state dict.
 
         Args:
             optimizer: steps each parameter by itself, as those of torch.optim but LBFGS do.
@@ -133,6 +146,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         Raises:
             UsageError: the wrapper does not overlap, has an optimizer, or does not average what
                 this one steps.
+            Unsupported: it is LBFGS.
         """
         if self.reducer.overlap is None:
             raise UsageError("overlap: wrap the model with overlap_forward=True")
@@ -181,8 +195,14 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         _take_over(self, parameters)
         self._frozen = self._not_trained()
         if self._checks_models:
-            names = self._names_of(parameters)
-            check_same_model(names, parameters, self.process_group)
+            check_same_model(
+                self.module,
+                self._alike,
+                self.process_group,
+                device=parameters[0].device,
+                ignored=self.parameters_to_ignore,
+                has_buffers=self._syncs_buffers,
+            )
         return parameters, are_sparse
 
     def _not_trained(self) -> dict[str, torch.nn.Parameter]:
@@ -243,7 +263,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _hooked(
         self, gradients: Gradients, names: Sequence[str], hook: Any, state: object
     ) -> Averaging:
-        if any(self._options.values()):
+        if any(value not in (None, False, "identity") for value in self._options.values()):
             raise Unsupported(
                 "DistributedDataParallel: wire, weighted and check_finite go without communication "
                 "hooks, and with parameters on the CPU"
@@ -280,6 +300,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         overlap = self.reducer.overlap
         if overlap is None:
             return super()._run_ddp_forward(*inputs, **options)
+        return self._run_overlapped(overlap, *inputs, **options)
+
+    def _run_overlapped(self, overlap: Overlap, /, *inputs: Any, **options: Any) -> Any:
         with overlap.forward(torch.is_grad_enabled() and self.module.training):
             return super()._run_ddp_forward(*inputs, **options)
 
@@ -390,6 +413,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
 
 not_compiled(DistributedDataParallel)
+# It calls the model, which is compiled where the whole wrapper is to be.
+not_compiled_itself(DistributedDataParallel._run_ddp_forward)
 
 
 def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
