@@ -301,6 +301,9 @@ def weigh_and_look() -> str:
     wrapped = wrap(net, weighted=True, check_finite=True)
     for _ in range(2):
         wrapped.zero_grad()
+        if rank:  # of several passes before a backward pass the last weight counts
+            wrapped.weigh(100)
+            wrapped(1.0)
         wrapped.weigh(1 + 2 * rank)
         wrapped(4.0 + 4 * rank).backward()
         assert torch.equal(net.parts[0].grad, torch.full((3,), 7.0, dtype=torch.float64))

@@ -76,17 +76,18 @@ def test_a_gradient_that_one_rank_lacks_is_named_on_every_rank(options: dict[str
         assert f"{advice}; the group has ended" in message
 
 
-def freeze_on_rank_1_and_go_on() -> str:
-    """What a rank is told, after it has done that."""
+def freeze_on_rank_1_and_go_on(thaws: bool) -> str:
+    """What a rank is told, after it has done that, or the opposite."""
     import shoal.torch
 
     start()
     net = Two()
+    net.second.requires_grad_(not thaws)
     wrapped = wrap(net)
     data, _ = inputs(0)
     wrapped(mine(data), True).sum().backward()
-    net.second.requires_grad_(dist.get_rank() != 1)
-    if dist.get_rank() == 1:
+    net.second.requires_grad_(thaws == (dist.get_rank() == 1))
+    if dist.get_rank() == 1 and not thaws:
         wrapped(mine(data), True).sum().backward()
     with pytest.raises(RuntimeError) as told:
         wrapped(mine(data), True).sum().backward()
@@ -104,9 +105,10 @@ def freeze_on_rank_1_and_go_on() -> str:
     return str(told.value)
 
 
-def test_ranks_that_were_told_of_a_frozen_parameter_go_on_as_they_were_told() -> None:
-    said = run_ranks(freeze_on_rank_1_and_go_on, 2)
-    for message in said:
+@pytest.mark.parametrize("thaws", [False, True])
+def test_ranks_that_were_told_of_a_frozen_parameter_go_on_as_they_were_told(thaws: bool) -> None:
+    for message in run_ranks(freeze_on_rank_1_and_go_on, 2, thaws):
+        assert ("requires a gradient now on rank 1, and did not" in message) == thaws
         assert "wrap `model.module` anew, on every rank" in message
         assert "the group has ended: call shrink() of it on every rank" in message
         assert "shoal.torch.shrink_group()" in message

@@ -69,8 +69,8 @@ def difference(told: Sequence[_Told]) -> str:
         specs = [named.get(name) for named in by_name]
         if found := _unlike([f"{one.dtype}{list(one.shape)}" if one else "none" for one in specs]):
             return (
-                f"{name!r} is not the same on all ranks: {found}; build the same model, with the "
-                "same names, shapes and types, on every rank"
+                f"{name!r} is not the same on all ranks: {found}; give the same names, shapes and "
+                "types on every rank"
             )
     for at, row in enumerate(zip(*(entries for entries, _ in told), strict=False)):
         if found := _unlike([repr(entry.name) for entry in row]):

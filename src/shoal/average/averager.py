@@ -169,8 +169,12 @@ class Averager:
         """
         self._check_alive()
         self._check_weight(weight)
-        if self._is_open and (self.countdown.n_counted or weight is not None):
+        preparation = self._preparation
+        has_told = preparation is not None and preparation.has_told
+        if self._is_open and (self.countdown.n_counted or has_told):
             raise UsageError(f"{self}: the step before has not ended; wait() for it first")
+        if preparation is not None:
+            preparation.begin(weight)
         if self._is_open:
             self.log.begin_step()
             return self.arrays
@@ -186,9 +190,9 @@ class Averager:
                 self._lay_out(layout)
                 if self.on_rebuilt is not None:
                     self.on_rebuilt()
-            self._departures.begin(reserve)
-            if self._preparation is not None:
-                self._preparation.begin(weight)
+            self._departures.begin()
+        if reserve:
+            self.reserve()
         self._order.begin()
         self.unused = ()
         self.countdown.begin()
@@ -198,10 +202,15 @@ class Averager:
         return self.arrays
 
     def reserve(self) -> None:
-        """Have the step take its place among the group's calls, if it has none. Every rank does."""
+        """Have the step take its place among the group's calls, if it has none. Every rank does.
+
+        From here on its weight stands; before, it may `begin` again with another.
+        """
         self.watch.stop()
         with self._departures.telling():
             self._departures.reserve()
+            if self._preparation is not None and self._weighted:
+                self._preparation.tell_weight()
 
     def _check_weight(self, weight: float | None) -> None:
         if self._weighted != (weight is not None):

@@ -61,12 +61,10 @@ class Departures:
         self.spans = [memory.buffer(number) for number in range(len(layout.buffers))]
         self._clear()
 
-    def begin(self, reserve: bool) -> None:
-        """A step begins, and takes its numbers if told so."""
+    def begin(self) -> None:
+        """A step begins."""
         self._clear()
         self._numbers = range(0)
-        if reserve:
-            self.reserve()
 
     def reserve(self) -> range:
         """The numbers of this step; with the first call every rank is at this place among its own.

@@ -50,6 +50,7 @@ class Preparation:
         self._name = name
         self._weighted = weighted
         self._check_finite = check_finite
+        self._total: array[float] | None = None  # of all weights, once a step has told its own
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
         """There is another layout."""
@@ -62,16 +63,29 @@ class Preparation:
         self._worst = (-1, 0)
 
     def begin(self, weight: float | None) -> None:
-        """A step begins; the sum of all weights is on its way."""
+        """A step begins, in which this rank's values count so much."""
         self._worst = (-1, 0)
-        if weight is None:
-            return
-        self._weight = weight
-        self._total = array("d", [weight])
+        self._weight = 0.0 if weight is None else weight
+        self._total = None
         self._factor: float | None = None
-        self._summing: Work | None = self._group.all_reduce(
-            self._total, Op.SUM, name=f"{self._name}, weights", async_op=True
-        )
+
+    @property
+    def has_told(self) -> bool:
+        """Whether the other ranks hear of this step's weight."""
+        return self._total is not None
+
+    def tell_weight(self) -> array[float]:
+        """Have the weights of all ranks summed up, once in a step; every rank calls it.
+
+        Returns:
+            Where their sum will be.
+        """
+        if self._total is None:
+            self._total = array("d", [self._weight])
+            self._summing: Work | None = self._group.all_reduce(
+                self._total, Op.SUM, name=f"{self._name}, weights", async_op=True
+            )
+        return self._total
 
     def __call__(self, buffer: int) -> None:
         """Prepare a buffer that is about to leave."""
@@ -116,10 +130,11 @@ class Preparation:
                 raise NotFinite(self._layout.entries[index].name, rank, element)
 
     def _total_weight(self) -> float:
+        total = self.tell_weight()
         if self._summing is not None:
             self._summing.wait()
             self._summing = None
-        return self._total[0]
+        return total[0]
 
     def _factor_of_rank(self) -> float:
         """By how much this rank's values count for more than those of an equal share."""

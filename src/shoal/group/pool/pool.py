@@ -113,7 +113,7 @@ class ServerPool:
         raise TimedOut(
             f"SHOAL_SERVERS_REQUIRED={n}, and {counted(n_found, 'server')} "
             f"{'serves' if n_found == 1 else 'serve'} after {timeout_s:.3g} s: "
-            f"{self._commands.trouble() or 'rank 0 knows why'}"
+            f"{self._commands.trouble() or 'the error of rank 0 says why'}"
         )
 
     def close(self) -> None:

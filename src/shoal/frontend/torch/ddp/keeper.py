@@ -18,7 +18,7 @@ from torch.autograd import Variable
 
 import shoal.frontend.torch as frontend
 from shoal.average.lacking import GO_ON
-from shoal.errors import Unsupported
+from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
@@ -223,6 +223,15 @@ class GradientKeeper:
         self.averaging = averaging
         self._hook, self._state = hook, state
         self._attach()
+
+    def refuse(self, why: str) -> NoReturn:
+        """Go no further with this model; the ranks that do hear why.
+
+        Raises:
+            UsageError: always.
+        """
+        self.averaging.lack(why)
+        raise UsageError(f"DistributedDataParallel: {why}{self._go_on()}")
 
     def has_any(self, parameters: set[int]) -> bool:
         """Whether it is told by any parameter with one of these ids."""

@@ -10,7 +10,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ _Base: Final[Any] = torch.nn.parallel.DistributedDataParallel
 _find_tensors: Final[Any] = torch_ddp._find_tensors
 _TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
 
+# torch refuses these of its own where there is no GPU; shoal's ranks can do them.
 _BF16_HOOKS: Final = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
 # Whose parameters tell a reducer: the last wrapper around a model takes them over.
@@ -116,7 +117,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def weigh(self, weight: float) -> None:
         """Before a forward pass: how much this rank's gradients of it count.
 
-        With `weighted=True`, and then before every step on every rank.
+        With `weighted=True`, and then before every forward pass on every rank. Of several passes
+        before a backward pass the last weight counts.
 
         Args:
             weight: 0 or more: the number of samples or tokens, of which the loss is a mean.
@@ -288,12 +290,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             self._refuse_thawed()
         return super()._pre_forward(*inputs, **options)
 
-    def _refuse_thawed(self) -> None:
+    def _refuse_thawed(self) -> NoReturn:
         thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        raise UsageError(
-            f"DistributedDataParallel: parameter {', '.join(thawed)} requires a gradient now, and "
-            "did not when the model was wrapped: it would not be averaged. Wrap `model.module` "
-            "anew, on every rank"
+        self.reducer.refuse(
+            f"parameter {', '.join(thawed)} requires a gradient now on rank "
+            f"{dist.get_rank(self.process_group)}, and did not when the model was wrapped, so it "
+            "would not be averaged: wrap `model.module` anew, on every rank"
         )
 
     def _run_ddp_forward(self, *inputs: Any, **options: Any) -> Any:
@@ -367,11 +369,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self.logger._set_comm_hook_name(str(comm_hook_type))
 
     def _check_comm_hook(self, hook: Any) -> None:
-        # torch refuses its own by these names where there is no GPU; shoal's ranks can do it.
-        if getattr(hook, "__name__", "") not in (
-            "bf16_compress_hook",
-            "bf16_compress_wrapper_hook",
-        ):
+        if getattr(hook, "__name__", "") not in _BF16_HOOKS:
             super()._check_comm_hook(hook)
 
     # Optimizers that step in the backward pass.
