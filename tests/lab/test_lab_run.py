@@ -38,7 +38,9 @@ def lab(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def running(*argv: str) -> Iterator[subprocess.Popen[str]]:
     """A lab under way; killed at the end if it still runs, and what it leaves removed."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([*LAB, "run", *argv], stdout=pipe, stderr=pipe, text=True) as process:
+    # What started the tests may have had signals ignored, as nohup does, and that is inherited.
+    run = ["env", "--default-signal=INT,HUP", *LAB, "run", *argv]
+    with subprocess.Popen(run, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
