@@ -1,8 +1,8 @@
 """Turns schedules into native programs and plans, and native errors into exceptions.
 
-The only module that imports the native core; what others use of it as it is (the handshake, memory)
-passes through. Everything else here runs once per kind of call; what
-runs on every call is native.
+The native core is imported here, and in `limits` for its numbers; nowhere else. What others use of
+it as it is (the handshake, memory) passes through. Everything else here runs once per kind of call;
+what runs on every call is native.
 """
 
 from __future__ import annotations

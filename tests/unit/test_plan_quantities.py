@@ -47,7 +47,9 @@ def test_a_time_has_a_unit(text: str, us: float) -> None:
     assert microseconds(text) == pytest.approx(us)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "4b", "4 parsecs", "1e999B", "nanB", "MiB", "4MiBs"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "4b", "4 parsecs", "1e999B", "nanB", "MiB", "4MiBs", "9" * 400]
+)
 def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot read the bytes"):
         bytes_of(text)

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unit.in_process import run_well
 
 import shoal
 from shoal import settings
+from shoal.limits import STAGING_BYTES
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
 from shoal.settings import INTERNAL, SETTINGS, warn_of_unknown
 
@@ -85,6 +87,25 @@ def test_forming_a_group_tells_of_a_misspelt_setting(
         shoal.init(on_exit.enter_context(contextlib.closing(client)), 0, 1).close()
     assert [record.name for record in caplog.records] == ["shoal.settings"]
     assert "did you mean SHOAL_SPIN_US?" in caplog.text
+
+
+def ceiling_of(group: shoal.Group) -> int:
+    assert group.mesh is not None
+    told = group.mesh.state(5.0)
+    assert told is not None
+    ceiling: int = told["staging"]["ceiling_bytes"]
+    return ceiling
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("", STAGING_BYTES), ("8388608", 8 << 20), ("24MiB", 24 << 20), ("10 MB", 10_000_000)],
+)
+def test_staging_is_written_as_other_sizes_are(
+    text: str, n_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_STAGING_BYTES", text)
+    assert run_well(ceiling_of, 1) == [n_bytes]
 
 
 def test_a_meeting_that_fails_has_told_of_a_misspelt_setting_before(

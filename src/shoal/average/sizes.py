@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from shoal.average.layout import ALIGN_BYTES
-from shoal.errors import UsageError
 from shoal.plan.fusion import choose_fusion
-from shoal.plan.quantities import bytes_of
+from shoal.plan.quantities import bytes_from
 
 if TYPE_CHECKING:
     from shoal.plan import Planner
@@ -26,19 +25,8 @@ def fusion_bytes_from(environ: Mapping[str, str]) -> int:
     Raises:
         UsageError: it is no size as "25MiB", or out of range.
     """
-    text = environ.get("SHOAL_FUSION_BYTES", "")
-    if not text:
-        return 0
-    try:
-        n_bytes = bytes_of(text)
-    except UsageError as error:
-        raise UsageError(f"SHOAL_FUSION_BYTES: {error}") from None
-    if not ALIGN_BYTES <= n_bytes <= _MOST_BYTES:
-        raise UsageError(
-            f"SHOAL_FUSION_BYTES={text!r}: fusion buffers have {ALIGN_BYTES} bytes to "
-            f"{_MOST_BYTES >> 40} TiB; without it the planner chooses"
-        )
-    return n_bytes
+    name, otherwise = "SHOAL_FUSION_BYTES", "the planner chooses"
+    return bytes_from(environ, name, ALIGN_BYTES, _MOST_BYTES, otherwise) or 0
 
 
 def fusion_bytes_for(

@@ -85,11 +85,9 @@ class LabServers:
 
     def freeze(self, index: int) -> None:
         """Stop one and its children; they keep their connections."""
-        self._signal(index, signal.SIGSTOP)
-
-    def thaw(self, index: int) -> None:
-        """Let a frozen one go on."""
-        self._signal(index, signal.SIGCONT)
+        for pid in self._pids(index):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def drain(self, index: int) -> None:
         """Ask one to end, and wait until it has.
@@ -129,11 +127,6 @@ class LabServers:
 
     def _pids(self, index: int) -> list[int]:
         return self._cluster.pids(self._first + index)
-
-    def _signal(self, index: int, number: int) -> None:
-        for pid in self._pids(index):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
 
 def _cpu_s(pid: int) -> float:

@@ -17,6 +17,7 @@ from shoal import engine, limits
 from shoal.engine import RankInfo
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
+from shoal.plan.quantities import bytes_from, show_bytes
 from shoal.rendezvous import HostMemory, Membership, Store, join, telling
 from shoal.state import SOURCES, heed_signal
 
@@ -225,7 +226,7 @@ def meet(
     with telling(store, rank, size):
         _check_isa()
         heed_signal()
-        staging_bytes = _integer("SHOAL_STAGING_BYTES", limits.STAGING_BYTES, 8 << 20, 1 << 40)
+        staging_bytes = _staging_bytes()
         spin_us = _integer("SHOAL_SPIN_US", limits.SPIN_US, 0, 10**9)
         backstop_ms = _integer("SHOAL_BACKSTOP_MS", limits.BACKSTOP_MS, 1, 10**9)
         resume_s = float(_integer("SHOAL_RESUME_S", limits.RESUME_S, 0, 10**6))
@@ -311,6 +312,12 @@ def _check_isa() -> None:
             f"SHOAL_ISA={wanted!r} cannot run here, where {here} does: known are baseline, avx2 "
             "and avx512, as far as the processor has them"
         )
+
+
+def _staging_bytes() -> int:
+    otherwise = f"it is {show_bytes(limits.STAGING_BYTES)}"
+    asked = bytes_from(os.environ, "SHOAL_STAGING_BYTES", 8 << 20, 1 << 40, otherwise)
+    return limits.STAGING_BYTES if asked is None else asked
 
 
 def _integer(name: str, default: int, least: int, most: int) -> int:

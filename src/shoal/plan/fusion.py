@@ -30,10 +30,9 @@ _CALL_US: Final = 60.0
 
 
 class Fusion(NamedTuple):
-    """How long buffers are, how long a step then waits at least, and the sentence that says why."""
+    """How long buffers are, and the sentence that says why."""
 
     n_bytes: int
-    exposed_us: float
     why: str
 
 
@@ -57,7 +56,7 @@ def choose_fusion(total_bytes: int, planner: Planner, *, has_servers: bool = Fal
     )
     for other in others[:2]:
         why += f", of {show_bytes(other)} {show_us(exposed[other])}"
-    return Fusion(first, exposed[first], why)
+    return Fusion(first, why)
 
 
 def _lengths(total_bytes: int, least: int) -> list[int]:

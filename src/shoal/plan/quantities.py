@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from shoal.errors import UsageError
 from shoal.plan.text import show_bytes, show_us
 
-__all__ = ["bytes_of", "bytes_per_us", "microseconds", "show_bytes", "show_us"]
+__all__ = ["bytes_from", "bytes_of", "bytes_per_us", "microseconds", "show_bytes", "show_us"]
 
 _SCALES: Final = {
     "": 1.0,
@@ -32,9 +34,36 @@ def bytes_of(text: str) -> int:
         UsageError: it is no number of bytes: negative, in bits, or in units nobody knows.
     """
     found = re.fullmatch(_NUMBER + r"(?:(Ki|Mi|Gi|Ti|[kKMGT]?)B)?\s*", text)
-    if not found:
+    n_bytes = float(found[1]) * _SCALES[found[2] or ""] if found else math.inf
+    if math.isinf(n_bytes):  # also of several hundred digits
         raise UsageError(f"cannot read the bytes {text!r}: write 4B, 100MB (1000s) or 100MiB")
-    return round(float(found[1]) * _SCALES[found[2] or ""])
+    return round(n_bytes)
+
+
+def bytes_from(
+    environ: Mapping[str, str], name: str, least: int, most: int, otherwise: str
+) -> int | None:
+    """How many bytes a variable says; None where it is not set, or empty.
+
+    Args:
+        otherwise: what holds without it, for messages.
+
+    Raises:
+        UsageError: it is no number of bytes, or out of range.
+    """
+    text = environ.get(name, "")
+    if not text:
+        return None
+    try:
+        n_bytes = bytes_of(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    if not least <= n_bytes <= most:
+        raise UsageError(
+            f"{name}={text!r} is not from {show_bytes(least)} to {show_bytes(most)}; without it "
+            f"{otherwise}"
+        )
+    return n_bytes
 
 
 def bytes_per_us(text: str) -> float:

@@ -72,13 +72,6 @@ class Control(Group):
         self.all_reduce(data, Op.MAX)
         return data[0]
 
-    def numbers_of_all(self, values: Sequence[int]) -> list[list[int]]:
-        """By worker, what it gave; all give equally many."""
-        n = len(values)
-        found = array.array("q", bytes(8 * n * self.size))
-        self.all_gather(found, array.array("q", values))
-        return [list(found[rank * n : (rank + 1) * n]) for rank in range(self.size)]
-
     def bytes_of_all(self, data: bytes, timeout_s: float) -> list[bytes]:
         """By worker, what it gave; all give equally many."""
         n = len(data)

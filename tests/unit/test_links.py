@@ -1,0 +1,36 @@
+"""Every link in the project's pages leads to a file that exists, and to a heading in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("bench/**/*.md")]
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the page's headings, and the anchors that it sets itself."""
+    text = FENCED.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def broken(page: Path) -> Iterator[str]:
+    for path, anchor in LINK.findall(FENCED.sub("", page.read_text())):
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield path
+        elif anchor and anchor not in anchors(target):
+            yield f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert list(broken(page)) == []
