@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -240,3 +241,17 @@ def forks_between_calls() -> list[float]:
 
 def test_a_fork_in_the_middle_of_a_call_that_is_cut_harms_nobody() -> None:
     assert run_ranks(forks_between_calls, 2) == [[2.0, 2.0]] * 2
+
+
+def names_of_threads() -> set[str]:
+    pretend_hosts(1)
+    os.environ["SHOAL_CHANNELS"] = "3"
+    with shoal.init() as group:
+        group.barrier()
+        return {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+
+
+def test_the_thread_of_each_channel_has_a_name() -> None:
+    wanted = {"shoal-progress", "shoal-progress1", "shoal-progress2"}
+    for names in run_ranks(names_of_threads, 2):
+        assert wanted <= names
