@@ -230,7 +230,6 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
     Loss loss;
   };
   std::deque<Breaking> breaking_;
-  std::vector<std::unique_ptr<Link>> graveyard_;
   // What others said has ended: a group, or all that a loss ends.
   struct Ending {
     uint64_t group;

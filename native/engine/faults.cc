@@ -260,7 +260,7 @@ void Engine::close() {
   for (size_t peer = 0; peer < links_.size(); ++peer) {
     if (links_[peer] == nullptr) continue;
     links_[peer]->close();
-    graveyard_.push_back(links_.remove(static_cast<int>(peer)));
+    links_.remove(static_cast<int>(peer));
     calls_.drop_peer(static_cast<int>(peer));
     peers_.become(static_cast<int>(peer), PeerState::kLeft);
   }
@@ -291,7 +291,7 @@ void Engine::tick(int64_t now) {
   }
   flush();
   settle_broken();
-  graveyard_.clear();
+  links_.destroy_removed();
 }
 
 bool Engine::is_overdue(int64_t now) const {

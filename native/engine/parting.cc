@@ -78,7 +78,7 @@ void Engine::settle(const Breaking& broken) {
 // it died. Nothing here waits for it, so nothing ends; what will is told why.
 void Engine::miss(int peer, const std::string& why) {
   if (!peers_.become(peer, PeerState::kGone)) return;
-  graveyard_.push_back(links_.remove(peer));
+  links_.remove(peer);
   ways_.drop_peer(peer);
   calls_.drop_peer(peer);
   news_.pass_again();
@@ -105,7 +105,7 @@ void Engine::end_link(int peer, const Loss& loss) {
     links_[peer]->flush(*this);
     // A socket with unread data would take the words back: it goes with the next tick.
     if (!links_[peer]->lingers()) links_[peer]->close();
-    graveyard_.push_back(links_.remove(peer));  // perhaps still on the stack above us
+    links_.remove(peer);
   }
   ways_.drop_peer(peer);
   calls_.drop_peer(peer);
