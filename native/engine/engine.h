@@ -180,11 +180,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   static std::string printable(std::span<const std::byte> payload);
   void settle_departed(int peer, const std::string& how);
   void dial_peers_of(const Call& call);
-  bool nobody_sends(const Group& group) const;
   bool is_awaited(int peer) const;
-  bool is_in(const Call& call, size_t rank) const;
-  std::string awaited(const Call& call) const;
-  bool needs(const Call& call, int peer) const;
 
   const int rank_;
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"

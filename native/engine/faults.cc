@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "engine/engine.h"
+#include "engine/needs.h"
 
 namespace shoal {
 
@@ -29,11 +30,11 @@ void Engine::launched(Call& call) {
   if (!group.life.departed()) return;
   const auto has_left = [&](int from) {
     const int peer = group.members[from];
-    return peers_.has_left(peer) && needs(call, peer);
+    return peers_.has_left(peer) && needs(call, peer, peers_);
   };
   const auto& peers = call.plan->program->peers;
-  const bool stuck =
-      call.unmatched ? nobody_sends(group) : std::any_of(peers.begin(), peers.end(), has_left);
+  const bool stuck = call.unmatched ? nobody_sends(group, peers_)
+                                    : std::any_of(peers.begin(), peers.end(), has_left);
   if (stuck) abort_group(group, group.life.departed(), true);
 }
 
@@ -48,22 +49,12 @@ void Engine::dial_peers_of(const Call& call) {
   for (const int from : call.plan->program->peers) dial(group.members[from]);
 }
 
-// Who is gone may have died, and a receive from any rank waits for it too.
-bool Engine::nobody_sends(const Group& group) const {
-  const auto& all = group.members;
-  return std::any_of(all.begin(), all.end(),
-                     [&](int member) { return peers_.is(member, PeerState::kGone); }) ||
-         std::none_of(all.begin(), all.end(), [&](int member) {
-           return peers_.lives(member) || peers_.is_doubted(member);
-         });
-}
-
 // Whether some call of this rank could do with more from the peer.
 bool Engine::is_awaited(int peer) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
     const Group& group = *entry.second;
     const auto waits = [&](const auto& one) {
-      return one.second->unmatched || needs(*one.second, peer);
+      return one.second->unmatched || needs(*one.second, peer, peers_);
     };
     return group.is_made() && group.rank_of[peer] >= 0 &&
            std::any_of(group.in_flight.begin(), group.in_flight.end(), waits);
@@ -182,31 +173,13 @@ void Engine::settle_departed(int peer, const std::string& how) {
     if (!group->is_made() || group->rank_of[peer] < 0) continue;
     group->life.depart(left);
     // A disputed group waits for the other side's words, which may not come any more.
-    const bool stuck = group->life.is_disputed() ||
-                       std::any_of(group->in_flight.begin(), group->in_flight.end(),
-                                   [&](const auto& entry) { return needs(*entry.second, peer); });
+    const bool stuck =
+        group->life.is_disputed() ||
+        std::any_of(group->in_flight.begin(), group->in_flight.end(),
+                    [&](const auto& entry) { return needs(*entry.second, peer, peers_); });
     // Told to all: who does not need the departed may wait for us.
     if (stuck) abort_group(*group, left, true);
   }
-}
-
-// Whether a call still waits for something that `peer` has not said or done yet.
-bool Engine::needs(const Call& call, int peer) const {
-  if (call.unmatched) return nobody_sends(*call.group);
-  const int from = call.group->rank_of[peer];
-  const Program& program = *call.plan->program;
-  if (!call.owes_commit.empty() && call.owes_commit[from]) return true;
-  for (const uint32_t at : program.recvs_from[from]) {
-    const StepState& state = call.state[at];
-    uint32_t n_here = state.done + static_cast<uint32_t>(state.arrived.size());
-    for (const Offered& offer : state.offered) {
-      const uint32_t end = offer.first + offer.count;
-      n_here += end - std::min(end, std::max(offer.first, state.done));
-    }
-    if (n_here < state.n_segments) return true;
-  }
-  return std::any_of(program.sends_to[from].begin(), program.sends_to[from].end(),
-                     [&](uint32_t at) { return call.state[at].done < call.state[at].n_segments; });
 }
 
 // Nobody shall hear of our leaving before the reason for it, and we pass on nothing more.
@@ -284,7 +257,7 @@ void Engine::tick(int64_t now) {
       abort_group(*group,
                   {Fault::kTimedOut, -1,
                    who(rank_) + " reached the deadline of " + call->doing() + " waiting for " +
-                       awaited(*call)},
+                       awaited(*call, names_)},
                   true);
       break;  // in_flight is empty now
     }
@@ -300,55 +273,6 @@ bool Engine::is_overdue(int64_t now) const {
     const auto& calls = entry.second->in_flight;
     return std::any_of(calls.begin(), calls.end(), late);
   });
-}
-
-// Whether a frame of `call` has come from that rank of the group, so that it has made the call too.
-bool Engine::is_in(const Call& call, size_t rank) const {
-  const auto& flows = call.plan->program->recvs_from[rank];
-  return call.peer_posted[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
-           const StepState& state = call.state[at];
-           return state.done > 0 || !state.arrived.empty() || !state.offered.empty();
-         });
-}
-
-// The ranks that owe `call` something it could use now, or if there are none, those that do not
-// take what it has for them. Of these, those that have not made the call, if there are any: the
-// others may be waiting for the same culprit themselves.
-std::string Engine::awaited(const Call& call) const {
-  if (call.unmatched) return "a message to it";
-  constexpr size_t kNamed = 8;  // more would bury the rest of the message
-  std::vector<bool> owes(call.group->members.size(), false);
-  std::vector<bool> takes_not = owes;
-  for (uint32_t at = 0; at < call.state.size(); ++at) {
-    const Step& step = call.plan->program->steps[at];
-    const StepState& state = call.state[at];
-    if (step.peer < 0 || state.done >= call.segments_ready(step)) continue;
-    const bool is_here =
-        step.kind == StepKind::kRecv &&
-        (std::any_of(state.arrived.begin(), state.arrived.end(),
-                     [&](const Arrived& came) { return came.segment == state.done; }) ||
-         (!state.offered.empty() && state.offered.front().first <= state.done));
-    if (!is_here) (step.kind == StepKind::kRecv ? owes : takes_not)[step.peer] = true;
-  }
-  const auto nobody = [](const std::vector<bool>& in) {
-    return std::find(in.begin(), in.end(), true) == in.end();
-  };
-  if (nobody(owes)) owes = takes_not;
-  if (nobody(owes) && call.n_commits_left > 0) owes = call.owes_commit;
-  std::vector<bool> absent = owes;
-  for (size_t rank = 0; rank < owes.size(); ++rank) absent[rank] = owes[rank] && !is_in(call, rank);
-  const bool all_in = nobody(absent);
-  if (!all_in) owes = absent;
-  const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
-  std::string text;
-  size_t n_named = 0;
-  for (size_t rank = 0; rank < owes.size() && n_named < kNamed; ++rank) {
-    if (!owes[rank]) continue;
-    text += (n_named++ == 0 ? "" : ", ") + who(call.group->members[rank]);
-  }
-  if (n_owing > kNamed) text += " and " + std::to_string(n_owing - kNamed) + " more";
-  if (n_owing == 0) return "this rank's own turn";
-  return all_in ? text + " (in the same call, perhaps waiting for another rank)" : text;
 }
 
 }  // namespace shoal
