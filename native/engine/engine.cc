@@ -25,9 +25,9 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       call_frames_(steps_, ways_, commits_, post_notices_, *this),
       early_(names_.size(), ways_, *this),
       calls_(links_, steps_, scratch_, windows_, ways_, commits_, post_notices_, call_frames_,
-             early_, *this, now_),
+             early_, *this, hooks, now_),
       served_calls_(calls_),
-      messages_(rank, calls_, *this, options.most_tags),
+      messages_(rank, calls_, options.most_tags),
       groups_(rank, names_.size(), *this),
       peers_(names_.size(), rank),
       news_(rank, peers_,
@@ -105,10 +105,6 @@ void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stri
   serves_ = true;
   windows_.open(options_.staging_bytes);
   served_calls_.serve(group, std::move(plan), stripe);
-}
-
-void Engine::finished(Call& call) {
-  if (on_finished) on_finished(call);
 }
 
 // ---- running
@@ -236,8 +232,7 @@ void Engine::of_a_group(int peer, const Header& header, std::span<std::byte> pay
 
 void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int peer,
                             const Header& header, std::span<std::byte> payload) {
-  if (header.type == FrameType::kDisagree)
-    return on_disagree(group, *plan, header.key, peer, payload);
+  if (header.type == FrameType::kDisagree) return on_disagree(group, *plan, peer, payload);
   Call past;
   group.own(past);
   past.plan = std::move(plan);

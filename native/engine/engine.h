@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +18,7 @@
 #include "engine/doubts.h"
 #include "engine/early_frames.h"
 #include "engine/groups.h"
+#include "engine/hooks.h"
 #include "engine/judge.h"
 #include "engine/links.h"
 #include "engine/losses.h"
@@ -119,14 +119,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
   void close();    // every link ends
 
-  // Runs before a group ends for a deadline, here or on another rank; under the lock, must not
-  // call back in.
-  std::function<void(Group&)> on_deadline;
-  // Runs before a group ends, and may change the reason. `heard`: peers say that it has ended, or
-  // one is gone. Under the lock, must not call back in.
-  std::function<void(Group&, Error& why, bool heard)> on_ended;
-  // Runs whenever a call finishes or fails; under the lock, must not call back in.
-  std::function<void(Call&)> on_finished;
+  Hooks hooks;
 
   // FrameSink
   std::span<std::byte> receive_buffer(int peer, const Header& header) override;
@@ -165,12 +158,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void protocol_error(int peer, const std::string& what) override;
   void evicted_us(int peer, const std::string& why) override;
   void disagree(Call& call, int peer) override;
-  void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
-                   std::span<std::byte> payload) override;
+  void on_disagree(Group& group, const Plan& mine, int peer, std::span<std::byte> payload) override;
   void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) override;
   Error ended(const Group& group) const override;
   void launched(Call& call) override;
-  void finished(Call& call) override;
   void on_abort(int peer, const Header& header, std::span<std::byte> payload);
   void say_unmade(int peer, uint64_t group);
   void reply(int peer, const Frame& frame);
@@ -179,7 +170,6 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
   static std::string printable(std::span<const std::byte> payload);
   void settle_departed(int peer, const std::string& how);
-  void dial_peers_of(const Call& call);
   bool is_awaited(int peer) const;
 
   const int rank_;

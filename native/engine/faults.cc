@@ -26,7 +26,6 @@ Error Engine::ended(const Group& group) const {
 
 void Engine::launched(Call& call) {
   Group& group = *call.group;
-  dial_peers_of(call);
   if (!group.life.departed()) return;
   const auto has_left = [&](int from) {
     const int peer = group.members[from];
@@ -36,17 +35,6 @@ void Engine::launched(Call& call) {
   const bool stuck = call.unmatched ? nobody_sends(group, peers_)
                                     : std::any_of(peers.begin(), peers.end(), has_left);
   if (stuck) abort_group(group, group.life.departed(), true);
-}
-
-// Also with those that it only waits for: who died before it ever came would be missed by nobody.
-void Engine::dial_peers_of(const Call& call) {
-  const auto dial = [&](int peer) {
-    if (Link* link = links_[peer]; link != nullptr) link->dial();
-  };
-  const Group& group = *call.group;
-  if (call.unmatched) std::for_each(group.members.begin(), group.members.end(), dial);
-  if (call.steps_left == 0) return;
-  for (const int from : call.plan->program->peers) dial(group.members[from]);
 }
 
 // Whether some call of this rank could do with more from the peer.
@@ -77,13 +65,12 @@ void Engine::disagree(Call& call, int peer) {
   send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, call.plan->descriptor);
 }
 
-void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int peer,
-                         std::span<std::byte> payload) {
+void Engine::on_disagree(Group& group, const Plan& mine, int peer, std::span<std::byte> payload) {
   const std::string theirs = printable(payload);
   std::string one = who(rank_) + " called " + mine.descriptor;
   std::string other = who(peer) + " called " + theirs;
   if (peer < rank_) std::swap(one, other);  // the same words whoever says them
-  abort_group(*groups_.find(group.id),
+  abort_group(group,
               {Fault::kMismatch, peer,
                one + ", but " + other +
                    "; every rank of a group must make the same calls in the same order"},
@@ -111,8 +98,8 @@ void Engine::end_group(Group& group, const Error& found, bool tell, const std::v
   if (!is_new && group.in_flight.empty()) return;
   Error why = found;
   const bool is_heard = !from.empty() || why.fault == Fault::kPeerLost;
-  if (is_new && on_ended) on_ended(group, why, is_heard);
-  if (is_new && why.fault == Fault::kTimedOut && on_deadline) on_deadline(group);
+  if (is_new && hooks.on_ended) hooks.on_ended(group, why, is_heard);
+  if (is_new && why.fault == Fault::kTimedOut && hooks.on_deadline) hooks.on_deadline(group);
   group.life.end(why);
   if (tell && is_new && group.is_made()) {
     Header header;
@@ -122,15 +109,7 @@ void Engine::end_group(Group& group, const Error& found, bool tell, const std::v
     header.count = static_cast<uint32_t>(why.fault);
     news_.pass(header, why.text, group.members, from, now_);
   }
-  group.receiving.clear();  // these calls are in flight too
-  const auto in_flight = group.in_flight;
-  for (const auto& [key, call] : in_flight) {
-    Error error = why;
-    error.doing = call->doing();
-    calls_.end(*call, error);
-  }
-  for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
-  group.served = {};
+  calls_.end_all(group, why);
   flush();
 }
 

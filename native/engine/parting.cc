@@ -233,8 +233,7 @@ bool Engine::concerns(const Ending& ending, const Group& group) {
 
 bool Engine::is_runnable(const Ending& ending) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
-    return concerns(ending, *entry.second) &&
-           (steps_.is_runnable(entry.first) || ways_.moves.has_any_of(entry.first));
+    return concerns(ending, *entry.second) && calls_.can_go_on(entry.first);
   });
 }
 
