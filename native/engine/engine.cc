@@ -30,12 +30,8 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       messages_(rank, calls_, options.most_tags),
       groups_(rank, names_.size(), *this),
       peers_(names_.size(), rank),
-      news_(rank, peers_,
-            [this](int peer, const Header& header, const std::string& text) {
-              send_text(peer, header, text);
-            }),
-      doubts_(rank, peers_, *this),
-      heard_ns_(names_.size(), 0) {
+      news_(rank, peers_, links_),
+      parting_(rank, options, links_, ways_, calls_, groups_, peers_, news_, *this, *this, now_) {
   staging_.reserve(credits_.reserve_bytes());
 }
 
@@ -54,7 +50,8 @@ Engine::~Engine() {
 }
 
 void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
-  last_tick_ns_ = now_ = heard_ns_[peer] = now;
+  now_ = now;
+  parting_.heard_from(peer, now);
   links_.set(peer, std::move(link));
 }
 
@@ -64,12 +61,7 @@ Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   Group& group = groups_.add(id, std::move(members));
   for (const auto& [by, why] : groups_.take_told(group))
     if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
-  // Who has left in good order may have sent what the others still need of it.
-  for (const int member : group.members)
-    if (peers_.has_left(member))
-      group.life.depart({Fault::kPeerLost, member, "had left when the group was made"});
-  if (const Loss* loss = losses_.ends(group.rank_of))
-    abort_group(group, loss->error_on(rank_), false);
+  parting_.made(group);
   return group;
 }
 
@@ -112,7 +104,7 @@ void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stri
 bool Engine::progress(size_t budget) {
   size_t moved = 0;
   // Who was given up must not use what it finds: others may have other data there by now.
-  if (!breaking_.empty() && breaking_.front().how == Breaking::kEvictedUs) settle_broken();
+  if (parting_.is_evicted()) parting_.settle(!endings_.empty());
   served_calls_.begin_waiting();
   uint32_t at = 0;
   while (moved < budget) {
@@ -123,7 +115,8 @@ bool Engine::progress(size_t budget) {
   }
   flush();
   if (!endings_.empty()) settle_endings();
-  settle_broken();
+  // Who ends a group and then leaves has said why: that comes first.
+  parting_.settle(!endings_.empty());
   return moved > 0 || has_work();  // links that were flushed may have made room for more
 }
 
@@ -148,6 +141,8 @@ void Engine::spoiled(int peer, uint64_t token) {
               true);
 }
 
+void Engine::broken(int peer, const Error& error) { parting_.broken(peer, error); }
+
 // ---- frames in
 
 std::span<std::byte> Engine::receive_buffer(int peer, const Header& header) {
@@ -156,8 +151,7 @@ std::span<std::byte> Engine::receive_buffer(int peer, const Header& header) {
 }
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
-  heard_ns_[peer] = now_;
-  heard(peer);
+  parting_.heard(peer);
   traffic_[peer].n_frames_in++;
   links_.will_flush(peer);  // what came is to be acknowledged
   if (const Link* link = links_[peer]; link != nullptr) {
@@ -178,14 +172,11 @@ bool Engine::is_for_link(int peer, const Header& header, std::span<std::byte> pa
       credits_.came_back(peer, place_of(payload).offset);
       return true;
     case FrameType::kGoodbye:
-      if (!peers_.become(peer, PeerState::kLeft)) return true;
-      doubts_.left(peer);
-      news_.pass_again();
-      breaking_.push_back({peer, Breaking::kGoodbye, {}});
+      parting_.left(peer);
       return true;
     case FrameType::kAsk:
     case FrameType::kAnswer:
-      on_asking(peer, header);
+      parting_.on_asking(peer, header);
       return true;
     case FrameType::kUnmade:
       news_.will_not_pass(peer, header.group);

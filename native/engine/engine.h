@@ -3,10 +3,7 @@
 // very same code. docs/architecture.md tells how a segment travels, and of what parts this is made.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,15 +12,14 @@
 #include "engine/call_frames.h"
 #include "engine/calls.h"
 #include "engine/commits.h"
-#include "engine/doubts.h"
 #include "engine/early_frames.h"
 #include "engine/groups.h"
 #include "engine/hooks.h"
 #include "engine/judge.h"
 #include "engine/links.h"
-#include "engine/losses.h"
 #include "engine/messages.h"
 #include "engine/news.h"
+#include "engine/parting.h"
 #include "engine/peers.h"
 #include "engine/post_notices.h"
 #include "engine/runner.h"
@@ -38,21 +34,11 @@
 namespace shoal {
 
 // Threads: one at a time, under the mesh's lock.
-class Engine final : public FrameSink, private Judge, private Doubts::Voice {
+class Engine final : public FrameSink, private Judge {
  public:
-  struct Options {
+  struct Options : Parting::Options {
     size_t staging_bytes = 50u << 20;
-    int64_t heartbeat_ns = 500'000'000;
-    int64_t suspect_ns = 2'000'000'000;
-    int64_t dead_ns = 5'000'000'000;
     size_t most_tags = 1u << 22;  // per group; each takes about 50 bytes
-
-    // Silence that makes a peer dead; how often to speak, and what was a stop of our own, with it.
-    void take_for_dead_after(int64_t ns) {
-      dead_ns = ns;
-      heartbeat_ns = std::min(heartbeat_ns, ns / 4);
-      suspect_ns = std::min(suspect_ns, ns * 2 / 5);
-    }
   };
   using PeerState = shoal::PeerState;
 
@@ -105,8 +91,8 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
 
   void tick(int64_t now);              // heartbeats, deadlines, peers that went silent
   bool is_overdue(int64_t now) const;  // some call has reached its deadline
-  void heard_from(int peer, int64_t when) { heard_ns_[peer] = std::max(heard_ns_[peer], when); }
-  void peer_lost(int peer, const std::string& why);
+  void heard_from(int peer, int64_t when) { parting_.heard_from(peer, when); }
+  void peer_lost(int peer, const std::string& why) { parting_.give_up(peer, why); }
   void abort_group(Group& group, const Error& why, bool tell) override {
     end_group(group, why, tell, {});
   }
@@ -164,13 +150,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void launched(Call& call) override;
   void on_abort(int peer, const Header& header, std::span<std::byte> payload);
   void say_unmade(int peer, uint64_t group);
-  void reply(int peer, const Frame& frame);
   // `from`: who told this rank, and need not be told.
   void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
   static std::string printable(std::span<const std::byte> payload);
-  void settle_departed(int peer, const std::string& how);
-  bool is_awaited(int peer) const;
 
   const int rank_;
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
@@ -198,24 +181,8 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   Groups groups_;
 
   Peers peers_;
-  Losses losses_;
   News news_;
-  Doubts doubts_;
-  std::vector<int64_t> heard_ns_;
-  int64_t last_tick_ns_ = 0;
-  // Lost and broken peers are dealt with after the current frame or step, never inside it.
-  struct Breaking {
-    int peer;
-    enum How : uint8_t {
-      kGoodbye,
-      kNoPath,     // the way to the peer is gone
-      kUnmet,      // there never was one, and nobody listens where it did
-      kParted,     // this rank has reason to give it up
-      kEvictedUs,  // it has given this rank up: no step runs before
-    } how;
-    Loss loss;
-  };
-  std::deque<Breaking> breaking_;
+  Parting parting_;
   // What others said has ended: a group, or all that a loss ends.
   struct Ending {
     uint64_t group;
@@ -226,26 +193,6 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   };
   std::vector<Ending> endings_;
 
-  // Parting with peers (parting.cc)
-  void settle_broken();
-  void settle(const Breaking& broken);
-  void miss(int peer, const std::string& why);
-  void part(int peer, Loss loss, bool tell);
-  void end_link(int peer, const Loss& loss);
-  void end_groups_of(const Loss& loss);
-  int64_t patience() const;
-  void listen_to(int peer);
-  void heard(int peer);
-  void excuse_silence(int64_t now);
-  void ask(int peer, int about) override;
-  void answer(int peer, int about, Hears what) override;
-  void on_asking(int peer, const Header& header);
-  void conclude(Loss loss) override;
-  bool is_far(int peer) const override { return links_.is_far(peer); }
-  bool is_unlinked(int peer) const {
-    return links_[peer] != nullptr && links_[peer]->is_unlinked();
-  }
-  std::optional<int64_t> first_answer_by(int peer) const override;
   void settle(Ending& ending);
   static bool concerns(const Ending& ending, const Group& group);
   bool is_runnable(const Ending& ending) const;

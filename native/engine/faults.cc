@@ -17,6 +17,12 @@ std::string Engine::printable(std::span<const std::byte> payload) {
 
 std::string Engine::who(int peer) const { return names_[peer]; }
 
+void Engine::protocol_error(int peer, const std::string& what) {
+  parting_.give_up(peer, "broke the protocol: it " + what);
+}
+
+void Engine::evicted_us(int peer, const std::string& why) { parting_.evicted_us(peer, why); }
+
 Error Engine::ended(const Group& group) const {
   if (group.life.has_ended()) return group.life.why();
   for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
@@ -35,18 +41,6 @@ void Engine::launched(Call& call) {
   const bool stuck = call.unmatched ? nobody_sends(group, peers_)
                                     : std::any_of(peers.begin(), peers.end(), has_left);
   if (stuck) abort_group(group, group.life.departed(), true);
-}
-
-// Whether some call of this rank could do with more from the peer.
-bool Engine::is_awaited(int peer) const {
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
-    const Group& group = *entry.second;
-    const auto waits = [&](const auto& one) {
-      return one.second->unmatched || needs(*one.second, peer, peers_);
-    };
-    return group.is_made() && group.rank_of[peer] >= 0 &&
-           std::any_of(group.in_flight.begin(), group.in_flight.end(), waits);
-  });
 }
 
 // Two ranks called different things under one key. Each tells the other what it called, in words,
@@ -137,28 +131,7 @@ void Engine::say_unmade(int peer, uint64_t group) {
   Frame frame;
   frame.header.type = FrameType::kUnmade;
   frame.header.group = group;
-  reply(peer, frame);
-}
-
-void Engine::reply(int peer, const Frame& frame) {
-  if (!links_.answer(peer, frame)) protocol_error(peer, "asks for answers and reads none");
-}
-
-// A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
-// offered in shared memory still lies there.
-void Engine::settle_departed(int peer, const std::string& how) {
-  const Error left = {Fault::kPeerLost, peer, how};
-  for (auto& [id, group] : groups_) {
-    if (!group->is_made() || group->rank_of[peer] < 0) continue;
-    group->life.depart(left);
-    // A disputed group waits for the other side's words, which may not come any more.
-    const bool stuck =
-        group->life.is_disputed() ||
-        std::any_of(group->in_flight.begin(), group->in_flight.end(),
-                    [&](const auto& entry) { return needs(*entry.second, peer, peers_); });
-    // Told to all: who does not need the departed may wait for us.
-    if (stuck) abort_group(*group, left, true);
-  }
+  parting_.reply(peer, frame);
 }
 
 // Nobody shall hear of our leaving before the reason for it, and we pass on nothing more.
@@ -219,13 +192,10 @@ void Engine::close() {
 }
 
 void Engine::tick(int64_t now) {
-  excuse_silence(now);
-  last_tick_ns_ = now_ = now;
+  const int64_t last_ns = std::exchange(now_, now);
   traffic_.sample(now);
   news_.forget_old(now);
-  for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer)
-    if (links_[peer] != nullptr && (peers_.lives(peer) || peers_.is(peer, PeerState::kSilent)))
-      listen_to(peer);
+  parting_.listen(last_ns);
   scratch_.grant_overdue();
   for (auto& [id, group] : groups_) {
     for (const auto& [key, call] : group->in_flight) {
@@ -242,7 +212,7 @@ void Engine::tick(int64_t now) {
     }
   }
   flush();
-  settle_broken();
+  parting_.settle(!endings_.empty());
   links_.destroy_removed();
 }
 
@@ -252,6 +222,45 @@ bool Engine::is_overdue(int64_t now) const {
     const auto& calls = entry.second->in_flight;
     return std::any_of(calls.begin(), calls.end(), late);
   });
+}
+
+void Engine::on_lost(int peer, const Header& header, std::span<std::byte> payload) {
+  auto loss = Loss::from(header, printable(payload), size());
+  if (!loss) return protocol_error(peer, "lost a rank that there is not");
+  if (parting_.hear_of(*loss, peer)) endings_.push_back({0, {}, std::move(loss), {peer}, 0});
+}
+
+// Passed on: nobody shall hear of our leaving before the reason for it.
+void Engine::settle(Ending& ending) {
+  if (ending.loss) return parting_.follow(*ending.loss, ending.from);
+  Group* group = groups_.find(ending.group);
+  if (group != nullptr) end_group(*group, ending.why, true, ending.from);
+}
+
+bool Engine::concerns(const Ending& ending, const Group& group) {
+  return ending.loss ? ending.loss->ends(group.rank_of) : ending.group == group.id;
+}
+
+bool Engine::is_runnable(const Ending& ending) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
+    return concerns(ending, *entry.second) && calls_.can_go_on(entry.first);
+  });
+}
+
+// Settles what others said has ended, one turn after they said so: what came before their word, on
+// other links too, is used first, and a call that it completes ends well.
+void Engine::settle_endings() {
+  // A call that goes on for longer than this would have to be a very long one, of a group that has
+  // lost a member; other groups are not waited for at all.
+  constexpr int kMostTurns = 16;
+  std::vector<Ending> endings = std::exchange(endings_, {});
+  for (Ending& ending : endings) {
+    const bool waits = ending.n_turns == 0 || is_runnable(ending);
+    if (waits && ++ending.n_turns <= kMostTurns)
+      endings_.push_back(std::move(ending));
+    else
+      settle(ending);
+  }
 }
 
 }  // namespace shoal

@@ -303,11 +303,12 @@ Value StateReader::peer(int rank) const {
   }
   const char* kind = link != nullptr ? link->kind() : "none";
   const bool is_linked = link != nullptr && !link->is_unlinked();
+  const int64_t heard_ns = engine_.parting_.heard_ns(at);
   return Fields{{"rank", rank},
                 {"name", engine_.names_[at]},
                 {"state", name_of(engine_.peers_[rank])},
                 {"link", kind},
-                {"heard_s", is_linked ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
+                {"heard_s", is_linked ? Value(seconds_since(heard_ns)) : Value()},
                 {"said_s", is_linked ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
                 {"n_queued", uint64_t{state.n_queued}},
                 {"queued_bytes", uint64_t{state.queued_bytes}},
