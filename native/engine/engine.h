@@ -13,9 +13,9 @@
 #include "engine/calls.h"
 #include "engine/commits.h"
 #include "engine/early_frames.h"
+#include "engine/faults.h"
 #include "engine/groups.h"
 #include "engine/hooks.h"
-#include "engine/judge.h"
 #include "engine/links.h"
 #include "engine/messages.h"
 #include "engine/news.h"
@@ -34,7 +34,7 @@
 namespace shoal {
 
 // Threads: one at a time, under the mesh's lock.
-class Engine final : public FrameSink, private Judge {
+class Engine final : public FrameSink {
  public:
   struct Options : Parting::Options {
     size_t staging_bytes = 50u << 20;
@@ -83,7 +83,7 @@ class Engine final : public FrameSink, private Judge {
   // Links could take more at once than one turn may send: progress() goes on.
   bool has_unflushed() const { return links_.is_unflushed(); }
   bool has_work() const {
-    return steps_.has_work() || !endings_.empty() || served_calls_.has_work();
+    return steps_.has_work() || faults_.has_endings() || served_calls_.has_work();
   }
   size_t n_in_flight() const { return calls_.n_in_flight(); }
   // See Calls.
@@ -93,8 +93,8 @@ class Engine final : public FrameSink, private Judge {
   bool is_overdue(int64_t now) const;  // some call has reached its deadline
   void heard_from(int peer, int64_t when) { parting_.heard_from(peer, when); }
   void peer_lost(int peer, const std::string& why) { parting_.give_up(peer, why); }
-  void abort_group(Group& group, const Error& why, bool tell) override {
-    end_group(group, why, tell, {});
+  void abort_group(Group& group, const Error& why, bool tell) {
+    faults_.abort_group(group, why, tell);
   }
   void say_goodbye();
   bool has_queued() const;  // in any link
@@ -105,7 +105,7 @@ class Engine final : public FrameSink, private Judge {
   bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
   void close();    // every link ends
 
-  Hooks hooks;
+  Hooks hooks;  // what its owner hears of
 
   // FrameSink
   std::span<std::byte> receive_buffer(int peer, const Header& header) override;
@@ -114,7 +114,7 @@ class Engine final : public FrameSink, private Judge {
   void spoiled(int peer, uint64_t token) override;
   void moved(int peer, uint64_t token, Moved how) override;
   void released(int peer, uint64_t token) override { calls_.released(peer, token); }
-  void broken(int peer, const Error& error) override;
+  void broken(int peer, const Error& error) override { parting_.broken(peer, error); }
 
   PeerState state_of(int peer) const { return peers_[peer]; }
   const std::string& name_of_rank(int peer) const { return names_[peer]; }
@@ -133,33 +133,16 @@ class Engine final : public FrameSink, private Judge {
                       const Header& header, std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
 
-  bool send(int peer, const Frame& frame) { return links_.send(peer, frame); }
-  void send_text(int peer, const Header& header, const std::string& text) {
-    links_.send_text(peer, header, text);
-  }
   void flush() { links_.flush(*this); }
-
-  // Judge, and what ends groups (faults.cc)
-  std::string who(int peer) const override;
-  void protocol_error(int peer, const std::string& what) override;
-  void evicted_us(int peer, const std::string& why) override;
-  void disagree(Call& call, int peer) override;
-  void on_disagree(Group& group, const Plan& mine, int peer, std::span<std::byte> payload) override;
-  void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) override;
-  Error ended(const Group& group) const override;
-  void launched(Call& call) override;
-  void on_abort(int peer, const Header& header, std::span<std::byte> payload);
-  void say_unmade(int peer, uint64_t group);
-  // `from`: who told this rank, and need not be told.
-  void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
-  void on_lost(int peer, const Header& header, std::span<std::byte> payload);
-  static std::string printable(std::span<const std::byte> payload);
 
   const int rank_;
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
   const Options options_;
   int64_t now_ = 0;      // of the last tick
   bool serves_ = false;  // calls may begin here that nobody waits for
+
+  // The judge of all the others, which know it: so it stands first, though it knows some of them.
+  Faults faults_;
 
   // Each knows those before it.
   Staging staging_;
@@ -179,24 +162,9 @@ class Engine final : public FrameSink, private Judge {
   ServedCalls served_calls_;
   Messages messages_;
   Groups groups_;
-
   Peers peers_;
   News news_;
   Parting parting_;
-  // What others said has ended: a group, or all that a loss ends.
-  struct Ending {
-    uint64_t group;
-    Error why;
-    std::optional<Loss> loss;
-    std::vector<int> from;
-    int n_turns;  // that have passed since it was said
-  };
-  std::vector<Ending> endings_;
-
-  void settle(Ending& ending);
-  static bool concerns(const Ending& ending, const Group& group);
-  bool is_runnable(const Ending& ending) const;
-  void settle_endings();
 };
 
 }  // namespace shoal

@@ -173,7 +173,7 @@ bool Parting::is_unlinked(int peer) const {
 // ---- what others have lost
 
 // What is said of our own link counts only where it comes from its other end.
-bool Parting::hear_of(const Loss& loss, int from) {
+bool Parting::learn(const Loss& loss, int from) {
   const bool is_ours = loss.is_between(rank_, from);
   if (is_ours && loss.verdict == Verdict::kCut)
     breaking_.push_front({from, Breaking::kEvictedUs, loss});

@@ -59,7 +59,7 @@ class Parting final : private Doubts::Voice {
   void settle(bool only_evictions);
 
   // A peer says that a rank is lost. True if that is new, and follow() is to be called in the end.
-  bool hear_of(const Loss& loss, int from);
+  bool learn(const Loss& loss, int from);
   // Ends what a loss ends, and passes it on. `from`: who told this rank.
   void follow(const Loss& loss, const std::vector<int>& from);
   // A group is made, perhaps of ranks that are not there any more.
