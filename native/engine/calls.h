@@ -18,7 +18,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock. `now`: of the last tick.
+// Threads: under the channel's lock. `now`: of the last tick.
 class Calls {
  public:
   using Memory = std::vector<std::vector<std::byte*>>;

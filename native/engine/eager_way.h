@@ -16,7 +16,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class EagerWay final : public FrameWay {
  public:
   EagerWay(Links& links, Steps& steps, Traffic& traffic, Credits& credits, DataFrames& frames,

@@ -33,7 +33,7 @@
 
 namespace shoal {
 
-// Threads: one at a time, under the mesh's lock.
+// Threads: one at a time, under the channel's lock.
 class Engine final : public FrameSink {
  public:
   struct Options : Parting::Options {

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class GrantedWay final : public FrameWay {
  public:
   // Segments of staging promised per flow whose turn has not come, at first: 1 ms at 8 Gbit/s.

@@ -14,7 +14,7 @@ struct Call;
 struct Group;
 struct Plan;
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Judge {
  public:
   virtual std::string who(int peer) const = 0;  // in words

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock. `now`: of the last tick.
+// Threads: under the channel's lock. `now`: of the last tick.
 class Links {
  public:
   Links(size_t n_peers, Traffic& traffic, const int64_t& now);

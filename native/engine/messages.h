@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Messages {
  public:
   // `most_tags`: that are counted in a group, by pair of ranks.

@@ -29,7 +29,7 @@ void for_each_neighbour(int own, int size, Lives lives, Tell tell) {
 // neighbours, whoever they are: where one is lost, the one that takes its place is told. So news
 // reaches all that live and are connected, whoever dies on its way.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class News {
  public:
   News(int rank, const Peers& peers, Links& links) : rank_(rank), peers_(peers), links_(links) {}

@@ -68,7 +68,7 @@ class FrameSink {
   virtual void broken(int peer, const Error& error) = 0;
 };
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 // Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
 // or the link is closed or broken. Over paths that is when the peer has acknowledged it. What a put
 // reads and a get writes to is borrowed until that has come to its end. release() ends all of it.
