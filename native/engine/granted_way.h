@@ -1,7 +1,7 @@
 // Between hosts: in a frame, once the receiver has granted it.
 //
 //   sender                               receiver
-//     open         ------------------->    (if no small data tells of the call)
+//     post         ------------------->    (if no small data tells of the call)
 //                  <-------------------  grant: what its step is ready for, and segments ahead of
 //     data         ------------------->    that, backed by reserved staging
 #pragma once
