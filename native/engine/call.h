@@ -92,7 +92,7 @@ struct StepState {
 // hears of it, and it is not in flight. It is finished when its memory is the caller's again: at
 // once, or where it has failed when all links have let go of that.
 //
-// Threads: under the mesh's lock, except `finished`.
+// Threads: under the channel's lock, except `finished`.
 struct Call : std::enable_shared_from_this<Call> {
   Group* group = nullptr;  // this and the next two: see Group::own
   uint64_t group_id = 0;

@@ -23,7 +23,7 @@ void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<s
   if (from < 0) return judge_.protocol_error(peer, "sent a frame of a group it is not in");
   post_notices_.heard_in(call, from);
   if (header.type == FrameType::kDisagree)
-    return judge_.on_disagree(*call.group, *call.plan, call.key, peer, payload);
+    return judge_.on_disagree(*call.group, *call.plan, peer, payload);
   if (header.descriptor != call.plan->descriptor_hash) {
     judge_.disagree(call, peer);
     return ways_.discard(peer, header, payload);

@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class CallFrames {
  public:
   CallFrames(Steps& steps, Ways& ways, Commits& commits, PostNotices& post_notices, Judge& judge)

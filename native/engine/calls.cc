@@ -87,13 +87,29 @@ void Calls::launch(Call& call, uint64_t key) {
   post_notices_.announce(call);
   grant_far(call);
   use_early(call);
-  if (!call.ended) judge_.launched(call);
+  if (!call.ended) launched(call);
   if (call.steps_left == 0 && !call.ended) end(call, {});
 }
 
 void Calls::launch_served(Call& call, uint64_t key) {
   call.is_served = true;
   launch(call, key);
+}
+
+void Calls::launched(Call& call) {
+  dial_peers_of(call);
+  judge_.launched(call);
+}
+
+// Also with those that it only waits for: who died before it ever came would be missed by nobody.
+void Calls::dial_peers_of(const Call& call) {
+  const auto dial = [&](int peer) {
+    if (Link* link = links_[peer]; link != nullptr) link->dial();
+  };
+  const Group& group = *call.group;
+  if (call.unmatched) std::for_each(group.members.begin(), group.members.end(), dial);
+  if (call.steps_left == 0) return;
+  for (const int from : call.plan->program->peers) dial(group.members[from]);
 }
 
 // It is in flight: where there is no memory for windows, they are given back with its group's end.
@@ -170,6 +186,18 @@ void Calls::end(Call& call, const Error& error) {
   if (had_scratch) pass_on();
 }
 
+void Calls::end_all(Group& group, const Error& why) {
+  group.receiving.clear();  // these calls are in flight too
+  const auto in_flight = group.in_flight;
+  for (const auto& [key, call] : in_flight) {
+    Error error = why;
+    error.doing = call->doing();
+    end(*call, error);
+  }
+  for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
+  group.served = {};
+}
+
 // NOT its group from here on, which may be gone by now.
 bool Calls::finish(Call& call) {
   if (!call.ended || call.n_unreleased > 0) return false;
@@ -178,7 +206,7 @@ bool Calls::finish(Call& call) {
   for (StepState& state : call.state) state.landing = {};
   call.finished_ns = now_ns();
   call.finished.store(true, std::memory_order_release);
-  judge_.finished(call);
+  if (hooks_.on_finished) hooks_.on_finished(call);
   return had_scratch;
 }
 

@@ -10,6 +10,7 @@
 #include "engine/commits.h"
 #include "engine/early_frames.h"
 #include "engine/group.h"
+#include "engine/hooks.h"
 #include "engine/post_notices.h"
 #include "engine/releases.h"
 #include "engine/scratch.h"
@@ -17,14 +18,14 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock. `now`: of the last tick.
+// Threads: under the channel's lock. `now`: of the last tick.
 class Calls {
  public:
   using Memory = std::vector<std::vector<std::byte*>>;
 
   Calls(Links& links, Steps& steps, Scratch& scratch, Windows& windows, Ways& ways,
         Commits& commits, PostNotices& post_notices, CallFrames& frames, EarlyFrames& early,
-        Judge& judge, const int64_t& now)
+        Judge& judge, const Hooks& hooks, const int64_t& now)
       : links_(links),
         steps_(steps),
         scratch_(scratch),
@@ -35,6 +36,7 @@ class Calls {
         frames_(frames),
         early_(early),
         judge_(judge),
+        hooks_(hooks),
         now_(now),
         releases_(links) {}
 
@@ -49,6 +51,8 @@ class Calls {
   void launch(Call& call, uint64_t key);
   // The same for a call that no caller has made.
   void launch_served(Call& call, uint64_t key);
+  // A call in flight waits for others from here on.
+  void launched(Call& call);
   // Ends a call that never was in flight.
   static void refuse(Call& call, const Error& why);
 
@@ -68,12 +72,18 @@ class Calls {
   // let go of its memory. Where memory runs out in the middle, the call is still in flight, and all
   // of this happens again.
   void end(Call& call, const Error& error);
+  // All of a group's, and what came of those that are not posted.
+  void end_all(Group& group, const Error& why);
   // A link has let go of what it was asked for, or of everything, being broken or closed.
   void released(int peer, uint64_t token);
   void drop_peer(int peer);
   void clear() { releases_.clear(); }
 
   size_t n_in_flight() const { return n_in_flight_; }
+  // Whether some call of the group can go on with what is here.
+  bool can_go_on(uint64_t group) const {
+    return steps_.is_runnable(group) || ways_.moves.has_any_of(group);
+  }
   // A lower bound on the frames that must still come before `call` can finish: a sleeper need not
   // wake earlier. 1 when other calls might need this process sooner.
   uint32_t frames_awaited(const Call& call) const;
@@ -83,6 +93,7 @@ class Calls {
   bool finish(Call& call);
   void pass_on();
   void let_go(Call& call);
+  void dial_peers_of(const Call& call);
   void index(Call& call);
   void begin_served(Call& call);
   void grant_far(Call& call);
@@ -98,6 +109,7 @@ class Calls {
   CallFrames& frames_;
   EarlyFrames& early_;
   Judge& judge_;
+  const Hooks& hooks_;
   const int64_t& now_;
   Releases releases_;
   std::weak_ptr<Call> last_prepared_;

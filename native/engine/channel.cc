@@ -66,12 +66,12 @@ Error Channel::create(int rank, std::vector<std::string> names, uint64_t epoch,
   }
   channel->serve_slots(n_local);
   Channel* raw = channel.get();
-  channel->engine_.on_finished = [raw](Call& call) { raw->ended(call); };
+  channel->engine_.hooks.on_finished = [raw](Call& call) { raw->ended(call); };
   if (channel->place_.errors != nullptr)
-    channel->engine_.on_ended = [raw](Group& group, Error& why, bool heard) {
+    channel->engine_.hooks.on_ended = [raw](Group& group, Error& why, bool heard) {
       raw->tell_others(group, why, heard);
     };
-  channel->engine_.on_deadline = [raw](Group& group) {
+  channel->engine_.hooks.on_deadline = [raw](Group& group) {
     group.at_deadline = raw->state_at_deadline();
   };
   if (Error error = channel->progress_thread().add(channel)) return error;

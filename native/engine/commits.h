@@ -15,7 +15,7 @@ namespace shoal {
 //     commit       ------------------->    (when the last segment lies in place)
 //                  <-------------------  commit, once all workers have sent theirs
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Commits {
  public:
   Commits(Links& links, Judge& judge) : links_(links), judge_(judge) {}

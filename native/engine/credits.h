@@ -14,7 +14,7 @@ namespace shoal {
 // peer that goes beyond the most there can be.
 //
 // Frames: `credit` gives back what has been used, half an allowance at a time.
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Credits {
  public:
   // A quarter of the ceiling is for early small messages of all peers together.

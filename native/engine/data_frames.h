@@ -16,7 +16,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class DataFrames {
  public:
   DataFrames(Links& links, Steps& steps, Staging& staging, Judge& judge, Turns& turns,

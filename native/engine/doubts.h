@@ -20,7 +20,7 @@ inline constexpr uint32_t kMostHears = 2;
 // means that only the way between the two is cut; no means that X is dead. If the rank that was
 // asked is lost itself, the next is asked; if there is none, X counts as dead.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Doubts {
  public:
   class Voice {

@@ -1,12 +1,12 @@
 // Short flows go at once, without asking: the receiver keeps them if it is late.
 //
-//   sender                               receiver
-//     data (eager) ------------------->    uses it, or keeps it until its step's turn
-//                  <-------------------  credit, once half an allowance was used
+//   sender                                  receiver
+//     data (eager)    ------------------->    uses it, or keeps it until its step's turn
+//                     <-------------------  credit, once half an allowance was used
 //   or, where the allowance is spent:
-//     want         ------------------->
-//                  <-------------------  grant
-//     data         ------------------->
+//     request to send ------------------->
+//                     <-------------------  grant
+//     data            ------------------->
 #pragma once
 
 #include "engine/credits.h"
@@ -16,7 +16,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class EagerWay final : public FrameWay {
  public:
   EagerWay(Links& links, Steps& steps, Traffic& traffic, Credits& credits, DataFrames& frames,

@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class EarlyFrames {
  public:
   EarlyFrames(size_t n_peers, Ways& ways, Judge& judge)

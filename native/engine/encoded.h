@@ -20,7 +20,7 @@ struct Call;
 // Every peer may have one payload, beyond the ceiling of staging where there is no room under it:
 // so each gets on, whatever the others hold, and no set of calls can block each other.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Encoded {
  public:
   struct Waiting {

@@ -11,31 +11,28 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
     : rank_(rank),
       names_(std::move(names)),
       options_(options),
+      faults_(rank, names_, links_, calls_, groups_, peers_, news_, parting_, hooks, *this, now_),
       staging_(options.staging_bytes),
       traffic_(names_.size()),
       links_(names_.size(), traffic_, now_),
       credits_(links_, names_.size(), options.staging_bytes),
       steps_(traffic_, now_),
-      scratch_(rank, staging_, steps_, *this, now_),
+      scratch_(rank, staging_, steps_, faults_, now_),
       windows_(staging_, steps_),
-      ways_(rank, names_.size(), links_, steps_, staging_, traffic_, credits_, *this),
+      ways_(rank, names_.size(), links_, steps_, staging_, traffic_, credits_, faults_),
       runner_(links_, steps_, scratch_, ways_),
-      commits_(links_, *this),
+      commits_(links_, faults_),
       post_notices_(links_, steps_, ways_.grants, names_.size()),
-      call_frames_(steps_, ways_, commits_, post_notices_, *this),
-      early_(names_.size(), ways_, *this),
+      call_frames_(steps_, ways_, commits_, post_notices_, faults_),
+      early_(names_.size(), ways_, faults_),
       calls_(links_, steps_, scratch_, windows_, ways_, commits_, post_notices_, call_frames_,
-             early_, *this, now_),
+             early_, faults_, hooks, now_),
       served_calls_(calls_),
-      messages_(rank, calls_, *this, options.most_tags),
-      groups_(rank, names_.size(), *this),
+      messages_(rank, calls_, options.most_tags),
+      groups_(rank, names_.size(), faults_),
       peers_(names_.size(), rank),
-      news_(rank, peers_,
-            [this](int peer, const Header& header, const std::string& text) {
-              send_text(peer, header, text);
-            }),
-      doubts_(rank, peers_, *this),
-      heard_ns_(names_.size(), 0) {
+      news_(rank, peers_, links_),
+      parting_(rank, options, links_, ways_, calls_, groups_, peers_, news_, faults_, *this, now_) {
   staging_.reserve(credits_.reserve_bytes());
 }
 
@@ -54,7 +51,8 @@ Engine::~Engine() {
 }
 
 void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
-  last_tick_ns_ = now_ = heard_ns_[peer] = now;
+  now_ = now;
+  parting_.heard_from(peer, now);
   links_.set(peer, std::move(link));
 }
 
@@ -62,14 +60,8 @@ void Engine::set_link(int peer, std::unique_ptr<Link> link, int64_t now) {
 
 Group& Engine::add_group(uint64_t id, std::vector<int> members) {
   Group& group = groups_.add(id, std::move(members));
-  for (const auto& [by, why] : groups_.take_told(group))
-    if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
-  // Who has left in good order may have sent what the others still need of it.
-  for (const int member : group.members)
-    if (peers_.has_left(member))
-      group.life.depart({Fault::kPeerLost, member, "had left when the group was made"});
-  if (const Loss* loss = losses_.ends(group.rank_of))
-    abort_group(group, loss->error_on(rank_), false);
+  faults_.made(group);
+  parting_.made(group);
   return group;
 }
 
@@ -81,6 +73,10 @@ Group* Engine::group(uint64_t id) const {
 void Engine::drop_group(Group& group) {
   abort_group(group, {Fault::kClosed, -1, "the group was closed with this call in flight"}, false);
   groups_.forget(group);
+}
+
+void Engine::end_groups(const Error& why, bool tell) {
+  for (auto& [id, group] : groups_) abort_group(*group, why, tell);
 }
 
 std::shared_ptr<Call> Engine::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
@@ -107,16 +103,12 @@ void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stri
   served_calls_.serve(group, std::move(plan), stripe);
 }
 
-void Engine::finished(Call& call) {
-  if (on_finished) on_finished(call);
-}
-
 // ---- running
 
 bool Engine::progress(size_t budget) {
   size_t moved = 0;
   // Who was given up must not use what it finds: others may have other data there by now.
-  if (!breaking_.empty() && breaking_.front().how == Breaking::kEvictedUs) settle_broken();
+  if (parting_.is_evicted()) parting_.settle(faults_.has_endings());
   served_calls_.begin_waiting();
   uint32_t at = 0;
   while (moved < budget) {
@@ -126,8 +118,9 @@ bool Engine::progress(size_t budget) {
     calls_.settle(*call);
   }
   flush();
-  if (!endings_.empty()) settle_endings();
-  settle_broken();
+  faults_.settle_endings();
+  // Who ends a group and then leaves has said why: that comes first.
+  parting_.settle(faults_.has_endings());
   return moved > 0 || has_work();  // links that were flushed may have made room for more
 }
 
@@ -144,12 +137,38 @@ void Engine::moved(int, uint64_t token, Moved how) {
 void Engine::spoiled(int peer, uint64_t token) {
   const auto call = ways_.frames.spoiled(token);
   if (call == nullptr || call->ended) return;
-  abort_group(*call->group,
-              {Fault::kMismatch, rank_,
-               "the program of " + who(rank_) + " wrote to the memory of " + call->doing() +
-                   " while it was being sent to " + who(peer) +
-                   "; wait for a call before you write to its buffers"},
-              true);
+  faults_.spoiled(*call, peer);
+}
+
+// ---- time
+
+void Engine::tick(int64_t now) {
+  const int64_t last_ns = std::exchange(now_, now);
+  traffic_.sample(now);
+  news_.forget_old(now);
+  parting_.listen(last_ns);
+  scratch_.grant_overdue();
+  for (auto& [id, group] : groups_) {
+    for (const auto& [key, call] : group->in_flight) {
+      if (now < call->deadline_ns) {
+        post_notices_.greet_late(*call, now - options_.heartbeat_ns);
+        continue;
+      }
+      faults_.timed_out(*call);
+      break;  // in_flight is empty now
+    }
+  }
+  flush();
+  parting_.settle(faults_.has_endings());
+  links_.destroy_removed();
+}
+
+bool Engine::is_overdue(int64_t now) const {
+  const auto late = [&](const auto& entry) { return now >= entry.second->deadline_ns; };
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
+    const auto& calls = entry.second->in_flight;
+    return std::any_of(calls.begin(), calls.end(), late);
+  });
 }
 
 // ---- frames in
@@ -160,14 +179,13 @@ std::span<std::byte> Engine::receive_buffer(int peer, const Header& header) {
 }
 
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
-  heard_ns_[peer] = now_;
-  heard(peer);
+  parting_.heard(peer);
   traffic_[peer].n_frames_in++;
   links_.will_flush(peer);  // what came is to be acknowledged
   if (const Link* link = links_[peer]; link != nullptr) {
     const uint8_t over = link->shares_memory() ? kOverRing : kOverTcp;
     const std::string broken = broken_rule(header, payload.size(), over);
-    if (!broken.empty()) return protocol_error(peer, broken);
+    if (!broken.empty()) return faults_.protocol_error(peer, broken);
   }
   if (!is_for_link(peer, header, payload)) of_a_group(peer, header, payload);
 }
@@ -182,27 +200,24 @@ bool Engine::is_for_link(int peer, const Header& header, std::span<std::byte> pa
       credits_.came_back(peer, place_of(payload).offset);
       return true;
     case FrameType::kGoodbye:
-      if (!peers_.become(peer, PeerState::kLeft)) return true;
-      doubts_.left(peer);
-      news_.pass_again();
-      breaking_.push_back({peer, Breaking::kGoodbye, {}});
+      parting_.left(peer);
       return true;
     case FrameType::kAsk:
     case FrameType::kAnswer:
-      on_asking(peer, header);
+      parting_.on_asking(peer, header);
       return true;
     case FrameType::kUnmade:
       news_.will_not_pass(peer, header.group);
       return true;
     case FrameType::kAbort:
-      on_abort(peer, header, payload);
+      faults_.on_abort(peer, header, payload);
       return true;
     case FrameType::kLost:
-      on_lost(peer, header, payload);
+      faults_.on_lost(peer, header, payload);
       return true;
     case FrameType::kData:
       if ((header.flags & kEager) == 0 || credits_.came(peer, payload.size())) return false;
-      protocol_error(peer, "sent more than its allowance of data without asking");
+      faults_.protocol_error(peer, "sent more than its allowance of data without asking");
       return true;
     case FrameType::kConsumed:
       if ((header.flags & kInSlot) == 0) return false;
@@ -223,7 +238,7 @@ void Engine::of_a_group(int peer, const Header& header, std::span<std::byte> pay
   }
   Group& group = *known;
   if (group.is_made() && group.rank_of[peer] < 0)
-    return protocol_error(peer, "sent a frame of a group it is not in");
+    return faults_.protocol_error(peer, "sent a frame of a group it is not in");
   if (const auto found = group.in_flight.find(header.key); found != group.in_flight.end()) {
     const auto call = found->second;
     call_frames_.arrived(*call, peer, header, payload);
@@ -236,14 +251,13 @@ void Engine::of_a_group(int peer, const Header& header, std::span<std::byte> pay
 
 void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int peer,
                             const Header& header, std::span<std::byte> payload) {
-  if (header.type == FrameType::kDisagree)
-    return on_disagree(group, *plan, header.key, peer, payload);
+  if (header.type == FrameType::kDisagree) return faults_.on_disagree(group, *plan, peer, payload);
   Call past;
   group.own(past);
   past.plan = std::move(plan);
   past.key = header.key;
   const bool differs = header.descriptor != past.plan->descriptor_hash;
-  if (differs && !group.life.has_ended()) disagree(past, peer);
+  if (differs && !group.life.has_ended()) faults_.disagree(past, peer);
   if (!differs && header.type == FrameType::kPost)
     call_frames_.same_lengths(past, group.rank_of[peer], payload);
   ways_.discard(peer, header, payload);
@@ -254,6 +268,61 @@ void Engine::keep_early(Group& group, int peer, const Header& header,
   if (!early_.keep(group, peer, header, payload)) return;
   if (!group.receiving.empty()) messages_.came_early(group, group.rank_of[peer], header.key);
   if (!group.served.plans.empty()) served_calls_.came_early(group, header);
+}
+
+// ---- the end
+
+// Nobody shall hear of our leaving before the reason for it, and we pass on nothing more.
+void Engine::say_goodbye() {
+  faults_.settle_all_endings();
+  Frame frame;
+  frame.header.type = FrameType::kGoodbye;
+  for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
+    if (links_[peer] == nullptr) continue;
+    // Who was never connected hears it if it ever comes.
+    if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
+    links_.send(peer, frame);
+  }
+  flush();
+}
+
+bool Engine::owes_first_data() const {
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
+        links_[peer]->owes_first_data())
+      return true;
+  return false;
+}
+
+bool Engine::has_queued() const {
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
+        links_[peer]->has_queued())
+      return true;
+  return false;
+}
+
+void Engine::pump_all() {
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    if (links_[peer] != nullptr) links_[peer]->pump(*this);
+  progress();
+}
+
+bool Engine::lingers() {
+  bool any = false;
+  for (size_t peer = 0; peer < links_.size(); ++peer)
+    any |= links_[peer] != nullptr && links_[peer]->lingers();
+  return any;
+}
+
+void Engine::close() {
+  for (size_t peer = 0; peer < links_.size(); ++peer) {
+    if (links_[peer] == nullptr) continue;
+    links_[peer]->close();
+    links_.remove(static_cast<int>(peer));
+    calls_.drop_peer(static_cast<int>(peer));
+    peers_.become(static_cast<int>(peer), PeerState::kLeft);
+  }
 }
 
 }  // namespace shoal

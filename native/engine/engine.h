@@ -3,11 +3,7 @@
 // very same code. docs/architecture.md tells how a segment travels, and of what parts this is made.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,14 +12,14 @@
 #include "engine/call_frames.h"
 #include "engine/calls.h"
 #include "engine/commits.h"
-#include "engine/doubts.h"
 #include "engine/early_frames.h"
+#include "engine/faults.h"
 #include "engine/groups.h"
-#include "engine/judge.h"
+#include "engine/hooks.h"
 #include "engine/links.h"
-#include "engine/losses.h"
 #include "engine/messages.h"
 #include "engine/news.h"
+#include "engine/parting.h"
 #include "engine/peers.h"
 #include "engine/post_notices.h"
 #include "engine/runner.h"
@@ -37,22 +33,12 @@
 
 namespace shoal {
 
-// Threads: one at a time, under the mesh's lock.
-class Engine final : public FrameSink, private Judge, private Doubts::Voice {
+// Threads: one at a time, under the channel's lock.
+class Engine final : public FrameSink {
  public:
-  struct Options {
+  struct Options : Parting::Options {
     size_t staging_bytes = 50u << 20;
-    int64_t heartbeat_ns = 500'000'000;
-    int64_t suspect_ns = 2'000'000'000;
-    int64_t dead_ns = 5'000'000'000;
     size_t most_tags = 1u << 22;  // per group; each takes about 50 bytes
-
-    // Silence that makes a peer dead; how often to speak, and what was a stop of our own, with it.
-    void take_for_dead_after(int64_t ns) {
-      dead_ns = ns;
-      heartbeat_ns = std::min(heartbeat_ns, ns / 4);
-      suspect_ns = std::min(suspect_ns, ns * 2 / 5);
-    }
   };
   using PeerState = shoal::PeerState;
 
@@ -97,7 +83,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   // Links could take more at once than one turn may send: progress() goes on.
   bool has_unflushed() const { return links_.is_unflushed(); }
   bool has_work() const {
-    return steps_.has_work() || !endings_.empty() || served_calls_.has_work();
+    return steps_.has_work() || faults_.has_endings() || served_calls_.has_work();
   }
   size_t n_in_flight() const { return calls_.n_in_flight(); }
   // See Calls.
@@ -105,10 +91,10 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
 
   void tick(int64_t now);              // heartbeats, deadlines, peers that went silent
   bool is_overdue(int64_t now) const;  // some call has reached its deadline
-  void heard_from(int peer, int64_t when) { heard_ns_[peer] = std::max(heard_ns_[peer], when); }
-  void peer_lost(int peer, const std::string& why);
-  void abort_group(Group& group, const Error& why, bool tell) override {
-    end_group(group, why, tell, {});
+  void heard_from(int peer, int64_t when) { parting_.heard_from(peer, when); }
+  void peer_lost(int peer, const std::string& why) { parting_.give_up(peer, why); }
+  void abort_group(Group& group, const Error& why, bool tell) {
+    faults_.abort_group(group, why, tell);
   }
   void say_goodbye();
   bool has_queued() const;  // in any link
@@ -119,14 +105,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
   void close();    // every link ends
 
-  // Runs before a group ends for a deadline, here or on another rank; under the lock, must not
-  // call back in.
-  std::function<void(Group&)> on_deadline;
-  // Runs before a group ends, and may change the reason. `heard`: peers say that it has ended, or
-  // one is gone. Under the lock, must not call back in.
-  std::function<void(Group&, Error& why, bool heard)> on_ended;
-  // Runs whenever a call finishes or fails; under the lock, must not call back in.
-  std::function<void(Call&)> on_finished;
+  Hooks hooks;  // what its owner hears of
 
   // FrameSink
   std::span<std::byte> receive_buffer(int peer, const Header& header) override;
@@ -135,7 +114,7 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   void spoiled(int peer, uint64_t token) override;
   void moved(int peer, uint64_t token, Moved how) override;
   void released(int peer, uint64_t token) override { calls_.released(peer, token); }
-  void broken(int peer, const Error& error) override;
+  void broken(int peer, const Error& error) override { parting_.broken(peer, error); }
 
   PeerState state_of(int peer) const { return peers_[peer]; }
   const std::string& name_of_rank(int peer) const { return names_[peer]; }
@@ -154,43 +133,16 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
                       const Header& header, std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
 
-  bool send(int peer, const Frame& frame) { return links_.send(peer, frame); }
-  void send_text(int peer, const Header& header, const std::string& text) {
-    links_.send_text(peer, header, text);
-  }
   void flush() { links_.flush(*this); }
-
-  // Judge, and what ends groups (faults.cc)
-  std::string who(int peer) const override;
-  void protocol_error(int peer, const std::string& what) override;
-  void evicted_us(int peer, const std::string& why) override;
-  void disagree(Call& call, int peer) override;
-  void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
-                   std::span<std::byte> payload) override;
-  void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) override;
-  Error ended(const Group& group) const override;
-  void launched(Call& call) override;
-  void finished(Call& call) override;
-  void on_abort(int peer, const Header& header, std::span<std::byte> payload);
-  void say_unmade(int peer, uint64_t group);
-  void reply(int peer, const Frame& frame);
-  // `from`: who told this rank, and need not be told.
-  void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
-  void on_lost(int peer, const Header& header, std::span<std::byte> payload);
-  static std::string printable(std::span<const std::byte> payload);
-  void settle_departed(int peer, const std::string& how);
-  void dial_peers_of(const Call& call);
-  bool nobody_sends(const Group& group) const;
-  bool is_awaited(int peer) const;
-  bool is_in(const Call& call, size_t rank) const;
-  std::string awaited(const Call& call) const;
-  bool needs(const Call& call, int peer) const;
 
   const int rank_;
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
   const Options options_;
   int64_t now_ = 0;      // of the last tick
   bool serves_ = false;  // calls may begin here that nobody waits for
+
+  // The judge of all the others, which know it: so it stands first, though it knows some of them.
+  Faults faults_;
 
   // Each knows those before it.
   Staging staging_;
@@ -210,61 +162,9 @@ class Engine final : public FrameSink, private Judge, private Doubts::Voice {
   ServedCalls served_calls_;
   Messages messages_;
   Groups groups_;
-
   Peers peers_;
-  Losses losses_;
   News news_;
-  Doubts doubts_;
-  std::vector<int64_t> heard_ns_;
-  int64_t last_tick_ns_ = 0;
-  // Lost and broken peers are dealt with after the current frame or step, never inside it.
-  struct Breaking {
-    int peer;
-    enum How : uint8_t {
-      kGoodbye,
-      kNoPath,     // the way to the peer is gone
-      kUnmet,      // there never was one, and nobody listens where it did
-      kParted,     // this rank has reason to give it up
-      kEvictedUs,  // it has given this rank up: no step runs before
-    } how;
-    Loss loss;
-  };
-  std::deque<Breaking> breaking_;
-  std::vector<std::unique_ptr<Link>> graveyard_;
-  // What others said has ended: a group, or all that a loss ends.
-  struct Ending {
-    uint64_t group;
-    Error why;
-    std::optional<Loss> loss;
-    std::vector<int> from;
-    int n_turns;  // that have passed since it was said
-  };
-  std::vector<Ending> endings_;
-
-  // Parting with peers (parting.cc)
-  void settle_broken();
-  void settle(const Breaking& broken);
-  void miss(int peer, const std::string& why);
-  void part(int peer, Loss loss, bool tell);
-  void end_link(int peer, const Loss& loss);
-  void end_groups_of(const Loss& loss);
-  int64_t patience() const;
-  void listen_to(int peer);
-  void heard(int peer);
-  void excuse_silence(int64_t now);
-  void ask(int peer, int about) override;
-  void answer(int peer, int about, Hears what) override;
-  void on_asking(int peer, const Header& header);
-  void conclude(Loss loss) override;
-  bool is_far(int peer) const override { return links_.is_far(peer); }
-  bool is_unlinked(int peer) const {
-    return links_[peer] != nullptr && links_[peer]->is_unlinked();
-  }
-  std::optional<int64_t> first_answer_by(int peer) const override;
-  void settle(Ending& ending);
-  static bool concerns(const Ending& ending, const Group& group);
-  bool is_runnable(const Ending& ending) const;
-  void settle_endings();
+  Parting parting_;
 };
 
 }  // namespace shoal

@@ -1,78 +1,52 @@
-// How a group ends before its time: disagreement, abort, deadlines, silence and death.
+#include "engine/faults.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "engine/engine.h"
+#include "engine/needs.h"
 
 namespace shoal {
+namespace {
 
 // What a peer wrote goes into exceptions and logs: no control characters, no broken UTF-8.
-std::string Engine::printable(std::span<const std::byte> payload) {
+std::string printable(std::span<const std::byte> payload) {
   std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
   for (char& c : text)
     if (c < ' ' || c > '~') c = '?';
   return text;
 }
 
-std::string Engine::who(int peer) const { return names_[peer]; }
+}  // namespace
 
-Error Engine::ended(const Group& group) const {
+void Faults::protocol_error(int peer, const std::string& what) {
+  parting_.give_up(peer, "broke the protocol: it " + what);
+}
+
+void Faults::evicted_us(int peer, const std::string& why) { parting_.evicted_us(peer, why); }
+
+Error Faults::ended(const Group& group) const {
   if (group.life.has_ended()) return group.life.why();
   for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
     if (concerns(ending, group)) return ending.loss ? ending.loss->error_on(rank_) : ending.why;
   return {};
 }
 
-void Engine::launched(Call& call) {
+void Faults::launched(Call& call) {
   Group& group = *call.group;
-  dial_peers_of(call);
   if (!group.life.departed()) return;
   const auto has_left = [&](int from) {
     const int peer = group.members[from];
-    return peers_.has_left(peer) && needs(call, peer);
+    return peers_.has_left(peer) && needs(call, peer, peers_);
   };
   const auto& peers = call.plan->program->peers;
-  const bool stuck =
-      call.unmatched ? nobody_sends(group) : std::any_of(peers.begin(), peers.end(), has_left);
+  const bool stuck = call.unmatched ? nobody_sends(group, peers_)
+                                    : std::any_of(peers.begin(), peers.end(), has_left);
   if (stuck) abort_group(group, group.life.departed(), true);
-}
-
-// Also with those that it only waits for: who died before it ever came would be missed by nobody.
-void Engine::dial_peers_of(const Call& call) {
-  const auto dial = [&](int peer) {
-    if (Link* link = links_[peer]; link != nullptr) link->dial();
-  };
-  const Group& group = *call.group;
-  if (call.unmatched) std::for_each(group.members.begin(), group.members.end(), dial);
-  if (call.steps_left == 0) return;
-  for (const int from : call.plan->program->peers) dial(group.members[from]);
-}
-
-// Who is gone may have died, and a receive from any rank waits for it too.
-bool Engine::nobody_sends(const Group& group) const {
-  const auto& all = group.members;
-  return std::any_of(all.begin(), all.end(),
-                     [&](int member) { return peers_.is(member, PeerState::kGone); }) ||
-         std::none_of(all.begin(), all.end(), [&](int member) {
-           return peers_.lives(member) || peers_.is_doubted(member);
-         });
-}
-
-// Whether some call of this rank could do with more from the peer.
-bool Engine::is_awaited(int peer) const {
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
-    const Group& group = *entry.second;
-    const auto waits = [&](const auto& one) {
-      return one.second->unmatched || needs(*one.second, peer);
-    };
-    return group.is_made() && group.rank_of[peer] >= 0 &&
-           std::any_of(group.in_flight.begin(), group.in_flight.end(), waits);
-  });
 }
 
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
-void Engine::disagree(Call& call, int peer) {
+void Faults::disagree(Call& call, int peer) {
   Group& group = *call.group;
   group.life.dispute();
   // One word is enough, and a peer that sends more than it reads must not fill our memory.
@@ -83,16 +57,15 @@ void Engine::disagree(Call& call, int peer) {
                         who(rank_) + " called " + call.plan->descriptor + ", but " + who(peer) +
                             " called something else, and has left since"},
                        true);
-  send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, call.plan->descriptor);
+  links_.send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, call.plan->descriptor);
 }
 
-void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int peer,
-                         std::span<std::byte> payload) {
+void Faults::on_disagree(Group& group, const Plan& mine, int peer, std::span<std::byte> payload) {
   const std::string theirs = printable(payload);
   std::string one = who(rank_) + " called " + mine.descriptor;
   std::string other = who(peer) + " called " + theirs;
   if (peer < rank_) std::swap(one, other);  // the same words whoever says them
-  abort_group(*groups_.find(group.id),
+  abort_group(group,
               {Fault::kMismatch, peer,
                one + ", but " + other +
                    "; every rank of a group must make the same calls in the same order"},
@@ -101,7 +74,7 @@ void Engine::on_disagree(const Group& group, const Plan& mine, uint64_t, int pee
 
 // Two ranks disagree on the block that one sends to the other. Whoever finds out tells everyone;
 // both would use the same words.
-void Engine::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) {
+void Faults::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) {
   const auto name = [&](int rank) { return who(call.group->members[rank]); };
   const size_t item = size_of(call.plan->dtype);
   const int other = from == call.group->rank ? to : from;
@@ -114,14 +87,37 @@ void Engine::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_
       true);
 }
 
-void Engine::end_group(Group& group, const Error& found, bool tell, const std::vector<int>& from) {
+void Faults::timed_out(const Call& call) {
+  abort_group(*call.group,
+              {Fault::kTimedOut, -1,
+               who(rank_) + " reached the deadline of " + call.doing() + " waiting for " +
+                   awaited(call, names_)},
+              true);
+}
+
+void Faults::spoiled(const Call& call, int peer) {
+  abort_group(*call.group,
+              {Fault::kMismatch, rank_,
+               "the program of " + who(rank_) + " wrote to the memory of " + call.doing() +
+                   " while it was being sent to " + who(peer) +
+                   "; wait for a call before you write to its buffers"},
+              true);
+}
+
+// ---- a group ends
+
+void Faults::abort_group(Group& group, const Error& why, bool tell) {
+  end_group(group, why, tell, {});
+}
+
+void Faults::end_group(Group& group, const Error& found, bool tell, const std::vector<int>& from) {
   // All the same if something is in flight: want of memory may have cut an earlier try short.
   const bool is_new = !group.life.has_ended();
   if (!is_new && group.in_flight.empty()) return;
   Error why = found;
   const bool is_heard = !from.empty() || why.fault == Fault::kPeerLost;
-  if (is_new && on_ended) on_ended(group, why, is_heard);
-  if (is_new && why.fault == Fault::kTimedOut && on_deadline) on_deadline(group);
+  if (is_new && hooks_.on_ended) hooks_.on_ended(group, why, is_heard);
+  if (is_new && why.fault == Fault::kTimedOut && hooks_.on_deadline) hooks_.on_deadline(group);
   group.life.end(why);
   if (tell && is_new && group.is_made()) {
     Header header;
@@ -131,20 +127,18 @@ void Engine::end_group(Group& group, const Error& found, bool tell, const std::v
     header.count = static_cast<uint32_t>(why.fault);
     news_.pass(header, why.text, group.members, from, now_);
   }
-  group.receiving.clear();  // these calls are in flight too
-  const auto in_flight = group.in_flight;
-  for (const auto& [key, call] : in_flight) {
-    Error error = why;
-    error.doing = call->doing();
-    calls_.end(*call, error);
-  }
-  for (auto& [key, frames] : std::exchange(group.early, {})) early_.discard(std::move(frames));
-  group.served = {};
-  flush();
+  calls_.end_all(group, why);
+  links_.flush(sink_);
 }
 
-// Another rank tells us that a group has ended.
-void Engine::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
+// ---- what others say has ended
+
+void Faults::made(Group& group) {
+  for (const auto& [by, why] : groups_.take_told(group))
+    if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
+}
+
+void Faults::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
   const Group* known = groups_.find(header.group);
   const bool is_made = known != nullptr && known->is_made();
   if (is_made && known->rank_of[peer] < 0)
@@ -163,192 +157,52 @@ void Engine::on_abort(int peer, const Header& header, std::span<std::byte> paylo
 }
 
 // This rank cannot pass on that a group has ended: it does not know the members, or not any more.
-void Engine::say_unmade(int peer, uint64_t group) {
+void Faults::say_unmade(int peer, uint64_t group) {
   Frame frame;
   frame.header.type = FrameType::kUnmade;
   frame.header.group = group;
-  reply(peer, frame);
+  parting_.reply(peer, frame);
 }
 
-void Engine::reply(int peer, const Frame& frame) {
-  if (!links_.answer(peer, frame)) protocol_error(peer, "asks for answers and reads none");
+void Faults::on_lost(int peer, const Header& header, std::span<std::byte> payload) {
+  auto loss = Loss::from(header, printable(payload), static_cast<int>(names_.size()));
+  if (!loss) return protocol_error(peer, "lost a rank that there is not");
+  if (parting_.learn(*loss, peer)) endings_.push_back({0, {}, std::move(loss), {peer}, 0});
 }
 
-// A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
-// offered in shared memory still lies there.
-void Engine::settle_departed(int peer, const std::string& how) {
-  const Error left = {Fault::kPeerLost, peer, how};
-  for (auto& [id, group] : groups_) {
-    if (!group->is_made() || group->rank_of[peer] < 0) continue;
-    group->life.depart(left);
-    // A disputed group waits for the other side's words, which may not come any more.
-    const bool stuck = group->life.is_disputed() ||
-                       std::any_of(group->in_flight.begin(), group->in_flight.end(),
-                                   [&](const auto& entry) { return needs(*entry.second, peer); });
-    // Told to all: who does not need the departed may wait for us.
-    if (stuck) abort_group(*group, left, true);
-  }
+// Passed on: nobody shall hear of our leaving before the reason for it.
+void Faults::settle(const Ending& ending) {
+  if (ending.loss) return parting_.follow(*ending.loss, ending.from);
+  Group* group = groups_.find(ending.group);
+  if (group != nullptr) end_group(*group, ending.why, true, ending.from);
 }
 
-// Whether a call still waits for something that `peer` has not said or done yet.
-bool Engine::needs(const Call& call, int peer) const {
-  if (call.unmatched) return nobody_sends(*call.group);
-  const int from = call.group->rank_of[peer];
-  const Program& program = *call.plan->program;
-  if (!call.owes_commit.empty() && call.owes_commit[from]) return true;
-  for (const uint32_t at : program.recvs_from[from]) {
-    const StepState& state = call.state[at];
-    uint32_t n_here = state.done + static_cast<uint32_t>(state.arrived.size());
-    for (const Offered& offer : state.offered) {
-      const uint32_t end = offer.first + offer.count;
-      n_here += end - std::min(end, std::max(offer.first, state.done));
-    }
-    if (n_here < state.n_segments) return true;
-  }
-  return std::any_of(program.sends_to[from].begin(), program.sends_to[from].end(),
-                     [&](uint32_t at) { return call.state[at].done < call.state[at].n_segments; });
+bool Faults::concerns(const Ending& ending, const Group& group) {
+  return ending.loss ? ending.loss->ends(group.rank_of) : ending.group == group.id;
 }
 
-// Nobody shall hear of our leaving before the reason for it, and we pass on nothing more.
-void Engine::say_goodbye() {
-  for (Ending& ending : std::exchange(endings_, {})) settle(ending);
-  Frame frame;
-  frame.header.type = FrameType::kGoodbye;
-  for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
-    if (links_[peer] == nullptr) continue;
-    // Who was never connected hears it if it ever comes.
-    if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
-    send(peer, frame);
-  }
-  flush();
-}
-
-bool Engine::owes_first_data() const {
-  for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
-        links_[peer]->owes_first_data())
-      return true;
-  return false;
-}
-
-bool Engine::has_queued() const {
-  for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
-        links_[peer]->has_queued())
-      return true;
-  return false;
-}
-
-void Engine::pump_all() {
-  for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (links_[peer] != nullptr) links_[peer]->pump(*this);
-  progress();
-}
-
-void Engine::end_groups(const Error& why, bool tell) {
-  for (auto& [id, group] : groups_) abort_group(*group, why, tell);
-}
-
-bool Engine::lingers() {
-  bool any = false;
-  for (size_t peer = 0; peer < links_.size(); ++peer)
-    any |= links_[peer] != nullptr && links_[peer]->lingers();
-  return any;
-}
-
-void Engine::close() {
-  for (size_t peer = 0; peer < links_.size(); ++peer) {
-    if (links_[peer] == nullptr) continue;
-    links_[peer]->close();
-    graveyard_.push_back(links_.remove(static_cast<int>(peer)));
-    calls_.drop_peer(static_cast<int>(peer));
-    peers_.become(static_cast<int>(peer), PeerState::kLeft);
-  }
-}
-
-void Engine::tick(int64_t now) {
-  excuse_silence(now);
-  last_tick_ns_ = now_ = now;
-  traffic_.sample(now);
-  news_.forget_old(now);
-  for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer)
-    if (links_[peer] != nullptr && (peers_.lives(peer) || peers_.is(peer, PeerState::kSilent)))
-      listen_to(peer);
-  scratch_.grant_overdue();
-  for (auto& [id, group] : groups_) {
-    for (const auto& [key, call] : group->in_flight) {
-      if (now < call->deadline_ns) {
-        post_notices_.greet_late(*call, now - options_.heartbeat_ns);
-        continue;
-      }
-      abort_group(*group,
-                  {Fault::kTimedOut, -1,
-                   who(rank_) + " reached the deadline of " + call->doing() + " waiting for " +
-                       awaited(*call)},
-                  true);
-      break;  // in_flight is empty now
-    }
-  }
-  flush();
-  settle_broken();
-  graveyard_.clear();
-}
-
-bool Engine::is_overdue(int64_t now) const {
-  const auto late = [&](const auto& entry) { return now >= entry.second->deadline_ns; };
+bool Faults::is_runnable(const Ending& ending) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
-    const auto& calls = entry.second->in_flight;
-    return std::any_of(calls.begin(), calls.end(), late);
+    return concerns(ending, *entry.second) && calls_.can_go_on(entry.first);
   });
 }
 
-// Whether a frame of `call` has come from that rank of the group, so that it has made the call too.
-bool Engine::is_in(const Call& call, size_t rank) const {
-  const auto& flows = call.plan->program->recvs_from[rank];
-  return call.peer_posted[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
-           const StepState& state = call.state[at];
-           return state.done > 0 || !state.arrived.empty() || !state.offered.empty();
-         });
+void Faults::settle_endings() {
+  // A call that goes on for longer than this would have to be a very long one, of a group that has
+  // lost a member; other groups are not waited for at all.
+  constexpr int kMostTurns = 16;
+  std::vector<Ending> endings = std::exchange(endings_, {});
+  for (Ending& ending : endings) {
+    const bool waits = ending.n_turns == 0 || is_runnable(ending);
+    if (waits && ++ending.n_turns <= kMostTurns)
+      endings_.push_back(std::move(ending));
+    else
+      settle(ending);
+  }
 }
 
-// The ranks that owe `call` something it could use now, or if there are none, those that do not
-// take what it has for them. Of these, those that have not made the call, if there are any: the
-// others may be waiting for the same culprit themselves.
-std::string Engine::awaited(const Call& call) const {
-  if (call.unmatched) return "a message to it";
-  constexpr size_t kNamed = 8;  // more would bury the rest of the message
-  std::vector<bool> owes(call.group->members.size(), false);
-  std::vector<bool> takes_not = owes;
-  for (uint32_t at = 0; at < call.state.size(); ++at) {
-    const Step& step = call.plan->program->steps[at];
-    const StepState& state = call.state[at];
-    if (step.peer < 0 || state.done >= call.segments_ready(step)) continue;
-    const bool is_here =
-        step.kind == StepKind::kRecv &&
-        (std::any_of(state.arrived.begin(), state.arrived.end(),
-                     [&](const Arrived& came) { return came.segment == state.done; }) ||
-         (!state.offered.empty() && state.offered.front().first <= state.done));
-    if (!is_here) (step.kind == StepKind::kRecv ? owes : takes_not)[step.peer] = true;
-  }
-  const auto nobody = [](const std::vector<bool>& in) {
-    return std::find(in.begin(), in.end(), true) == in.end();
-  };
-  if (nobody(owes)) owes = takes_not;
-  if (nobody(owes) && call.n_commits_left > 0) owes = call.owes_commit;
-  std::vector<bool> absent = owes;
-  for (size_t rank = 0; rank < owes.size(); ++rank) absent[rank] = owes[rank] && !is_in(call, rank);
-  const bool all_in = nobody(absent);
-  if (!all_in) owes = absent;
-  const size_t n_owing = static_cast<size_t>(std::count(owes.begin(), owes.end(), true));
-  std::string text;
-  size_t n_named = 0;
-  for (size_t rank = 0; rank < owes.size() && n_named < kNamed; ++rank) {
-    if (!owes[rank]) continue;
-    text += (n_named++ == 0 ? "" : ", ") + who(call.group->members[rank]);
-  }
-  if (n_owing > kNamed) text += " and " + std::to_string(n_owing - kNamed) + " more";
-  if (n_owing == 0) return "this rank's own turn";
-  return all_in ? text + " (in the same call, perhaps waiting for another rank)" : text;
+void Faults::settle_all_endings() {
+  for (const Ending& ending : std::exchange(endings_, {})) settle(ending);
 }
 
 }  // namespace shoal

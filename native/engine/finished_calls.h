@@ -13,7 +13,7 @@ namespace shoal {
 
 // What calls were, so that a late frame of another call under the same key is noticed.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class FinishedCalls {
  public:
   // Calls by number, by name and messages share the keys of a group; those of messages have the

@@ -1,7 +1,7 @@
 // Between hosts: in a frame, once the receiver has granted it.
 //
 //   sender                               receiver
-//     open         ------------------->    (if no small data tells of the call)
+//     post         ------------------->    (if no small data tells of the call)
 //                  <-------------------  grant: what its step is ready for, and segments ahead of
 //     data         ------------------->    that, backed by reserved staging
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class GrantedWay final : public FrameWay {
  public:
   // Segments of staging promised per flow whose turn has not come, at first: 1 ms at 8 Gbit/s.

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Grants {
  public:
   Grants(Links& links, Steps& steps, Judge& judge, GrantedWay& granted, PutWay& put)

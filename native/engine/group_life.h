@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class GroupLife {
  public:
   enum class State : uint8_t {

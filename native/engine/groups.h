@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Groups {
  public:
   Groups(int rank, size_t n_peers, Judge& judge)

@@ -14,7 +14,7 @@ struct Call;
 struct Group;
 struct Plan;
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Judge {
  public:
   virtual std::string who(int peer) const = 0;  // in words
@@ -28,7 +28,7 @@ class Judge {
 
   // A peer has called something else under this key; it says what.
   virtual void disagree(Call& call, int peer) = 0;
-  virtual void on_disagree(const Group& group, const Plan& mine, uint64_t key, int peer,
+  virtual void on_disagree(Group& group, const Plan& mine, int peer,
                            std::span<std::byte> payload) = 0;
   // Two members of a call (group ranks) count different bytes between them.
   virtual void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) = 0;
@@ -37,7 +37,6 @@ class Judge {
   virtual Error ended(const Group& group) const = 0;
   // A call is in flight now: its group ends if it waits for somebody who has left.
   virtual void launched(Call& call) = 0;
-  virtual void finished(Call& call) = 0;
 
  protected:
   ~Judge() = default;

@@ -27,9 +27,9 @@ void Links::set(int peer, std::unique_ptr<Link> link) {
   said_ns_[at] = now_;
 }
 
-std::unique_ptr<Link> Links::remove(int peer) {
+void Links::remove(int peer) {
   std::erase_if(texts_, [&](const auto& entry) { return entry.second.peer == peer; });
-  return std::move(links_[static_cast<size_t>(peer)]);
+  removed_.push_back(std::move(links_[static_cast<size_t>(peer)]));
 }
 
 bool Links::send(int peer, const Frame& frame) {

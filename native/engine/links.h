@@ -12,14 +12,16 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock. `now`: of the last tick.
+// Threads: under the channel's lock. `now`: of the last tick.
 class Links {
  public:
   Links(size_t n_peers, Traffic& traffic, const int64_t& now);
 
   void set(int peer, std::unique_ptr<Link> link);
-  // The peer gets nothing more; its words that nobody has read are forgotten.
-  std::unique_ptr<Link> remove(int peer);
+  // The peer gets nothing more; its words that nobody has read are forgotten. NOT destroyed yet:
+  // the link may be on the stack above.
+  void remove(int peer);
+  void destroy_removed() { removed_.clear(); }
   size_t size() const { return links_.size(); }
   // By mesh rank; null: this process, or a peer that left or is lost.
   Link* operator[](size_t peer) const { return links_[peer].get(); }
@@ -51,7 +53,7 @@ class Links {
 
   Traffic& traffic_;
   const int64_t& now_;
-  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<std::unique_ptr<Link>> links_, removed_;
   std::vector<bool> far_, to_flush_;
   std::vector<int64_t> said_ns_;
   std::vector<uint32_t> n_owed_;  // answers since the peer's link had nothing queued

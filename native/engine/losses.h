@@ -41,7 +41,7 @@ struct Loss {
   bool is_between(int one, int two) const;
 };
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Losses {
  public:
   // False if nothing new follows from it.

@@ -16,7 +16,7 @@ inline bool is_message(uint64_t key) { return (key & kMessage) == kMessage; }
 // How many messages of each tag have gone from one rank of a group to another. No tag is ever
 // forgotten: the other rank may still count.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class MessageCounts {
  public:
   // The key of the message after those that were called for.

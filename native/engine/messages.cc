@@ -39,7 +39,7 @@ std::shared_ptr<Call> Messages::recv(Group& group, std::shared_ptr<const Plan> p
   }
   wait(group, call, source, tag);
   match(group, tag);
-  if (call->unmatched) judge_.launched(*call);
+  if (call->unmatched) calls_.launched(*call);
   return call;
 }
 

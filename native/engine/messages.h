@@ -11,12 +11,12 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Messages {
  public:
   // `most_tags`: that are counted in a group, by pair of ranks.
-  Messages(int rank, Calls& calls, Judge& judge, size_t most_tags)
-      : rank_(rank), calls_(calls), judge_(judge), most_tags_(most_tags) {}
+  Messages(int rank, Calls& calls, size_t most_tags)
+      : rank_(rank), calls_(calls), most_tags_(most_tags) {}
 
   std::shared_ptr<Call> send(Group& group, std::shared_ptr<const Plan> plan, int peer, int64_t tag,
                              std::byte* data, int64_t deadline_ns);
@@ -37,7 +37,6 @@ class Messages {
 
   const int rank_;
   Calls& calls_;
-  Judge& judge_;
   const size_t most_tags_;
 };
 

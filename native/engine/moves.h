@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Moves {
  public:
   struct Move {

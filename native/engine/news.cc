@@ -1,6 +1,7 @@
 #include "engine/news.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace shoal {
 namespace {
@@ -37,7 +38,7 @@ void News::pass(Item& item) {
 void News::tell(Item& item, int peer) {
   if (item.told[static_cast<size_t>(peer)]) return;
   item.told[static_cast<size_t>(peer)] = true;
-  say_(peer, item.header, item.text);
+  links_.send_text(peer, item.header, item.text);
 }
 
 void News::pass_again() {

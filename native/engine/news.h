@@ -4,11 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "engine/links.h"
 #include "engine/peers.h"
 #include "transport/frame.h"
 
@@ -30,12 +29,10 @@ void for_each_neighbour(int own, int size, Lives lives, Tell tell) {
 // neighbours, whoever they are: where one is lost, the one that takes its place is told. So news
 // reaches all that live and are connected, whoever dies on its way.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class News {
  public:
-  using Say = std::function<void(int peer, const Header& header, const std::string& text)>;
-
-  News(int rank, const Peers& peers, Say say) : rank_(rank), peers_(peers), say_(std::move(say)) {}
+  News(int rank, const Peers& peers, Links& links) : rank_(rank), peers_(peers), links_(links) {}
 
   // `members`: whom it concerns, by mesh rank; empty: all. `from`: who told this rank.
   void pass(const Header& header, const std::string& text, std::vector<int> members,
@@ -63,7 +60,7 @@ class News {
 
   const int rank_;
   const Peers& peers_;
-  const Say say_;
+  Links& links_;
   std::deque<Item> items_;
 };
 

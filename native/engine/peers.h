@@ -20,7 +20,7 @@ inline constexpr size_t kPeerStates = 7;
 
 const char* name_of(PeerState state);
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Peers {
  public:
   Peers(size_t n_ranks, int own) : states_(n_ranks, PeerState::kAlive) {

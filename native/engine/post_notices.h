@@ -14,7 +14,7 @@ namespace shoal {
 // calls gets nothing of further ones until it is: these are held, for it alone.
 //
 // Frames: `post` says that a call is posted, where no small data does.
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class PostNotices {
  public:
   PostNotices(Links& links, Steps& steps, Grants& grants, size_t n_peers)

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class PutWay final : public PlaceWay {
  public:
   using PlaceWay::PlaceWay;

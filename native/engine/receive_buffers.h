@@ -17,7 +17,7 @@ struct ReceiveBuffer {
   std::byte* place = nullptr;      // the segment lands where it belongs, which is there
 };
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class ReceiveBuffers {
  public:
   explicit ReceiveBuffers(size_t n_peers) : by_peer_(n_peers) {}

@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class ReferenceWay final : public PlaceWay {
  public:
   // `rank`: of this process. `otherwise`: for segments that cannot be offered.

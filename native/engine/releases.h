@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Releases {
  public:
   explicit Releases(Links& links) : links_(links) {}

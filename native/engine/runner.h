@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Runner {
  public:
   Runner(Links& links, Steps& steps, Scratch& scratch, Ways& ways)

@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock. `now`: of the last tick.
+// Threads: under the channel's lock. `now`: of the last tick.
 class Scratch {
  public:
   Scratch(int rank, Staging& staging, Steps& steps, Judge& judge, const int64_t& now)

@@ -18,7 +18,7 @@ namespace shoal {
 // ends with its last step, or with its group. Frames of calls whose plan is served later, or for
 // which there is no room yet, wait with all other early frames, under their bounds.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class ServedCalls {
  public:
   // Plans of a group. A job has a few dozen; each takes 10 to 100 KiB. Beyond that the one goes

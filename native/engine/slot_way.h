@@ -22,7 +22,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class SlotWay final : public PlaceWay {
  public:
   SlotWay(int rank, Links& links, Steps& steps, Staging& staging, Moves& moves, Judge& judge,

@@ -38,7 +38,7 @@ class Block {
   size_t size_ = 0;
 };
 
-// Threads: under the mesh's lock. Must outlive its blocks.
+// Threads: under the channel's lock. Must outlive its blocks.
 class Staging {
  public:
   explicit Staging(size_t ceiling) : ceiling_(ceiling) {

@@ -6,6 +6,8 @@
 #include <map>
 #include <utility>
 
+#include "engine/needs.h"
+
 namespace shoal {
 namespace {
 
@@ -62,12 +64,6 @@ const char* name_of(PathState::Is is) {
     default:
       return "ended";
   }
-}
-
-bool is_here(const StepState& state) {
-  return std::any_of(state.arrived.begin(), state.arrived.end(),
-                     [&](const Arrived& came) { return came.segment == state.done; }) ||
-         (!state.offered.empty() && state.offered.front().first <= state.done);
 }
 
 }  // namespace
@@ -236,7 +232,7 @@ List StateReader::peers_of(const Call& call) const {
   if (call.unmatched) return told;
   for (const int from : call.plan->program->peers)
     told.push_back(Fields{{"rank", call.group->members[from]},
-                          {"in_call", engine_.is_in(call, static_cast<size_t>(from))},
+                          {"in_call", is_in(call, static_cast<size_t>(from))},
                           {"held_back", call.is_held(from)}});
   return told;
 }
@@ -307,11 +303,12 @@ Value StateReader::peer(int rank) const {
   }
   const char* kind = link != nullptr ? link->kind() : "none";
   const bool is_linked = link != nullptr && !link->is_unlinked();
+  const int64_t heard_ns = engine_.parting_.heard_ns(at);
   return Fields{{"rank", rank},
                 {"name", engine_.names_[at]},
                 {"state", name_of(engine_.peers_[rank])},
                 {"link", kind},
-                {"heard_s", is_linked ? Value(seconds_since(engine_.heard_ns_[at])) : Value()},
+                {"heard_s", is_linked ? Value(seconds_since(heard_ns)) : Value()},
                 {"said_s", is_linked ? Value(seconds_since(engine_.links_.said_ns(at))) : Value()},
                 {"n_queued", uint64_t{state.n_queued}},
                 {"queued_bytes", uint64_t{state.queued_bytes}},

@@ -13,7 +13,7 @@ namespace shoal {
 // Reads, and changes nothing. Much is left out of what is long (and how much, is said): a rank with
 // ten thousand calls in flight must not need as much memory again to tell of them.
 //
-// Threads: under the mesh's lock, for as long as it lives.
+// Threads: under the channel's lock, for as long as it lives.
 class StateReader {
  public:
   StateReader(const Engine& engine, int64_t now_ns) : engine_(engine), now_(now_ns) {}

@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock. `now`: of the last tick.
+// Threads: under the channel's lock. `now`: of the last tick.
 class Steps {
  public:
   Steps(Traffic& traffic, const int64_t& now) : traffic_(traffic), now_(now) {}

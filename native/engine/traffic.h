@@ -15,7 +15,7 @@ inline size_t stalled(uint64_t& how_often) {
   return 0;
 }
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Traffic {
  public:
   struct Peer {

@@ -26,7 +26,7 @@ namespace shoal {
 // connection, and send them in an order of its own. The bound is one of a call's own peers: one of
 // them that stands still holds up nobody who has no call with it.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Turns {
  public:
   Turns(Links& links, Steps& steps, size_t n_peers)

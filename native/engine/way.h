@@ -1,10 +1,10 @@
 // The ways a segment moves. Each is one object with both ends of its protocol in one file:
 //
-//   eager_way      short flows, at once, in frames                  data, want, credit
-//   granted_way    between hosts, in frames, once granted           grant, data
-//   put_way        into the receiver's own shared buffer            grant, put complete
-//   reference_way  the receiver reads the sender's shared buffer    offer, consumed
-//   slot_way       through one of the sender's slots                offer, consumed (in slot)
+//   eager_way      short flows, at once, in frames                data, request to send, credit
+//   granted_way    between hosts, in frames, once granted         grant, data
+//   put_way        into the receiver's own shared buffer          grant, put complete
+//   reference_way  the receiver reads the sender's shared buffer  offer, consumed
+//   slot_way       through one of the sender's slots              offer, consumed (in slot)
 //
 // A send gets its way when its call is launched (ways.h), or put_way when a grant names a place. A
 // receive uses what comes, by the way it came.

@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Ways {
  public:
   Ways(int rank, size_t n_peers, Links& links, Steps& steps, Staging& staging, Traffic& traffic,

@@ -26,7 +26,7 @@ namespace shoal {
 // what is too much: 3 % of what 16 workers sent one server. So what may be sent into the windows of
 // such calls and is not here is bounded too; a call may have one segment beyond that.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Windows {
  public:
   Windows(Staging& staging, Steps& steps) : staging_(staging), steps_(steps) {}

@@ -42,7 +42,7 @@ struct Duel {
     net.set_arena(0, slots.get(), stamps);
     net.set_arena(1, slots.get(), stamps);
     engine.set_slots(Slots(slots.get(), stamps.data(), 4, 2, 3));
-    engine.on_finished = [this](Call& ended) { free(ended.key); };
+    engine.hooks.on_finished = [this](Call& ended) { free(ended.key); };
     engine.add_group(8, {0, 2});
     Job first;
     first.kind = Kind::kShardedAllReduce;
@@ -50,7 +50,7 @@ struct Duel {
     first.key = 5;
     post(engine.add_group(7, {0, 1, 2}), first);
   }
-  ~Duel() { engine.on_finished = {}; }
+  ~Duel() { engine.hooks.on_finished = {}; }
   // From here on frame() and `call` are about this one.
   void post(Group& in, const Job& what) {
     group = &in;

@@ -269,7 +269,7 @@ TEST("before a deadline ends a group, every rank of it can tell what it waited f
   World world(3, calm(false));
   std::vector<std::optional<Value>> told(3);
   for (int rank = 0; rank < 3; ++rank)
-    world.engine(rank).on_deadline = [&, rank](Group& group) {
+    world.engine(rank).hooks.on_deadline = [&, rank](Group& group) {
       CHECK_EQ(group.id, World::kGroup);
       CHECK(!told[static_cast<size_t>(rank)].has_value());
       told[static_cast<size_t>(rank)] = state_of(world, rank);
@@ -290,7 +290,9 @@ TEST("before a deadline ends a group, every rank of it can tell what it waited f
 
 TEST("a group that ends for another reason tells nothing") {
   World world(2, calm(false));
-  world.engine(0).on_deadline = [](Group&) { fail(__FILE__, __LINE__, "no deadline passed"); };
+  world.engine(0).hooks.on_deadline = [](Group&) {
+    fail(__FILE__, __LINE__, "no deadline passed");
+  };
   world.post(0, job_of(Kind::kDirectAllReduce, 1024));
   world.engine(0).abort_group(*world.groups[0], {Fault::kClosed, 0, "enough"}, true);
   world.run_steps(10);

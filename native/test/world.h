@@ -294,7 +294,7 @@ class World {
       net.set_arena(rank, slots, stamps);
       one->set_slots(Slots(slots, stamps.data(), n_slots, options_.slot_quota, size_));
     }
-    one->on_finished = [this, rank](Call& handle) {
+    one->hooks.on_finished = [this, rank](Call& handle) {
       const auto found = open_.find({rank, handle.group_id, handle.key});
       if (found == open_.end() || found->second->call.finished) return;
       found->second->end(handle, now);

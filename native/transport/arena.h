@@ -122,7 +122,7 @@ class ArenaView {
 
 // This process's own, and the memory of the host that it lies in.
 //
-// Threads: the doorbell, sleep() and wake_callers() any; the rest under the mesh's lock.
+// Threads: the doorbell, sleep() and wake_callers() any; the rest under the channel's lock.
 class Arena : public ArenaView {
  public:
   Arena() = default;

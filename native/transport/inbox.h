@@ -7,7 +7,7 @@
 
 namespace shoal {
 
-// Threads: one at a time, under the mesh's lock.
+// Threads: one at a time, under the channel's lock.
 class Inbox {
  public:
   explicit Inbox(uint64_t n_before = 0) : floor_(n_before) {}

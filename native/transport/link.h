@@ -68,7 +68,7 @@ class FrameSink {
   virtual void broken(int peer, const Error& error) = 0;
 };
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 // Buffers: a frame's payload is borrowed from send() until send() returns true, sent(token) runs,
 // or the link is closed or broken. Over paths that is when the peer has acknowledged it. What a put
 // reads and a get writes to is borrowed until that has come to its end. release() ends all of it.
@@ -126,8 +126,8 @@ class Link {
   // of pipes are seen to (socket_pipe.h).
   virtual void forsake() {}
 
-  // ---- For whoever serves it, who knows no kind of link (engine/mesh.h, transport.h). The
-  // defaults are those of a link that only pump() moves.
+  // ---- For whoever serves it, who knows no kind of link (engine/channel.h,
+  // engine/served_links.h, transport.h). The defaults are those of a link that only pump() moves.
 
   // One word for people.
   virtual const char* kind() const = 0;

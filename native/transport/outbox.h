@@ -31,7 +31,7 @@ struct Outgoing {
 // until it is acknowledged; if its path is lost it is pulled once more. No I/O. Memory for sending
 // again is bounded: at most kWindow frames are unacknowledged, whose large payloads are borrowed.
 //
-// Threads: one at a time, under the mesh's lock.
+// Threads: one at a time, under the channel's lock.
 class Outbox {
  public:
   // More would let a peer that does not acknowledge hold more memory; fewer would stop a fast link

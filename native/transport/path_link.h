@@ -29,7 +29,7 @@ class PathLink;
 
 // Who makes paths, for the first time and anew, and brings them with PathLink::add_path().
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class PathSource {
  public:
   virtual ~PathSource() = default;
@@ -43,7 +43,7 @@ class PathSource {
   PathLoads loads;  // of all its links
 };
 
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class PathLink : public Link {
  public:
   // How long the first path may take where nobody waits for one that was lost.

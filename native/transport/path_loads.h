@@ -20,7 +20,7 @@ class PathShare;
 // sent ahead; one that took as many bytes as a faster one would hold up what is acknowledged in
 // order.
 //
-// The clock is passed in. Threads: one at a time, under the mesh's lock.
+// The clock is passed in. Threads: one at a time, under the channel's lock.
 class PathLoads {
  public:
   // Of such time a rate is measured. Less sees single bursts, more is late to see that a NIC has

@@ -21,7 +21,7 @@ namespace shoal {
 // So each slot has a stamp in shared memory, which changes before what lies in the slot does: an
 // offer names the stamp, and who has read a slot looks whether it is still that one.
 //
-// Threads: under the mesh's lock.
+// Threads: under the channel's lock.
 class Slots {
  public:
   static constexpr size_t kSlotBytes = 128u << 10;
