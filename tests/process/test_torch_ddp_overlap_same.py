@@ -327,6 +327,12 @@ def ask_too_early() -> None:
         lambda: nn.utils.clip_grad_value_(net.parameters(), 1.0),
         lambda: net.module[0].weight.grad.data + 1,
         lambda: net.module[0].weight.grad.abs().sum().item(),
+        lambda: setattr(net.module[0].weight.grad, "data", torch.zeros(24, 16)),
+        lambda: dist.all_reduce(net.module[0].weight.grad),
+        lambda: dist.broadcast(net.module[0].weight.grad, 0, async_op=True),
+        lambda: dist.all_gather([torch.zeros(24, 16)] * 2, net.module[0].weight.grad),
+        lambda: dist.isend(net.module[0].weight.grad, 1 - dist.get_rank()),
+        lambda: dist.group.WORLD.allreduce([net.module[0].weight.grad]),
         other.step,
     ]
     for ask in asked:
