@@ -227,3 +227,35 @@ def fail_behind_the_step() -> None:
 )
 def test_a_group_that_ends_leaves_no_mixture_that_nobody_is_told_of(check: str) -> None:
     run_ranks(in_a_group, 2, check)
+
+
+def weigh_nothing() -> None:
+    """The same error from `backward` as without overlap; nothing is stepped, and steps go on."""
+    import shoal
+
+    ends = []
+    for options in ({}, {"overlap_forward": True}):
+        torch.manual_seed(0)
+        net = wrap(nn.Linear(4, 4), weighted=True, **options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1.0)
+        optimizer = net.overlap(optimizer) if options else optimizer
+        for weight in (1, 0, 1 + dist.get_rank()):
+            net.weigh(weight)
+            loss = net(batch()).square().mean()
+            optimizer.zero_grad()
+            if weight:
+                loss.backward()
+                optimizer.step()
+                continue
+            net.synchronize()
+            before = net.module.weight.detach().clone()
+            with pytest.raises(shoal.UsageError, match="weights of all ranks are 0"):
+                loss.backward()
+            assert torch.equal(net.module.weight, before)
+        net.synchronize()
+        ends.append(net.module.weight.detach())
+    assert torch.equal(*ends)
+
+
+def test_where_all_weights_are_0_nothing_is_stepped() -> None:
+    run_ranks(in_a_group, 2, "weigh_nothing")

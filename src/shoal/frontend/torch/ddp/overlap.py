@@ -208,6 +208,7 @@ class Overlap:
 
         Raises:
             UsageError: no optimizer is attached, or a parameter was used before it was stepped.
+                Or all weights are 0: the step is over on every rank, as it is without overlap.
         """
         if self._optimizer is None:
             raise UsageError(
@@ -216,6 +217,8 @@ class Overlap:
             )
         self._learn()
         self._fused.averager.send_rest()
+        if not self._fused.averager.has_weight:
+            self._fused.averager.wait()  # raises that, before anything is stepped
         for parameter, pending in zip(self._fused.gradients.parameters, self._pending, strict=True):
             pending.local = None
             parameter.grad = pending  # NOT shown before it is an average
