@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -152,8 +153,109 @@ def step_all_that_is_stepped() -> None:
     wrap(net)(batch()).sum().backward()
 
 
+def keep_a_mixture() -> None:
+    """What does not bring other values for all that was to be stepped ends no refusal."""
+    import shoal
+
+    net, wrapped, _, before = put_off()
+    wrapped.synchronize()
+    copied = copy.deepcopy(net)
+    wrapped(batch()).sum().backward()
+    wrapped.reducer.overlap.put_off()
+    lose(wrapped, "12", shoal.Closed("the group has ended"))
+    with pytest.raises(shoal.Closed, match="2 of 6"):
+        wrapped(batch())
+    head = {name: value for name, value in before[0].items() if name[0] == "2"}
+    copied.load_state_dict(before[0])
+    assert all(map(torch.equal, copied.state_dict().values(), before[0].values()))
+    net.load_state_dict({}, strict=False)
+    net.load_state_dict(head, strict=False)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        net.load_state_dict({name: value[:2] for name, value in before[0].items()})
+    for use in (net.state_dict, lambda: copy.deepcopy(net), lambda: pickle.dumps(net)):
+        with pytest.raises(shoal.Closed, match="2 of 6"):
+            use()
+    rest = {name: value for name, value in before[0].items() if name not in head}
+    net.load_state_dict(rest, strict=False)
+    assert all(map(torch.equal, net.state_dict().values(), before[0].values()))
+
+
+def lose_before_step() -> None:
+    """Between backward and step parameters are whole, and no gradient is an average."""
+    import shoal
+
+    net, wrapped, optimizer, _ = put_off()
+    wrapped.synchronize()
+    before = states_of(net, optimizer)
+    wrapped(batch()).sum().backward()
+    lose(wrapped, "2", shoal.PeerLost(1, reason="closed the link", doing="recv 4 B"))
+    with pytest.raises(shoal.PeerLost, match=r"\(recv 4 B\)"):
+        wrapped.synchronize()
+    assert are_equal(states_of(net, optimizer), before)
+    assert not copy.deepcopy(net)(batch()).isnan().any()
+    for model in (net, wrapped):
+        with torch.no_grad():
+            model.eval()(batch())
+    net.train()(batch())
+    with pytest.raises(shoal.UsageError, match="no average yet"):
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    with pytest.raises(shoal.PeerLost):
+        wrapped.train()(batch())
+    assert are_equal(states_of(net, optimizer), before)
+    wrap(net)(batch()).sum().backward()
+
+
+def fail_behind_the_step() -> None:
+    import shoal
+
+    _, wrapped, _, _ = put_off()
+
+    def fail() -> None:
+        raise shoal.Closed("the group has ended")
+
+    wrapped.reducer.averaging.averager.wait = fail
+    with pytest.raises(shoal.Closed, match="; all parameters have been stepped on this rank"):
+        wrapped.synchronize()
+
+
 @pytest.mark.parametrize(
-    "check", ["step_some", "step_none", "step_all_that_is_stepped", "average_none"]
+    "check",
+    [
+        *("step_some", "step_none", "step_all_that_is_stepped", "average_none"),
+        *("keep_a_mixture", "lose_before_step", "fail_behind_the_step"),
+    ],
 )
 def test_a_group_that_ends_leaves_no_mixture_that_nobody_is_told_of(check: str) -> None:
     run_ranks(in_a_group, 2, check)
+
+
+def weigh_nothing() -> None:
+    """The same error from `backward` as without overlap; nothing is stepped, and steps go on."""
+    import shoal
+
+    ends = []
+    for options in ({}, {"overlap_forward": True}):
+        torch.manual_seed(0)
+        net = wrap(nn.Linear(4, 4), weighted=True, **options)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1.0)
+        optimizer = net.overlap(optimizer) if options else optimizer
+        for weight in (1, 0, 1 + dist.get_rank()):
+            net.weigh(weight)
+            loss = net(batch()).square().mean()
+            optimizer.zero_grad()
+            if weight:
+                loss.backward()
+                optimizer.step()
+                continue
+            net.synchronize()
+            before = net.module.weight.detach().clone()
+            with pytest.raises(shoal.UsageError, match="weights of all ranks are 0"):
+                loss.backward()
+            assert torch.equal(net.module.weight, before)
+        net.synchronize()
+        ends.append(net.module.weight.detach())
+    assert torch.equal(*ends)
+
+
+def test_where_all_weights_are_0_nothing_is_stepped() -> None:
+    run_ranks(in_a_group, 2, "weigh_nothing")

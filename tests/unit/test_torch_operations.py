@@ -21,6 +21,7 @@ from shoal.dtypes import DType, Op
 from shoal.errors import ShoalError, UsageError
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.work import PendingWork, in_background
+from shoal.group.buffers import span_of
 
 SIZE, RANK = 3, 1
 
@@ -183,6 +184,82 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         "torch.sparse_coo is not supported; pass tensor.to_dense",
     ),
 }
+
+
+class Wrapper(torch.Tensor):
+    """As fake, functional and distributed tensors are: a shape, and values elsewhere or nowhere."""
+
+    @staticmethod
+    def __new__(cls, n: int) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (n,))
+
+    def __init__(self, n: int) -> None:
+        """Made by `__new__`, as tensors are."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, _function: Any, _types: Any, args: Any = (), _kwargs: Any = None
+    ) -> Any:
+        return args[0]
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.ones(2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def to_root(kind: Any) -> Any:
+    return rooted(kind, RANK)
+
+
+GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "all_reduce": lambda to, it: to.allreduce([it]),
+    "all_reduce of a product": lambda to, it: to.allreduce(
+        [it], op=dist._make_nccl_premul_sum(2.0)
+    ),
+    "all_reduce_coalesced": lambda to, it: to.allreduce_coalesced([ONE, it]),
+    "all_reduce between start and end": lambda to, it: (to.start_coalescing(), to.allreduce([it])),
+    "reduce": lambda to, it: to.reduce([it], to_root(dist.ReduceOptions)),
+    "broadcast": lambda to, it: to.broadcast([it]),
+    "all_gather": lambda to, it: to.allgather([ones(2, 2, 2)], [it]),
+    "all_gather into it": lambda to, it: to.allgather([[*ones(2, 2), it]], [ONE]),
+    "all_gather_single": lambda to, it: to.all_gather_single(WHOLE, it),
+    "gather": lambda to, it: to.gather([ones(2, 2, 2)], [it], to_root(dist.GatherOptions)),
+    "gather into it": lambda to, it: to.gather(
+        [[*ones(2, 2), it]], [ONE], to_root(dist.GatherOptions)
+    ),
+    "scatter": lambda to, it: to.scatter([ONE], [[*THREE[:2], it]], to_root(dist.ScatterOptions)),
+    "scatter into it": lambda to, it: to.scatter([it], [THREE], to_root(dist.ScatterOptions)),
+    "reduce_scatter": lambda to, it: to.reduce_scatter([ONE], [[*THREE[:2], it]]),
+    "reduce_scatter_single": lambda to, it: to.reduce_scatter_single(it, WHOLE),
+    "all_to_all": lambda to, it: to.alltoall(ones(2, 2, 2), [*THREE[:2], it]),
+    "send": lambda to, it: to.send([it], 0),
+    "recv": lambda to, it: to.recv([it], 0),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: Wrapper(2), freed, lambda: torch._efficientzerotensor(2)])
+@pytest.mark.parametrize("what", GIVEN)
+def test_a_tensor_without_memory_is_refused_before_anything_moves(
+    what: str, make: Callable[[], torch.Tensor], operations: Operations, group: NotingGroup
+) -> None:
+    with pytest.raises(UsageError, match=r"of shape \(2,\) that has no memory of its own; pass"):
+        GIVEN[what](operations, make())
+    assert group.calls == []
+
+
+@pytest.mark.parametrize("make", [lambda: Wrapper(2), freed])
+def test_a_group_takes_no_tensor_without_memory(make: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(UsageError, match=r"of shape \(2,\) has no memory"):
+        span_of(make())
+
+
+def test_an_empty_tensor_needs_no_memory(operations: Operations, group: NotingGroup) -> None:
+    operations.allreduce([torch.ones(0)])
+    assert len(group.calls) == 1
 
 
 @pytest.mark.parametrize("what", WRONG)

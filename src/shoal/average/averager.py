@@ -294,6 +294,11 @@ class Averager:
         """Whether `wait_for` this array would return at once, or raise."""
         return all(map(self._departures.is_over, self.layout.buffers_of[self.index(array)]))
 
+    @property
+    def has_weight(self) -> bool:
+        """After `send_rest`: whether there will be averages; where not, `wait` raises why."""
+        return self._preparation is None or self._preparation.has_weight
+
     def wait(self) -> None:
         """End the step: return when all arrays are averages, the same bits on every rank.
 

@@ -74,6 +74,11 @@ class Preparation:
         """Whether the other ranks hear of this step's weight."""
         return self._total is not None
 
+    @property
+    def has_weight(self) -> bool:
+        """Whether there is an average: not where all weights are 0. Waits for their sum."""
+        return not self._weighted or self._total_weight() > 0
+
     def tell_weight(self) -> array[float]:
         """Have the weights of all ranks summed up, once in a step; every rank calls it.
 
@@ -103,7 +108,7 @@ class Preparation:
         """
         if self._check_finite:
             self._tell()
-        if self._weighted and not self._total_weight():
+        if not self.has_weight:
             raise UsageError(f"{self._group}: the weights of all ranks are 0: there is no average")
 
     def _look(self, buffer: int) -> None:

@@ -79,7 +79,10 @@ def span_of(data: Any, *, writable: bool = True) -> BufferView:
                 f"{_name(data)} is not contiguous in memory; pass tensor.contiguous(), "
                 "and copy back what the call writes"
             )
-        return BufferView(data.data_ptr(), data.numel(), _dtype_of_tensor(data.dtype), data)
+        address, n_elems = data.data_ptr(), data.numel()
+        if not address and n_elems:  # as fake tensors and other wrappers are
+            raise UsageError(f"{_name(data)} has no memory; pass the tensor that holds its values")
+        return BufferView(address, n_elems, _dtype_of_tensor(data.dtype), data)
     view, dtype = _view_of(data)
     if not view.c_contiguous:
         raise UsageError(_not_contiguous(data, view))

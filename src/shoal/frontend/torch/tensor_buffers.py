@@ -172,12 +172,17 @@ class TensorBuffers:
             raise self._unsupported(f"a tensor on {tensor.device}", instead)
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
-        dtype = DTYPES.get(tensor.dtype)
+        dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
+        if not address and n_elems:
+            raise self.error(
+                f"got a {type(tensor).__name__} of shape {tuple(tensor.shape)} that has no memory "
+                "of its own; pass the tensor that holds its values"
+            )
         if dtype is not None:
-            return _new_view((tensor.data_ptr(), tensor.numel(), dtype, tensor))
+            return _new_view((address, n_elems, dtype, tensor))
         if self._folds:
             raise self._unsupported(tensor.dtype, "convert the tensor to one that shoal folds")
-        return BufferView(tensor.data_ptr(), tensor.nbytes, DType.UINT8, tensor)
+        return BufferView(address, tensor.nbytes, DType.UINT8, tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor, factor = tensor.detach(), self._factor

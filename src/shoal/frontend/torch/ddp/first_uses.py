@@ -15,6 +15,7 @@ _ABOUT: Final = frozenset(
         *("requires_grad", "grad", "grad_fn", "is_leaf", "is_sparse", "is_cuda", "is_cpu"),
         *("size", "dim", "numel", "nelement", "element_size", "stride", "storage_offset"),
         *("is_contiguous", "is_floating_point", "is_complex", "__hash__", "__len__"),
+        *("is_meta", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "get_device"),
     )
 )
 
@@ -39,17 +40,18 @@ class FirstUses(TorchFunctionMode):
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Called in place of the function."""
-        if _name_of(function) not in _ABOUT:
+        if asks_for_values(function):
             found = {self._index.get(id(one), -1) for one in tensors_in((args, kwargs or {}))}
             self.early |= found - self._called - {-1}
         return function(*args, **(kwargs or {}))
 
 
-def _name_of(function: Any) -> str:
+def asks_for_values(function: Any) -> bool:
+    """Whether a function of torch does more than to tell what kind of tensor it is called with."""
     name = getattr(function, "__name__", "")
     if name == "__get__":  # of a property, whose name it is that tells
         name = getattr(getattr(function, "__self__", None), "__name__", "")
-    return str(name)
+    return name not in _ABOUT
 
 
 def tensors_in(given: Any) -> Iterator[torch.Tensor]:

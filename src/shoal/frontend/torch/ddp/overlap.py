@@ -14,9 +14,8 @@ Source: Peng et al., "ByteScheduler", SOSP 2019; Jayarajan et al., "P3", MLSys 2
 from __future__ import annotations
 
 import contextlib
-import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ import torch
 from shoal.errors import PeerLost, ShoalError, Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.ddp.first_uses import FirstUses
+from shoal.frontend.torch.ddp.overlap_hooks import HookedCall, KeptOverlap, StepInOverlap
 from shoal.frontend.torch.ddp.pending import PendingGradient
 from shoal.frontend.torch.ddp.put_off import StepInParts
 
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 _NOTHING: Final = contextlib.nullcontext()
+_ALL_STEPPED: Final = "all parameters have been stepped on this rank"
 
-# Modules hold theirs; a wrapper may be gone when its model is wrapped anew.
+# A wrapper may be gone when its model is wrapped anew, and its model keep what it has put off.
 _overlaps: Final[weakref.WeakSet[Overlap]] = weakref.WeakSet()
 
 
@@ -79,6 +80,7 @@ class Overlap:
         self._first_uses = FirstUses(self._index, self._called_now)
         self._late: set[int] = set()  # stepped after the forward pass
         self._handles: list[Any] = []
+        self._held = KeptOverlap(self)
         compiled = [part for part in module.modules() if _is_compiled(part)]
         self._compiled = {
             self._index[id(p)] for part in compiled for p in part.parameters() if self._has(p)
@@ -89,23 +91,39 @@ class Overlap:
         _overlaps.add(self)
 
     def _attach_to(self, part: torch.nn.Module, is_called: bool) -> None:
-        own = [self._index[id(p)] for p in part.parameters(recurse=False) if self._has(p)]
+        named = {
+            name: self._index[id(parameter)]
+            for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+            if self._has(parameter)
+        }
+        own = list(dict.fromkeys(named.values()))
         if is_called:  # NOT last: other hooks make weights out of parameters, as pruning does
-            before = part.register_forward_pre_hook(self._before(own), prepend=True)
-            self._handles.append(before)
+            before = self._hook(lambda overlap, *_: overlap._before(own))
+            self._handles.append(part.register_forward_pre_hook(before, prepend=True))
         if own:
             self._parts.append(own)
-            saving = part.register_state_dict_pre_hook(lambda *_: self.complete())  # type: ignore[no-untyped-call]
-            loading = part.register_load_state_dict_pre_hook(lambda *_: self._give_way(own))  # type: ignore[no-untyped-call]
-            self._handles += [saving, loading]
+            saving = self._hook(lambda overlap, *_: overlap.finish())
+            loading = self._hook(
+                lambda overlap, _, state, prefix, *__: overlap._load(named, state, prefix)
+            )
+            self._handles += [
+                part.register_state_dict_pre_hook(saving),  # type: ignore[no-untyped-call]
+                part.register_load_state_dict_pre_hook(loading),  # type: ignore[no-untyped-call]
+            ]
+
+    def _hook(self, call: Callable[..., None]) -> HookedCall:
+        return HookedCall(self._held, call)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Put off this optimizer's steps from now on.
 
         Raises:
-            UsageError: there is one already, or it steps parameters that are not averaged.
+            UsageError: there is one already, or it steps parameters that are not averaged; or the
+                model has been wrapped anew.
             Unsupported: its step needs all gradients at once.
         """
+        if self._held() is None:
+            raise UsageError("overlap: the model has been wrapped anew; ask the new wrapper")
         if self._optimizer is not None:
             raise UsageError("overlap_forward: one optimizer steps a model's parameters, not two")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -116,18 +134,10 @@ class Overlap:
         self._check_groups(optimizer)
         self._optimizer = optimizer
         self._handles += [
-            optimizer.register_state_dict_pre_hook(lambda *_: self.complete()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: self._give_way()),
+            optimizer.register_state_dict_pre_hook(self._hook(lambda it, *_: it.finish())),
+            optimizer.register_load_state_dict_pre_hook(self._hook(lambda it, *_: it._give_way())),
+            StepInOverlap(optimizer, self._held),
         ]
-        held = self
-
-        def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
-            optimizer._opt_called = True
-            held.put_off(closure)
-
-        # By this and the above a scheduler that was made before knows steps when it sees them.
-        vars(step).update(vars(optimizer.step))
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         return optimizer
 
     def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
@@ -162,6 +172,9 @@ class Overlap:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._held.end()
+        self._optimizer = None
+        _overlaps.discard(self)
 
     def has_any(self, parameters: Collection[int]) -> bool:
         """Whether it steps any of these, given their ids."""
@@ -171,7 +184,9 @@ class Overlap:
     def forward(self, is_training: bool) -> Iterator[None]:
         """Around a forward pass."""
         self._called_now.clear()
-        if not is_training or self._step is None:
+        if not is_training:
+            self.finish()
+        elif self._step is None:
             self.complete()
         else:
             self._need(self._at_once or ())
@@ -182,11 +197,18 @@ class Overlap:
         finally:
             self._is_in_forward = False
 
+    def end_forward(self) -> None:
+        """After it: what is left was not announced there."""
+        if self._step is not None:
+            self._late = set(range(len(self._names))) - self._announced
+        self.finish()
+
     def send(self) -> None:
         """A backward pass has ended: its gradients go, and nobody waits for them here.
 
         Raises:
             UsageError: no optimizer is attached, or a parameter was used before it was stepped.
+                Or all weights are 0: the step is over on every rank, as it is without overlap.
         """
         if self._optimizer is None:
             raise UsageError(
@@ -195,15 +217,18 @@ class Overlap:
             )
         self._learn()
         self._fused.averager.send_rest()
+        if not self._fused.averager.has_weight:
+            self._fused.averager.wait()  # raises that, before anything is stepped
         for parameter, pending in zip(self._fused.gradients.parameters, self._pending, strict=True):
             pending.local = None
             parameter.grad = pending  # NOT shown before it is an average
         self._is_open, self._on_their_way = True, set(range(len(self._names)))
+        self._held.keep(self)
         self._announced.clear()
         self._called.clear()
         self._late.clear()
 
-    def put_off(self, closure: Callable[[], Any] | None) -> None:
+    def put_off(self, closure: Callable[[], Any] | None = None) -> None:
         """Step when parameters are needed, with the hyperparameters of now.
 
         The first step is taken at once: it makes the optimizer's state, which is to be in the same
@@ -235,11 +260,8 @@ class Overlap:
         if is_first:
             self.complete()
 
-    def complete(self, after_forward: bool = False) -> None:
+    def complete(self) -> None:
         """Wait for all averages, and do what was put off.
-
-        Args:
-            after_forward: what is left was not announced in the forward pass that has ended.
 
         Raises:
             ShoalError: as `Averager.wait`, and says what has been stepped.
@@ -247,27 +269,65 @@ class Overlap:
         self._check_whole()
         if not self._is_open:
             return
-        if after_forward:
-            self._late = set(range(len(self._names))) - self._announced
+        has_step = self._step is not None
         self._take(sorted(self._on_their_way))
-        self._is_open, self._step = False, None
-        self._put_off.clear()
-        self._fused.averager.wait()
+        self._close()
+        try:
+            self._fused.averager.wait()
+        except ShoalError as error:
+            if has_step:
+                raise _with_more(error, _ALL_STEPPED) from error
+            raise
+
+    def finish(self) -> None:
+        """Take a step that was put off. Without one parameters are whole, and nobody waits.
+
+        Raises:
+            ShoalError: as `complete`.
+        """
+        self._check_whole()
+        if self._step is not None:
+            self.complete()
+
+    def check_stepped(self) -> None:
+        """The model is being copied or pickled; that may have begun.
+
+        Raises:
+            ShoalError: a step was put off, or the model has a mixture.
+        """
+        self._check_whole()
+        if self._step is not None and self._on_their_way:
+            raise UsageError(
+                "overlap_forward: a step was put off: call model.synchronize() before the model is "
+                "copied or pickled"
+            )
 
     def _check_whole(self) -> None:
         if self._why is not None:
             raise _with_more(*self._why) from self._why[0]
 
-    def _give_way(self, own: Collection[int] = ()) -> None:
+    def _give_way(self, loaded: Collection[int] = ()) -> None:
         """To other values of these parameters: a step that can no more be taken is forgotten."""
         if self._why is None:
             try:
                 self.complete()
             except ShoalError:
                 self._forget()
-        self._mixed.difference_update(own)
+        self._mixed.difference_update(loaded)
         if not self._mixed:
             self._why = None
+        self._let_go()
+
+    def _load(self, named: Mapping[str, int], state: Mapping[str, Any], prefix: str) -> None:
+        """These parameters of a module are about to get what a state dict has for them."""
+        parameters = self._fused.gradients.parameters
+        self._give_way(
+            {
+                index
+                for name, index in named.items()
+                if getattr(state.get(prefix + name), "shape", None) == parameters[index].shape
+            }
+        )
 
     def _forget(self) -> None:
         """What is on its way will never be averages."""
@@ -275,25 +335,33 @@ class Overlap:
             parameter = self._fused.gradients.parameters[index]
             if isinstance(parameter.grad, PendingGradient):
                 parameter.grad = parameter.grad.local
-        self._is_open, self._step = False, None
         self._on_their_way.clear()
+        self._close()
+
+    def _close(self) -> None:
+        """Nothing is left to be done of this step."""
+        self._is_open, self._step = False, None
         self._put_off.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Have the model keep this no longer, unless it has a mixture."""
+        if not self._is_open and self._why is None:
+            self._held.keep(None)
 
     def _has(self, parameter: torch.Tensor) -> bool:
         return id(parameter) in self._index
 
-    def _before(self, own: list[int]) -> Callable[..., None]:
-        def before(*_: object) -> None:
-            self._called.update(own)
-            self._called_now.update(own)
-            if not self._on_their_way and self._why is None:
-                return
-            if self._step is None or not self._is_in_forward:
-                self.complete()
-                return
-            self._need(own)
-
-        return before
+    def _before(self, own: list[int]) -> None:
+        """A module is about to be called that has these parameters."""
+        self._called.update(own)
+        self._called_now.update(own)
+        if not self._on_their_way and self._why is None:
+            return
+        if self._step is None or not self._is_in_forward:
+            self.finish()
+            return
+        self._need(own)
 
     def _need(self, indices: Collection[int]) -> None:
         self._announced.update(indices)
@@ -350,7 +418,7 @@ class Overlap:
         if len(left) == n_all:
             told = "no parameter has been stepped on this rank: the step put off is given up"
         elif not left:
-            told = "all parameters have been stepped on this rank"
+            told = _ALL_STEPPED
         else:
             named = ", ".join(self._names[index] for index in left[:5])
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""

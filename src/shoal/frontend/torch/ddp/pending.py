@@ -7,16 +7,21 @@ from typing import Any, Final
 import torch
 
 from shoal.errors import UsageError
-from shoal.frontend.torch.ddp.first_uses import tensors_in
+from shoal.frontend.torch.ddp.first_uses import asks_for_values, tensors_in
 
-_ADDS: Final = frozenset((torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor))
+# How autograd adds a gradient to one that is there: not in place where it keeps the graph.
+_ADD: Final[Any] = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE: Final[Any] = torch.ops.aten.add_.Tensor
+
+_BY_PROGRAMS: Final = frozenset((torch.Tensor.add_, torch.Tensor.__iadd__))
 
 
 class PendingGradient(torch.Tensor):
     """Has the shape of a gradient and no values: whatever asks for them is refused.
 
-    Backward passes that are not averaged may add to it meanwhile; what they add is kept here. A
-    program that drops it, as `zero_grad` does, has dropped the average too.
+    Backward passes that are not averaged may add to it meanwhile, and so may a program, in place;
+    what they add is kept here. A program that drops it, as `zero_grad` does, has dropped the
+    average too.
 
     Args:
         parameter: whose gradient it is.
@@ -24,13 +29,11 @@ class PendingGradient(torch.Tensor):
 
     Attributes:
         of: the name of the parameter.
-        local: what passes that are not averaged have added; None: nothing.
+        local: what has been added; None: nothing.
     """
 
     of: str
     local: torch.Tensor | None
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor, name: str) -> PendingGradient:
@@ -51,23 +54,57 @@ class PendingGradient(torch.Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PendingGradient({self.of!r})"
 
+    __format__ = object.__format__
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Called in place of any function of torch that a program calls with it.
+
+        Also where torch would call no operation, as where it hands out an address or new memory.
+        """
+        if asks_for_values(function) and function not in _BY_PROGRAMS:
+            raise _refusal(args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Called in place of any operation on it."""
-        if function in _ADDS and isinstance(args[0], PendingGradient) and not kwargs:
-            return args[0]._add(args[1])
-        found = (one for one in tensors_in((args, kwargs or {})) if isinstance(one, cls))
-        raise UsageError(
-            f"overlap_forward: the gradient of parameter {next(found).of} is no average yet: what "
-            "needs gradients before the step, as clipping, a GradScaler or another optimizer does, "
-            "calls model.synchronize() after backward and before that"
-        )
+        """Called in place of any operation on it, also of autograd's own."""
+        if function in (_ADD, _ADD_IN_PLACE) and not kwargs and _fits(*args):
+            return args[0]._add(args[1], in_place=function is _ADD_IN_PLACE)
+        raise _refusal(args, kwargs)
 
-    def _add(self, gradient: torch.Tensor) -> PendingGradient:
+    def _add(self, gradient: torch.Tensor, in_place: bool) -> PendingGradient:
+        to = self if in_place else PendingGradient(self, self.of)
         if self.local is None:
-            self.local = gradient.detach().clone()
-        else:
+            to.local = gradient.detach().clone()
+        elif in_place:
             self.local += gradient.detach()
-        return self
+        else:
+            to.local = self.local + gradient.detach()
+        return to
+
+
+def _fits(held: Any, added: Any) -> bool:
+    """Whether this may be added: only what can is kept until there is an average to add it to."""
+    return (
+        isinstance(held, PendingGradient)
+        and isinstance(added, torch.Tensor)
+        and not isinstance(added, PendingGradient)
+        and (added.shape, added.dtype) == (held.shape, held.dtype)
+    )
+
+
+def _refusal(args: Any, kwargs: Any) -> UsageError:
+    """The error that a gradient among these arguments has no values."""
+    given = tensors_in((args, kwargs or {}))
+    name = next((one.of for one in given if isinstance(one, PendingGradient)), "?")
+    return UsageError(
+        f"overlap_forward: the gradient of parameter {name} is no average yet: what needs "
+        "gradients before the step, as clipping, a GradScaler or another optimizer does, calls "
+        "model.synchronize() after backward and before that"
+    )

@@ -314,7 +314,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
         if self.reducer.overlap is not None:
-            self.reducer.overlap.complete(after_forward=True)
+            self.reducer.overlap.end_forward()
         self.require_forward_param_sync = True
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self.reducer.prepare_for_backward(list(_find_tensors(output)))
