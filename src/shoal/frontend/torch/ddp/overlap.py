@@ -182,17 +182,24 @@ class Overlap:
         finally:
             self._is_in_forward = False
 
-    def send(self) -> None:
-        """A backward pass has ended: its gradients go, and nobody waits for them here.
+    def check_attached(self) -> None:
+        """A forward pass begins whose gradients are to be averaged.
 
         Raises:
-            UsageError: no optimizer is attached, or a parameter was used before it was stepped.
+            UsageError: no optimizer is attached.
         """
         if self._optimizer is None:
             raise UsageError(
                 "overlap_forward=True puts off the optimizer's steps: give it to the wrapper, "
                 "`optimizer = model.overlap(optimizer)`"
             )
+
+    def send(self) -> None:
+        """A backward pass has ended: its gradients go, and nobody waits for them here.
+
+        Raises:
+            UsageError: a parameter was used before it was stepped.
+        """
         self._learn()
         self._fused.averager.send_rest()
         for parameter, pending in zip(self._fused.gradients.parameters, self._pending, strict=True):
