@@ -380,7 +380,7 @@ def test_what_cannot_be_wrapped_is_refused_with_what_differs_and_the_ranks() -> 
 
 
 def wrap_again() -> None:
-    """The newest wrapper has the gradients, and a dropped one leaves nothing behind."""
+    """Another wrapper changes nothing, and a dropped one leaves nothing behind."""
     start()
     net = Net()
     first = wrap(net)
@@ -402,7 +402,7 @@ def wrap_again() -> None:
     dist.destroy_process_group()
 
 
-def test_the_newest_wrapper_takes_over_and_a_dropped_one_frees_its_memory() -> None:
+def test_a_model_may_be_wrapped_again_and_a_dropped_wrapper_frees_its_memory() -> None:
     run_ranks(wrap_again, 2)
 
 

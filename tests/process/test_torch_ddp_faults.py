@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import os
@@ -17,6 +18,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 import torch.distributed as dist
 from process.ddp_training import inputs, mine, start, whole, wrap
+from process.stage import error_of
 from torch import nn
 
 
@@ -148,6 +150,90 @@ def come_twice() -> None:
 
 def test_a_gradient_that_comes_twice_to_a_communication_hook_is_named() -> None:
     run_ranks(come_twice, 1)
+
+
+def have_a_pass_for_each_head() -> None:
+    import shoal
+
+    start()
+    wrapped = wrap(Two())
+    data, _ = inputs(0)
+    for _ in range(2):
+        wrapped.zero_grad()
+        shared = wrapped.module.first.weight.sum()
+        loss = wrapped(mine(data), True)
+        (loss[:, 0].sum() + shared).backward(
+            retain_graph=True, inputs=[wrapped.module.first.weight]
+        )
+        with pytest.raises(shoal.UsageError, match=r"first\.weight came twice .* add them up"):
+            loss.sum().backward()
+    dist.destroy_process_group()
+
+
+def test_a_gradient_that_comes_twice_is_named_with_what_to_do() -> None:
+    run_ranks(have_a_pass_for_each_head, 2)
+
+
+def raise_in_mid_backward(options: dict[str, Any], raises_on: int) -> str:
+    """What a rank hears; empty: it went on."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("not this time")
+
+    start()
+    hooked = options.pop("hook", False)
+    net = Two()
+    wrapped = wrap(net, **options)
+    if hooked:
+        wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
+    if options.get("overlap_forward"):
+        wrapped.overlap(torch.optim.SGD(net.parameters()))
+    data, _ = inputs(0)
+
+    def step() -> None:
+        if options.get("weighted"):
+            wrapped.weigh(2)
+        wrapped(mine(data), True).sum().backward()
+        wrapped.synchronize()
+
+    step()
+    alone = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    raises = dist.get_rank() <= raises_on
+    failing = net.first.weight.register_hook(fail) if raises else contextlib.nullcontext()
+    with failing:
+        error = error_of(step)
+    if raises:
+        assert str(error) == "not this time"
+        net.zero_grad()
+        error = error_of(step)
+    said = str(error or "")
+    if not said:
+        for parameter, wanted in zip(net.parameters(), alone, strict=True):
+            assert torch.equal(parameter.grad, wanted)
+    dist.destroy_process_group()
+    return said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"find_unused_parameters": True},
+        {"weighted": True, "check_finite": True},
+        {"gradient_as_bucket_view": False},
+        {"hook": True},
+        {"overlap_forward": True},
+    ],
+)
+def test_a_pass_that_raised_on_all_ranks_is_forgotten(options: dict[str, Any]) -> None:
+    assert run_ranks(raise_in_mid_backward, 2, options, 1) == ["", ""]
+
+
+def test_a_pass_that_raised_on_one_rank_alone_is_told_on_all() -> None:
+    for said in run_ranks(raise_in_mid_backward, 3, {}, 0):
+        assert "a backward pass raised on rank 0 before its end" in said
+        assert "shoal.torch.shrink_group()" in said
 
 
 # ---- a step that fails, and a job that goes on ----

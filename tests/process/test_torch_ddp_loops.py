@@ -117,6 +117,65 @@ def test_hooks_that_are_put_on_parameters_later_change_what_is_averaged() -> Non
     run_ranks(beside_gloo, 2, change_gradients)
 
 
+def change_gradients_late(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    wrapped, seen = wrap(Two()), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        loss = wrapped(data(number)).pow(2).sum()
+        hooks = [p.register_post_accumulate_grad_hook(_scale) for p in wrapped.parameters()]
+        loss.backward()
+        for hook in hooks:
+            hook.remove()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_hooks_that_are_put_on_parameters_after_the_forward_pass_change_it_too() -> None:
+    run_ranks(beside_gloo, 2, change_gradients_late)
+
+
+class Table(nn.Embedding):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows + dist.get_rank()).pow(2)
+
+
+def train_a_table(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    seen = []
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+        torch.manual_seed(0)
+        wrapped = wrap(Table(4, 2, sparse=True), **options)
+        for number in range(N_STEPS):
+            wrapped.zero_grad()
+            with wrapped.no_sync() if number == 1 else contextlib.nullcontext():
+                wrapped(torch.tensor([number % 2, 1])).sum().backward()
+            wrapped(torch.tensor([2])).sum().backward()
+            seen += [[one.to_dense() for one in gradients(wrapped) if one is not None]]
+    return seen
+
+
+def test_a_model_that_has_sparse_gradients_only_is_averaged() -> None:
+    run_ranks(beside_gloo, 2, train_a_table)
+
+
+def look_at_slopes(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    """Before the backward pass, which is averaged, the derivative by the input is asked for."""
+    # torch's own learns from that pass, and leaves gradients local.
+    is_ours = not isinstance(wrap(Two()).reducer, dist.Reducer)
+    wrapped, seen = wrap(Two(), static_graph=is_ours), []
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        given = data(number).requires_grad_()
+        loss = wrapped(given).pow(2).sum()
+        torch.autograd.grad(loss, given, retain_graph=True)
+        loss.backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_a_static_graph_is_not_learnt_from_a_pass_in_which_no_gradient_came() -> None:
+    run_ranks(beside_gloo, 2, look_at_slopes)
+
+
 def penalize(wrap: Wrap) -> list[list[torch.Tensor | None]]:
     """A loss that is made of derivatives: its backward pass does not come by the output."""
     net = nn.Sequential(nn.Linear(6, 10, bias=False), nn.Tanh(), nn.Linear(10, 1, bias=False))
@@ -252,6 +311,29 @@ def views_and_own(wrap: Wrap) -> list[list[torch.Tensor | None]]:
 
 def test_gradients_may_be_replaced_detached_and_if_asked_kept() -> None:
     run_ranks(beside_gloo, 2, views_and_own)
+
+
+def raise_in_the_middle(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    """Of shoal's, a pass raises when some gradients are on their way; torch's never raises."""
+    wrapped, seen = wrap(Two()), []
+    is_ours = not isinstance(wrapped.reducer, dist.Reducer)
+    for number in range(2 * N_STEPS):
+        wrapped.zero_grad()
+        if number % 2 and is_ours:
+            failing = wrapped.module.first[0].weight.register_hook(_fail)
+            with pytest.raises(ValueError, match="not this time"):
+                wrapped(data(50)).pow(2).sum().backward()
+            failing.remove()
+            if number > 1:
+                wrapped.reducer._reset_state()
+            wrapped.zero_grad()
+        wrapped(data(number)).pow(2).sum().backward()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_a_pass_that_raised_in_its_middle_on_all_ranks_is_forgotten() -> None:
+    run_ranks(beside_gloo, 2, raise_in_the_middle)
 
 
 def average_now_and_then(wrap: Wrap) -> list[list[torch.Tensor | None]]:

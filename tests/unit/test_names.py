@@ -29,16 +29,16 @@ extent failure faster figures filled finish finished finite first flight followe
 fused goal gone gradient gradients graph health held hook hooked http in info interface internal job
 join joined keeper kept key kind known lab latency launch layout leader least leaving left library
 limit limits line lines links load local log lost measured meet meeting member members membership
-memory message messages misplaced model monitored name namespace nccl nic not note notices numbers
-occurrences on op operations options order origin other out output overlap owner pace pair parallel
-parser part parts pauses pending picture piece placement planner point pool pooled pools preparation
-process progress proof range record recv reducer registry repair rereading resent reserve reserved
-result role root round row running sample section seen send served server servers settings
-settlement shape shared shares shoal simulation size source sparse spec stage staged stages staging
-stand standing started static status store strangers sweep symbols symmetric table taken tally task
-tcp tensor timed times told torch trace traffic trained training trainings tree tuning turn type
-unmet unpacker unsupported usage uses value values variant verdict warnings watch way weights window
-windows wish within work worker wrapper
+memory message messages misplaced missing model monitored name namespace nccl nic not note notices
+numbers occurrences on op operations options order origin other out output overlap owner pace pair
+parallel parser part parts pauses pending picture piece placement planner point pool pooled pools
+preparation process progress proof range record recv reducer registry repair rereading resent
+reserve reserved result role root round row running sample section seen send served server servers
+settings settlement shape shared shares shoal simulation size source sparse spec stage staged stages
+staging stand standing started static status store strangers sweep symbols symmetric table taken
+tally task tcp tensor timed times told torch trace traffic trained training trainings tree tuning
+turn type unmet unpacker unsupported usage uses value values variant verdict warnings watch way
+weights window windows wish within work worker wrapper
 """
 PLAIN: Final = set(_PLAIN.split())
 

@@ -169,12 +169,10 @@ class Averager:
         """
         self._check_alive()
         self._check_weight(weight)
-        preparation = self._preparation
-        has_told = preparation is not None and preparation.has_told
-        if self._is_open and (self.countdown.n_counted or has_told):
+        if self.is_under_way:
             raise UsageError(f"{self}: the step before has not ended; wait() for it first")
-        if preparation is not None:
-            preparation.begin(weight)
+        if self._preparation is not None:
+            self._preparation.begin(weight)
         if self._is_open:
             self.log.begin_step()
             return self.arrays
@@ -200,6 +198,12 @@ class Averager:
         self.log.begin_step()
         self._is_open, self._is_sent = True, False
         return self.arrays
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step has begun in which something was ready, or its weight was sent."""
+        has_told = self._preparation is not None and self._preparation.has_told
+        return self._is_open and (self.countdown.n_counted > 0 or has_told)
 
     def reserve(self) -> None:
         """Have the step take its place among the group's calls, if it has none. Every rank does.

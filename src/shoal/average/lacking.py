@@ -67,6 +67,18 @@ def tell(group: Group, name: str, why: str) -> None:
         group.barrier(name=f"{name}, all lacking")
 
 
+def tell_or_raise(group: Group, name: str, why: str) -> None:
+    """As `tell`, where the group is to go on.
+
+    Raises:
+        ShoalError: it has ended; `UsageError` with a rank's reason, where one gave it.
+    """
+    tell(group, name, why)
+    error = group.ended()
+    if error is not None:
+        raise (reason_of(group, error) if isinstance(error, Closed) else None) or error
+
+
 def is_waited_for(group: Group, numbers: Collection[int] | None = None) -> bool:
     """Whether another rank is known to have made a call that this one has not.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.average import Averager
+from shoal.average import Averager, NotFinite
+from shoal.average.lacking import tell_or_raise
 from shoal.errors import UsageError
+from shoal.frontend.torch.ddp.buckets import twice
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
 
 if TYPE_CHECKING:
@@ -43,8 +46,10 @@ class FusedGradients:
         }
         self.gradients = gradients
         self.averager = Averager(group, arrays, **options)
-        self.weight: float | None = None
-        self._is_weighted = bool(options.get("weighted"))
+        self.weight: float | None = None  # of the next forward pass
+        self.is_weighted = bool(options.get("weighted"))
+        self.begun_with: float | None = None  # the weight of the step under way
+        self._names = list(names)
         self.averager.on_missing = gradients.bring
         self.averager.on_rebuilding = self._leave_places
         self.averager.on_rebuilt = self._settle
@@ -68,17 +73,40 @@ class FusedGradients:
         """What each parameter calls when its gradient is there: C functions."""
         return [self.averager.hook(index) for index in range(len(self.averager.entries))]
 
-    def begin(self) -> None:
-        """From now on gradients are counted."""
-        weight, self.weight = self.weight, None
-        if self._is_weighted and weight is None:
+    def begin(self, *, again: bool = False) -> None:
+        """From now on gradients are counted.
+
+        Args:
+            again: those of another backward pass over the forward pass before, with its weight.
+
+        Raises:
+            UsageError: the forward pass has no weight, or the pass before has not ended.
+        """
+        if not again:
+            self.begun_with, self.weight = self.weight, None
+        if self.is_weighted and self.begun_with is None:
             raise UsageError(
                 "DistributedDataParallel: with weighted=True every forward pass has a weight; call "
                 "model.weigh(n) before it, where n is the number of its samples or tokens"
             )
-        self.averager.begin(weight, reserve=False)
+        if self.averager.is_under_way:
+            raise UsageError(
+                "DistributedDataParallel: the backward pass before has not ended, and some of its "
+                "gradients are on their way: wrap `model.module` anew, on every rank"
+            )
+        self.averager.begin(self.begun_with, reserve=False)
         self.averager.countdown.paused = False
         self._n_full = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients of the pass under way have come, or other ranks know of it."""
+        return self.averager.is_under_way
+
+    def take_weight(self) -> float | None:
+        """That of a forward pass whose gradients will not be averaged, if it was given one."""
+        weight, self.weight = self.weight, None
+        return weight
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -102,6 +130,10 @@ class FusedGradients:
         """Gradients that come are of no interest."""
         self.averager.countdown.paused = True
 
+    def resume(self) -> None:
+        """They are again."""
+        self.averager.countdown.paused = False
+
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
         countdown = self.averager.countdown
@@ -118,15 +150,40 @@ class FusedGradients:
         """What has not come will not: tell the ranks that wait for it."""
         self.averager.lack(why)
 
+    def forget(self, why: str) -> None:
+        """End a pass that raised on every rank; its averages are of no use.
+
+        What has left on some ranks has to leave on all. Gradients stay as they are. Where a rank
+        waits for this pass the group ends, and it hears why.
+        """
+        self.averager.watch.stop()
+        tell_or_raise(self.averager.group, f"{self.averager.name}, raised", why)
+        self.resume()
+        hooks = self.hooks()
+        with self.gradients.hidden(), contextlib.suppress(NotFinite, UsageError):
+            for index in self.missing():
+                hooks[index]()
+            self.averager.wait()
+
     def end(self, unused: bool) -> None:
         """Wait for all averages; then every gradient is there, in its place.
 
         Args:
             unused: some gradients may not have come, here or on other ranks. Those that came on no
                 rank stay as they are.
+
+        Raises:
+            UsageError: a gradient came twice. The step is over.
+            ShoalError: as `Averager.wait`.
         """
         missing = self.missing() if unused else []
-        self.averager.wait()
+        repeated = self.averager.countdown.repeated
+        try:
+            self.averager.wait()
+        except UsageError as error:
+            if repeated < 0 or self.averager.group.ended() is not None:
+                raise
+            raise UsageError(twice(self._names[repeated])) from error
         if missing:
             nowhere = set(self.averager.unused)
             self.gradients.show(index for index in missing if index not in nowhere)
@@ -140,7 +197,7 @@ class FusedGradients:
     def match(self, unused: bool) -> None:
         """Take part in a step of the others with zeros. This rank's gradients stay as they are."""
         with self.gradients.hidden():
-            self.weight = 0 if self._is_weighted else None
+            self.weight = 0 if self.is_weighted else None
             self.begin()
             if not unused:
                 for hook in self.hooks():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
-from shoal.average.lacking import reason_of, tell
+from shoal.average.lacking import reason_of, tell, tell_or_raise
 from shoal.errors import Closed
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
@@ -58,6 +58,8 @@ class HookedBuckets:
         self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
         self._buffers, places = _laid_out(gradients.parameters, self._members)
         gradients.settle(places)
+        self.is_weighted = False
+        self.begun_with: float | None = None
         self.on_full: Callable[[], None] = lambda: None
         self.is_armed = False
         self._came = [False] * len(gradients.parameters)
@@ -80,13 +82,21 @@ class HookedBuckets:
         """What each parameter calls when its gradient is there."""
         return [_counting(self, index) for index in range(len(self._came))]
 
-    def begin(self) -> None:
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients of the pass under way have come."""
+        return any(self._came)
+
+    def begin(self, *, again: bool = False) -> None:
         """From now on gradients are counted."""
         self._came = [False] * len(self._came)
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
         self._times.begin()
         self.is_armed = True
+
+    def take_weight(self) -> None:
+        """There are none."""
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -108,6 +118,10 @@ class HookedBuckets:
     def stop(self) -> None:
         """Gradients that come are of no interest."""
         self.is_armed = False
+
+    def resume(self) -> None:
+        """They are again."""
+        self.is_armed = True
 
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
@@ -139,6 +153,18 @@ class HookedBuckets:
         if group is not None:
             tell(group, "buckets", why)
 
+    def forget(self, why: str) -> None:
+        """End a pass that raised on every rank; its averages are of no use.
+
+        What has left on some ranks has to leave on all. Gradients stay as they are. Where a rank
+        waits for this pass the group ends, and it hears why.
+        """
+        group = frontend.group_in(self._group)
+        if group is not None:
+            tell_or_raise(group, "buckets, raised", why)
+        with self.gradients.hidden():
+            self.end(unused=False)
+
     def end(self, unused: bool) -> None:
         """Wait for all averages; then every gradient is there, in its place.
 
@@ -163,7 +189,7 @@ class HookedBuckets:
         kept = self.gradients.set_aside(absent)
         while len(self._futures) < len(self._members):
             self._leave(len(self._futures))
-        used = self._used() if unused else []
+        used = self._used() if unused and self._buffers else []
         for number, (works, future) in enumerate(self._futures):
             buffer, since = self._buffers[number], time.monotonic_ns()
             for work in works:
@@ -218,8 +244,9 @@ def twice(name: str) -> str:
     """What is wrong when a gradient comes twice."""
     return (
         f"Expected to mark a variable ready only once: the gradient of parameter {name} came twice "
-        "in one backward pass. Reentrant checkpoints do so where several share a parameter: use "
-        "use_reentrant=False, or static_graph=True"
+        "before all others had come. Where losses of one forward pass have a backward pass each, "
+        "add them up, and call backward once. Where reentrant checkpoints share a parameter, give "
+        "them use_reentrant=False, or the wrapper static_graph=True"
     )
 
 

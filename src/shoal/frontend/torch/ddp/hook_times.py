@@ -55,8 +55,8 @@ class HookTimes:
         self.group = group
         self.layout = _layout_of(names, parameters, members)
         self.log = StepLog(len(members))
-        device = parameters[0].device
-        self.device = "" if device.type == "cpu" else str(device)
+        devices = {parameter.device for parameter in parameters if parameter.device.type != "cpu"}
+        self.device = str(devices.pop()) if devices else ""
         self._names, self._missing = list(names), missing
         self._is_open = False
         self._clear()

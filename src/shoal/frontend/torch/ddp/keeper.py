@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 import shoal.frontend.torch as frontend
 from shoal.average.lacking import GO_ON
@@ -22,6 +22,9 @@ from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
+from shoal.frontend.torch.ddp.turns import SharedTurn
+from shoal.frontend.torch.ddp.unfinished import Missing
+from shoal.frontend.torch.ddp.weights import SharedWeights
 
 if TYPE_CHECKING:
     from shoal.average import AveragingReport
@@ -36,6 +39,8 @@ class Averaging(Protocol):
 
     gradients: Gradients
     on_full: Callable[[], None]
+    is_weighted: bool
+    begun_with: float | None  # the weight of the forward pass that is to be averaged
 
     @property
     def is_armed(self) -> bool:
@@ -55,8 +60,15 @@ class Averaging(Protocol):
     def hooks(self) -> list[Callable[..., None]]:
         """What each parameter calls when its gradient is there."""
 
-    def begin(self) -> None:
+    @property
+    def has_begun(self) -> bool:
+        """Whether gradients of the pass under way have come, or other ranks know of it."""
+
+    def begin(self, *, again: bool = False) -> None:
         """From now on gradients are counted."""
+
+    def take_weight(self) -> float | None:
+        """That of a forward pass whose gradients will not be averaged, if it was given one."""
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -67,6 +79,9 @@ class Averaging(Protocol):
     def stop(self) -> None:
         """Gradients that come are of no interest."""
 
+    def resume(self) -> None:
+        """They are again."""
+
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
 
@@ -75,6 +90,9 @@ class Averaging(Protocol):
 
     def lack(self, why: str) -> None:
         """What has not come will not: tell the ranks that wait for it."""
+
+    def forget(self, why: str) -> None:
+        """End a pass that raised on every rank."""
 
     def end(self, unused: bool) -> None:
         """Wait for all averages."""
@@ -117,6 +135,7 @@ class GradientKeeper:
         self._hook: Callable[[Any, Any], Any] | None = None
         self._state: object = None
         self._handles: list[Any] = []
+        self._next_hook = -1  # the number of whichever is put next, when ours were seen to be last
         # To the end of the pass under way. A pass that raises forgets it, and it is gone.
         self._end: Callable[[], object] = _no_end
         self._creates_graph = False
@@ -131,6 +150,8 @@ class GradientKeeper:
         self._graph_has_changed = False
         self.after_step: Callable[[], None] | None = None
         self.overlap: Overlap | None = None
+        self.turn = SharedTurn(_not_held(self.refuse))
+        self._summed = SharedWeights(_not_held(self._has_sums), _not_held(self.refuse))
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._attach()
 
@@ -138,7 +159,10 @@ class GradientKeeper:
 
     @not_inlined
     def prepare_for_forward(self) -> None:
-        """A forward pass begins."""
+        """A forward pass begins whose gradients are to be averaged."""
+        self.turn.check()
+        if self.overlap is not None:
+            self.overlap.check_attached()
         self.averaging.note_forward()
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -150,16 +174,23 @@ class GradientKeeper:
         Raises:
             RuntimeError: gradients of the backward pass before have not come; names them.
         """
+        hooked = [output for output in outputs if output.grad_fn is not None]
+        self.turn.note_forward(is_told=bool(hooked))
+        if self._has_raised:
+            self._forget_pass()
         self._check_finished()
         self._come_last()
         self._is_expecting = True
         self._begin()
-        for output in outputs:
-            if output.grad_fn is not None:
-                output.register_hook(self._begin_pass)  # type: ignore[no-untyped-call]
+        for output in hooked:
+            output.register_hook(self._begin_pass)  # type: ignore[no-untyped-call]
+        self._next_hook += len(hooked)
 
-    def forget_forward(self) -> None:
+    def forget_forward(self, outputs: Sequence[torch.Tensor]) -> None:
         """A forward pass has ended whose gradients are not to be averaged."""
+        weight = self.averaging.take_weight()
+        if weight is not None:
+            self._summed.note_forward(weight, outputs)
         self._has_accumulated = True
         if self._end() is None and len(self._missing()) == len(self.names):
             self.averaging.stop()
@@ -167,7 +198,7 @@ class GradientKeeper:
     def _check_reducer_finalized(self) -> None:
         self._check_finished()
         if self._is_expecting:
-            self._fail(self._unfinished(self._missing()))
+            self._fail_unfinished(self._missing())
 
     def _rebuild_buckets(self) -> bool:
         """Whether the places of gradients have changed after the first step; true once."""
@@ -189,7 +220,9 @@ class GradientKeeper:
     def _set_static_graph(self) -> None:
         if self.n_steps:
             self._fail("_set_static_graph() should be called before training loop starts")
-        self._static = StaticGraph(self.names, _not_held(self._graph_changes))
+        self._static = StaticGraph(
+            self.names, _not_held(self._graph_changes), _not_held(self._is_armed)
+        )
         self._attach()
 
     def _ddp_graph_static(self) -> bool:
@@ -212,7 +245,9 @@ class GradientKeeper:
         _remove(self._handles)
 
     def _reset_state(self) -> None:
-        self._end, self._is_expecting = _no_end, False
+        if self._end() is not None:  # NOT where it is gone: that tells of a pass that raised
+            self._end = _no_end
+        self._is_expecting = False
         self.averaging.stop()
         self._sparse.begin()
 
@@ -233,23 +268,35 @@ class GradientKeeper:
         self.averaging.lack(why)
         raise UsageError(f"DistributedDataParallel: {why}{self._go_on()}")
 
-    def has_any(self, parameters: set[int]) -> bool:
-        """Whether it is told by any parameter with one of these ids."""
-        mine = (*self.averaging.gradients.parameters, *self._sparse.parameters)
-        return bool(self._handles) and any(id(parameter) in parameters for parameter in mine)
+    def shared_with(self, parameters: set[int]) -> str | None:
+        """The name of the first parameter with one of these ids; None: it averages none."""
+        named = zip(self.names, self._parameters(), strict=True)
+        found = (name for name, parameter in named if id(parameter) in parameters)
+        return next(found, None)
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether a backward pass is under way."""
+        return self._end() is not None
 
     def match(self) -> None:
         """Take part in a backward pass of the others with zeros."""
-        self._end = lambda: self  # there is no pass that could end
-        self.averaging.match(self._finds_unused)
-        self._end = _no_end
+        self._while_none_ends(self.averaging.match, self._finds_unused)
         self._sparse.match(self._hook, self._state)
+
+    def _while_none_ends(self, call: Callable[..., None], *args: Any) -> None:
+        """Outside a backward pass, where gradients seem to come."""
+        self._end = lambda: self  # there is no pass that could end
+        try:
+            call(*args)
+        finally:
+            self._end = _no_end
 
     def _attach(self) -> None:
         """Have every parameter tell when its gradient is there."""
         self._remove_autograd_hooks()
         self.averaging.on_full = self._queue_end
-        hooks = [*self.averaging.hooks(), *self._sparse.hooks()]
+        hooks = [*self.averaging.hooks(), *self._sparse.hooks(_not_held(self._end_if_armed))]
         if self._static is not None:
             hooks = self._static.around(hooks, _not_held(self._queue_end))
         if self._finds_unused or self._static is not None:
@@ -264,22 +311,29 @@ class GradientKeeper:
 
     def _come_last(self) -> None:
         """Be told of each gradient after hooks that others have put there since: they change it."""
+        if self._next_hook == RemovableHandle.next_id:
+            return  # nobody has put a hook anywhere
+        self._next_hook = RemovableHandle.next_id
         for parameter, handle in zip(self._parameters(), self._handles, strict=False):
             hooks: Any = parameter._post_accumulate_grad_hooks
             if len(hooks) > 1 and next(reversed(hooks)) != handle.id:
                 hooks[handle.id] = hooks.pop(handle.id)  # NOT move_to_end: C++ would not see it
 
-    def _begin(self) -> None:
+    def _begin(self, *, again: bool = False) -> None:
         if self.overlap is not None:
             self.overlap.complete()
-        self.averaging.begin()
+        self.averaging.begin(again=again)
         self._sparse.begin()
         if self._static is not None:
             self._static.begin()
 
     def _begin_pass(self, _gradient: torch.Tensor) -> None:
+        if self._end() is None:
+            self.turn.begin()
+            self._come_last()
         if not self.averaging.is_armed:  # another over one forward pass, or one that was paused
-            self._begin()
+            self._begin(again=True)
+        self._summed.check(self.averaging.begun_with)
         # NOT with the forward pass: a rank may make one more, which nothing comes back from.
         self.averaging.reserve()
         self._queue_end()
@@ -292,16 +346,38 @@ class GradientKeeper:
             self._creates_graph = torch.is_grad_enabled()
             Variable._execution_engine.queue_callback(end)
 
+    def _is_armed(self) -> bool:
+        return self.averaging.is_armed
+
+    def _end_if_armed(self) -> None:
+        if self._is_armed():
+            self._queue_end()
+
     def _end_pass(self) -> None:
         try:
             if self._all_has_come():
                 self._finish(self._finds_unused)
         finally:
             self._end = _no_end  # NOT before: what leaves last would queue another end
+            self.turn.end()
+
+    @property
+    def _has_raised(self) -> bool:
+        """Whether the last backward pass raised in its middle: then its end is gone."""
+        was_begun = self._end is not _no_end and self._end() is None
+        return was_begun and self.averaging.has_begun
+
+    def _forget_pass(self) -> None:
+        """Of a pass that raised; every rank does it, or the group ends."""
+        why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
+        self._while_none_ends(self.averaging.forget, why)
+        self._is_expecting = False
 
     def _all_has_come(self) -> bool:
         """Whether the step can end; if not, the rest comes in another pass over its forward."""
         static = self._static
+        if static is not None and static.has_seen_none:
+            return False  # autograd.grad, for what is no parameter
         if static is not None and static.is_learning:
             self._finds_unused = static.learn(self._group)
             self._attach()
@@ -312,7 +388,7 @@ class GradientKeeper:
             return False  # autograd.grad, for a loss that is made of what it returns
         if missing and not (self._finds_unused if static is None else static.absent == missing):
             if len(missing) < len(self.names):
-                self.averaging.wait_for_rest(self._lacking(missing))
+                self.averaging.wait_for_rest(self._told(missing).for_others())
             return False
         self._is_expecting = self._has_accumulated = False
         self._is_static = self._is_static and self._unused in (None, missing)
@@ -321,20 +397,22 @@ class GradientKeeper:
 
     def _count_accumulated(self) -> None:
         """What has come without being averaged is averaged with the rest."""
-        hooks = [*self.averaging.hooks(), *self._sparse.hooks()]
+        hooks = [*self.averaging.hooks(), *self._sparse.hooks(_no_end)]
         parameters = self._parameters()
         for index in self._missing():
             if parameters[index].grad is not None:
                 hooks[index]()
 
     def _finish(self, unused: bool) -> None:
+        self._summed.clear()
         if self.overlap is not None:
             self.overlap.send()
             self.n_steps += 1
             return
         self.averaging.end(unused)
         join, self._join = self._join, None
-        factor = join.factor(dist.get_world_size(self._group)) if join is not None else 1.0
+        size, is_weighted = dist.get_world_size(self._group), self.averaging.is_weighted
+        factor = join.factor(size, is_weighted=is_weighted) if join is not None else 1.0
         if factor != 1.0:
             self.averaging.scale(factor)
         self.averaging.gradients.hand_back()
@@ -345,6 +423,12 @@ class GradientKeeper:
         self.n_steps += 1
         if self.after_step is not None:
             self.after_step()
+
+    def _has_sums(self) -> bool:
+        """Whether there are gradients to which those of a pass are added."""
+        found = (parameter.grad for parameter in self._parameters())
+        sums = (getattr(one, "local", one) for one in found)  # NOT of what waits for its average
+        return any(one is not None and bool(one.any()) for one in sums)
 
     def _missing(self) -> list[int]:
         n_dense = len(self.averaging.gradients.parameters)
@@ -357,8 +441,8 @@ class GradientKeeper:
         missing = self._missing()
         if missing and (self._graph_has_changed or len(missing) < len(self.names)):
             self._is_expecting = self._graph_has_changed = False
-            self.averaging.lack(self._lacking(missing))
-            self._fail(self._unfinished(missing))
+            self.averaging.lack(self._told(missing).for_others())
+            self._fail_unfinished(missing)
 
     def _graph_changes(self, why: str) -> NoReturn:
         self._graph_has_changed = True
@@ -369,51 +453,17 @@ class GradientKeeper:
         self._on_error(why)
         raise RuntimeError(why)
 
-    def _lacking(self, missing: Sequence[int]) -> str:
-        """What is wrong, for the ranks that have all gradients."""
-        named = ", ".join(self.names[index] for index in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return (
-            f"no gradient has come of parameter {named}{more} on rank "
-            f"{dist.get_rank(self._group)}: use it in the loss there, or wrap the model with "
-            f"find_unused_parameters=True{self._beside_overlap()}{self._frozen(missing)}"
-        )
+    def _fail_unfinished(self, missing: Sequence[int]) -> NoReturn:
+        self._fail(self._told(missing).here(self._static is not None, self._go_on()))
 
-    def _beside_overlap(self) -> str:
-        """What goes with the advice to wrap the model in another way."""
-        return " and without overlap_forward" if self.overlap is not None else ""
-
-    def _frozen(self, missing: Sequence[int]) -> str:
-        """Of what is missing, what does not ask for a gradient any more."""
-        parameters = self._parameters()
-        frozen = [self.names[i] for i in missing if not parameters[i].requires_grad]
-        if not frozen:
-            return ""
-        return (
-            f". Of these {', '.join(frozen)} required a gradient when the model was wrapped, and "
-            "now do not: wrap `model.module` anew, on every rank"
-        )
+    def _told(self, missing: Sequence[int]) -> Missing:
+        rank, overlaps = dist.get_rank(self._group), self.overlap is not None
+        return Missing(missing, self.names, self._parameters(), rank, overlaps)
 
     def _go_on(self) -> str:
         """What to do first where other ranks have waited for what is missing."""
         group = frontend.group_in(self._group)
         return "" if group is None or group.ended() is None else GO_ON
-
-    def _unfinished(self, missing: Sequence[int]) -> str:
-        rank = dist.get_rank(self._group)
-        names = ", ".join(self.names[index] for index in missing)
-        indices = " ".join(map(str, missing))
-        why = (
-            _NOT_STATIC
-            if self._static is not None
-            else _NOT_USED.format(and_else=self._beside_overlap())
-        )
-        return (
-            "Expected to have finished reduction in the prior iteration before starting a new one. "
-            f"{why}\nParameter indices which did not receive grad for rank {rank}: {indices}. "
-            f"Parameters which did not receive grad for rank {rank}: {names}{self._frozen(missing)}"
-            f"{self._go_on()}{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
-        )
 
 
 def _no_end() -> None:
@@ -445,22 +495,3 @@ def _remove(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
-
-
-# The beginnings are torch's own words, which programs and their users look for.
-_NOT_USED: Final = (
-    "This error indicates that your module has parameters that were not used in producing loss, "
-    "and the averages of others wait for their gradients. If that is as it should be, enable it by "
-    "passing the keyword argument `find_unused_parameters=True` to "
-    "`shoal.torch.DistributedDataParallel`{and_else}; if not, make sure that all `forward` "
-    "function outputs participate in calculating loss."
-)
-_NOT_STATIC: Final = (
-    "This error indicates that your training graph has changed in this iteration, e.g., one "
-    "parameter is used in first iteration, but then got unused in the second iteration. this is "
-    "not compatible with static_graph set to True."
-)
-_MORE: Final = (
-    ". To be told more of what ranks do, set the environment variable TORCH_DISTRIBUTED_DEBUG to "
-    "either INFO or DETAIL"
-)

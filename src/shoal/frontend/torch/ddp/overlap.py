@@ -203,18 +203,25 @@ class Overlap:
             self._late = set(range(len(self._names))) - self._announced
         self.finish()
 
-    def send(self) -> None:
-        """A backward pass has ended: its gradients go, and nobody waits for them here.
+    def check_attached(self) -> None:
+        """A forward pass begins whose gradients are to be averaged.
 
         Raises:
-            UsageError: no optimizer is attached, or a parameter was used before it was stepped.
-                Or all weights are 0: the step is over on every rank, as it is without overlap.
+            UsageError: no optimizer is attached.
         """
         if self._optimizer is None:
             raise UsageError(
                 "overlap_forward=True puts off the optimizer's steps: give it to the wrapper, "
                 "`optimizer = model.overlap(optimizer)`"
             )
+
+    def send(self) -> None:
+        """A backward pass has ended: its gradients go, and nobody waits for them here.
+
+        Raises:
+            UsageError: a parameter was used before it was stepped. Or all weights are 0: the step
+                is over on every rank, as it is without overlap.
+        """
         self._learn()
         self._fused.averager.send_rest()
         if not self._fused.averager.has_weight:

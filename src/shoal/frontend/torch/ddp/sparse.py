@@ -26,12 +26,18 @@ class SparseGradients:
         self._group = group
         self._first = first
 
-    def hooks(self) -> list[Callable[..., None]]:
-        """What each parameter calls when its gradient is there."""
+    def hooks(self, on_full: Callable[[], None]) -> list[Callable[..., None]]:
+        """What each parameter calls when its gradient is there.
+
+        Args:
+            on_full: called when those of all are.
+        """
 
         def coming(index: int) -> Callable[..., None]:
             def come(*_: object) -> None:
                 self.came[index] = True
+                if all(self.came):
+                    on_full()
 
             return come
 

@@ -15,12 +15,22 @@ class StaticGraph:
     """How often each gradient comes in a backward pass.
 
     Reentrant checkpoints have a gradient come several times; it is whole with the last.
+
+    Args:
+        fail: raises that what was learnt does not hold.
+        is_armed: whether gradients are counted now.
     """
 
-    def __init__(self, names: Sequence[str], fail: Callable[[str], NoReturn]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        fail: Callable[[str], NoReturn],
+        is_armed: Callable[[], bool | None],
+    ) -> None:
         self.is_learning = True
         self._names = names
         self._fail = fail
+        self._is_armed = is_armed
         self._hooks: list[Hook] = []
         self._counts = [0] * len(names)
         self._n_left: list[int] = []
@@ -50,6 +60,11 @@ class StaticGraph:
         """Which never come on this rank."""
         return [index for index, count in enumerate(self._counts) if not count]
 
+    @property
+    def has_seen_none(self) -> bool:
+        """Whether nothing has come that could be learnt from."""
+        return self.is_learning and not any(self._counts)
+
     def learn(self, group: dist.ProcessGroup) -> bool:
         """The first pass has ended: what has come is there. Whether any rank lacks a gradient."""
         self.is_learning = False
@@ -62,13 +77,16 @@ class StaticGraph:
 
     def _recording(self, index: int, queue_end: Callable[[], None]) -> Hook:
         def record(*_: object) -> None:
-            self._counts[index] += 1
-            queue_end()
+            if self._is_armed():
+                self._counts[index] += 1
+                queue_end()
 
         return record
 
     def _last_of(self, index: int, hook: Hook) -> Hook:
         def count(*_: object) -> None:
+            if not self._is_armed():
+                return
             if not self._counts[index]:
                 self._fail(
                     "Your training graph has changed in this iteration, which static_graph=True "

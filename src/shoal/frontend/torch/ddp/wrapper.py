@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,14 @@ from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
 from shoal.frontend.torch.ddp.buckets import HookedBuckets
+from shoal.frontend.torch.ddp.changed import ModelWatch
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
 from shoal.frontend.torch.ddp.overlap import Overlap, detach_overlaps_of
 from shoal.frontend.torch.ddp.same_model import check_same_model
 from shoal.frontend.torch.ddp.sparse import SparseGradients
+from shoal.frontend.torch.ddp.turns import supersede
 
 if TYPE_CHECKING:
     from shoal.average import AveragingReport
@@ -45,7 +47,7 @@ _TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
 # torch refuses these of its own where there is no GPU; shoal's ranks can do them.
 _BF16_HOOKS: Final = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
-# Whose parameters tell a reducer: the last wrapper around a model takes them over.
+# Of these some may average the same parameters, each those of its own backward passes.
 _wrappers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
@@ -118,7 +120,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         """Before a forward pass: how much this rank's gradients of it count.
 
         With `weighted=True`, and then before every forward pass on every rank. Of several passes
-        before a backward pass the last weight counts.
+        before a backward pass the last weight counts. Passes in `no_sync` may do without, and have
+        the weight of the pass that averages their sum: a backward pass refuses any other.
 
         Args:
             weight: 0 or more: the number of samples or tokens, of which the loss is a mean.
@@ -194,8 +197,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, are_sparse = super()._build_params_for_reducer()
-        _take_over(self, parameters)
-        self._frozen = self._not_trained()
+        _meet(self, parameters)
+        self._at_wrapping = ModelWatch(self.module, parameters, self.parameters_to_ignore)
         if self._checks_models:
             check_same_model(
                 self.module,
@@ -207,12 +210,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
         return parameters, are_sparse
 
-    def _not_trained(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that have no gradient because they ask for none."""
-        ignored = self.parameters_to_ignore
-        named = self.module.named_parameters()
-        return {n: p for n, p in named if not p.requires_grad and n not in ignored}
-
     def _ddp_init_helper(
         self,
         parameters: Sequence[torch.nn.Parameter],
@@ -223,6 +220,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         names = self._names_of(parameters)
         dense = [index for index, sparse in enumerate(are_sparse) if not sparse]
         others = [index for index, sparse in enumerate(are_sparse) if sparse]
+        if others:
+            self._refuse_beside_sparse(names[others[0]])
         record = WrapperLog.of(self, parameters, self._measured)
         self._allows_unused = self.find_unused_parameters or static_graph
         averaging = self._averaging(
@@ -240,8 +239,17 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             record.set_error_and_log,
         )
         self.logger = record
+        _share(self, parameters)
         _wrappers.add(self)
         self._passing_sync_batchnorm_handle(self.module)
+
+    def _refuse_beside_sparse(self, name: str) -> None:
+        for option in ("weighted", "check_finite"):
+            if self._options[option]:
+                raise Unsupported(
+                    f"DistributedDataParallel: {option} goes without sparse gradients, which "
+                    f"parameter {name} has: leave it out, or make that Embedding with sparse=False"
+                )
 
     def _averaging(self, gradients: Gradients, names: Sequence[str]) -> Averaging:
         """How dense gradients are averaged without a communication hook."""
@@ -253,6 +261,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 "DistributedDataParallel: the process group is not one of shoal's; make it with "
                 'init_process_group("shoal"), or use torch\'s own wrapper'
             )
+        if not names:  # all are sparse, and averaged beside this
+            return HookedBuckets(gradients, self.process_group, (), 1, allreduce_hook, None)
         return FusedGradients(
             gradients,
             group,
@@ -286,17 +296,14 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     # Forward.
 
     def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self._frozen.values()):
-            self._refuse_thawed()
+        if torch.is_grad_enabled():
+            change = self._at_wrapping.change(dist.get_rank(self.process_group))
+            if change:
+                self.reducer.refuse(
+                    f"{change}, so it would not be averaged: wrap `model.module` anew, on every "
+                    "rank"
+                )
         return super()._pre_forward(*inputs, **options)
-
-    def _refuse_thawed(self) -> NoReturn:
-        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
-        self.reducer.refuse(
-            f"parameter {', '.join(thawed)} requires a gradient now on rank "
-            f"{dist.get_rank(self.process_group)}, and did not when the model was wrapped, so it "
-            "would not be averaged: wrap `model.module` anew, on every rank"
-        )
 
     def _run_ddp_forward(self, *inputs: Any, **options: Any) -> Any:
         overlap = self.reducer.overlap
@@ -321,7 +328,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         else:
             self.require_forward_param_sync = False
             if torch.is_grad_enabled():
-                self.reducer.forget_forward()
+                outputs = _find_tensors(output) if self._options["weighted"] else ()
+                self.reducer.forget_forward(list(outputs))
         self._clear_grad_buffer()
         return output
 
@@ -438,22 +446,40 @@ def _refuse_beside_overlap(given: dict[str, Any]) -> None:
             )
 
 
-def _take_over(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Have parameters of an older wrapper tell that one no more.
+def _meet(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Before a model is wrapped that another wrapper may have: look at that one.
 
     Raises:
-        UsageError: that wrapper is a part of the model.
+        UsageError: that wrapper is a part of the model, or cannot finish a step put off.
     """
-    own = {id(parameter) for parameter in parameters}
     inner = {id(part) for part in wrapper.module.modules() if isinstance(part, _Base)}
+    if any(id(other) in inner for other, _ in _sharing(wrapper, parameters)):
+        raise UsageError(
+            "DistributedDataParallel: a part of the model is wrapped already; its gradients "
+            "would be averaged twice. Wrap the whole alone"
+        )
+    detach_overlaps_of({id(parameter) for parameter in parameters})
+
+
+def _share(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Have older wrappers of these parameters count nothing that comes of this one's passes."""
+    own, overlaps = wrapper.reducer, wrapper._alike["overlap_forward"]
+    for other, name in _sharing(wrapper, parameters):
+        if overlaps or other.reducer.overlap is not None:
+            other.reducer._remove_autograd_hooks()
+            supersede(other.reducer.turn, name)
+        else:
+            other.reducer.turn.share(own, name)
+            own.turn.share(other.reducer, name)
+
+
+def _sharing(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[Any, str]]:
+    """Other wrappers, each with the name of the first of these parameters that it averages."""
+    wanted = {id(parameter) for parameter in parameters}
     for other in list(_wrappers):
         reducer = getattr(other, "reducer", None)
-        if other is wrapper or reducer is None or not reducer.has_any(own):
+        if other is wrapper or reducer is None or reducer.turn.superseded:
             continue
-        if id(other) in inner:
-            raise UsageError(
-                "DistributedDataParallel: a part of the model is wrapped already; its gradients "
-                "would be averaged twice. Wrap the whole alone"
-            )
-        reducer._remove_autograd_hooks()
-    detach_overlaps_of(own)
+        name = reducer.shared_with(wanted)
+        if name is not None:
+            yield other, name

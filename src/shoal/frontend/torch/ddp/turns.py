@@ -1,0 +1,104 @@
+"""Wrappers that share parameters: a gradient counts for that whose backward pass is under way."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.frontend.torch.ddp.keeper import Averaging
+
+
+class OtherKeeper(Protocol):
+    """Who counts gradients: of a wrapper."""
+
+    averaging: Averaging
+    turn: SharedTurn
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Whether its backward pass is under way."""
+
+
+class SharedTurn:
+    """Has others count nothing while one's backward pass is under way.
+
+    Args:
+        refuse: raises UsageError with these words, and has other ranks hear them.
+
+    Attributes:
+        superseded: why its gradients are averaged no more; empty: they are.
+    """
+
+    def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
+        self.superseded = ""
+        self._refuse = refuse
+        self._others: weakref.WeakKeyDictionary[OtherKeeper, str] = weakref.WeakKeyDictionary()
+        self._stopped: list[Averaging] = []
+        self._is_told = True  # by outputs of the last forward pass, when its backward pass begins
+
+    def share(self, other: OtherKeeper, name: str) -> None:
+        """Another one averages this parameter too. What it has begun is over."""
+        other.averaging.stop()
+        self._others[other] = name
+
+    def note_forward(self, *, is_told: bool) -> None:
+        """A forward pass has ended.
+
+        Args:
+            is_told: one of its outputs tells when a backward pass begins.
+
+        Raises:
+            UsageError: nobody could tell whose gradients are those that come.
+        """
+        self._is_told = is_told
+        self.end()
+        for other, name in self._others.items():
+            if other.averaging.is_armed and not (is_told and other.turn._is_told):
+                self._refuse(
+                    f"parameter {name} is another wrapper's too, of which a forward pass has no "
+                    "backward pass yet, and no tensor was found in the output of one of both: make "
+                    "it a tensor, or a tuple, list or dict of them, or have that pass in no_grad()"
+                )
+
+    def begin(self) -> None:
+        """A backward pass begins: from now on others count nothing.
+
+        Raises:
+            UsageError: the same pass is another one's too.
+        """
+        for other, name in self._others.items():
+            if other.is_in_pass:
+                self._refuse(
+                    f"parameter {name} is in two wrapped models, and one backward pass goes "
+                    "through both: have a backward pass for the loss of each, or wrap one model "
+                    "that has both as its parts"
+                )
+            if other.averaging.is_armed:
+                other.averaging.stop()
+                self._stopped.append(other.averaging)
+
+    def end(self) -> None:
+        """The pass has ended: others go on where they were."""
+        while self._stopped:
+            self._stopped.pop().resume()
+
+    def check(self) -> None:
+        """A forward pass begins.
+
+        Raises:
+            UsageError: its gradients would not be averaged.
+        """
+        if self.superseded:
+            raise UsageError(f"DistributedDataParallel: {self.superseded}")
+
+
+def supersede(one: SharedTurn, name: str) -> None:
+    """A newer wrapper has the model, and only one of both can."""
+    one.superseded = (
+        f"parameter {name} is averaged by a newer wrapper, and one of both has overlap_forward: "
+        "call that one, or wrap `model.module` anew, on every rank"
+    )

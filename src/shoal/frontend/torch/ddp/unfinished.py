@@ -1,0 +1,87 @@
+"""What is said where gradients have not come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+class Missing(NamedTuple):
+    """Gradients that have not come on a rank.
+
+    Args:
+        indices: of their parameters.
+        names, parameters: of all.
+        overlaps: the wrapper has `overlap_forward`.
+    """
+
+    indices: Sequence[int]
+    names: Sequence[str]
+    parameters: Sequence[torch.nn.Parameter]
+    rank: int
+    overlaps: bool
+
+    def for_others(self) -> str:
+        """What is wrong, for the ranks that have all gradients."""
+        named = ", ".join(self.names[index] for index in self.indices[:5])
+        more = f" and {len(self.indices) - 5} more" if len(self.indices) > 5 else ""
+        return (
+            f"no gradient has come of parameter {named}{more} on rank "
+            f"{self.rank}: use it in the loss there, or wrap the model with "
+            f"find_unused_parameters=True{self._beside_overlap()}{self._frozen()}"
+        )
+
+    def here(self, is_static: bool, go_on: str) -> str:
+        """What is wrong, for this rank.
+
+        Args:
+            go_on: what to do first where others have waited.
+        """
+        names = ", ".join(self.names[index] for index in self.indices)
+        indices = " ".join(map(str, self.indices))
+        why = _NOT_STATIC if is_static else _NOT_USED.format(and_else=self._beside_overlap())
+        return (
+            "Expected to have finished reduction in the prior iteration before starting a new one. "
+            f"{why}\nParameter indices which did not receive grad for rank {self.rank}: {indices}. "
+            f"Parameters which did not receive grad for rank {self.rank}: {names}{self._frozen()}"
+            f"{go_on}{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
+        )
+
+    def _beside_overlap(self) -> str:
+        """What goes with the advice to wrap the model in another way."""
+        return " and without overlap_forward" if self.overlaps else ""
+
+    def _frozen(self) -> str:
+        """Of what is missing, what does not ask for a gradient any more."""
+        frozen = [self.names[i] for i in self.indices if not self.parameters[i].requires_grad]
+        if not frozen:
+            return ""
+        return (
+            f". Of these {', '.join(frozen)} required a gradient when the model was wrapped, and "
+            "now do not: wrap `model.module` anew, on every rank"
+        )
+
+
+# The beginnings are torch's own words, which programs and their users look for.
+_NOT_USED: Final = (
+    "This error indicates that your module has parameters that were not used in producing loss, "
+    "and the averages of others wait for their gradients. If that is as it should be, enable it by "
+    "passing the keyword argument `find_unused_parameters=True` to "
+    "`shoal.torch.DistributedDataParallel`{and_else}; if not, make sure that all `forward` "
+    "function outputs participate in calculating loss."
+)
+_NOT_STATIC: Final = (
+    "This error indicates that your training graph has changed in this iteration, e.g., one "
+    "parameter is used in first iteration, but then got unused in the second iteration. this is "
+    "not compatible with static_graph set to True."
+)
+_MORE: Final = (
+    ". To be told more of what ranks do, set the environment variable TORCH_DISTRIBUTED_DEBUG to "
+    "either INFO or DETAIL"
+)

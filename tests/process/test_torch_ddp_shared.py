@@ -1,0 +1,173 @@
+"""Wrappers that share parameters: each averages what its own backward passes bring."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import start
+from process.ddp_training import wrap as wrap_ours
+from process.test_torch_ddp_loops import Wrap, beside_gloo, data, gradients
+from torch import nn
+
+
+def two_heads() -> tuple[nn.Module, nn.Module, nn.Module]:
+    """A model that has an encoder and two heads; the models of each head share the encoder."""
+    torch.manual_seed(0)
+    encoder, first, second = nn.Linear(6, 10), nn.Linear(10, 3), nn.Linear(10, 2)
+    whole = nn.ModuleList([encoder, first, second]).double()
+    return whole, nn.Sequential(encoder, first), nn.Sequential(encoder, second)
+
+
+def train_both(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    whole, one, other = two_heads()
+    a, b, seen = wrap(one), wrap(other), []
+    is_ours = not isinstance(a.reducer, dist.Reducer)
+    for number in range(6):
+        if number % 2 == 0:
+            whole.zero_grad(set_to_none=number % 4 == 0)
+        if number == 3 and is_ours:  # torch's own takes b's gradients for a's then
+            a(data(50))
+        (a if number in (0, 1, 4) else b)(data(number)).pow(2).sum().backward()
+        seen.append(gradients(whole))
+        with a.no_sync():
+            a(data(number + 20)).pow(2).sum().backward()
+        b(data(number + 30)).pow(2).sum().backward()
+        seen.append(gradients(one[0]))
+    return seen
+
+
+def test_models_that_share_an_encoder_train_in_turn() -> None:
+    run_ranks(beside_gloo, 2, train_both)
+
+
+def use_the_old_one(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    net = two_heads()[1]
+    old, seen = wrap(net), []
+    new = wrap(net, find_unused_parameters=True)
+    for number, wrapped in enumerate((old, new, new, old, old, new)):
+        net.zero_grad()
+        wrapped(data(number)).pow(2).sum().backward()
+        seen.append(gradients(net))
+    return seen
+
+
+def test_an_old_wrapper_of_a_model_goes_on_beside_the_new_one() -> None:
+    run_ranks(beside_gloo, 2, use_the_old_one)
+
+
+def both_static(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    net = two_heads()[1]
+    first, seen = wrap(net), []
+    is_ours = not isinstance(first.reducer, dist.Reducer)  # torch's own leaves gradients local
+    one, other = (wrap(net, static_graph=is_ours) for _ in range(2))
+    for number, wrapped in enumerate((one, other, other, one)):
+        net.zero_grad()
+        wrapped(data(number)).pow(2).sum().backward()
+        seen.append(gradients(net))
+    return seen
+
+
+def test_wrappers_of_static_graphs_learn_of_their_own_passes_alone() -> None:
+    run_ranks(beside_gloo, 2, both_static)
+
+
+def averaged(net: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    """The averages over all ranks of the loss's derivatives."""
+    found = torch.autograd.grad(loss, list(net.parameters()))
+    for one in found:
+        dist.all_reduce(one)
+    return [one / dist.get_world_size() for one in found]
+
+
+def cross_passes() -> None:
+    """Both forward passes come before both backward passes."""
+    start()
+    whole, one, other = two_heads()
+    wanted = averaged(whole, one(data(0)).pow(2).sum() + other(data(1)).pow(2).sum())
+    weighted = {"weighted": True}
+    a, b = wrap_ours(one, **weighted), wrap_ours(other, **weighted)
+    for _ in range(2):
+        whole.zero_grad()
+        for wrapped in (a, b):
+            wrapped.weigh(1)
+        first, second = a(data(0)), b(data(1))
+        second.pow(2).sum().backward()
+        first.pow(2).sum().backward()
+        for parameter, mean in zip(whole.parameters(), wanted, strict=True):
+            assert torch.allclose(parameter.grad, mean)
+    dist.destroy_process_group()
+
+
+def test_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
+    run_ranks(cross_passes, 2)
+
+
+class Box:
+    """In which no tensor is found."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
+class Boxed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, given: torch.Tensor) -> Box:
+        return Box(self.inner(given))
+
+
+def mix_passes() -> None:
+    import shoal
+
+    start()
+    whole, one, other = two_heads()
+    a, b = wrap_ours(one), wrap_ours(other)
+    with pytest.raises(shoal.UsageError, match=r"0\.weight is in two wrapped models, and one"):
+        (a(data(0)).sum() + b(data(0)).sum()).backward()
+    whole.zero_grad()
+    wanted = averaged(whole[:2], one(data(0)).pow(2).sum())
+    a(data(0)).pow(2).sum().backward()  # nothing of the pass that was refused is left
+    found = [parameter.grad for parameter in one.parameters()]
+    assert all(map(torch.allclose, found, wanted))
+    boxed = wrap_ours(Boxed(one))
+    boxed(data(0)).held.sum().backward()
+    b(data(0))
+    with pytest.raises(shoal.UsageError, match="no tensor was found in the output of one of both"):
+        boxed(data(0))
+    dist.destroy_process_group()
+
+
+def test_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
+    run_ranks(mix_passes, 2)
+
+
+def overlap_beside() -> None:
+    import shoal
+
+    start()
+    net = two_heads()[1]
+    plain = wrap_ours(net)
+    overlapping = wrap_ours(net, overlap_forward=True)
+    with pytest.raises(shoal.UsageError, match=r"0\.weight is averaged by a newer wrapper"):
+        plain(data(0))
+    again = wrap_ours(net)
+    with pytest.raises(shoal.UsageError, match=r"wrap `model\.module` anew, on every rank"):
+        overlapping(data(0))
+    again(data(0)).sum().backward()
+    with torch.no_grad():
+        plain(data(0))
+    dist.destroy_process_group()
+
+
+def test_of_two_wrappers_one_of_which_overlaps_the_older_is_refused() -> None:
+    run_ranks(overlap_beside, 2)

@@ -1,0 +1,125 @@
+"""Ranks that count by weight: what else of torch's wrapper that goes with."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from process.ranks import run_ranks
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+import torch.distributed as dist
+from process.ddp_training import start, wrap
+from torch import nn
+
+
+def one_weight() -> nn.Linear:
+    return nn.Linear(1, 1, bias=False)
+
+
+def given(value: float) -> torch.Tensor:
+    """An input of which the gradient is this value."""
+    return torch.full((1, 1), value)
+
+
+def refuse_beside_sparse() -> None:
+    import shoal
+
+    start()
+    net = nn.Sequential(nn.Embedding(2, 1, sparse=True), one_weight())
+    for option in ("weighted", "check_finite"):
+        with pytest.raises(shoal.Unsupported, match=rf"{option} goes without .* 0\.weight has"):
+            wrap(net, **{option: True})
+    wrap(net)(torch.tensor([0])).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_sparse_gradients_are_refused_where_they_would_not_be_weighed_or_looked_at() -> None:
+    run_ranks(refuse_beside_sparse, 2)
+
+
+def accumulate() -> None:
+    start()
+    rank = dist.get_rank()
+    net = one_weight()
+    wrapped = wrap(net, weighted=True)
+    for step in range(2):  # rank 0 has 40 samples and rank 1 has 120, in two passes each
+        net.zero_grad()
+        with wrapped.no_sync():
+            wrapped.weigh((40, 120)[rank] + step)  # of each step the same
+            wrapped(given(4.0 * rank)).sum().backward()
+        wrapped.weigh((40, 120)[rank] + step)
+        output = wrapped(given(8.0)).sum()
+        with wrapped.no_sync():
+            wrapped(given(0.0))  # of which nothing comes back
+        output.backward(retain_graph=True)
+        share = (120 + step) / (160 + 2 * step)
+        assert torch.allclose(net.weight.grad, given(4.0 * share + 8.0))
+        net.zero_grad()
+        output.backward()  # with the weight of its forward pass
+        assert torch.allclose(net.weight.grad, given(8.0))
+    net.zero_grad()
+    with wrapped.no_sync():
+        wrapped.weigh(10)
+        wrapped(given(4.0)).sum().backward()
+    net.zero_grad()  # that sum is given up, and its weight
+    wrapped.weigh(30)
+    wrapped(given(4.0)).sum().backward()
+    assert torch.allclose(net.weight.grad, given(4.0))
+    dist.destroy_process_group()
+
+
+def test_a_sum_of_passes_counts_with_their_one_weight() -> None:
+    run_ranks(accumulate, 2)
+
+
+def accumulate_unequal_parts(comes_first: bool) -> str:
+    """What this rank hears."""
+    start()
+    first, second = (10, 30) if dist.get_rank() == 0 else (20, 20)
+    wrapped = wrap(one_weight(), weighted=True)
+    try:
+        if comes_first:
+            wrapped.weigh(second)
+            output = wrapped(given(1.0))
+        with wrapped.no_sync():
+            wrapped.weigh(first)
+            wrapped(given(1.0)).sum().backward()
+        if not comes_first:
+            wrapped.weigh(second)
+            output = wrapped(given(1.0))
+        output.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_parts_of_a_sum_that_have_unequal_weights_are_refused_on_every_rank(
+    comes_first: bool,
+) -> None:
+    for said in run_ranks(accumulate_unequal_parts, 2, comes_first):
+        assert "no_sync() with weigh(10) and of one with weigh(30)" in said
+        assert "divide the sum of each loss by that number" in said
+
+
+def run_out_of_inputs() -> None:
+    start()
+    rank = dist.get_rank()
+    for divides in (True, False):
+        net = one_weight()
+        wrapped = wrap(net, weighted=True)
+        with wrapped.join(divide_by_initial_world_size=divides):
+            for step in range(1 + rank):
+                net.zero_grad()
+                wrapped.weigh(1 + rank)
+                wrapped(given(6.0 * (1 + rank))).sum().backward()
+                assert torch.allclose(net.weight.grad, given(10.0 if step == 0 else 12.0))
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_has_run_out_of_inputs_weighs_nothing() -> None:
+    run_ranks(run_out_of_inputs, 2)
