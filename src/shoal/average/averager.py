@@ -483,10 +483,8 @@ class Averager:
         on_missing = self.on_missing or self._memory.clear
         on_missing([index for index in missing if used[index]])
         for number in rest:
-            if number in leaving:
-                self._departures.send(number)
-            else:
-                self._departures.skip(number)
+            leave = self._departures.send if number in leaving else self._departures.skip
+            leave(number)
 
     def _counted_in(self, buffer: int) -> Sequence[int]:
         """The arrays that a buffer waits for."""
