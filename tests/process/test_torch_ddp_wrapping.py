@@ -123,38 +123,6 @@ def test_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew(
         assert "parameter 0.weight, 0.bias requires a gradient now" in thawed
 
 
-def replace_parameters() -> list[str]:
-    from shoal.errors import UsageError
-
-    start()
-    net = small()
-    wrapped = wrap(net)
-    step(wrapped, net)
-    torch.nn.utils.parametrize.register_parametrization(net[0], "bias", nn.Identity())
-    data, _ = inputs(0)
-    wrapped(mine(data)).sum().backward()  # the same parameters by other names
-    said = []
-    for loaded in (net, net[1]):
-        state = copy.deepcopy(loaded.state_dict())
-        loaded.load_state_dict(state, assign=True)
-        with torch.no_grad():
-            wrapped(mine(data))
-        with pytest.raises(UsageError) as raised:
-            wrapped(mine(data))
-        said.append(str(raised.value))
-        wrapped = wrap(net)
-    wrapped(mine(data)).sum().backward()
-    dist.destroy_process_group()
-    return said
-
-
-def test_parameters_that_were_replaced_are_named() -> None:
-    for rank, (whole_model, part) in enumerate(run_ranks(replace_parameters, 2)):
-        assert "0.weight, 0.parametrizations.bias.original, 1.weight, 1.bias" in whole_model
-        assert f"parameter 1.weight, 1.bias is another object on rank {rank}" in part
-        assert "load_state_dict(assign=True)" in part
-
-
 def attach_late() -> None:
     from shoal.errors import UsageError
 

@@ -24,7 +24,6 @@ from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
 from shoal.frontend.torch.ddp.buckets import HookedBuckets
-from shoal.frontend.torch.ddp.changed import ModelWatch
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
@@ -198,7 +197,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, are_sparse = super()._build_params_for_reducer()
         _meet(self, parameters)
-        self._at_wrapping = ModelWatch(self.module, parameters, self.parameters_to_ignore)
+        self._frozen = self._not_trained()
         if self._checks_models:
             check_same_model(
                 self.module,
@@ -209,6 +208,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 has_buffers=self._syncs_buffers,
             )
         return parameters, are_sparse
+
+    def _not_trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that have no gradient because they ask for none."""
+        ignored = self.parameters_to_ignore
+        named = self.module.named_parameters()
+        return {n: p for n, p in named if not p.requires_grad and n not in ignored}
 
     def _ddp_init_helper(
         self,
@@ -296,13 +301,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     # Forward.
 
     def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
-        if torch.is_grad_enabled():
-            change = self._at_wrapping.change(dist.get_rank(self.process_group))
-            if change:
-                self.reducer.refuse(
-                    f"{change}, so it would not be averaged: wrap `model.module` anew, on every "
-                    "rank"
-                )
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self._frozen.values()):
+            thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+            self.reducer.refuse(
+                f"parameter {', '.join(thawed)} requires a gradient now on rank "
+                f"{dist.get_rank(self.process_group)}, and did not when the model was wrapped, so "
+                "it would not be averaged: wrap `model.module` anew, on every rank"
+            )
         return super()._pre_forward(*inputs, **options)
 
     def _run_ddp_forward(self, *inputs: Any, **options: Any) -> Any:
