@@ -142,7 +142,7 @@ def mix_passes() -> None:
     boxed = wrap_ours(Boxed(one))
     boxed(data(0)).held.sum().backward()
     b(data(0))
-    with pytest.raises(shoal.UsageError, match="no tensor was found in the output of one of both"):
+    with pytest.raises(shoal.UsageError, match="or no tensor was found in its output"):
         boxed(data(0))
     dist.destroy_process_group()
 
@@ -171,3 +171,62 @@ def overlap_beside() -> None:
 
 def test_of_two_wrappers_one_of_which_overlaps_the_older_is_refused() -> None:
     run_ranks(overlap_beside, 2)
+
+
+def add_weights_of_both() -> None:
+    import shoal
+
+    start()
+    _, one, other = two_heads()
+    a, b = (wrap_ours(net, weighted=True) for net in (one, other))
+    a.weigh(3)
+    with a.no_sync():
+        a(data(0)).sum().backward()
+    b.weigh(9)
+    with pytest.raises(shoal.UsageError, match=r"weigh\(3\) and of one with weigh\(9\)"):
+        b(data(1)).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_unequal_weights_of_two_wrappers_in_one_sum_are_refused() -> None:
+    run_ranks(add_weights_of_both, 2)
+
+
+def go_in_between() -> None:
+    import shoal
+
+    start()
+    _, one, other = two_heads()
+    a, b = wrap_ours(one), wrap_ours(other)
+    output = a(data(0))
+    with b.no_sync(), pytest.raises(shoal.UsageError, match=r"one of both is in no_sync\(\)"):
+        b(data(0))
+    last = list(one.parameters())[-2:]
+    torch.autograd.backward(output.sum(), inputs=last)  # the rest comes in another pass
+    with pytest.raises(shoal.UsageError, match="some are on their way: have all backward passes"):
+        b(data(0)).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_a_pass_of_one_in_the_middle_of_the_others_step_is_refused() -> None:
+    run_ranks(go_in_between, 2)
+
+
+def fail_to_wrap() -> None:
+    import shoal
+
+    start()
+    net = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 2))
+    wrapped = wrap_ours(net)
+    with pytest.raises(shoal.Unsupported, match="dense gradients on the CPU"):
+        wrap_ours(net, overlap_forward=True)
+    words = torch.tensor([0, 1 + dist.get_rank()])
+    wrapped(words).sum().backward()
+    mean = net[1].weight.grad.clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert torch.equal(net[1].weight.grad, mean)
+    dist.destroy_process_group()
+
+
+def test_a_wrapper_that_cannot_be_made_leaves_the_older_one_as_it_is() -> None:
+    run_ranks(fail_to_wrap, 2)

@@ -211,6 +211,12 @@ def freed() -> torch.Tensor:
     return tensor
 
 
+def freed_view() -> torch.Tensor:
+    tensor = torch.ones(9)[7:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 def to_root(kind: Any) -> Any:
     return rooted(kind, RANK)
 
@@ -241,7 +247,9 @@ GIVEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("make", [lambda: Wrapper(2), freed, lambda: torch._efficientzerotensor(2)])
+@pytest.mark.parametrize(
+    "make", [lambda: Wrapper(2), freed, freed_view, lambda: torch._efficientzerotensor(2)]
+)
 @pytest.mark.parametrize("what", GIVEN)
 def test_a_tensor_without_memory_is_refused_before_anything_moves(
     what: str, make: Callable[[], torch.Tensor], operations: Operations, group: NotingGroup
@@ -251,7 +259,7 @@ def test_a_tensor_without_memory_is_refused_before_anything_moves(
     assert group.calls == []
 
 
-@pytest.mark.parametrize("make", [lambda: Wrapper(2), freed])
+@pytest.mark.parametrize("make", [lambda: Wrapper(2), freed, freed_view])
 def test_a_group_takes_no_tensor_without_memory(make: Callable[[], torch.Tensor]) -> None:
     with pytest.raises(UsageError, match=r"of shape \(2,\) has no memory"):
         span_of(make())

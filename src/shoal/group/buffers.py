@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shoal import engine
 from shoal.dtypes import DType, item_size, parse_dtype
@@ -62,6 +62,15 @@ _FORMATS = {
 }
 
 
+LOWEST_ADDRESS: Final = 1 << 40
+"""Below it an address may be a mere offset; Linux gives a program higher ones, as a rule."""
+
+
+def lacks_memory(tensor: Any, address: int) -> bool:
+    """Whether a tensor lies nowhere: a fake one, a wrapper, or one whose storage was freed."""
+    return not address or address == tensor.storage_offset() * tensor.element_size()
+
+
 def span_of(data: Any, *, writable: bool = True) -> BufferView:
     """The memory of `data`: a BufferView, a CPU tensor, a NumPy array, or anything with a buffer.
 
@@ -80,7 +89,7 @@ def span_of(data: Any, *, writable: bool = True) -> BufferView:
                 "and copy back what the call writes"
             )
         address, n_elems = data.data_ptr(), data.numel()
-        if not address and n_elems:  # as fake tensors and other wrappers are
+        if address < LOWEST_ADDRESS and n_elems and lacks_memory(data, address):
             raise UsageError(f"{_name(data)} has no memory; pass the tensor that holds its values")
         return BufferView(address, n_elems, _dtype_of_tensor(data.dtype), data)
     view, dtype = _view_of(data)

@@ -17,7 +17,7 @@ from shoal.dtypes import DType
 from shoal.errors import UsageError
 from shoal.frontend.torch import device as devices
 from shoal.frontend.torch.unsupported import describe, unsupported
-from shoal.group.buffers import BufferView, clash
+from shoal.group.buffers import LOWEST_ADDRESS, BufferView, clash, lacks_memory
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.device import Device
@@ -173,7 +173,7 @@ class TensorBuffers:
 
     def _view(self, tensor: torch.Tensor) -> BufferView:
         dtype, address, n_elems = DTYPES.get(tensor.dtype), tensor.data_ptr(), tensor.numel()
-        if not address and n_elems:
+        if address < LOWEST_ADDRESS and n_elems and lacks_memory(tensor, address):
             raise self.error(
                 f"got a {type(tensor).__name__} of shape {tuple(tensor.shape)} that has no memory "
                 "of its own; pass the tensor that holds its values"

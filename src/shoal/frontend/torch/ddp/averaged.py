@@ -56,6 +56,7 @@ class FusedGradients:
         self.averager.call_when_full(_calling(self))
         self.on_full: Callable[[], None] = lambda: None
         self._n_full = 0
+        self._is_stopped = False
         self._left: dict[int, torch.Tensor | None] = {}  # gradients, while there is no layout
         self._settle()
 
@@ -95,7 +96,7 @@ class FusedGradients:
                 "gradients are on their way: wrap `model.module` anew, on every rank"
             )
         self.averager.begin(self.begun_with, reserve=False)
-        self.averager.countdown.paused = False
+        self.averager.countdown.paused = self._is_stopped = False
         self._n_full = 0
 
     @property
@@ -128,11 +129,12 @@ class FusedGradients:
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""
-        self.averager.countdown.paused = True
+        self.averager.countdown.paused = self._is_stopped = True
 
     def resume(self) -> None:
-        """They are again."""
-        self.averager.countdown.paused = False
+        """They are again, in the step in which they were not."""
+        if self._is_stopped:
+            self.averager.countdown.paused = self._is_stopped = False
 
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
@@ -153,12 +155,16 @@ class FusedGradients:
     def forget(self, why: str) -> None:
         """End a pass that raised on every rank; its averages are of no use.
 
-        What has left on some ranks has to leave on all. Gradients stay as they are. Where a rank
-        waits for this pass the group ends, and it hears why.
+        What has left on some ranks has to leave on all. What has left here is no gradient any more,
+        others stay as they are. Where a rank waits for this pass the group ends, and it hears why.
         """
         self.averager.watch.stop()
         tell_or_raise(self.averager.group, f"{self.averager.name}, raised", why)
-        self.resume()
+        self.averager.countdown.paused = self._is_stopped = False
+        counted = self.averager.countdown.is_counted
+        for buffer in self.averager.layout.buffers:
+            if all(map(counted, buffer.entries)):
+                self.gradients.drop(buffer.entries)
         hooks = self.hooks()
         with self.gradients.hidden(), contextlib.suppress(NotFinite, UsageError):
             for index in self.missing():

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
 from shoal.average.lacking import reason_of, tell, tell_or_raise
-from shoal.errors import Closed
+from shoal.errors import Closed, UsageError
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, place_in
 from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
@@ -61,7 +61,7 @@ class HookedBuckets:
         self.is_weighted = False
         self.begun_with: float | None = None
         self.on_full: Callable[[], None] = lambda: None
-        self.is_armed = False
+        self.is_armed = self._is_stopped = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
         self._futures: list[tuple[Sequence[Any], Any]] = []
@@ -93,7 +93,7 @@ class HookedBuckets:
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
         self._times.begin()
-        self.is_armed = True
+        self.is_armed, self._is_stopped = True, False
 
     def take_weight(self) -> None:
         """There are none."""
@@ -117,11 +117,12 @@ class HookedBuckets:
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""
-        self.is_armed = False
+        self.is_armed, self._is_stopped = False, True
 
     def resume(self) -> None:
-        """They are again."""
-        self.is_armed = True
+        """They are again, in the step in which they were not."""
+        if self._is_stopped:
+            self.is_armed, self._is_stopped = True, False
 
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
@@ -156,12 +157,20 @@ class HookedBuckets:
     def forget(self, why: str) -> None:
         """End a pass that raised on every rank; its averages are of no use.
 
-        What has left on some ranks has to leave on all. Gradients stay as they are. Where a rank
-        waits for this pass the group ends, and it hears why.
+        What has left on some ranks has to leave on all. What has left here is no gradient any more,
+        others stay as they are. Where a rank waits for this pass the group ends, and it hears why.
+
+        Raises:
+            UsageError: no other rank can be asked, in a process group that is none of shoal's.
         """
         group = frontend.group_in(self._group)
-        if group is not None:
-            tell_or_raise(group, "buckets, raised", why)
+        if group is None:
+            raise UsageError(
+                f"DistributedDataParallel: {why}: wrap `model.module` anew, on every rank"
+            )
+        tell_or_raise(group, "buckets, raised", why)
+        for members in self._members[: len(self._futures)]:
+            self.gradients.drop(members)
         with self.gradients.hidden():
             self.end(unused=False)
 

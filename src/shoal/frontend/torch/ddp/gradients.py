@@ -119,6 +119,13 @@ class Gradients:
             self._own.pop(index, None)
         self.parameters[index].grad = kept
 
+    def drop(self, indices: Iterable[int]) -> None:
+        """Of these parameters, those whose gradients lie in their places have none any more."""
+        for index in indices:
+            gradient = self.parameters[index].grad
+            if gradient is not None and _share_memory(gradient, self.places[index]):
+                self.parameters[index].grad = None
+
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
         """Meanwhile there are no gradients."""

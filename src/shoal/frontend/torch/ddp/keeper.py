@@ -151,7 +151,7 @@ class GradientKeeper:
         self.after_step: Callable[[], None] | None = None
         self.overlap: Overlap | None = None
         self.turn = SharedTurn(_not_held(self.refuse))
-        self._summed = SharedWeights(_not_held(self._has_sums), _not_held(self.refuse))
+        self.summed = SharedWeights(_not_held(self._has_sums), _not_held(self.refuse))
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._attach()
 
@@ -165,6 +165,14 @@ class GradientKeeper:
             self.overlap.check_attached()
         self.averaging.note_forward()
 
+    @not_inlined
+    def forget_raised(self) -> None:
+        """A forward pass begins, on every rank: a backward pass before that raised is over."""
+        if self.has_raised:
+            why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
+            self._while_none_ends(self.averaging.forget, why)
+            self._is_expecting = False
+
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """A forward pass has ended whose gradients are to be averaged.
 
@@ -176,8 +184,6 @@ class GradientKeeper:
         """
         hooked = [output for output in outputs if output.grad_fn is not None]
         self.turn.note_forward(is_told=bool(hooked))
-        if self._has_raised:
-            self._forget_pass()
         self._check_finished()
         self._come_last()
         self._is_expecting = True
@@ -188,9 +194,10 @@ class GradientKeeper:
 
     def forget_forward(self, outputs: Sequence[torch.Tensor]) -> None:
         """A forward pass has ended whose gradients are not to be averaged."""
+        self.turn.note_forward(is_told=False)
         weight = self.averaging.take_weight()
         if weight is not None:
-            self._summed.note_forward(weight, outputs)
+            self.summed.note_forward(weight, outputs)
         self._has_accumulated = True
         if self._end() is None and len(self._missing()) == len(self.names):
             self.averaging.stop()
@@ -333,7 +340,8 @@ class GradientKeeper:
             self._come_last()
         if not self.averaging.is_armed:  # another over one forward pass, or one that was paused
             self._begin(again=True)
-        self._summed.check(self.averaging.begun_with)
+        for keeper in (self, *self.turn.others):
+            keeper.summed.check(self.averaging.begun_with)
         # NOT with the forward pass: a rank may make one more, which nothing comes back from.
         self.averaging.reserve()
         self._queue_end()
@@ -362,16 +370,10 @@ class GradientKeeper:
             self.turn.end()
 
     @property
-    def _has_raised(self) -> bool:
+    def has_raised(self) -> bool:
         """Whether the last backward pass raised in its middle: then its end is gone."""
         was_begun = self._end is not _no_end and self._end() is None
         return was_begun and self.averaging.has_begun
-
-    def _forget_pass(self) -> None:
-        """Of a pass that raised; every rank does it, or the group ends."""
-        why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
-        self._while_none_ends(self.averaging.forget, why)
-        self._is_expecting = False
 
     def _all_has_come(self) -> bool:
         """Whether the step can end; if not, the rest comes in another pass over its forward."""
@@ -404,7 +406,8 @@ class GradientKeeper:
                 hooks[index]()
 
     def _finish(self, unused: bool) -> None:
-        self._summed.clear()
+        for keeper in (self, *self.turn.others):
+            keeper.summed.clear()
         if self.overlap is not None:
             self.overlap.send()
             self.n_steps += 1

@@ -10,17 +10,23 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.keeper import Averaging
+    from shoal.frontend.torch.ddp.weights import SharedWeights
 
 
 class OtherKeeper(Protocol):
     """Who counts gradients: of a wrapper."""
 
     averaging: Averaging
+    summed: SharedWeights
     turn: SharedTurn
 
     @property
     def is_in_pass(self) -> bool:
         """Whether its backward pass is under way."""
+
+    @property
+    def has_raised(self) -> bool:
+        """Whether the last one raised in its middle."""
 
 
 class SharedTurn:
@@ -39,6 +45,11 @@ class SharedTurn:
         self._others: weakref.WeakKeyDictionary[OtherKeeper, str] = weakref.WeakKeyDictionary()
         self._stopped: list[Averaging] = []
         self._is_told = True  # by outputs of the last forward pass, when its backward pass begins
+
+    @property
+    def others(self) -> list[OtherKeeper]:
+        """Those with which it shares parameters."""
+        return list(self._others)
 
     def share(self, other: OtherKeeper, name: str) -> None:
         """Another one averages this parameter too. What it has begun is over."""
@@ -60,15 +71,15 @@ class SharedTurn:
             if other.averaging.is_armed and not (is_told and other.turn._is_told):
                 self._refuse(
                     f"parameter {name} is another wrapper's too, of which a forward pass has no "
-                    "backward pass yet, and no tensor was found in the output of one of both: make "
-                    "it a tensor, or a tuple, list or dict of them, or have that pass in no_grad()"
+                    "backward pass yet; and one of both is in no_sync(), or no tensor was found in "
+                    "its output: have the backward pass first, or that forward pass in no_grad()"
                 )
 
     def begin(self) -> None:
         """A backward pass begins: from now on others count nothing.
 
         Raises:
-            UsageError: the same pass is another one's too.
+            UsageError: the same pass is another one's too, or that one's step is not over.
         """
         for other, name in self._others.items():
             if other.is_in_pass:
@@ -78,6 +89,11 @@ class SharedTurn:
                     "that has both as its parts"
                 )
             if other.averaging.is_armed:
+                if other.averaging.has_begun and not other.has_raised:
+                    self._refuse(
+                        f"parameter {name} is another wrapper's too, of whose gradients some are "
+                        "on their way: have all backward passes of its forward pass first"
+                    )
                 other.averaging.stop()
                 self._stopped.append(other.averaging)
 

@@ -183,12 +183,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def _start_overlap(self) -> None:
         averaging = self.reducer.averaging
-        if not isinstance(averaging, FusedGradients) or len(self.reducer.names) > len(
-            averaging.gradients.parameters
-        ):
-            raise Unsupported(
-                "DistributedDataParallel: overlap_forward is for dense gradients on the CPU"
-            )
+        assert isinstance(averaging, FusedGradients)  # others are refused
         averaging.averager.let_last_overtake()  # a forward pass uses first what is ready last
         self.reducer.overlap = Overlap(self.module, averaging, self.reducer.names)
 
@@ -233,6 +228,10 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             Gradients([parameters[index] for index in dense], keeps_own=self._keeps_own),
             [names[index] for index in dense],
         )
+        if self._alike["overlap_forward"] and (others or not isinstance(averaging, FusedGradients)):
+            raise Unsupported(
+                "DistributedDataParallel: overlap_forward is for dense gradients on the CPU"
+            )
         self.reducer = GradientKeeper(
             [names[index] for index in (*dense, *others)],
             averaging,
@@ -301,6 +300,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     # Forward.
 
     def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.reducer.forget_raised()  # NOT later: torch's own calls come next
         if torch.is_grad_enabled() and any(p.requires_grad for p in self._frozen.values()):
             thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
             self.reducer.refuse(
@@ -468,9 +469,9 @@ def _meet(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
 
 def _share(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
     """Have older wrappers of these parameters count nothing that comes of this one's passes."""
-    own, overlaps = wrapper.reducer, wrapper._alike["overlap_forward"]
+    own = wrapper.reducer
     for other, name in _sharing(wrapper, parameters):
-        if overlaps or other.reducer.overlap is not None:
+        if wrapper._alike["overlap_forward"] or other.reducer.overlap is not None:
             other.reducer._remove_autograd_hooks()
             supersede(other.reducer.turn, name)
         else:
