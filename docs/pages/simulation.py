@@ -339,11 +339,12 @@ One number is fitted to the points themselves and to those of another run: what 
 exchange with several at a time. Times in ms; `measured` is the fastest round, since other work on
 the machine only adds; what is simulated is of today's simulator. The machine of this run has two
 cores for all hosts, so a core takes as much longer for each byte as hosts share it. The comparison
-found that two ranks did not send to each other at the same time (bench/LOG.md).
+found that two ranks did not send to each other at the same time
+([log](../bench/log/2026-11-20-morning.md)).
 
-On another machine and another day (2 cores of a Xeon, 2026-11-22, bench/LOG.md), to which nothing
-is fitted, it was 51 of 60: `tree` of 25 MiB took 1.17 to 1.41 times what is simulated, and 256 KiB
-at 1 Gbit/s up to 1.43 times.
+On another machine and another day (2 cores of a Xeon,
+[2026-11-22](../bench/log/2026-11-22-noon.md)), to which nothing is fitted, it was 51 of 60: `tree`
+of 25 MiB took 1.17 to 1.41 times what is simulated, and 256 KiB at 1 Gbit/s up to 1.43 times.
 
 ```text
 {measured}
