@@ -53,6 +53,8 @@ int64_t ns_of(double seconds) {
   return static_cast<int64_t>(std::clamp(seconds, 0.0, 3.2e9) * 1e9);
 }
 
+int64_t after(double seconds) { return now_ns() + ns_of(seconds); }
+
 void check(const ProgramBuilder& builder, int buffer, int peer = 0) {
   if (buffer < 0 || buffer >= kBuffers || peer < 0 || peer >= builder.group_size())
     throw std::invalid_argument("a step of this program is out of range");
@@ -68,52 +70,29 @@ using LayoutTuple = std::pair<std::vector<uint64_t>, std::vector<uint64_t>>;
 std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
                                 const std::vector<LayoutTuple>& layouts, int dtype, int op,
                                 uint32_t divisor, int codec, const std::string& descriptor,
-                                const std::string& agreement, bool by_pair, uint32_t n_stripes,
+                                const std::string& agreement, bool by_pair, uint32_t n_lanes,
                                 uint32_t n_workers, uint32_t segment_bytes, bool rounds_own) {
+  if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec))
+    throw std::invalid_argument("a plan needs four layouts, a dtype, an operation and a codec");
   auto plan = std::make_shared<Plan>();
-  if (layouts.size() != kBuffers || !is_dtype(dtype) || !is_fold_op(op) || !is_codec(codec) ||
-      divisor == 0 || n_stripes == 0)
-    throw std::invalid_argument(
-        "a plan needs four layouts, a dtype, an operation, a divisor, a codec and a stripe");
-  if (n_workers > program->sends_to.size())
-    throw std::invalid_argument("a plan has no more workers than its group has ranks");
-  for (const Step& step : program->steps)
-    if (n_workers > 0 && step.kind == StepKind::kRecv && step.peer >= static_cast<int>(n_workers) &&
-        (step.fold || step.buffer != 0))
-      throw std::invalid_argument("what a server sends is a result, to be stored in DATA");
-  static_assert(kSegmentBytes % 16 == 0 && kSegmentBytes <= Slots::kSlotBytes);
+  plan->program = std::move(program);
   for (int buffer = 0; buffer < kBuffers; ++buffer)
     plan->layout[buffer] = {layouts[buffer].first, layouts[buffer].second};
-  for (const Step& step : program->steps) {
-    if (step.chunk >= plan->layout[step.buffer].n_bytes.size() ||
-        (step.kind == StepKind::kCopy &&
-         step.into >= plan->layout[step.into_buffer].n_bytes.size()))
-      throw std::invalid_argument("a step names a chunk that the layout does not have");
-  }
-  plan->program = std::move(program);
   plan->dtype = static_cast<DType>(dtype);
   plan->fold = fold_function(plan->dtype, static_cast<FoldOp>(op));
   plan->divisor = divisor;
   plan->narrow = narrow_for(static_cast<Codec>(codec), plan->dtype, static_cast<FoldOp>(op));
   if (plan->narrow == nullptr && static_cast<Codec>(codec) != Codec::kIdentity)
     throw std::invalid_argument("this codec has no meaning for this dtype and operation");
-  if (rounds_own && plan->narrow == nullptr)
-    throw std::invalid_argument("own parts are rounded where elements travel in a narrow codec");
   plan->rounds_own = rounds_own;
-  if (segment_bytes % 1024 != 0 || segment_bytes == 0 || segment_bytes > kSegmentBytes)
-    throw std::invalid_argument("segments are whole KiB, at most SEGMENT_BYTES");
-  plan->segment_elems = segment_bytes / static_cast<uint32_t>(size_of(plan->dtype));
+  plan->segment_bytes = segment_bytes;
   plan->descriptor = descriptor;
   plan->descriptor_hash = hash_of(agreement);
   plan->by_pair = by_pair;
-  plan->n_stripes = n_stripes;
+  plan->n_lanes = n_lanes;
   plan->n_workers = n_workers;
+  if (const std::string why = plan->flaw(); !why.empty()) throw std::invalid_argument(why);
   plan->index();
-  const auto& to = plan->program->sends_to;
-  const auto& from = plan->program->recvs_from;
-  for (size_t peer = 0; by_pair && peer < to.size(); ++peer)
-    if (to[peer].size() > 1 || from[peer].size() > 1)
-      throw std::invalid_argument("lengths by pair of ranks need one flow at most between two");
   return plan;
 }
 
@@ -194,31 +173,34 @@ struct GroupHandle {
 
   // A plan that is cut for other channels than there are would never end.
   void check(const Plan& plan) const {
-    if (plan.n_stripes != 1 && plan.n_stripes != static_cast<uint32_t>(mesh->n_channels()))
-      throw std::invalid_argument("a call of " + std::to_string(plan.n_stripes) + " stripes over " +
+    if (plan.n_lanes != 1 && plan.n_lanes != static_cast<uint32_t>(mesh->n_channels()))
+      throw std::invalid_argument("a call of " + std::to_string(plan.n_lanes) + " lanes over " +
                                   std::to_string(mesh->n_channels()) + " channels");
   }
 
-  CallHandle post(std::shared_ptr<Plan> plan, uint64_t key,
-                  const std::vector<std::vector<uintptr_t>>& memory, double timeout_s,
-                  bool background) {
+  template <class What>
+  CallHandle post(const What& what) {
+    Released released;
+    return {mesh, mesh->post(*group, what)};
+  }
+
+  CallHandle post_call(std::shared_ptr<Plan> plan, uint64_t key,
+                       const std::vector<std::vector<uintptr_t>>& memory, double timeout_s,
+                       bool background) {
     check(*plan);
-    std::vector<std::vector<std::byte*>> pointers(memory.size());
+    Memory pointers(memory.size());
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
       for (const uintptr_t address : memory[buffer])
         pointers[buffer].push_back(reinterpret_cast<std::byte*>(address));
-    Released released;
-    return {mesh, mesh->post(*group, std::move(plan), key, pointers, ns_of(timeout_s), background)};
+    return post(Posting{std::move(plan), key, std::move(pointers), after(timeout_s), background});
   }
 
   // The same for calls on one buffer in place: small messages spend their time here.
   CallHandle post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address,
                            double timeout_s, bool background) {
     check(*plan);
-    Released released;
-    return {mesh,
-            mesh->post(*group, std::move(plan), key, {{reinterpret_cast<std::byte*>(address)}},
-                       ns_of(timeout_s), background)};
+    auto* const base = reinterpret_cast<std::byte*>(address);
+    return post(Posting{std::move(plan), key, {{base}}, after(timeout_s), background});
   }
 
   // A send to `peer`, or a receive from it; -1: from whoever sends first.
@@ -227,10 +209,8 @@ struct GroupHandle {
     const auto size = static_cast<int>(group->members.size());
     if (peer < (sends ? 0 : -1) || peer >= size)
       throw std::invalid_argument("a message's peer is out of range");
-    Released released;
-    return {mesh, mesh->post_message(*group, std::move(plan), sends, peer, tag,
-                                     reinterpret_cast<std::byte*>(address), ns_of(timeout_s),
-                                     background)};
+    auto* const data = reinterpret_cast<std::byte*>(address);
+    return post(Message{std::move(plan), sends, peer, tag, data, after(timeout_s), background});
   }
 
   void serve(std::shared_ptr<Plan> plan) {
@@ -379,7 +359,7 @@ NB_MODULE(_native, m) {
   nb::class_<Plan>(m, "Plan")
       .def_static("make", &make_plan, nb::arg("program"), nb::arg("layouts"), nb::arg("dtype"),
                   nb::arg("op"), nb::arg("divisor"), nb::arg("codec"), nb::arg("descriptor"),
-                  nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_stripes") = 1,
+                  nb::arg("agreement"), nb::arg("by_pair"), nb::arg("n_lanes") = 1,
                   nb::arg("n_workers") = 0, nb::arg("segment_bytes") = kSegmentBytes,
                   nb::arg("rounds_own") = false)
       .def_prop_ro("descriptor", [](const Plan& plan) { return plan.descriptor; })
@@ -411,7 +391,7 @@ NB_MODULE(_native, m) {
       .def("landed", &CallHandle::landed)
       .def("error", &CallHandle::error);
   nb::class_<GroupHandle>(m, "Group")
-      .def("post", &GroupHandle::post)
+      .def("post", &GroupHandle::post_call)
       .def("post_in_place", &GroupHandle::post_in_place)
       .def("post_message", &GroupHandle::post_message)
       .def("serve", &GroupHandle::serve)

@@ -42,7 +42,7 @@ Landed Call::landed() const {
     auto& bits = all.emplace_back(steps[at].chunk, (n_segments + 7) / 8).second;
     const uint32_t n_here = at < state.size() ? state[at].done : 0;  // none, if it never began
     for (uint64_t here = 0; here < n_here; ++here) {
-      const uint64_t segment = here * plan->n_stripes + stripe.index;
+      const uint64_t segment = here * plan->n_lanes + lane.index;
       bits[segment / 8] = static_cast<uint8_t>(bits[segment / 8] | 1u << segment % 8);
     }
   }
@@ -51,7 +51,7 @@ Landed Call::landed() const {
 
 Landed landed_of(const Call& call) {
   Landed all = call.landed();
-  for (const auto& other : call.other_stripes) {
+  for (const auto& other : call.other_lanes) {
     const Landed more = other->landed();
     for (size_t at = 0; at < all.size(); ++at)
       for (size_t byte = 0; byte < all[at].second.size(); ++byte)

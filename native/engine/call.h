@@ -1,4 +1,4 @@
-// One call in flight: a plan bound to memory, and how far each of its steps has come. Or one stripe
+// One call in flight: a plan bound to memory, and how far each of its steps has come. Or one lane
 // of such a call; what is said of segments is said of its own, then.
 #pragma once
 
@@ -11,9 +11,10 @@
 
 #include "base/error.h"
 #include "base/shared_memory.h"
+#include "engine/call_parts.h"
+#include "engine/lanes.h"
 #include "engine/program.h"
 #include "engine/staging.h"
-#include "engine/stripes.h"
 #include "transport/link.h"
 
 namespace shoal {
@@ -41,17 +42,6 @@ struct Offered {
 
 // Chunks of DATA, and for each a bitmap: bit s of byte s / 8.
 using Landed = std::vector<std::pair<uint32_t, std::vector<uint8_t>>>;
-
-// The segments of a chunk of scratch that a served call holds now (windows.h).
-struct Window {
-  std::vector<Block> blocks;    // of segments [first, end())
-  uint32_t first = 0;           // those before it are over
-  uint32_t n_segments = 0;      // of the chunk
-  uint32_t n_receives = 0;      // of these steps
-  std::vector<uint32_t> steps;  // that touch it, in their order
-
-  uint32_t end() const { return first + static_cast<uint32_t>(blocks.size()); }
-};
 
 struct StepState {
   uint32_t n_segments = 0;
@@ -103,43 +93,22 @@ struct Call : std::enable_shared_from_this<Call> {
   // Which of all calls: those of higher priority have lower ones, and then those made earlier.
   uint64_t order = 0;
   int64_t deadline_ns = 0;
-  int64_t posted_ns = 0;     // by the last tick's clock
-  bool greeted_all = false;  // every peer was told that this call is posted
-  bool unmatched = false;    // a receive that waits for its message, see messages.h
-  int source = -1;           // of a message, once it is known: group rank
-  Stripe stripe;
-  std::vector<std::shared_ptr<Call>> other_stripes;  // of the first stripe: for landed_of()
-  bool is_served = false;       // no caller made it (served_calls.h); its scratch is windows:
-  std::vector<Window> windows;  // by chunk
-  std::vector<uint32_t> windows_moved;  // chunks of which segments may be over
-  size_t n_windows = 0;                 // segments held now
-  bool has_all_windows = false;         // none is left to take
-  // More comes to this rank than anybody sends: windows are held to what its link brings.
-  bool is_incast = false;
-  uint64_t n_inbound = 0;  // then: bytes of windows held that are not here
-  uint64_t n_came_in = 0;  // of these, since Windows looked
+  int64_t posted_ns = 0;   // by the last tick's clock
+  bool unmatched = false;  // a receive that waits for its message, see messages.h
+  int source = -1;         // of a message, once it is known: group rank
+  Lane lane;
+  std::vector<std::shared_ptr<Call>> other_lanes;  // of the first lane: for landed_of()
+  bool is_served = false;  // no caller made it (served_calls.h); its scratch is windows
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
-  std::shared_ptr<std::byte[]> scratch;  // from the first step that needs it on
-  int64_t scratch_wanted_ns = -1;        // since when it waits for it
-  std::vector<uint32_t> wants_scratch;   // the steps that wait for it
-  bool overdraws = false;                // it went beyond the staging ceiling
 
   std::vector<StepState> state;  // by step
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Steps::runnable_
-  std::vector<uint32_t> turns;   // sends that take turns, in the order of the schedule (turns.h)
-  uint64_t longest_turn = 0;     // bytes of the longest chunk
-  uint64_t turn = 0;             // those up to this one may leave
-  bool waits_for_turn = false;   // in Turns::waiting_
   bool is_through = false;       // nothing is left of it; Calls has yet to end it
-  // What a peer may get of this call before it is heard in it (post_notices.h).
-  enum class Standing : uint8_t { kFree, kCounted, kHeld };
-  std::vector<Standing> standing;  // by group rank
-  std::vector<bool> peer_posted;   // by group rank: it has posted this call
-  uint64_t n_far_bytes = 0;        // that come from other hosts, as they travel
+  uint64_t n_far_bytes = 0;      // that come from other hosts, as they travel
   struct Staged {
     uint32_t version, segment, slot;
     uint64_t stamp;  // of the slot when it was filled: other calls may have taken it since
@@ -147,28 +116,27 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<Staged> staged;  // slots that hold a value that further sends of it may share
   uint32_t steps_left = 0;
 
-  // Of a call of workers and servers (commits.h); the rest is empty.
-  std::vector<int> commits_with;       // group ranks: it is over when all of them have committed
-  std::vector<bool> owes_commit;       // by group rank: it has not yet
-  std::vector<uint32_t> results_left;  // by group rank: flows of a server that are not all here
-  std::vector<int> held_from;          // servers whose flows are, which have yet to be told
-  uint32_t n_commits_left = 0;
+  // What those parts of a channel know of it after which they are named.
+  PostsOf posts;
+  TurnsOf turns;
+  ScratchOf scratch;
+  WindowsOf windows;
+  CommitsOf commits;
 
   Error error;
   bool ended = false;
   uint32_t n_unreleased = 0;  // what links were asked to let go of and still hold (releases.h)
-  int64_t finished_ns = 0;    // by the clock; of a stripe: its own
+  int64_t finished_ns = 0;    // by the clock; of a lane: its own
   std::atomic<bool> finished{false};
 
   // Of the whole call, for whoever made it: Threads: any.
   bool is_over() const {
-    return stripe.of != nullptr ? stripe.of->have_ended()
-                                : finished.load(std::memory_order_acquire);
+    return lane.of != nullptr ? lane.of->have_ended() : finished.load(std::memory_order_acquire);
   }
-  const Error& outcome() const { return stripe.of != nullptr ? stripe.of->error() : error; }
+  const Error& outcome() const { return lane.of != nullptr ? lane.of->error() : error; }
   int64_t over_ns() const {  // once it is over: since when
     int64_t last = finished_ns;
-    for (const auto& other : other_stripes) last = std::max(last, other->finished_ns);
+    for (const auto& other : other_lanes) last = std::max(last, other->finished_ns);
     return last;
   }
 
@@ -187,7 +155,7 @@ struct Call : std::enable_shared_from_this<Call> {
   }
   // Where a segment lies in its chunk, in bytes.
   uint64_t segment_offset(uint32_t segment) const {
-    return (uint64_t{segment} * plan->n_stripes + stripe.index) * plan->segment_bytes;
+    return (uint64_t{segment} * plan->n_lanes + lane.index) * plan->segment_bytes;
   }
   size_t segment_bytes(const Step& step, uint32_t segment) const {
     const uint64_t whole = plan->chunk_bytes(step.buffer, step.chunk);
@@ -206,7 +174,7 @@ struct Call : std::enable_shared_from_this<Call> {
   }
   std::byte* segment_at(int buffer, uint32_t chunk_index, uint32_t segment) const {
     if (is_served) {
-      const Window& window = windows[chunk_index];
+      const Window& window = windows.of_chunk[chunk_index];
       return window.blocks[segment - window.first].data();
     }
     return chunk(buffer, chunk_index) + segment_offset(segment);
@@ -228,14 +196,15 @@ struct Call : std::enable_shared_from_this<Call> {
   }
   // The segments of `step` whose predecessors are done.
   uint32_t segments_ready(const Step& step) const {
-    uint32_t ready_upto = plan->n_segments(step, stripe.index);
+    uint32_t ready_upto = plan->n_segments(step, lane.index);
     for (const uint32_t before : step.waits_for)
       ready_upto = std::min(ready_upto, state[before].done);
-    return is_served ? std::min(ready_upto, windows[step.chunk].end()) : ready_upto;
+    return is_served ? std::min(ready_upto, windows.of_chunk[step.chunk].end()) : ready_upto;
   }
   // Up to where segments of a receive may be sent at all.
   uint32_t may_come(uint32_t at) const {
-    return is_incast ? windows[plan->program->steps[at].chunk].end() : state[at].n_segments;
+    if (!windows.is_incast) return state[at].n_segments;
+    return windows.of_chunk[plan->program->steps[at].chunk].end();
   }
   // Bytes between this rank and a peer, in plans `by_pair`.
   Lengths lengths_with(int peer) const {
@@ -246,13 +215,13 @@ struct Call : std::enable_shared_from_this<Call> {
     };
     return {bytes(plan->program->sends_to[peer]), bytes(plan->program->recvs_from[peer])};
   }
-  // What its scratch counts for under the staging ceiling: stripes share it.
+  // What its scratch counts for under the staging ceiling: lanes share it.
   uint64_t scratch_share() const {
-    return (plan->scratch_bytes + plan->n_stripes - 1) / plan->n_stripes;
+    return (plan->scratch_bytes + plan->n_lanes - 1) / plan->n_lanes;
   }
   std::shared_ptr<std::byte[]> new_scratch() const {
-    return stripe.of != nullptr ? stripe.of->scratch(plan->scratch_bytes)
-                                : uncleared(plan->scratch_bytes);
+    return lane.of != nullptr ? lane.of->scratch(plan->scratch_bytes)
+                              : uncleared(plan->scratch_bytes);
   }
   int peer_of(const Step& step) const { return (*members)[step.peer]; }  // mesh rank
   // Whether a segment of a receive may not be touched before all of its result is here: the rest
@@ -260,17 +229,17 @@ struct Call : std::enable_shared_from_this<Call> {
   bool lands_whole(const Step& step) const {
     return step.kind == StepKind::kRecv && step.buffer != kScratch && plan->is_server(step.peer);
   }
-  bool is_held(int peer) const { return standing[peer] == Standing::kHeld; }
+  bool is_held(int peer) const { return posts.standing[peer] == PostsOf::kHeld; }
   // Whether the memory that a step works on is there.
   bool has_memory(const Step& step) const {
     const bool in_scratch =
         step.buffer == kScratch || (step.kind == StepKind::kCopy && step.into_buffer == kScratch);
-    return !in_scratch || is_served || scratch != nullptr;
+    return !in_scratch || is_served || scratch.memory != nullptr;
   }
   // The same for one segment of it.
   bool has_memory(const Step& step, uint32_t segment) const {
     if (!is_served) return has_memory(step);
-    const Window& window = windows[step.chunk];
+    const Window& window = windows.of_chunk[step.chunk];
     return window.first <= segment && segment < window.end();
   }
   // What the receiver of a send allows, counting its promise to be ready once this rank has
@@ -281,8 +250,8 @@ struct Call : std::enable_shared_from_this<Call> {
   // Folds or stores the next segment of a receive, as it travelled.
   void use(uint32_t at, const std::byte* from) const;
 
-  // Of each chunk that a server reduces, a bit for each of its segments (of all stripes): those of
-  // this stripe that hold the result. All others are as the caller gave them.
+  // Of each chunk that a server reduces, a bit for each of its segments (of all lanes): those of
+  // this lane that hold the result. All others are as the caller gave them.
   Landed landed() const;
 
   Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
@@ -290,7 +259,7 @@ struct Call : std::enable_shared_from_this<Call> {
   std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
 };
 
-// Of a whole call that is over, given its first stripe.
+// Of a whole call that is over, given its first lane.
 Landed landed_of(const Call& call);
 
 }  // namespace shoal

@@ -14,15 +14,14 @@ constexpr int kCountBits = 47;  // calls of four years, at a million in a second
 }  // namespace
 
 std::shared_ptr<Call> Calls::prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                     const Memory& memory, int64_t deadline_ns,
-                                     const Stripe& stripe) {
+                                     const Memory& memory, int64_t deadline_ns, const Lane& lane) {
   last_prepared_.reset();
   auto call = std::make_shared<Call>();
   last_prepared_ = call;
   group.own(*call);
-  call->stripe = stripe;
+  call->lane = lane;
   call->plan = std::move(plan);
-  call->serial = stripe.serial != 0 ? stripe.serial : ++group.n_calls;
+  call->serial = lane.serial != 0 ? lane.serial : ++group.n_calls;
   call->deadline_ns = deadline_ns;
   for (size_t buffer = 0; buffer < memory.size(); ++buffer) call->memory[buffer] = memory[buffer];
   if (const Error ended = judge_.ended(group)) refuse(*call, ended);
@@ -40,7 +39,7 @@ void Calls::hold(Call& call, uint64_t key) {
   call.key = key;
   call.order = static_cast<uint64_t>(INT16_MAX - call.plan->priority) << kCountBits | ++n_held_;
   call.posted_ns = now_;
-  call.peer_posted.assign(call.members->size(), false);
+  call.posts.heard_from.assign(call.members->size(), false);
   call.group->in_flight[key] = call.shared_from_this();
   ++n_in_flight_;
 }
@@ -121,12 +120,12 @@ void Calls::begin_served(Call& call) {
 // What is derived from the plan and the links.
 void Calls::index(Call& call) {
   const Program& program = *call.plan->program;
-  call.standing.assign(call.members->size(), Call::Standing::kFree);
+  call.posts.standing.assign(call.members->size(), PostsOf::kFree);
   call.state.resize(program.steps.size());
   ways_.choose(call);
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
     const Step& step = program.steps[at];
-    call.state[at].n_segments = call.plan->n_segments(step, call.stripe.index);
+    call.state[at].n_segments = call.plan->n_segments(step, call.lane.index);
     if (call.state[at].n_segments > 0) call.steps_left++;
     if (step.kind == StepKind::kRecv && links_.is_far(call.peer_of(step)))
       call.n_far_bytes += call.as_encoded(at, call.plan->chunk_bytes(step.buffer, step.chunk));

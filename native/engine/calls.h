@@ -12,6 +12,7 @@
 #include "engine/group.h"
 #include "engine/hooks.h"
 #include "engine/post_notices.h"
+#include "engine/posting.h"
 #include "engine/releases.h"
 #include "engine/scratch.h"
 #include "engine/windows.h"
@@ -21,8 +22,6 @@ namespace shoal {
 // Threads: under the channel's lock. `now`: of the last tick.
 class Calls {
  public:
-  using Memory = std::vector<std::vector<std::byte*>>;
-
   Calls(Links& links, Steps& steps, Scratch& scratch, Windows& windows, Ways& ways,
         Commits& commits, PostNotices& post_notices, CallFrames& frames, EarlyFrames& early,
         Judge& judge, const Hooks& hooks, const int64_t& now)
@@ -42,8 +41,7 @@ class Calls {
 
   // A call that is not in flight yet; it has failed already if its group has ended.
   std::shared_ptr<Call> prepare(Group& group, std::shared_ptr<const Plan> plan,
-                                const Memory& memory, int64_t deadline_ns,
-                                const Stripe& stripe = {});
+                                const Memory& memory, int64_t deadline_ns, const Lane& lane = {});
   // The call that was prepared last, if anything here still knows it: where memory ran out before
   // it could be handed out, its memory may be in use. Null: nothing touches that.
   std::shared_ptr<Call> last_prepared() const { return last_prepared_.lock(); }
@@ -64,7 +62,7 @@ class Calls {
   // Says what a call has found, and ends it if nothing is left of it. Whoever has moved a call's
   // steps calls this.
   void settle(Call& call) {
-    if (!call.held_from.empty() && !call.ended) commits_.tell(call);
+    if (!call.commits.held_from.empty() && !call.ended) commits_.tell(call);
     if (call.is_served && !call.ended) windows_.settle(call);
     if (call.is_through && !call.ended) end(call, {});
   }

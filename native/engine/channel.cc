@@ -151,11 +151,11 @@ void Channel::hear_others(int64_t now) {
     if (Group* group = engine_.group(news.group)) engine_.abort_group(*group, news.why, true);
 }
 
-// A call has ended here, or a stripe of one: the last counts as the call.
+// A call has ended here, or a lane of one: the last counts as the call.
 void Channel::ended(Call& call) {
   if (call.is_served) return;  // nobody waits for it, or counts it
-  if (call.stripe.of != nullptr) {
-    if (!call.stripe.of->end(call.stripe.index, call.error)) return;
+  if (call.lane.of != nullptr) {
+    if (!call.lane.of->end(call.lane.index, call.error)) return;
     if (place_.first != nullptr) return place_.first->count_finished();
   }
   drivers_.note_end();
@@ -171,43 +171,30 @@ void Channel::count_finished() {
 
 // ---- calls
 
-std::shared_ptr<Call> Channel::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                    const std::vector<std::vector<std::byte*>>& memory,
-                                    int64_t timeout_ns, bool background) {
+std::shared_ptr<Call> Channel::post(Group& group, const Posting& posting) {
   std::unique_lock lock(mutex_);
-  const int64_t deadline = now_ns() + timeout_ns;
   std::shared_ptr<Call> call;
-  guarded([&] { call = engine_.post(group, std::move(plan), key, memory, deadline); });
-  return start(lock, std::move(call), background);
+  guarded([&] { call = engine_.post(group, posting); });
+  return start(lock, std::move(call), posting.background);
 }
 
-std::shared_ptr<Call> Channel::post_stripe(uint64_t group, std::shared_ptr<const Plan> plan,
-                                           uint64_t key,
-                                           const std::vector<std::vector<std::byte*>>& memory,
-                                           int64_t timeout_ns, bool background,
-                                           std::shared_ptr<Stripes> stripes, uint64_t serial) {
+std::shared_ptr<Call> Channel::post_lane(uint64_t group, const Posting& posting,
+                                         std::shared_ptr<Lanes> lanes, uint64_t serial) {
   std::unique_lock lock(mutex_);
   Group* here = engine_.group(group);
   if (here == nullptr) return nullptr;
-  const int64_t deadline = now_ns() + timeout_ns;
-  const Stripe stripe{static_cast<uint32_t>(place_.index), serial, std::move(stripes)};
+  const Lane lane{static_cast<uint32_t>(place_.index), serial, std::move(lanes)};
   std::shared_ptr<Call> call;
-  guarded([&] { call = engine_.post(*here, std::move(plan), key, memory, deadline, stripe); });
+  guarded([&] { call = engine_.post(*here, posting, lane); });
   if (call != nullptr && call->finished) ended(*call);  // where it was refused, nobody has counted
-  return start(lock, std::move(call), background || place_.first != nullptr);
+  return start(lock, std::move(call), posting.background || place_.first != nullptr);
 }
 
-std::shared_ptr<Call> Channel::post_message(Group& group, std::shared_ptr<const Plan> plan,
-                                            bool sends, int peer, int64_t tag, std::byte* data,
-                                            int64_t timeout_ns, bool background) {
+std::shared_ptr<Call> Channel::post(Group& group, const Message& message) {
   std::unique_lock lock(mutex_);
-  const int64_t deadline = now_ns() + timeout_ns;
   std::shared_ptr<Call> call;
-  guarded([&] {
-    call = sends ? engine_.post_send(group, std::move(plan), peer, tag, data, deadline)
-                 : engine_.post_recv(group, std::move(plan), peer, tag, data, deadline);
-  });
-  return start(lock, std::move(call), background);
+  guarded([&] { call = engine_.post(group, message); });
+  return start(lock, std::move(call), message.background);
 }
 
 // Its calls are nobody's to wait for: the progress thread begins them.

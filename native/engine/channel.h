@@ -55,18 +55,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Error abort_of(const Group& group);
 
   // `background`: nobody will wait at once, so the progress thread starts on it now.
-  std::shared_ptr<Call> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                             const std::vector<std::vector<std::byte*>>& memory, int64_t timeout_ns,
-                             bool background);
-  // One stripe of a call, whose `serial` the first channel gives it; in the background but there.
+  std::shared_ptr<Call> post(Group& group, const Posting& posting);
+  // One lane of a call, whose `serial` the first channel gives it; in the background but there.
   // Null: the group is not there any more.
-  std::shared_ptr<Call> post_stripe(uint64_t group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                    const std::vector<std::vector<std::byte*>>& memory,
-                                    int64_t timeout_ns, bool background,
-                                    std::shared_ptr<Stripes> stripes, uint64_t serial = 0);
-  std::shared_ptr<Call> post_message(Group& group, std::shared_ptr<const Plan> plan, bool sends,
-                                     int peer, int64_t tag, std::byte* data, int64_t timeout_ns,
-                                     bool background);
+  std::shared_ptr<Call> post_lane(uint64_t group, const Posting& posting,
+                                  std::shared_ptr<Lanes> lanes, uint64_t serial = 0);
+  std::shared_ptr<Call> post(Group& group, const Message& message);
   // See ServedCalls. Nothing, if the group is not there any more.
   void serve(uint64_t group, std::shared_ptr<const Plan> plan);
   void bound_out(size_t n_bytes) {

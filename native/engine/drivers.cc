@@ -84,7 +84,7 @@ bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* c
   n_sleeping_++;
   own.watch.fetch_or(kCallerSleeps);
   // A frame that came between the last look and the arming has moved the doorbell, or is seen here.
-  // So has the last stripe of a call, which ends under the lock of another channel.
+  // So has the last lane of a call, which ends under the lock of another channel.
   bool came = own.doorbell.load() != seen || rings_.has_inbound() || is_over();
   if (!came) {
     const int64_t bound = std::min(deadline - now_ns(), options_.backstop_ns);

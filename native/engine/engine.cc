@@ -41,7 +41,7 @@ Engine::~Engine() {
   for (const auto& [id, group] : groups_)
     for (const auto& [key, call] : group->in_flight) {
       call->state.clear();
-      call->windows.clear();
+      call->windows.of_chunk.clear();
     }
   ways_.frames.clear();
   ways_.moves.clear();
@@ -79,28 +79,20 @@ void Engine::end_groups(const Error& why, bool tell) {
   for (auto& [id, group] : groups_) abort_group(*group, why, tell);
 }
 
-std::shared_ptr<Call> Engine::post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                   const std::vector<std::vector<std::byte*>>& memory,
-                                   int64_t deadline_ns, const Stripe& stripe) {
-  auto call = calls_.prepare(group, std::move(plan), memory, deadline_ns, stripe);
-  if (!call->finished) calls_.launch(*call, key);
+std::shared_ptr<Call> Engine::post(Group& group, const Posting& posting, const Lane& lane) {
+  auto call = calls_.prepare(group, posting.plan, posting.memory, posting.deadline_ns, lane);
+  if (!call->finished) calls_.launch(*call, posting.key);
   return call;
 }
 
-std::shared_ptr<Call> Engine::post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                                        int64_t tag, std::byte* data, int64_t deadline_ns) {
-  return messages_.send(group, std::move(plan), peer, tag, data, deadline_ns);
+std::shared_ptr<Call> Engine::post(Group& group, const Message& message) {
+  return message.sends ? messages_.send(group, message) : messages_.recv(group, message);
 }
 
-std::shared_ptr<Call> Engine::post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
-                                        int64_t tag, std::byte* data, int64_t deadline_ns) {
-  return messages_.recv(group, std::move(plan), source, tag, data, deadline_ns);
-}
-
-void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe) {
+void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane) {
   serves_ = true;
   windows_.open(options_.staging_bytes);
-  served_calls_.serve(group, std::move(plan), stripe);
+  served_calls_.serve(group, std::move(plan), lane);
 }
 
 // ---- running

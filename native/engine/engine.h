@@ -56,12 +56,10 @@ class Engine final : public FrameSink {
 
   // Starts a call. `memory` is borrowed until it is finished. The first error of the group, if it
   // has ended; no byte moves then.
-  std::shared_ptr<Call> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                             const std::vector<std::vector<std::byte*>>& memory,
-                             int64_t deadline_ns, const Stripe& stripe = {});
+  std::shared_ptr<Call> post(Group& group, const Posting& posting, const Lane& lane = {});
 
   // See ServedCalls, which says before whether it can.
-  void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe);
+  void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane);
   void bound_out(size_t n_bytes) {
     ways_.turns.bound(n_bytes);
     windows_.bound(2 * n_bytes);  // as much again while grants are on their way
@@ -73,10 +71,7 @@ class Engine final : public FrameSink {
 
   // A send to `peer`, or a receive from it (-1: from whoever sends first). Messages of one tag from
   // one rank to another meet in the order of the calls.
-  std::shared_ptr<Call> post_send(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                                  int64_t tag, std::byte* data, int64_t deadline_ns);
-  std::shared_ptr<Call> post_recv(Group& group, std::shared_ptr<const Plan> plan, int source,
-                                  int64_t tag, std::byte* data, int64_t deadline_ns);
+  std::shared_ptr<Call> post(Group& group, const Message& message);
 
   // Runs what can run, at most about `budget` bytes of it. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);

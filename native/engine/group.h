@@ -39,7 +39,7 @@ struct Receiving {
 struct Served {
   struct OfPlan {
     std::shared_ptr<const Plan> plan;
-    uint32_t stripe = 0;
+    uint32_t lane = 0;
     uint64_t last_use = 0;  // as `n_uses` counts
   };
   std::unordered_map<uint64_t, OfPlan> plans;  // by descriptor

@@ -103,25 +103,20 @@ void Mesh::expire_group(Group& group, const std::string& why) {
   for (const auto& channel : channels_) channel->abort_group(group.id, Fault::kTimedOut, why);
 }
 
-// The handle of the first stripe is that of the call. Each stripe that is not posted counts as
+// The handle of the first lane is that of the call. Each lane that is not posted counts as
 // ended, so that the call ends with those that are.
-std::shared_ptr<Call> Mesh::post_striped(Group& group, std::shared_ptr<const Plan> plan,
-                                         uint64_t key,
-                                         const std::vector<std::vector<std::byte*>>& memory,
-                                         int64_t timeout_ns, bool background) {
-  const auto stripes = std::make_shared<Stripes>(plan->n_stripes);
-  std::shared_ptr<Call> call =
-      first().post_stripe(group.id, plan, key, memory, timeout_ns, background, stripes);
+std::shared_ptr<Call> Mesh::post_lanes(Group& group, const Posting& posting) {
+  const auto lanes = std::make_shared<Lanes>(posting.plan->n_lanes);
+  std::shared_ptr<Call> call = first().post_lane(group.id, posting, lanes);
   if (call == nullptr)  // dropped: the first channel's group still says why
-    return first().post(group, std::move(plan), key, memory, timeout_ns, background);
+    return first().post(group, posting);
   Error failed = call->finished ? call->error : Error{};
   for (size_t at = 1; at < channels_.size(); ++at) {
     if (!failed) try {
-        call->other_stripes.reserve(channels_.size() - 1);  // NOT when one is in flight
-        auto other = channels_[at]->post_stripe(group.id, plan, key, memory, timeout_ns, true,
-                                                stripes, call->serial);
+        call->other_lanes.reserve(channels_.size() - 1);  // NOT when one is in flight
+        auto other = channels_[at]->post_lane(group.id, posting, lanes, call->serial);
         if (other != nullptr) {
-          call->other_stripes.push_back(std::move(other));
+          call->other_lanes.push_back(std::move(other));
           continue;
         }
         failed = {Fault::kClosed, -1, "the group was closed with this call in flight",
@@ -129,7 +124,7 @@ std::shared_ptr<Call> Mesh::post_striped(Group& group, std::shared_ptr<const Pla
       } catch (const std::bad_alloc&) {  // every group has ended
         failed = {Fault::kResource, -1, "out of memory"};
       }
-    stripes->end(static_cast<uint32_t>(at), failed);
+    lanes->end(static_cast<uint32_t>(at), failed);
   }
   return call;
 }
@@ -139,7 +134,7 @@ void Mesh::bound_out(size_t n_bytes) {
 }
 
 void Mesh::serve(Group& group, const std::shared_ptr<const Plan>& plan) {
-  for (size_t at = 0; at < plan->n_stripes; ++at) channels_[at]->serve(group.id, plan);
+  for (size_t at = 0; at < plan->n_lanes; ++at) channels_[at]->serve(group.id, plan);
 }
 
 // What is queued gets a moment to leave, and a peer that does not read loses the goodbye only. What

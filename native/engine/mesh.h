@@ -11,7 +11,7 @@
 namespace shoal {
 
 // The first channel has the links inside the host, and every call that is not cut. The others have
-// links to other hosts alone, and carry stripes of large calls (docs/decisions/0016-channels.md).
+// links to other hosts alone, and carry lanes of large calls (docs/decisions/0016-channels.md).
 //
 // A group is a group of each channel, by the same number; that of the first stands for it here.
 //
@@ -40,20 +40,13 @@ class Mesh {
   void expire_group(Group& group, const std::string& why);  // a deadline that the caller keeps
   Error abort_of(const Group& group) { return first().abort_of(group); }
 
-  // As Channel::post(); the plan says whether the call is cut, into as many stripes as there are
+  // As Channel::post(); the plan says whether the call is cut, into as many lanes as there are
   // channels.
-  std::shared_ptr<Call> post(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                             const std::vector<std::vector<std::byte*>>& memory, int64_t timeout_ns,
-                             bool background) {
-    if (plan->n_stripes > 1)
-      return post_striped(group, std::move(plan), key, memory, timeout_ns, background);
-    return first().post(group, std::move(plan), key, memory, timeout_ns, background);
+  std::shared_ptr<Call> post(Group& group, const Posting& posting) {
+    return posting.plan->n_lanes > 1 ? post_lanes(group, posting) : first().post(group, posting);
   }
-  std::shared_ptr<Call> post_message(Group& group, std::shared_ptr<const Plan> plan, bool sends,
-                                     int peer, int64_t tag, std::byte* data, int64_t timeout_ns,
-                                     bool background) {
-    return first().post_message(group, std::move(plan), sends, peer, tag, data, timeout_ns,
-                                background);
+  std::shared_ptr<Call> post(Group& group, const Message& message) {
+    return first().post(group, message);
   }
   // From now on peers' calls of this plan are made here too; see ServedCalls, which says before
   // whether they can.
@@ -81,9 +74,7 @@ class Mesh {
                     const Bytes& job_key, std::shared_ptr<Arena> arena,
                     const std::vector<PeerPlace>& peers, const Options& options,
                     std::shared_ptr<PathMaker> paths);
-  std::shared_ptr<Call> post_striped(Group& group, std::shared_ptr<const Plan> plan, uint64_t key,
-                                     const std::vector<std::vector<std::byte*>>& memory,
-                                     int64_t timeout_ns, bool background);
+  std::shared_ptr<Call> post_lanes(Group& group, const Posting& posting);
 
   std::vector<std::shared_ptr<Channel>> channels_;
   std::shared_ptr<FirstErrors> errors_;  // null where there is one channel

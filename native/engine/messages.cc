@@ -9,10 +9,9 @@ namespace shoal {
 
 // A call that has failed already if the tag is one too many. Messages of a tag are counted, and no
 // tag is ever forgotten: the other rank may still count.
-std::shared_ptr<Call> Messages::prepare(Group& group, std::shared_ptr<const Plan> plan, int from,
-                                        int to, int64_t tag, std::byte* data, int64_t deadline_ns) {
-  auto call = calls_.prepare(group, std::move(plan), {{data}}, deadline_ns);
-  if (!call->finished && !group.messages.may_take(from, to, tag, most_tags_))
+std::shared_ptr<Call> Messages::prepare(Group& group, const Message& message, int from, int to) {
+  auto call = calls_.prepare(group, message.plan, {{message.data}}, message.deadline_ns);
+  if (!call->finished && !group.messages.may_take(from, to, message.tag, most_tags_))
     Calls::refuse(*call,
                   {Fault::kMismatch, rank_,
                    "this rank has met " + std::to_string(most_tags_) +
@@ -21,16 +20,17 @@ std::shared_ptr<Call> Messages::prepare(Group& group, std::shared_ptr<const Plan
   return call;
 }
 
-std::shared_ptr<Call> Messages::send(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                                     int64_t tag, std::byte* data, int64_t deadline_ns) {
-  auto call = prepare(group, std::move(plan), group.rank, peer, tag, data, deadline_ns);
-  if (!call->finished) calls_.launch(*call, group.messages.take(group.rank, peer, tag));
+std::shared_ptr<Call> Messages::send(Group& group, const Message& message) {
+  auto call = prepare(group, message, group.rank, message.peer);
+  if (!call->finished)
+    calls_.launch(*call, group.messages.take(group.rank, message.peer, message.tag));
   return call;
 }
 
-std::shared_ptr<Call> Messages::recv(Group& group, std::shared_ptr<const Plan> plan, int source,
-                                     int64_t tag, std::byte* data, int64_t deadline_ns) {
-  auto call = prepare(group, std::move(plan), source, group.rank, tag, data, deadline_ns);
+std::shared_ptr<Call> Messages::recv(Group& group, const Message& message) {
+  const int source = message.peer;
+  const int64_t tag = message.tag;
+  auto call = prepare(group, message, source, group.rank);
   if (call->finished) return call;
   if (source >= 0 && group.receiving.count(tag) == 0) {
     calls_.launch(*call, group.messages.take(source, group.rank, tag));

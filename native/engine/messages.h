@@ -18,19 +18,15 @@ class Messages {
   Messages(int rank, Calls& calls, size_t most_tags)
       : rank_(rank), calls_(calls), most_tags_(most_tags) {}
 
-  std::shared_ptr<Call> send(Group& group, std::shared_ptr<const Plan> plan, int peer, int64_t tag,
-                             std::byte* data, int64_t deadline_ns);
-  // `source` -1: whoever sends first.
-  std::shared_ptr<Call> recv(Group& group, std::shared_ptr<const Plan> plan, int source,
-                             int64_t tag, std::byte* data, int64_t deadline_ns);
+  std::shared_ptr<Call> send(Group& group, const Message& message);
+  std::shared_ptr<Call> recv(Group& group, const Message& message);
 
   // A frame of a call that is not posted has come from this rank of the group: receives that wait
   // for it are posted.
   void came_early(Group& group, int from, uint64_t key);
 
  private:
-  std::shared_ptr<Call> prepare(Group& group, std::shared_ptr<const Plan> plan, int from, int to,
-                                int64_t tag, std::byte* data, int64_t deadline_ns);
+  std::shared_ptr<Call> prepare(Group& group, const Message& message, int from, int to);
   void wait(Group& group, const std::shared_ptr<Call>& call, int source, int64_t tag);
   void match(Group& group, int64_t tag);
   static int first_to_send(const Group& group, int64_t tag);

@@ -17,7 +17,7 @@ bool needs(const Call& call, int peer, const Peers& peers) {
   if (call.unmatched) return nobody_sends(*call.group, peers);
   const int from = call.group->rank_of[peer];
   const Program& program = *call.plan->program;
-  if (!call.owes_commit.empty() && call.owes_commit[from]) return true;
+  if (!call.commits.owed_by.empty() && call.commits.owed_by[from]) return true;
   for (const uint32_t at : program.recvs_from[from]) {
     const StepState& state = call.state[at];
     uint32_t n_here = state.done + static_cast<uint32_t>(state.arrived.size());
@@ -33,7 +33,7 @@ bool needs(const Call& call, int peer, const Peers& peers) {
 
 bool is_in(const Call& call, size_t rank) {
   const auto& flows = call.plan->program->recvs_from[rank];
-  return call.peer_posted[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
+  return call.posts.heard_from[rank] || std::any_of(flows.begin(), flows.end(), [&](uint32_t at) {
            const StepState& state = call.state[at];
            return state.done > 0 || !state.arrived.empty() || !state.offered.empty();
          });
@@ -64,7 +64,7 @@ std::string awaited(const Call& call, const std::vector<std::string>& names) {
     return std::find(in.begin(), in.end(), true) == in.end();
   };
   if (nobody(owes)) owes = takes_not;
-  if (nobody(owes) && call.n_commits_left > 0) owes = call.owes_commit;
+  if (nobody(owes) && call.commits.n_left > 0) owes = call.commits.owed_by;
   std::vector<bool> absent = owes;
   for (size_t rank = 0; rank < owes.size(); ++rank) absent[rank] = owes[rank] && !is_in(call, rank);
   const bool all_in = nobody(absent);

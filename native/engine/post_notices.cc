@@ -26,10 +26,10 @@ void PostNotices::count(Call& call) {
       continue;  // it is in the call
     const bool fits = ahead_[peer] == 0 || ahead_[peer] + call.plan->frames_ahead <= kMostAhead;
     if (held_[peer].empty() && fits) {
-      call.standing[from] = Call::Standing::kCounted;
+      call.posts.standing[from] = PostsOf::kCounted;
       ahead_[peer] += call.plan->frames_ahead;
     } else {
-      call.standing[from] = Call::Standing::kHeld;
+      call.posts.standing[from] = PostsOf::kHeld;
       held_[peer].push_back(call.weak_from_this());
     }
   }
@@ -64,8 +64,8 @@ void PostNotices::announce(const Call& call) {
 }
 
 void PostNotices::greet_late(Call& call, int64_t posted_before_ns) {
-  if (call.greeted_all || call.posted_ns > posted_before_ns) return;
-  call.greeted_all = true;
+  if (call.posts.told_all || call.posted_ns > posted_before_ns) return;
+  call.posts.told_all = true;
   for (const int peer : call.plan->program->peers)
     if (!call.is_held(peer)) send_post_notice(call, peer);
 }
@@ -82,8 +82,8 @@ void PostNotices::finished(Call& call) {
 }
 
 void PostNotices::leave(Call& call, int from) {
-  const auto was = std::exchange(call.standing[from], Call::Standing::kFree);
-  if (was != Call::Standing::kCounted) return;
+  const auto was = std::exchange(call.posts.standing[from], PostsOf::kFree);
+  if (was != PostsOf::kCounted) return;
   const int peer = (*call.members)[from];
   ahead_[peer] -= call.plan->frames_ahead;
   release_held(peer);
@@ -95,7 +95,7 @@ void PostNotices::release_held(int peer) {
     const int from = call == nullptr || call->ended ? -1 : call->group->rank_of[peer];
     if (from >= 0 && call->is_held(from)) {
       if (ahead_[peer] > 0 && ahead_[peer] + call->plan->frames_ahead > kMostAhead) return;
-      call->standing[from] = Call::Standing::kCounted;
+      call->posts.standing[from] = PostsOf::kCounted;
       ahead_[peer] += call->plan->frames_ahead;
       start_with(*call, from);
     }

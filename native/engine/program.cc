@@ -3,9 +3,42 @@
 #include <algorithm>
 
 namespace shoal {
+namespace {
+
+bool has_chunks(const Plan& plan, const Step& step) {
+  const auto has = [&](int buffer, uint32_t chunk) {
+    const ChunkLayout& layout = plan.layout[buffer];
+    return chunk < layout.n_bytes.size() && chunk < layout.offset.size();
+  };
+  return has(step.buffer, step.chunk) &&
+         (step.kind != StepKind::kCopy || has(step.into_buffer, step.into));
+}
+
+bool gives_a_result(const Step& step) { return !step.fold && step.buffer == 0; }
+
+}  // namespace
+
+std::string Plan::flaw() const {
+  if (divisor == 0 || n_lanes == 0) return "a plan needs a divisor and a lane";
+  if (segment_bytes % 1024 != 0 || segment_bytes == 0 || segment_bytes > kSegmentBytes)
+    return "segments are whole KiB, at most SEGMENT_BYTES";
+  if (rounds_own && narrow == nullptr)
+    return "own parts are rounded where elements travel in a narrow codec";
+  if (n_workers > program->sends_to.size())
+    return "a plan has no more workers than its group has ranks";
+  for (const Step& step : program->steps) {
+    if (!has_chunks(*this, step)) return "a step names a chunk that the layout does not have";
+    if (step.kind == StepKind::kRecv && is_server(step.peer) && !gives_a_result(step))
+      return "what a server sends is a result, to be stored in DATA";
+  }
+  const auto is_several = [](const std::vector<uint32_t>& flows) { return flows.size() > 1; };
+  for (const auto* flows : {&program->sends_to, &program->recvs_from})
+    if (by_pair && std::any_of(flows->begin(), flows->end(), is_several))
+      return "lengths by pair of ranks need one flow at most between two";
+  return "";
+}
 
 void Plan::index() {
-  segment_bytes = segment_elems * static_cast<uint32_t>(size_of(dtype));
   const ChunkLayout& scratch = layout[kScratch];
   for (size_t chunk = 0; chunk < scratch.n_bytes.size(); ++chunk)
     scratch_bytes = std::max(scratch_bytes, scratch.offset[chunk] + scratch.n_bytes[chunk]);

@@ -64,7 +64,6 @@ struct Plan {
   // What a rank folds is rounded by `narrow` as what it is sent is, its own part too: so the bits
   // do not tell who folded. Every rank has to be on a host of its own.
   bool rounds_own = false;
-  uint32_t segment_elems = 0;
   uint32_t segment_bytes = 0;  // of a whole segment in memory
   uint64_t scratch_bytes = 0;
   // At most about as many frames go to one peer that has yet to make this call.
@@ -80,13 +79,14 @@ struct Plan {
   bool is_server(int rank) const { return n_workers > 0 && rank >= static_cast<int>(n_workers); }
   // That each worker brings to it, in bytes: a server's layout does not tell. 0: nobody knows.
   uint64_t tensor_bytes = 0;
-  // How many channels the call is cut over: segment k of stripe c is segment k * n_stripes + c of
+  // How many channels the call is cut over: segment k of lane c is segment k * n_lanes + c of
   // its chunk. Ranks that share memory have one channel to each other.
-  uint32_t n_stripes = 1;
+  uint32_t n_lanes = 1;
   // Of calls whose data waits to leave for other hosts, those of the highest are first.
   int16_t priority = 0;
 
-  void index();  // fills what is derived from the program, the layout and segment_elems
+  std::string flaw() const;  // why no engine can run it; empty: one can
+  void index();              // fills what is derived from the program and the layout
 
   size_t n_chunks() const {
     size_t n = 0;
@@ -94,10 +94,10 @@ struct Plan {
     return n;
   }
   uint64_t chunk_bytes(int buffer, uint32_t chunk) const { return layout[buffer].n_bytes[chunk]; }
-  uint32_t n_segments(const Step& step, uint32_t stripe = 0) const {
+  uint32_t n_segments(const Step& step, uint32_t lane = 0) const {
     const uint64_t n_whole =
         (chunk_bytes(step.buffer, step.chunk) + segment_bytes - 1) / segment_bytes;
-    return static_cast<uint32_t>((n_whole + n_stripes - 1 - stripe) / n_stripes);
+    return static_cast<uint32_t>((n_whole + n_lanes - 1 - lane) / n_lanes);
   }
 };
 

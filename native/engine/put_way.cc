@@ -44,7 +44,7 @@ size_t PutWay::send(Call& call, uint32_t at) {
   const size_t n_bytes = call.segment_bytes(step, state.started);
   // Where the peer's own word on lengths may be late, it is not written to: its block may be
   // shorter.
-  const bool compared = !call.plan->by_pair || call.peer_posted[step.peer];
+  const bool compared = !call.plan->by_pair || call.posts.heard_from[step.peer];
   if (state.started < call.granted(at) && compared && put(call, at)) return n_bytes;
   // The receiver takes segments in order: what lies in its buffer must not be a secret any more
   // when later ones hold slots.

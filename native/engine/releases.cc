@@ -10,7 +10,7 @@ void Releases::ask(Call& call) {
       for (const int peer : call.plan->program->peers)
         ask(call, (*call.members)[peer], call.chunk(buffer, chunk), layout.n_bytes[chunk]);
   }
-  for (const Window& window : call.windows)
+  for (const Window& window : call.windows.of_chunk)
     for (const Block& block : window.blocks)
       for (const int peer : call.plan->program->peers)
         ask(call, (*call.members)[peer], block.data(), block.size());
@@ -48,7 +48,7 @@ std::shared_ptr<Call> Releases::next_of(int peer) {
 void Releases::clear() {
   for (const auto& [question, call] : asked_) {
     call->state.clear();
-    call->windows.clear();
+    call->windows.of_chunk.clear();
   }
   asked_.clear();
 }

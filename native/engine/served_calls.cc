@@ -41,11 +41,11 @@ std::string ServedCalls::refusal(const Group& group, const Plan& plan) {
   return {};
 }
 
-void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe) {
+void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane) {
   if (group.life.has_ended()) return;
   auto& plans = group.served.plans;
   const uint64_t hash = plan->descriptor_hash;
-  plans[hash] = {std::move(plan), stripe, ++group.served.n_uses};
+  plans[hash] = {std::move(plan), lane, ++group.served.n_uses};
   const auto used_before = [](const auto& one, const auto& other) {
     return one.second.last_use < other.second.last_use;
   };
@@ -85,9 +85,9 @@ bool ServedCalls::begin(Group& group, uint64_t key) {
     if (known == plans.end()) known = plans.find(frame.header.descriptor);
   if (known == plans.end()) return true;  // it made way for others
   known->second.last_use = ++group.served.n_uses;
-  const Stripe stripe{known->second.stripe, 0, nullptr};
+  const Lane lane{known->second.lane, 0, nullptr};
   const auto call =
-      calls_.prepare(group, known->second.plan, {}, std::numeric_limits<int64_t>::max(), stripe);
+      calls_.prepare(group, known->second.plan, {}, std::numeric_limits<int64_t>::max(), lane);
   if (call->finished) return false;
   calls_.launch_served(*call, key);
   return true;

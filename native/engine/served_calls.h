@@ -32,8 +32,8 @@ class ServedCalls {
 
   // Why a rank of this group cannot serve a plan; empty if it can.
   static std::string refusal(const Group& group, const Plan& plan);
-  // From now on. `stripe`: which of those that the plan is cut into is this engine's.
-  void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t stripe);
+  // From now on. `lane`: which of those that the plan is cut into is this engine's.
+  void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane);
   // A frame of a call that this rank has not made was kept.
   void came_early(Group& group, const Header& header);
   // Calls have ended: those that waited for room begin.

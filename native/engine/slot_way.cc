@@ -5,6 +5,8 @@
 
 namespace shoal {
 
+static_assert(kSegmentBytes <= Slots::kSlotBytes, "a segment lies in one slot");
+
 // ---- sender
 
 size_t SlotWay::send(Call& call, uint32_t at) {
@@ -14,7 +16,7 @@ size_t SlotWay::send(Call& call, uint32_t at) {
   // The last free slot is kept for segments the receiver can use at once: whatever else fills the
   // slots, those always get through, so no set of calls can block each other.
   const bool granted_now = state.started < call.granted(at);
-  if (!granted_now && !call.peer_posted[step.peer])
+  if (!granted_now && !call.posts.heard_from[step.peer])
     return stalled(traffic_[peer].no_grant);  // its word will wake this step
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return put_in_slot(call, at);
   if (!state.waits_for_slot) waiting_.emplace_back(call.weak_from_this(), at);

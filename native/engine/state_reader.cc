@@ -156,14 +156,14 @@ Value StateReader::call(const Call& call) {
                     [](const StepState& state) { return state.n_segments > 0; }));
   const bool has_deadline = call.deadline_ns != std::numeric_limits<int64_t>::max();
   const char* scratch = "none";
-  if (call.plan->scratch_bytes > 0) scratch = call.scratch != nullptr ? "held" : "not yet";
-  if (call.scratch == nullptr && call.scratch_wanted_ns >= 0) scratch = "awaited";
-  if (call.is_served) scratch = call.n_windows > 0 ? "held" : "not yet";
+  if (call.plan->scratch_bytes > 0) scratch = call.scratch.memory != nullptr ? "held" : "not yet";
+  if (call.scratch.memory == nullptr && call.scratch.wanted_ns >= 0) scratch = "awaited";
+  if (call.is_served) scratch = call.windows.n_held > 0 ? "held" : "not yet";
   const uint64_t told_before = n_steps_told_;
   Value told_steps = steps(call);
   List uncommitted;
-  for (const int from : call.commits_with)
-    if (call.owes_commit[from]) uncommitted.push_back(call.group->members[from]);
+  for (const int from : call.commits.with)
+    if (call.commits.owed_by[from]) uncommitted.push_back(call.group->members[from]);
   const uint64_t n_told = n_steps_told_ - told_before;
   return Fields{{"serial", call.serial},
                 {"key", hex(call.key)},
@@ -266,7 +266,7 @@ const char* StateReader::send_awaits(const Call& call, uint32_t at) const {
   if (state.is_eager) return state.request_sent ? "credit" : "nothing";
   if (!link.shares_memory()) return "grant";
   if (state.waits_for_slot) return "slot";
-  return call.peer_posted[step.peer] ? "nothing" : "grant";
+  return call.posts.heard_from[step.peer] ? "nothing" : "grant";
 }
 
 const char* StateReader::recv_awaits(const Call& call, uint32_t at) const {

@@ -32,8 +32,8 @@ bool Steps::is_runnable(uint64_t group) const {
 }
 
 void Steps::posted(Call& call, int from) {
-  if (call.peer_posted[from]) return;
-  call.peer_posted[from] = true;
+  if (call.posts.heard_from[from]) return;
+  call.posts.heard_from[from] = true;
   for (const uint32_t at : call.plan->program->sends_to[from]) make_ready(call, at);
 }
 
@@ -41,16 +41,16 @@ void Steps::advance(Call& call, uint32_t at, uint32_t done) {
   StepState& state = call.state[at];
   if (done <= state.done) return;
   const Step& step = call.plan->program->steps[at];
-  if (call.is_served && state.done == call.windows[step.chunk].first)
-    call.windows_moved.push_back(step.chunk);
+  if (call.is_served && state.done == call.windows.of_chunk[step.chunk].first)
+    call.windows.moved.push_back(step.chunk);
   moved_upto(call, at, done);
   if (done == state.n_segments) {
     call.steps_left--;
-    if (call.lands_whole(step) && --call.results_left[step.peer] == 0)
-      call.held_from.push_back(step.peer);
+    if (call.lands_whole(step) && --call.commits.results_left[step.peer] == 0)
+      call.commits.held_from.push_back(step.peer);
   }
   if (call.steps_left == 0) {
-    call.is_through = call.n_commits_left == 0;
+    call.is_through = call.commits.n_left == 0;
     return;
   }
   if (done < state.n_segments) make_ready(call, at);
@@ -72,7 +72,7 @@ void Steps::moved_upto(Call& call, uint32_t at, uint32_t done) {
   const uint64_t n_bytes =
       uint64_t{done - before - 1} * call.plan->segment_bytes + call.segment_bytes(step, done - 1);
   Traffic::Peer& traffic = traffic_[call.peer_of(step)];
-  if (call.is_incast && step.kind == StepKind::kRecv) call.n_came_in += n_bytes;
+  if (call.windows.is_incast && step.kind == StepKind::kRecv) call.windows.n_came_in += n_bytes;
   (step.kind == StepKind::kSend ? traffic.n_bytes_out : traffic.n_bytes_in) += n_bytes;
 }
 

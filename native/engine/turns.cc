@@ -21,21 +21,21 @@ void Turns::join(Call& call) {
     const StepState& state = call.state[at];
     if (step.kind == StepKind::kSend && step.waits_for.empty() && state.n_segments > 0 &&
         !state.is_eager && links_.is_far(call.peer_of(step)))
-      call.turns.push_back(at);
+      call.turns.sends.push_back(at);
   }
-  if (call.turns.size() < 2) call.turns.clear();
-  for (const uint32_t at : call.turns) call.state[at].takes_turns = true;
+  if (call.turns.sends.size() < 2) call.turns.sends.clear();
+  for (const uint32_t at : call.turns.sends) call.state[at].takes_turns = true;
   // NOT of these sends alone: turns must be the same on all ranks, or two could wait for each
   // other.
-  for (int buffer = 0; buffer < kScratch && !call.turns.empty(); ++buffer)
+  for (int buffer = 0; buffer < kScratch && !call.turns.sends.empty(); ++buffer)
     for (const uint64_t n_bytes : call.plan->layout[buffer].n_bytes)
-      call.longest_turn = std::max(call.longest_turn, n_bytes);
+      call.turns.longest = std::max(call.turns.longest, n_bytes);
 }
 
 // Of the next segment of a send: how far the longest chunk is then, in bytes.
 uint64_t Turns::turn_of(const Call& call, uint32_t at) {
   const StepState& state = call.state[at];
-  return state.started * call.longest_turn / state.n_segments;
+  return state.started * call.turns.longest / state.n_segments;
 }
 
 bool Turns::is_granted(const Call& call, uint32_t at) {
@@ -45,9 +45,9 @@ bool Turns::is_granted(const Call& call, uint32_t at) {
 
 uint64_t Turns::least_turn(const Call& call) {
   uint64_t least = kNobody;
-  for (const uint32_t at : call.turns) {
+  for (const uint32_t at : call.turns.sends) {
     const StepState& state = call.state[at];
-    const bool is_in = call.peer_posted[call.plan->program->steps[at].peer];
+    const bool is_in = call.posts.heard_from[call.plan->program->steps[at].peer];
     if (is_in && state.started < state.n_segments) least = std::min(least, turn_of(call, at));
   }
   return least;
@@ -55,10 +55,10 @@ uint64_t Turns::least_turn(const Call& call) {
 
 bool Turns::may_send(Call& call, uint32_t at) {
   if (!call.state[at].takes_turns || !is_granted(call, at)) return true;
-  if (turn_of(call, at) > call.turn) advance(call);
-  if (turn_of(call, at) > call.turn) return false;
+  if (turn_of(call, at) > call.turns.upto) advance(call);
+  if (turn_of(call, at) > call.turns.upto) return false;
   if (has_room(call)) return true;
-  if (!std::exchange(call.waits_for_turn, true)) {
+  if (!std::exchange(call.turns.is_waiting, true)) {
     const auto later = [](uint64_t order, const Waiting& other) { return order < other.order; };
     const auto at = std::upper_bound(waiting_.begin(), waiting_.end(), call.order, later);
     waiting_.insert(at, {call.order, call.weak_from_this()});
@@ -80,13 +80,14 @@ void Turns::left(Call& call, uint32_t at, uint64_t token, size_t n_bytes) {
 void Turns::advance(Call& call) {
   const uint64_t least = least_turn(call);
   if (least == kNobody) return;
-  if (std::exchange(call.turn, least) < least) make_due_ready(call);
+  if (std::exchange(call.turns.upto, least) < least) make_due_ready(call);
 }
 
 // The last made ready is the first to be tried: what comes first in the schedule.
 void Turns::make_due_ready(Call& call) {
-  for (auto at = call.turns.rbegin(); at != call.turns.rend(); ++at)
-    if (is_granted(call, *at) && turn_of(call, *at) <= call.turn) steps_.make_ready(call, *at);
+  for (auto at = call.turns.sends.rbegin(); at != call.turns.sends.rend(); ++at)
+    if (is_granted(call, *at) && turn_of(call, *at) <= call.turns.upto)
+      steps_.make_ready(call, *at);
 }
 
 void Turns::acknowledged(uint64_t token) {
@@ -108,7 +109,7 @@ void Turns::pass_on() {
     const auto call = waiting.call.lock();
     if (call == nullptr || call->ended) return true;
     if (!has_room(*call)) return false;
-    call->waits_for_turn = false;
+    call->turns.is_waiting = false;
     make_due_ready(*call);
     return true;
   });

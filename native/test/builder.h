@@ -60,7 +60,7 @@ inline std::shared_ptr<Plan> seal(Plan plan, DType dtype, FoldOp op, uint32_t di
   plan.dtype = dtype;
   plan.fold = fold_function(dtype, op);
   plan.divisor = divisor;
-  plan.segment_elems = segment_bytes / static_cast<uint32_t>(size_of(dtype));
+  plan.segment_bytes = segment_bytes;
   plan.descriptor = descriptor;
   plan.descriptor_hash = hash_of(descriptor);
   plan.index();

@@ -96,13 +96,13 @@ class Cluster {
     for (int each = 0; each < size_; ++each) part->job.places.push_back(each / per_host_);
     const auto plan = is_whole ? plan_of(job, rank, size_) : cut(plan_of(job, rank, size_));
     part->memory = input_of(job, rank, size_);
-    std::vector<std::vector<std::byte*>> memory = {{part->memory.data()}};
+    Memory memory = {{part->memory.data()}};
     if (job.has_blocks()) {
       part->output.resize(expected(job, rank, size_).size());
       memory = {{}, {part->memory.data()}, {part->output.data()}};
     }
-    part->call =
-        meshes[at(rank)]->post(*groups[at(rank)], plan, job.key, memory, kPatience, background);
+    part->call = meshes[at(rank)]->post(
+        *groups[at(rank)], Posting{plan, job.key, memory, now_ns() + kPatience, background});
     return part;
   }
   bool wait(int rank, const Part& part) {
@@ -140,7 +140,7 @@ class Cluster {
   std::shared_ptr<const Plan> cut(const std::shared_ptr<const Plan>& whole) const {
     if (n_channels_ == 1 || per_host_ > 1 || whole->by_pair) return whole;
     auto plan = std::make_shared<Plan>(*whole);
-    plan->n_stripes = static_cast<uint32_t>(n_channels_);
+    plan->n_lanes = static_cast<uint32_t>(n_channels_);
     return plan;
   }
 

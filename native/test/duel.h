@@ -61,7 +61,7 @@ struct Duel {
     auto& memory =
         lent[job.key] = {std::unique_ptr<std::byte[]>(new std::byte[input.size()]), input.size()};
     std::memcpy(memory.first.get(), input.data(), input.size());
-    call = engine.post(in, plan, job.key, {{memory.first.get()}}, INT64_MAX);
+    call = engine.post(in, Posting{plan, job.key, {{memory.first.get()}}, INT64_MAX});
     settle();
   }
   void free(uint64_t key) {

@@ -20,7 +20,7 @@ struct PoolJob {
   uint64_t n_elems = 0;
   FoldOp op = FoldOp::kSum;
   uint32_t segment_bytes = 64;
-  uint32_t n_stripes = 1;  // channels
+  uint32_t n_lanes = 1;  // channels
   Codec codec = Codec::kIdentity;
   uint64_t seed = 0;
   bool is_uneven = false;  // chunks differ in length, as those of reducers of unlike weights do
@@ -31,7 +31,7 @@ struct PoolJob {
     return "pool float32[" + std::to_string(n_elems) + "] of " + std::to_string(n_workers) +
            " workers and " + std::to_string(n_servers) + " servers " +
            std::to_string(static_cast<int>(op)) + "." + std::to_string(segment_bytes) + "." +
-           std::to_string(n_stripes) + "." + std::to_string(static_cast<int>(codec)) +
+           std::to_string(n_lanes) + "." + std::to_string(static_cast<int>(codec)) +
            (is_uneven ? " in uneven chunks of seed " + std::to_string(seed) : "");
   }
   // For World, which knows calls by it.
@@ -89,7 +89,7 @@ inline std::shared_ptr<Plan> plan_of(const PoolJob& job, int rank) {
   const ChunkLayout data = layout_of(job);
   Plan plan;
   plan.n_workers = static_cast<uint32_t>(job.n_workers);
-  plan.n_stripes = job.n_stripes;
+  plan.n_lanes = job.n_lanes;
   plan.tensor_bytes = job.n_elems * sizeof(float);
   plan.narrow = narrow_for(job.codec, DType::kFloat32, job.op);
   if (rank < job.n_workers) {

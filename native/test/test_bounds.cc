@@ -115,7 +115,7 @@ TEST("late frames of calls that ended long ago are let go, however many") {
   const auto plan = plan_of(job, 0, 3);
   constexpr uint64_t kCalls = 75'000;
   for (uint64_t key = 100; key < 100 + kCalls; ++key)  // empty: nothing is waited for
-    CHECK(duel.engine.post(group, plan, key, {{nullptr}}, INT64_MAX)->finished);
+    CHECK(duel.engine.post(group, Posting{plan, key, {{nullptr}}, INT64_MAX})->finished);
   Frame notice = duel.frame(FrameType::kPost);
   for (uint64_t key = 100; key < 100 + kCalls - 5000; ++key) {
     notice.header.key = key;
@@ -141,10 +141,12 @@ TEST("a group counts so many tags and then refuses new ones in words") {
   plan.layout[kData] = equal_layout(16, 1);
   const auto message = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "send");
   Engine& engine = world.engine(0);
-  for (int64_t tag = 0; tag < 10; ++tag)
-    CHECK(!engine.post_send(*world.groups[0], message, 1, tag, bytes, World::kNever)->error);
-  CHECK(!engine.post_send(*world.groups[0], message, 1, 3, bytes, World::kNever)->error);
-  const auto refused = engine.post_send(*world.groups[0], message, 1, 10, bytes, World::kNever);
+  const auto send = [&](int64_t tag) {
+    return engine.post(*world.groups[0], Message{message, true, 1, tag, bytes, World::kNever});
+  };
+  for (int64_t tag = 0; tag < 10; ++tag) CHECK(!send(tag)->error);
+  CHECK(!send(3)->error);
+  const auto refused = send(10);
   CHECK(refused->finished);
   CHECK(refused->error.fault == Fault::kMismatch);
   CHECK(has(refused->error.text, "10 pairs of a rank and a tag"));

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "engine/stripes.h"
+#include "engine/lanes.h"
 #include "test/check.h"
 #include "test/cluster.h"
 
@@ -28,26 +28,26 @@ bool is_over(const Cluster::Part& part) {
   return eventually([&] { return part.call->is_over(); });
 }
 
-TEST("the stripes of a chunk are all of its segments, each once") {
+TEST("the lanes of a chunk are all of its segments, each once") {
   FakeRandom random(5);
   for (int turn = 0; turn < 300; ++turn) {
     const uint64_t n_bytes = 16 * random.below(80);
-    const auto n_stripes = static_cast<uint32_t>(1 + random.below(5));
+    const auto n_lanes = static_cast<uint32_t>(1 + random.below(5));
     ProgramBuilder program(2);
     program.send(1, 0);
     Plan plan;
     plan.program = program.done();
     plan.layout[kData] = equal_layout(n_bytes, 1);
-    plan.n_stripes = n_stripes;
+    plan.n_lanes = n_lanes;
     const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "one chunk");
     const Step& step = sealed->program->steps[0];
     Bytes memory(n_bytes);
-    for (uint32_t stripe = 0; stripe < n_stripes; ++stripe) {
+    for (uint32_t lane = 0; lane < n_lanes; ++lane) {
       Call call;
       call.plan = sealed;
       call.memory[kData] = {memory.data()};
-      call.stripe.index = stripe;
-      for (uint32_t at = 0; at < sealed->n_segments(step, stripe); ++at) {
+      call.lane.index = lane;
+      for (uint32_t at = 0; at < sealed->n_segments(step, lane); ++at) {
         std::byte* segment = call.segment_at(kData, 0, at);
         for (size_t byte = 0; byte < call.segment_bytes(step, at); ++byte)
           segment[byte] = static_cast<std::byte>(static_cast<int>(segment[byte]) + 1);
@@ -164,12 +164,13 @@ TEST("an abort here and an abort there end the group in all channels, in the sam
     });
 }
 
-TEST("a deadline of one stripe is that of the call, and both channels tell of it") {
+TEST("a deadline of one lane is that of the call, and both channels tell of it") {
   Cluster cluster(2, 1, 0, 1, 0, 2);
   Group& group = *cluster.groups[0];
   const auto plan = cluster.cut(plan_of(large(1), 0, 2));
   Bytes memory = input_of(large(1), 0, 2);
-  const auto call = cluster.meshes[0]->post(group, plan, 1, {{memory.data()}}, kMillisecond, true);
+  const auto call = cluster.meshes[0]->post(
+      group, Posting{plan, 1, {{memory.data()}}, now_ns() + kMillisecond, true});
   CHECK(eventually([&] { return call->is_over(); }));
   CHECK(call->outcome().fault == Fault::kTimedOut);
   CHECK(call->outcome().text.find("reached the deadline") != std::string::npos);
@@ -191,15 +192,18 @@ class HalfDeaf {
     for (const int end : pair_.second)
       CHECK_EQ(setsockopt(end, SOL_SOCKET, SO_ATTACH_FILTER, &deaf, sizeof(deaf)), 0);
   }
-  // Makes a call that is cut, of which one stripe cannot end.
+  // Makes a call that is cut, of which one lane cannot end.
   void post(int64_t timeout_of_0 = kPatience) {
     for (const size_t rank : {0u, 1u}) {
       const int own = static_cast<int>(rank);
       const auto plan = pair_.cluster.cut(plan_of(large(2), own, 2));
       memories_[rank] = input_of(large(2), own, 2);
-      calls_.push_back(meshes()[rank]->post(*pair_.cluster.groups[rank], plan, 2,
-                                            {{memories_[rank].data()}},
-                                            rank == 0 ? timeout_of_0 : kPatience, true));
+      calls_.push_back(meshes()[rank]->post(
+          *pair_.cluster.groups[rank], Posting{plan,
+                                               2,
+                                               {{memories_[rank].data()}},
+                                               now_ns() + (rank == 0 ? timeout_of_0 : kPatience),
+                                               true}));
     }
     for (const auto& call : calls_) CHECK(eventually([&] { return call->finished.load(); }));
   }
@@ -211,8 +215,9 @@ class HalfDeaf {
     for (Bytes& memory : memories_) memory = {};  // it is the caller's again
     for (size_t rank = 0; rank < 2; ++rank) {
       Bytes memory = input_of(large(3), 0, 2);
-      const auto late = meshes()[rank]->post(*pair_.cluster.groups[rank], plan_of(large(3), 0, 2),
-                                             3, {{memory.data()}}, kPatience, true);
+      const auto late = meshes()[rank]->post(
+          *pair_.cluster.groups[rank],
+          Posting{plan_of(large(3), 0, 2), 3, {{memory.data()}}, now_ns() + kPatience, true});
       CHECK(eventually([&] { return late->is_over(); }));  // 1 s at most
       CHECK(late->outcome().fault == fault);
     }
@@ -237,7 +242,7 @@ TEST("a deadline that passes on one channel when the other is done ends the call
   pair.check_ended(Fault::kTimedOut);
 }
 
-TEST("a peer that dies when one stripe is done and another is not ends the call and the group") {
+TEST("a peer that dies when one lane is done and another is not ends the call and the group") {
   for (const bool all_at_once : {false, true}) {
     HalfDeaf pair;
     pair.post();
@@ -273,7 +278,8 @@ TEST("a group that has ended before it is made here has ended in all channels") 
   Group& here = cluster.meshes[0]->add_group(8, {0, 1});
   const auto plan = cluster.cut(plan_of(large(1), 0, 2));
   Bytes memory = input_of(large(1), 0, 2);
-  const auto call = cluster.meshes[0]->post(here, plan, 1, {{memory.data()}}, kPatience, true);
+  const auto call = cluster.meshes[0]->post(
+      here, Posting{plan, 1, {{memory.data()}}, now_ns() + kPatience, true});
   CHECK(call->is_over());
   CHECK(call->outcome().fault == Fault::kClosed);
 }
@@ -315,14 +321,14 @@ TEST("in a forked child no channel is of any use, and the parent's go on") {
   CHECK(Cluster::is_right(*part, 0, 2));
 }
 
-TEST("stripes share the scratch of their call, which counts once under the ceiling") {
-  Stripes stripes(2);
-  const auto one = stripes.scratch(1000);
+TEST("lanes share the scratch of their call, which counts once under the ceiling") {
+  Lanes lanes(2);
+  const auto one = lanes.scratch(1000);
   CHECK(one != nullptr);
-  CHECK(one == stripes.scratch(1000));
+  CHECK(one == lanes.scratch(1000));
   Plan plan;
   plan.scratch_bytes = 1001;
-  plan.n_stripes = 2;
+  plan.n_lanes = 2;
   Call call;
   call.plan = std::make_shared<const Plan>(plan);
   CHECK_EQ(call.scratch_share(), 501);

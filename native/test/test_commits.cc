@@ -190,7 +190,7 @@ struct PoolDuel {
     plan = plan_of(job, rank);
     memory = input_of(job, 0);
     if (is_worker)
-      call = engine.post(*group, plan, job.key, {{memory.data()}}, INT64_MAX);
+      call = engine.post(*group, Posting{plan, job.key, {{memory.data()}}, INT64_MAX});
     else
       engine.serve(*group, plan, 0);
   }
@@ -248,13 +248,13 @@ TEST("pages at the edge of a chunk that a server reduces are not the call's to l
 
 // ---- over several channels
 
-TEST("stripes of a call that fails tell together what has landed") {
+TEST("lanes of a call that fails tell together what has landed") {
   for (uint64_t turn = 0; turn < 10; ++turn) {
     Cluster cluster(3, 1, 0, 1, 0, 3);
     PoolJob job{2, 1};
     job.n_elems = 300'000;
     job.segment_bytes = 4096;
-    job.n_stripes = 3;
+    job.n_lanes = 3;
     job.seed = turn;
     cluster.meshes[2]->serve(*cluster.groups[2], plan_of(job, 2));
     std::vector<Bytes> memory;
@@ -264,8 +264,11 @@ TEST("stripes of a call that fails tell together what has landed") {
       calls.clear();
       for (const size_t rank : {0u, 1u})
         calls.push_back(cluster.meshes[rank]->post(*cluster.groups[rank],
-                                                   plan_of(job, static_cast<int>(rank)), job.key,
-                                                   {{memory[rank].data()}}, kPatience, true));
+                                                   Posting{plan_of(job, static_cast<int>(rank)),
+                                                           job.key,
+                                                           {{memory[rank].data()}},
+                                                           now_ns() + kPatience,
+                                                           true}));
     };
     post();
     for (const auto& call : calls) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLong = 60 * kSecond;
 
-// Whoever ends the last stripe of a call counts it and then rings, under another channel's lock:
+// Whoever ends the last lane of a call counts it and then rings, under another channel's lock:
 // also between any two looks of the caller that waits. It looks before a step, after it, and, when
 // it has marked itself asleep, once more.
 TEST("what ends between any two looks of a caller that goes to sleep is found without a timer") {

@@ -354,7 +354,7 @@ TEST("a second call under a key in flight is refused and the first goes on") {
   Job job;
   job.n_elems = 5000;
   const TestCall& first = world.post(0, job);
-  const auto again = world.engine(0).post(*world.groups[0], plan_of(job, 0, 2), job.key, {}, 0);
+  const auto again = world.engine(0).post(*world.groups[0], Posting{plan_of(job, 0, 2), job.key});
   CHECK(again->finished);
   CHECK(again->error.fault == Fault::kMismatch);
   world.post(1, job);

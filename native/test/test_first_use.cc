@@ -85,8 +85,8 @@ TEST("who died unseen is lost to a rank that receives from anyone") {
   plan.layout[kData] = equal_layout(64, 1);
   const auto sealed = seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
   Bytes memory(64);
-  const auto call =
-      world.engine(0).post_recv(*world.groups[0], sealed, -1, 5, memory.data(), World::kNever);
+  const auto call = world.engine(0).post(
+      *world.groups[0], Message{sealed, false, -1, 5, memory.data(), World::kNever});
   CHECK(world.run([&] { return call->finished.load(); }, 3000));
   CHECK(call->error.fault == Fault::kPeerLost);
   CHECK_EQ(call->error.peer, 3);

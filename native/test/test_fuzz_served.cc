@@ -122,8 +122,8 @@ class Life {
   void post_honest() {
     honest_.key++;
     auto memory = std::make_unique<Bytes>(input_of(honest_, 0));
-    auto handle =
-        worker_.post(*own_, plan_of(honest_, 0), honest_.key, {{memory->data()}}, INT64_MAX);
+    auto handle = worker_.post(
+        *own_, Posting{plan_of(honest_, 0), honest_.key, {{memory->data()}}, INT64_MAX});
     posted_.push_back({honest_, std::move(handle), std::move(memory)});
   }
   bool is_over() const {

@@ -322,7 +322,8 @@ TEST("early frames of a rank that turns out to be no member end its link, not th
   job.key = 1;
   job.n_elems = 4;
   Bytes memory = input_of(job, 0, 2);
-  const auto call = duel.engine.post(group, plan_of(job, 0, 2), 1, {{memory.data()}}, INT64_MAX);
+  const Posting posting{plan_of(job, 0, 2), 1, {{memory.data()}}, INT64_MAX};
+  const auto call = duel.engine.post(group, posting);
   duel.settle();
   CHECK(!call->finished);
   duel.check_ended("group it is not in");
@@ -473,7 +474,7 @@ TEST("a segment that comes by two paths at a time lands nowhere once its call ma
   plan.layout[kData] = equal_layout(512, 1);
   const auto sealed = seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
   Bytes memory(512);
-  const auto call = engine.post_recv(group, sealed, 1, 3, memory.data(), INT64_MAX);
+  const auto call = engine.post(group, Message{sealed, false, 1, 3, memory.data(), INT64_MAX});
   const auto header = [&](uint32_t path, uint32_t segment) {
     Header data;
     data.type = FrameType::kData;
@@ -486,8 +487,7 @@ TEST("a segment that comes by two paths at a time lands nowhere once its call ma
     data.length = 256;
     return data;
   };
-  const auto half_here = engine.receive_buffer(1, header(0, 0));
-  CHECK(half_here.data() == memory.data());
+  CHECK(engine.receive_buffer(1, header(0, 0)).data() == memory.data());  // half of it is here
   for (const uint32_t segment : {0, 1}) {
     const Header data = header(1, segment);
     engine.arrived(1, data, engine.receive_buffer(1, data));

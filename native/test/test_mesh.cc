@@ -88,8 +88,8 @@ TEST("several messages that leave together wake whoever waits for all of them") 
           seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "five messages");
       Bytes memory(64 * kMessages, static_cast<std::byte>(rank));
       const auto& mesh = cluster.meshes[static_cast<size_t>(rank)];
-      const auto call = mesh->post(*cluster.groups[static_cast<size_t>(rank)], sealed, key,
-                                   {{memory.data()}}, kPatience, false);
+      const auto call = mesh->post(*cluster.groups[static_cast<size_t>(rank)],
+                                   Posting{sealed, key, {{memory.data()}}, now_ns() + kPatience});
       CHECK(mesh->wait(*call, kPatience));
       CHECK(memory == Bytes(64 * kMessages, std::byte{1}));
     });
@@ -192,8 +192,9 @@ TEST("an abort that comes while a rank leaves its last call is heard all the sam
     for (uint64_t id = 100; id < 3100; ++id) {
       Group& group = mesh.add_group(id, {0, 1});
       std::array<float, 4> data{};
-      const auto call = mesh.post(group, plan, 1, {{reinterpret_cast<std::byte*>(data.data())}},
-                                  kPatience, false);
+      const auto call = mesh.post(
+          group,
+          Posting{plan, 1, {{reinterpret_cast<std::byte*>(data.data())}}, now_ns() + kPatience});
       while (!mesh.wait(*call, kPatience)) {
       }
       if (rank == 0) mesh.abort_group(group, "enough");
@@ -222,7 +223,8 @@ TEST("a rank that is far ahead of the others is not thrown out, and sends them n
       auto* memory = reinterpret_cast<std::byte*>(data[key].data());
       // Rank 1 makes them in the opposite order: what it waits for is what rank 0 holds back.
       const uint64_t named = rank == 0 ? key : kCalls - 1 - key;
-      calls.push_back(mesh.post(group, own, named, {{memory}}, kPatience, true));
+      calls.push_back(
+          mesh.post(group, Posting{own, named, {{memory}}, now_ns() + kPatience, true}));
     }
     is_far = true;
     for (uint64_t key = 0; key < kCalls; ++key) {
@@ -259,8 +261,9 @@ TEST("a wait is as long as it was asked to be, also where there is always someth
   const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 128u << 10, "copy");
   Bytes from(kBytes, std::byte{3});
   const std::unique_ptr<std::byte[]> into(new std::byte[kBytes]);
-  const auto call = cluster.meshes[0]->post(*cluster.groups[0], sealed, 1,
-                                            {{}, {from.data()}, {into.get()}}, kPatience, false);
+  const auto call = cluster.meshes[0]->post(
+      *cluster.groups[0],
+      Posting{sealed, 1, {{}, {from.data()}, {into.get()}}, now_ns() + kPatience});
   CHECK(!cluster.meshes[0]->wait(*call, 1000));
   CHECK(!call->finished);
   CHECK(eventually([&] { return cluster.meshes[0]->wait(*call, kSecond); }));

@@ -12,7 +12,7 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 // A message of one tag; its words say who sent it and as which one.
-struct Message {
+struct Letter {
   Words words;
   std::shared_ptr<Call> handle;
 
@@ -38,18 +38,20 @@ class Post {
 
   void send(int from, int to, int64_t tag, size_t n_words) {
     const uint32_t nth = sent_[index(from)][tag]++;
-    Message& message = add({Words(n_words, static_cast<uint32_t>(from) * 1000 + nth), nullptr});
-    message.handle = world_.engine(from).post_send(
-        *world_.groups[index(from)], plan_of_message(n_words, from, world_.size(), from, to), to,
-        tag, bytes(message), World::kNever);
+    Letter& message = add({Words(n_words, static_cast<uint32_t>(from) * 1000 + nth), nullptr});
+    message.handle =
+        world_.engine(from).post(*world_.groups[index(from)],
+                                 Message{plan_of_message(n_words, from, world_.size(), from, to),
+                                         true, to, tag, bytes(message), World::kNever});
   }
-  Message& recv(int rank, int source, int64_t tag, size_t n_words,
-                int64_t deadline_ns = World::kNever) {
-    Message& message = add({Words(n_words, ~0u), nullptr});
+  Letter& recv(int rank, int source, int64_t tag, size_t n_words,
+               int64_t deadline_ns = World::kNever) {
+    Letter& message = add({Words(n_words, ~0u), nullptr});
     const int from = source < 0 ? (rank + 1) % world_.size() : source;
-    message.handle = world_.engine(rank).post_recv(
-        *world_.groups[index(rank)], plan_of_message(n_words, rank, world_.size(), from, rank),
-        source, tag, bytes(message), deadline_ns);
+    message.handle =
+        world_.engine(rank).post(*world_.groups[index(rank)],
+                                 Message{plan_of_message(n_words, rank, world_.size(), from, rank),
+                                         false, source, tag, bytes(message), deadline_ns});
     return message;
   }
   bool all_finished() const {
@@ -59,16 +61,16 @@ class Post {
 
  private:
   static size_t index(int rank) { return static_cast<size_t>(rank); }
-  static std::byte* bytes(Message& message) {
+  static std::byte* bytes(Letter& message) {
     return reinterpret_cast<std::byte*>(message.words.data());
   }
-  Message& add(Message message) {
-    return *all_.emplace_back(std::make_unique<Message>(std::move(message)));
+  Letter& add(Letter message) {
+    return *all_.emplace_back(std::make_unique<Letter>(std::move(message)));
   }
 
   World& world_;
   std::vector<std::map<int64_t, uint32_t>> sent_;
-  std::vector<std::unique_ptr<Message>> all_;
+  std::vector<std::unique_ptr<Letter>> all_;
 };
 
 World::Options options_for(uint64_t seed) {
@@ -90,7 +92,7 @@ void try_any_source(uint64_t seed) {
   FakeRandom random(seed);
   Post post(world);
   const size_t lengths[] = {1, 10 + random.below(50), 1000 + random.below(3000)};
-  std::vector<Message*> taken[3];
+  std::vector<Letter*> taken[3];
   // Sends and receives one at a time, in an order of their own.
   std::vector<std::pair<int, int>> to_do;  // rank, tag
   for (int tag = 0; tag < 3; ++tag)
@@ -108,7 +110,7 @@ void try_any_source(uint64_t seed) {
   CHECK(world.run([&] { return post.all_finished(); }));
   for (int tag = 0; tag < 3; ++tag) {
     std::map<int, uint32_t> n_from;
-    for (const Message* message : taken[tag]) {
+    for (const Letter* message : taken[tag]) {
       if (message->handle->error || !message->is_whole() ||
           message->source() != message->handle->source ||
           message->nth() != n_from[message->source()]++)
@@ -136,10 +138,10 @@ TEST("receives of one tag take messages in the order of their calls, whoever the
       world.run_steps(50);
     };
     if (sent_first) send_all();
-    const Message& any = post.recv(0, -1, 5, 3);
-    const Message& named = post.recv(0, 1, 5, 3);
-    const Message& last = post.recv(0, -1, 5, 3);
-    const Message& other_tag = post.recv(0, 1, 6, 3);
+    const Letter& any = post.recv(0, -1, 5, 3);
+    const Letter& named = post.recv(0, 1, 5, 3);
+    const Letter& last = post.recv(0, -1, 5, 3);
+    const Letter& other_tag = post.recv(0, 1, 6, 3);
     if (!sent_first) send_all();
     world.run_steps(50);
     CHECK_EQ(any.words[0], 1000u);
@@ -155,9 +157,9 @@ TEST("receives of one tag take messages in the order of their calls, whoever the
 TEST("a tag whose receive waits for anyone holds up no other tag and no collective") {
   World world(2, {});
   Post post(world);
-  const Message& waiting = post.recv(0, -1, 1, 3);
+  const Letter& waiting = post.recv(0, -1, 1, 3);
   post.send(1, 0, 2, 3);
-  const Message& other = post.recv(0, 1, 2, 3);
+  const Letter& other = post.recv(0, 1, 2, 3);
   Job job;
   job.n_elems = 10;
   for (const int rank : {0, 1}) world.post(rank, job);
@@ -171,10 +173,10 @@ TEST("a tag whose receive waits for anyone holds up no other tag and no collecti
 TEST("a receive from any source has a deadline, and names what it waited for") {
   World world(2, {});
   Post post(world);
-  const Message& waiting = post.recv(0, -1, 1, 3, world.now + 300 * kMillisecond);
-  const Message& behind = post.recv(0, 1, 1, 3);
+  const Letter& waiting = post.recv(0, -1, 1, 3, world.now + 300 * kMillisecond);
+  const Letter& behind = post.recv(0, 1, 1, 3);
   CHECK(world.run([&] { return post.all_finished(); }, 1000));
-  for (const Message* message : {&waiting, &behind}) {
+  for (const Letter* message : {&waiting, &behind}) {
     CHECK(message->handle->error.fault == Fault::kTimedOut);
     CHECK(has(message->handle->error.text, "waiting for a message to it"));
   }
@@ -183,8 +185,8 @@ TEST("a receive from any source has a deadline, and names what it waited for") {
 TEST("a receive from any source ends when all others have left, and not before") {
   World world(3, {});
   Post post(world);
-  const Message& first = post.recv(0, -1, 1, 3);
-  const Message& second = post.recv(0, -1, 1, 3);
+  const Letter& first = post.recv(0, -1, 1, 3);
+  const Letter& second = post.recv(0, -1, 1, 3);
   world.leave(1);
   world.run_steps(300);
   CHECK(!first.handle->finished);
@@ -206,7 +208,7 @@ TEST("a message that is here already is taken though its sender has left") {
   world.run_steps(50);
   world.leave(1);
   world.run_steps(300);
-  const Message& taken = post.recv(0, -1, 1, 3);
+  const Letter& taken = post.recv(0, -1, 1, 3);
   CHECK(taken.handle->finished && !taken.handle->error);
   CHECK_EQ(taken.words[2], 1000u);
   CHECK(post.recv(0, -1, 1, 3).handle->error.fault == Fault::kPeerLost);
@@ -215,7 +217,7 @@ TEST("a message that is here already is taken though its sender has left") {
 TEST("a receive from any source fails with its group, whatever ends that") {
   World world(3, {});
   Post post(world);
-  const Message& waiting = post.recv(0, -1, 1, 3);
+  const Letter& waiting = post.recv(0, -1, 1, 3);
   world.kill(2);
   CHECK(world.run([&] { return waiting.handle->finished.load(); }, 20'000));
   CHECK(waiting.handle->error.fault == Fault::kPeerLost);
@@ -225,7 +227,7 @@ TEST("a receive from any source fails with its group, whatever ends that") {
 TEST("a message of another length is a disagreement that names both calls") {
   World world(2, {});
   Post post(world);
-  const Message& waiting = post.recv(0, -1, 1, 3);
+  const Letter& waiting = post.recv(0, -1, 1, 3);
   post.send(1, 0, 1, 4);
   CHECK(world.run([&] { return waiting.handle->finished.load(); }, 1000));
   CHECK(waiting.handle->error.fault == Fault::kMismatch);

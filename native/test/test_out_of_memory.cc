@@ -60,8 +60,8 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
   auto memory = input_of(job, 1, 2);
   const auto plan = plan_of(job, 1, 2);
   most_bytes = 32u << 10;
-  const auto on_1 = cluster.meshes[1]->post(*cluster.groups[1], plan, job.key, {{memory.data()}},
-                                            kPatience, false);
+  const auto on_1 = cluster.meshes[1]->post(
+      *cluster.groups[1], Posting{plan, job.key, {{memory.data()}}, now_ns() + kPatience});
   CHECK(!cluster.wait(0, *on_0));
   CHECK(eventually([&] { return cluster.meshes[1]->wait(*on_1, kSecond); }));
   most_bytes = SIZE_MAX;
@@ -71,8 +71,10 @@ void check_all_are_told(Kind kind, int per_host, const std::string& why) {
   }
 }
 
-// One allocation fails, the `nth` from now on: what is in flight ends, at the latest at its
-// deadline.
+// Where the failure leaves nobody who could be told, a call ends at its deadline.
+constexpr int64_t kSoon = kSecond / 10;
+
+// One allocation fails, the `nth` from now on: what is in flight ends.
 void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_channels = 1) {
   Cluster cluster(2, per_host, 0, 1, 0, n_channels);
   Job job;
@@ -88,7 +90,8 @@ void check_calls_end(Kind kind, int per_host, bool aborts, int64_t nth, int n_ch
     Mesh& mesh = *cluster.meshes[static_cast<size_t>(rank)];
     Group& group = *cluster.groups[static_cast<size_t>(rank)];
     try {
-      calls[rank] = mesh.post(group, plans[rank], 1, {{memory[rank].data()}}, kSecond, true);
+      calls[rank] = mesh.post(
+          group, Posting{plans[rank], 1, {{memory[rank].data()}}, now_ns() + kSoon, true});
       if (rank == 0 && aborts) mesh.abort_group(group, "enough");
     } catch (const std::bad_alloc&) {  // it was not made
     }
@@ -144,13 +147,13 @@ void check_memory_is_back(int64_t nth) {
   Bytes memory[] = {before, input_of(job, 1, 2)};
   const std::shared_ptr<const Plan> plans[] = {plan_of(job, 0, 2), plan_of(job, 1, 2)};
   std::shared_ptr<Call> calls[2];
-  const std::vector<std::vector<std::byte*>> lent[] = {{{memory[0].data()}}, {{memory[1].data()}}};
+  const Memory lent[] = {{{memory[0].data()}}, {{memory[1].data()}}};
   for (const size_t rank : {0u, 1u}) {
     to_the_end = true;
     n_left = rank == 0 ? nth : INT64_MAX;
     try {
-      calls[rank] = cluster.meshes[rank]->post(*cluster.groups[rank], plans[rank], 1, lent[rank],
-                                               kSecond, true);
+      calls[rank] = cluster.meshes[rank]->post(
+          *cluster.groups[rank], Posting{plans[rank], 1, lent[rank], now_ns() + kSoon, true});
     } catch (const std::bad_alloc&) {  // it was not made
     }
     n_left = INT64_MAX;
@@ -179,10 +182,11 @@ TEST("a receive from any rank ends whichever allocation fails as its message com
     options.idles = 0;
     World world(2, options);
     Bytes memory[] = {Bytes(400), Bytes(400)};
-    const auto received = world.engine(1).post_recv(*world.groups[1], plan_of_message(1, 400), -1,
-                                                    3, memory[1].data(), World::kNever);
-    world.engine(0).post_send(*world.groups[0], plan_of_message(0, 400), 1, 3, memory[0].data(),
-                              World::kNever);
+    const auto received = world.engine(1).post(
+        *world.groups[1],
+        Message{plan_of_message(1, 400), false, -1, 3, memory[1].data(), World::kNever});
+    world.engine(0).post(*world.groups[0], Message{plan_of_message(0, 400), true, 1, 3,
+                                                   memory[0].data(), World::kNever});
     world.engine(0).progress();
     n_left = nth;
     try {

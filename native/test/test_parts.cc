@@ -135,7 +135,7 @@ struct Sending {
     plan->program = steps.done();
     plan->layout[0].offset = {0};
     plan->layout[0].n_bytes = {8 * 64};
-    plan->segment_elems = 16;
+    plan->segment_bytes = 64;
     plan->index();
     call->plan = plan;
     call->members = &members;

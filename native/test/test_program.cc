@@ -112,6 +112,40 @@ TEST(
     CHECK_EQ(program->steps[at].cts_flow, cts_flows[at]);
 }
 
+TEST("a plan that no engine can run says why") {
+  ProgramBuilder steps(3);
+  steps.send(1, 0);
+  steps.recv(2, 1, true);
+  steps.recv(2, 0);
+  Plan good;
+  good.program = steps.done();
+  good.layout[0] = equal_layout(64, 2);
+  good.segment_bytes = kSegmentBytes;
+  CHECK_EQ(good.flaw(), "");
+  const auto refused = [&](auto spoil, const std::string& why) {
+    Plan plan = good;
+    spoil(plan);
+    CHECK_EQ(plan.flaw(), why);
+  };
+  refused([](Plan& plan) { plan.divisor = 0; }, "a plan needs a divisor and a lane");
+  refused([](Plan& plan) { plan.n_lanes = 0; }, "a plan needs a divisor and a lane");
+  for (const uint32_t n_bytes : {0u, 1000u, kSegmentBytes + 1024})
+    refused([&](Plan& plan) { plan.segment_bytes = n_bytes; },
+            "segments are whole KiB, at most SEGMENT_BYTES");
+  refused([](Plan& plan) { plan.rounds_own = true; },
+          "own parts are rounded where elements travel in a narrow codec");
+  refused([](Plan& plan) { plan.n_workers = 4; },
+          "a plan has no more workers than its group has ranks");
+  refused([](Plan& plan) { plan.n_workers = 2; },
+          "what a server sends is a result, to be stored in DATA");
+  refused([](Plan& plan) { plan.layout[0] = equal_layout(64, 1); },
+          "a step names a chunk that the layout does not have");
+  refused([](Plan& plan) { plan.layout[0].offset.pop_back(); },
+          "a step names a chunk that the layout does not have");
+  refused([](Plan& plan) { plan.by_pair = true; },
+          "lengths by pair of ranks need one flow at most between two");
+}
+
 TEST("every result of a sharded all-reduce comes through an implicit clear to send") {
   for (const int size : {2, 3, 8}) {
     const auto program = Recipes::all().find("all_reduce", "sharded", size, 0, "").program(0, true);

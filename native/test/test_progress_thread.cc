@@ -86,7 +86,8 @@ TEST("a progress thread serves a mesh that never waits: it finds out that a peer
   plan.layout[kData] = equal_layout(64, 1);
   const auto sealed = seal(std::move(plan), DType::kFloat32, FoldOp::kSum, 1, 64, "a message");
   std::vector<std::byte> memory(64);
-  const auto call = mesh->post(group, sealed, 1, {{memory.data()}}, 60 * kSecond, true);
+  const auto call =
+      mesh->post(group, Posting{sealed, 1, {{memory.data()}}, now_ns() + 60 * kSecond, true});
   while (!mesh->abort_of(group)) sched_yield();
   CHECK(mesh->abort_of(group).fault == Fault::kPeerLost);
   CHECK(mesh->abort_of(group).text.find(

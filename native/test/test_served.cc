@@ -195,8 +195,9 @@ void run_in(Cluster& cluster, const PoolJob& job) {
   in_threads(job.n_workers, [&](int rank) {
     const auto at = static_cast<size_t>(rank);
     Bytes memory = input_of(job, rank);
-    const auto call = cluster.meshes[at]->post(*cluster.groups[at], plan_of(job, rank), job.key,
-                                               {{memory.data()}}, kPatience, false);
+    const auto call = cluster.meshes[at]->post(
+        *cluster.groups[at],
+        Posting{plan_of(job, rank), job.key, {{memory.data()}}, now_ns() + kPatience});
     CHECK(eventually([&] { return cluster.meshes[at]->wait(*call, kPatience); }));
     CHECK_EQ(call->outcome().text, "");
     CHECK(memory == expected(job));
@@ -213,7 +214,7 @@ TEST("servers that only sleep serve calls through sockets, rings and several cha
       PoolJob job{2, 2, n % 2 == 0 ? n : kNamed | n};
       job.n_elems = n * n * 150;
       job.segment_bytes = 4096;
-      job.n_stripes = n % 4 == 0 ? 1 : static_cast<uint32_t>(where.n_channels);
+      job.n_lanes = n % 4 == 0 ? 1 : static_cast<uint32_t>(where.n_channels);
       job.seed = n;
       serve_in(cluster, job);
       run_in(cluster, job);

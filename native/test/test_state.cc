@@ -258,8 +258,9 @@ TEST("a receive from any rank waits for a message") {
   World world(2, calm(false));
   std::array<float, 4> data{};
   const auto plan = plan_of(job_of(Kind::kDirectBroadcast, 4), 1, 2);
-  const auto call = world.engine(0).post_recv(
-      *world.groups[0], plan, -1, 5, reinterpret_cast<std::byte*>(data.data()), World::kNever);
+  const auto call = world.engine(0).post(
+      *world.groups[0],
+      Message{plan, false, -1, 5, reinterpret_cast<std::byte*>(data.data()), World::kNever});
   world.run_steps(100);
   CHECK(std::get<bool>(at(calls_in(state_of(world, 0)).at(0), "awaits_message").is));
   CHECK(!call->finished);

@@ -74,7 +74,7 @@ struct TwoGroups {
   // What a call has sent and nobody has acknowledged.
   static size_t n_out(const TestCall& call) {
     size_t n_segments = 0;
-    for (const uint32_t at : call.handle->turns) {
+    for (const uint32_t at : call.handle->turns.sends) {
       const StepState& state = call.handle->state[at];
       n_segments += state.started - state.done;
     }

@@ -112,8 +112,8 @@ TEST("what is on its way to a server is not held to its link where others get as
   CHECK(pool.world.run([&] {
     for (int rank = 4; rank < 8; ++rank)
       for (const auto& [key, call] : pool.world.groups[static_cast<size_t>(rank)]->in_flight) {
-        CHECK(!call->is_incast);
-        most = std::max<uint64_t>(most, call->n_windows * 64);
+        CHECK(!call->windows.is_incast);
+        most = std::max<uint64_t>(most, call->windows.n_held * 64);
       }
     return pool.world.n_unfinished() == 0;
   }));
@@ -152,8 +152,8 @@ bool is_each_as_far(const Call& call) {
     return one.end() > 0 &&
            uint64_t{one.end() - 1} * other.n_segments > uint64_t{other.end()} * one.n_segments;
   };
-  for (const Window& one : call.windows)
-    for (const Window& other : call.windows)
+  for (const Window& one : call.windows.of_chunk)
+    for (const Window& other : call.windows.of_chunk)
       if (other.n_segments > 0 && is_ahead(one, other)) return false;
   return true;
 }

@@ -36,7 +36,7 @@ class Plan:
         descriptor: str,
         agreement: str,
         by_pair: bool,
-        n_stripes: int = 1,
+        n_lanes: int = 1,
         n_workers: int = 0,
         segment_bytes: int = ...,
         rounds_own: bool = ...,

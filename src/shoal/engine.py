@@ -120,7 +120,7 @@ def plan_for(shape: Shape, n_workers: int = 0) -> Plan:
 def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
     """`plan_for` a kind of call that will hardly come again: nothing of its lengths is kept."""
     average = shape.op is Op.AVG
-    kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_stripes=1)
+    kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_lanes=1)
     kind = kind._replace(priority=0)
     program = _program_for(kind._replace(op=shape.op if average else Op.SUM), shape.found)
     return _plan_of(shape, program, n_workers or shape.n_workers, n_workers=n_workers)
@@ -164,7 +164,7 @@ def _plan_of(
         descriptor=describe(shape) + what,
         agreement=agreement(shape) + what,
         by_pair=shape.agrees_by_pair,
-        n_stripes=shape.n_stripes,
+        n_lanes=shape.n_lanes,
         n_workers=n_workers,
         segment_bytes=shape.segment_bytes,
         rounds_own=shape.rounds_own,

@@ -42,7 +42,7 @@ class Shape(NamedTuple):
         sent, taken: elements of the blocks that this rank sends to every rank, and takes from it,
             where these differ (all_to_all); `n_elems` is 0 then.
         codec: how elements travel between hosts.
-        n_stripes: over how many channels the segments go, see `Plan::n_stripes`.
+        n_lanes: over how many channels the segments go, see `Plan::n_lanes`.
         rounds_own: what a rank folds is rounded as what it is sent is, its own part too: so the
             bits do not tell who folded. Only with a narrow codec and a host for each rank.
         priority: see `Plan::priority`; ranks may differ in it.
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
     sent: tuple[int, ...] = ()
     taken: tuple[int, ...] = ()
     codec: Codec = Codec.IDENTITY
-    n_stripes: int = 1
+    n_lanes: int = 1
     rounds_own: bool = False
     priority: int = 0
 
@@ -122,8 +122,8 @@ def describe(shape: Shape) -> str:
         what += f" {row.root.value} rank {shape.root}"
     narrow = "" if shape.codec is Codec.IDENTITY else f", in {shape.codec} between hosts"
     narrow += ", own parts rounded too" if shape.rounds_own else ""
-    stripes = "" if shape.n_stripes == 1 else f", over {shape.n_stripes} channels"
-    return f"{what} by {shape.algorithm}{narrow}{stripes}"
+    lanes = "" if shape.n_lanes == 1 else f", over {shape.n_lanes} channels"
+    return f"{what} by {shape.algorithm}{narrow}{lanes}"
 
 
 def layouts_of(shape: Shape) -> list[Layout]:

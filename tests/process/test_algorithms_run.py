@@ -33,7 +33,7 @@ class Forced:
     def choose(self, collective: str, n_bytes: int, *_: object) -> Choice:
         return Choice(self._name, 0.0, "forced")
 
-    def n_stripes(self, collective: str, n_bytes: int) -> int:
+    def n_lanes(self, collective: str, n_bytes: int) -> int:
         return 1
 
 

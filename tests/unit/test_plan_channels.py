@@ -10,7 +10,7 @@ from shoal.plan.channels import (
     channels_from,
     choose_channels,
     choose_pool_channels,
-    n_stripes,
+    n_lanes,
 )
 from shoal.plan.defaults import wire_of
 from shoal.plan.tuning import Tuning
@@ -55,17 +55,17 @@ def test_the_reason_says_what_decides(n_cores: int, why: str) -> None:
 def test_large_calls_of_ranks_that_are_alone_on_their_hosts_are_cut() -> None:
     alone, mixed = default_cluster(ALONE), default_cluster((0, 0, 1, 1))
     for collective in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "gather"):
-        assert n_stripes(collective, 25 << 20, alone, 3) == 3
-        assert n_stripes(collective, 1 << 20, alone, 3) == 1
-        assert n_stripes(collective, 25 << 20, mixed, 3) == 1
+        assert n_lanes(collective, 25 << 20, alone, 3) == 3
+        assert n_lanes(collective, 1 << 20, alone, 3) == 1
+        assert n_lanes(collective, 25 << 20, mixed, 3) == 1
     # Only two ranks know how long the block between them is.
-    assert n_stripes("all_to_all", 25 << 20, alone, 3) == 1
+    assert n_lanes("all_to_all", 25 << 20, alone, 3) == 1
 
 
 def test_a_subgroup_of_one_rank_of_each_host_is_cut_where_the_whole_is_not() -> None:
     planner = Planner(default_cluster((0, 0, 1, 1)), n_channels=2)
-    assert planner.n_stripes("all_reduce", 25 << 20) == 1
-    assert planner.of((0, 2)).n_stripes("all_reduce", 25 << 20) == 2
+    assert planner.n_lanes("all_reduce", 25 << 20) == 1
+    assert planner.of((0, 2)).n_lanes("all_reduce", 25 << 20) == 2
 
 
 def test_the_number_of_the_environment_is_read_or_refused() -> None:

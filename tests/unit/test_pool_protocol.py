@@ -130,10 +130,10 @@ def test_a_key_is_named_without_being_told_and_proved_under_another_name() -> No
 
 
 def test_an_announced_call_is_the_same_for_the_server_but_for_its_rank() -> None:
-    for n_stripes in (1, 3):
-        message = pack(SHAPE._replace(n_stripes=n_stripes))
+    for n_lanes in (1, 3):
+        message = pack(SHAPE._replace(n_lanes=n_lanes))
         assert len(message) == N_BYTES
-        wanted = SHAPE._replace(rank=3, hosts=(0, 1, 2, 3), n_stripes=n_stripes)
+        wanted = SHAPE._replace(rank=3, hosts=(0, 1, 2, 3), n_lanes=n_lanes)
         assert unpack(message, 3, 4) == wanted
 
 
@@ -157,7 +157,7 @@ def test_random_announcements_give_a_shape_or_a_value_error() -> None:
             n_refused += 1
         else:
             assert shape.codec in Codec
-            assert 1 <= shape.n_stripes <= MOST_CONNECTIONS
+            assert 1 <= shape.n_lanes <= MOST_CONNECTIONS
             assert 1 <= shape.n_elems <= announce.MOST_ELEMS
     assert n_refused > 0
 

@@ -203,7 +203,7 @@ class Calls:
             *(self.rank, self.size, root),
             hosts=self.planner.cluster.hosts,
             codec=codec,
-            n_stripes=self.planner.n_stripes(collective, n_bytes),
+            n_lanes=self.planner.n_lanes(collective, n_bytes),
         )
 
     def _codec(

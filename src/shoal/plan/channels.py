@@ -24,7 +24,7 @@ _MOST_CHOSEN: Final = 4
 
 # Smaller calls go whole to one channel: below this a lock and a wake-up for each channel cost more
 # than is won, and chunks have too few segments to be cut evenly.
-STRIPED_FLOOR_BYTES: Final = 2 << 20
+LANES_FLOOR_BYTES: Final = 2 << 20
 
 
 class Channels(NamedTuple):
@@ -107,7 +107,7 @@ def choose_pool_channels(cards: Sequence[PoolCard], n_workers: int) -> int:
     return max(1, min(*asked, most))
 
 
-def n_stripes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:
+def n_lanes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) -> int:
     """Over how many channels a call is cut; the same on all of its ranks.
 
     Args:
@@ -117,5 +117,5 @@ def n_stripes(collective: str, n_bytes: int, cluster: Cluster, n_channels: int) 
     if n_channels == 1 or cluster.n_hosts < cluster.size or cluster.size == 1:
         return 1
     # Where only two ranks know how long the block between them is, they need not agree on a cut.
-    whole = COLLECTIVES[collective].by_pair or n_bytes < STRIPED_FLOOR_BYTES
+    whole = COLLECTIVES[collective].by_pair or n_bytes < LANES_FLOOR_BYTES
     return 1 if whole else n_channels

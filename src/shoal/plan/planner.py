@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.codec import Codec
 from shoal.errors import UsageError
-from shoal.plan.channels import n_stripes
+from shoal.plan.channels import n_lanes
 from shoal.plan.choose import Choice, can_serve, choose, may_encode, size_class
 from shoal.plan.cluster import Cluster, numbered
 from shoal.plan.defaults import default_cluster
@@ -79,9 +79,9 @@ class Planner:
             )
         return choice
 
-    def n_stripes(self, collective: str, n_bytes: int) -> int:
+    def n_lanes(self, collective: str, n_bytes: int) -> int:
         """Over how many channels a call is cut; the same on all of its ranks."""
-        return n_stripes(collective, n_bytes, self.cluster, self.n_channels)
+        return n_lanes(collective, n_bytes, self.cluster, self.n_channels)
 
     def of(self, ranks: Sequence[int], title: str = "") -> Planner:
         """That of the subgroup of some ranks: the same costs, nothing is measured."""

@@ -32,7 +32,7 @@ def pack(shape: Shape) -> bytes:
     name = shape.algorithm.encode()
     body = number(len(name), 2) + name + number(shape.dtype, 1) + number(shape.op, 1)
     body += number(shape.codec, 1) + number(shape.n_elems, 8)
-    body += number(shape.n_stripes, 1)
+    body += number(shape.n_lanes, 1)
     sealed = seal(_KIND, _VERSION, body)
     if len(sealed) > N_BYTES - 2:
         raise UsageError(f"{shape.algorithm[:80]}... has a name of {len(name)} bytes: too long")
@@ -57,12 +57,12 @@ def unpack(message: bytes, rank: int, size: int) -> Shape:
     dtype, op = _DTYPES[unpacker.number(1, 0, len(_DTYPES) - 1)], Op(unpacker.number(1, 0, 255))
     codec = Codec(unpacker.number(1, 0, 255))
     n_elems = unpacker.number(8, 1, MOST_ELEMS)
-    n_stripes = unpacker.number(1, 1, MOST_CONNECTIONS)
+    n_lanes = unpacker.number(1, 1, MOST_CONNECTIONS)
     unpacker.end()
     return Shape(
         *("all_reduce", name, dtype, op, n_elems, rank, size),
         hosts=tuple(range(size)),
         codec=codec,
         rounds_own=codec is not Codec.IDENTITY,  # in whatever servers have a part in
-        n_stripes=n_stripes,
+        n_lanes=n_lanes,
     )

@@ -119,7 +119,7 @@ class PoolGroup(Group):
             descriptor=f"the first word of rank {server}",
             agreement=f"the first word of rank {server}",
             by_pair=False,
-            n_stripes=self.n_channels,
+            n_lanes=self.n_channels,
             segment_bytes=_WORD_BYTES,
         )
         word = bytearray(*lengths)

@@ -14,7 +14,7 @@ from shoal.group.pool.announce import TAG, pack
 from shoal.group.pool.correction import Tally
 from shoal.group.pool.settling import Standing
 from shoal.plan import choose_with_servers
-from shoal.plan.channels import n_stripes
+from shoal.plan.channels import n_lanes
 from shoal.plan.cluster import Nic, Pool
 from shoal.plan.text import show_bytes
 from shoal.shapes import Shape
@@ -229,7 +229,7 @@ class PoolView:
         shape = self._shape(kind, chosen.weights, "servers", self.group.size, self._cut(kind))
         workers = None
         if "workers" in chosen.weights.parts:
-            own = (self.n_workers, alone.n_stripes)
+            own = (self.n_workers, alone.n_lanes)
             workers = self._rail.plan(self._shape(kind, chosen.weights, "workers", *own))
         return Parts(plan_for(shape, self.n_workers), workers, shape)
 
@@ -240,13 +240,13 @@ class PoolView:
             hosts=tuple(range(size)),
             codec=kind.codec,
             rounds_own=kind.is_narrow,
-            n_stripes=cut,
+            n_lanes=cut,
         )
 
     def _cut(self, kind: Kind) -> int:
         """Over how many channels of its mesh."""
         cluster, n_channels = self.group.planner.cluster, self.group.n_channels
-        return n_stripes("all_reduce", kind.n_bytes, cluster, n_channels)
+        return n_lanes("all_reduce", kind.n_bytes, cluster, n_channels)
 
     def _announce(self, shape: Shape) -> None:
         message = pack(shape)

@@ -263,7 +263,7 @@ class PooledGroup(Group):
             hosts=tuple(range(len(self._rail.members))),
             codec=kind.codec,
             rounds_own=kind.is_narrow,
-            n_stripes=self.planner.n_stripes("all_reduce", kind.n_elems * item_size(kind.dtype)),
+            n_lanes=self.planner.n_lanes("all_reduce", kind.n_elems * item_size(kind.dtype)),
         )
 
     def _share_by_rails(

@@ -1,11 +1,11 @@
-#include "engine/stripes.h"
+#include "engine/lanes.h"
 
 #include <new>
 
 namespace shoal {
 
-bool Stripes::end(uint32_t stripe, const Error& error) {
-  const uint32_t own = 1u << stripe;
+bool Lanes::end(uint32_t lane, const Error& error) {
+  const uint32_t own = 1u << lane;
   std::lock_guard lock(mutex_);
   if ((left_.load(std::memory_order_relaxed) & own) == 0) return false;
   if (error && !error_) try {
@@ -16,7 +16,7 @@ bool Stripes::end(uint32_t stripe, const Error& error) {
   return left_.fetch_and(~own, std::memory_order_acq_rel) == own;
 }
 
-std::shared_ptr<std::byte[]> Stripes::scratch(uint64_t n_bytes) {
+std::shared_ptr<std::byte[]> Lanes::scratch(uint64_t n_bytes) {
   std::lock_guard lock(mutex_);
   auto block = scratch_.lock();
   if (block == nullptr) scratch_ = block = uncleared(n_bytes);

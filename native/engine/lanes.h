@@ -1,4 +1,4 @@
-// A call that is cut over several channels: what its stripes share.
+// A call that is cut over several channels: what its lanes share.
 #pragma once
 
 #include <atomic>
@@ -12,13 +12,13 @@
 namespace shoal {
 
 // Threads: any. Its lock is taken under a channel's, and no other is taken under it.
-class Stripes {
+class Lanes {
  public:
-  explicit Stripes(uint32_t n) : left_((1u << n) - 1) {}  // at most ProgressThread::kMost
+  explicit Lanes(uint32_t n) : left_((1u << n) - 1) {}  // at most ProgressThread::kMost
 
   // One has ended: nothing of its channel touches the call's memory any more. To say it again does
   // nothing. True for the last: the call has ended with it.
-  bool end(uint32_t stripe, const Error& error);
+  bool end(uint32_t lane, const Error& error);
   bool have_ended() const { return left_.load(std::memory_order_acquire) == 0; }
   // The first that any of them met, once they have ended.
   const Error& error() const { return error_; }
@@ -35,10 +35,10 @@ class Stripes {
 };
 
 // One of them.
-struct Stripe {
+struct Lane {
   uint32_t index = 0;
-  uint64_t serial = 0;          // of the call, as the first channel counts them; 0: this one counts
-  std::shared_ptr<Stripes> of;  // null: the call is not cut
+  uint64_t serial = 0;        // of the call, as the first channel counts them; 0: this one counts
+  std::shared_ptr<Lanes> of;  // null: the call is not cut
 };
 
 // Uncleared memory; null where there is none.
