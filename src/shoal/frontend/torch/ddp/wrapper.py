@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.optim import apply_optimizer_in_backward as torch_optimizers
 from torch.nn.parallel import distributed as torch_ddp
 
 import shoal.frontend.torch as frontend
@@ -392,6 +391,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if any(hasattr(parameter, "_in_backward_optimizers") for parameter in self._trained()):
             if self.reducer.overlap is not None:
                 raise Unsupported("overlap_forward goes without optimizers in the backward pass")
+            # The first import of torch.distributed.optim takes 0.8 s of a core.
+            from torch.distributed.optim import apply_optimizer_in_backward as torch_optimizers
+
             handles = torch_optimizers.param_to_optim_hook_handle_map
             for parameter in self._trained():
                 # They would step before the average.
