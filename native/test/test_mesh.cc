@@ -142,7 +142,7 @@ TEST("many threads that call on each rank all come to an end, with the right res
     in_threads(3 * kThreads, [&](int each) {
       const int rank = each % 3;
       FakeRandom random(static_cast<uint64_t>(each / 3));  // the same for all ranks
-      for (uint64_t n = 0; n < 60; ++n) {
+      for (uint64_t n = 0; n < seeds(20); ++n) {
         const uint64_t key = kNamed | static_cast<uint64_t>(each / 3) << 32 | n;
         Job job = random_job(random, key, 3, 60'000);
         job.segment_bytes = 4096;
