@@ -151,28 +151,6 @@ def test_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
     run_ranks(mix_passes, 2)
 
 
-def overlap_beside() -> None:
-    import shoal
-
-    start()
-    net = two_heads()[1]
-    plain = wrap_ours(net)
-    overlapping = wrap_ours(net, overlap_forward=True)
-    with pytest.raises(shoal.UsageError, match=r"0\.weight is averaged by a newer wrapper"):
-        plain(data(0))
-    again = wrap_ours(net)
-    with pytest.raises(shoal.UsageError, match=r"wrap `model\.module` anew, on every rank"):
-        overlapping(data(0))
-    again(data(0)).sum().backward()
-    with torch.no_grad():
-        plain(data(0))
-    dist.destroy_process_group()
-
-
-def test_of_two_wrappers_one_of_which_overlaps_the_older_is_refused() -> None:
-    run_ranks(overlap_beside, 2)
-
-
 def add_weights_of_both() -> None:
     import shoal
 
@@ -210,23 +188,3 @@ def go_in_between() -> None:
 
 def test_a_pass_of_one_in_the_middle_of_the_others_step_is_refused() -> None:
     run_ranks(go_in_between, 2)
-
-
-def fail_to_wrap() -> None:
-    import shoal
-
-    start()
-    net = nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 2))
-    wrapped = wrap_ours(net)
-    with pytest.raises(shoal.Unsupported, match="dense gradients on the CPU"):
-        wrap_ours(net, overlap_forward=True)
-    words = torch.tensor([0, 1 + dist.get_rank()])
-    wrapped(words).sum().backward()
-    mean = net[1].weight.grad.clone()
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    assert torch.equal(net[1].weight.grad, mean)
-    dist.destroy_process_group()
-
-
-def test_a_wrapper_that_cannot_be_made_leaves_the_older_one_as_it_is() -> None:
-    run_ranks(fail_to_wrap, 2)

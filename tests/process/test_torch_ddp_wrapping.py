@@ -64,8 +64,6 @@ def test_a_dropped_wrapper_of_a_static_graph_leaves_no_hook_on_parameters() -> N
 
 
 def copy_and_wrap_again() -> None:
-    from shoal.errors import Unsupported
-
     start()
     for made in (copy.deepcopy, lambda wrapped: pickle.loads(pickle.dumps(wrapped))):
         copied = made(wrap(small()))
@@ -78,8 +76,6 @@ def copy_and_wrap_again() -> None:
         gc.collect()
         assert n_hooks(net) == len(list(net.parameters()))
         step(again, net)
-    with pytest.raises(Unsupported, match="overlap_forward cannot be copied"):
-        copy.deepcopy(wrap(small(), overlap_forward=True))
     dist.destroy_process_group()
 
 
@@ -121,26 +117,6 @@ def test_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew(
     for frozen, thawed in run_ranks(freeze_and_thaw, 2):
         assert "Of these 0.weight, 0.bias required a gradient when" in frozen
         assert "parameter 0.weight, 0.bias requires a gradient now" in thawed
-
-
-def attach_late() -> None:
-    from shoal.errors import UsageError
-
-    start()
-    net = small()
-    wrapped = wrap(net, overlap_forward=True)
-    data, _ = inputs(0)
-    for _ in range(2):
-        with pytest.raises(UsageError, match="give it to the wrapper"):
-            wrapped(mine(data))
-    optimizer = wrapped.overlap(torch.optim.SGD(net.parameters(), lr=0.5))
-    wrapped(mine(data)).sum().backward()
-    optimizer.step()
-    dist.destroy_process_group()
-
-
-def test_a_forward_pass_without_the_optimizer_that_overlaps_is_refused_before_it_counts() -> None:
-    run_ranks(attach_late, 2)
 
 
 def wrap_on_two_devices() -> str:

@@ -59,7 +59,6 @@ class _Column:
 
 def _breakdown() -> Section:
     gloo, torch, shoal = _Column(**_GLOO), _Column(**_TORCH), _Column(**_SHOAL)
-    early = _Column(**_SHOAL, overlaps=True)
     gloo_alone, alone = _Column(**_GLOO, sync_every=0), _Column(**_SHOAL, sync_every=0)
     late = {"bucket_mb": _WHOLE_MB}
     gloo_late, late_shoal = _Column(**_GLOO, **late), _Column(**_SHOAL, **late)
@@ -70,13 +69,12 @@ def _breakdown() -> Section:
             "gloo, torch: torch's DistributedDataParallel over Gloo and over shoal; shoal: shoal's",
             "late: all gradients in one bucket, which leaves when backward is over",
             "computing: the same step with nothing averaged (no_sync), of torch's and of shoal's;",
-            "exposed: a step less that, of the same round; early: overlap_forward=True",
+            "exposed: a step less that, of the same round",
         ),
         (
             Benchmark("gloo", gloo.step),
             Benchmark("torch", torch.step),
             Benchmark("shoal", shoal.step),
-            Benchmark("early", early.step),
             Benchmark("gloo late", gloo_late.step),
             Benchmark("shoal late", late_shoal.step),
             Benchmark("computing torch", gloo_alone.step),
@@ -86,7 +84,6 @@ def _breakdown() -> Section:
             Benchmark("gloo exposed", made_of(exposed, gloo.step, gloo_alone.step)),
             Benchmark("torch exposed", made_of(exposed, torch.step, gloo_alone.step)),
             Benchmark("exposed", made_of(exposed, shoal.step, alone.step)),
-            Benchmark("early exposed", made_of(exposed, early.step, alone.step)),
         ),
         tuple(
             _hosts(4, model, Within("shoal", "torch", 1.0), Within("exposed", "torch exposed", 1.0))
@@ -104,18 +101,10 @@ def _hidden() -> Section:
     paces: dict[str, Any] = {"forward_s": wire_s / 3, "backward_s": wire_s}
     at_once, nothing = _Column(**_SHOAL), _Column(**_SHOAL, sync_every=0)
     step, computing = _Column(**_SHOAL, **paces), _Column(**_SHOAL, **paces, sync_every=0)
-    gloo, early = _Column(**_GLOO, **paces), _Column(**_SHOAL, **paces, overlaps=True)
-    window, forward = Kept(step.trained.part("window_s")), Kept(computing.trained.part("forward_s"))
+    gloo, window = _Column(**_GLOO, **paces), Kept(step.trained.part("window_s"))
     alone = Kept(made_of(exposed, at_once.step, nothing.step))
     shown = Kept(made_of(exposed, step.step, computing.step))
-    shown_early = Kept(made_of(exposed, early.step, computing.step))
     hidden = made_of(partial(hidden_part, n_layers=n_layers), alone, shown, window)
-    early_hidden = made_of(
-        lambda alone_s, exposed_s, window_s, forward_s: hidden_part(
-            alone_s, exposed_s, window_s + forward_s, n_layers
-        ),
-        *(alone, shown_early, window, forward),
-    )
     return Section(
         "training-hidden",
         "how much of the communication that could be hidden is hidden",
@@ -124,8 +113,7 @@ def _hidden() -> Section:
             "wire, forward for a third of that; so hosts do not take each other's cores",
             "alone: averaging where nothing is computed; window: from the first full buffer to the",
             "last; exposed: step less computing; hidden: (alone - exposed) / min(alone less a",
-            "layer's share, window), since the last layer's way cannot be hidden; early:",
-            "overlap_forward=True; its window has the next forward pass as well",
+            "layer's share, window), since the last layer's way cannot be hidden",
         ),
         (
             Benchmark("at once", at_once.step),
@@ -134,15 +122,11 @@ def _hidden() -> Section:
             Benchmark("computing", computing.step),
             Benchmark("gloo", gloo.step),
             Benchmark("shoal", step.step),
-            Benchmark("early", early.step),
-            Benchmark("forward", forward),
             Benchmark("window", window),
             Benchmark("exposed", shown),
-            Benchmark("early exposed", shown_early),
             Benchmark("hidden", hidden, show=show_percent),
-            Benchmark("early hidden", early_hidden, show=show_percent),
         ),
-        (_hosts(n_hosts, "paced", AtLeast("hidden", 0.9), AtLeast("early hidden", 0.97)),),
+        (_hosts(n_hosts, "paced", AtLeast("hidden", 0.9)),),
         show_time,
     )
 
@@ -246,8 +230,7 @@ def _scaling() -> Section:
 
 def _served() -> Section:
     gloo, torch, shoal = (Trained(**how) for how in (_GLOO, _TORCH, _SHOAL))
-    early, bf16 = Trained(**_SHOAL, overlaps=True), Trained(**_SHOAL, wire="bf16")
-    early_bf16 = Trained(**_SHOAL, overlaps=True, wire="bf16")
+    bf16 = Trained(**_SHOAL, wire="bf16")
     goals = (
         Faster("shoal", "gloo", 1.7),
         Faster("bf16", "gloo", 3.3),
@@ -258,16 +241,14 @@ def _served() -> Section:
         "training-served",
         "little to compute, 10.6 million parameters, 42 MB: a server for each worker",
         (
-            "early: overlap_forward=True; bf16: wire='bf16'",
+            "bf16: wire='bf16'",
             "losses: by how much shoal's differ from Gloo's at most in the steps of a round",
         ),
         (
             Benchmark("gloo", gloo.step),
             Benchmark("torch", torch.step, enters=lambda case: case.n_ranks == 8),
             Benchmark("shoal", shoal.step),
-            Benchmark("early", early.step),
             Benchmark("bf16", bf16.step, enters=lambda case: case.n_ranks == 8),
-            Benchmark("early bf16", early_bf16.step, enters=lambda case: case.n_ranks == 8),
             Benchmark("losses", loss_difference(shoal, gloo), show=show_percent),
         ),
         (

@@ -27,7 +27,6 @@ class Variant(NamedTuple):
         over: the backend that torch's is given.
         bucket_mb: of a bucket or fusion buffer; None: what the wrapper chooses.
         wire: of shoal's wrapper.
-        overlaps: begin the next forward pass early.
         sync_every: passes of which the last one is averaged; 0: none is, only computed.
         forward_s, backward_s: of the model "paced".
         keeps: gradients are made zero, and not dropped.
@@ -39,7 +38,6 @@ class Variant(NamedTuple):
     over: str = "shoal"
     bucket_mb: float | None = None
     wire: str | None = None
-    overlaps: bool = False
     sync_every: int = 1
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -100,8 +98,6 @@ class Training:
         self._made = MODELS[variant.model](*(times_s if variant.model == "paced" else ()))
         self.model = wrap(self._made.module, variant, group)
         self._optimizer = self._made.optimizer(self.model.parameters())
-        if variant.overlaps:
-            self._optimizer = self.model.overlap(self._optimizer)
         numbers = torch.Generator().manual_seed(1 + dist.get_rank())
         self._batches = [self._made.batch(numbers) for _ in range(variant.n_batches)]
         self._n_taken = 0
@@ -109,15 +105,12 @@ class Training:
     def take(self, n_steps: int, n_warmup: int) -> TrainingSteps:
         """Steps in a row: NO barrier between them, which would take from what may overlap.
 
-        A training's very first step makes the state of its optimizer. With overlap_forward it is
-        taken at once, and leaves the next one nothing to wait for: it is none of these.
+        A training's very first step makes the state of its optimizer, and does not count.
         """
         dist.barrier()
         if self._n_taken == 0:
             self.step()
         taken = [self.step() for _ in range(n_warmup + n_steps)][n_warmup:]
-        if self._variant.overlaps:
-            self.model.synchronize()
         times_s, forward_s, backward_s, losses = map(list, zip(*taken, strict=True))
         window_s = self._window_s(n_steps)
         return TrainingSteps(times_s, forward_s, backward_s, losses, window_s)
@@ -165,5 +158,6 @@ def wrap(module: nn.Module, variant: Variant, group: Any, **more: Any) -> Any:
         return nn.parallel.DistributedDataParallel(module, process_group=group, **more)
     import shoal.torch  # NOT above: loading it is a part of what forming the group takes
 
-    options: dict[str, Any] = {"wire": variant.wire, "overlap_forward": variant.overlaps}
-    return shoal.torch.DistributedDataParallel(module, process_group=group, **options, **more)
+    return shoal.torch.DistributedDataParallel(
+        module, process_group=group, wire=variant.wire, **more
+    )

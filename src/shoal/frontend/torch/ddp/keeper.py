@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 import shoal.frontend.torch as frontend
 from shoal.average.lacking import GO_ON
-from shoal.errors import Unsupported, UsageError
+from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shoal.average import AveragingReport
     from shoal.average.step_times import StepTimes
     from shoal.frontend.torch.ddp.gradients import Gradients
-    from shoal.frontend.torch.ddp.overlap import Overlap
     from shoal.frontend.torch.ddp.sparse import SparseGradients
 
 
@@ -149,7 +148,6 @@ class GradientKeeper:
         self._is_static = True
         self._graph_has_changed = False
         self.after_step: Callable[[], None] | None = None
-        self.overlap: Overlap | None = None
         self.turn = SharedTurn(_not_held(self.refuse))
         self.summed = SharedWeights(_not_held(self._has_sums), _not_held(self.refuse))
         weakref.finalize(self, _remove, self._handles).atexit = False
@@ -160,9 +158,6 @@ class GradientKeeper:
     @not_inlined
     def prepare_for_forward(self) -> None:
         """A forward pass begins whose gradients are to be averaged."""
-        self.turn.check()
-        if self.overlap is not None:
-            self.overlap.check_attached()
         self.averaging.note_forward()
 
     @not_inlined
@@ -217,8 +212,6 @@ class GradientKeeper:
         pass
 
     def _set_forward_pass_work_handle(self, work: Any, divide_by_size: bool) -> None:
-        if self.overlap is not None:
-            raise Unsupported("overlap_forward goes without uneven inputs; leave out one of both")
         self._join = Joined(work, divide_by_size)
 
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
@@ -327,8 +320,6 @@ class GradientKeeper:
                 hooks[handle.id] = hooks.pop(handle.id)  # NOT move_to_end: C++ would not see it
 
     def _begin(self, *, again: bool = False) -> None:
-        if self.overlap is not None:
-            self.overlap.complete()
         self.averaging.begin(again=again)
         self._sparse.begin()
         if self._static is not None:
@@ -408,10 +399,6 @@ class GradientKeeper:
     def _finish(self, unused: bool) -> None:
         for keeper in (self, *self.turn.others):
             keeper.summed.clear()
-        if self.overlap is not None:
-            self.overlap.send()
-            self.n_steps += 1
-            return
         self.averaging.end(unused)
         join, self._join = self._join, None
         size, is_weighted = dist.get_world_size(self._group), self.averaging.is_weighted
@@ -430,8 +417,7 @@ class GradientKeeper:
     def _has_sums(self) -> bool:
         """Whether there are gradients to which those of a pass are added."""
         found = (parameter.grad for parameter in self._parameters())
-        sums = (getattr(one, "local", one) for one in found)  # NOT of what waits for its average
-        return any(one is not None and bool(one.any()) for one in sums)
+        return any(one is not None and bool(one.any()) for one in found)
 
     def _missing(self) -> list[int]:
         n_dense = len(self.averaging.gradients.parameters)
@@ -460,8 +446,7 @@ class GradientKeeper:
         self._fail(self._told(missing).here(self._static is not None, self._go_on()))
 
     def _told(self, missing: Sequence[int]) -> Missing:
-        rank, overlaps = dist.get_rank(self._group), self.overlap is not None
-        return Missing(missing, self.names, self._parameters(), rank, overlaps)
+        return Missing(missing, self.names, self._parameters(), dist.get_rank(self._group))
 
     def _go_on(self) -> str:
         """What to do first where other ranks have waited for what is missing."""

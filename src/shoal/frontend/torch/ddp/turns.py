@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from shoal.errors import UsageError
-
 if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.keeper import Averaging
     from shoal.frontend.torch.ddp.weights import SharedWeights
@@ -34,13 +32,9 @@ class SharedTurn:
 
     Args:
         refuse: raises UsageError with these words, and has other ranks hear them.
-
-    Attributes:
-        superseded: why its gradients are averaged no more; empty: they are.
     """
 
     def __init__(self, refuse: Callable[[str], NoReturn]) -> None:
-        self.superseded = ""
         self._refuse = refuse
         self._others: weakref.WeakKeyDictionary[OtherKeeper, str] = weakref.WeakKeyDictionary()
         self._stopped: list[Averaging] = []
@@ -101,20 +95,3 @@ class SharedTurn:
         """The pass has ended: others go on where they were."""
         while self._stopped:
             self._stopped.pop().resume()
-
-    def check(self) -> None:
-        """A forward pass begins.
-
-        Raises:
-            UsageError: its gradients would not be averaged.
-        """
-        if self.superseded:
-            raise UsageError(f"DistributedDataParallel: {self.superseded}")
-
-
-def supersede(one: SharedTurn, name: str) -> None:
-    """A newer wrapper has the model, and only one of both can."""
-    one.superseded = (
-        f"parameter {name} is averaged by a newer wrapper, and one of both has overlap_forward: "
-        "call that one, or wrap `model.module` anew, on every rank"
-    )

@@ -18,14 +18,12 @@ class Missing(NamedTuple):
     Args:
         indices: of their parameters.
         names, parameters: of all.
-        overlaps: the wrapper has `overlap_forward`.
     """
 
     indices: Sequence[int]
     names: Sequence[str]
     parameters: Sequence[torch.nn.Parameter]
     rank: int
-    overlaps: bool
 
     def for_others(self) -> str:
         """What is wrong, for the ranks that have all gradients."""
@@ -34,7 +32,7 @@ class Missing(NamedTuple):
         return (
             f"no gradient has come of parameter {named}{more} on rank "
             f"{self.rank}: use it in the loss there, or wrap the model with "
-            f"find_unused_parameters=True{self._beside_overlap()}{self._frozen()}"
+            f"find_unused_parameters=True{self._frozen()}"
         )
 
     def here(self, is_static: bool, go_on: str) -> str:
@@ -45,17 +43,13 @@ class Missing(NamedTuple):
         """
         names = ", ".join(self.names[index] for index in self.indices)
         indices = " ".join(map(str, self.indices))
-        why = _NOT_STATIC if is_static else _NOT_USED.format(and_else=self._beside_overlap())
+        why = _NOT_STATIC if is_static else _NOT_USED
         return (
             "Expected to have finished reduction in the prior iteration before starting a new one. "
             f"{why}\nParameter indices which did not receive grad for rank {self.rank}: {indices}. "
             f"Parameters which did not receive grad for rank {self.rank}: {names}{self._frozen()}"
             f"{go_on}{_MORE if get_debug_level() == DebugLevel.OFF else ''}"
         )
-
-    def _beside_overlap(self) -> str:
-        """What goes with the advice to wrap the model in another way."""
-        return " and without overlap_forward" if self.overlaps else ""
 
     def _frozen(self) -> str:
         """Of what is missing, what does not ask for a gradient any more."""
@@ -73,7 +67,7 @@ _NOT_USED: Final = (
     "This error indicates that your module has parameters that were not used in producing loss, "
     "and the averages of others wait for their gradients. If that is as it should be, enable it by "
     "passing the keyword argument `find_unused_parameters=True` to "
-    "`shoal.torch.DistributedDataParallel`{and_else}; if not, make sure that all `forward` "
+    "`shoal.torch.DistributedDataParallel`; if not, make sure that all `forward` "
     "function outputs participate in calculating loss."
 )
 _NOT_STATIC: Final = (

@@ -26,15 +26,12 @@ from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
-from shoal.frontend.torch.ddp.overlap import Overlap, detach_overlaps_of
 from shoal.frontend.torch.ddp.same_model import check_same_model
 from shoal.frontend.torch.ddp.sparse import SparseGradients
-from shoal.frontend.torch.ddp.turns import supersede
 
 if TYPE_CHECKING:
     from shoal.average import AveragingReport
     from shoal.frontend.torch.ddp.keeper import Averaging
-    from shoal.frontend.torch.ddp.overlap import Optimizer
 
 __all__ = ["DistributedDataParallel"]
 
@@ -60,8 +57,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         weighted: ranks count as `weigh` says, for batches of unequal lengths.
         check_finite: `backward` raises `shoal.average.NotFinite` on every rank, with the parameter
             and the rank, where a gradient was infinite or NaN before it was averaged.
-        overlap_forward: the next forward pass may begin before all gradients are averaged; see
-            `overlap`.
         wire: "bf16" has float32 travel between hosts in half the bytes, as `shoal.Group` says.
 
     Raises:
@@ -77,7 +72,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         wire: str | None = None,
         weighted: bool = False,
         check_finite: bool = False,
-        overlap_forward: bool = False,
         **options: Any,
     ) -> None:
         given = _TORCH_SIGNATURE.bind(self, module, *args, **options).arguments
@@ -90,7 +84,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._checks_models = given.get("init_sync", True)
         self._alike = {
             **self._options,
-            "overlap_forward": overlap_forward,
             "bucket_cap_mb": given.get("bucket_cap_mb"),
             **{name: bool(given.get(name)) for name in ("find_unused_parameters", "static_graph")},
         }
@@ -98,21 +91,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         says_when = given.get("forward_sync_buffers") is not None
         self._syncs_buffers = says_when or given.get("broadcast_buffers") is not False
         self._fusion_mb = given.get("bucket_cap_mb")
-        # Between its backward pass and its step a model that overlaps has no gradients to keep.
-        self._keeps_own = given.get("gradient_as_bucket_view") is False and not overlap_forward
-        if overlap_forward:
-            _refuse_beside_overlap({**given, "check_finite": check_finite})
+        self._keeps_own = given.get("gradient_as_bucket_view") is False
         super().__init__(module, *args, **options)
-        if overlap_forward:
-            self._start_overlap()
-
-    def __getstate__(self) -> Any:
-        if self.reducer.overlap is not None:
-            raise Unsupported(
-                "DistributedDataParallel: a wrapper with overlap_forward cannot be copied or "
-                "pickled; save its state_dict(), or wrap a new model of that state"
-            )
-        return super().__getstate__()
 
     def weigh(self, weight: float) -> None:
         """Before a forward pass: how much this rank's gradients of it count.
@@ -134,36 +114,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             raise UsageError(f"weigh: {weight} is no number of samples or tokens; give 0 or more")
         averaging.weight = weight
 
-    def overlap(self, optimizer: Optimizer) -> Optimizer:
-        """Have this optimizer's steps put off until the next forward pass needs them.
-
-        With `overlap_forward=True`, and before the first step. From then on `backward` returns when
-        the gradients are on their way, `step` notes the hyperparameters of now, and each module's
-        parameters are stepped when the module is called. Until then a parameter has its old value;
-        its gradient has no values before `step` (asking for them raises UsageError), and is gone
-        after it. `synchronize` brings everything up to date; so does taking a state dict.
-
-        Args:
-            optimizer: steps each parameter by itself, as those of torch.optim but LBFGS do.
-
-        Raises:
-            UsageError: the wrapper does not overlap, has an optimizer, or does not average what
-                this one steps.
-            Unsupported: it is LBFGS.
-        """
-        if self.reducer.overlap is None:
-            raise UsageError("overlap: wrap the model with overlap_forward=True")
-        return self.reducer.overlap.attach(optimizer)
-
-    def synchronize(self) -> None:
-        """Wait for all averages, and take the steps that were put off.
-
-        Between `backward` and `step` it gives each parameter its averaged gradient, for what needs
-        all of them, such as clipping by their norm; nothing is overlapped then.
-        """
-        if self.reducer.overlap is not None:
-            self.reducer.overlap.complete()
-
     def report(self, *, alone: bool = False) -> AveragingReport:
         """Where the time of the last steps went: `print` it, or see what else it can be made into.
 
@@ -179,12 +129,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             ShoalError: as for every call of the group, which has ended.
         """
         return self.reducer.averaging.report(alone=alone)
-
-    def _start_overlap(self) -> None:
-        averaging = self.reducer.averaging
-        assert isinstance(averaging, FusedGradients)  # others are refused
-        averaging.averager.let_last_overtake()  # a forward pass uses first what is ready last
-        self.reducer.overlap = Overlap(self.module, averaging, self.reducer.names)
 
     # What torch's constructor calls.
 
@@ -227,10 +171,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             Gradients([parameters[index] for index in dense], keeps_own=self._keeps_own),
             [names[index] for index in dense],
         )
-        if self._alike["overlap_forward"] and (others or not isinstance(averaging, FusedGradients)):
-            raise Unsupported(
-                "DistributedDataParallel: overlap_forward is for dense gradients on the CPU"
-            )
         self.reducer = GradientKeeper(
             [names[index] for index in (*dense, *others)],
             averaging,
@@ -310,23 +250,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
         return super()._pre_forward(*inputs, **options)
 
-    def _run_ddp_forward(self, *inputs: Any, **options: Any) -> Any:
-        overlap = self.reducer.overlap
-        if overlap is None:
-            return super()._run_ddp_forward(*inputs, **options)
-        return self._run_overlapped(overlap, *inputs, **options)
-
-    def _run_overlapped(self, overlap: Overlap, /, *inputs: Any, **options: Any) -> Any:
-        with overlap.forward(torch.is_grad_enabled() and self.module.training):
-            return super()._run_ddp_forward(*inputs, **options)
-
     def _post_forward(self, output: Any) -> Any:
         if self._delay_all_reduce_all_params:
             return super()._post_forward(output)
         if self._check_sync_bufs_post_fwd():
             self._sync_buffers()
-        if self.reducer.overlap is not None:
-            self.reducer.overlap.end_forward()
         self.require_forward_param_sync = True
         if torch.is_grad_enabled() and self.require_backward_grad_sync:
             self.reducer.prepare_for_backward(list(_find_tensors(output)))
@@ -357,8 +285,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             TypeError, ValueError: as torch's own.
             RuntimeError: there is one.
         """
-        if self.reducer.overlap is not None:
-            raise Unsupported("register_comm_hook: overlap_forward goes without one")
         self._check_comm_hook(hook)
         if self._comm_hooks:
             raise RuntimeError(
@@ -389,8 +315,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def _setup_in_backward_optimizers(self) -> None:
         if any(hasattr(parameter, "_in_backward_optimizers") for parameter in self._trained()):
-            if self.reducer.overlap is not None:
-                raise Unsupported("overlap_forward goes without optimizers in the backward pass")
             # The first import of torch.distributed.optim takes 0.8 s of a core.
             from torch.distributed.optim import apply_optimizer_in_backward as torch_optimizers
 
@@ -445,20 +369,11 @@ def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
             )
 
 
-def _refuse_beside_overlap(given: dict[str, Any]) -> None:
-    # What is not finite is told at the end of a step, when parts of it would have been taken.
-    for name in ("find_unused_parameters", "static_graph", "check_finite"):
-        if given.get(name):
-            raise Unsupported(
-                f"DistributedDataParallel: overlap_forward goes without {name}; leave out one"
-            )
-
-
 def _meet(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
     """Before a model is wrapped that another wrapper may have: look at that one.
 
     Raises:
-        UsageError: that wrapper is a part of the model, or cannot finish a step put off.
+        UsageError: that wrapper is a part of the model.
     """
     inner = {id(part) for part in wrapper.module.modules() if isinstance(part, _Base)}
     if any(id(other) in inner for other, _ in _sharing(wrapper, parameters)):
@@ -466,19 +381,14 @@ def _meet(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
             "DistributedDataParallel: a part of the model is wrapped already; its gradients "
             "would be averaged twice. Wrap the whole alone"
         )
-    detach_overlaps_of({id(parameter) for parameter in parameters})
 
 
 def _share(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
     """Have older wrappers of these parameters count nothing that comes of this one's passes."""
     own = wrapper.reducer
     for other, name in _sharing(wrapper, parameters):
-        if wrapper._alike["overlap_forward"] or other.reducer.overlap is not None:
-            other.reducer._remove_autograd_hooks()
-            supersede(other.reducer.turn, name)
-        else:
-            other.reducer.turn.share(own, name)
-            own.turn.share(other.reducer, name)
+        other.reducer.turn.share(own, name)
+        own.turn.share(other.reducer, name)
 
 
 def _sharing(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[Any, str]]:
@@ -486,7 +396,7 @@ def _sharing(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator
     wanted = {id(parameter) for parameter in parameters}
     for other in list(_wrappers):
         reducer = getattr(other, "reducer", None)
-        if other is wrapper or reducer is None or reducer.turn.superseded:
+        if other is wrapper or reducer is None:
             continue
         name = reducer.shared_with(wanted)
         if name is not None:
