@@ -1,9 +1,12 @@
-"""Ranks that are threads of one process, as torchft's tests are: abort, form anew, go on."""
+"""Ranks that are threads, as torchft's tests are; where no thread can be had; and at the end."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from process.ranks import run_ranks
+from process.ranks import free_port, run_ranks
 from process.stage import error_of
+from process.test_faults_thread import refuse_threads
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -137,3 +141,67 @@ def test_ranks_go_on_in_a_new_group_when_one_has_aborted_the_old() -> None:
     for error in errors:
         assert "aborted the process group" in error
     assert after == [[6.0]] * 3
+
+
+def complete_a_future_without_threads() -> list[float]:
+    """Of a receive that nobody waits for through its Work; its callback makes another call."""
+    dist.init_process_group("shoal")
+    received, summed = torch.zeros(1), torch.ones(1)
+    if dist.get_rank() == 1:
+        dist.barrier()
+        dist.send(torch.full((1,), 7.0), 0)
+        dist.all_reduce(summed)
+        return [7.0, summed.item()]
+
+    def add_up(done: Any) -> float:
+        calling = dist.all_reduce(summed, async_op=True)
+        assert calling is not None
+        calling.get_future().wait()
+        return done.value()[0].item() + summed.item()
+
+    receiving = dist.irecv(received, 1)
+    assert receiving is not None
+    future = receiving.get_future().then(add_up)
+    refuse_threads()
+    dist.barrier()
+    return [future.wait() - 2.0, summed.item()]
+
+
+def test_a_future_is_completed_where_no_thread_can_be_had_for_its_callbacks() -> None:
+    results = run_ranks(complete_a_future_without_threads, 2)
+    assert results == [[7.0, 2.0]] * 2
+
+
+OUTLIVING = """
+import threading
+import torch
+import torch.distributed as dist
+
+def train():
+    threading.main_thread().join()
+    dist.init_process_group("shoal")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
+    print(model.module.weight.grad.item())
+    dist.destroy_process_group()
+
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_thread_trains_on_when_the_main_script_has_ended() -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", OUTLIVING],
+            env={**os.environ, **job, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [float(rank.communicate(timeout=120)[0]) for rank in ranks] == [1.5, 1.5]
+    finally:
+        for rank in ranks:
+            rank.kill()

@@ -108,5 +108,5 @@ class NoThread:
     def submit(self, go: Callable[[], None]) -> None:
         pass
 
-    def shutdown(self, wait: bool) -> None:
+    def finish(self) -> None:
         pass

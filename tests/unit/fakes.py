@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pytest
+
     from shoal.errors import ShoalError
+
+
+def refuse_threads(patch: pytest.MonkeyPatch) -> None:
+    """Let no thread be started, as a limit of processes does."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", refuse)
 
 
 class FakeWork:

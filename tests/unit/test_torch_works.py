@@ -8,15 +8,17 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from unit.fakes import FakeWork
+from unit.fakes import FakeWork, refuse_threads
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
 
-from shoal.errors import PeerLost, TimedOut
-from shoal.frontend.torch.work import PendingWork
+from shoal.errors import PeerLost, ShoalError, TimedOut
+from shoal.frontend.torch import work as module
+from shoal.frontend.torch.work import PendingWork, in_background
+from shoal.threads import Threads
 
 LOST = PeerLost(3, "spruce", doing="recv 8 B")
 
@@ -212,3 +214,60 @@ def test_the_timeout_of_a_wait_is_that_waits_own() -> None:
     started.failure = TimedOut("too short")
     with pytest.raises(TimedOut, match="too short"):
         work.wait(timedelta(seconds=1))
+
+
+@pytest.fixture
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a thread that can be started nor one that is idle, as at the program's end."""
+    threads = Threads("shoal-futures")
+    monkeypatch.setattr(module, "_threads_of", lambda _process_id: threads)
+    refuse_threads(monkeypatch)
+
+
+@pytest.mark.usefixtures("without_threads")
+def test_a_future_without_a_thread_of_its_own_is_completed_by_the_thread_that_notices(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    started = [FakeWork(), FakeWork()]
+    tensor = torch.ones(1)
+    future = PendingWork(started, [tensor]).get_future()  # type: ignore[arg-type]
+    ran: list[threading.Thread] = []
+    chained = future.then(lambda _: ran.append(threading.current_thread()))
+    started[0].finish()
+    assert not future.done()
+    started[1].finish()
+    assert future.done()
+    assert future.value()[0] is tensor
+    assert chained.done()
+    assert ran == [threading.current_thread()]
+    assert "could not start the thread shoal-futures" in caplog.text
+    assert "ulimit -u" in caplog.text
+
+
+@pytest.mark.usefixtures("without_threads")
+def test_a_callback_on_the_last_thread_may_wait_for_the_future_of_a_call_that_it_makes() -> None:
+    started, made = FakeWork(), FakeWork()
+    future = PendingWork([started], []).get_future()  # type: ignore[list-item]
+    chained = future.then(
+        lambda _: PendingWork([made], [torch.ones(1)]).get_future().wait()[0].item()  # type: ignore[list-item]
+    )
+    started.finish()
+    assert chained.value() == 1.0
+
+
+@pytest.mark.usefixtures("without_threads")
+def test_calls_on_another_thread_say_that_there_is_none() -> None:
+    with pytest.raises(ShoalError, match="could not start the thread shoal-futures"):
+        in_background(lambda: None)
+
+
+def test_a_future_of_calls_that_no_thread_can_wait_for_has_the_error_whoever_asks() -> None:
+    class Unseen(FakeWork):
+        def on_done(self, callback: Callable[[object], None]) -> None:
+            raise ShoalError("could not start the thread shoal-completions")
+
+    work = PendingWork([FakeWork(), Unseen()], [torch.ones(1)])  # type: ignore[list-item]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="could not start the thread shoal-completions"):
+            work.get_future().wait()
+    assert work.wait()

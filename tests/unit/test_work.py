@@ -6,9 +6,11 @@ import threading
 from typing import Any
 
 import pytest
+from unit.fakes import FakeWork, refuse_threads
 
+from shoal.errors import ShoalError
 from shoal.group import work as module
-from shoal.group.work import COMPLETIONS, Work
+from shoal.group.work import COMPLETIONS, Work, follow
 
 LONG_S = 60.0
 
@@ -137,3 +139,45 @@ def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
     call.end()
     completions.finish()
     assert told.works == [work]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can be had, and none is there from before."""
+    monkeypatch.setattr(module, "COMPLETIONS", type(COMPLETIONS)())
+    refuse_threads(monkeypatch)
+
+
+@pytest.mark.usefixtures("refused")
+def test_without_a_thread_nobody_is_promised_a_callback_of_a_call_that_runs(mesh: Mesh) -> None:
+    told = Told()
+    (call,), (work,) = started(mesh, 1)
+    with pytest.raises(ShoalError, match="could not start the thread shoal-completions"):
+        work.on_done(told)
+    call.end()
+    assert told.works == []
+
+
+@pytest.mark.usefixtures("refused")
+def test_without_a_thread_a_call_that_has_ended_calls_back_here(mesh: Mesh) -> None:
+    told = Told()
+    (call,), (work,) = started(mesh, 1)
+    call.end()
+    work.on_done(told)
+    assert told.works == [work]
+
+
+def test_who_follows_a_call_without_a_thread_waits_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Unseen(FakeWork):
+        def on_done(self, callback: object) -> None:
+            raise ShoalError("could not start the thread shoal-completions")
+
+    told: list[Any] = []
+    work: Any = Unseen()
+    work.failure = ShoalError("the call failed")
+    follow(work, told.append)
+    assert told == [work]
+    assert work.waits == [None]
+    assert "could not start the thread shoal-completions" in caplog.text

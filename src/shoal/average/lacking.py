@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+from shoal import threads
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.limits import FIRST_NAMED_KEY
 
@@ -123,8 +124,7 @@ class StepWatch:
         every_s = _PATIENCE * self._group.timeout_s / _N_LOOKS
         # NOT held by its thread, and that not told when this goes: who collects garbage may be in
         # the very lock that telling takes.
-        given = weakref.ref(self), over, every_s, why
-        threading.Thread(target=_watch, args=given, name="shoal-watch", daemon=True).start()
+        threads.start("shoal-watch", _watch, weakref.ref(self), over, every_s, why)
 
     def stop(self) -> None:
         """It comes, or is told of elsewhere. Idempotent."""

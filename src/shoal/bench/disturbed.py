@@ -7,7 +7,6 @@ import select
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from typing import Final, NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.bench.strangers import own_listener
+from shoal.threads import start
 
 # Calls of the same latency alone: enough for a 99th percentile.
 _N_ALONE: Final = 500
@@ -140,12 +140,10 @@ class _Cutter:
 
     def __init__(self, interface: str, after_s: float, down_s: float) -> None:
         self._what = (interface, after_s, down_s)
-        self._thread = threading.Thread(target=self._cut)
-        if dist.get_rank() == 1:
-            self._thread.start()
+        self._thread = start("cut", self._cut) if dist.get_rank() == 1 else None
 
     def join(self) -> None:
-        if dist.get_rank() == 1:
+        if self._thread is not None:
             self._thread.join()
 
     def _cut(self) -> None:

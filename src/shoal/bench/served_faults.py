@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from shoal.bench.failure import Failure
+from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.bench.benchmark import Measure
@@ -134,8 +135,7 @@ class _Beside:
         self._what = what
         self._value = 0
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._thread = start("beside", self._run)
 
     def join(self) -> int:
         """What it returned.

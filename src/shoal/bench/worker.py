@@ -15,7 +15,6 @@ import queue
 import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from shoal.bench.collectives import CALLS, Call, CallSpec
 from shoal.bench.elements import ELEMENTS
 from shoal.bench.endpoints import JOIN, LibraryRank
 from shoal.bench.values import FilledBuffer, KnownValues
+from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.bench.torch_rank import TorchRank
@@ -299,7 +299,7 @@ def _read_commands(lines: IO[str], commands: queue.Queue[dict[str, Any]]) -> Non
 
 def _serve(library: str, lines: IO[str], answer: Callable[[Mapping[str, Any]], None]) -> None:
     commands: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_read_commands, args=(lines, commands), daemon=True).start()
+    start("commands", _read_commands, lines, commands)
     endpoint = JOIN[library]()
     rank = Rank(endpoint)
     gc.disable()  # a collection in one rank is waited for by all

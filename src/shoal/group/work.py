@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.errors import ShoalError, TimedOut
+from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.engine import Call, Fault, Mesh
@@ -117,6 +119,9 @@ class Work:
         """Run `callback(self)` on shoal's completion thread once the call has ended.
 
         Callbacks must not wait for collectives. What they raise is logged.
+
+        Raises:
+            ShoalError: the call runs, and no thread can be had to wait for it.
         """
         COMPLETIONS.add(self, callback)
 
@@ -146,6 +151,20 @@ def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:
         _LOG.exception("a callback of a finished call failed")
 
 
+def follow(work: Work, callback: Callable[[Work], None]) -> None:
+    """Run `callback(work)` at the end of a call that somebody may wait for.
+
+    On shoal's completion thread; where none can be had, this thread waits for the call.
+    """
+    try:
+        work.on_done(callback)
+    except ShoalError as error:
+        _LOG.warning("a thread of shoal's waits for one call after the other: %s", error)
+        with contextlib.suppress(ShoalError):
+            work.wait()
+        callback(work)
+
+
 class _Completions:
     """Runs the callbacks of calls, on a thread for each mesh while it has such calls.
 
@@ -170,12 +189,17 @@ class _Completions:
     def add(self, work: Work, callback: Callable[[Work], None]) -> None:
         entry = (work, callback)
         key = id(work.mesh)
-        with self._changed:
-            self._put(key, entry)
-            # NOT looked at before it is put there: it may end meanwhile, and nobody would see it.
-            if work.done():
-                self._entries[key].remove(entry)
-                self._put(self._ENDED, entry)
+        try:
+            with self._changed:
+                self._put(key, entry)
+                # NOT looked at before it is put there: it may end meanwhile, and nobody would see.
+                if work.done():
+                    self._entries[key].remove(entry)
+                    self._put(self._ENDED, entry)
+        except ShoalError:  # no thread can be had
+            if not work.done():
+                raise
+            _run_callback(work, callback)
 
     def finish(self) -> None:
         """Run the callbacks of all calls, which have ended, and end the threads."""
@@ -189,10 +213,8 @@ class _Completions:
 
     def _put(self, key: int, entry: _Entry) -> None:
         if key not in self._entries:
-            name = "shoal-completions"
-            thread = threading.Thread(target=self._run, args=[key], name=name, daemon=True)
-            thread.start()  # first: it raises where no thread can be had
-            self._threads.append(thread)
+            # First: it raises where no thread can be had.
+            self._threads.append(start("shoal-completions", self._run, key))
             self._entries[key] = []
         self._entries[key].append(entry)
         self._changed.notify_all()

@@ -25,7 +25,7 @@ import selectors
 import time
 from typing import TYPE_CHECKING, Final
 
-from shoal.errors import InternalError, PeerLost, TimedOut, UsageError
+from shoal.errors import InternalError, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.acceptor import is_out_of_descriptors, run_ready
 from shoal.rendezvous.connections import Connections
 from shoal.rendezvous.farewell import LAST_WORDS_S, tell
@@ -126,6 +126,8 @@ def _in_words(error: BaseException, rank: int, size: int) -> BaseException:
         return UsageError(
             f"rank {rank} has no file descriptor left to join a group of {size}: raise `ulimit -n`"
         )
+    if type(error) is ShoalError:  # what this machine lacks
+        return ShoalError(f"rank {rank} cannot join: {error}")
     return error
 
 

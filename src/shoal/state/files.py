@@ -8,9 +8,11 @@ import logging
 import os
 import re
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any, Final
+
+from shoal import threads
+from shoal.errors import ShoalError
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -64,9 +66,8 @@ def write(state: dict[str, Any], text: str, pattern: str) -> tuple[Path, ...]:
             _LOG.warning("the state of this rank cannot be written to %s: %s", stem, error)
 
     try:
-        writer = threading.Thread(target=work, name="shoal-dump-writer", daemon=True)
-        writer.start()
-    except RuntimeError as error:  # no thread is left
+        writer = threads.start("shoal-dump-writer", work)
+    except ShoalError as error:
         _LOG.warning("the state of this rank cannot be written to %s: %s", stem, error)
         return ()
     writer.join(_PATIENCE_S)

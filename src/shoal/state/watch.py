@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shoal import engine
+from shoal import engine, threads
 from shoal.errors import UsageError
 
 _LOG: Final = logging.getLogger("shoal")
@@ -55,8 +55,7 @@ def call_at(number: signal.Signals, write: Callable[[], object]) -> None:
             return
         try:
             note_fd = engine.note_signal(number)
-            name = "shoal-dump"
-            threading.Thread(target=_serve, args=[note_fd, write], name=name, daemon=True).start()
+            threads.start("shoal-dump", _serve, note_fd, write)
         except (MemoryError, RuntimeError) as error:
             _LOG.warning("%s will not make this process write its state: %s", number.name, error)
             return

@@ -14,13 +14,14 @@ import contextlib
 import logging
 import os
 import pickle
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from shoal import threads
 from shoal.dtypes import DType
+from shoal.errors import ShoalError
 from shoal.settings import NO
 
 if TYPE_CHECKING:
@@ -223,9 +224,8 @@ def _write_in_time(calls: FlightRecord, prefix: str) -> None:
             _LOG.warning("the calls of rank %d cannot be written: %s", calls.rank, error)
 
     try:
-        writer = threading.Thread(target=work, name="shoal-flight-writer", daemon=True)
-        writer.start()
-    except RuntimeError as error:  # no thread is left
+        writer = threads.start("shoal-flight-writer", work)
+    except ShoalError as error:
         _LOG.warning("the calls of rank %d cannot be written: %s", calls.rank, error)
         return
     writer.join(_PATIENCE_S)

@@ -14,7 +14,6 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -30,6 +29,7 @@ from shoal.frontend.torch.staging import (
     Staging,
     any_tensor,
 )
+from shoal.threads import Threads
 
 if TYPE_CHECKING:
     import torch
@@ -204,7 +204,7 @@ class LocalCalls:
         self._is_driven = False
         self._stream: Stream = device.side_stream()
         self._staging = Staging(abort)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shoal-local")
+        self._thread = Threads("shoal-local")
 
     def post(self, call: LocalCall) -> None:
         """Carry a call on, behind those before it.
@@ -215,11 +215,11 @@ class LocalCalls:
         with self._lock:
             if self._error is not None:
                 raise self._error
+            if not self._is_driven:
+                self._thread.submit(self._drive)  # first: it raises where no thread can be had
+                self._is_driven = True
             call.number = self._order.add(call.timeout_s)
             self._calls.append(call)
-            if not self._is_driven:
-                self._is_driven = True
-                self._thread.submit(self._drive)
 
     def close(self) -> None:
         """Fail what is under way, and end the threads. The group has been closed. Idempotent."""
@@ -230,7 +230,7 @@ class LocalCalls:
         self._order.close()
         if is_busy:
             self._collectives.abort()
-        self._thread.shutdown(wait=True)
+        self._thread.finish()
         self._staging.close()
         with contextlib.suppress(RuntimeError):  # of a device that has failed
             self._collectives.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch._C._distributed_c10d import PrefixStore
 
+from shoal import threads
 from shoal.dtypes import DType, Op
 from shoal.errors import UsageError
 from shoal.frontend.torch.collectives import ALL_REDUCE
@@ -177,7 +177,7 @@ def _attempt(connect: Callable[[], LocalCollectives], timeout_s: float) -> _Atte
         except BaseException as error:  # noqa: BLE001 - another rank may wait for it
             outcome.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="shoal-local-connect").start()
+    threads.start("shoal-local-connect", run)
     try:
         return _Attempt(outcome.result(timeout_s))
     except Exception as error:  # noqa: BLE001 - there is another way

@@ -15,13 +15,14 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from shoal.errors import Closed, ShoalError, TimedOut, UsageError
 from shoal.frontend.torch.pieces import Piece, owners
+from shoal.group.work import follow
+from shoal.threads import Threads
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.collectives import Access
@@ -107,7 +108,7 @@ class StagedCall:
                 piece.work = work
                 self._changed.notify_all()
             # NOT under the lock: a work that is done may call back at once.
-            work.on_done(functools.partial(self._land, piece))
+            follow(work, functools.partial(self._land, piece))
 
     def stop(self, error: BaseException) -> None:
         """Post nothing more; the call fails with `error` once what is posted has ended."""
@@ -262,7 +263,7 @@ class Staging:
         self._changed = threading.Condition()
         self._n_waiting = 0
         self._is_closing = False
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shoal-staging")
+        self._thread = Threads("shoal-staging")
 
     def post(self, call: StagedCall, timeout_s: float) -> None:
         """Have a call posted behind those before it.
@@ -273,12 +274,14 @@ class Staging:
 
         Raises:
             Closed: the group was closed.
+            ShoalError: no thread can be had.
         """
         with self._changed:
             if self._is_closing:
                 raise _closed(call)
+            deadline = time.monotonic() + timeout_s
+            self._thread.submit(lambda: self._post_all_of(call, timeout_s, deadline))
             self._n_waiting += 1
-            self._thread.submit(self._post_all_of, call, timeout_s, time.monotonic() + timeout_s)
 
     def flush(self) -> None:
         """Return when all calls so far are posted, or have failed: what is called now comes next.
@@ -293,7 +296,7 @@ class Staging:
         """Fail what is not posted, and end the thread. The group has been closed. Idempotent."""
         with self._changed:
             self._is_closing = True
-        self._thread.shutdown(wait=True)
+        self._thread.finish()
 
     def _post_all_of(self, call: StagedCall, timeout_s: float, deadline: float) -> None:
         try:

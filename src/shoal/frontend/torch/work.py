@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # TimeoutError itself from 3.11 on
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,12 +20,15 @@ import torch.distributed as dist
 from shoal.errors import ShoalError, TimedOut
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.work_holder import future_for_lookup
+from shoal.threads import Threads
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.device import Device, TensorsFuture
     from shoal.frontend.torch.local_calls import LocalCall
     from shoal.frontend.torch.staging import StagedCall
     from shoal.group.work import Work
+
+_LOG: Final = logging.getLogger("shoal")
 
 NO_TIMEOUT: Final = timedelta(0)
 
@@ -122,7 +127,8 @@ class FinishedWork(dist.Work):
 class PendingWork(FinishedWork):
     """A call that is under way, made of one collective or several.
 
-    Threads: any; the future completes, and its callbacks run, on a thread of their own.
+    Threads: any; the future completes, and its callbacks run, on a thread of their own, or on the
+    one that sees the last call end where none can be had.
 
     Args:
         works: the collectives. They keep the tensors alive while they run.
@@ -148,7 +154,6 @@ class PendingWork(FinishedWork):
         self._copy_back = copy_back
         self._lock = threading.Lock()
         self._completion: _Completion | None = None
-        self._n_unfinished = len(works)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Drive the call to its end, complete its future and run the callbacks.
@@ -173,7 +178,8 @@ class PendingWork(FinishedWork):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """The future of the list of tensors, the same one every time.
 
-        If the call fails, waiting for it raises torch's RuntimeError, which quotes the ShoalError.
+        If the call fails, or no thread can be had to wait for it, waiting for the future raises
+        torch's RuntimeError, which quotes the ShoalError.
         """
         looked_for = future_for_lookup(self)
         if looked_for is not None:
@@ -181,17 +187,24 @@ class PendingWork(FinishedWork):
         with self._lock:
             if self._completion is not None:
                 return self._completion.future
-            completion = self._completion = _Completion(self._results, self.devices)
+            completion = _Completion(len(self.works), self._results, self.devices)
+            self._completion = completion
         if _held.works is not None:
             _held.works.append(self)
             return completion.future
+        if _callbacks.is_last_thread:
+            with contextlib.suppress(ShoalError):  # the future says it
+                self._wait(NO_TIMEOUT)
         # NOT looked at before the future stands: a wait that ended meanwhile would not complete it.
         if self._all_done():
             completion.finish()
             return completion.future
-        # NOT under the lock: a work that is done may call back at once.
-        for work in self.works:
-            work.on_done(self._one_is_done)
+        try:
+            # NOT under the lock: a work that is done may call back at once.
+            for work in self.works:
+                work.on_done(completion.one_is_done)
+        except ShoalError as error:
+            completion.finish(error)  # another thread may have the future by now
         return completion.future
 
     def is_completed(self) -> bool:
@@ -232,8 +245,10 @@ class PendingWork(FinishedWork):
             if completion is not None and self._all_done():
                 completion.finish()
 
-    def _results(self) -> list[torch.Tensor]:
-        """The tensors, once all calls have ended; or raises why one failed."""
+    def _results(self, why_not: ShoalError | None = None) -> list[torch.Tensor]:
+        """The tensors, once all calls have ended; or raises why not, or why one failed."""
+        if why_not is not None:
+            raise why_not
         for work in self.works:
             work.wait()
         self.copy_back()
@@ -251,43 +266,62 @@ class PendingWork(FinishedWork):
                 self._copy_back()
                 self._copy_back = None
 
-    def _one_is_done(self, _work: object) -> None:
-        with self._lock:
-            self._n_unfinished -= 1
-            completion = None if self._n_unfinished else self._completion
-        if completion is not None:
-            _futures_pool(os.getpid()).submit(completion.finish)
-
 
 class _Completion:
     """A future, and its end: the first thread that comes completes it and runs the callbacks.
 
     Args:
-        results: what the future is to give, or raises what it is to raise. It runs on streams of
-            its own, as the callbacks do, and orders them behind the results.
+        n_calls: how many calls must end before it does.
+        results: what the future is to give, or raises what it is to raise, given why the calls are
+            not waited for, if so. It runs on streams of its own, as the callbacks do, and orders
+            them behind the results.
         devices: those of the results.
     """
 
     def __init__(
-        self, results: Callable[[], list[torch.Tensor]], devices: Sequence[Device] = ()
+        self,
+        n_calls: int,
+        results: Callable[[ShoalError | None], list[torch.Tensor]],
+        devices: Sequence[Device] = (),
     ) -> None:
         # NOT Future.set_exception: C++ takes the exception for the result. DDP looks for the
         # tensors in it, finds none, uses the first all the same and dies of SIGSEGV. What a
         # callback raises becomes an error that C++ knows.
         self._over: Any = devices[0].future(devices) if devices else torch.futures.Future()
-        self.future: TensorsFuture = self._over.then(lambda _: results())
+        self.future: TensorsFuture = self._over.then(
+            lambda over: results(cast("Any", over.value()))
+        )
+        self._lock = threading.Lock()
+        self._n_running = n_calls
         self._first = threading.Lock()
         self._has_ended = threading.Event()
 
-    def finish(self) -> None:
+    def one_is_done(self, _call: object) -> None:
+        """Count a call that has ended; after the last one, complete the future."""
+        with self._lock:
+            self._n_running -= 1
+            if self._n_running:
+                return
+        try:
+            _threads_of(os.getpid()).submit(self.finish)
+        except ShoalError as error:
+            _warn_that_callbacks_take_turns(str(error))
+            _callbacks.is_last_thread = True
+            try:
+                self.finish()
+            finally:
+                _callbacks.is_last_thread = False
+
+    def finish(self, why_not: ShoalError | None = None) -> None:
         """Complete the future and run its callbacks, unless another thread does; then wait for it.
 
-        The calls have ended. In a callback, wait only until the future is complete.
+        The calls have ended, or are not waited for. In a callback, wait only until the future is
+        complete.
         """
         if self._first.acquire(blocking=False):
             _callbacks.n_deep += 1
             try:
-                self._over.set_result(None)
+                self._over.set_result(why_not)
             finally:
                 _callbacks.n_deep -= 1
                 self._has_ended.set()
@@ -326,25 +360,46 @@ def holding_futures() -> Iterator[list[PendingWork]]:
 
 
 class _Callbacks(threading.local):
-    """In how many completions of futures, one inside another, this thread is."""
+    """What this thread does for futures.
+
+    Attributes:
+        n_deep: in how many completions, one inside another, it is.
+        is_last_thread: it completes futures itself, because no other thread can be had. So it also
+            waits for calls whose futures the callbacks ask for: nobody else would see their end.
+    """
 
     n_deep = 0
+    is_last_thread = False
 
 
 _callbacks: Final = _Callbacks()
 
 
 @functools.cache
-def _futures_pool(_process_id: int) -> ThreadPoolExecutor:
+def _threads_of(_process_id: int) -> Threads:
     """The threads on which futures complete and run their callbacks: as many as are blocked.
 
     NOT one, and not shoal's completion thread: a callback of one future that waits for another, as
     DDP's PowerSGD hook does, would block the thread that is to complete the other.
 
     Args:
-        _process_id: threads do not survive a fork, so a child gets a pool of its own.
+        _process_id: threads do not survive a fork, so a child has its own.
     """
-    return ThreadPoolExecutor(max_workers=256, thread_name_prefix="shoal-futures")
+    return Threads("shoal-futures", most=256)
+
+
+@functools.cache  # once for each reason
+def _warn_that_callbacks_take_turns(why: str) -> None:
+    _LOG.warning("callbacks of futures run on the thread that sees calls end: %s", why)
+
+
+@atexit.register
+def _finish() -> None:
+    """Let the callbacks that run end before the groups are closed."""
+    _threads_of(os.getpid()).finish(_LAST_WAIT_S)
+
+
+_LAST_WAIT_S: Final = 5.0
 
 
 class _InBackground:
@@ -373,5 +428,20 @@ class _InBackground:
 
 
 def in_background(go: Callable[[], None]) -> _InBackground:
-    """Run `go`, whose calls are named, on a thread of its own, and return at once."""
-    return _InBackground(_futures_pool(os.getpid()).submit(go))
+    """Run `go`, whose calls are named, on a thread of its own, and return at once.
+
+    Raises:
+        ShoalError: no thread can be had.
+    """
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            go()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    _threads_of(os.getpid()).submit(run)
+    return _InBackground(future)

@@ -24,6 +24,7 @@ from shoal.group.pool.settling import made_by_all, settle
 from shoal.group.pool.stages import Stages
 from shoal.group.work import FOR_EVER_S
 from shoal.plan.text import counted
+from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.engine import NativeGroup
@@ -72,11 +73,11 @@ class ServerPool:
         self._owner = os.getpid()
         self._orphaned: NativeError | None = None
         self.has_ended = False
-        self._thread = threading.Thread(target=self._run, name="shoal pool", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to look for servers."""
-        self._thread.start()
+        self._thread = start("shoal pool", self._run)
 
     @property
     def rank(self) -> int:
@@ -127,7 +128,7 @@ class ServerPool:
         self._meeting.close()
         if self._awaits_others:
             self._control.abort("it has left")
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * MEETING_S)
         self._control.close()  # which ends the thread, should it still wait for others there
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from shoal.engine import Fault
-from shoal.group.work import COMPLETIONS, FOR_EVER_S, Work
+from shoal.group.work import COMPLETIONS, FOR_EVER_S, Work, follow
 
 if TYPE_CHECKING:
     from shoal.engine import Call
@@ -175,4 +175,4 @@ def _after(parts: list[Work], then: Callable[[], None]) -> None:
     if not parts:
         then()
         return
-    COMPLETIONS.add(parts[0], lambda _work: _after(parts[1:], then))
+    follow(parts[0], lambda _work: _after(parts[1:], then))

@@ -11,7 +11,7 @@ from shoal.engine import Fault
 from shoal.errors import Closed, ShoalError, TimedOut
 from shoal.group.pool.pooled_call import FINE
 from shoal.group.pool.rails import Stage
-from shoal.group.work import COMPLETIONS, Work
+from shoal.group.work import COMPLETIONS, Work, follow
 
 if TYPE_CHECKING:
     from shoal.engine import Call
@@ -135,7 +135,7 @@ class RailCall:
 
     def _follow(self, at: int, work: Work) -> None:
         """Go on when what is done to a piece now has ended, whoever waits."""
-        work.on_done(lambda _work: self._advance(at))
+        follow(work, lambda _work: self._advance(at))
 
     def _advance(self, at: int) -> None:
         one, work = self._pieces[at], None

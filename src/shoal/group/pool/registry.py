@@ -19,6 +19,7 @@ from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint, parse
 from shoal.group.pool.protocol import key_id
 from shoal.rendezvous.key import pair_key
 from shoal.rendezvous.store.torch_client import TorchStoreClient
+from shoal.threads import start
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -69,8 +70,7 @@ class Registry:
         self._n_known = 0
         self._looks: dict[int, int] = {}  # by place: how often nothing was found there
         self._is_silent = False
-        self._thread = threading.Thread(target=self._run, name="shoal registry", daemon=True)
-        self._thread.start()
+        self._thread = start("shoal registry", self._run)
 
     def close(self) -> None:
         """Stop looking; idempotent."""

@@ -29,6 +29,7 @@ from shoal.rendezvous.connector import ConnectAttempt
 from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.interface import resolve
 from shoal.rendezvous.record import Endpoint
+from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
@@ -71,8 +72,7 @@ class Watch:
         self._servers = [
             _Server(address, *self._how, self._selector, self._changed) for address in addresses
         ]
-        self._thread = threading.Thread(target=self._run, name="shoal servers", daemon=True)
-        self._thread.start()
+        self._thread = start("shoal servers", self._run)
 
     def add(self, address: Address) -> None:
         """One more."""

@@ -11,13 +11,13 @@ nothing but the store, and ends when that call does, at the latest at the store'
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.rendezvous.store import MemoryStore, Store, TorchStore
+from shoal.threads import start
 
 # A store that answers at all does so in less; sooner, nothing speaks against it. So a call that is
 # made just before the deadline is given this long, else the store would be blamed for our lateness.
@@ -63,14 +63,13 @@ class Caller:
         Raises:
             TimedOut: no answer by `deadline`, or 0.1 s later if it was owed since shortly before.
                 The call may still happen, at any later time.
+            ShoalError: no thread can be had.
             BaseException: what the function raises.
         """
         if not self._has_thread:
-            self._has_thread = True
             # NOT a method: a thread that is left behind must not keep the whole join.
-            threading.Thread(
-                target=_answer, args=(self._calls, self._replies), name="shoal store", daemon=True
-            ).start()
+            start("shoal store", _answer, self._calls, self._replies)
+            self._has_thread = True
         self._n_calls += 1
         since = time.monotonic() + takes_s
         self._owed = doing, since

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.rendezvous.acceptor import Acceptor, Limits, run_ready
 from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
@@ -30,6 +30,7 @@ from shoal.rendezvous.store.wire import (
     TRY_GET,
     store_key,
 )
+from shoal.threads import start
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -60,6 +61,7 @@ class TcpStoreServer:
 
     Raises:
         UsageError: the port is taken, or the address is not this host's.
+        ShoalError: no thread can be had.
 
     Threads: one of its own, a daemon; `close` may be called from any.
     """
@@ -72,8 +74,12 @@ class TcpStoreServer:
         self._waker, woken = socket.socketpair()
         serving = _Serving(listeners, woken, key, limits or StoreLimits())
         self._is_deserted = serving.is_deserted
-        self._thread = threading.Thread(target=serving.run, name="shoal store", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start("shoal store", serving.run)
+        except ShoalError:
+            serving.close()
+            self._waker.close()
+            raise
 
     def await_leavers(self, timeout_s: float) -> bool:
         """Wait until no client is connected any more; whether that is so."""
@@ -124,11 +130,15 @@ class _Serving:
                 times += [] if expiry is None else [expiry]
                 run_ready(self._selector, max(0.0, min(times) - now) if times else None)
         finally:
-            for client in list(self._clients):
-                self._drop(client)
-            self._acceptor.close()
-            self._selector.close()
-            self._woken.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close every socket."""
+        for client in list(self._clients):
+            self._drop(client)
+        self._acceptor.close()
+        self._selector.close()
+        self._woken.close()
 
     def admit(self, hello: Hello) -> bytes | Progress:
         """Anyone who proves the key."""

@@ -1,0 +1,98 @@
+"""Starts every thread of shoal's Python; where none can be had, the error names the limit."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from shoal.errors import ShoalError
+
+_LOG: Final = logging.getLogger("shoal")
+
+
+def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Start a daemon thread.
+
+    Raises:
+        ShoalError: no thread can be had.
+    """
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as refused:
+        limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        raise ShoalError(
+            f"could not start the thread {name}: {refused}; raise the limit of processes "
+            f"(ulimit -u, now {allowed}) or the pids limit of the container"
+        ) from None
+    return thread
+
+
+class Threads:
+    """Runs jobs on threads that start when all others are busy, and end when idle for a while.
+
+    Threads: any.
+
+    Args:
+        name: of each thread.
+        most: threads at a time. With one, jobs run in the order in which they are submitted.
+    """
+
+    _LINGER_S: Final = 1.0
+
+    def __init__(self, name: str, most: int = 1) -> None:
+        self._name, self._most = name, most
+        self._changed = threading.Condition()
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._n_idle = 0
+        self._is_ending = False
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run a job. What it raises is logged.
+
+        Raises:
+            ShoalError: no thread can be had, or `finish` was called; the job does not run.
+        """
+        with self._changed:
+            if self._is_ending:
+                raise ShoalError(f"the thread {self._name} is not started again at the end")
+            if len(self._jobs) >= self._n_idle and len(self._threads) < self._most:
+                self._threads.add(start(self._name, self._run))
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Take no more jobs, wait until all have run, for so long at most, and end the threads."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - the thread serves others too
+                _LOG.exception("a job of the thread %s failed", self._name)
+            del job  # NOT kept while idle, with all that it names
+
+    def _next(self) -> Callable[[], object] | None:
+        """A job; None when there has been none for a while, and the thread is to end."""
+        with self._changed:
+            self._n_idle += 1
+            self._changed.wait_for(lambda: self._jobs or self._is_ending, self._LINGER_S)
+            self._n_idle -= 1
+            if self._jobs:
+                return self._jobs.popleft()
+            self._threads.remove(threading.current_thread())
+            return None

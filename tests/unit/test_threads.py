@@ -1,0 +1,90 @@
+"""Threads of shoal's Python: who starts them, where none can be had, and jobs on several."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from unit.fakes import refuse_threads
+
+import shoal
+from shoal import threads
+from shoal.errors import ShoalError
+from shoal.threads import Threads, start
+
+ROOT = Path(shoal.__file__).parent
+
+
+def test_no_other_file_starts_threads() -> None:
+    starts = re.compile(r"\bThread\(|\bThreadPoolExecutor\(|\bTimer\(|start_new_thread")
+    files = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if starts.search(path.read_text())
+    }
+    assert files == {"threads.py"}
+
+
+def test_a_thread_that_cannot_be_had_is_an_error_that_names_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_threads(monkeypatch)
+    monkeypatch.setattr(threads.resource, "getrlimit", lambda _: (512, 1024))
+    with pytest.raises(
+        ShoalError,
+        match=r"the thread shoal-x: can't start new thread; .*ulimit -u, now 512\).*pids limit",
+    ):
+        start("shoal-x", print)
+
+
+def test_jobs_of_one_thread_run_in_their_order() -> None:
+    jobs, ran = Threads("shoal-x"), list[int]()
+    gate = threading.Event()
+    jobs.submit(gate.wait)
+    for number in range(8):
+        jobs.submit(lambda number=number: ran.append(number))  # type: ignore[misc]
+    gate.set()
+    jobs.finish()
+    assert ran == list(range(8))
+
+
+def test_jobs_that_wait_for_later_ones_get_them_on_other_threads() -> None:
+    jobs, all_run = Threads("shoal-x", most=8), threading.Barrier(8)
+    for _ in range(8):
+        jobs.submit(all_run.wait)
+    jobs.finish()
+    assert all_run.n_waiting == 0
+    assert not all_run.broken
+
+
+def test_a_job_that_raises_is_logged_and_the_next_one_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jobs, ran = Threads("shoal-x"), list[int]()
+    jobs.submit(lambda: 1 / 0)
+    jobs.submit(lambda: ran.append(1))
+    jobs.finish()
+    assert ran == [1]
+    assert "a job of the thread shoal-x failed" in caplog.text
+
+
+def test_a_job_without_a_thread_does_not_run_when_there_is_one_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs, ran = Threads("shoal-x"), list[str]()
+    with monkeypatch.context() as limited:
+        refuse_threads(limited)
+        with pytest.raises(ShoalError, match="could not start the thread shoal-x"):
+            jobs.submit(lambda: ran.append("refused"))
+    jobs.submit(lambda: ran.append("accepted"))
+    jobs.finish()
+    assert ran == ["accepted"]
+
+
+def test_after_the_end_no_job_is_taken() -> None:
+    jobs = Threads("shoal-x")
+    jobs.finish()
+    with pytest.raises(ShoalError, match="shoal-x"):
+        jobs.submit(print)
