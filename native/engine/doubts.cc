@@ -68,7 +68,8 @@ void Doubts::on_answer(int from, int about, Hears what) {
   const auto [low, high] = std::minmax(rank_, about);
   voice_.conclude({Verdict::kCut, high, low,
                    "is out: the network between " + voice_.who(low) + " and " + voice_.who(high) +
-                       " is cut; both live, and " + voice_.who(from) + " hears both"});
+                       " is cut; both live, and " + voice_.who(from) +
+                       " hears both (or one of the two has no file descriptor left)"});
 }
 
 void Doubts::answer_all(int about, Hears what) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -142,15 +143,32 @@ ino_t inode_of(int fd) {
   return fstat(fd, &found) == 0 ? found.st_ino : 0;
 }
 
+// Holds every descriptor that there is.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit few = {64, before_.rlim_max};
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    take();
+  }
+  ~NoDescriptors() {
+    for (const int fd : taken_) close(fd);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before_), 0);
+  }
+  void take() {  // what was freed since
+    for (int fd = dup(0); fd >= 0; fd = dup(0)) taken_.push_back(fd);
+  }
+
+ private:
+  rlimit before_{};
+  std::vector<int> taken_;
+};
+
 TEST("without descriptors connections are made anew later, and nothing fails") {
   Cluster cluster(2, 1, 0, 1, kHour);
   cluster.run_all(job_of(1));
-  rlimit before{};
-  CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  std::vector<int> taken;
-  const rlimit few = {64, before.rlim_max};
-  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-  for (int fd = dup(0); fd >= 0; fd = dup(0)) taken.push_back(fd);
+  std::optional<NoDescriptors> none(std::in_place);
   const std::vector<int> all = connections();
   std::set<ino_t> cut;
   for (const int fd : all) cut.insert(inode_of(fd));
@@ -161,11 +179,9 @@ TEST("without descriptors connections are made anew later, and nothing fails") {
     const std::vector<int> now = connections();
     return std::none_of(now.begin(), now.end(), [&](int fd) { return cut.contains(inode_of(fd)); });
   }));
-  for (int n = 0; n < 2; ++n)
-    if (const int fd = dup(0); fd >= 0) taken.push_back(fd);
+  none->take();
   poll(nullptr, 0, 100);
-  for (const int fd : taken) close(fd);
-  CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  none.reset();
   for (const auto& part : {&one, &other}) {
     CHECK(eventually([&] { return (*part)->call->finished.load(); }));
     CHECK_EQ((*part)->call->error.text, "");
@@ -225,6 +241,32 @@ TEST("who was connected to asks for none of the paths that it has by then") {
     high.maker->step();
   }
   CHECK(!high.maker->calls(0));
+}
+
+TEST("a rank without descriptors says so, and how many it turned away; its peer says what it met") {
+  const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
+  End low(0, listeners[0], address_of(listeners[1])),
+      high(1, listeners[1], address_of(listeners[0]));
+  CHECK_EQ(high.maker->source(0).last_failure(0), "");
+  high.link->dial();
+  {
+    const NoDescriptors none;
+    high.maker->step();
+    CHECK_EQ(high.maker->source(0).last_failure(0),
+             "Too many open files: rank 1 has no file descriptor left (ulimit -n)");
+  }
+  const int caller = socket(AF_INET, SOCK_STREAM, 0);
+  {
+    const NoDescriptors none;
+    const Address door = address_of(listeners[0]);
+    CHECK_EQ(connect(caller, reinterpret_cast<const sockaddr*>(&door.at), door.length), 0);
+    low.maker->step();
+    char byte;
+    CHECK(recv(caller, &byte, 1, 0) <= 0);
+    CHECK_EQ(low.maker->source(0).last_failure(1),
+             "rank 0 turned away 1 connections for want of a file descriptor (ulimit -n)");
+  }
+  close(caller);
 }
 
 // ---- strangers

@@ -12,6 +12,7 @@ struct Asked final : PathSource {
   void attached(int, PathLink&) override {}
   void want(int, size_t path) override { paths.insert(path); }
   void ended(int) override { has_ended = true; }
+  std::string last_failure(int) const override { return "Connection timed out"; }
 
   std::set<size_t> paths;
   bool has_ended = false;
@@ -127,7 +128,8 @@ TEST("a peer that never answers is lost after the time to resume, or 10 s where 
     CHECK(one.sink.is_over);
     CHECK(one.asked.has_ended);
     CHECK(has(one.sink.why.text, "could not be connected to: nothing answered for " +
-                                     std::to_string(most / kSecond) + ".0 s (SHOAL_RESUME_S)"));
+                                     std::to_string(most / kSecond) +
+                                     ".0 s (SHOAL_RESUME_S): Connection timed out"));
     CHECK(!one.sink.why.is_unmet);
   }
 }

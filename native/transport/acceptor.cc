@@ -118,22 +118,28 @@ void Acceptor::accept_some(int listener, int64_t now) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0)
       receive(fd, now);
-    else if (is_for_request(errno))
-      turn_away(listener, now);
-    else if (errno == EAGAIN || errno == EWOULDBLOCK)
+    else if (errno == EAGAIN || errno == EWOULDBLOCK ||
+             (is_for_request(errno) && !turn_away(listener, now)))
       return;
     // Else that caller's own failure: accept(2).
   }
 }
 
-// Uses the spare descriptor to close the newcomer, who would wait for ever.
-void Acceptor::turn_away(int listener, int64_t now) {
-  if (spare_fd_ < 0) return pause(now + kPauseNs);
+// Uses the spare descriptor to close the newcomer, who would wait for ever. False: nobody waits.
+bool Acceptor::turn_away(int listener, int64_t now) {
+  if (spare_fd_ < 0) {
+    pause(now + kPauseNs);
+    return false;
+  }
   ::close(std::exchange(spare_fd_, -1));
-  const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  if (fd >= 0) ::close(fd);
-  spare_fd_ = open_spare();
+  const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0 && is_for_request(errno)) pause(now + kPauseNs);
+  if (fd >= 0) {
+    ++n_turned_away_;
+    ::close(fd);
+  }
+  spare_fd_ = open_spare();
+  return fd >= 0;
 }
 
 void Acceptor::receive(int fd, int64_t now) {

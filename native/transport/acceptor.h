@@ -42,6 +42,8 @@ class Acceptor {
   int64_t expire(int64_t now);
   void close();  // idempotent
   size_t n_pending() const;
+  // Callers who were closed because this process lacked a descriptor.
+  uint64_t n_turned_away() const { return n_turned_away_; }
 
  private:
   struct Pending {
@@ -56,7 +58,7 @@ class Acceptor {
   void read(Pending& pending);
   void settle(Pending& pending);
   void drop(Pending& pending);
-  void turn_away(int listener, int64_t now);
+  bool turn_away(int listener, int64_t now);
   void pause(int64_t until);
   bool listen(bool on);
   uint64_t tag_of(const Pending& pending) const;
@@ -68,6 +70,7 @@ class Acceptor {
   const std::function<void(Authenticated)> on_authenticated_;
   std::array<Pending, kMostPending> pending_;
   int spare_fd_ = -1;
+  uint64_t n_turned_away_ = 0;
   int64_t paused_until_ = 0;  // 0: listening
   int64_t burst_ns_ = 0;      // when the last burst began
   int n_in_burst_ = 0;

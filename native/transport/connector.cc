@@ -113,6 +113,12 @@ void Connector::forget(uint32_t peer, uint32_t path) {
   });
 }
 
+int Connector::last_error(uint32_t peer) const {
+  for (const Dial& dial : dials_)
+    if (dial.wish.hello.to_rank == peer && dial.error != 0) return dial.error;
+  return 0;
+}
+
 int64_t Connector::step(int64_t now) {
   auto n_open = static_cast<size_t>(
       std::count_if(dials_.begin(), dials_.end(), [](const Dial& dial) { return dial.fd >= 0; }));
@@ -120,7 +126,7 @@ int64_t Connector::step(int64_t now) {
   for (Dial& dial : dials_) {
     if (now >= dial.due_ns) {
       const bool was_posted = dial.fd >= 0;
-      if (was_posted) retry(dial, now);
+      if (was_posted) fail(dial, ETIMEDOUT, now);
       if (!was_posted && n_open >= kMostDials) dial.due_ns = now + kFirstPauseNs;
       if (!was_posted && n_open < kMostDials) begin(dial, now);
       n_open += !was_posted && dial.fd >= 0;
@@ -221,6 +227,7 @@ bool Connector::go_on(Dial& dial, int64_t now) {
 }
 
 void Connector::fail(Dial& dial, int error, int64_t now) {
+  dial.error = error;
   retry(dial, now);  // first: to say so takes memory, and the next dial finds the same
   if (error == ECONNREFUSED)
     outcome_.gone(dial.wish.hello, "nobody listens at " + dial.wish.to.text() + " any more");

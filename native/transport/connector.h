@@ -55,6 +55,8 @@ class Connector {
   void want(Wish wish, int64_t now);
   void hasten(uint32_t peer, uint32_t path, int64_t now);  // its network works again
   void forget(uint32_t peer, uint32_t path);
+  // Why the last dial of a path of this peer failed, as errno says it; 0: none has.
+  int last_error(uint32_t peer) const;
 
   void on_event(uint64_t tag, int64_t now);
   // Begins the dials that are due, and gives up those that take too long. When to call it again.
@@ -70,6 +72,7 @@ class Connector {
     std::optional<ClientHandshake> handshake;
     int64_t due_ns = 0;    // when to dial, or when to give it up
     int64_t pause_ns = 0;  // the next one
+    int error = 0;         // of the last one, once one has failed
   };
 
   void begin(Dial& dial, int64_t now);

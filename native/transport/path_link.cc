@@ -332,10 +332,11 @@ void PathLink::look(FrameSink& sink, int64_t now) {
   suspended_ns_ += passed;
   settle(sink);
   if (is_closed_ || suspended_ns_ < patience_ns()) return;
+  const std::string last = source_->last_failure(peer_);
   break_off(sink,
             why_without() +
                 (was_linked_ ? "no connection could be made again for " : "nothing answered for ") +
-                seconds(suspended_ns_) + " (SHOAL_RESUME_S)");
+                seconds(suspended_ns_) + " (SHOAL_RESUME_S)" + (last.empty() ? "" : ": " + last));
 }
 
 void PathLink::tell_paths(LinkState& state) const {

@@ -37,6 +37,8 @@ class PathSource {
   virtual int64_t resume_ns() const = 0;
   virtual void attached(int peer, PathLink& link) = 0;
   virtual void want(int peer, size_t path) = 0;
+  // Why no path to the peer could be made the last time, in words; empty if that is not known.
+  virtual std::string last_failure(int) const { return {}; }
   // The link has no use for paths any more: the peer has left or is given up, or it was closed.
   virtual void ended(int peer) = 0;
 

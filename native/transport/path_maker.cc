@@ -261,6 +261,21 @@ void PathMaker::want(size_t channel, int peer, size_t path) {
   arm();
 }
 
+// A rank that has no descriptor says so by its name: others read it too.
+std::string PathMaker::last_failure(int peer) const {
+  std::lock_guard lock(forking());
+  const int error = connector_->last_error(static_cast<uint32_t>(peer));
+  const uint64_t n_turned_away = acceptor_->n_turned_away();
+  const bool lacks = error == EMFILE || error == ENFILE;
+  std::string text = error == 0 ? "" : std::strerror(error);
+  if (lacks) text += ": rank " + std::to_string(rank_) + " has no file descriptor left (ulimit -n)";
+  if (n_turned_away > 0)
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(rank_) + " turned away " +
+            std::to_string(n_turned_away) +
+            " connections for want of a file descriptor (ulimit -n)";
+  return text;
+}
+
 void PathMaker::ended(size_t channel, int peer) {
   std::lock_guard lock(forking());
   const auto known = peers_.find(peer);

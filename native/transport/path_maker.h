@@ -82,6 +82,7 @@ class PathMaker {
     int64_t resume_ns() const override { return maker_.resume_ns_; }
     void attached(int peer, PathLink& link) override { maker_.attached(channel_, peer, link); }
     void want(int peer, size_t path) override { maker_.want(channel_, peer, path); }
+    std::string last_failure(int peer) const override { return maker_.last_failure(peer); }
     void ended(int peer) override { maker_.ended(channel_, peer); }
 
    private:
@@ -94,6 +95,7 @@ class PathMaker {
   void gone(const Hello& hello, const std::string& why);
   void attached(size_t channel, int peer, PathLink& link);
   void want(size_t channel, int peer, size_t path);
+  std::string last_failure(int peer) const;
   void ended(size_t channel, int peer);
   void take_events(int64_t now);
   void arm();

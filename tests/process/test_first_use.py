@@ -1,10 +1,13 @@
 """Ranks of different hosts connect when they first have to do with each other, and not before."""
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 
 import numpy as np
+import pytest
 from process.ranks import run_ranks, start_ranks
 from process.stage import Stage, error_of, pretend_hosts
 
@@ -115,3 +118,30 @@ def test_who_only_waits_for_a_rank_that_died_unseen_hears_of_it_at_once() -> Non
         assert text is not None
         assert f"rank {1 - waits_on} on " in text
         assert "could not be connected to: nobody listens at 127.0.0.1:" in text
+
+
+def connect_without_descriptors(lacks: int) -> str:
+    pretend_hosts(1)
+    stage = Stage.from_environment()
+    data = np.zeros(4, np.float32)
+    with shoal.init() as group, contextlib.ExitStack() as taken:
+        if group.rank == lacks:
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.enter_context(open("/dev/null", "rb"))
+        stage.meet(group.rank, 2, "all descriptors are taken")
+        error = error_of(group.all_reduce, data)
+        assert isinstance(error, PeerLost)
+        stage.meet(group.rank, 2, "both have failed")
+    return str(error)
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_rank_without_descriptors_says_so_and_its_peer_says_what_it_met(lacks: int) -> None:
+    with Stage() as stage:
+        env = {**stage.env, "SHOAL_RESUME_S": "1"}
+        texts = run_ranks(connect_without_descriptors, 2, lacks, env=env)
+    assert f"rank {lacks} has no file descriptor left (ulimit -n)" in texts[lacks]
+    assert "(SHOAL_RESUME_S): Connection reset by peer" in texts[1 - lacks]

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,7 @@ def test_strangers_on_tcp_are_treated_alike() -> None:
             assert all(map(is_closed, silent[1:]))
 
 
-def join_without_descriptors() -> tuple[bool, bool, int]:
+def join_without_descriptors() -> tuple[bool, bool, list[int]]:
     """Callers take every descriptor while rank 0 waits; once they are gone, rank 1 gets in."""
     store = Noticing()
     texts: list[str] = []
@@ -97,12 +98,16 @@ def join_without_descriptors() -> tuple[bool, bool, int]:
             # More connect than there are descriptors for: the last ones are closed at once.
             turned_away = is_closed(silent[-1])
         with join(store, 1, 2, timeout_s=LONG_S), result():
-            n_warnings = sum("raise `ulimit -n`" in text for text in texts)
-            return turned_away, len(silent) > n_free, n_warnings
+            told = re.findall(r"turned away (\d+) so far, the last from this host", " ".join(texts))
+            return turned_away, len(silent) > n_free, list(map(int, told))
 
 
-def test_running_out_of_descriptors_turns_callers_away_warns_once_and_harms_nobody() -> None:
-    assert run_ranks(join_without_descriptors, 1) == [(True, True, 1)]
+def test_running_out_of_descriptors_turns_callers_away_counts_them_and_harms_nobody() -> None:
+    [(turned_away, were_many, told)] = run_ranks(join_without_descriptors, 1)
+    assert turned_away
+    assert were_many
+    assert len(told) > 1
+    assert told == [2**n for n in range(len(told))]
 
 
 def call_as_nobody(address: bytes) -> bool:

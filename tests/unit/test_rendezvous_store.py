@@ -1,6 +1,7 @@
 """Every store keeps the same promises; ours over TCP also keeps strangers out."""
 
 import contextlib
+import errno
 import itertools
 import logging
 import socket
@@ -349,3 +350,14 @@ def test_a_client_that_is_not_wanted_any_more_waits_for_no_silent_server() -> No
         with pytest.raises(Closed, match="nobody waits for the store"):
             TcpStoreClient(*silent.getsockname(), timeout_s=9, is_wanted=lambda: next(answers))
         assert time.monotonic() - began < client_module._ATTEMPT_S / 2
+
+
+def test_a_client_without_a_descriptor_says_so_at_once_and_does_not_blame_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(UsageError, match=r"no file descriptor left to reach the store .*ulimit -n"):
+        TcpStoreClient("127.0.0.1", 1, timeout_s=60)

@@ -2,7 +2,7 @@
 
 A stranger costs one descriptor for at most two seconds and 92 bytes read, never a thread and
 never a wait: everything is non-blocking, in one selector. What cannot prove itself is closed
-without a word. Running out of descriptors closes the newcomer and warns once, nothing else.
+without a word. Running out of descriptors closes the newcomer and logs who it was, nothing else.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Acceptor:
         self._spare: int | None = _open_spare()
         self._is_watching = True  # whether the selector has the listeners
         self._resume_at: float | None = None
-        self._has_warned = False
+        self.n_turned_away = 0  # for want of a descriptor
 
     @property
     def n_pending(self) -> int:
@@ -241,21 +241,27 @@ class Acceptor:
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: use the spare one to close the newcomer, who would wait for ever."""
-        if not self._has_warned:
-            self._has_warned = True
-            _LOG.warning(
-                "process %d has no file descriptor left to take a connection, and turns away "
-                "whoever comes: if they are ranks of this job, they cannot join; raise `ulimit -n`",
-                os.getpid(),
-            )
         if self._spare is None:
             self._ignore()
             self._resume_at = self._clock() + _PAUSE_S
             return
         self._close_spare()
         with contextlib.suppress(OSError):  # another thread may have taken the descriptor
-            listener.accept()[0].close()
+            sock, address = listener.accept()
+            sock.close()
+            self._note_turned_away(address)
         self._spare = _open_spare()
+
+    def _note_turned_away(self, address: object) -> None:
+        """Log the first caller, the second, the fourth and so on."""
+        self.n_turned_away += 1
+        if self.n_turned_away.bit_count() == 1:
+            _LOG.warning(
+                "process %d has no file descriptor left to take a connection, and turned away %d "
+                "so far, the last from %s: if they are ranks of this job, they cannot join; raise "
+                "`ulimit -n`",
+                *(os.getpid(), self.n_turned_away, address or "this host"),
+            )
 
     def _resume(self) -> None:
         self._resume_at = None

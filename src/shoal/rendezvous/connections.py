@@ -6,7 +6,7 @@ import selectors
 import socket
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.rendezvous.acceptor import Acceptor
+from shoal.rendezvous.acceptor import Acceptor, is_out_of_descriptors
 from shoal.rendezvous.connector import MEETING_PATH, Connector, Way
 from shoal.rendezvous.explain import explain
 from shoal.rendezvous.handshake import Hello, Progress
@@ -87,9 +87,12 @@ class Connections:
 
     def explain(self, verdict: str, silence: str) -> str:
         """What is lacking, in words; see explain.py."""
-        return explain(
+        text = explain(
             self._meeting, self.links, self._trouble, self._connector.at, verdict, silence
         )
+        n = self.acceptor.n_turned_away
+        lack = f"; this process turned away {n} callers for want of a file descriptor (`ulimit -n`)"
+        return text + (lack if n else "")
 
     def close(self) -> None:
         """Close everything that has not been handed out; idempotent."""
@@ -141,6 +144,8 @@ class Connections:
         above = None if self.links is None else self.links.tree.parent
         if above is None:
             return
+        if isinstance(why, OSError) and is_out_of_descriptors(why):
+            raise why  # no network is to blame
         if why is Progress.STALE:
             self._trouble[above] = "it is in another epoch, perhaps still in an earlier group"
         elif isinstance(why, Progress):

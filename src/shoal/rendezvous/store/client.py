@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
+from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.interface import is_loopback, resolve, within_host
 from shoal.rendezvous.key import HOW_TO_SET_KEY
@@ -53,7 +54,7 @@ class TcpStoreClient:
     Raises:
         TimedOut: no store answered at this address.
         Closed: it was not wanted any more.
-        UsageError: the store holds another key.
+        UsageError: the store holds another key, or this process has no descriptor left.
     """
 
     def __init__(
@@ -162,6 +163,11 @@ class TcpStoreClient:
                 return self._try_to_connect(key, until, trouble, is_wanted)
             except OSError as error:
                 trouble = error
+            if is_out_of_descriptors(trouble):
+                raise UsageError(
+                    f"this process has no file descriptor left to reach the store at "
+                    f"{self._address}: raise `ulimit -n`"
+                ) from trouble
             if not is_wanted():
                 raise Closed(f"nobody waits for the store at {self._address} any more")
             now = time.monotonic()
