@@ -1,5 +1,6 @@
 """A rank that fails while it joins tells the others, and can be started again."""
 
+import errno
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import shoal
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, join
 from shoal.rendezvous.farewell import FAREWELL_KEY
+from shoal.rendezvous.link import TreeLink
 
 LONG_S = 60.0
 
@@ -103,6 +105,25 @@ def test_ranks_that_failed_can_meet_at_the_same_store_again_and_again() -> None:
         for membership in again:
             assert isinstance(membership, Membership), membership
             membership.close()
+
+
+def test_a_rank_whose_report_breaks_its_link_does_not_sleep_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send, broken = TreeLink.send_report, list[int]()
+
+    def send_or_break(link: TreeLink, report: bytes) -> None:
+        if link.rank == 0 and not broken:
+            broken.append(link.rank)
+            raise ConnectionResetError(errno.ECONNRESET, "reset")
+        send(link, report)
+
+    monkeypatch.setattr(TreeLink, "send_report", send_or_break)
+    store, options = MemoryStore(), JoinOptions(warn_s=10 * LONG_S)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, store, 0, 2, timeout_s=LONG_S / 2, options=options)
+        with join(store, 1, 2, timeout_s=LONG_S / 2, options=options), first.result():
+            assert broken == [0]
 
 
 class Log(logging.Logger):

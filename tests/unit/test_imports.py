@@ -123,6 +123,11 @@ def test_native_rooms_include_one_way(room: str) -> None:
     assert wrong == []
 
 
+def test_no_native_wait_follows_the_wall_clock_which_may_be_set() -> None:
+    wall = re.compile(r"CLOCK_REALTIME|system_clock|mutex_timedlock|gettimeofday")
+    assert [path.name for path in NATIVE.glob("*/*.*") if wall.search(path.read_text())] == []
+
+
 def in_circles(includes: dict[str, set[str]]) -> set[str]:
     """The files that include each other, or something that does, by any way round."""
     left = set(includes)

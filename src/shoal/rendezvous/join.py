@@ -268,7 +268,8 @@ class _Join:
             return self._conclude(links)
         self._state = _State.AWAITING
         links.give_word(self._entry())
-        return float("inf")
+        # The link may have broken: then it says why at once, or never.
+        return float("inf") if self._state is _State.AWAITING else 0.0
 
     def _await_word(self, links: TreeLinks) -> float:
         """NOT asking the store: rank 0 may have formed the group by now, and ended it."""
