@@ -8,6 +8,10 @@ can catch it; and a RuntimeError, which code around torch's collectives expects 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 __all__ = [
     "ShoalError",
     "UsageError",
@@ -18,6 +22,28 @@ __all__ = [
     "ProofError",
     "InternalError",
 ]
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+def without_internals(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Let errors leave the function, and Ctrl-C too, without the frames and causes inside it.
+
+    An error says all that its reader can act on. InternalError keeps its frames: they are reported.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _Given.args, **named: _Given.kwargs) -> _Result:
+        try:
+            return function(*args, **named)
+        except InternalError:
+            raise
+        except (ShoalError, KeyboardInterrupt) as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 class ShoalError(RuntimeError):

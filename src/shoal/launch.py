@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from shoal.errors import PeerLost, TimedOut, UsageError
+from shoal.errors import PeerLost, TimedOut, UsageError, without_internals
 from shoal.rendezvous import (
     Caller,
     LaunchInfo,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 300.0
 
 
+@without_internals
 def init(
     store: Store | None = None,
     rank: int | None = None,

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,6 +183,28 @@ def test_the_others_hear_of_a_rank_that_is_interrupted_while_it_waits() -> None:
         assert kind == "PeerLost"
         assert "rank 2 on " in text
         assert "has left the meeting: KeyboardInterrupt" in text
+
+
+def init_until_interrupted() -> str:
+    """What a program prints as one of four, of whom one never comes."""
+    rank = int(os.environ["RANK"])
+    try:
+        shoal.init(Stage.from_environment().store, rank, 4, timeout_s=10 * LONG_S)
+    except (ShoalError, KeyboardInterrupt):
+        return traceback.format_exc()
+    return ""
+
+
+def test_a_join_that_ends_prints_a_line_of_what_happened_and_none_of_what_is_inside() -> None:
+    with Stage() as stage, start_ranks(init_until_interrupted, 3, env=stage.env) as ranks:
+        for rank in range(3):
+            stage.store.get(f"shoal/rank/{rank}", LONG_S)
+        os.kill(ranks.pid(2), signal.SIGINT)
+        texts = [outcome.value for outcome in ranks.wait()]
+    for text, end in zip(texts, ["PeerLost: rank 2 on "] * 2 + ["KeyboardInterrupt"], strict=True):
+        assert text.count("Traceback") == 1
+        assert text.splitlines()[-1].startswith((end, f"shoal.errors.{end}"))
+        assert len(text.splitlines()) < 10
 
 
 def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 import torch.distributed as dist
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, without_internals
 from shoal.frontend.torch.local_gpus import check_setting
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
@@ -46,6 +46,7 @@ def in_place_of_default(group: Group) -> Iterator[None]:
         _replacements.clear()
 
 
+@without_internals
 def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup:
     """Form a group; torch calls it in every process that will be a member.
 
