@@ -370,17 +370,3 @@ def average_now_and_then(wrap: Wrap) -> list[list[torch.Tensor | None]]:
 
 def test_torchs_periodic_averaging_of_parameters_runs_unchanged() -> None:
     run_ranks(beside_gloo, 2, average_now_and_then)
-
-
-def test_the_place_of_a_gradient_that_is_not_there_is_made_zero_once() -> None:
-    from shoal.frontend.torch.ddp.gradients import Gradients
-
-    parameter, place = nn.Parameter(torch.ones(3)), torch.ones(3)
-    gradients = Gradients([parameter])
-    gradients.settle([place])
-    gradients.bring([0])
-    assert torch.equal(place, torch.zeros(3))
-    place.fill_(2.0)  # as averages come, of the first of its buffers
-    gradients.bring([0])  # for the second
-    assert torch.equal(place, torch.full((3,), 2.0))
-    assert parameter.grad is place

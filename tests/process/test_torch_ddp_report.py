@@ -121,9 +121,9 @@ def report_over_another_backend() -> None:
 
     start()
     gloo: Any = dist.new_group(backend="gloo")
-    gradients = Gradients(list(nn.Linear(16, 8).parameters()))
-    names = ["weight", "bias"]
-    buckets = HookedBuckets(gradients, gloo, names, 64, allreduce_hook, gloo)
+    parameters = list(nn.Linear(16, 8).parameters())
+    gradients = Gradients(parameters, ["weight", "bias"], as_views=False)
+    buckets = HookedBuckets(gradients, gloo, 64, allreduce_hook, gloo)
     for _ in range(4):
         buckets.begin()
         buckets.reserve()

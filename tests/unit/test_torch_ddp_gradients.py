@@ -1,8 +1,9 @@
-"""Gradients whose places change: what is kept of them, and what is copied for that."""
+"""Gradients and the places where they are averaged: what the program owns stays the program's."""
 
 from __future__ import annotations
 
 import importlib.util
+from typing import NoReturn
 
 import pytest
 
@@ -11,61 +12,102 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
+from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.gradients import Gradients
 
 
-def gradients_in(memory: torch.Tensor, firsts: list[int]) -> Gradients:
-    """Of two elements each, at these places of the memory, all shown but the last one."""
-    gradients = Gradients([torch.nn.Parameter(torch.zeros(2)) for _ in firsts])
-    gradients.settle([memory[first : first + 2] for first in firsts])
-    gradients.show(range(len(firsts) - 1))
+def refuse(why: str) -> NoReturn:
+    raise UsageError(why)
+
+
+def gradients_in(memory: torch.Tensor, *, as_views: bool) -> Gradients:
+    """Two gradients of two elements each, 1 and 2, averaged in this memory of four."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    gradients = Gradients(parameters, ["a", "b"], as_views=as_views)
+    gradients.refuse = refuse
+    places = [memory[:2], memory[2:]]
+    gradients.settle(
+        places,
+        lambda index: torch.frombuffer(memory.numpy(), dtype=torch.float32)[
+            2 * index : 2 * index + 2
+        ],
+    )
+    for value, parameter in enumerate(parameters, 1):
+        parameter.grad = torch.full((2,), float(value))
     return gradients
 
 
-def test_gradients_that_change_places_with_each_other_keep_their_values() -> None:
-    memory = torch.arange(8.0)
-    gradients = gradients_in(memory, [0, 2, 4, 6])
-    left = gradients.leave({0, 1})
-    gradients.settle([memory[first : first + 2] for first in (2, 0, 4, 6)])
-    gradients.come_back(left)
-    shown = [parameter.grad for parameter in gradients.parameters]
-    assert [None if one is None else one.tolist() for one in shown] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-        None,
-    ]
-    assert all(one is place for one, place in zip(shown[:3], gradients.places, strict=False))
-    assert memory.tolist() == [2, 3, 0, 1, 4, 5, 6, 7]
+@pytest.mark.parametrize("as_views", [False, True])
+def test_a_gradient_is_brought_once_in_a_step(as_views: bool) -> None:
+    memory = torch.zeros(4)
+    gradients = gradients_in(memory, as_views=as_views)
+    gradients.begin()
+    gradients.bring([0, 1])
+    memory.fill_(7)  # both are on their way
+    gradients.bring([1])
+    assert memory.tolist() == [7, 7, 7, 7]
+    gradients.deliver([0, 1])
+    assert [p.grad.tolist() for p in gradients.parameters if p.grad is not None] == [[7, 7], [7, 7]]
 
 
-def test_only_gradients_that_move_are_copied() -> None:
-    gradients = gradients_in(torch.arange(8.0), [0, 2, 4, 6])
-    left = gradients.leave({1, 3})
-    assert {index for index, values in left.items() if values is not None} == {1}
-    assert set(left) == {0, 1, 2}  # the last one does not lie in its place
+def test_a_gradient_with_memory_of_its_own_stays_that_tensor() -> None:
+    gradients = gradients_in(torch.zeros(4), as_views=False)
+    kept = [parameter.grad for parameter in gradients.parameters]
+    gradients.begin()
+    gradients.bring([0, 1])
+    gradients.deliver([0, 1])
+    assert all(p.grad is one for p, one in zip(gradients.parameters, kept, strict=True))
 
 
-def test_a_gradient_that_is_another_view_of_its_place_comes_back_as_the_place() -> None:
-    memory = torch.arange(6.0)
-    gradients = gradients_in(memory, [0, 2, 4])
-    for parameter in gradients.parameters[:2]:
-        assert parameter.grad is not None
-        parameter.grad = parameter.grad.detach()  # programs do
-    left = gradients.leave({0, 2})
-    gradients.settle([memory[first : first + 2] for first in (4, 2, 0)])
-    memory[:2] = -1.0
-    gradients.come_back(left)
-    assert gradients.parameters[0].grad is gradients.places[0]
-    assert gradients.parameters[1].grad is gradients.places[1]
-    assert memory.tolist() == [-1, -1, 2, 3, 0, 1]
+def test_a_view_that_the_program_has_pointed_elsewhere_is_brought_again() -> None:
+    memory = torch.zeros(4)
+    gradients = gradients_in(memory, as_views=True)
+    gradients.begin()
+    gradients.bring([0, 1])
+    gradients.deliver([0, 1])
+    first, second = (parameter.grad for parameter in gradients.parameters)
+    assert first is not None
+    assert second is not None
+    first.data = torch.tensor([3.0, 4.0])
+    second.share_memory_()  # moves its storage
+    second.fill_(5.0)
+    gradients.begin()
+    gradients.bring([0, 1])
+    assert memory.tolist() == [3, 4, 5, 5]
 
 
-def test_what_is_hidden_comes_back_though_it_is_another_view_of_its_place() -> None:
-    memory = torch.arange(4.0)
-    gradients = gradients_in(memory, [0, 2])
-    assert gradients.parameters[0].grad is not None
-    gradients.parameters[0].grad = gradients.parameters[0].grad.detach()
+def test_gradients_that_lie_in_places_that_change_keep_their_values() -> None:
+    memory = torch.zeros(4)
+    gradients = gradients_in(memory, as_views=True)
+    gradients.begin()
+    gradients.bring([0, 1])
+    gradients.leave([0, 1])
+    memory.zero_()
+    assert [p.grad.tolist() for p in gradients.parameters if p.grad is not None] == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_hidden_gradients_count_as_zero_and_keep_their_values(as_views: bool) -> None:
+    memory = torch.zeros(4)
+    gradients = gradients_in(memory, as_views=as_views)
+    gradients.begin()
+    gradients.bring([0])
+    gradients.deliver([0])
     with gradients.hidden():
-        memory.zero_()
-    assert gradients.parameters[0].grad.tolist() == [0, 1]
+        gradients.begin()
+        gradients.bring([0, 1])
+        assert memory.tolist() == [0, 0, 0, 0]
+        memory.fill_(9)
+        gradients.deliver([0, 1])
+    assert [p.grad.tolist() for p in gradients.parameters if p.grad is not None] == [[1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_a_gradient_of_another_type_is_refused(as_views: bool) -> None:
+    gradients = gradients_in(torch.zeros(4), as_views=as_views)
+    gradients.parameters[1].data = gradients.parameters[1].data.double()
+    gradients.parameters[1].grad = None
+    gradients.parameters[1].grad = torch.ones(2, dtype=torch.float64)
+    gradients.begin()
+    with pytest.raises(UsageError, match=r"parameter b is float64\[2\].*float32\[2\]"):
+        gradients.bring([0, 1])

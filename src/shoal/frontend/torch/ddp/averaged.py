@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shoal.average import Averager, NotFinite
-from shoal.average.lacking import tell_or_raise
+from shoal.average import Averager
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
-from shoal.frontend.torch.ddp.gradients import Gradients, place_in
+from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 
 if TYPE_CHECKING:
     from shoal.average import AveragingReport, Layout
@@ -26,7 +24,6 @@ class FusedGradients:
 
     Args:
         gradients: on the CPU; gets its places here, and others when the order of gradients changes.
-        names: of the parameters.
         options: of an `Averager`.
 
     Raises:
@@ -37,19 +34,15 @@ class FusedGradients:
         self,
         gradients: Gradients,
         group: Group,
-        names: Sequence[str],
         **options: Any,
     ) -> None:
-        arrays = {
-            name: (tuple(parameter.shape), parameter.dtype)
-            for name, parameter in zip(names, gradients.parameters, strict=True)
-        }
         self.gradients = gradients
+        self._likes = list(map(_like_gradient, gradients.parameters))
+        arrays = dict(zip(gradients.names, self._likes, strict=True))
         self.averager = Averager(group, arrays, **options)
         self.weight: float | None = None  # of the next forward pass
         self.is_weighted = bool(options.get("weighted"))
         self.begun_with: float | None = None  # the weight of the step under way
-        self._names = list(names)
         self.averager.on_missing = gradients.bring
         self.averager.on_rebuilding = self._leave_places
         self.averager.on_rebuilt = self._settle
@@ -57,7 +50,6 @@ class FusedGradients:
         self.on_full: Callable[[], None] = lambda: None
         self._n_full = 0
         self._is_stopped = False
-        self._left: dict[int, torch.Tensor | None] = {}  # gradients, while there is no layout
         self._settle()
 
     @property
@@ -96,18 +88,28 @@ class FusedGradients:
                 "gradients are on their way: wrap `model.module` anew, on every rank"
             )
         self.averager.begin(self.begun_with, reserve=False)
+        self.gradients.begin()
         self.averager.countdown.paused = self._is_stopped = False
         self._n_full = 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether gradients of the pass under way have come, or other ranks know of it."""
+        """True if gradients of this step have come, or other ranks know of the step."""
         return self.averager.is_under_way
+
+    @property
+    def name(self) -> str:
+        """A name that the averagings of this kind in the group do not share."""
+        return self.averager.name
 
     def take_weight(self) -> float | None:
         """That of a forward pass whose gradients will not be averaged, if it was given one."""
         weight, self.weight = self.weight, None
         return weight
+
+    def match_weight(self) -> None:
+        """Weigh 0 in the next step, where steps have weights."""
+        self.weight = 0.0 if self.is_weighted else None
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -132,7 +134,7 @@ class FusedGradients:
         self.averager.countdown.paused = self._is_stopped = True
 
     def resume(self) -> None:
-        """They are again, in the step in which they were not."""
+        """Resume counting gradients in this step."""
         if self._is_stopped:
             self.averager.countdown.paused = self._is_stopped = False
 
@@ -152,63 +154,38 @@ class FusedGradients:
         """What has not come will not: tell the ranks that wait for it."""
         self.averager.lack(why)
 
-    def forget(self, why: str) -> None:
-        """End a pass that raised on every rank; its averages are of no use.
-
-        What has left on some ranks has to leave on all. What has left here is no gradient any more,
-        others stay as they are. Where a rank waits for this pass the group ends, and it hears why.
-        """
-        self.averager.watch.stop()
-        tell_or_raise(self.averager.group, f"{self.averager.name}, raised", why)
-        self.averager.countdown.paused = self._is_stopped = False
+    def sent(self) -> set[int]:
+        """The parameters of which some element has been sent in this step."""
         counted = self.averager.countdown.is_counted
-        for buffer in self.averager.layout.buffers:
-            if all(map(counted, buffer.entries)):
-                self.gradients.drop(buffer.entries)
-        hooks = self.hooks()
-        with self.gradients.hidden(), contextlib.suppress(NotFinite, UsageError):
-            for index in self.missing():
-                hooks[index]()
-            self.averager.wait()
+        full = (one for one in self.averager.layout.buffers if all(map(counted, one.entries)))
+        return {index for buffer in full for index in buffer.entries}
 
-    def end(self, unused: bool) -> None:
-        """Wait for all averages; then every gradient is there, in its place.
+    def end(self, unused: bool, factor: float = 1.0) -> None:
+        """Wait for all averages; then every gradient is its average.
 
         Args:
             unused: some gradients may not have come, here or on other ranks. Those that came on no
                 rank stay as they are.
+            factor: multiplies the averages.
 
         Raises:
             UsageError: a gradient came twice. The step is over.
             ShoalError: as `Averager.wait`.
         """
-        missing = self.missing() if unused else []
+        self.averager.watch.stop()
         repeated = self.averager.countdown.repeated
         try:
             self.averager.wait()
         except UsageError as error:
             if repeated < 0 or self.averager.group.ended() is not None:
                 raise
-            raise UsageError(twice(self._names[repeated])) from error
-        if missing:
-            nowhere = set(self.averager.unused)
-            self.gradients.show(index for index in missing if index not in nowhere)
-
-    def scale(self, factor: float) -> None:
-        """Multiply all averages."""
-        for index, place in enumerate(self.gradients.places):
-            if index not in self.averager.unused:
-                place.mul_(factor)
-
-    def match(self, unused: bool) -> None:
-        """Take part in a step of the others with zeros. This rank's gradients stay as they are."""
-        with self.gradients.hidden():
-            self.weight = 0 if self.is_weighted else None
-            self.begin()
-            if not unused:
-                for hook in self.hooks():
-                    hook()
-            self.averager.wait()
+            raise UsageError(twice(self.gradients.names[repeated])) from error
+        nowhere = set(self.averager.unused) if unused else set()
+        averaged = [i for i in range(len(self.gradients.parameters)) if i not in nowhere]
+        if factor != 1.0:
+            for index in averaged:
+                self.gradients.places[index].mul_(factor)
+        self.gradients.deliver(averaged)
 
     def full(self, buffer: int) -> None:
         """All gradients of a buffer have come: it is about to leave."""
@@ -222,22 +199,30 @@ class FusedGradients:
             self.on_full()
 
     def _leave_places(self, layout: Layout) -> None:
-        """There is about to be another layout."""
+        """Called before the layout changes."""
         pairs = zip(self.averager.layout.places, layout.places, strict=True)
-        moving = {index for index, (old, new) in enumerate(pairs) if old != new}
-        self._left = self.gradients.leave(moving)
+        self.gradients.leave(index for index, (old, new) in enumerate(pairs) if old != new)
 
     def _settle(self) -> None:
-        """Gradients lie where the averager has them."""
-        memory = torch.frombuffer(self.averager.memory, dtype=torch.uint8)
-        places = []
-        parameters = self.gradients.parameters
-        for parameter, extent in zip(parameters, self.averager.layout.places, strict=True):
-            part = memory[extent.offset : extent.end].view(parameter.dtype)
-            places.append(place_in(part, 0, parameter.detach()))
-        self.gradients.settle(places)
-        left, self._left = self._left, {}
-        self.gradients.come_back(left)
+        """Take the averager's places for the gradients."""
+        whole, likes = self.averager.memory, self._likes
+        extents = self.averager.layout.places
+
+        def place(index: int) -> torch.Tensor:
+            (offset, n_bytes), like = extents[index], likes[index]
+            if not n_bytes:
+                return torch.empty(like.size(), dtype=like.dtype)
+            # A storage of its own, which the program may move without moving others.
+            flat = torch.frombuffer(whole, dtype=like.dtype, offset=offset, count=like.numel())
+            return place_in(flat, 0, like)
+
+        self.gradients.settle(list(map(place, range(len(likes)))), place)
+
+
+def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """The shape, strides and type of a gradient, without memory; the parameter may change later."""
+    shape, strides = parameter.size(), parameter.stride()
+    return torch.empty_strided(shape, strides, dtype=dtype_of_gradient(parameter), device="meta")
 
 
 def _calling(fused: FusedGradients) -> Callable[[int], None]:

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
-from shoal.average.lacking import reason_of, tell, tell_or_raise
-from shoal.errors import Closed, UsageError
+from shoal.average.lacking import reason_of, tell
+from shoal.errors import Closed
 from shoal.frontend.torch.ddp.bucket import Bucket
-from shoal.frontend.torch.ddp.gradients import Gradients, place_in
+from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
 from shoal.frontend.torch.work import holding_futures
 
@@ -35,7 +35,6 @@ class HookedBuckets:
 
     Args:
         gradients: gets its places here.
-        names: of the parameters.
         n_bytes: of a bucket, at least; a larger parameter has one of its own.
         hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
     """
@@ -44,14 +43,12 @@ class HookedBuckets:
         self,
         gradients: Gradients,
         group: dist.ProcessGroup,
-        names: Sequence[str],
         n_bytes: int,
         hook: Hook,
         state: object,
     ) -> None:
         self.gradients = gradients
         self._group = group
-        self._names = list(names)
         self._hook = hook
         self._state = state
         self._members = _assigned(gradients.parameters, n_bytes)
@@ -67,7 +64,7 @@ class HookedBuckets:
         self._futures: list[tuple[Sequence[Any], Any]] = []
         self._times = HookTimes(
             frontend.group_in(group) or OtherGroup(group, gradients.parameters[0].device),
-            names,
+            gradients.names,
             gradients.parameters,
             self._members,
             self.missing,
@@ -84,19 +81,32 @@ class HookedBuckets:
 
     @property
     def has_begun(self) -> bool:
-        """Whether gradients of the pass under way have come."""
+        """True if gradients of this step have come."""
         return any(self._came)
+
+    @property
+    def name(self) -> str:
+        """A name that the averagings of this kind in the group share."""
+        return "buckets"
+
+    def sent(self) -> set[int]:
+        """The parameters whose buckets a hook has got in this step."""
+        return {index for members in self._members[: len(self._futures)] for index in members}
 
     def begin(self, *, again: bool = False) -> None:
         """From now on gradients are counted."""
         self._came = [False] * len(self._came)
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
+        self.gradients.begin()
         self._times.begin()
         self.is_armed, self._is_stopped = True, False
 
     def take_weight(self) -> None:
         """There are none."""
+
+    def match_weight(self) -> None:
+        """Steps have no weights."""
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -120,7 +130,7 @@ class HookedBuckets:
         self.is_armed, self._is_stopped = False, True
 
     def resume(self) -> None:
-        """They are again, in the step in which they were not."""
+        """Resume counting gradients in this step."""
         if self._is_stopped:
             self.is_armed, self._is_stopped = True, False
 
@@ -133,7 +143,7 @@ class HookedBuckets:
         if not self.is_armed:
             return
         if self._came[index]:
-            raise RuntimeError(twice(self._names[index]))
+            raise RuntimeError(twice(self.gradients.names[index]))
         self._came[index] = True
         self._times.came()
         bucket = self._bucket_of[index]
@@ -154,35 +164,16 @@ class HookedBuckets:
         if group is not None:
             tell(group, "buckets", why)
 
-    def forget(self, why: str) -> None:
-        """End a pass that raised on every rank; its averages are of no use.
-
-        What has left on some ranks has to leave on all. What has left here is no gradient any more,
-        others stay as they are. Where a rank waits for this pass the group ends, and it hears why.
-
-        Raises:
-            UsageError: no other rank can be asked, in a process group that is none of shoal's.
-        """
-        group = frontend.group_in(self._group)
-        if group is None:
-            raise UsageError(
-                f"DistributedDataParallel: {why}: wrap `model.module` anew, on every rank"
-            )
-        tell_or_raise(group, "buckets, raised", why)
-        for members in self._members[: len(self._futures)]:
-            self.gradients.drop(members)
-        with self.gradients.hidden():
-            self.end(unused=False)
-
-    def end(self, unused: bool) -> None:
-        """Wait for all averages; then every gradient is there, in its place.
+    def end(self, unused: bool, factor: float = 1.0) -> None:
+        """Wait for all averages; then every gradient is its average.
 
         Args:
             unused: some gradients may not have come, here or on other ranks. Those that came on no
                 rank stay as they are.
+            factor: multiplies the averages.
         """
         try:
-            self._end(unused)
+            self._end(unused, factor)
         except Closed as error:
             group = frontend.group_in(self._group)
             reason = None if group is None else reason_of(group, error)
@@ -190,12 +181,12 @@ class HookedBuckets:
                 raise
             raise reason from error
 
-    def _end(self, unused: bool) -> None:
+    def _end(self, unused: bool, factor: float) -> None:
         self.is_armed = False
         self._times.log.note_sent()
         wait_ns = time.monotonic_ns()
-        absent = self.missing() if unused else []
-        kept = self.gradients.set_aside(absent)
+        if unused:
+            self.gradients.leave(self.missing())  # what no rank has stays as it is
         while len(self._futures) < len(self._members):
             self._leave(len(self._futures))
         used = self._used() if unused and self._buffers else []
@@ -208,22 +199,12 @@ class HookedBuckets:
             result = result[0] if isinstance(result, (list, tuple)) else result
             if result.data_ptr() != buffer.data_ptr():
                 buffer.copy_(result.view(-1))
+            if factor != 1.0:
+                buffer.mul_(factor)
         self._futures = []
         self._times.end(wait_ns)
-        for index, gradient in zip(absent, kept, strict=True):
-            if not used[index]:
-                self.gradients.give_back(index, gradient)
-
-    def scale(self, factor: float) -> None:
-        """Multiply all averages."""
-        for buffer in self._buffers:
-            buffer.mul_(factor)
-
-    def match(self, unused: bool) -> None:
-        """Take part in a step of the others with zeros. This rank's gradients stay as they are."""
-        with self.gradients.hidden():
-            self.begin()
-            self.end(unused)
+        every = range(len(self._came))
+        self.gradients.deliver([index for index in every if not used or used[index]])
 
     def _used(self) -> list[bool]:
         used = torch.tensor(self._came, dtype=torch.uint8, device=self._buffers[0].device)
@@ -245,8 +226,6 @@ class HookedBuckets:
             future = self._hook(self._state, bucket)
         self._times.called(number, future)
         self._futures.append((works, future))
-        # What has come may be the whole of a parameter's gradient, or nothing yet: it is shown now.
-        self.gradients.show(members)
 
 
 def twice(name: str) -> str:
@@ -276,12 +255,12 @@ def _assigned(parameters: Sequence[torch.nn.Parameter], n_bytes: int) -> list[li
     filling: dict[tuple[torch.device, torch.dtype], tuple[list[int], int]] = {}
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
-        kind = parameter.device, parameter.dtype
+        kind = parameter.device, dtype_of_gradient(parameter)
         members, filled = filling.get(kind, ([], 0))
         if not members:
             buckets.append(members)
         members.append(index)
-        filled += parameter.numel() * parameter.element_size()
+        filled += parameter.numel() * kind[1].itemsize
         filling[kind] = ([], 0) if filled >= n_bytes else (members, filled)
     return buckets
 
@@ -295,7 +274,7 @@ def _laid_out(
     for members in buckets:
         some = parameters[members[0]]
         total = sum(parameters[index].numel() for index in members)
-        buffer = torch.zeros(total, dtype=some.dtype, device=some.device)
+        buffer = torch.zeros(total, dtype=dtype_of_gradient(some), device=some.device)
         first = 0
         for index in members:
             places[index] = place_in(buffer, first, parameters[index].detach())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -21,142 +22,153 @@ def place_in(memory: torch.Tensor, first: int, like: torch.Tensor) -> torch.Tens
     return place.data  # to autograd no view, which `detach_` would refuse
 
 
-def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are of one piece of memory: also of views, as `detach` makes them."""
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def dtype_of_gradient(parameter: torch.Tensor) -> torch.dtype:
+    """The type in which autograd accumulates a parameter's gradient; torch 2.10 lets one set it."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 class Gradients:
-    """The parameters, and for each the place for its gradient.
+    """The parameters, and for each the place in which its gradient is averaged.
 
-    torch may leave a gradient in memory of its own: after `zero_grad(set_to_none=True)` it takes
-    over what the last operation has written, which costs no pass over memory. `bring` then copies
-    it to its place: one read and one write, and of those gradients alone that are not there yet.
+    Gradients belong to the program, which may replace, move, share, keep, resize or save them
+    between any two steps. So a step looks at the memory that `parameter.grad` has in that step, and
+    at no tensor of an earlier one. By default gradients keep memory of their own: `bring` copies
+    them to their places, and `deliver` copies the averages back.
 
     Args:
         parameters: with dense gradients.
-        keeps_own: gradients are in their places in a backward pass only. Costs another copy.
+        names: of the parameters.
+        as_views: let gradients be views of their places after a step, which saves the copy back and
+            its memory. The next step overwrites what the program has kept of them.
+
+    Attributes:
+        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
     """
 
+    refuse: Callable[[str], NoReturn]
+
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], *, keeps_own: bool = False
+        self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], *, as_views: bool
     ) -> None:
         self.parameters = list(parameters)
+        self.names = list(names)
+        self.as_views = as_views
         self.places: list[torch.Tensor] = []
-        self._own: dict[int, torch.Tensor | None] | None = {} if keeps_own else None
+        self._view: Callable[[int], torch.Tensor] = lambda index: self.places[index]
+        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
+        self._is_hidden = False
+        self._brought: set[int] = set()
 
-    def settle(self, places: Sequence[torch.Tensor]) -> None:
-        """Take new places; gradients do not move there."""
+    def settle(
+        self, places: Sequence[torch.Tensor], view: Callable[[int], torch.Tensor] | None = None
+    ) -> None:
+        """Take new places; gradients do not move there.
+
+        Args:
+            view: makes a new tensor for the place of a parameter, to be given to the program. The
+                program may move its storage, so that should not be the storage of `places`.
+        """
         self.places = list(places)
+        self._kinds = [(place.dtype, place.shape) for place in places]
+        self._view = view or (lambda index: self.places[index].data)
+
+    def begin(self) -> None:
+        """Begin a step, in which nothing has been brought yet."""
+        self._brought.clear()
 
     def bring(self, indices: Iterable[int]) -> None:
-        """Have these gradients lie in their places. Where there is none, it is zero from now on.
+        """Copy these gradients to their places, once in a step; where there is none, write zeros.
 
-        What lies there already is not touched: a part of it may be on its way.
+        Raises:
+            UsageError: a gradient has another type or shape than its parameter had when the model
+                was wrapped.
         """
-        to: list[torch.Tensor] = []
-        given: list[torch.Tensor] = []
-        parameters, places = self.parameters, self.places
+        new = [index for index in indices if index not in self._brought]
+        self._brought.update(new)
         moved: list[int] = []
-        for index in indices:
-            gradient = parameters[index].grad
-            place = places[index]
-            if gradient is place:
-                continue
-            if self._own is not None:
-                self._own[index] = gradient
+        given: list[torch.Tensor] = []
+        for index in new:
+            gradient = None if self._is_hidden else self.parameters[index].grad
             if gradient is None:
-                place.zero_()
-                parameters[index].grad = place
+                self.places[index].zero_()
                 continue
-            to.append(place)
-            given.append(gradient)
-            moved.append(index)
-        if not to:
+            if (gradient.dtype, gradient.shape) != self._kinds[index]:
+                self._refuse_kind(index, gradient)
+            if not (self.as_views and self._lies_in_place(index, gradient)):
+                moved.append(index)
+                given.append(gradient)
+        if not moved:
             return
         with torch.no_grad():
-            torch._foreach_copy_(to, given)
-        for index in moved:
-            parameters[index].grad = places[index]
+            torch._foreach_copy_([self.places[index] for index in moved], given)
+        if self.as_views:  # now, which gives back the memory that autograd has allocated
+            for index in moved:
+                self.parameters[index].grad = self._view(index)
 
-    def show(self, indices: Iterable[int]) -> None:
-        """Have these parameters' gradients be what is in their places."""
-        for index in indices:
-            if self.parameters[index].grad is not self.places[index]:
-                self.parameters[index].grad = self.places[index]
-
-    def hand_back(self) -> None:
-        """A step is over: where gradients keep memory of their own, the averages go there."""
-        if not self._own:
+    def deliver(self, indices: Iterable[int]) -> None:
+        """Have these gradients hold what is in their places."""
+        if self._is_hidden:
             return
-        own, self._own = self._own, {}
         to: list[torch.Tensor] = []
         averages: list[torch.Tensor] = []
-        for index, gradient in own.items():
+        for index in indices:
             parameter, place = self.parameters[index], self.places[index]
-            if parameter.grad is not place:  # of a step that failed, and the program dropped it
+            gradient = parameter.grad
+            if self.as_views:
+                if gradient is None or not self._lies_in_place(index, gradient):
+                    parameter.grad = self._view(index)
                 continue
-            parameter.grad = gradient if gradient is not None else torch.empty_like(place)
-            to.append(parameter.grad)
+            if gradient is None:
+                parameter.grad = gradient = torch.empty_like(place)
+            elif (gradient.dtype, gradient.shape) != self._kinds[index]:
+                self._refuse_kind(index, gradient)
+            to.append(gradient)
             averages.append(place)
         if to:
             with torch.no_grad():
                 torch._foreach_copy_(to, averages)
 
-    def set_aside(self, indices: Sequence[int]) -> list[torch.Tensor | None]:
-        """What these gradients are, in memory of their own. For gradients that did not come."""
-        kept: list[torch.Tensor | None] = []
+    def leave(self, indices: Iterable[int]) -> None:
+        """Give memory of their own to those of these gradients that lie in their places."""
+        if not self.as_views:
+            return
         for index in indices:
             gradient = self.parameters[index].grad
-            if gradient is not None and _share_memory(gradient, self.places[index]):
-                gradient = gradient.clone()
-            kept.append(gradient)
-        return kept
-
-    def give_back(self, index: int, kept: torch.Tensor | None) -> None:
-        """Have a gradient be what it was before it was set aside."""
-        if self._own:
-            self._own.pop(index, None)
-        self.parameters[index].grad = kept
-
-    def drop(self, indices: Iterable[int]) -> None:
-        """Of these parameters, those whose gradients lie in their places have none any more."""
-        for index in indices:
-            gradient = self.parameters[index].grad
-            if gradient is not None and _share_memory(gradient, self.places[index]):
-                self.parameters[index].grad = None
+            if gradient is not None and self._lies_in_place(index, gradient):
+                self.parameters[index].grad = gradient.clone()
 
     @contextlib.contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Meanwhile there are no gradients."""
-        every = range(len(self.parameters))
-        kept = self.set_aside(every)
-        for index in every:
-            self.give_back(index, None)
+    def hidden(self, lost: Collection[int] = ()) -> Iterator[None]:
+        """Contribute zeros meanwhile, and leave the program's gradients as they are.
+
+        Args:
+            lost: what lies in the places of these has been sent: their views become None.
+        """
+        for index in lost if self.as_views else ():
+            gradient = self.parameters[index].grad
+            if gradient is not None and self._lies_in_place(index, gradient):
+                self.parameters[index].grad = None
+        self.leave(range(len(self.parameters)))
+        self._is_hidden = True
         try:
             yield
         finally:
-            for index, gradient in enumerate(kept):
-                self.give_back(index, gradient)
+            self._is_hidden = False
 
-    def leave(self, moving: Container[int]) -> dict[int, torch.Tensor | None]:
-        """The gradients that lie in their places, before these get others: what is to come back.
+    def _lies_in_place(self, index: int, gradient: torch.Tensor) -> bool:
+        place = self.places[index]
+        return gradient.data_ptr() == place.data_ptr() and (
+            (gradient.dtype, gradient.shape, gradient.stride())
+            == (place.dtype, place.shape, place.stride())
+        )
 
-        Args:
-            moving: of these what lies in the old places is lost. No others are copied, unless the
-                program has put another tensor of that memory there.
-        """
-        left: dict[int, torch.Tensor | None] = {}
-        for index, place in enumerate(self.places):
-            gradient = self.parameters[index].grad
-            if gradient is not None and _share_memory(gradient, place):
-                stays = gradient is place and index not in moving
-                left[index] = None if stays else gradient.clone()
-        return left
+    def _refuse_kind(self, index: int, gradient: torch.Tensor) -> NoReturn:
+        self.refuse(
+            f"the gradient of parameter {self.names[index]} is {_kind(gradient)}, and was to be "
+            f"{_kind(self.places[index])} when the model was wrapped: wrap `model.module` anew, on "
+            "every rank, after a change of types"
+        )
 
-    def come_back(self, left: Mapping[int, torch.Tensor | None]) -> None:
-        """Have gradients that left lie in their places now."""
-        for index, values in left.items():
-            if values is not None:
-                self.places[index].copy_(values)
-            self.parameters[index].grad = self.places[index]
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -6,9 +6,10 @@ set off is done. Which gradients came in between is counted, and what is full le
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
@@ -17,7 +18,8 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 import shoal.frontend.torch as frontend
-from shoal.average.lacking import GO_ON
+from shoal.average import NotFinite
+from shoal.average.lacking import GO_ON, tell_or_raise
 from shoal.errors import UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
 from shoal.frontend.torch.ddp.joined import Joined
@@ -61,13 +63,20 @@ class Averaging(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Whether gradients of the pass under way have come, or other ranks know of it."""
+        """True if gradients of this step have come, or other ranks know of the step."""
+
+    @property
+    def name(self) -> str:
+        """The name of this averaging in calls that are matched by name."""
 
     def begin(self, *, again: bool = False) -> None:
         """From now on gradients are counted."""
 
     def take_weight(self) -> float | None:
         """That of a forward pass whose gradients will not be averaged, if it was given one."""
+
+    def match_weight(self) -> None:
+        """Weigh 0 in the next step, where steps have weights."""
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -79,7 +88,7 @@ class Averaging(Protocol):
         """Gradients that come are of no interest."""
 
     def resume(self) -> None:
-        """They are again."""
+        """Resume counting gradients."""
 
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
@@ -90,17 +99,11 @@ class Averaging(Protocol):
     def lack(self, why: str) -> None:
         """What has not come will not: tell the ranks that wait for it."""
 
-    def forget(self, why: str) -> None:
-        """End a pass that raised on every rank."""
+    def sent(self) -> set[int]:
+        """The parameters of which some element has been sent in this step."""
 
-    def end(self, unused: bool) -> None:
-        """Wait for all averages."""
-
-    def scale(self, factor: float) -> None:
-        """Multiply all averages."""
-
-    def match(self, unused: bool) -> None:
-        """Take part in a step of the others with zeros."""
+    def end(self, unused: bool, factor: float = 1.0) -> None:
+        """Wait for all averages, multiply them, and have the gradients hold them."""
 
 
 @not_compiled
@@ -127,6 +130,7 @@ class GradientKeeper:
         self.names = list(names)
         self.averaging = averaging
         self.n_steps = 0
+        averaging.gradients.refuse = _not_held(self.refuse)
         self._sparse = sparse
         self._group = group
         self._finds_unused = find_unused
@@ -143,7 +147,7 @@ class GradientKeeper:
         self._awaited: list[Any] = []
         self._static: StaticGraph | None = None
         self._was_rebuilt = False
-        self._has_accumulated = False
+        self._came: set[int] = set()  # since the last average; kept where gradients may be absent
         self._unused: list[int] | None = None
         self._is_static = True
         self._graph_has_changed = False
@@ -163,10 +167,19 @@ class GradientKeeper:
     @not_inlined
     def forget_raised(self) -> None:
         """A forward pass begins, on every rank: a backward pass before that raised is over."""
-        if self.has_raised:
-            why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
-            self._while_none_ends(self.averaging.forget, why)
-            self._is_expecting = False
+        if not self.has_raised or self._graph_has_changed:  # which other ranks know already
+            return
+        why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
+        group = frontend.group_in(self._group)
+        if group is None:
+            self._fail(f"{why}: wrap `model.module` anew, on every rank")
+        tell_or_raise(group, f"{self.averaging.name}, raised", why)
+        # What has been sent on some ranks has to be sent on all; its averages are of no use.
+        with self._zeros(self.averaging.sent()), contextlib.suppress(NotFinite, UsageError):
+            self.averaging.resume()
+            self._count(self.averaging.missing())
+            self.averaging.end(unused=False)
+        self._is_expecting = False
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
         """A forward pass has ended whose gradients are to be averaged.
@@ -193,7 +206,6 @@ class GradientKeeper:
         weight = self.averaging.take_weight()
         if weight is not None:
             self.summed.note_forward(weight, outputs)
-        self._has_accumulated = True
         if self._end() is None and len(self._missing()) == len(self.names):
             self.averaging.stop()
 
@@ -256,6 +268,7 @@ class GradientKeeper:
     def use(self, averaging: Averaging, hook: Any, state: object) -> None:
         """Average in another way from now on. No backward pass is under way."""
         self.averaging = averaging
+        averaging.gradients.refuse = _not_held(self.refuse)
         self._hook, self._state = hook, state
         self._attach()
 
@@ -280,17 +293,32 @@ class GradientKeeper:
         return self._end() is not None
 
     def match(self) -> None:
-        """Take part in a backward pass of the others with zeros."""
-        self._while_none_ends(self.averaging.match, self._finds_unused)
-        self._sparse.match(self._hook, self._state)
+        """Take part in a backward pass of the others with zeros: this rank has no more inputs."""
+        with self._zeros():
+            self.averaging.match_weight()
+            self._begin()
+            self.averaging.reserve()
+            if self._static is not None:
+                self._agree_on_graph(self._static)
+            if not self._finds_unused:
+                self._count(self.averaging.missing())
+            self._average(self._finds_unused)
 
-    def _while_none_ends(self, call: Callable[..., None], *args: Any) -> None:
-        """Outside a backward pass, where gradients seem to come."""
+    @contextlib.contextmanager
+    def _zeros(self, lost: Collection[int] = ()) -> Iterator[None]:
+        """Contribute zeros meanwhile, outside a backward pass."""
         self._end = lambda: self  # there is no pass that could end
         try:
-            call(*args)
+            with self.averaging.gradients.hidden(lost), self._sparse.hidden():
+                yield
         finally:
             self._end = _no_end
+
+    def _count(self, indices: Sequence[int]) -> None:
+        """Have these gradients counted as if they came now."""
+        hooks = [*self.averaging.hooks(), *self._sparse.hooks(_no_end)]
+        for index in indices:
+            hooks[index]()
 
     def _attach(self) -> None:
         """Have every parameter tell when its gradient is there."""
@@ -300,11 +328,30 @@ class GradientKeeper:
         if self._static is not None:
             hooks = self._static.around(hooks, _not_held(self._queue_end))
         if self._finds_unused or self._static is not None:
-            hooks = [_if_there_is_one(hook) for hook in hooks]
+            hooks = [self._noting(index, hook) for index, hook in enumerate(hooks)]
         self._handles += [
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for parameter, hook in zip(self._parameters(), hooks, strict=True)
         ]
+
+    def _noting(self, index: int, hook: Callable[..., None]) -> Callable[..., None]:
+        """A hook that notes what comes in any pass, and passes on what is to be averaged.
+
+        Where outputs tell nothing, the first gradient tells that a pass has begun.
+        """
+        note = _not_held(self._note)
+
+        def come(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:  # torch calls hooks for none, too (`UndefinedGrad`)
+                note(index)
+                hook()
+
+        return come
+
+    def _note(self, index: int) -> None:
+        self._came.add(index)
+        if self._is_armed() and self._end() is None:
+            self._begin_pass()
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [*self.averaging.gradients.parameters, *self._sparse.parameters]
@@ -325,7 +372,7 @@ class GradientKeeper:
         if self._static is not None:
             self._static.begin()
 
-    def _begin_pass(self, _gradient: torch.Tensor) -> None:
+    def _begin_pass(self, _gradient: torch.Tensor | None = None) -> None:
         if self._end() is None:
             self.turn.begin()
             self._come_last()
@@ -363,8 +410,7 @@ class GradientKeeper:
     @property
     def has_raised(self) -> bool:
         """Whether the last backward pass raised in its middle: then its end is gone."""
-        was_begun = self._end is not _no_end and self._end() is None
-        return was_begun and self.averaging.has_begun
+        return self._end is not _no_end and self._end() is None
 
     def _all_has_come(self) -> bool:
         """Whether the step can end; if not, the rest comes in another pass over its forward."""
@@ -372,10 +418,13 @@ class GradientKeeper:
         if static is not None and static.has_seen_none:
             return False  # autograd.grad, for what is no parameter
         if static is not None and static.is_learning:
-            self._finds_unused = static.learn(self._group)
+            static.learn()
+            self._agree_on_graph(static)
             self._attach()
-        if self._finds_unused and self._has_accumulated:
-            self._count_accumulated()
+        if self._finds_unused:
+            parameters = self._parameters()
+            came = [i for i in self._missing() if i in self._came]
+            self._count([i for i in came if parameters[i].grad is not None])
         missing = self._missing()
         if self._creates_graph and len(missing) == len(self.names):
             return False  # autograd.grad, for a loss that is made of what it returns
@@ -383,30 +432,28 @@ class GradientKeeper:
             if len(missing) < len(self.names):
                 self.averaging.wait_for_rest(self._told(missing).for_others())
             return False
-        self._is_expecting = self._has_accumulated = False
+        self._is_expecting = False
         self._is_static = self._is_static and self._unused in (None, missing)
         self._unused = missing
         return True
 
-    def _count_accumulated(self) -> None:
-        """What has come without being averaged is averaged with the rest."""
-        hooks = [*self.averaging.hooks(), *self._sparse.hooks(_no_end)]
-        parameters = self._parameters()
-        for index in self._missing():
-            if parameters[index].grad is not None:
-                hooks[index]()
+    def _agree_on_graph(self, static: StaticGraph) -> None:
+        """Learn whether any rank lacks a gradient, once; every rank calls it at the same place."""
+        if not static.is_agreed:
+            self._finds_unused = static.agree(self._group)
+
+    def _average(self, unused: bool) -> None:
+        join, self._join = self._join, None
+        size, is_weighted = dist.get_world_size(self._group), self.averaging.is_weighted
+        factor = join.factor(size, is_weighted=is_weighted) if join is not None else 1.0
+        self.averaging.end(unused, factor)
+        self._sparse.end(factor, self._hook, self._state)
 
     def _finish(self, unused: bool) -> None:
         for keeper in (self, *self.turn.others):
             keeper.summed.clear()
-        self.averaging.end(unused)
-        join, self._join = self._join, None
-        size, is_weighted = dist.get_world_size(self._group), self.averaging.is_weighted
-        factor = join.factor(size, is_weighted=is_weighted) if join is not None else 1.0
-        if factor != 1.0:
-            self.averaging.scale(factor)
-        self.averaging.gradients.hand_back()
-        self._sparse.end(factor, self._hook, self._state)
+        self._came.clear()
+        self._average(unused)
         awaited, self._awaited = self._awaited, []
         for future in awaited:
             future.wait()
@@ -467,16 +514,6 @@ def _not_held(method: Callable[..., Any]) -> Callable[..., Any]:
         return found(*args) if found is not None else None
 
     return call
-
-
-def _if_there_is_one(hook: Callable[..., None]) -> Callable[..., None]:
-    """Tells of a gradient only if there is one: torch also tells of none (`UndefinedGrad`)."""
-
-    def come(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            hook()
-
-    return come
 
 
 def _remove(handles: list[Any]) -> None:

@@ -51,7 +51,7 @@ class WrapperLog:
             "broadcast_buffers": int(wrapper.broadcast_buffers),
             "bucket_cap_bytes": wrapper.bucket_bytes_cap,
             "find_unused_parameters": int(wrapper.find_unused_parameters),
-            "gradient_as_bucket_view": int(not wrapper._keeps_own),
+            "gradient_as_bucket_view": int(wrapper.gradient_as_bucket_view),
             "has_sync_bn": int(any(isinstance(m, torch.nn.SyncBatchNorm) for m in modules)),
             "num_parameter_tensors": len(parameters),
             "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),

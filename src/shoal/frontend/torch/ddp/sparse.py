@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,14 +63,17 @@ class SparseGradients:
             if given is not None or not averaged.is_sparse or averaged._nnz():
                 parameter.grad = averaged
 
-    def match(self, hook: Callable[[Any, Any], Any] | None, state: object) -> None:
-        """Take part in a step of the others with nothing."""
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Contribute nothing meanwhile, and leave the program's gradients as they are."""
         kept = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        self.end(1.0, hook, state)
-        for parameter, gradient in zip(self.parameters, kept, strict=True):
-            parameter.grad = gradient
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(self.parameters, kept, strict=True):
+                parameter.grad = gradient
 
     def _averaged(
         self, index: int, gradient: torch.Tensor, hook: Any, state: object, factor: float

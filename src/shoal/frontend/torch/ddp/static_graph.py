@@ -28,6 +28,7 @@ class StaticGraph:
         is_armed: Callable[[], bool | None],
     ) -> None:
         self.is_learning = True
+        self.is_agreed = False
         self._names = names
         self._fail = fail
         self._is_armed = is_armed
@@ -65,12 +66,16 @@ class StaticGraph:
         """Whether nothing has come that could be learnt from."""
         return self.is_learning and not any(self._counts)
 
-    def learn(self, group: dist.ProcessGroup) -> bool:
-        """The first pass has ended: what has come is there. Whether any rank lacks a gradient."""
+    def learn(self) -> None:
+        """Keep what came in the first pass, which has ended, and pass it on."""
         self.is_learning = False
         for hook, count in zip(self._hooks, self._counts, strict=True):
             if count:
                 hook()
+
+    def agree(self, group: dist.ProcessGroup) -> bool:
+        """True if any rank lacks a gradient; one that has no inputs yet lacks all."""
+        self.is_agreed = True
         some_missing = torch.tensor([int(0 in self._counts)])
         dist.all_reduce(some_missing, op=dist.ReduceOp.MAX, group=group)
         return bool(some_missing.item())

@@ -52,8 +52,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     Args:
         module: the model, the same on every rank; its state becomes that of rank 0.
         args, options: those of the installed torch's wrapper. `bucket_cap_mb` is the size of a
-            fusion buffer; None leaves it to shoal. Gradients are views into the buffers, unless
-            `gradient_as_bucket_view=False` is given.
+            fusion buffer; None leaves it to shoal.
         weighted: ranks count as `weigh` says, for batches of unequal lengths.
         check_finite: `backward` raises `shoal.average.NotFinite` on every rank, with the parameter
             and the rank, where a gradient was infinite or NaN before it was averaged.
@@ -91,7 +90,6 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         says_when = given.get("forward_sync_buffers") is not None
         self._syncs_buffers = says_when or given.get("broadcast_buffers") is not False
         self._fusion_mb = given.get("bucket_cap_mb")
-        self._keeps_own = given.get("gradient_as_bucket_view") is False
         super().__init__(module, *args, **options)
 
     def weigh(self, weight: float) -> None:
@@ -168,8 +166,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         record = WrapperLog.of(self, parameters, self._measured)
         self._allows_unused = self.find_unused_parameters or static_graph
         averaging = self._averaging(
-            Gradients([parameters[index] for index in dense], keeps_own=self._keeps_own),
-            [names[index] for index in dense],
+            Gradients(
+                [parameters[index] for index in dense],
+                [names[index] for index in dense],
+                as_views=self.gradient_as_bucket_view,
+            )
         )
         self.reducer = GradientKeeper(
             [names[index] for index in (*dense, *others)],
@@ -194,37 +195,34 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                     f"parameter {name} has: leave it out, or make that Embedding with sparse=False"
                 )
 
-    def _averaging(self, gradients: Gradients, names: Sequence[str]) -> Averaging:
+    def _averaging(self, gradients: Gradients) -> Averaging:
         """How dense gradients are averaged without a communication hook."""
         if any(parameter.device.type != "cpu" for parameter in gradients.parameters):
-            return self._hooked(gradients, names, allreduce_hook, self.process_group)
+            return self._hooked(gradients, allreduce_hook, self.process_group)
         group = frontend.group_in(self.process_group)
         if group is None:
             raise UsageError(
                 "DistributedDataParallel: the process group is not one of shoal's; make it with "
                 'init_process_group("shoal"), or use torch\'s own wrapper'
             )
-        if not names:  # all are sparse, and averaged beside this
-            return HookedBuckets(gradients, self.process_group, (), 1, allreduce_hook, None)
+        if not gradients.parameters:  # all are sparse, and averaged beside this
+            return HookedBuckets(gradients, self.process_group, 1, allreduce_hook, None)
         return FusedGradients(
             gradients,
             group,
-            names,
             fusion_bytes=None if self._fusion_mb is None else int(self._fusion_mb * (1 << 20)),
             find_unused=self._allows_unused,
             **self._options,
         )
 
-    def _hooked(
-        self, gradients: Gradients, names: Sequence[str], hook: Any, state: object
-    ) -> Averaging:
+    def _hooked(self, gradients: Gradients, hook: Any, state: object) -> Averaging:
         if any(value not in (None, False, "identity") for value in self._options.values()):
             raise Unsupported(
                 "DistributedDataParallel: wire, weighted and check_finite go without communication "
                 "hooks, and with parameters on the CPU"
             )
         n_bytes = self.bucket_bytes_cap
-        return HookedBuckets(gradients, self.process_group, names, n_bytes, hook, state)
+        return HookedBuckets(gradients, self.process_group, n_bytes, hook, state)
 
     def _names_of(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -270,8 +268,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if not self._allows_unused:
             self._allows_unused = True
             gradients = self.reducer.averaging.gradients
-            averaging = self._averaging(gradients, self._names_of(gradients.parameters))
-            self.reducer.use(averaging, None, None)
+            self.reducer.use(self._averaging(gradients), None, None)
         super()._set_static_graph()
 
     # Communication hooks.
@@ -293,8 +290,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
         gradients = self.reducer.averaging.gradients
-        averaging = self._hooked(gradients, self._names_of(gradients.parameters), hook, state)
-        self.reducer.use(averaging, hook, state)
+        self.reducer.use(self._hooked(gradients, hook, state), hook, state)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
