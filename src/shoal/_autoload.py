@@ -11,6 +11,7 @@ same when the name is first used; before that it takes `import shoal` after `imp
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,16 @@ _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
 def _create_process_group(dist_backend_opts: Any, backend_options: Any) -> dist.ProcessGroup:
-    """Build the group. Only now the front end and the native library are loaded."""
-    import shoal.frontend.torch
+    """Build the group. Only now the front end and the native library are loaded.
 
+    Nothing that loads is garbage. NOT with the collector on: after torch's import our modules make
+    a collection of all objects due, which takes 110 ms of CPU on every rank (bench/LOG.md).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import shoal.frontend.torch
+    finally:
+        if was_enabled:
+            gc.enable()
     return shoal.frontend.torch.create_process_group(dist_backend_opts, backend_options)

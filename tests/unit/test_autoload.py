@@ -182,3 +182,23 @@ def test_the_wrapper_loads_nothing_of_torch_that_torchs_own_does_not() -> None:
     )
     hooks = "torch.distributed.algorithms.ddp_comm_hooks"
     assert [name for name in literal_eval(run_python(code)) if not name.startswith(hooks)] == []
+
+
+def test_what_the_first_group_loads_is_loaded_while_no_garbage_is_collected() -> None:
+    # A collection of all objects of torch's import takes as long as all that is loaded here.
+    code = """
+import gc
+import torch.distributed as dist
+
+class Watch:
+    def find_spec(self, name, path, target=None):
+        if name.startswith("shoal.frontend.torch."):
+            collecting.append(gc.isenabled())
+
+collecting = []
+sys.meta_path.insert(0, Watch())
+dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
+print(len(collecting) > 10, any(collecting), gc.isenabled())
+dist.destroy_process_group()
+"""
+    assert run_python(code) == "True False True"
