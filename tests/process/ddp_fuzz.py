@@ -1,153 +1,414 @@
-"""Random models, trained in random ways, by shoal's DistributedDataParallel and by torch's.
+"""Random training programs, run by shoal's DistributedDataParallel, by torch's and without any.
 
-Everything is a small whole number, or a fraction of a power of two: float64 holds each sum exactly
-in whatever order it is taken, as long as the number of ranks is a power of two. So no bit differs.
+A program is data: a model's features, options, an optimizer and a list of actions. It prints as a
+script, and a program with some of that left out is a program too, so a failing one can be cut down.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import hashlib
 import random
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
-from process.ddp_training import whole
+from process.ddp_actions import ACTIONS, BETWEEN, GRADIENT, PASS, ZERO
+from process.ddp_models import (
+    FEATURES,
+    N_ROWS,
+    OPTIMIZERS,
+    WIDTH,
+    MeanOfGradients,
+    Net,
+    loss_of,
+)
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-N_ROWS = 3
-_MOST = 2  # of what a weight is rounded to after a step
+# Each program ends with them: an error may come in the pass after that in which all went wrong.
+_LAST: Final = tuple(
+    (name, 1000 + at)
+    for at, name in enumerate(
+        ("gradients_are_set_to_none", "a_pass_is_averaged", "the_optimizer_steps") * 2
+    )
+)
 
+_BUCKET_SIZES: Final = (128, 512, 4096, 1 << 20)
 
-class Net(nn.Module):
-    """Layers that are called in whatever order, and parameters of every kind beside them."""
-
-    def __init__(self, source: random.Random) -> None:
-        super().__init__()
-        n_layers, self.width = source.randint(2, 5), source.choice([4, 7, 12])
-        self.layers = nn.ModuleList(
-            nn.Linear(self.width, self.width, bias=source.random() < 0.7, dtype=torch.float64)
-            for _ in range(n_layers)
-        )
-        if source.random() < 0.4:
-            self.layers[-1].weight = self.layers[0].weight
-        kinds = [torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.float32]
-        beside = [torch.zeros(self.width, dtype=d) for d in kinds if source.random() < 0.3]
-        beside += [torch.zeros(self.width, 2 * self.width, dtype=torch.float64).t()[::2]]
-        beside += [torch.zeros(0, 3), torch.zeros((), dtype=torch.float64)]
-        self.beside = nn.ParameterList(beside)
-        for seed, parameter in enumerate(self.parameters()):
-            parameter.data.copy_(whole(tuple(parameter.shape), seed, parameter.dtype))
-            parameter.data.clamp_(-1, 1) if not parameter.is_complex() else None
-        if source.random() < 0.3:
-            self.layers[1].requires_grad_(False)
-
-    def forward(self, data: torch.Tensor, order: list[int], recomputes: bool) -> dict[str, Any]:
-        for at, index in enumerate(order):
-            layer = self.layers[index]
-            if recomputes and at % 2:
-                data = checkpoint(layer, data, use_reentrant=False)
-            else:
-                data = layer(data)
-            data = torch.relu(data) if at % 2 else data
-        beside = [(p * (3 if at % 2 else -1)).sum() for at, p in enumerate(self.beside)]
-        total = sum(part.real.double() if part.is_complex() else part.double() for part in beside)
-        return {"left": data[:, :2], "right": [data[:, 2:], total]}
+# How far apart what was summed in another order may be: relative to it, and at all. What a narrow
+# gradient rounds differently reaches wide parameters by norms.
+_CLOSE: Final = {torch.float32: (1e-4, 1e-6), torch.float64: (1e-9, 1e-9)}
+_ROUNDED: Final = (2e-2, 2e-2)
+_BESIDE_ROUNDED: Final = (2e-2, 2e-4)
+_NARROW: Final = {"beside", "widened", "largest"}
 
 
-class Case(NamedTuple):
-    """How one model is trained: drawn from a seed, the same for both wrappers."""
+class Program(NamedTuple):
+    """What is done on every rank.
+
+    Args:
+        seed: of the model's weights and of what the actions draw.
+        actions: names in the table, each with a number that tells its draws from the others'.
+    """
 
     seed: int
+    size: int
+    features: tuple[str, ...]
     options: dict[str, Any]
-    n_steps: int
-    turns_at: int  # the step from which layers are called in another order
-    recomputes: bool
-    clips: bool
-    sets_to_none: bool
+    optimizer: str
+    actions: tuple[tuple[str, int], ...]
 
-    @classmethod
-    def draw(cls, seed: int) -> Case:
-        source = random.Random(seed)
-        unused = source.random() < 0.5
-        options = {
-            "find_unused_parameters": unused,
-            "static_graph": not unused and source.random() < 0.2,
-            "bucket_cap_mb": source.choice([128, 512, 4096, 1 << 20]) / (1 << 20),
-            **source.choice([{}, {"gradient_as_bucket_view": source.random() < 0.5}]),
-        }
-        return cls(
-            seed,
-            options,
-            n_steps=source.randint(3, 8),
-            turns_at=source.randint(1, 5),
-            recomputes=source.random() < 0.3,
-            clips=source.random() < 0.3,
-            sets_to_none=source.random() < 0.6,
+    @property
+    def suits_torch(self) -> bool:
+        """Whether torch's wrapper does what is right."""
+        given = {name for name, value in self.options.items() if value} | {*self.features}
+        actions = [ACTIONS[name] for name, _ in self.actions]
+        finds_outputs = given.isdisjoint({"static_graph", "find_unused_parameters"})
+        return (
+            "weighted" not in given
+            and (finds_outputs or "object" not in given)
+            and all(one.torch and given.isdisjoint(one.torch_unless) for one in actions)
+        )
+
+    @property
+    def may_be_refused(self) -> bool:
+        return any(ACTIONS[name].may_be_refused for name, _ in self.actions)
+
+    @property
+    def all_actions(self) -> tuple[tuple[str, int], ...]:
+        return self.actions + _LAST
+
+    def __str__(self) -> str:
+        actions = "".join(f"\n        ({name!r}, {number})," for name, number in self.actions)
+        return (
+            f"# torchrun --nproc-per-node {self.size} this.py, in the project's folder\n"
+            'import sys; sys.path.insert(0, "tests")\n'
+            "from process.ddp_fuzz import Program, show\n"
+            f"show(Program(\n    {self.seed}, {self.size}, {self.features}, {self.options},\n"
+            f"    {self.optimizer!r},\n    ({actions}\n    ),\n))"
         )
 
 
-def trained(case: Case, wrap: Any) -> list[list[torch.Tensor | None]]:
-    """The gradients after each step, and the parameters in the end."""
-    source, own = random.Random(case.seed), random.Random(31 * case.seed + dist.get_rank())
-    net = Net(source)
-    wrapped = wrap(net, **case.options)
-    parameters = [p for p in net.parameters() if p.requires_grad]
-    make = source.choice([{"momentum": 0.5}, {}, {"weight_decay": 0.5, "foreach": True}])
-    optimizer = torch.optim.SGD(parameters, lr=2.0**-6, **make)
-    seen = []
-    for step in range(case.n_steps):
-        if source.random() < 0.8:
-            optimizer.zero_grad(case.sets_to_none if source.random() < 0.8 else step % 2 == 0)
-        _accumulate(case, step, wrapped, source, own)
-        seen.append([p.grad if p.grad is None else p.grad.clone() for p in net.parameters()])
-        if case.clips:
-            nn.utils.clip_grad_value_(parameters, 2.0) if not _any_complex(parameters) else None
-        optimizer.step()
-        with torch.no_grad():
-            for parameter in parameters:  # whole and small again, so that sums stay exact
-                parts = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-                parts.round_().clamp_(-_MOST, _MOST)
-    seen.append([parameter.detach().clone() for parameter in net.parameters()])
-    return seen
+def draw(seed: int, size: int) -> Program:
+    """Return the program of a seed."""
+    source = random.Random(f"program {seed}")
+    outputs = source.choice([(), (), ("view",), ("object",), ("dict",)])
+    others = [name for name in FEATURES if name not in ("view", "object", "dict")]
+    features = (*(name for name in others if source.random() < 0.25), *outputs)
+    options = _options(source)
+    optimizer = source.choice(sorted(OPTIMIZERS))
+    if "sparse" in features:
+        options.pop("weighted", None)  # refused
+    if "sparse" in features or "widened" in features:  # the others want one dense dtype
+        optimizer = source.choice(["SGD", "Trusting"])
+    elif options.get("gradient_as_bucket_view") and optimizer == "Previous":
+        optimizer = "SGD with momentum"
+    actions = tuple((name, at) for at, name in enumerate(_actions(source, options)))
+    return Program(seed, size, features, options, optimizer, actions)
 
 
-def _accumulate(
-    case: Case, step: int, wrapped: Any, source: random.Random, own: random.Random
-) -> None:
-    """The forward and backward passes of one step."""
-    net, is_static = wrapped.module, case.options["static_graph"]
-    n_micro = 1 if is_static else source.choice([1, 1, 2, 3])
-    for micro in range(n_micro):
-        order = _order(case, step, len(net.layers), source, own)
-        seed = 1000 * case.seed + 10 * step + micro + 77 * dist.get_rank()
-        data = whole((N_ROWS, net.width), seed).clamp_(-1, 1)
-        looks = not is_static and source.random() < 0.2
-        with wrapped.no_sync() if micro < n_micro - 1 else contextlib.nullcontext():
-            if looks:
-                with torch.no_grad():
-                    wrapped(data, order, False)
-            output = wrapped(data, order, case.recomputes)
-            right, total = output["right"]
-            (output["left"].sum() - right.sum() + (dist.get_rank() + 1) * total).backward()
+def _options(source: random.Random) -> dict[str, Any]:
+    options: dict[str, Any] = {"bucket_cap_mb": source.choice(_BUCKET_SIZES) / (1 << 20)}
+    unused, static = {"find_unused_parameters": True}, {"static_graph": True}
+    options |= source.choice([{}, {}, unused, unused, static])
+    views, own = {"gradient_as_bucket_view": True}, {"gradient_as_bucket_view": False}
+    options |= source.choice([{}, views, own])
+    return options | source.choice([{}, {}, {}, {"weighted": True}])
 
 
-def _order(
-    case: Case, step: int, n_layers: int, source: random.Random, own: random.Random
-) -> list[int]:
-    """The layers that this rank calls, one after the other."""
-    order = list(range(n_layers))
-    if case.options["static_graph"]:
-        return order
-    if step >= case.turns_at:
-        order.reverse()
-    if source.random() < 0.2:
-        source.shuffle(order)
-    if case.options["find_unused_parameters"]:  # ranks differ
-        order = [index for index in order if own.random() < 0.7] or [0]
-    return order + order[:1] if source.random() < 0.3 else order
+def _actions(source: random.Random, options: dict[str, Any]) -> Iterator[str]:
+    """Steps: what comes before a pass, the pass, what comes before the step, and the step."""
+    refuses = source.random() < 0.2
+
+    def of_kinds(*kinds: str) -> list[str]:
+        return [
+            name
+            for name, one in ACTIONS.items()
+            if one.kind in kinds
+            and (refuses or not one.may_be_refused)
+            and (one.static or not options.get("static_graph"))
+            and (one.views or not options.get("gradient_as_bucket_view"))
+        ]
+
+    passes, between = of_kinds(PASS), of_kinds(BETWEEN, GRADIENT)
+    for step in range(source.randint(2, 4)):
+        if step:
+            yield from source.sample(between, source.randint(0, 2))
+            if source.random() < 0.8:
+                yield source.choice(of_kinds(ZERO))
+        yield source.choice([*passes, *["a_pass_is_averaged"] * len(passes)])
+        yield from source.sample(of_kinds(GRADIENT), source.randint(0, 2))
+        yield "the_optimizer_steps"
 
 
-def _any_complex(parameters: list[torch.Tensor]) -> bool:
-    return any(parameter.is_complex() for parameter in parameters)
+class Run:
+    """A program on its way: what its actions see.
+
+    Attributes:
+        source, own: what an action draws from, the same on all ranks and not.
+        kept: gradients that the program keeps by reference.
+        parts: gradients that are parts of a tensor of the program.
+        seen: sizes that the program found.
+        is_averaged: gradients are the same on all ranks, and no step has used them up.
+    """
+
+    def __init__(self, program: Program, wrapper: Callable[..., Any]) -> None:
+        self.program = program
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.source = random.Random(f"model {program.seed}")
+        self.own = random.Random()
+        self.net = Net(program.features, self.source)
+        self.has_views = bool(program.options.get("gradient_as_bucket_view"))
+        self.kept: list[torch.Tensor] = []
+        self.parts: list[torch.Tensor] = []
+        self.seen: list[int] = []
+        self.is_averaged = False
+        self.weight = 1.0
+        self._wrapper = wrapper
+        self.wrap()
+        self.make_optimizer()
+
+    def wrap(self) -> None:
+        self.wrapped = self._wrapper(self.net, **self.program.options)
+
+    def another(self) -> Run:
+        """The same model once more, in a wrapper of its own."""
+        return Run(self.program, self._wrapper)
+
+    @property
+    def is_oracle(self) -> bool:
+        return isinstance(self.wrapped, MeanOfGradients)
+
+    def make_optimizer(self) -> None:
+        self.optimizer = OPTIMIZERS[self.program.optimizer](self.parameters())
+
+    def act(self, name: str, number: int) -> None:
+        """Perform one action."""
+        self.source.seed(f"{self.program.seed} {number}")
+        self.own.seed(f"{self.program.seed} {number} {self.rank}")
+        self.weight = self.own.choice([1.0, 2.0, 4.0])
+        ACTIONS[name].call(self)
+
+    def later_seeds(self) -> tuple[float, float]:
+        """Seeds for the rest of an action whose ranks do not all draw as often."""
+        return self.source.random(), self.own.random()
+
+    def loss(self, module: Any = None, order: Sequence[int] | None = None) -> torch.Tensor:
+        """The loss of a forward pass over this rank's data, through the wrapper or a module."""
+        generator = torch.Generator().manual_seed(self.own.randrange(1 << 30))
+        data = torch.randn(N_ROWS, WIDTH, generator=generator, dtype=torch.float64)
+        module = module or self.wrapped
+        if self.program.options.get("weighted") and module is not self.net:
+            module.weigh(self.weight)
+        output = module(data, self._order() if order is None else order)
+        return loss_of(output, in_place="view" in self.program.features)
+
+    def _order(self) -> list[int]:
+        """The layers to call; not the same on every rank where some may be unused."""
+        order = [0, 1, 2]
+        if self.program.options.get("static_graph"):
+            return order
+        if self.source.random() < 0.3:
+            self.source.shuffle(order)
+        if self.program.options.get("find_unused_parameters"):
+            order = [index for index in order if self.own.random() < 0.7]
+            return order if set(order) - {1} else [0, *order]
+        return order + order[:1] if self.source.random() < 0.3 else order
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if self.is_oracle:
+            self.wrapped.average()
+        self.is_averaged = True
+
+    def acts_here(self) -> bool:
+        """Whether this rank does what all do, or one: where gradients are equal, all do."""
+        everywhere, rank = self.source.random() < 0.5, self.source.randrange(self.size)
+        return everywhere or self.is_averaged or rank == self.rank
+
+    def factor(self) -> float:
+        return self.source.choice([1.0, 0.5])
+
+    def parameters(self) -> list[Any]:
+        return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
+
+    def dense(self) -> list[Any]:
+        sparse = self.net.words.weight if "sparse" in self.program.features else None
+        return [parameter for parameter in self.parameters() if parameter is not sparse]
+
+    def with_gradients(self) -> list[Any]:
+        """Some parameters whose gradients to do something to; none where this rank does nothing."""
+        every = self.dense()
+        chosen = self.source.sample(every, self.source.choice([1, 2, len(every)]))
+        acts = self.acts_here()
+        return [parameter for parameter in chosen if acts and parameter.grad is not None]
+
+    def two_alike(self) -> tuple[Any, Any]:
+        layers = self.net.layers
+        return layers[0].weight, layers[2 if "frozen" in self.program.features else 1].weight
+
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """Whether the program would lose something else with the storage of this gradient."""
+        held = (*self.kept, *self.parts)
+        keeps = self.program.optimizer == "Previous"
+        return keeps or any(gradient.data_ptr() == one.data_ptr() for one in held)
+
+    def record(self) -> dict[str, torch.Tensor | None]:
+        """All that a program could look at."""
+        found: dict[str, torch.Tensor | None] = {}
+        if not self.is_oracle:  # which leaves them to each rank
+            found = {f"buffer {name}": buffer for name, buffer in self.net.named_buffers()}
+        for name, parameter in self.net.named_parameters():
+            gradient = parameter.grad
+            found[f"parameter {name}"] = parameter.detach()
+            found[f"gradient of {name}"] = None if gradient is None else gradient.to_dense()
+        if not self.has_views:
+            found |= {f"kept gradient {at}": kept for at, kept in enumerate(self.kept)}
+        found["sizes seen"] = torch.tensor(self.seen)
+        return {name: one if one is None else one.clone() for name, one in found.items()}
+
+
+class Trace(NamedTuple):
+    """What a program had after each action, and the error that ended it, if one did."""
+
+    records: list[dict[str, torch.Tensor | None]]
+    error: Exception | None
+
+    def digests(self) -> list[str]:
+        """Of the parameters after each action."""
+        return [_digest(record) for record in self.records]
+
+
+def traced(program: Program, wrapper: Callable[..., Any]) -> Trace:
+    """Run a program with gradients averaged by a wrapper."""
+    records = []
+    try:
+        run = Run(program, wrapper)
+        for name, number in program.all_actions:
+            run.act(name, number)
+            records.append(run.record())
+    except Exception as error:  # noqa: BLE001 - a wrapper may raise anything
+        return Trace(records, error)
+    return Trace(records, None)
+
+
+def _digest(record: dict[str, torch.Tensor | None]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in record.items():
+        if name.startswith("parameter") and tensor is not None:
+            digest.update(bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()))
+    return digest.hexdigest()
+
+
+def difference(ours: Trace, expected: Trace, program: Program) -> str:
+    """The first thing in which two traces differ, in words; empty if there is none."""
+    beside_narrow = not _NARROW.isdisjoint(program.features)
+    for (name, _), own, other in zip(
+        program.all_actions, ours.records, expected.records, strict=False
+    ):
+        if ours.error is not None and ACTIONS[name].may_be_refused:
+            break  # refused at the next pass, for one
+        for what in own.keys() & other.keys():
+            apart = _apart(own[what], other[what], beside_narrow=beside_narrow)
+            if apart:
+                return f"after {name}, {what} {apart}"
+    return ""
+
+
+def _apart(one: torch.Tensor | None, other: torch.Tensor | None, *, beside_narrow: bool) -> str:
+    """In what two tensors differ, in words; empty if they are as close as can be."""
+    if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return "" if one is other else f"is {one}, and should be {other}"
+    relative, absolute = _CLOSE.get(one.dtype, _ROUNDED)
+    if beside_narrow and one.dtype in _CLOSE:
+        relative, absolute = _BESIDE_ROUNDED
+    close = torch.isclose(one, other, relative, absolute, equal_nan=True).flatten()
+    if close.all():
+        return ""
+    own, expected = one.flatten()[~close], other.flatten()[~close]
+    return f"has {own[:3].tolist()} in {len(own)} places, and should have {expected[:3].tolist()}"
+
+
+class Finding(NamedTuple):
+    """What one rank found of a program.
+
+    Args:
+        error: that shoal's wrapper raised, in words, and at which action.
+        difference: from what was expected.
+        digests: of the parameters after each action.
+        expected: the digests with the mean of gradients.
+    """
+
+    error: str
+    difference: str
+    digests: list[str]
+    expected: list[str]
+
+
+def find(program: Program, wrapper: Callable[..., Any], gloo: dist.ProcessGroup) -> Finding:
+    """Run a program by a wrapper, by torch's and without any, and compare."""
+    MeanOfGradients.group = gloo
+    mean = traced(program, MeanOfGradients)
+    if mean.error is not None:
+        raise mean.error
+    ours = traced(program, wrapper)
+    found = difference(ours, mean, program)
+    if program.suits_torch:
+        group = dist.new_group(backend="gloo")  # which an error may leave with calls in it
+        torchs = functools.partial(nn.parallel.DistributedDataParallel, process_group=group)
+        found = found or difference(ours, traced(program, torchs), program)
+        dist.destroy_process_group(group)
+    error = ""
+    if ours.error is not None:
+        at = program.all_actions[len(ours.records)][0]
+        error = f"{type(ours.error).__name__} at {at}: {ours.error}"
+    return Finding(error, found, ours.digests(), mean.digests())
+
+
+def judged(program: Program, findings: Sequence[Finding]) -> str:
+    """What is wrong with all ranks' findings, in words; empty if nothing is."""
+    errors = [f"rank {rank}: {one.error}" for rank, one in enumerate(findings) if one.error]
+    for rank, one in enumerate(findings):
+        if one.difference:
+            return f"rank {rank}: {one.difference}"
+    if errors and (
+        not program.may_be_refused
+        or len(errors) < len(findings)
+        or any("TimedOut" in error for error in errors)
+    ):
+        return "; ".join(errors)
+    every = zip(*(one.digests for one in findings), strict=False)
+    expected = zip(*(one.expected for one in findings), strict=False)
+    for (name, _), own, other in zip(program.all_actions, every, expected, strict=False):
+        if errors and ACTIONS[name].may_be_refused:
+            break
+        if len(set(own)) > 1 and len(set(other)) == 1:
+            return f"after {name}, parameters differ between ranks"
+    return ""
+
+
+def shorter(program: Program) -> Iterator[Program]:
+    """Programs with one thing less, the largest cuts first."""
+    n_actions = len(program.actions)
+    for length in (n_actions // 2, n_actions // 4, 1):
+        for at in range(0, n_actions, max(1, length)):
+            left = program.actions[:at] + program.actions[at + max(1, length) :]
+            yield program._replace(actions=left)
+    for name in program.features:
+        yield program._replace(features=tuple(n for n in program.features if n != name))
+    for name in program.options:
+        yield program._replace(options={n: v for n, v in program.options.items() if n != name})
+    if program.optimizer != "SGD":
+        yield program._replace(optimizer="SGD")
+
+
+def show(program: Program) -> None:
+    """Print what this rank finds of a program; run by torchrun."""
+    import shoal.torch
+
+    dist.init_process_group("shoal")
+    gloo = dist.new_group(backend="gloo")
+    finding = find(program, shoal.torch.DistributedDataParallel, gloo)
+    said = finding.error or finding.difference or f"no difference; bits {finding.digests[-1]}"
+    print(f"rank {dist.get_rank()}: {said}")  # noqa: T201 - a script's output

@@ -1,0 +1,455 @@
+"""What a training program may do: a table of actions, of which random programs are made.
+
+The name of an action is a sentence, and its function does what the sentence says. A program is a
+list of them. Each draws what it needs from `run.source`, which is the same on all ranks, or from
+`run.own`, which is not; neither depends on the actions before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from process.ddp_models import WIDTH
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+if TYPE_CHECKING:
+    from process.ddp_fuzz import Run
+
+PASS: Final = "brings averaged gradients"
+GRADIENT: Final = "does something to gradients, before a step or after it"
+BETWEEN: Final = "comes between two steps"
+ZERO: Final = "forgets gradients"
+STEP: Final = "steps"
+
+
+class Action(NamedTuple):
+    """An action and what it needs.
+
+    Args:
+        kind: where in a step it may be.
+        may_be_refused: an error on every rank is as good as training on.
+        torch: torch's own wrapper does it right; otherwise only the mean is compared.
+        torch_unless: the options and features with which it does not.
+        static: it goes with static_graph.
+        views: it means something where gradients are views into buckets.
+    """
+
+    call: Callable[[Run], None]
+    kind: str
+    may_be_refused: bool = False
+    torch: bool = True
+    torch_unless: tuple[str, ...] = ()
+    static: bool = True
+    views: bool = True
+
+
+ACTIONS: Final[dict[str, Action]] = {}
+
+
+def action(kind: str, **flags: Any) -> Callable[[Any], Any]:
+    def add(call: Callable[[Run], None]) -> Callable[[Run], None]:
+        ACTIONS[call.__name__] = Action(call, kind, **flags)
+        return call
+
+    return add
+
+
+# ---- passes ----
+
+
+@action(PASS)
+def a_pass_is_averaged(run: Run) -> None:
+    run.backward(run.loss())
+
+
+@action(PASS, static=False)
+def gradients_are_summed_without_averaging_first(run: Run) -> None:
+    with run.wrapped.no_sync():
+        for _ in range(run.source.randint(0, 1)):
+            run.backward(run.loss())
+        loss = run.loss()
+    run.backward(loss)
+    run.backward(run.loss())
+
+
+@action(PASS, static=False, torch_unless=("find_unused_parameters",))
+def the_losses_of_two_forward_passes_are_added(run: Run) -> None:
+    run.backward(run.loss() + run.loss())
+
+
+@action(PASS)
+def a_loss_is_scaled_and_gradients_are_scaled_back(run: Run) -> None:
+    run.backward(run.loss() * 2.0**10)
+    for parameter in run.dense():
+        if parameter.grad is not None:
+            parameter.grad.mul_(2.0**-10)
+
+
+@action(PASS)
+def two_losses_are_combined_by_hand(run: Run) -> None:
+    run.optimizer.zero_grad()
+    run.backward(run.loss())
+    first = [
+        p.grad.clone() if run.has_views and p.grad is not None else p.grad for p in run.dense()
+    ]
+    run.optimizer.zero_grad()
+    run.backward(run.loss())
+    for parameter, gradient in zip(run.dense(), first, strict=True):
+        if gradient is not None and parameter.grad is not None:
+            parameter.grad = gradient * 0.25 + parameter.grad * 0.75
+
+
+@action(PASS)
+def weights_move_along_the_gradient_and_back(run: Run) -> None:
+    run.optimizer.zero_grad()
+    run.backward(run.loss())
+    moved = [(p, p.grad) for p in run.dense() if p.grad is not None and p.dtype == torch.float64]
+    before = [parameter.detach().clone() for parameter, _ in moved]
+    with torch.no_grad():
+        for parameter, gradient in moved:
+            parameter.add_(gradient, alpha=0.1)
+    run.optimizer.zero_grad()
+    run.backward(run.loss())
+    with torch.no_grad():
+        for (parameter, _), value in zip(moved, before, strict=True):
+            parameter.copy_(value)
+
+
+@action(PASS, static=False)
+def the_model_is_evaluated_and_a_pass_is_averaged(run: Run) -> None:
+    with torch.no_grad():
+        run.loss()
+    run.backward(run.loss())
+
+
+@action(PASS, torch=False, static=False)
+def a_pass_raises_on_every_rank_and_another_is_averaged(run: Run) -> None:
+    def fail(_gradient: torch.Tensor) -> None:
+        raise ArithmeticError
+
+    order = run.own.sample(range(3), 3)
+    handle = run.net.layers[0].weight.register_hook(fail)
+    try:
+        run.loss(order=order).backward()
+    except ArithmeticError:
+        pass
+    else:
+        raise AssertionError("the pass was to raise")
+    handle.remove()
+    run.optimizer.zero_grad()
+    run.backward(run.loss())
+
+
+@action(PASS, torch_unless=("find_unused_parameters", "static_graph", "sparse"))
+def inputs_run_out_on_some_ranks_before_others(run: Run) -> None:
+    divides = run.source.random() < 0.5
+    n_inputs, later = run.own.randint(0, 2), run.later_seeds()
+    with run.wrapped.join(divide_by_initial_world_size=divides):
+        _train(run, n_inputs)
+    _begin_anew(run, later)
+
+
+@action(PASS, torch_unless=("find_unused_parameters", "static_graph", "sparse"))
+def inputs_run_out_and_every_rank_stops(run: Run) -> None:
+    n_inputs, later = run.own.randint(0, 2), run.later_seeds()
+    if run.is_oracle:
+        _train(run, run.wrapped.least(n_inputs))
+    else:
+        try:
+            with run.wrapped.join(throw_on_early_termination=True):
+                _train(run, n_inputs)
+        except RuntimeError as error:
+            if "exhausted" not in str(error):
+                raise
+    _begin_anew(run, later)
+
+
+def _train(run: Run, n_inputs: int) -> None:
+    for _ in range(n_inputs):
+        run.optimizer.zero_grad()
+        run.backward(run.loss())
+        run.optimizer.step()
+
+
+def _begin_anew(run: Run, later: tuple[float, float]) -> None:
+    """Forget what differs by rank after a join: what the optimizer knows, gradients and draws."""
+    run.source.seed(later[0])
+    run.own.seed(later[1])
+    run.make_optimizer()
+    run.optimizer.zero_grad()
+    run.backward(run.loss())
+
+
+@action(PASS, may_be_refused=True, torch=False, static=False)
+def one_rank_leaves_a_layer_out(run: Run) -> None:
+    leaves_out = run.rank == run.source.randrange(run.size)
+    run.backward(run.loss(order=[0] if leaves_out else [0, 1, 2]))
+
+
+@action(PASS, may_be_refused=True, torch=False, static=False)
+def one_rank_goes_back_through_two_models_in_another_order(run: Run) -> None:
+    other = run.another()
+    passes = [(run, run.loss()), (other, run.loss(other.wrapped))]
+    if run.rank == run.source.randrange(run.size) and not run.is_oracle:
+        passes.reverse()
+    for one, loss in passes:
+        one.backward(loss)
+
+
+@action(STEP)
+def the_optimizer_steps(run: Run) -> None:
+    run.optimizer.step()
+    run.is_averaged = False
+
+
+# ---- gradients ----
+
+
+@action(ZERO)
+def gradients_are_set_to_none(run: Run) -> None:
+    run.optimizer.zero_grad(set_to_none=True)
+
+
+@action(ZERO)
+def gradients_are_zeroed_in_place(run: Run) -> None:
+    run.optimizer.zero_grad(set_to_none=False)
+
+
+@action(ZERO)
+def gradients_are_deleted(run: Run) -> None:
+    for parameter in run.parameters():
+        del parameter.grad
+
+
+@action(GRADIENT, torch_unless=("gradient_as_bucket_view",))
+def a_gradients_data_is_replaced(run: Run) -> None:
+    for parameter in run.with_gradients():
+        parameter.grad.data = parameter.grad.clone() * run.factor()
+
+
+@action(GRADIENT, views=False)
+def a_gradient_is_set_to_another_storage(run: Run) -> None:
+    for parameter in run.with_gradients():
+        parameter.grad.set_(parameter.grad.clone() * run.factor())
+
+
+@action(GRADIENT)
+def a_gradient_is_another_tensor(run: Run) -> None:
+    for parameter in run.with_gradients():
+        parameter.grad = parameter.grad.clone() * run.factor()
+
+
+@action(GRADIENT)
+def a_gradient_has_other_strides(run: Run) -> None:
+    for parameter in run.with_gradients():
+        if parameter.dim() == 2:
+            parameter.grad = parameter.grad.t().clone(memory_format=torch.contiguous_format).t()
+
+
+@action(GRADIENT)
+def gradients_are_views_of_one_tensor_of_the_program(run: Run) -> None:
+    chosen = [p for p in run.with_gradients() if p.grad.dtype == torch.float64]
+    if chosen:
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in chosen])
+        parts = flat.split([parameter.numel() for parameter in chosen])
+        for parameter, part in zip(chosen, parts, strict=True):
+            parameter.grad = part.view(parameter.shape)
+        run.parts += parts
+
+
+@action(GRADIENT, views=False)
+def gradients_move_to_shared_memory(run: Run) -> None:
+    for parameter in run.with_gradients():
+        parameter.grad.share_memory_()
+
+
+@action(GRADIENT, views=False)
+def the_model_moves_to_shared_memory(run: Run) -> None:
+    if run.acts_here() and "sparse" not in run.program.features:
+        run.net.share_memory()
+
+
+@action(GRADIENT, torch=False)  # which takes elements in another order then
+def the_model_becomes_channels_last(run: Run) -> None:
+    run.net.to(memory_format=torch.channels_last)
+
+
+@action(GRADIENT, torch_unless=("gradient_as_bucket_view",))
+def the_model_visits_another_device(run: Run) -> None:
+    run.net._apply(torch.clone)
+
+
+@action(GRADIENT)
+def gradients_are_kept_by_reference(run: Run) -> None:
+    run.kept += [p.grad for p in run.dense() if p.grad is not None]
+
+
+@action(GRADIENT, views=False)
+def two_parameters_swap_gradients(run: Run) -> None:
+    one, other = run.two_alike()
+    if run.acts_here():
+        one.grad, other.grad = other.grad, one.grad
+
+
+@action(GRADIENT, views=False)
+def two_gradients_swap_data(run: Run) -> None:
+    one, other = run.two_alike()
+    if run.acts_here() and one.grad is not None and other.grad is not None:
+        one.grad.data, other.grad.data = other.grad.data, one.grad.data
+
+
+@action(GRADIENT, views=False)
+def a_gradient_is_saved_alone(run: Run) -> None:
+    for parameter in run.with_gradients():
+        file = io.BytesIO()
+        torch.save(parameter.grad, file)
+        run.seen.append(len(file.getvalue()))
+
+
+@action(GRADIENT, views=False)
+def the_storage_of_a_gradient_is_emptied(run: Run) -> None:
+    for parameter in run.with_gradients():
+        if not run.holds(parameter.grad):
+            parameter.grad.untyped_storage().resize_(0)
+            parameter.grad = None
+
+
+@action(GRADIENT)
+def some_gradients_are_dropped(run: Run) -> None:
+    for parameter in run.with_gradients():
+        parameter.grad = None
+
+
+@action(GRADIENT)
+def gradients_are_clipped_by_norm(run: Run) -> None:
+    nn.utils.clip_grad_norm_(run.dense(), 0.5)
+
+
+@action(GRADIENT)
+def gradients_are_clipped_by_value(run: Run) -> None:
+    real = [p for p in run.dense() if p.grad is not None and not p.is_complex()]
+    if real:
+        nn.utils.clip_grad_value_(real, 0.125)
+
+
+@action(BETWEEN)
+def a_hook_doubles_a_gradient(run: Run) -> None:
+    parameter = run.source.choice(run.dense())
+    if run.acts_here():
+        parameter.register_hook(lambda gradient: gradient * 2)
+
+
+@action(BETWEEN, static=False)
+def one_rank_makes_a_pass_through_the_bare_module(run: Run) -> None:
+    loss = run.loss(run.net)
+    if run.rank == run.source.randrange(run.size):
+        loss.backward()
+
+
+@action(BETWEEN, static=False)
+def every_rank_makes_a_pass_through_the_bare_module(run: Run) -> None:
+    run.loss(run.net).backward()
+
+
+# ---- weights ----
+
+
+@action(BETWEEN)
+def weights_are_clamped_in_place(run: Run) -> None:
+    with torch.no_grad():
+        for parameter in run.parameters():
+            if not parameter.is_complex():
+                parameter.clamp_(-0.25, 0.25)
+
+
+@action(BETWEEN)
+def a_weights_data_is_replaced(run: Run) -> None:
+    parameter = run.source.choice(run.dense())
+    parameter.data = parameter.data.clone() * 0.5
+
+
+@action(BETWEEN)
+def weights_are_loaded_from_a_state_dict(run: Run) -> None:
+    state = run.wrapped.state_dict()
+    halves = {name: t / 2 if t.is_floating_point() else t for name, t in state.items()}
+    run.wrapped.load_state_dict(halves)
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def parameters_are_replaced_by_a_state_dict(run: Run) -> None:
+    state = {name: tensor.clone() for name, tensor in run.net.state_dict().items()}
+    run.net.load_state_dict(state, assign=True)
+    run.make_optimizer()
+
+
+@action(BETWEEN)
+def the_optimizer_is_loaded_from_a_state_dict(run: Run) -> None:
+    state = copy.deepcopy(run.optimizer.state_dict())
+    run.make_optimizer()
+    run.optimizer.load_state_dict(state)
+
+
+# ---- modules and wrappers ----
+
+
+@action(BETWEEN, torch=False)
+def one_rank_copies_the_wrapper(run: Run) -> None:
+    if run.rank == run.source.randrange(run.size):
+        copy.deepcopy(run.wrapped)
+
+
+@action(BETWEEN, torch=False)
+def one_rank_pickles_and_unpickles_the_wrapper(run: Run) -> None:
+    if run.rank == run.source.randrange(run.size):
+        pickle.loads(pickle.dumps(run.wrapped))
+
+
+@action(BETWEEN, torch=False)
+def one_rank_keeps_an_average_of_the_wrapper(run: Run) -> None:
+    if run.rank == run.source.randrange(run.size):
+        average = AveragedModel(run.wrapped)
+        average.update_parameters(run.wrapped)
+
+
+@action(BETWEEN, torch=False)
+def every_rank_trains_a_copy_of_the_wrapper(run: Run) -> None:
+    run.wrapped = copy.deepcopy(run.wrapped)
+    run.net = run.wrapped.module
+    run.make_optimizer()
+
+
+@action(BETWEEN)
+def the_model_is_wrapped_anew(run: Run) -> None:
+    run.wrap()
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def a_trained_parameter_is_frozen(run: Run) -> None:
+    run.net.layers[0].bias.requires_grad_(False)
+    run.optimizer.zero_grad()
+    run.make_optimizer()
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def a_frozen_parameter_is_trained(run: Run) -> None:
+    run.net.layers[1].requires_grad_(True)
+    run.make_optimizer()
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def a_parameter_is_registered_late(run: Run) -> None:
+    run.net.late.append(nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64)))
+    run.make_optimizer()
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def the_model_is_converted_to_another_dtype(run: Run) -> None:
+    run.optimizer.zero_grad()
+    run.net._apply(lambda t: t.float() if t.dtype == torch.float64 else t)
+    run.make_optimizer()
