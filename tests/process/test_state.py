@@ -2,11 +2,13 @@
 
 import ctypes
 import json
+import logging
 import os
 import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from process.stage import Stage, error_of, pretend_hosts
 import shoal
 from shoal.cli import main
 from shoal.errors import TimedOut
+from shoal.group import work as work_module
 
 VICTIM = 1
 
@@ -187,3 +190,47 @@ def dump_from_a_child() -> tuple[str, int]:
 
 def test_a_forked_child_has_nothing_to_tell() -> None:
     assert run_ranks(dump_from_a_child, 1) == [("[]", 1)]
+
+
+def reduce_with_one_that_is_late(how: str) -> list[str]:
+    """What each rank warns of before the victim makes the call, which it does once all have."""
+    work_module.LATE_S = 0.05  # type: ignore[misc]
+    stage, texts = Stage.from_environment(), list[str]()
+    pretend_hosts(1)
+
+    def note(record: logging.LogRecord) -> None:
+        texts.append(record.getMessage())
+        stage.cue(f"rank {group.rank} has warned")
+
+    listener = logging.Handler(logging.WARNING)
+    listener.emit = note  # type: ignore[method-assign]
+    with shoal.init() as group:
+        group.barrier()
+        logging.getLogger("shoal").addHandler(listener)
+        data = np.ones(1000, np.float32)
+        if group.rank == VICTIM:
+            for rank in (0, 2):
+                stage.await_cue(f"rank {rank} has warned")
+            group.all_reduce(data)
+        elif how == "in the call":
+            group.all_reduce(data)
+        elif how == "by its work":
+            group.all_reduce(data, async_op=True).wait()
+        else:
+            over = threading.Event()
+            group.all_reduce(data, async_op=True).on_done(lambda _: over.set())
+            assert over.wait(60)
+        logging.getLogger("shoal").removeHandler(listener)
+        assert data[0] == 3
+    return texts
+
+
+@pytest.mark.parametrize("how", ["in the call", "by its work", "by its callback"])
+def test_a_rank_that_is_late_to_a_call_is_named_by_those_that_wait(how: str) -> None:
+    with Stage() as stage:
+        results = run_ranks(reduce_with_one_that_is_late, 3, how, env=stage.env)
+    for rank in (0, 2):
+        assert results[rank][0].startswith(f"rank {rank} on ")
+        assert " s in all_reduce float32[1000] sum by " in results[rank][0]
+        assert f" of group 'world') for rank {VICTIM} on " in results[rank][0]
+        assert len(results[rank]) < 20

@@ -13,6 +13,7 @@ from shoal import UsageError
 from shoal.state import AtDeadline, document, watch
 from shoal.state.culprit import verdict
 from shoal.state.files import pattern_of_job, stem_of, write
+from shoal.state.late import late_in
 from shoal.state.text import text_of
 from shoal.state.waits import WORDS, waits_of
 
@@ -472,3 +473,34 @@ def test_ranks_that_do_nothing_say_so() -> None:
     assert (
         verdict([state(0, [], size=1)]) == "1 of 1 ranks told\nnone of them had a call in flight\n"
     )
+
+
+def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_its_age() -> None:
+    late = call([step(1, "data"), step(2, "data")], absent=(2,))
+    later = {**call([step(1, "data")], absent=(1,), key=6), "age_s": 0.1}
+    (world,) = state(0, [late, later])["worlds"]
+    (group,) = world["groups"]
+    group["id"] = f"{(native_id := 7):016x}"
+    due_s = dict[tuple[int, str], float]()
+    n_told = []
+    for age_s in (9.9, 10.0, 11.0, 19.9, 20.0, 35.0, 90.0, 159.0, 160.0):
+        late["age_s"] = age_s
+        texts = late_in(world, native_id, 10.0, due_s)
+        n_told.append(len(texts))
+    assert n_told == [0, 1, 0, 0, 1, 0, 1, 0, 1]
+    (text,) = texts
+    assert text.startswith("rank 0 on ")
+    assert f"has waited 160.0 s in {WHAT} (call 5 of group {group['name']!r}) for rank 2" in text
+    assert text.endswith("which was not heard in this call")
+    group["in_flight"].clear()
+    assert late_in(world, native_id, 10.0, due_s) == []
+    assert due_s == {}
+
+
+def test_nobody_is_late_who_is_in_the_call_or_has_no_message_to_send_yet() -> None:
+    in_call = call([step(1, "data")])
+    message = {**call([step(1, "data")], absent=(1,), key=6), "awaits_message": True}
+    for one in (in_call, message):
+        (world,) = state(0, [one])["worlds"]
+        world["groups"][0]["id"] = f"{7:016x}"
+        assert late_in(world, 7, 10.0, {}) == []

@@ -14,7 +14,7 @@ from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.buffers import BlockBuffers, BufferView, blocks_of, clash, span_of
 from shoal.group.context import Occurrences, hash_of
 from shoal.group.numbers import Numbers
-from shoal.group.work import FOR_EVER_S, Work
+from shoal.group.work import FOR_EVER_S, Work, wait_long
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.schedule import COLLECTIVES, MESSAGE
 from shoal.shapes import Shape
@@ -376,7 +376,7 @@ class Calls:
             self._context.keep(work)
             return work
         try:
-            call.wait(FOR_EVER_S)
+            wait_long(self, call, FOR_EVER_S)
         finally:
             if not call.done():  # interrupted
                 self._context.keep(Work(self, call, owners))

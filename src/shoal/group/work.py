@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 # Longer than any call: the call's own deadline ends the wait.
 FOR_EVER_S: Final = 3e9
 
+# How long a call waits before it is said which rank is late to it, and then again. Sooner than most
+# programs save a checkpoint on one rank would be noise. Injected by tests.
+LATE_S = 10.0
+
 
 class Origin(Protocol):
     """The group of a call, as its Work needs it."""
@@ -26,6 +30,10 @@ class Origin(Protocol):
     def mesh(self) -> Mesh | None:
         """The links that the call runs on; None once they are closed."""
 
+    @property
+    def native_id(self) -> int | None:
+        """The group's number in the native core; None once it is closed."""
+
     def error_from(self, native: tuple[Fault, int, str, str]) -> ShoalError | None:
         """The exception that a native error stands for."""
 
@@ -33,6 +41,26 @@ class Origin(Protocol):
 # A call, and what keeps its buffers alive, emptied when it is known to be done. Has no hold on the
 # group.
 Loan = tuple["Call", list[object]]
+
+
+def wait_long(group: Origin, call: Call, timeout_s: float) -> bool:
+    """As `call.wait`; says who is late to the call meanwhile.
+
+    No timer but the waiting thread's own is behind it, and that thread sleeps in the engine.
+    """
+    while timeout_s > LATE_S:
+        if call.wait(LATE_S):
+            return True
+        warn_of_late(group.native_id, LATE_S)
+        timeout_s -= LATE_S
+    return call.wait(timeout_s)
+
+
+def warn_of_late(native_id: int | None, late_s: float) -> None:
+    """See state/late.py, which is loaded for the first rank that is late."""
+    from shoal.state.late import warn_of_late as warn
+
+    warn(native_id, late_s)
 
 
 class Work:
@@ -58,7 +86,7 @@ class Work:
             PeerLost, UsageError, Closed: the group has ended; the buffers are partly folded.
             KeyboardInterrupt: the call goes on.
         """
-        if not self._call.wait(FOR_EVER_S if timeout_s is None else timeout_s):
+        if not wait_long(self._group, self._call, FOR_EVER_S if timeout_s is None else timeout_s):
             raise TimedOut(f"waited {timeout_s} s for a call on {self._group}; it goes on")
         if self._lent is None:  # the usual case, without a call
             self._owners = None
@@ -97,6 +125,11 @@ class Work:
         return self._group.mesh
 
     @property
+    def group_id(self) -> int | None:
+        """The number of its group in the native core."""
+        return self._group.native_id
+
+    @property
     def source(self) -> int | None:
         """Of a receive that is done: the rank of the group that the message came from."""
         source = self._call.source()
@@ -132,7 +165,7 @@ _Entry = tuple[Work, Callable[[Work], None]]
 
 
 def wait_for_an_end(work: Work, seen: int) -> int:
-    """Return once any call on the mesh of `work`, which runs, has ended; raises nothing of its own.
+    """Return once any call on the mesh of `work`, which runs, has ended, or is late.
 
     Args:
         seen: what this returned before; -1 at first. If calls have ended since, it returns at once.
@@ -141,7 +174,10 @@ def wait_for_an_end(work: Work, seen: int) -> int:
     if mesh is None:  # closed, or about to be
         work.drive(FOR_EVER_S)
         return seen
-    return mesh.wait_finished(seen, FOR_EVER_S)
+    now = mesh.wait_finished(seen, LATE_S)
+    if now == seen:
+        warn_of_late(work.group_id, LATE_S)
+    return now
 
 
 def _run_callback(work: Work, callback: Callable[[Work], None]) -> None:

@@ -42,7 +42,7 @@ def describe(
         told: what the native core told of some of them before; the others are asked now.
     """
     told = told or {}
-    worlds = [_world(source, told.get(source)) for source in _all_of(SOURCES)]
+    worlds = [world_of(source, told.get(source)) for source in all_of(SOURCES)]
     worlds.sort(key=lambda world: -len(world["ranks"]))
     return {
         "shoal_dump": VERSION,
@@ -66,11 +66,12 @@ def describe(
     }
 
 
-def _world(source: ContextSource, told: dict[str, Any] | None) -> dict[str, Any]:
+def world_of(source: ContextSource, told: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The state of one world; `told`: what the native core told of it before."""
     mesh = source.mesh
     native = told if told is not None else mesh.state(_PATIENCE_S) if mesh is not None else None
     names = {
-        f"{group.native_id:016x}": group.name for group in _all_of(source.groups) if group.native_id
+        f"{group.native_id:016x}": group.name for group in all_of(source.groups) if group.native_id
     }
     world: dict[str, Any] = {
         "epoch": f"{source.epoch:016x}",
@@ -118,7 +119,7 @@ def of_all_channels(native: dict[str, Any]) -> dict[str, Any]:
 _Item = TypeVar("_Item")
 
 
-def _all_of(items: Iterable[_Item]) -> list[_Item]:
+def all_of(items: Iterable[_Item]) -> list[_Item]:
     """What is in a set that other threads may add to meanwhile."""
     for _ in range(100):
         with contextlib.suppress(RuntimeError):  # it changed while it was read

@@ -1,0 +1,69 @@
+"""Names the ranks that are late to a call, while others wait for them in it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any, Final
+
+from shoal.state.document import all_of, world_of
+from shoal.state.sources import SOURCES
+from shoal.state.text import named
+
+_LOG: Final = logging.getLogger("shoal")
+
+_lock = threading.Lock()
+_due_s: dict[tuple[int, str], float] = {}  # by group and call: its age at the next warning
+
+
+def warn_of_late(native_id: int | None, late_s: float) -> None:
+    """Warn of the ranks that the oldest call of a group waits for, once per doubling of its age.
+
+    Args:
+        native_id: of the group.
+        late_s: the age of a call at the first warning.
+    """
+    if native_id is None or not _lock.acquire(blocking=False):
+        return  # closed, or another thread is at it
+    try:
+        for source in all_of(SOURCES):
+            if any(group.native_id == native_id for group in all_of(source.groups)):
+                for text in late_in(world_of(source), native_id, late_s, _due_s):
+                    _LOG.warning("%s", text)
+    except Exception:  # noqa: BLE001 - whoever waits goes on waiting
+        _LOG.exception("which rank is late cannot be said")
+    finally:
+        _lock.release()
+
+
+def late_in(
+    world: dict[str, Any], native_id: int, late_s: float, due_s: dict[tuple[int, str], float]
+) -> list[str]:
+    """What to warn of now.
+
+    Args:
+        world: as in a dump.
+        due_s: see above; it is brought up to date.
+    """
+    told = [group for group in world["groups"] if group["id"] == f"{native_id:016x}"]
+    calls = [call for group in told for call in group["in_flight"] if not call["awaits_message"]]
+    for key in [key for key in due_s if key[0] == native_id]:
+        if key[1] not in {call["key"] for call in calls}:
+            del due_s[key]
+    if not calls:
+        return []
+    oldest = max(calls, key=lambda call: float(call["age_s"]))
+    due = due_s.get((native_id, oldest["key"]), late_s)
+    ranks = world["ranks"]
+    late = [wait["rank"] for wait in oldest["waits"] if wait["is_blamed"] and not wait["in_call"]]
+    if oldest["age_s"] < due or not late:
+        return []
+    while due <= oldest["age_s"]:
+        due *= 2
+    due_s[native_id, oldest["key"]] = due
+    return [
+        f"{named(world['rank'], ranks)} has waited {oldest['age_s']:.1f} s in {oldest['what']} "
+        f"(call {oldest['serial']} of group {told[0]['name']!r}) for {named(rank, ranks)}, which "
+        "was not heard in this call"
+        for rank in late
+    ]
