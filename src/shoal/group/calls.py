@@ -64,6 +64,9 @@ class CallOptions(TypedDict, total=False):
     work: bool
 
 
+_KNOWN: Final = CallOptions.__annotations__.keys()
+
+
 class Calls:
     """The calls of one rank in one group; `Group` puts names on them."""
 
@@ -362,11 +365,9 @@ class Calls:
     def _timeout(self, how: CallOptions) -> float:
         if not how:  # the usual case
             return self.timeout_s
-        if not how.keys() <= CallOptions.__annotations__.keys():
-            unknown = ", ".join(how.keys() - CallOptions.__annotations__.keys())
-            raise TypeError(
-                f"unknown keywords {unknown}; known are {', '.join(CallOptions.__annotations__)}"
-            )
+        if not how.keys() <= _KNOWN:
+            unknown = ", ".join(how.keys() - _KNOWN)
+            raise TypeError(f"unknown keywords {unknown}; known are {', '.join(_KNOWN)}")
         timeout_s = how.get("timeout_s")
         return self.timeout_s if timeout_s is None else timeout_s
 

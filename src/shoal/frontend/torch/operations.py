@@ -299,7 +299,8 @@ class Operations:
         else:
             for work in [start(*call, *rest, timeout_s=timeout_s, work=True) for call in calls]:
                 work.wait()
-        buffers.copy_back()
+        if buffers.copies:
+            buffers.copy_back()
         return FinishedWork(buffers.results)
 
     def _post(
