@@ -137,11 +137,25 @@ def test_a_short_buffer_between_hosts_goes_in_fewer_shards_than_there_are_ranks(
 
 
 def test_sharded_is_no_candidate_where_few_ranks_of_a_host_would_do_all() -> None:
-    for size, kib, is_one in ((4, 16, True), (8, 16, True), (8, 64, False), (8, 128, True)):
+    for size, kib, is_one in ((4, 16, True), (8, 64, True), (16, 128, False), (8, 128, True)):
         assert ("sharded" in candidates("all_reduce", kib << 10, default_cluster((0,) * size))) == (
             is_one
         )
     assert "sharded" in candidates("all_reduce", 64 << 10, default_cluster(range(8)))
+
+
+# Hosts with fewer cores than ranks: measured in bench/LOG.md.
+
+
+@pytest.mark.parametrize(("size", "kib"), [(4, 64), (4, 256), (8, 32), (8, 64), (8, 256), (16, 32)])
+def test_two_rounds_of_shards_are_cheaper_than_the_many_of_a_tree(size: int, kib: int) -> None:
+    assert choose("all_reduce", kib << 10, default_cluster((0,) * size)).name == "sharded"
+
+
+def test_ranks_that_have_a_core_each_do_not_wait_for_one() -> None:
+    alone, crowded = (default_cluster((0,) * 4, n_cores=n) for n in (4, 2))
+    assert cost_of("all_reduce", "direct", 4, alone).fill == alone.local.latency_us
+    assert cost_of("all_reduce", "direct", 4, crowded).fill > 4 * crowded.local.latency_us
 
 
 # Work.

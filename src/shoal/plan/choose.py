@@ -29,10 +29,10 @@ LOCAL_SHARD_FLOOR_BYTES: Final = 4 << 10
 # Candidates by hosts: local/across. Others can be forced.
 _BY_HOSTS: Final = ("sharded/ring", "sharded/tree", "sharded/halving", "sharded/doubling")
 
-# So many ranks of a host may have no stripe of a short buffer to reduce. With more, a tree took 0.6
-# to 0.95 of the time of `sharded` (8 and 16 ranks on 2 cores, 64 KiB); with fewer, 0.8 to 1.1. One
-# stripe is none too few: 8 ranks on 2 cores took 0.87 to 1 of the time of `doubling` up to 1 KiB.
-_MOST_IDLE: Final = 3
+# So few stripes of a short buffer cost a host less than a tree does, whoever is left without one:
+# 0.76 to 1.05 of its time (8 and 16 ranks on 2 cores, 32 and 64 KiB). Of 16 ranks that share eight,
+# each message to a cold core tells: 1.3 (128 KiB; bench/LOG.md, 2026-11-25).
+_FEW_STRIPES: Final = 4
 
 # Costs that differ by less are taken as equal.
 _EQUAL: Final = 1.02
@@ -105,7 +105,7 @@ def candidates(
 def _leaves_many_idle(algorithm: Algorithm, n_bytes: int, cluster: Cluster) -> bool:
     """Whether inside a host a few would do all the work, and many would only wait."""
     n_stripes = algorithm.fitted(n_bytes, cluster.size).n_chunks(cluster.size)
-    return cluster.n_hosts == 1 and 1 < n_stripes < cluster.size - _MOST_IDLE
+    return cluster.n_hosts == 1 and _FEW_STRIPES < n_stripes < cluster.size
 
 
 def floor_of(cluster: Cluster) -> int:

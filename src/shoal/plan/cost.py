@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 # nor a ring (measured: docs/decisions/0023).
 _CONTENDED_IN_TURN: Final = 0.5
 
+# What a message waits for each other rank that has the receiver's core: the switch, and that rank's
+# turn with cold caches. Of 64 KiB over 4 ranks on 2 cores, `tree` switched 2.5 times as often as
+# `sharded` and took 7 to 20 us more of a core (bench/LOG.md, 2026-11-25).
+_TURN_US: Final = 4.0
+
 
 class Cost(NamedTuple):
     """What one call takes of each thing that can be the bottleneck, in microseconds.
@@ -104,7 +109,7 @@ def price(
 
 @functools.lru_cache(maxsize=256)
 def oversubscription(cluster: Cluster) -> float:
-    """How many ranks share a core of the fullest host: so much longer a message waits for one."""
+    """How many ranks share a core of the fullest host."""
     return max(1.0, fullest(cluster) / cluster.n_cores)
 
 
@@ -124,7 +129,8 @@ class _Prices:
         self._cluster, self._n_bytes = cluster, n_bytes
         self._in_place, self._root = row.in_place, row.root
         self._n_messages = max(1, -(-n_bytes // SEGMENT_BYTES))
-        self._local_wait = oversubscription(cluster) * cluster.local.latency_us
+        others = oversubscription(cluster) - 1  # that have the receiver's core before it
+        self._local_wait = cluster.local.latency_us + others * _TURN_US
         self._first = first = min(n_bytes, SEGMENT_BYTES)
         local, wire = cluster.local, cluster.wire
         memory, network = cluster.memory_us_per_byte, cluster.network_us_per_byte
