@@ -99,7 +99,7 @@ def measure(rank: int, n_ranks: int, port: int, sizes: list[int]) -> list[Any]:
     dist.init_process_group("shoal", store=store, rank=rank, world_size=n_ranks)
     found: list[Any] = [(("form", "ms"), (time.perf_counter() - begin) * 1e3)]
     found.append((("form", "cpu ms"), (counts()[2] - before[2]) / 1e3))
-    warm = torch.zeros(1)  # a fork copies each page that it writes to first
+    warm = torch.zeros(1)  # until the kernel has spread the ranks over the cores
     for _ in range(N_WARM_CALLS):
         dist.all_reduce(warm)
     for n_bytes in sizes:
