@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +171,42 @@ def complete_a_future_without_threads() -> list[float]:
 def test_a_future_is_completed_where_no_thread_can_be_had_for_its_callbacks() -> None:
     results = run_ranks(complete_a_future_without_threads, 2)
     assert results == [[7.0, 2.0]] * 2
+
+
+N_FUTURES = 3_000
+
+
+def complete_many_futures() -> tuple[int, float]:
+    """Of calls that nobody waits for through their Works."""
+    dist.init_process_group("shoal")
+    tensors = [torch.ones(1) for _ in range(N_FUTURES)]
+    calls = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [call.get_future() for call in calls if call is not None]
+    del calls
+    torch.futures.wait_all(futures)
+    return len(futures), torch.cat(tensors).sum().item()
+
+
+def test_thousands_of_futures_complete_though_nobody_waits_for_their_works() -> None:
+    assert run_ranks(complete_many_futures, 2) == [(N_FUTURES, 2.0 * N_FUTURES)] * 2
+
+
+def reduce_by_a_file(path: Path) -> tuple[float, bytes]:
+    """With what a job that is killed would leave behind."""
+    rank, data = int(os.environ["RANK"]), torch.ones(1)
+    dist.init_process_group("shoal", init_method=f"file://{path}", rank=rank, world_size=2)
+    dist.all_reduce(data)
+    return data.item(), path.read_bytes()
+
+
+def test_a_file_that_an_earlier_job_left_behind_serves_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    for _ in range(3):
+        results = run_ranks(reduce_by_a_file, 2, path)
+        assert [summed for summed, _ in results] == [2.0, 2.0]
+        left = max((file for _, file in results), key=len)
+        assert left
+        path.write_bytes(left)
 
 
 OUTLIVING = """
