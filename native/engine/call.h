@@ -140,6 +140,7 @@ struct Call : std::enable_shared_from_this<Call> {
     return last;
   }
 
+  CallId id() const { return {group_id, key}; }
   std::byte* chunk(int buffer, uint32_t chunk) const {
     const auto& pointers = memory[buffer];
     return pointers.size() > 1 ? pointers[chunk] : pointers[0] + plan->layout[buffer].offset[chunk];

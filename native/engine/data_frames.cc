@@ -52,6 +52,7 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   frame.is_bulk = (flags & kEager) == 0;
   frame.payload = encoded.block ? encoded.block.data()
                                 : call.segment_at(step.buffer, step.chunk, state.started);
+  frame.is_lent_by_call = !encoded.block;
   frame.token = links_.new_token();
   frame.precedence = {call.order, static_cast<uint32_t>(call.state.size()) - at};
   const uint32_t segment = state.started++;
@@ -108,17 +109,14 @@ void DataFrames::drop_call(const Call& call) {
 
 std::span<std::byte> DataFrames::receive_buffer(int peer, const Header& header, const Call* call) {
   ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
-  receive_buffer.place = nullptr;
   if (header.type != FrameType::kData) {
     if (header.length > kMaxText) return {};
     receive_buffer.control.resize(header.length);
     return receive_buffer.control;
   }
   const int from = call == nullptr ? -1 : call->group->rank_of[peer];
-  if (std::byte* place = from < 0 ? nullptr : own_place(*call, from, header)) {
-    receive_buffer.place = place;
+  if (std::byte* place = from < 0 ? nullptr : own_place(*call, from, header))
     return {place, header.length};
-  }
   receive_buffer.block = staging_.take(header.length);
   return {receive_buffer.block.data(), header.length};
 }
@@ -160,10 +158,8 @@ void DataFrames::arrived(Call& call, uint32_t at, const Header& header,
   }
   ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
   const bool has_place = call.has_memory(step, header.segment);
-  const bool landed = receive_buffer.place != nullptr && has_place &&
-                      payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
-  if (has_place)
-    came_to(call.segment_at(step.buffer, step.chunk, header.segment), peer, header, payload);
+  const bool landed =
+      has_place && payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
   if (header.segment == state.done && state.done < call.segments_ready(step) && has_place) {
     // Deeper calls reuse the receive buffer; the block must live until the bytes are used. A frame
     // that was kept until now lies elsewhere, and the receive buffer may be in use.
@@ -172,16 +168,6 @@ void DataFrames::arrived(Call& call, uint32_t at, const Header& header,
     return way.take(call, at, landed ? nullptr : payload.data());
   }
   keep(state, receive_buffer, payload, {header.segment, {}, landed, &way});
-}
-
-// A segment is here. Whatever else was on its way to its place must not come there any more: the
-// call may soon be over.
-void DataFrames::came_to(std::byte* place, int peer, const Header& header,
-                         std::span<const std::byte> payload) {
-  ReceiveBuffer& receive_buffer = receive_buffers_.of(peer, header);
-  if (receive_buffer.place == place && payload.data() == place) receive_buffer.place = nullptr;
-  if (Link* link = links_[peer]; link != nullptr && receive_buffers_.is_shared(peer, header, place))
-    link->release(links_.new_token(), place, payload.size());
 }
 
 void DataFrames::keep(StepState& state, ReceiveBuffer& receive_buffer, std::span<std::byte> payload,

@@ -59,8 +59,6 @@ class DataFrames {
 
   Encoded::Payload encode(Call& call, uint32_t at);
   std::byte* own_place(const Call& call, int from, const Header& header) const;
-  void came_to(std::byte* place, int peer, const Header& header,
-               std::span<const std::byte> payload);
   void keep(StepState& state, ReceiveBuffer& receive_buffer, std::span<std::byte> payload,
             Arrived came);
 

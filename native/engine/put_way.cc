@@ -60,7 +60,7 @@ bool PutWay::put(Call& call, uint32_t at) {
   return begun(
       call, at, token,
       links_[call.peer_of(step)]->put(
-          token, call.segment_at(step.buffer, step.chunk, state.started),
+          token, call.id(), call.segment_at(step.buffer, step.chunk, state.started),
           call.segment_bytes(step, state.started), {state.region, state.offset + skipped}));
 }
 

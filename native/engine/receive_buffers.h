@@ -14,7 +14,6 @@ namespace shoal {
 struct ReceiveBuffer {
   Block block;                     // of a segment
   std::vector<std::byte> control;  // of any other frame
-  std::byte* place = nullptr;      // the segment lands where it belongs, which is there
 };
 
 // Threads: under the channel's lock.
@@ -26,13 +25,6 @@ class ReceiveBuffers {
     auto& paths = by_peer_[static_cast<size_t>(peer)];  // from its first frame on
     if (paths == nullptr) paths = std::make_unique<Paths>();
     return (*paths)[header.path()];
-  }
-  // Whether another path may be bringing something to the very same place.
-  bool is_shared(int peer, const Header& header, const std::byte* place) const {
-    const auto& paths = by_peer_[static_cast<size_t>(peer)];
-    for (uint32_t path = 0; paths != nullptr && path < Header::kMaxPaths; ++path)
-      if (path != header.path() && (*paths)[path].place == place) return true;
-    return false;
   }
 
  private:

@@ -3,31 +3,15 @@
 namespace shoal {
 
 void Releases::ask(Call& call) {
-  for (int buffer = 0; buffer < kBuffers; ++buffer) {
-    if (call.memory[buffer].empty()) continue;
-    const auto& layout = call.plan->layout[buffer];
-    for (uint32_t chunk = 0; chunk < layout.n_bytes.size(); ++chunk)
-      for (const int peer : call.plan->program->peers)
-        ask(call, (*call.members)[peer], call.chunk(buffer, chunk), layout.n_bytes[chunk]);
+  for (const int member : call.plan->program->peers) {
+    const int peer = (*call.members)[member];
+    Link* link = links_[peer];
+    if (link == nullptr) continue;
+    const uint64_t token = links_.new_token();
+    asked_[{peer, token}] = call.shared_from_this();
+    call.n_unreleased++;
+    if (link->release(token, call.id())) released(peer, token);
   }
-  for (const Window& window : call.windows.of_chunk)
-    for (const Block& block : window.blocks)
-      for (const int peer : call.plan->program->peers)
-        ask(call, (*call.members)[peer], block.data(), block.size());
-  for (uint32_t at = 0; at < call.state.size(); ++at) {
-    const Block& landing = call.state[at].landing;
-    if (landing)
-      ask(call, call.peer_of(call.plan->program->steps[at]), landing.data(), landing.size());
-  }
-}
-
-void Releases::ask(Call& call, int peer, const std::byte* from, size_t n_bytes) {
-  Link* link = links_[peer];
-  if (link == nullptr) return;
-  const uint64_t token = links_.new_token();
-  asked_[{peer, token}] = call.shared_from_this();
-  call.n_unreleased++;
-  if (link->release(token, from, n_bytes)) released(peer, token);
 }
 
 std::shared_ptr<Call> Releases::released(int peer, uint64_t token) {

@@ -16,8 +16,9 @@ class Releases {
  public:
   explicit Releases(Links& links) : links_(links) {}
 
-  // Asks the links with all peers of a call for its memory. Where memory runs out in the middle, it
-  // is asked for once more; each answer counts for the question it is of.
+  // Asks the links with all peers of a call for its memory, by the call: another may use the same.
+  // Where memory runs out in the middle, it is asked for once more; each answer counts for the
+  // question it is of.
   void ask(Call& call);
   // A link has let go. The call whose memory that was; null: of none that waits for it.
   std::shared_ptr<Call> released(int peer, uint64_t token);
@@ -27,8 +28,6 @@ class Releases {
   void clear();  // its calls hold nothing of the engine's any more
 
  private:
-  void ask(Call& call, int peer, const std::byte* from, size_t n_bytes);
-
   Links& links_;
   std::map<std::pair<int, uint64_t>, std::shared_ptr<Call>> asked_;  // by peer and token
 };

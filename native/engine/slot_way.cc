@@ -118,7 +118,7 @@ size_t SlotWay::take(Call& call, uint32_t at, const Offered& offer) {
   if (link == nullptr) return 0;  // lost a moment ago: the group is about to end
   const Into into = next_of(call, at);
   const uint64_t token = links_.new_token();
-  const Moved how = link->get(token, {offer.place, offer.offset, true}, into);
+  const Moved how = link->get(token, call.id(), {offer.place, offer.offset, true}, into);
   if (begun(call, at, token, how)) return into.n_bytes;
   no_such_slot(call, at);
   return 0;

@@ -10,10 +10,6 @@ namespace {
 
 constexpr size_t kNone = ~size_t{0};
 
-bool overlap(const std::byte* a, size_t n_a, const std::byte* b, size_t n_b) {
-  return a < b + n_b && b < a + n_a;
-}
-
 }  // namespace
 
 // splitmix64. Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators (2014).
@@ -102,6 +98,7 @@ bool FakeLink::send(const Frame& frame) {
     parcel.own.assign(frame.bytes(), frame.bytes() + n_bytes);
   } else {
     parcel.borrowed = frame.payload;
+    parcel.is_lent_by_call = frame.is_lent_by_call;
     parcel.token = frame.token;
   }
   queue_.push_back(std::move(parcel));
@@ -299,12 +296,12 @@ void FakeLink::fail(FrameSink& sink, const std::string& what, bool of_path) {
 
 // ---- the end
 
-bool FakeLink::release(uint64_t token, const std::byte* from, size_t n_bytes) {
+bool FakeLink::release(uint64_t token, const CallId& call) {
   const uint64_t wait = closed_ ? 0 : late(net_.options.releases_late);
   if (wait == 0)
-    let_go(from, n_bytes);
+    let_go(call);
   else
-    releases_.push_back({token, net_.now_ + wait, from, n_bytes});
+    releases_.push_back({token, net_.now_ + wait, call});
   return wait == 0;
 }
 
@@ -317,27 +314,25 @@ bool FakeLink::finish_releases(FrameSink& sink) {
     }
     const Release release = releases_[at];
     releases_.erase(releases_.begin() + static_cast<std::ptrdiff_t>(at));
-    let_go(release.from, release.n_bytes);
+    let_go(release.call);
     sink.released(peer_, release.token);
     moved = true;
   }
   return moved;
 }
 
-void FakeLink::let_go(const std::byte* from, size_t n_bytes) {
-  const auto inside = [&](const Parcel& parcel) {
-    return parcel.borrowed != nullptr &&
-           overlap(parcel.borrowed, parcel.header.length, from, n_bytes);
+void FakeLink::let_go(const CallId& call) {
+  const auto is_lent = [&](const Parcel& parcel) {
+    return parcel.is_lent_by_call && parcel.borrowed != nullptr && call_of(parcel.header) == call;
   };
-  std::erase_if(queue_, inside);
-  std::erase_if(moves_,
-                [&](const Move& move) { return overlap(move.own, move.n_bytes, from, n_bytes); });
+  std::erase_if(queue_, is_lent);
+  std::erase_if(moves_, [&](const Move& move) { return move.call == call; });
   for (Parcel& parcel : out().parcels)
-    if (inside(parcel)) read(parcel);
+    if (is_lent(parcel)) read(parcel);
   FakeLink* receiver = net_.links_[static_cast<size_t>(peer_ * net_.n_ranks_ + rank_)];
-  if (receiver != nullptr && receiver->receiving_now_ && inside(receiver->current_))
+  if (receiver != nullptr && receiver->receiving_now_ && is_lent(receiver->current_))
     read(receiver->current_);
-  if (receiving_now_ && overlap(receive_buffer_.data(), receive_buffer_.size(), from, n_bytes)) {
+  if (receiving_now_ && call_of(current_.header) == call) {
     diverted_.assign(receive_buffer_.begin(), receive_buffer_.end());
     receive_buffer_ = diverted_;
   }
@@ -389,29 +384,30 @@ std::byte* FakeLink::address_of(const Remote& there, size_t n_bytes) {
   return fits ? mapping.data() + there.offset : nullptr;
 }
 
-Moved FakeLink::put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) {
+Moved FakeLink::put(uint64_t token, const CallId& call, const std::byte* from, size_t n_bytes,
+                    const Remote& to) {
   std::byte* at = address_of(to, n_bytes);
   if (at == nullptr) return Moved::kNowhere;
-  return begin_move({token, 0, from, n_bytes, [=] {
+  return begin_move({token, 0, call, [=] {
                        std::memcpy(at, from, n_bytes);
                        return Moved::kDone;
                      }});
 }
 
-Moved FakeLink::get(uint64_t token, const Remote& from, const Into& into) {
+Moved FakeLink::get(uint64_t token, const CallId& call, const Remote& from, const Into& into) {
   if (from.in_slot) {
     const FakeNet::Arena& arena = net_.arenas_[static_cast<size_t>(peer_)];
     if (from.place >= arena.stamps.size() || into.n_bytes > Slots::kSlotBytes)
       return Moved::kNowhere;
     const std::byte* slot = arena.slots + from.place * Slots::kSlotBytes;
     const std::atomic<uint64_t>& stamp = arena.stamps[from.place];
-    return begin_move({token, 0, into.at, into.n_bytes, [&stamp, slot, from, into] {
+    return begin_move({token, 0, call, [&stamp, slot, from, into] {
                          return Slots::read(slot, stamp, from.offset, into);
                        }});
   }
   const std::byte* at = address_of(from, into.n_bytes);
   if (at == nullptr) return Moved::kNowhere;
-  return begin_move({token, 0, into.at, into.n_bytes, [at, into] {
+  return begin_move({token, 0, call, [at, into] {
                        into.take(at);
                        return Moved::kDone;
                      }});

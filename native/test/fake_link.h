@@ -121,6 +121,7 @@ class FakeNet {
     Header header;
     std::vector<std::byte> own;           // the payload, once it was read
     const std::byte* borrowed = nullptr;  // the payload, while it was not
+    bool is_lent_by_call = false;
     uint64_t token = 0;
     uint64_t due = 0;
     bool overtakes = false, splits = false, damaged = false;
@@ -163,14 +164,15 @@ class FakeLink final : public Link {
   bool flush(FrameSink& sink) override;
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
-  bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
+  bool release(uint64_t token, const CallId& call) override;
   void close() override;
   size_t max_inline() const override { return net_.options.max_inline; }
   const char* kind() const override { return "fake"; }
   bool shares_memory() const override { return net_.host_of(rank_) == net_.host_of(peer_); }
   bool share(uint32_t region) override;
-  Moved put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) override;
-  Moved get(uint64_t token, const Remote& from, const Into& into) override;
+  Moved put(uint64_t token, const CallId& call, const std::byte* from, size_t n_bytes,
+            const Remote& to) override;
+  Moved get(uint64_t token, const CallId& call, const Remote& from, const Into& into) override;
 
  private:
   friend class FakeNet;
@@ -180,14 +182,12 @@ class FakeLink final : public Link {
   };
   struct Move {
     uint64_t token, due;
-    const std::byte* own;  // of this rank, `n_bytes`: what a put reads, or a get writes to
-    size_t n_bytes;
+    CallId call;
     std::function<Moved()> run;
   };
   struct Release {
     uint64_t token, due;
-    const std::byte* from;
-    size_t n_bytes;
+    CallId call;
   };
 
   FakeNet::Wire& out() { return net_.wire(rank_, peer_); }
@@ -197,7 +197,7 @@ class FakeLink final : public Link {
   Moved begin_move(Move move);
   bool finish_moves(FrameSink& sink);
   bool finish_releases(FrameSink& sink);
-  void let_go(const std::byte* from, size_t n_bytes);
+  void let_go(const CallId& call);
   void put_on_wire(Parcel parcel);
   void read(Parcel& parcel);
   void damage(Parcel& parcel);

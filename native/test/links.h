@@ -57,9 +57,9 @@ class Recorder final : public FrameSink {
     if (refuses) return {};
     if (std::exchange(lacks_memory, false)) throw std::bad_alloc();
     last_path = header.path();
+    last_header = header;
     memory() = std::make_unique<std::byte[]>(header.length);
-    n_bytes = header.length;
-    return {memory().get(), n_bytes};
+    return {memory().get(), header.length};
   }
   void arrived(int peer, const Header& header, std::span<std::byte> payload) override {
     check_post_notice(peer);
@@ -111,7 +111,7 @@ class Recorder final : public FrameSink {
   }  // of the last receive buffer
   std::array<std::unique_ptr<std::byte[]>, Header::kMaxPaths> receive_buffers;
   uint32_t last_path = 0;
-  size_t n_bytes = 0;
+  Header last_header;
   std::function<void(const Header&)> on_arrived;
   std::function<void(uint64_t)> on_sent, on_released;
 };
@@ -155,15 +155,15 @@ struct Pair {
   // All waited for: what has come of it.
   Moved put(int end, const Bytes& from, const Remote& to) {
     const uint64_t token = next_token++;
-    return ended(end, token, link(end).put(token, from.data(), from.size(), to));
+    return ended(end, token, link(end).put(token, {}, from.data(), from.size(), to));
   }
   Moved get(int end, const Remote& from, const Into& into) {
     const uint64_t token = next_token++;
-    return ended(end, token, link(end).get(token, from, into));
+    return ended(end, token, link(end).get(token, {}, from, into));
   }
-  void release(int end, const std::byte* from, size_t n_bytes) {
+  void release(int end, const CallId& call) {
     const uint64_t token = next_token++;
-    if (link(end).release(token, from, n_bytes)) return;
+    if (link(end).release(token, call)) return;
     CHECK(run([&] { return sink(end).n_released[token] > 0; }));
     CHECK_EQ(sink(end).n_released[token], 1);
   }
@@ -231,6 +231,7 @@ inline Frame data_frame(const Bytes& payload, uint32_t number, uint64_t token = 
   frame.header.flags = kEager;
   frame.header.length = static_cast<uint32_t>(payload.size());
   frame.payload = payload.data();
+  frame.is_lent_by_call = true;
   frame.token = token;
   return frame;
 }

@@ -444,57 +444,5 @@ TEST("headers handed to the engine directly never name memory that is not theirs
   }
 }
 
-// Delivers nothing, and writes down what was asked back.
-class HalfLanded final : public Link {
- public:
-  explicit HalfLanded(std::vector<const std::byte*>& asked) : asked_(asked) {}
-  bool send(const Frame&) override { return true; }
-  bool flush(FrameSink&) override { return false; }
-  bool pump(FrameSink&) override { return false; }
-  bool has_queued() const override { return false; }
-  bool release(uint64_t, const std::byte* from, size_t) override {
-    asked_.push_back(from);
-    return true;
-  }
-  void close() override {}
-  const char* kind() const override { return "fake"; }
-  size_t max_inline() const override { return 1024; }
-
- private:
-  std::vector<const std::byte*>& asked_;
-};
-
-TEST("a segment that comes by two paths at a time lands nowhere once its call may be over") {
-  std::vector<const std::byte*> asked;
-  Engine engine(0, {"rank 0", "rank 1"}, {});
-  engine.set_link(1, std::make_unique<HalfLanded>(asked), 0);
-  Group& group = engine.add_group(7, {0, 1});
-  Plan plan;
-  plan.program = point_to_point(0, 2, 1, 0);
-  plan.layout[kData] = equal_layout(512, 1);
-  const auto sealed = seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
-  Bytes memory(512);
-  const auto call = engine.post(group, Message{sealed, false, 1, 3, memory.data(), INT64_MAX});
-  const auto header = [&](uint32_t path, uint32_t segment) {
-    Header data;
-    data.type = FrameType::kData;
-    data.flags = kEager;
-    data.set_path(path);
-    data.group = group.id;
-    data.key = call->key;
-    data.descriptor = sealed->descriptor_hash;
-    data.segment = segment;
-    data.length = 256;
-    return data;
-  };
-  CHECK(engine.receive_buffer(1, header(0, 0)).data() == memory.data());  // half of it is here
-  for (const uint32_t segment : {0, 1}) {
-    const Header data = header(1, segment);
-    engine.arrived(1, data, engine.receive_buffer(1, data));
-  }
-  CHECK(call->finished && !call->error);
-  CHECK(asked == std::vector<const std::byte*>{memory.data()});
-}
-
 }  // namespace
 }  // namespace shoal::test

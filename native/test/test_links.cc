@@ -123,14 +123,13 @@ TEST("frames wait in the link while the peer does not read, and all arrive once 
 TEST("a sink may use the link from inside its own calls") {
   for_every_link([](Pair& pair, const Maker& maker) {
     const Bytes payload(std::min<size_t>(maker.largest, 2000), std::byte{7});
-    // Answers every frame at once, and asks for memory that nothing was borrowed from.
+    // Answers every frame at once, and asks for the memory of a call that has lent none.
     pair.sink(1).on_arrived = [&](const Header& header) {
       Frame answer = data_frame({}, header.segment);
       answer.payload = nullptr;
       pair.link(1).send(answer);
       pair.link(1).flush(pair.sink(1));
-      const std::byte elsewhere[8] = {};
-      pair.link(1).release(pair.next_token++, elsewhere, sizeof(elsewhere));
+      pair.link(1).release(pair.next_token++, {});
     };
     pair.sink(0).on_sent = [&](uint64_t) { pair.link(0).has_queued(); };
     for (uint32_t number = 0; number < 200; ++number) {
@@ -149,7 +148,7 @@ void check_closed(Pair& pair, int end) {
   CHECK(!pair.link(end).has_queued());
   pair.link(end).flush(pair.sink(end));
   pair.link(end).pump(pair.sink(end));
-  CHECK(pair.link(end).release(1, payload.data(), payload.size()));
+  CHECK(pair.link(end).release(1, call_of(data_frame(payload, 1).header)));
   pair.link(end).close();
 }
 

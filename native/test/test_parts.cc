@@ -26,7 +26,7 @@ class Noted final : public Link {
   bool flush(FrameSink&) override { return false; }
   bool pump(FrameSink&) override { return false; }
   bool has_queued() const override { return false; }
-  bool release(uint64_t, const std::byte*, size_t) override { return true; }
+  bool release(uint64_t, const CallId&) override { return true; }
   void close() override {}
   const char* kind() const override { return "fake"; }
   size_t max_inline() const override { return 1024; }

@@ -185,31 +185,39 @@ TEST("the last path lost is the peer lost") {
   CHECK(has(pair.sink(1).why.text, "closed the connection without a goodbye"));
 }
 
-// The sender gave a path up and sent its frame once more by another; then the first goes on.
-TEST("a frame that came by another path is not written to memory that was given back") {
+// The sender gave a path up and sent its frame once more by another; or a liar sends a segment as
+// two frames. Then the first goes on.
+void comes_by_another_path_first(bool by_a_liar) {
   const Bytes payload(20'000, std::byte{7});
-  const Bytes bytes = bytes_of({data_frame(payload, 1)});
+  const Bytes twice = bytes_of({data_frame(payload, 1), data_frame(payload, 1)});
+  const auto middle = twice.begin() + static_cast<std::ptrdiff_t>(twice.size() / 2);
+  const Bytes first(twice.begin(), middle),
+      second(by_a_liar ? middle : twice.begin(), by_a_liar ? twice.end() : middle);
   const auto slow = unix_sockets(), quick = unix_sockets();
   const auto link_owned = link_over(0, {slow[1], quick[1]}, keys_of(1, 0));
   TcpLink& link = *link_owned;
   Recorder sink;
   const auto write = [&](int fd, size_t from, size_t to) {
-    const Bytes sealed = by_path(bytes, fd == slow[0] ? 0 : 1);
+    const Bytes sealed = fd == slow[0] ? by_path(first, 0) : by_path(second, 1);
     CHECK_EQ(send(fd, sealed.data() + from, to - from, 0), static_cast<ssize_t>(to - from));
     link.pump(sink);
   };
   write(slow[0], 0, 10'000);
   std::byte* receive_buffer = sink.receive_buffers[0].get();
   CHECK(receive_buffer != nullptr);
-  write(quick[0], 0, bytes.size());
+  write(quick[0], 0, second.size());
   CHECK_EQ(sink.came.size(), 1u);
   std::fill_n(receive_buffer, payload.size(), std::byte{9});  // its owner has other use for it
-  write(slow[0], 10'000, bytes.size());
+  write(slow[0], 10'000, first.size());
   CHECK(std::all_of(receive_buffer, receive_buffer + payload.size(),
                     [](std::byte byte) { return byte == std::byte{9}; }));
-  CHECK_EQ(sink.came.size(), 1u);
+  CHECK_EQ(sink.came.size(), by_a_liar ? 2u : 1u);
   CHECK(!sink.is_over);
   for (const int fd : {slow[0], quick[0]}) close(fd);
+}
+
+TEST("a frame that came by another path is not written to memory that was given back") {
+  for (const bool by_a_liar : {false, true}) comes_by_another_path_first(by_a_liar);
 }
 
 TEST("control keeps its order and a goodbye comes last, whatever paths do") {

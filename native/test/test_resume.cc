@@ -335,7 +335,7 @@ TEST("memory that is given up while the link is suspended is not read when it re
   }
   pair.settle();
   CHECK(pair.link(1).is_suspended());
-  CHECK(pair.link(0).release(1, payload->data(), payload->size()));
+  CHECK(pair.link(0).release(1, call_of(data_frame(*payload, 0).header)));
   payload.reset();
   pair.link(0).send(data_frame(small, 1));
   pair.make_anew(0);

@@ -105,14 +105,23 @@ struct Precedence {
   auto operator<=>(const Precedence&) const = default;
 };
 
+// Which call a frame is of: its key is the only one in flight in its group.
+struct CallId {
+  uint64_t group = 0, key = 0;
+  bool operator==(const CallId&) const = default;
+};
+inline CallId call_of(const Header& header) { return {header.group, header.key}; }
+
 // A frame on its way out. The payload is borrowed until the link says it was sent; small ones
 // travel in `small` and are never borrowed.
 struct Frame {
   Header header;
   const std::byte* payload = nullptr;  // nullptr: `small` holds header.length bytes
   uint64_t token = 0;                  // given back by FrameSink::sent; 0: nobody asks
-  Precedence precedence;               // of data
-  bool is_bulk = false;                // a part of something long, however short it is
+  // The payload is memory of the call that the header names, which may ask for it back.
+  bool is_lent_by_call = false;
+  Precedence precedence;  // of data
+  bool is_bulk = false;   // a part of something long, however short it is
   std::array<std::byte, sizeof(Place)> small{};
 
   template <class Small = Place>
@@ -122,6 +131,9 @@ struct Frame {
     std::memcpy(small.data(), &what, sizeof(Small));
   }
   const std::byte* bytes() const { return payload != nullptr ? payload : small.data(); }
+  bool is_lent_by(const CallId& call) const {
+    return is_lent_by_call && payload != nullptr && call_of(header) == call;
+  }
 };
 
 }  // namespace shoal

@@ -108,11 +108,12 @@ class Link {
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }
 
-  // Asks for [from, from + n_bytes) back: borrowed payloads there are dropped (or copied, where the
-  // frame is half sent), a receive buffer there is diverted, puts and gets there are given up and
-  // come to no end. True: from here on nothing there is read or written by this link. False: that
-  // is so once released(token) runs, or the link is broken or closed.
-  virtual bool release(uint64_t token, const std::byte* from, size_t n_bytes) = 0;
+  // Asks for the memory of a call back: payloads that it has lent are dropped (or copied, where the
+  // frame is half sent), frames of it that come are diverted, its puts and gets are given up and
+  // come to no end. Those of another call stay, also where they use the same memory. True: from
+  // here on this link neither reads nor writes anything for that call. False: that is so once
+  // released(token) runs, or the link is broken or closed.
+  virtual bool release(uint64_t token, const CallId& call) = 0;
 
   // After the last frame, before close(): says that nothing more comes, throws away what does, and
   // touches no memory of others.
@@ -161,13 +162,14 @@ class Link {
   // Gives the peer a mapping of a shared region of this process. False if that cannot be done now.
   virtual bool share(uint32_t) { return false; }
 
-  // Writes n_bytes from `from` to a region of the peer's.
-  virtual Moved put(uint64_t /*token*/, const std::byte* /*from*/, size_t /*n_bytes*/,
-                    const Remote& /*to*/) {
+  // For a call: writes n_bytes from `from` to a region of the peer's.
+  virtual Moved put(uint64_t /*token*/, const CallId&, const std::byte* /*from*/,
+                    size_t /*n_bytes*/, const Remote& /*to*/) {
     return Moved::kNowhere;
   }
-  // Reads into.n_bytes of the peer's.
-  virtual Moved get(uint64_t /*token*/, const Remote& /*from*/, const Into& /*into*/) {
+  // For a call: reads into.n_bytes of the peer's.
+  virtual Moved get(uint64_t /*token*/, const CallId&, const Remote& /*from*/,
+                    const Into& /*into*/) {
     return Moved::kNowhere;
   }
 };

@@ -26,10 +26,6 @@ bool is_control(const Header& header) {
   return header.type != FrameType::kData && !is_ending(header);
 }
 
-bool is_within(const Outgoing& out, const std::byte* from, size_t n_bytes) {
-  return out.is_borrowed() && out.frame.payload >= from && out.frame.payload < from + n_bytes;
-}
-
 void copy(Outgoing& out) {
   if (!out.is_borrowed()) return;
   out.owned.assign(out.frame.payload, out.frame.payload + out.frame.header.length);
@@ -191,11 +187,11 @@ void Outbox::lost(int path) {
   std::erase_if(acknowledged_in_writing_, [&](const auto& out) { return out->path == path; });
 }
 
-void Outbox::release(const std::byte* from, size_t n_bytes) {
-  for (Queue* queue : {&control_, &small_, &bulk_})
-    std::erase_if(*queue, [&](const auto& out) { return is_within(*out, from, n_bytes); });
+void Outbox::release(const CallId& call) {
+  for (Queue* queue : {&small_, &bulk_})
+    std::erase_if(*queue, [&](const auto& out) { return out->frame.is_lent_by(call); });
   for (const auto& out : sent_) {
-    if (!is_within(*out, from, n_bytes)) continue;
+    if (!out->frame.is_lent_by(call)) continue;
     const bool half_written = out->at == Outgoing::At::kPath && out->n_written > 0;
     half_written ? copy(*out) : hollow(*out);
   }

@@ -72,7 +72,7 @@ class Outbox {
   void lost(int path);
 
   // See Link::release. What was written already is not sent again: its number goes without it.
-  void release(const std::byte* from, size_t n_bytes);
+  void release(const CallId& call);
 
   // The tokens of payloads that are not what they were when they left.
   std::vector<uint64_t> spoiled() const;

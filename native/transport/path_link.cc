@@ -22,6 +22,11 @@ bool is_ending(FrameType type) {
   return type == FrameType::kAbort || type == FrameType::kLost || type == FrameType::kGoodbye;
 }
 
+bool is_same_segment(const Header& one, const Header& other) {
+  return one.type == other.type && call_of(one) == call_of(other) && one.flow == other.flow &&
+         one.segment == other.segment;
+}
+
 std::string seconds(int64_t ns) {
   const int64_t tenths = ns / (100 * kMillisecond);
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " s";
@@ -175,8 +180,8 @@ bool PathLink::end(FrameSink& sink, size_t path) {
   return deliver(sink, header, payload) && deliver_endings(sink);
 }
 
-// The frame of this path is here. Another may be bringing the same, sent once more: it must not
-// write to memory that is somebody else's now.
+// The frame of this path is here. Another may be bringing the same, sent once more, or, from a
+// liar, the same segment: it must not write to memory that is somebody else's soon.
 void PathLink::take(size_t path) {
   const Header& header = incoming_[path].header;
   const uint64_t floor = inbox_.floor();
@@ -186,9 +191,10 @@ void PathLink::take(size_t path) {
   ack_due_ |=
       (header.flags & kAckSoon) != 0 || fills_a_gap || n_unacknowledged_ >= kMostUnacknowledged;
   for (Incoming& other : incoming_) {
-    if (!other.in_payload || other.is_again || other.header.sequence != header.sequence) continue;
-    divert(other);
-    other.is_again = true;
+    if (!other.in_payload || other.is_again) continue;
+    const bool is_same = other.header.sequence == header.sequence;
+    if (is_same || is_same_segment(other.header, header)) divert(other);
+    other.is_again = is_same;
   }
 }
 
@@ -365,14 +371,11 @@ void PathLink::refuse(FrameSink& sink, const std::string& what) {
 }
 
 // What was handed to a path is the kernel's own copy: nothing is left to wait for.
-bool PathLink::release(uint64_t, const std::byte* from, size_t n_bytes) {
+bool PathLink::release(uint64_t, const CallId& call) {
   try {
-    outbox_.release(from, n_bytes);
-    for (Incoming& in : incoming_) {
-      const std::byte* at = in.receive_buffer.data();
-      if (in.in_payload && !in.receive_buffer.empty() && at >= from && at < from + n_bytes)
-        divert(in);
-    }
+    outbox_.release(call);
+    for (Incoming& in : incoming_)
+      if (in.in_payload && call_of(in.header) == call) divert(in);
   } catch (const std::bad_alloc&) {
     // Without memory for a copy of what is half sent or half here, the paths are of no use; they
     // tell of their end.

@@ -53,7 +53,7 @@ class PathLink : public Link {
 
   bool send(const Frame& frame) override;
   bool has_queued() const override { return !is_closed_ && outbox_.has_queued(); }
-  bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
+  bool release(uint64_t token, const CallId& call) override;
   void close() override;
   void look(FrameSink& sink, int64_t now) override;
   int64_t listens_since() const override { return has_path() ? listens_since_ : now_; }

@@ -156,10 +156,8 @@ LinkState ShmLink::state() const {
   return state;
 }
 
-bool ShmLink::release(uint64_t, const std::byte* from, size_t n_bytes) {
-  std::erase_if(queue_, [&](const Frame& frame) {
-    return frame.payload != nullptr && frame.payload >= from && frame.payload < from + n_bytes;
-  });
+bool ShmLink::release(uint64_t, const CallId& call) {
+  std::erase_if(queue_, [&](const Frame& frame) { return frame.is_lent_by(call); });
   return true;
 }
 
@@ -274,14 +272,15 @@ std::byte* ShmLink::address_of(const Remote& there, size_t n_bytes) {
   return fits ? mapping->data() + there.offset : nullptr;
 }
 
-Moved ShmLink::put(uint64_t, const std::byte* from, size_t n_bytes, const Remote& to) {
+Moved ShmLink::put(uint64_t, const CallId&, const std::byte* from, size_t n_bytes,
+                   const Remote& to) {
   std::byte* at = address_of(to, n_bytes);
   if (at == nullptr) return Moved::kNowhere;
   std::memcpy(at, from, n_bytes);
   return Moved::kDone;
 }
 
-Moved ShmLink::get(uint64_t, const Remote& from, const Into& into) {
+Moved ShmLink::get(uint64_t, const CallId&, const Remote& from, const Into& into) {
   if (from.in_slot) {
     if (from.place >= theirs_.n_slots() || into.n_bytes > Slots::kSlotBytes) return Moved::kNowhere;
     const std::byte* slot = theirs_.slots() + from.place * Slots::kSlotBytes;

@@ -31,14 +31,15 @@ class ShmLink final : public Link {
   bool pump(FrameSink& sink) override;
   bool has_queued() const override { return !queue_.empty(); }
   LinkState state() const override;
-  bool release(uint64_t token, const std::byte* from, size_t n_bytes) override;
+  bool release(uint64_t token, const CallId& call) override;
   void close() override;
   size_t max_inline() const override { return Arena::max_inline(own_.n_local()); }
   bool shares_memory() const override { return true; }
   bool share(uint32_t region) override;
   // Done when they return: this thread copies, or folds straight from the peer's pages.
-  Moved put(uint64_t token, const std::byte* from, size_t n_bytes, const Remote& to) override;
-  Moved get(uint64_t token, const Remote& from, const Into& into) override;
+  Moved put(uint64_t token, const CallId& call, const std::byte* from, size_t n_bytes,
+            const Remote& to) override;
+  Moved get(uint64_t token, const CallId& call, const Remote& from, const Into& into) override;
 
   const char* kind() const override { return "shm"; }
   bool rings_bell() const override { return true; }
