@@ -432,16 +432,14 @@ void Channel::say_goodbye() {
   if (!closed_) guarded([&] { engine_.say_goodbye(); });
 }
 
-bool Channel::owes_first_data() {
-  if (forsaken()) return false;
-  std::lock_guard lock(mutex_);
-  return !closed_ && engine_.owes_first_data();
-}
+bool Channel::owes_data() { return pumps_while(&Engine::owes_data); }
 
-bool Channel::has_queued() {
+bool Channel::has_queued() { return pumps_while(&Engine::has_queued); }
+
+bool Channel::pumps_while(bool (Engine::*holds)() const) {
   if (forsaken()) return false;
   std::lock_guard lock(mutex_);
-  if (closed_ || !engine_.has_queued()) return false;
+  if (closed_ || !(engine_.*holds)()) return false;
   guarded([&] { engine_.pump_all(); });
   return true;
 }

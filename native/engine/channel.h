@@ -74,12 +74,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
   int64_t wait_finished(int64_t seen, int64_t timeout_ns);
   // The end, step by step; all channels of a mesh take each together. Idempotent.
   void say_goodbye();
-  bool owes_first_data();  // to somebody who is being connected to
-  bool has_queued();       // it has yet to leave; moves it
-  void end_calls();        // what is in flight fails, and all that comes
-  bool lingers();          // some peer may not have read the goodbye
-  void end_links();        // wakes those who wait for calls
-  void leave_thread();     // none wakes the progress thread of another any more
+  bool owes_data();     // to somebody who lives; moves it
+  bool has_queued();    // it has yet to leave; moves it
+  void end_calls();     // what is in flight fails, and all that comes
+  bool lingers();       // some peer may not have read the goodbye
+  void end_links();     // wakes those who wait for calls
+  void leave_thread();  // none wakes the progress thread of another any more
 
   // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
   // them. The lock may be held by a thread that the child does not have, so nothing else but
@@ -118,6 +118,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   template <class Work>
   void guarded(Work work);
   void out_of_memory();
+  bool pumps_while(bool (Engine::*holds)() const);
   void drive(int64_t timeout_ns, const Call* call, const std::function<bool()>& is_over);
   void make_paths();
   void take_paths();

@@ -278,18 +278,9 @@ void Engine::say_goodbye() {
   flush();
 }
 
-bool Engine::owes_first_data() const {
+bool Engine::any_living(bool (Link::*holds)() const) const {
   for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
-        links_[peer]->owes_first_data())
-      return true;
-  return false;
-}
-
-bool Engine::has_queued() const {
-  for (size_t peer = 0; peer < links_.size(); ++peer)
-    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr &&
-        links_[peer]->has_queued())
+    if (peers_.lives(static_cast<int>(peer)) && links_[peer] != nullptr && (links_[peer]->*holds)())
       return true;
   return false;
 }

@@ -92,9 +92,9 @@ class Engine final : public FrameSink {
     faults_.abort_group(group, why, tell);
   }
   void say_goodbye();
-  bool has_queued() const;  // in any link
-  // Data of calls that may have ended well waits for a first connection.
-  bool owes_first_data() const;
+  bool has_queued() const { return any_living(&Link::has_queued); }
+  // A peer that lives may lack data of calls that may have ended well here.
+  bool owes_data() const { return any_living(&Link::owes_data); }
   void pump_all();
   void end_groups(const Error& why, bool tell);  // everything in flight fails
   bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
@@ -128,6 +128,7 @@ class Engine final : public FrameSink {
                       const Header& header, std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
 
+  bool any_living(bool (Link::*holds)() const) const;  // link to a peer that lives
   void flush() { links_.flush(*this); }
 
   const int rank_;

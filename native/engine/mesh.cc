@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -38,6 +39,8 @@ Error Mesh::create(int rank, std::vector<std::string> names, uint64_t epoch, con
   std::shared_ptr<Mesh> mesh(new Mesh);
   if (options.n_channels > 1) mesh->errors_ = std::make_shared<FirstErrors>(options.n_channels);
   const std::shared_ptr<PathMaker> maker = std::move(paths);
+  const int64_t resume_ns = maker == nullptr ? 0 : maker->source(0).resume_ns();
+  mesh->patience_ns_ = PathLink::kSilentNs + std::max(PathLink::kFirstPathNs, resume_ns);
   Error error;
   for (int channel = 0; channel < options.n_channels && !error; ++channel) {
     if (channel > 0) {
@@ -137,9 +140,9 @@ void Mesh::serve(Group& group, const std::shared_ptr<const Plan>& plan) {
   for (size_t at = 0; at < plan->n_lanes; ++at) channels_[at]->serve(group.id, plan);
 }
 
-// What is queued gets a moment to leave, and a peer that does not read loses the goodbye only. What
-// was sent before there was a connection waits for that as any call does: whoever sent it may have
-// been told that it is done.
+// Data that a living peer may lack waits until that has acknowledged it, for as long as a lost
+// connection may take to come back: whoever sent it was told that it is done. All else that is
+// queued gets a moment to leave, and a peer that does not read loses the goodbye only.
 void Mesh::close() {
   const auto wait_while = [&](int64_t most_ns, bool (Channel::*holds)()) {
     const int64_t until = now_ns() + most_ns;
@@ -152,7 +155,7 @@ void Mesh::close() {
   };
   if (is_closing_.exchange(true)) return;
   for (const auto& channel : channels_) channel->say_goodbye();
-  wait_while(PathLink::kFirstPathNs, &Channel::owes_first_data);
+  wait_while(patience_ns_, &Channel::owes_data);
   wait_while(500 * kMillisecond, &Channel::has_queued);
   // The first is the last: who waits for a call sleeps there, and hears of its end.
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_calls();

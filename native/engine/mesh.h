@@ -77,6 +77,7 @@ class Mesh {
   std::shared_ptr<Call> post_lanes(Group& group, const Posting& posting);
 
   std::vector<std::shared_ptr<Channel>> channels_;
+  int64_t patience_ns_ = 0;              // what close() has with peers that lack data
   std::shared_ptr<FirstErrors> errors_;  // null where there is one channel
   std::atomic<bool> is_closing_{false};
 };

@@ -84,6 +84,28 @@ TEST("a network that is cut for less than the time to resume fails no call, in s
   }
 }
 
+TEST("who leaves while the network is cut has sent all that it was told it had") {
+  for (const bool mute : {true, false}) {
+    World::Options options = resumed(1, mute ? 2 : 1);
+    options.net.longest_remake = 3000;
+    World world(2, options);
+    Job job = large(Kind::kDirectBroadcast, 10);
+    world.post(0, job);
+    world.post(1, job);
+    CHECK(world.run_all());
+    for (uint32_t path = 0; path < options.net.n_paths; ++path)
+      mute ? world.net.mute_path(0, 1, path) : world.net.cut_path(0, 1, path);
+    for (job.key = 1; job.key <= 200; ++job.key) world.post(0, job);
+    CHECK(world.run_all());
+    world.leave(0);
+    for (job.key = 1; job.key <= 200; ++job.key) {
+      const TestCall& call = world.post(1, job);
+      CHECK(world.run_all(100));
+      CHECK(call.result == expected(job, 1, 2));
+    }
+  }
+}
+
 TEST("a network that is cut for longer loses the peer, after that time and with these words") {
   World::Options options = resumed(1);
   options.net.longest_remake = 100'000;

@@ -152,17 +152,29 @@ TEST("who waits for a path is asked for it, and it is dialled") {
   CHECK_EQ(one.asked.paths.size(), 2u);
 }
 
-TEST("data that waits for a first connection is owed, and nothing else is") {
+TEST("data is owed until it is acknowledged, also over another path, and nothing else is") {
   Unlinked one;
   one.say(FrameType::kGrant);
-  CHECK(!one.link.owes_first_data());
+  CHECK(!one.link.owes_data());
   const Bytes payload(10, std::byte{1});
   one.link.send(data_frame(payload, 1));
-  CHECK(one.link.owes_first_data());
-  const auto fds = unix_sockets();
+  CHECK(one.link.owes_data());
+  const auto lost = unix_sockets(), fds = unix_sockets();
+  CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(lost[0]), {}));
+  one.link.flush(one.sink);
+  CHECK(!one.link.has_queued() && one.link.owes_data());
+  close(lost[1]);
+  one.link.pump(one.sink);
+  CHECK(one.link.is_suspended() && one.link.owes_data());
   CHECK(one.link.add_path(0, std::make_unique<SocketPipe>(fds[0]), {}));
-  CHECK(!one.link.owes_first_data());
-  close(fds[1]);
+  one.say(FrameType::kGoodbye);  // asks for it: nothing else would, of a payload that was copied
+  const auto peer = link_over(0, {fds[1]}, keys_of(1, 0));
+  Recorder peers_sink;
+  peer->pump(peers_sink);
+  peer->flush(peers_sink);
+  CHECK(one.link.owes_data());
+  one.link.pump(one.sink);
+  CHECK(!one.link.owes_data());
 }
 
 }  // namespace

@@ -180,6 +180,7 @@ class World {
   void leave(int rank) {
     Engine& one = engine(rank);
     one.say_goodbye();
+    run([&] { return !one.owes_data(); });
     for (int n = 0; n < 100 && one.has_queued(); ++n) {
       net.step();
       one.pump_all();

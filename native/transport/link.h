@@ -100,8 +100,8 @@ class Link {
   virtual void dial() {}
   // No way leads to the peer now, and one is being made. Its silence means nothing.
   virtual bool is_suspended() const { return false; }
-  // It never had one, and holds data for it: of calls that may have ended well.
-  virtual bool owes_first_data() const { return false; }
+  // It holds data that the peer may not have, of calls that may have ended well here.
+  virtual bool owes_data() const { return has_queued(); }
   // Since when a silent peer could have been heard, as of the last look(); 0: ever.
   virtual int64_t listens_since() const { return 0; }
 

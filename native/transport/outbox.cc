@@ -84,10 +84,12 @@ bool Outbox::has_queued() const {
   return !control_.empty() || !small_.empty() || !bulk_.empty() || !again_.empty();
 }
 
-bool Outbox::has_data() const {
-  return !small_.empty() || std::any_of(bulk_.begin(), bulk_.end(), [](const auto& out) {
-    return out->frame.header.type == FrameType::kData;
-  });
+bool Outbox::owes_data() const {
+  const auto has_data = [](const Queue& queue) {
+    return std::any_of(queue.begin(), queue.end(),
+                       [](const auto& out) { return out->frame.header.type == FrameType::kData; });
+  };
+  return !small_.empty() || has_data(bulk_) || has_data(sent_);
 }
 
 void Outbox::count_queued(size_t& n_frames, size_t& n_bytes) const {
@@ -124,8 +126,9 @@ Outbox::Queue* Outbox::next_queue(bool carries_control, bool takes_bulk) {
 }
 
 // For the frames that the caller waits for: with the last one of all for now, and now and then.
+// Whoever leaves waits for all of them.
 void Outbox::ask_for_ack(Outgoing& out) {
-  if (out.is_borrowed()) n_unasked_ += out.size();
+  if (out.is_borrowed() || out.frame.header.type == FrameType::kGoodbye) n_unasked_ += out.size();
   if (n_unasked_ == 0) return;
   if (n_unasked_ < kAskEvery && !(small_.empty() && bulk_.empty())) return;
   n_unasked_ = 0;

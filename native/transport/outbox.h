@@ -55,7 +55,7 @@ class Outbox {
   Outgoing* pull(int path, bool carries_control, bool takes_bulk = true);
   size_t next_bulk() const { return bulk_.empty() ? 0 : bulk_.front()->size(); }  // bytes
   bool has_queued() const;  // for some path, now or when there is room in the window
-  bool has_data() const;    // of what has not left yet
+  bool owes_data() const;   // some was not acknowledged, or has yet to leave
 
   // Adds what waits for a path.
   void count_queued(size_t& n_frames, size_t& n_bytes) const;

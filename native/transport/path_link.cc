@@ -4,7 +4,6 @@
 #include <cstring>
 #include <new>
 
-#include "base/clock.h"
 #include "base/crc32c.h"
 
 namespace shoal {

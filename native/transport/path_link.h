@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "transport/header_seal.h"
 #include "transport/inbox.h"
 #include "transport/link.h"
@@ -50,6 +51,9 @@ class PathLink : public Link {
  public:
   // How long the first path may take where nobody waits for one that was lost.
   static constexpr int64_t kFirstPathNs = 10'000'000'000;
+  // A path that owes a confirmation for so long is lost, well before its silence makes a peer dead
+  // that is only cut off.
+  static constexpr int64_t kSilentNs = 2 * kSecond;
 
   bool send(const Frame& frame) override;
   bool has_queued() const override { return !is_closed_ && outbox_.has_queued(); }
@@ -60,9 +64,7 @@ class PathLink : public Link {
   bool is_unlinked() const override { return can_resume() && !is_begun(); }
   void dial() override;
   bool is_suspended() const override { return can_resume() && is_begun() && !has_path(); }
-  bool owes_first_data() const override {
-    return is_suspended() && !was_linked_ && outbox_.has_data();
-  }
+  bool owes_data() const override { return is_begun() && may_use_paths() && outbox_.owes_data(); }
 
   // From here on `source` makes paths, and the link breaks only once it has been without any for
   // source.resume_ns(), by look(). `source` outlives the link.

@@ -28,8 +28,6 @@ constexpr size_t kPulledBytes = 256u << 10;
 // paths for a packet that the network lost; that does no harm, but dials again.
 constexpr int64_t kSuspectNs = 80 * kMillisecond;
 constexpr int64_t kAnswersNs = 40 * kMillisecond;
-// And whatever others do, well before its silence makes a peer dead that is only cut off.
-constexpr int64_t kSilentNs = 2 * kSecond;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
