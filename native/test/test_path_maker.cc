@@ -1,6 +1,7 @@
 // Real meshes, sockets and progress threads whose connections are cut and made anew; and strangers
 // at the door.
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -97,6 +98,21 @@ TEST("a rank that is lost over all its channels ends each cut call once, and gro
   }
   for (const auto& mesh : cluster.meshes)
     CHECK(mesh->abort_of(mesh->add_group(8, {0, 1})).fault == Fault::kPeerLost);
+}
+
+TEST("a path whose local address is gone from this host is dialled from another") {
+  const int listener = listen_on_loopback(), epoll = epoll_create1(EPOLL_CLOEXEC);
+  Connector connector(epoll, 0, [](const Hello&) { return Secret(); }, {});
+  Connector::Wish wish;
+  wish.to = address_of(listener);
+  wish.from = Address::of("192.0.2.1", 0);  // of no host: RFC 5737
+  connector.want(wish, 0);
+  int64_t now = 0;
+  for (int n = 0; n < 2; ++n) now = connector.step(now);
+  pollfd caller{listener, POLLIN, 0};
+  CHECK_EQ(poll(&caller, 1, 5000), 1);
+  connector.close();
+  for (const int fd : {listener, epoll}) close(fd);
 }
 
 void check_children_have_none(int n_channels) {

@@ -153,6 +153,7 @@ int Connector::posted_towards(const Wish& wish) {
 
 void Connector::begin(Dial& dial, int64_t now) {
   dial.fd = posted_towards(dial.wish);
+  if (dial.fd < 0 && errno == EADDRNOTAVAIL) dial.wish.from = {};  // gone: next from anywhere
   if (dial.fd < 0) return fail(dial, errno, now);
   epoll_event event{};
   event.events = EPOLLOUT;

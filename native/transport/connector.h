@@ -34,7 +34,7 @@ class Connector {
 
   struct Wish {
     Hello hello;
-    Address to, from;      // `from`: where to dial from; none: anywhere
+    Address to, from;      // `from`: where to dial from while this host has it; none: anywhere
     bool is_kept = false;  // also once it was proved: it is asked again and again
     int64_t pause_ns = 0;  // before the first dial
   };
