@@ -1,5 +1,6 @@
 """Clusters of network namespaces: they connect, they keep the rate, and nothing stays behind."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.lab import Flow, Lab, measure_streams, ring_of
+from shoal.lab.cluster import NicShape
 from shoal.lab.names import prefix_of, remove_stale
 from shoal.plan.wire import link_of
 
@@ -73,6 +75,19 @@ def test_a_congestion_control_that_the_kernel_does_not_know_is_refused() -> None
     with pytest.raises(UsageError, match=known), lab:
         pass
     assert set(namespaces_of(os.getpid())) == before
+
+
+@needs_root
+def test_a_nic_has_the_burst_and_the_queue_of_the_lab_each_way() -> None:
+    with Lab(1, 200, shape=NicShape(256 << 10, 4 << 20)) as cluster:
+        switch = f"{prefix_of(cluster.name)}-switch"
+        for namespace, port in ((cluster.hosts[0].namespace, "eth0"), (switch, "port0-0")):
+            argv = ["tc", "-j", "-n", namespace, "qdisc", "show", "dev", port]
+            shown = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+            (options,) = [each["options"] for each in json.loads(shown) if each["kind"] == "tbf"]
+            longest_us = ((4 << 20) - (256 << 10)) * 8 / 200  # what waits, without the burst
+            assert options["burst"] == pytest.approx(256 << 10, rel=0.01)
+            assert options["lat"] == pytest.approx(longest_us, rel=0.01)
 
 
 @needs_root

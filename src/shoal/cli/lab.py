@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
-from shoal.lab.cluster import CONGESTION, Lab
+from shoal.lab.cluster import CONGESTION, NIC_SHAPE, Lab, NicShape
 from shoal.lab.iproute import check_powers
 from shoal.lab.job import Job, private_key, tasks_of
 from shoal.lab.names import remove_stale
 from shoal.lab.runner import run_tasks
 from shoal.lab.running import find_lab, running_labs
-from shoal.plan.quantities import bytes_per_us
+from shoal.plan.quantities import bytes_of, bytes_per_us, show_bytes
 from shoal.rendezvous import job_key
 
 if TYPE_CHECKING:
@@ -94,6 +94,18 @@ def _add_run(commands: Subparsers) -> None:
         metavar="NAME",
         help="how the hosts' TCP finds its rate; default %(default)s, as Linux has it",
     )
+    add(
+        "--burst",
+        default=show_bytes(NIC_SHAPE.burst_bytes),
+        metavar="BYTES",
+        help="pass a NIC at once after a pause; default %(default)s",
+    )
+    add(
+        "--queue",
+        default=show_bytes(NIC_SHAPE.queue_bytes),
+        metavar="BYTES",
+        help="wait in front of a NIC, each way, before packets are lost; default %(default)s",
+    )
     add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     add("--key-file", metavar="FILE", help="the job's key; default a new one")
     add("--name", default="", help="what cut, heal and exec call it; default lab and a number")
@@ -146,7 +158,8 @@ def _run(args: argparse.Namespace) -> int:
         servers = _hosts_of("--server-rate", args.server_rate, args.servers)
     hosts = dict(enumerate(workers + servers))
     name = args.name or f"lab{os.getpid()}"
-    lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion)
+    shape = NicShape(_bytes("--burst", args.burst), _bytes("--queue", args.queue))
+    lab = Lab(len(hosts), apart=hosts, name=name, congestion=args.congestion, shape=shape)
     with ExitStack() as stack:
         key_file = args.key_file or os.environ.get("SHOAL_KEY_FILE")
         if key_file:
@@ -204,6 +217,13 @@ def _mbit(option: str, text: str) -> float | None:
             f"{option}: cannot read the rate {text!r}: write 400mbit or 1gbit, or none for a NIC "
             "that is not shaped"
         ) from None
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return bytes_of(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _change_links(args: argparse.Namespace) -> int:

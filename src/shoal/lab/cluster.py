@@ -22,8 +22,18 @@ from typing import Any, Final
 from shoal.errors import Unsupported, UsageError
 from shoal.lab.iproute import check_powers, ip, tc
 from shoal.lab.names import check_name, namespaces, prefix_of, remove, remove_stale, write_hosts
+from shoal.plan.text import show_bytes
 
-__all__ = ["BURST_BYTES", "CONGESTION", "INTERFACE", "Lab", "Host", "address_of", "interface_of"]
+__all__ = [
+    "NIC_SHAPE",
+    "CONGESTION",
+    "INTERFACE",
+    "NicShape",
+    "Lab",
+    "Host",
+    "address_of",
+    "interface_of",
+]
 
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
@@ -33,15 +43,8 @@ _MOST_NICS: Final = 8  # as many connections as two ranks may have
 _LEAST_MBIT: Final = 1
 _MOST_MBIT: Final = 100_000
 
-# The kernel hands a queue up to 64 KiB of one connection as one packet, and tbf cuts in pieces what
-# is larger than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s (all
-# that TCP can) and four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger burst is
-# only a longer moment above the rate: 128 KiB is 1 ms of it.
-BURST_BYTES: Final = 128 * 1024
-
-# What waits in front of a NIC before packets are lost: 8 ms at 1 Gbit/s, about what a shallow
-# switch gives one port. From 256 KiB to 4 MiB one stream and a ring of four ran equally fast.
-_LIMIT_BYTES: Final = 1024 * 1024
+_LEAST_SIZE_BYTES: Final = 4096  # tbf drops a packet larger than its burst
+_MOST_SIZE_BYTES: Final = 1 << 30
 
 # What a message between two hosts takes besides its bytes: on the way, and a core of each end.
 _MESSAGE: Final = "10us,16us"
@@ -54,6 +57,40 @@ _CONGESTIONS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control"
 _NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
 
 _serials = itertools.count()
+
+
+@dataclass(frozen=True)
+class NicShape:
+    """What keeps a NIC to its rate, each way.
+
+    Args:
+        burst_bytes: pass at once after a pause.
+        queue_bytes: wait in front of the NIC before packets are lost.
+
+    Raises:
+        UsageError: tbf could not work with such a size.
+    """
+
+    # The kernel hands a queue up to 64 KiB of one connection as one packet, and tbf cuts in pieces
+    # what is larger than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s
+    # (all that TCP can) and four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger
+    # burst is only a longer moment above the rate: 128 KiB is 1 ms of it.
+    burst_bytes: int = 128 * 1024
+    # 8 ms at 1 Gbit/s, about what a shallow switch gives one port. From 256 KiB to 4 MiB one stream
+    # and a ring of four ran equally fast.
+    queue_bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for what, n_bytes in (("burst", self.burst_bytes), ("queue", self.queue_bytes)):
+            if not _LEAST_SIZE_BYTES <= n_bytes <= _MOST_SIZE_BYTES:
+                raise UsageError(
+                    f"a {what} of {show_bytes(n_bytes)} at each NIC: "
+                    f"expected {show_bytes(_LEAST_SIZE_BYTES)} to {show_bytes(_MOST_SIZE_BYTES)}"
+                )
+
+
+NIC_SHAPE: Final = NicShape()
+"""That of a lab for which nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +160,7 @@ class Lab:
         apart: the hosts that are unlike the others: the rates of all their NICs, by host.
         name: what `shoal lab` calls it; one with the process id if it is empty.
         congestion: how TCP finds its rate, as the kernel calls it.
+        shape: what keeps each NIC to its rate.
 
     Raises:
         UsageError: there is no such cluster: too many hosts, or a senseless rate or name.
@@ -142,10 +180,12 @@ class Lab:
         apart: Mapping[int, Sequence[float | None]] | None = None,
         name: str = "",
         congestion: str = CONGESTION,
+        shape: NicShape = NIC_SHAPE,
     ) -> None:
         self.name = name or f"{os.getpid()}.{next(_serials)}"
         check_name(self.name)
         self._congestion = congestion
+        self._shape = shape
         self.rates = _rates_of(n_hosts, (rate_mbit, *more_mbit), apart or {})
         prefix = prefix_of(self.name)
         self.hosts = tuple(
@@ -258,7 +298,7 @@ class Lab:
         # is sent.
         for namespace, interface in ((inside, outlet), (self._switch, port)):
             if rate_mbit is not None:
-                _shape(namespace, interface, rate_mbit)
+                _shape(namespace, interface, rate_mbit, self._shape)
             ip("-n", namespace, "link", "set", interface, "up")
         # NOT by sysctl: /proc/sys may be read-only in a container.
         net, address = f"10.{_FIRST_NET + nic}.0.0/24", host.addresses[nic]
@@ -311,7 +351,7 @@ def _rates_of(
     return hosts
 
 
-def _shape(namespace: str, interface: str, rate_mbit: float) -> None:
+def _shape(namespace: str, interface: str, rate_mbit: float, shape: NicShape) -> None:
     rate = ("rate", f"{rate_mbit * 1000:.0f}kbit")
-    sizes = ("burst", f"{BURST_BYTES}b", "limit", f"{_LIMIT_BYTES}b")
+    sizes = ("burst", f"{shape.burst_bytes}b", "limit", f"{shape.queue_bytes}b")
     tc("-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *rate, *sizes)
