@@ -24,6 +24,7 @@ struct PostsOf {
 struct TurnsOf {
   std::vector<uint32_t> sends;  // in the order of the schedule; empty: none takes turns
   uint64_t longest = 0;         // bytes of the longest chunk
+  size_t least_out = 0;         // that may be out, whatever the bound
   uint64_t upto = 0;            // turns up to this one may leave
   bool is_waiting = false;      // in Turns::waiting_
 };

@@ -7,6 +7,8 @@ namespace shoal {
 namespace {
 
 constexpr uint64_t kNobody = UINT64_MAX;
+// Plans cut segments so that a turn is no longer, where that leaves them 32 KiB.
+constexpr size_t kShortTurn = 256u << 10;
 
 }  // namespace
 
@@ -25,6 +27,9 @@ void Turns::join(Call& call) {
   }
   if (call.turns.sends.size() < 2) call.turns.sends.clear();
   for (const uint32_t at : call.turns.sends) call.state[at].takes_turns = true;
+  size_t turn_bytes = 0;
+  for (const uint32_t at : call.turns.sends) turn_bytes += call.wire_bytes(at, 0);
+  if (turn_bytes > kShortTurn) call.turns.least_out = turn_bytes;
   // NOT of these sends alone: turns must be the same on all ranks, or two could wait for each
   // other.
   for (int buffer = 0; buffer < kScratch && !call.turns.sends.empty(); ++buffer)
@@ -101,7 +106,7 @@ bool Turns::has_room(const Call& call) const {
   size_t n_bytes = 0;
   for (const int peer : call.plan->program->peers)
     n_bytes += out_[static_cast<size_t>((*call.members)[peer])];
-  return n_bytes < most_out_;
+  return n_bytes < std::max(most_out_, call.turns.least_out);
 }
 
 void Turns::pass_on() {

@@ -24,7 +24,9 @@ namespace shoal {
 //
 // What has left and is not acknowledged is bounded: the kernel would hold megabytes for every
 // connection, and send them in an order of its own. The bound is one of a call's own peers: one of
-// them that stands still holds up nobody who has no call with it.
+// them that stands still holds up nobody who has no call with it. Of a long turn, which
+// goes to many, all may be out: with less most of the links stand idle, and 16 workers and 16
+// servers took 1.5 times as long.
 //
 // Threads: under the channel's lock.
 class Turns {

@@ -1,5 +1,10 @@
 // Links over TCP: damage on the bytes of a stream, who overtakes whom, and how it ends.
+#include <netinet/tcp.h>
+
+#include <fstream>
+
 #include "test/links.h"
+#include "transport/socket_pipe.h"
 
 namespace shoal::test {
 namespace {
@@ -244,4 +249,23 @@ TEST("over TCP an end that was announced is read behind what came before it, how
 }
 
 }  // namespace
+// ---- congestion control
+
+TEST("between near hosts BBR is replaced by cubic or reno, and any other is left as it was") {
+  std::ifstream allowed("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+  int n_tried = 0;
+  for (std::string own; allowed >> own; ++n_tried) {
+    const auto fds = tcp_sockets();
+    CHECK_EQ(setsockopt(fds[0], IPPROTO_TCP, TCP_CONGESTION, own.data(), own.size()), 0);
+    const SocketPipe pipe(fds[0]);
+    char name[16] = {};
+    socklen_t length = sizeof(name);
+    CHECK_EQ(getsockopt(fds[0], IPPROTO_TCP, TCP_CONGESTION, name, &length), 0);
+    const std::string now(name);
+    CHECK(own == "bbr" ? now == "cubic" || now == "reno" : now == own);
+    close(fds[1]);
+  }
+  CHECK(n_tried > 0);
+}
+
 }  // namespace shoal::test

@@ -59,13 +59,13 @@ struct TwoGroups {
       for (const int rank : members) world.add_group(rank, id, members);
   }
   std::vector<TestCall*> post(uint64_t id, const std::vector<int>& members, uint64_t key,
-                              int16_t priority = 0) {
+                              int16_t priority = 0, size_t segment_bytes = kSegment) {
     Job job;
     job.priority = priority;
     job.kind = Kind::kShardedAllReduce;
     job.key = key;
-    job.n_elems = 6000;
-    job.segment_bytes = kSegment;
+    job.n_elems = segment_bytes == kSegment ? 6000 : 5 * segment_bytes;
+    job.segment_bytes = segment_bytes;
     std::vector<TestCall*> calls;
     for (const int rank : members)
       calls.push_back(&world.post_in(rank, *world.engine(rank).group(id), job));
@@ -108,6 +108,25 @@ TEST("a host that stands still delays no group that it is not in") {
     for (size_t at = 0; at < held_up.size(); ++at)
       CHECK(held_up[at]->ok() &&
             held_up[at]->result == expected(held_up[at]->job, static_cast<int>(at), 3));
+  }
+}
+
+TEST("however little may be out, all of a turn may that is long") {
+  for (const size_t segment : {size_t{32} << 10, size_t{96} << 10}) {
+    TwoGroups groups(1);
+    World& world = groups.world;
+    const std::vector<int> all = {0, 1, 2, 3, 4};
+    for (const int rank : all) {
+      world.add_group(rank, 10, all);
+      world.engine(rank).bound_out(1);
+    }
+    const auto calls = groups.post(10, all, 1, 0, segment);
+    CHECK(world.run([&] { return TwoGroups::n_out(*calls[0]) > 0; }));
+    for (const int rank : {1, 2, 3, 4}) world.stop(rank);
+    world.run_steps(200);
+    CHECK_EQ(TwoGroups::n_out(*calls[0]) / kSegment, segment == 32u << 10 ? 1U : 4U);
+    for (const int rank : {1, 2, 3, 4}) world.go_on(rank);
+    CHECK(world.run_all());
   }
 }
 

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "base/clock.h"
@@ -28,6 +30,8 @@ constexpr uint64_t kLookEvery = 4u << 20;  // bytes
 // questions had no answer: its peer may have lost it long ago, and wait to be dialled.
 constexpr int kAskAfterS = 1;
 constexpr int kUnanswered = 3;
+// The longest round trip, in microseconds, of hosts that are near each other.
+constexpr uint32_t kNearUs = 2000;
 
 }  // namespace
 
@@ -45,7 +49,7 @@ SocketPipe::SocketPipe(int fd) : fd_(fd) {
   set(TCP_KEEPCNT, kUnanswered);
   const int on = 1;
   setsockopt(fd_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  bound_unsent();
+  suit_the_way();
 }
 
 SocketPipe::~SocketPipe() {
@@ -74,7 +78,7 @@ void SocketPipe::set(int option, int value) {
   setsockopt(fd_, IPPROTO_TCP, option, &value, sizeof(value));
 }
 
-void SocketPipe::bound_unsent() {
+void SocketPipe::suit_the_way() {
   n_until_look_ = kLookEvery;
   tcp_info info{};
   socklen_t n_bytes = sizeof(info);
@@ -83,6 +87,20 @@ void SocketPipe::bound_unsent() {
   const auto unsent = static_cast<int>(std::clamp(worth, kLeastUnsent, kMostUnsent));
   if (unsent != unsent_) set(TCP_NOTSENT_LOWAT, unsent);
   unsent_ = unsent;
+  if (info.tcpi_min_rtt <= kNearUs) leave_bbr();
+}
+
+// BBR models what one connection carries. A rank has many over one link, each of them busy for
+// moments: those that stand still leave room, those that go on take it for the link's rate, and
+// packets wait or are lost. Over a long way BBR stays: there packets are lost for other reasons.
+void SocketPipe::leave_bbr() {
+  char name[16] = {};  // TCP_CA_NAME_MAX
+  socklen_t n_bytes = sizeof(name);
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &n_bytes) != 0) return;
+  if (std::strncmp(name, "bbr", 3) != 0) return;
+  // Every process may choose reno; cubic is for root, or where it is the machine's own.
+  for (const std::string_view other : {"cubic", "reno"})
+    if (setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, other.data(), other.size()) == 0) return;
 }
 
 ssize_t SocketPipe::write(const iovec* vectors, size_t n_vectors) {
@@ -93,7 +111,7 @@ ssize_t SocketPipe::write(const iovec* vectors, size_t n_vectors) {
   if (n <= 0) return n;
   if (first_unconfirmed_ns_ == 0) first_unconfirmed_ns_ = now_ns();
   n_until_look_ -= std::min(n_until_look_, static_cast<uint64_t>(n));
-  if (n_until_look_ == 0) bound_unsent();
+  if (n_until_look_ == 0) suit_the_way();
   return n;
 }
 

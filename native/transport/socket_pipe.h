@@ -32,7 +32,8 @@ class SocketPipe final : public Pipe {
 
  private:
   void set(int option, int value);
-  void bound_unsent();
+  void suit_the_way();
+  void leave_bbr();
 
   static SocketPipe*& first();
 

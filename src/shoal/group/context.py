@@ -29,11 +29,11 @@ _LAST_WAIT_S: Final = 2.0
 
 
 # What may be on its way to other hosts of calls that send to several at once, which take turns
-# (native/engine/turns.h). 8 workers and 8 servers at 400 Mbit/s took 1.07 times what the bytes take
-# with 10 ms of the link, 1.22 with 40 ms, when as much waits in front of a switch. The least keeps
-# a link busy whose ends share their cores with others.
-_OUT_US: Final = 10_000
-_LEAST_OUT_BYTES: Final = 512 << 10
+# (native/engine/turns.h). All of it may wait in front of one receiver, and a switch of few megabits
+# has a queue of 256 KiB. The least is what keeps a link busy whose ends share their cores with
+# others.
+_OUT_US: Final = 4_000
+_LEAST_OUT_BYTES: Final = 192 << 10
 
 
 class Member(Protocol):
