@@ -139,6 +139,64 @@ def case_lists_gathered_from_the_own_outputs(group: Group) -> Any:
     return [tensor for row in outputs for tensor in row]
 
 
+# ---- blocks of unequal lengths ----
+
+
+def unequal(group: Group) -> list[list[int]]:
+    """Lengths by rank: short ones, none for some rank, and some of more than a segment."""
+    n = group.size()
+    return [list(range(1, n + 1)), [0, *[5] * (n - 1)], [70_000 + 333 * rank for rank in range(n)]]
+
+
+def case_reduce_scatter_of_unequal_lists(group: Group) -> Any:
+    outputs = []
+    for lengths in unequal(group):
+        for dtype in (torch.float32, torch.float16, torch.int64):
+            for async_op in (False, True):
+                inputs = [
+                    given(group, n, seed).remainder(64).to(dtype) for seed, n in enumerate(lengths)
+                ]
+                output = torch.zeros(lengths[group.rank()], dtype=dtype)
+                op = dist.ReduceOp.MAX if dtype is torch.int64 else dist.ReduceOp.SUM
+                work = dist.reduce_scatter(output, inputs, op, group, async_op)
+                if work is not None:
+                    work.wait()
+                outputs.append(output)
+    return outputs
+
+
+def case_all_gather_of_unequal_lists(group: Group) -> Any:
+    """Gloo refuses it, against torch's documentation; each block is broadcast there."""
+    outputs = []
+    for lengths in unequal(group):
+        lists = [torch.zeros(n) for n in lengths]
+        own = given(group, lengths[group.rank()])
+        if dist.get_backend(group) == "shoal":
+            dist.all_gather(lists, own, group=group)
+        else:
+            lists[group.rank()].copy_(own)
+            for root, block in enumerate(lists):
+                dist.broadcast(block, group=group, group_src=root)
+        outputs += lists
+    return outputs
+
+
+def case_all_gather_of_unequal_strided_and_coalesced_lists(group: Group) -> Any:
+    size = group.size()
+    rows = [[torch.zeros(3, rank + 2).t(), torch.zeros(4)] for rank in range(size)]
+    inputs = [given(group, one.numel(), 2).view_as(one) for one in rows[group.rank()]]
+    if dist.get_backend(group) == "shoal":
+        dist.all_gather_coalesced(rows, inputs, group=group)
+        return [one.contiguous() for row in rows for one in row]
+    found = [[one.contiguous() for one in row] for row in rows]
+    for one, block in zip(inputs, found[group.rank()], strict=True):
+        block.copy_(one)
+    for root, row in enumerate(found):
+        for block in row:
+            dist.broadcast(block, group=group, group_src=root)
+    return [block for row in found for block in row]
+
+
 # ---- no tensors at all ----
 
 

@@ -121,6 +121,14 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         ),
         "inputs\\[0\\] has 2 elements of torch.float64 but must have 2 elements of torch.float32",
     ),
+    "an own block of outputs that differs": (
+        lambda to: to.allgather([ones(2, 3, 3)], [ONE]),
+        "outputs\\[1\\] has 3 elements of torch.float32 but must have 2",
+    ),
+    "an own block of inputs that differs": (
+        lambda to: to.reduce_scatter([ONE], [ones(2, 3, 3)]),
+        "inputs\\[1\\] has 3 elements of torch.float32 but must have 2",
+    ),
     "too few inputs": (lambda to: to.alltoall(THREE, THREE[:2]), "takes 3 inputs"),
     "mixed dtypes": (
         lambda to: to.alltoall(THREE, [ONE, ONE.int(), ONE]),

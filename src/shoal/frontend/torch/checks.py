@@ -110,10 +110,14 @@ def check_count(buffers: TensorBuffers, side: str, blocks: Sequence[object]) -> 
 
 
 def check_blocks(buffers: TensorBuffers, side: str, blocks: Tensors, like: torch.Tensor) -> None:
-    """The list has a tensor for each rank, all like the one on the other side."""
+    """The list has a tensor for each rank, all like the one on the other side.
+
+    Without a root only this rank's block has to be as long: all ranks know the others' lengths.
+    """
     check_count(buffers, side, blocks)
     for rank, block in enumerate(blocks):
-        if block.dtype != like.dtype or block.numel() != like.numel():
+        is_as_long = buffers.root is not None or rank == buffers.group.rank
+        if block.dtype != like.dtype or (is_as_long and block.numel() != like.numel()):
             raise buffers.error(
                 f"cannot run: {side}[{rank}] has {_extent(block)} but must have {_extent(like)}, "
                 "as the other side has"

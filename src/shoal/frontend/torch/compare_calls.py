@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
 
 from shoal.errors import UsageError
+from shoal.frontend.torch.pieces import uneven_lengths
 from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def in_words(
     Args:
         name: of the group's method; `calls` has its buffers for each tensor, `rest` the root and
             the fold.
-        alike: the buffer that is as long on every rank; None if none is.
+        alike: the buffer that is as long on every rank, or one of uneven blocks; None if none is.
     """
     behind = "".join(f" root {each}" if type(each) is int else f" {each}" for each in rest)
     return ", ".join(f"{name}{_length(call, alike)}{behind}" for call in calls)
@@ -75,7 +76,8 @@ def _length(call: tuple[Any, ...], alike: int | None) -> str:
     if not call:
         return ""
     if alike is not None:
-        return f" {call[alike].dtype}[{call[alike].n_elems}]"
+        lengths = uneven_lengths(call) or [call[alike].n_elems]
+        return f" {call[alike].dtype}[{','.join(map(str, lengths))}]"
     return f" {(call[0] if isinstance(call[0], BufferView) else call[0][0]).dtype}"
 
 

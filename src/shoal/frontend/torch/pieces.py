@@ -36,10 +36,11 @@ def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
 
     Args:
         call: its buffers: one that is worked on in place, or what is written and what is read.
-        alike: which of them is one block, as long on every rank; None if none is: not cut.
+        alike: which of them is one block, as long on every rank unless those of the other one are
+            uneven; None if none is. Then, and where they are uneven, the call is not cut.
         size: how many blocks the other one has.
     """
-    if alike is None:
+    if alike is None or uneven_lengths(call):
         return [call]
     block: BufferView = call[alike]
     n_elems, item = block.n_elems, item_size(block.dtype)
@@ -50,6 +51,15 @@ def cut(call: Arguments, alike: int | None, size: int) -> list[Arguments]:
     step = -(-n_elems // (n_pieces * line)) * line
     ranges = [(begin, min(begin + step, n_elems)) for begin in range(0, n_elems, step)]
     return [tuple(_part(each, n_elems, begin, end) for each in call) for begin, end in ranges]
+
+
+def uneven_lengths(call: Arguments) -> list[int]:
+    """The lengths of a call's blocks of all ranks, the same on each; empty if they are equal."""
+    for each in call:
+        if isinstance(each, list):
+            lengths = [view.n_elems for view in each]
+            return lengths if len(set(lengths)) > 1 else []
+    return []
 
 
 def _part(blocks: Any, n_elems: int, begin: int, end: int) -> Any:
