@@ -87,7 +87,7 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   plan->rounds_own = rounds_own;
   plan->segment_bytes = segment_bytes;
   plan->descriptor = descriptor;
-  plan->descriptor_hash = hash_of(agreement);
+  plan->descriptor_hash = descriptor_hash_of(agreement);
   plan->by_pair = by_pair;
   plan->n_lanes = n_lanes;
   plan->n_workers = n_workers;
@@ -186,21 +186,22 @@ struct GroupHandle {
 
   CallHandle post_call(std::shared_ptr<Plan> plan, uint64_t key,
                        const std::vector<std::vector<uintptr_t>>& memory, double timeout_s,
-                       bool background) {
+                       bool background, Subject subject) {
     check(*plan);
     Memory pointers(memory.size());
     for (size_t buffer = 0; buffer < memory.size(); ++buffer)
       for (const uintptr_t address : memory[buffer])
         pointers[buffer].push_back(reinterpret_cast<std::byte*>(address));
-    return post(Posting{std::move(plan), key, std::move(pointers), after(timeout_s), background});
+    return post(
+        Posting{std::move(plan), key, std::move(pointers), after(timeout_s), background, subject});
   }
 
   // The same for calls on one buffer in place: small messages spend their time here.
   CallHandle post_in_place(std::shared_ptr<Plan> plan, uint64_t key, uintptr_t address,
-                           double timeout_s, bool background) {
+                           double timeout_s, bool background, Subject subject) {
     check(*plan);
     auto* const base = reinterpret_cast<std::byte*>(address);
-    return post(Posting{std::move(plan), key, {{base}}, after(timeout_s), background});
+    return post(Posting{std::move(plan), key, {{base}}, after(timeout_s), background, subject});
   }
 
   // A send to `peer`, or a receive from it; -1: from whoever sends first.
@@ -225,9 +226,10 @@ struct GroupHandle {
     Released released;
     mesh->abort_group(*group, why);
   }
-  void expire(const std::string& why) {
+  // In words that name it: `fault` says what it is to the callers of all ranks.
+  void fail(Fault fault, const std::string& why) {
     Released released;
-    mesh->expire_group(*group, why);
+    mesh->fail_group(*group, fault, why);
   }
   void drop() {
     if (std::exchange(dropped, true)) return;
@@ -396,7 +398,7 @@ NB_MODULE(_native, m) {
       .def("post_message", &GroupHandle::post_message)
       .def("serve", &GroupHandle::serve)
       .def("abort", &GroupHandle::abort)
-      .def("expire", &GroupHandle::expire)
+      .def("fail", &GroupHandle::fail)
       .def("drop", &GroupHandle::drop)
       .def("drop_unheld", &GroupHandle::drop_unheld)
       .def("error", &GroupHandle::error)

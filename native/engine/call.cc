@@ -66,6 +66,7 @@ Frame Call::frame(FrameType type, uint32_t flow, uint32_t segment) const {
   frame.header.group = group_id;
   frame.header.key = key;
   frame.header.descriptor = plan->descriptor_hash;
+  frame.header.subject = subject;
   frame.header.flow = flow;
   frame.header.segment = segment;
   return frame;

@@ -15,6 +15,7 @@
 #include "engine/lanes.h"
 #include "engine/program.h"
 #include "engine/staging.h"
+#include "engine/subject.h"
 #include "transport/link.h"
 
 namespace shoal {
@@ -89,6 +90,7 @@ struct Call : std::enable_shared_from_this<Call> {
   const std::vector<int>* members = nullptr;
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
+  Subject subject = 0;
   uint64_t serial = 0;  // which call on this group, for messages
   // Which of all calls: those of higher priority have lower ones, and then those made earlier.
   uint64_t order = 0;
@@ -99,6 +101,7 @@ struct Call : std::enable_shared_from_this<Call> {
   Lane lane;
   std::vector<std::shared_ptr<Call>> other_lanes;  // of the first lane: for landed_of()
   bool is_served = false;  // no caller made it (served_calls.h); its scratch is windows
+  int served_for = -1;     // the group rank whose frame began it
 
   // One pointer: a base that the layout's offsets count from. Several: one per chunk.
   std::vector<std::byte*> memory[kBuffers];
@@ -257,7 +260,12 @@ struct Call : std::enable_shared_from_this<Call> {
 
   Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
   Frame post_notice(int peer) const;
-  std::string doing() const { return plan->descriptor + " (call " + std::to_string(serial) + ")"; }
+  // What it does and what for, in words for people.
+  std::string what() const { return plan->descriptor + words_for(subject); }
+  std::string doing() const { return what() + " (call " + std::to_string(serial) + ")"; }
+  bool is_that_of(const Header& header) const {
+    return header.descriptor == plan->descriptor_hash && header.subject == subject;
+  }
 };
 
 // Of a whole call that is over, given its first lane.

@@ -22,9 +22,8 @@ void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<s
   const int from = call.group->rank_of[peer];
   if (from < 0) return judge_.protocol_error(peer, "sent a frame of a group it is not in");
   post_notices_.heard_in(call, from);
-  if (header.type == FrameType::kDisagree)
-    return judge_.on_disagree(*call.group, *call.plan, peer, payload);
-  if (header.descriptor != call.plan->descriptor_hash) {
+  if (header.type == FrameType::kDisagree) return judge_.on_disagree(call, peer, payload);
+  if (!call.is_that_of(header)) {
     judge_.disagree(call, peer);
     return ways_.discard(peer, header, payload);
   }

@@ -181,7 +181,7 @@ void Calls::end(Call& call, const Error& error) {
   call.ended = true;
   const bool had_scratch = finish(call);
   post_notices_.finished(call);
-  group.finished.remember(call.key, call.plan);
+  group.finished.remember(call.key, call.plan, call.subject);
   if (had_scratch) pass_on();
 }
 

@@ -125,8 +125,7 @@ std::span<std::byte> DataFrames::receive_buffer(int peer, const Header& header, 
 std::byte* DataFrames::own_place(const Call& call, int from, const Header& header) const {
   const Program& program = *call.plan->program;
   const auto& flows = program.recvs_from[from];
-  if (header.descriptor != call.plan->descriptor_hash || header.flow >= flows.size())
-    return nullptr;
+  if (!call.is_that_of(header) || header.flow >= flows.size()) return nullptr;
   const uint32_t at = flows[header.flow];
   const Step& step = program.steps[at];
   const StepState& state = call.state[at];

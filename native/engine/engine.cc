@@ -81,6 +81,7 @@ void Engine::end_groups(const Error& why, bool tell) {
 
 std::shared_ptr<Call> Engine::post(Group& group, const Posting& posting, const Lane& lane) {
   auto call = calls_.prepare(group, posting.plan, posting.memory, posting.deadline_ns, lane);
+  call->subject = posting.subject;
   if (!call->finished) calls_.launch(*call, posting.key);
   return call;
 }
@@ -236,19 +237,20 @@ void Engine::of_a_group(int peer, const Header& header, std::span<std::byte> pay
     call_frames_.arrived(*call, peer, header, payload);
     return calls_.settle(*call);
   }
-  if (auto plan = group.finished.plan_of(header.key))
-    return of_a_past_call(group, std::move(plan), peer, header, payload);
+  if (auto past = group.finished.past(header.key); past.plan != nullptr)
+    return of_a_past_call(group, std::move(past), peer, header, payload);
   keep_early(group, peer, header, payload);
 }
 
-void Engine::of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                            const Header& header, std::span<std::byte> payload) {
-  if (header.type == FrameType::kDisagree) return faults_.on_disagree(group, *plan, peer, payload);
+void Engine::of_a_past_call(Group& group, FinishedCalls::Past was, int peer, const Header& header,
+                            std::span<std::byte> payload) {
   Call past;
   group.own(past);
-  past.plan = std::move(plan);
+  past.plan = std::move(was.plan);
+  past.subject = was.subject;
   past.key = header.key;
-  const bool differs = header.descriptor != past.plan->descriptor_hash;
+  if (header.type == FrameType::kDisagree) return faults_.on_disagree(past, peer, payload);
+  const bool differs = !past.is_that_of(header);
   if (differs && !group.life.has_ended()) faults_.disagree(past, peer);
   if (!differs && header.type == FrameType::kPost)
     call_frames_.same_lengths(past, group.rank_of[peer], payload);

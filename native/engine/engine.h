@@ -124,8 +124,8 @@ class Engine final : public FrameSink {
   // Frames in
   bool is_for_link(int peer, const Header& header, std::span<std::byte> payload);
   void of_a_group(int peer, const Header& header, std::span<std::byte> payload);
-  void of_a_past_call(Group& group, std::shared_ptr<const Plan> plan, int peer,
-                      const Header& header, std::span<std::byte> payload);
+  void of_a_past_call(Group& group, FinishedCalls::Past was, int peer, const Header& header,
+                      std::span<std::byte> payload);
   void keep_early(Group& group, int peer, const Header& header, std::span<std::byte> payload);
 
   bool any_living(bool (Link::*holds)() const) const;  // link to a peer that lives

@@ -44,6 +44,13 @@ void Faults::launched(Call& call) {
   if (stuck) abort_group(group, group.life.departed(), true);
 }
 
+// What this rank has called, in words, and whom it followed where it serves.
+std::string Faults::called(const Call& call) const {
+  if (!call.is_served) return call.what();
+  return call.what() + ", as " + who((*call.members)[static_cast<size_t>(call.served_for)]) +
+         " did";
+}
+
 // Two ranks called different things under one key. Each tells the other what it called, in words,
 // and both end the group for everyone.
 void Faults::disagree(Call& call, int peer) {
@@ -54,18 +61,18 @@ void Faults::disagree(Call& call, int peer) {
   if (peers_.has_left(peer))
     return abort_group(group,
                        {Fault::kMismatch, peer,
-                        who(rank_) + " called " + call.plan->descriptor + ", but " + who(peer) +
+                        who(rank_) + " called " + call.what() + ", but " + who(peer) +
                             " called something else, and has left since"},
                        true);
-  links_.send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, call.plan->descriptor);
+  links_.send_text(peer, call.frame(FrameType::kDisagree, 0, 0).header, called(call));
 }
 
-void Faults::on_disagree(Group& group, const Plan& mine, int peer, std::span<std::byte> payload) {
+void Faults::on_disagree(const Call& mine, int peer, std::span<std::byte> payload) {
   const std::string theirs = printable(payload);
-  std::string one = who(rank_) + " called " + mine.descriptor;
+  std::string one = who(rank_) + " called " + called(mine);
   std::string other = who(peer) + " called " + theirs;
   if (peer < rank_) std::swap(one, other);  // the same words whoever says them
-  abort_group(group,
+  abort_group(*mine.group,
               {Fault::kMismatch, peer,
                one + ", but " + other +
                    "; every rank of a group must make the same calls in the same order"},
@@ -78,13 +85,12 @@ void Faults::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_
   const auto name = [&](int rank) { return who(call.group->members[rank]); };
   const size_t item = size_of(call.plan->dtype);
   const int other = from == call.group->rank ? to : from;
-  abort_group(
-      *call.group,
-      {Fault::kMismatch, call.group->members[other],
-       "in " + call.plan->descriptor + " " + name(from) + " sends " + std::to_string(sent / item) +
-           " elements to " + name(to) + ", which takes " + std::to_string(received / item) +
-           " from it; what one rank sends another must be as long on both"},
-      true);
+  abort_group(*call.group,
+              {Fault::kMismatch, call.group->members[other],
+               "in " + call.what() + " " + name(from) + " sends " + std::to_string(sent / item) +
+                   " elements to " + name(to) + ", which takes " + std::to_string(received / item) +
+                   " from it; what one rank sends another must be as long on both"},
+              true);
 }
 
 void Faults::timed_out(const Call& call) {

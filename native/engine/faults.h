@@ -49,7 +49,7 @@ class Faults final : public Judge {
   void evicted_us(int peer, const std::string& why) override;
   void abort_group(Group& group, const Error& why, bool tell) override;
   void disagree(Call& call, int peer) override;
-  void on_disagree(Group& group, const Plan& mine, int peer, std::span<std::byte> payload) override;
+  void on_disagree(const Call& mine, int peer, std::span<std::byte> payload) override;
   void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) override;
   Error ended(const Group& group) const override;
   void launched(Call& call) override;
@@ -86,6 +86,7 @@ class Faults final : public Judge {
   void say_unmade(int peer, uint64_t group);
   void settle(const Ending& ending);
   bool is_runnable(const Ending& ending) const;
+  std::string called(const Call& call) const;
   static bool concerns(const Ending& ending, const Group& group);
 
   const int rank_;

@@ -14,25 +14,25 @@ void FinishedCalls::launched(uint64_t key) {
   if (is_counted(key)) last_counted_ = std::max(last_counted_, key);
 }
 
-void FinishedCalls::remember(uint64_t key, std::shared_ptr<const Plan> plan) {
-  auto& kept = plans_[key];
-  if (kept == nullptr)
+void FinishedCalls::remember(uint64_t key, std::shared_ptr<const Plan> plan, Subject subject) {
+  Past& kept = past_[key];
+  if (kept.plan == nullptr)
     order_.push_back(key);
   else
-    n_chunks_ -= kept->n_chunks();
-  kept = std::move(plan);
-  n_chunks_ += kept->n_chunks();
+    n_chunks_ -= kept.plan->n_chunks();
+  kept = {std::move(plan), subject};
+  n_chunks_ += kept.plan->n_chunks();
   while (order_.size() > kKept || n_chunks_ > kChunksKept) {
-    const auto oldest = plans_.find(order_.front());
+    const auto oldest = past_.find(order_.front());
     order_.pop_front();
-    n_chunks_ -= oldest->second->n_chunks();
-    plans_.erase(oldest);
+    n_chunks_ -= oldest->second.plan->n_chunks();
+    past_.erase(oldest);
   }
 }
 
-std::shared_ptr<const Plan> FinishedCalls::plan_of(uint64_t key) const {
-  const auto found = plans_.find(key);
-  return found == plans_.end() ? nullptr : found->second;
+FinishedCalls::Past FinishedCalls::past(uint64_t key) const {
+  const auto found = past_.find(key);
+  return found == past_.end() ? Past{} : found->second;
 }
 
 bool FinishedCalls::is_forgotten(uint64_t key) const {

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <unordered_map>
 
 #include "engine/program.h"
+#include "engine/subject.h"
 
 namespace shoal {
 
@@ -28,15 +30,20 @@ class FinishedCalls {
 
   // A call was launched, which says how far the keys have come.
   void launched(uint64_t key);
-  void remember(uint64_t key, std::shared_ptr<const Plan> plan);
+  struct Past {
+    std::shared_ptr<const Plan> plan;
+    Subject subject = 0;
+    std::string what() const { return plan->descriptor + words_for(subject); }
+  };
+  void remember(uint64_t key, std::shared_ptr<const Plan> plan, Subject subject = 0);
 
-  std::shared_ptr<const Plan> plan_of(uint64_t key) const;  // null: not known (any more)
+  Past past(uint64_t key) const;  // without a plan: not known (any more)
   // Whether a call under this key has finished so long ago that nothing is known of it any more.
   bool is_forgotten(uint64_t key) const;
   const std::deque<uint64_t>& keys() const { return order_; }  // the oldest first
 
  private:
-  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
+  std::unordered_map<uint64_t, Past> past_;
   std::deque<uint64_t> order_;
   uint64_t last_counted_ = 0;  // the highest key of a call without a name
   size_t n_chunks_ = 0;

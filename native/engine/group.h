@@ -42,7 +42,7 @@ struct Served {
     uint32_t lane = 0;
     uint64_t last_use = 0;  // as `n_uses` counts
   };
-  std::unordered_map<uint64_t, OfPlan> plans;  // by descriptor
+  std::unordered_map<uint32_t, OfPlan> plans;  // by descriptor
   uint64_t n_uses = 0;                         // ever
   std::set<uint64_t> waiting;                  // keys of calls that have no room yet
   bool is_full = false;                        // some wait, and ServedCalls knows that

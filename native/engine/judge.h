@@ -28,8 +28,7 @@ class Judge {
 
   // A peer has called something else under this key; it says what.
   virtual void disagree(Call& call, int peer) = 0;
-  virtual void on_disagree(Group& group, const Plan& mine, int peer,
-                           std::span<std::byte> payload) = 0;
+  virtual void on_disagree(const Call& mine, int peer, std::span<std::byte> payload) = 0;
   // Two members of a call (group ranks) count different bytes between them.
   virtual void lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) = 0;
 

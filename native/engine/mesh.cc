@@ -102,8 +102,8 @@ void Mesh::abort_group(Group& group, const std::string& why) {
     channel->abort_group(group.id, Fault::kClosed, "aborted the group: " + why);
 }
 
-void Mesh::expire_group(Group& group, const std::string& why) {
-  for (const auto& channel : channels_) channel->abort_group(group.id, Fault::kTimedOut, why);
+void Mesh::fail_group(Group& group, Fault fault, const std::string& why) {
+  for (const auto& channel : channels_) channel->abort_group(group.id, fault, why);
 }
 
 // The handle of the first lane is that of the call. Each lane that is not posted counts as

@@ -37,7 +37,8 @@ class Mesh {
   // The same for one that nobody holds any more, unless calls of it are in flight: then false.
   bool drop_unheld_group(Group& group);
   void abort_group(Group& group, const std::string& why);
-  void expire_group(Group& group, const std::string& why);  // a deadline that the caller keeps
+  // What the caller has found: a deadline that it keeps, or that ranks differ.
+  void fail_group(Group& group, Fault fault, const std::string& why);
   Error abort_of(const Group& group) { return first().abort_of(group); }
 
   // As Channel::post(); the plan says whether the call is cut, into as many lanes as there are

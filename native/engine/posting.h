@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/program.h"
+#include "engine/subject.h"
 
 namespace shoal {
 
@@ -20,6 +21,7 @@ struct Posting {
   Memory memory = {};
   int64_t deadline_ns = 0;
   bool background = false;  // nobody waits for it yet: the progress thread begins it
+  Subject subject = 0;
 };
 
 // A message, from one rank of a group to another. Those of a pair and a tag are matched in order.

@@ -69,7 +69,7 @@ struct Plan {
   // At most about as many frames go to one peer that has yet to make this call.
   uint32_t frames_ahead = 0;
   std::string descriptor;
-  uint64_t descriptor_hash = 0;
+  uint32_t descriptor_hash = 0;
   // Only two ranks know how long the block between them is: they compare what each says of it. Such
   // a program has one flow at most from one rank to another.
   bool by_pair = false;
@@ -102,5 +102,8 @@ struct Plan {
 };
 
 uint64_t hash_of(const std::string& text);
+inline uint32_t descriptor_hash_of(const std::string& text) {
+  return static_cast<uint32_t>(hash_of(text) >> 32);
+}
 
 }  // namespace shoal

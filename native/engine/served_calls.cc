@@ -44,7 +44,7 @@ std::string ServedCalls::refusal(const Group& group, const Plan& plan) {
 void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane) {
   if (group.life.has_ended()) return;
   auto& plans = group.served.plans;
-  const uint64_t hash = plan->descriptor_hash;
+  const uint32_t hash = plan->descriptor_hash;
   plans[hash] = {std::move(plan), lane, ++group.served.n_uses};
   const auto used_before = [](const auto& one, const auto& other) {
     return one.second.last_use < other.second.last_use;
@@ -80,15 +80,19 @@ bool ServedCalls::begin(Group& group, uint64_t key) {
   const auto early = group.early.find(key);
   if (early == group.early.end()) return true;  // this rank has made it itself
   auto& plans = group.served.plans;
-  auto known = plans.end();
-  for (const Early& frame : early->second)
-    if (known == plans.end()) known = plans.find(frame.header.descriptor);
-  if (known == plans.end()) return true;  // it made way for others
+  const auto is_known = [&](const Early& frame) {
+    return plans.count(frame.header.descriptor) != 0;
+  };
+  const auto first = std::find_if(early->second.begin(), early->second.end(), is_known);
+  if (first == early->second.end()) return true;  // it made way for others
+  const auto known = plans.find(first->header.descriptor);
   known->second.last_use = ++group.served.n_uses;
   const Lane lane{known->second.lane, 0, nullptr};
   const auto call =
       calls_.prepare(group, known->second.plan, {}, std::numeric_limits<int64_t>::max(), lane);
   if (call->finished) return false;
+  call->subject = first->header.subject;
+  call->served_for = group.rank_of[first->peer];
   calls_.launch_served(*call, key);
   return true;
 }

@@ -24,6 +24,10 @@ std::string hex(uint64_t number) {
   return text;
 }
 
+std::string agreement_of(uint32_t descriptor, Subject subject) {
+  return hex(uint64_t{descriptor} << 32 | subject);
+}
+
 const char* name_of(StepKind kind) {
   switch (kind) {
     case StepKind::kSend:
@@ -133,7 +137,8 @@ Value StateReader::early(const Group& group) const {
     if (from.empty()) continue;
     List peers(from.begin(), from.end());
     told.push_back(Fields{{"key", hex(key)},
-                          {"agreement", hex(frames.front().header.descriptor)},
+                          {"agreement", agreement_of(frames.front().header.descriptor,
+                                                     frames.front().header.subject)},
                           {"by", std::move(peers)}});
   }
   return told;
@@ -143,8 +148,7 @@ Value StateReader::finished(const Group& group) const {
   List told;
   const auto& keys = group.finished.keys();
   for (size_t at = keys.size() - std::min(keys.size(), kLastFinished); at < keys.size(); ++at)
-    told.push_back(
-        Fields{{"key", hex(keys[at])}, {"what", group.finished.plan_of(keys[at])->descriptor}});
+    told.push_back(Fields{{"key", hex(keys[at])}, {"what", group.finished.past(keys[at]).what()}});
   return told;
 }
 
@@ -167,8 +171,8 @@ Value StateReader::call(const Call& call) {
   const uint64_t n_told = n_steps_told_ - told_before;
   return Fields{{"serial", call.serial},
                 {"key", hex(call.key)},
-                {"what", call.plan->descriptor},
-                {"agreement", hex(call.plan->descriptor_hash)},
+                {"what", call.what()},
+                {"agreement", agreement_of(call.plan->descriptor_hash, call.subject)},
                 {"n_bytes", bytes_of(*call.plan)},
                 {"age_s", seconds_since(call.posted_ns)},
                 {"left_s", has_deadline ? Value(-seconds_since(call.deadline_ns)) : Value()},

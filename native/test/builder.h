@@ -62,7 +62,7 @@ inline std::shared_ptr<Plan> seal(Plan plan, DType dtype, FoldOp op, uint32_t di
   plan.divisor = divisor;
   plan.segment_bytes = segment_bytes;
   plan.descriptor = descriptor;
-  plan.descriptor_hash = hash_of(descriptor);
+  plan.descriptor_hash = descriptor_hash_of(descriptor);
   plan.index();
   return std::make_shared<Plan>(std::move(plan));
 }

@@ -51,6 +51,7 @@ struct Job {
   bool is_uneven = false;       // blocks or chunks differ in length; the algorithm must take that
   uint32_t segment_bytes = 64;
   int16_t priority = 0;
+  Subject subject = 0;
   uint64_t seed = 0;  // of the data, and of uneven lengths
   Codec codec = Codec::kIdentity;
   std::vector<int> places;  // which ranks share memory: the host of each; empty: none do

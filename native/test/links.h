@@ -225,7 +225,8 @@ inline Frame data_frame(const Bytes& payload, uint32_t number, uint64_t token = 
   frame.header.type = FrameType::kData;
   frame.header.group = 3;
   frame.header.key = 1000 + number;
-  frame.header.descriptor = ~uint64_t{number};
+  frame.header.descriptor = ~number;
+  frame.header.subject = number ^ 0x5555;
   frame.header.flow = number % 7;
   frame.header.segment = number;
   frame.header.flags = kEager;
@@ -240,7 +241,8 @@ inline void check_came(const Recorder::Came& came, const Bytes& payload, uint32_
   CHECK(came.header.type == FrameType::kData);
   CHECK_EQ(came.header.group, 3u);
   CHECK_EQ(came.header.key, 1000u + number);
-  CHECK_EQ(came.header.descriptor, ~uint64_t{number});
+  CHECK_EQ(came.header.descriptor, ~number);
+  CHECK_EQ(came.header.subject, number ^ 0x5555);
   CHECK_EQ(came.header.flow, number % 7);
   CHECK_EQ(came.header.segment, number);
   Header by_path_0 = came.header;

@@ -23,6 +23,7 @@ struct PoolJob {
   uint32_t n_lanes = 1;  // channels
   Codec codec = Codec::kIdentity;
   uint64_t seed = 0;
+  Subject subject = 0;
   bool is_uneven = false;  // chunks differ in length, as those of reducers of unlike weights do
 
   int size() const { return n_workers + n_servers; }
@@ -40,6 +41,7 @@ struct PoolJob {
     one.key = key;
     one.n_elems = n_elems;
     one.segment_bytes = segment_bytes;
+    one.subject = subject;
     return one;
   }
 };

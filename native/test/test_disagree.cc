@@ -40,6 +40,46 @@ TEST("calls that differ end with an error on every rank that names both sides") 
   }
 }
 
+constexpr Subject subject_of(uint32_t averager, uint32_t step, uint32_t buffer) {
+  return averager << 24 | step << 10 | buffer;
+}
+
+TEST("calls of one kind that are for unlike subjects end with an error that names both") {
+  const Subject ours = subject_of(2, 300, 7);
+  for (const Subject theirs : {subject_of(1, 300, 7), subject_of(2, 301, 7), subject_of(2, 300, 6)})
+    for (uint64_t seed = 0; seed < seeds(20); ++seed) {
+      const int size = 2 + static_cast<int>(seed % 3);
+      World world(size, options_for(seed));
+      Job job = large(Kind::kShardedAllReduce, seed % 2 == 0 ? 5 : 3000);
+      std::vector<TestCall*> calls;
+      for (int rank = 0; rank < size; ++rank) {
+        job.subject = rank == size - 1 ? theirs : ours;
+        calls.push_back(&world.post(rank, job));
+      }
+      CHECK(world.run_all(2000));
+      for (const TestCall* call : calls) {
+        CHECK(call->error.fault == Fault::kMismatch);
+        CHECK(has(call->error.text, job.descriptor() + " for averager 2, step 300, buffer 7"));
+        CHECK(has(call->error.text, job.descriptor() + words_for(theirs)));
+      }
+    }
+}
+
+TEST("a call for another subject than one that has ended here already is found out") {
+  World world(2, {});
+  Job job = large(Kind::kDirectBroadcast, 1);
+  job.subject = subject_of(1, 2, 3);
+  const TestCall& root = world.post(0, job);
+  CHECK(world.run_all(10));
+  job.subject = subject_of(1, 3, 3);
+  const TestCall& late = world.post(1, job);
+  CHECK(world.run_all(100));
+  CHECK(root.ok());
+  CHECK(late.error.fault == Fault::kMismatch);
+  CHECK(has(late.error.text, "averager 1, step 2, buffer 3"));
+  CHECK(has(late.error.text, "averager 1, step 3, buffer 3"));
+}
+
 TEST("two ranks that both wait for a small broadcast of the other find out within a second") {
   for (const bool shares_memory : {false, true}) {
     World::Options options;

@@ -208,7 +208,7 @@ class Life {
   void spoil(Frame& frame, Bytes& payload) {
     for (uint64_t left = 1 + random_.below(3); left > 0; --left) {
       Header& header = frame.header;
-      switch (random_.below(9)) {
+      switch (random_.below(10)) {
         case 0:
           header.type = kTypes[random_.below(std::size(kTypes))];
           break;
@@ -231,8 +231,10 @@ class Life {
           header.key = random_.chance(0.5) ? random_.next() : random_.below(1000);
           break;
         case 7:
-          header.descriptor =
-              random_.chance(0.3) ? random_.next() : plan_of(honest_, 1)->descriptor_hash;
+          header.descriptor = random_.chance(0.3) ? number() : plan_of(honest_, 1)->descriptor_hash;
+          break;
+        case 8:
+          header.subject = number();
           break;
         default:
           spoil_payload(frame, payload);

@@ -24,7 +24,8 @@ Header some_header() {
   header.acknowledged = 9;
   header.group = 3;
   header.key = 1001;
-  header.descriptor = 0xdeadbeefcafef00d;
+  header.descriptor = 0xcafef00d;
+  header.subject = 0xdeadbeef;
   header.flow = 1;
   header.segment = 2;
   header.count = 1;

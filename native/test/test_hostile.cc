@@ -358,7 +358,11 @@ void mutate(FakeRandom& random, Header& header, Bytes& payload) {
       header.key = random.below(8);
       break;
     case 6:
-      (random.chance(0.5) ? header.group : header.descriptor) = random.below(10);
+      if (random.chance(0.5)) {
+        header.group = random.below(10);
+        break;
+      }
+      (random.chance(0.5) ? header.subject : header.descriptor) = odd_number(random);
       break;
     case 7:
       payload.resize(random.below(random.chance(0.1) ? 5000 : 300));

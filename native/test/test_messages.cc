@@ -28,7 +28,7 @@ std::shared_ptr<Plan> plan_of_message(size_t n_words, int rank, int size, int fr
   plan.program = point_to_point(rank, size, from, to);
   plan.layout[kData] = equal_layout(n_words * 4, 1);
   auto sealed = seal(std::move(plan), DType::kUint32, FoldOp::kSum, 1, 256, "message");
-  sealed->descriptor_hash = hash_of("message of " + std::to_string(n_words));
+  sealed->descriptor_hash = descriptor_hash_of("message of " + std::to_string(n_words));
   return sealed;
 }
 

@@ -87,8 +87,8 @@ TEST("a finished call is known by its key while few others have finished since")
     finished.launched(key);
     finished.remember(key, key == 1 || key == 5000 ? plan : std::make_shared<Plan>());
   }
-  CHECK(finished.plan_of(5000) == plan);
-  CHECK(finished.plan_of(1) == nullptr);
+  CHECK(finished.past(5000).plan == plan);
+  CHECK(finished.past(1).plan == nullptr);
   CHECK_EQ(finished.keys().size(), 4096u);
   CHECK(finished.is_forgotten(1));
   CHECK(!finished.is_forgotten(5000 - 4096));

@@ -156,6 +156,29 @@ TEST("workers that call different things under one key hear it with both, as doe
   }
 }
 
+TEST("workers whose served calls are for unlike subjects hear it with both workers' words") {
+  for (uint64_t seed = 0; seed < seeds(30); ++seed) {
+    Pool pool(3, 2, options_for(seed));
+    PoolJob job{3, 2};
+    job.n_elems = seed % 3 == 0 ? 7 : 2000;
+    pool.serve(job);
+    const int odd = static_cast<int>(seed % 3);
+    std::vector<TestCall*> calls;
+    for (const int rank : pool.world.shuffled(3)) {
+      job.subject = rank == odd ? 1u << 24 : 2u << 24;
+      calls.push_back(&pool.post(rank, job));
+    }
+    CHECK(pool.world.run_all(3000));
+    for (const TestCall* call : calls) {
+      CHECK(call->error.fault == Fault::kMismatch);
+      CHECK(has(call->error.text, "for averager 1, step 0, buffer 0"));
+      CHECK(has(call->error.text, "for averager 2, step 0, buffer 0"));
+      CHECK(has(call->error.text, World::name(odd)));
+      CHECK(has(call->error.text, " did; every rank"));
+    }
+  }
+}
+
 TEST("a worker that dies in a served call ends the group, and servers hold nothing of it") {
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     Pool pool(3, 2, options_for(seed));

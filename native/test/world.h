@@ -104,8 +104,8 @@ class World {
     }
     Kept& entry = *calls_.emplace_back(std::move(kept));
     open_[{rank, group.id, job.key}] = &entry;
-    entry.call.handle =
-        engine(rank).post(group, Posting{std::move(plan), job.key, memory, deadline_ns});
+    entry.call.handle = engine(rank).post(
+        group, Posting{std::move(plan), job.key, memory, deadline_ns, false, job.subject});
     if (entry.call.handle->finished && !entry.call.finished) entry.end(*entry.call.handle, now);
     return entry.call;
   }

@@ -53,7 +53,7 @@ static_assert(sizeof(Lengths) == sizeof(Place));
 
 struct Header {
   static constexpr uint64_t kUnsealed = 0x6172666c616f6873;  // "shoalfra", little endian
-  static constexpr uint8_t kVersion = 4;
+  static constexpr uint8_t kVersion = 5;
   // Larger frames would hold a connection longer than a heartbeat at 10 Mbit/s.
   static constexpr uint32_t kMaxPayload = 4u << 20;
 
@@ -69,7 +69,8 @@ struct Header {
   uint32_t acknowledged = 0;
   uint64_t group = 0;
   uint64_t key = 0;
-  uint64_t descriptor = 0;
+  uint32_t descriptor = 0;
+  uint32_t subject = 0;  // engine/subject.h
   uint32_t flow = 0;
   uint32_t segment = 0;
   uint32_t count = 0;

@@ -109,10 +109,18 @@ class Group:
         memory: Sequence[Sequence[int]],
         timeout_s: float,
         background: bool,
+        subject: int,
         /,
     ) -> Call: ...
     def post_in_place(
-        self, plan: Plan, key: int, address: int, timeout_s: float, background: bool, /
+        self,
+        plan: Plan,
+        key: int,
+        address: int,
+        timeout_s: float,
+        background: bool,
+        subject: int,
+        /,
     ) -> Call: ...
     def post_message(
         self,
@@ -137,7 +145,9 @@ class Group:
         """
 
     def abort(self, why: str, /) -> None: ...
-    def expire(self, why: str, /) -> None: ...
+    def fail(self, fault: Fault, why: str, /) -> None:
+        """End it on every rank by what the caller has found; `why` is a verb phrase."""
+
     def drop(self) -> None: ...
     def drop_unheld(self) -> bool:
         """Drop it, for nobody holds it any more; False: calls of it are in flight, try later."""

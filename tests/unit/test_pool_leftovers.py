@@ -84,7 +84,7 @@ def start_parts(view: Any, ended: list[str]) -> None:
     native = SimpleNamespace(abort=ended.append)
     group: Any = SimpleNamespace(_native=native, _sharded=lambda _kind: None)
     start: Any = PooledGroup._start_parts
-    start(group, NOTHING, view, 7, KIND, 0, time.monotonic() + 1.0)
+    start(group, NOTHING, view, 7, KIND, 0, time.monotonic() + 1.0, 0)
 
 
 def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it() -> None:

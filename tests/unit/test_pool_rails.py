@@ -112,6 +112,7 @@ def test_pieces_of_a_call_that_could_not_be_made_are_not_waited_for() -> None:
         _number=lambda _how: calls.take(),
         _timeout=lambda _how: 1.0,
         _native=SimpleNamespace(post_in_place=refuse),
+        _end_by_stage=None,
     )
     pool: Any = SimpleNamespace(changed=threading.Condition())
     kind = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)

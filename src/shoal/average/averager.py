@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.average.agreed_order import AgreedOrder
 from shoal.average.agreeing import agree
-from shoal.average.departures import Departures
+from shoal.average.departures import Departures, words_for
 from shoal.average.lacking import StepWatch, tell
 from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
@@ -97,6 +97,7 @@ class Averager:
         self._find_unused, self._weighted = find_unused, weighted
         self._shared = shared_by(group)
         self.name = f"average {next(self._shared.names)}"
+        self._subject = group.subjects.add(words_for(list(self._indices)))
         self.fusion_bytes = self._fusion_bytes(fusion_bytes)
         parse_wire(wire or "identity")
         options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "find_unused": find_unused}
@@ -105,7 +106,7 @@ class Averager:
         layout = Layout.of(self.entries, range(len(arrays))[::-1], self.fusion_bytes)
         self._check_types()
         self._memory = ArrayMemory(layout, str(self))
-        self._departures = Departures(group, wire)
+        self._departures = Departures(group, wire, self._subject)
         self._order = AgreedOrder(group, f"{self.name}, order", self._memory)
         self._preparation: Preparation | None = None
         if weighted or check_finite:

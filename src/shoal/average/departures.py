@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from shoal.average.lacking import GO_ON, MARK, reason_of
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal.average.layout import Layout
     from shoal.average.memory import ArrayMemory
     from shoal.group.group import Group
+    from shoal.group.subjects import Subject
 
 
 class Started(Protocol):
@@ -42,11 +43,13 @@ class Departures:
 
     Args:
         wire: as for `Group.all_reduce`.
+        subject: what ranks compare, with the step and the buffer.
     """
 
-    def __init__(self, group: Group, wire: str | None) -> None:
+    def __init__(self, group: Group, wire: str | None, subject: Subject) -> None:
         self._group = group
         self._wire = wire
+        self._subject = subject
         self._numbers = range(0)
         self.open: set[int] = set()  # of these, those that may yet be used
         self.send_with: Send | None = None  # in place of the group's all-reduce
@@ -74,6 +77,7 @@ class Departures:
         if not self._numbers and self.send_with is None:
             self._numbers = self._group.reserve(len(self._layout.buffers))
             self.open.update(self._numbers)
+            self._subject.step += 1
         return self._numbers
 
     def cancel(self) -> None:
@@ -181,6 +185,7 @@ class Departures:
             Op.AVG,
             wire=self._wire if span.dtype is DType.FLOAT32 else None,
             number=number,
+            subject=self._subject.of(buffer),
             priority=level - _N_LEVELS if self.lets_last_overtake else 0,
             async_op=True,
         )
@@ -189,9 +194,15 @@ class Departures:
 
     def _told(self, buffer: int) -> str:
         """A buffer, for messages."""
-        names = [self._layout.entries[index].name for index in self._layout.buffers[buffer].entries]
-        held = f"{names[0]!r} to {names[-1]!r}" if len(names) > 1 else "".join(map(repr, names))
-        return f"fusion buffer {buffer} of {len(self._layout.buffers)} ({held or 'no array'})"
+        held = words_for(
+            [self._layout.entries[i].name for i in self._layout.buffers[buffer].entries]
+        )
+        return f"fusion buffer {buffer} of {len(self._layout.buffers)} ({held})"
+
+
+def words_for(names: Sequence[str]) -> str:
+    """Arrays in words: the first and the last."""
+    return " to ".join(map(repr, dict.fromkeys((names[0], names[-1])))) if names else "no array"
 
 
 def _finished_ns(work: Any) -> int:

@@ -14,6 +14,7 @@ from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.buffers import BlockBuffers, BufferView, blocks_of, clash, span_of
 from shoal.group.context import Occurrences, hash_of
 from shoal.group.numbers import Numbers
+from shoal.group.subjects import Subjects
 from shoal.group.work import FOR_EVER_S, Work, wait_long
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.schedule import COLLECTIVES, MESSAGE
@@ -47,6 +48,9 @@ class ClosedGroup:
     def abort(self, _why: str) -> None:
         """Nothing is left to end."""
 
+    def fail(self, _fault: engine.Fault, _why: str) -> None:
+        """Nothing is left to end."""
+
     def drop(self) -> None:
         """It is gone already."""
 
@@ -59,6 +63,7 @@ class CallOptions(TypedDict, total=False):
 
     name: str | None
     number: int | None
+    subject: int
     timeout_s: float | None
     async_op: bool
     work: bool
@@ -94,6 +99,7 @@ class Calls:
         self._unheld: weakref.finalize[..., Calls] | None = None
         self._numbers = Numbers(str(self))
         self._named = Occurrences("calls")
+        self.subjects = Subjects()
         self._plans: dict[tuple[object, ...], engine.Plan] = {}
         self._at_deadline = AtDeadline()
 
@@ -144,6 +150,8 @@ class Calls:
             note := self._at_deadline.note(self._context, self._native)
         ):
             native = (fault, peer, f"{what}; {note}", doing)
+        if fault is engine.Fault.MISMATCH:
+            native = (fault, peer, what + self.subjects.told(what), doing)
         return engine.error_from(native, self._members, self._context.names)
 
     # Plans.
@@ -310,7 +318,9 @@ class Calls:
 
     def _start_in_place(self, plan: engine.Plan, span: BufferView, how: CallOptions) -> Work | None:
         timeout_s, background, key = self._timeout(how), how.get("async_op", False), self._key(how)
-        call = self._native.post_in_place(plan, key, span.address, timeout_s, background)
+        call = self._native.post_in_place(
+            plan, key, span.address, timeout_s, background, how.get("subject", 0)
+        )
         return self._finish(call, span, how)
 
     def _start_between(
@@ -326,8 +336,8 @@ class Calls:
     def _start(
         self, plan: engine.Plan, memory: list[list[int]], owners: object, key: int, how: CallOptions
     ) -> Work | None:
-        background = how.get("async_op", False)
-        call = self._native.post(plan, key, memory, self._timeout(how), background)
+        background, subject = how.get("async_op", False), how.get("subject", 0)
+        call = self._native.post(plan, key, memory, self._timeout(how), background, subject)
         return self._finish(call, owners, how)
 
     def _message(
@@ -339,8 +349,8 @@ class Calls:
             raise UsageError(f"{self}: a rank cannot {kind} to or from itself")
         if not -(1 << 63) <= tag < 1 << 63:
             raise UsageError(f"{self}: tag {tag} does not fit in 64 bits")
-        if how.get("name") is not None or how.get("number") is not None:
-            raise UsageError(f"{self}: a message has a tag, not a name or a number")
+        if any(how.get(key) is not None for key in ("name", "number", "subject")):
+            raise UsageError(f"{self}: a message has a tag, not a name, a number or a subject")
         span = span_of(data, writable=kind == "recv")
         at = -1 if peer is None else peer
         shape = Shape(MESSAGE, kind, span.dtype, Op.SUM, span.n_elems, self.rank, self.size, at)

@@ -114,6 +114,7 @@ class Group(Members):
         name: matches the call with the other ranks' calls of this name; calls of one name, and
             those without any, match by their order. Every name is remembered: reuse a few.
         number: one that `reserve` has returned, in place of a name: calls of one number match.
+        subject: what the call is for (`Subject.of`), where ranks must agree on that too.
         timeout_s: seconds until the call fails; None takes the group's.
         async_op: return a `Work` at once, and work on it in the background.
         work: return a `Work` at once for the caller to `wait()` on next; nobody works before that.

@@ -27,6 +27,7 @@ from shoal.frontend.torch.pieces import cut
 from shoal.frontend.torch.reduce_ops import fold_of
 from shoal.frontend.torch.sparse import all_reduce_sparse, in_host_memory
 from shoal.frontend.torch.staging import StagedCall, Staging
+from shoal.frontend.torch.subjects import current_subject
 from shoal.frontend.torch.tensor_buffers import TensorBuffers
 from shoal.frontend.torch.unsupported import describe, refusing
 from shoal.frontend.torch.work import (
@@ -278,6 +279,8 @@ class Operations:
         """Start the collectives, and finish them if the caller is going to wait anyway."""
         self._n_calls += len(calls)
         start, timeout_s = getattr(self._group, collective.name), self._seconds(opts.timeout)
+        if subject := current_subject():
+            start = functools.partial(start, subject=subject)
         if self._compares or buffers.device is None:
             self._flush()
         if self._compares:

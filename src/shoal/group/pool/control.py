@@ -72,11 +72,11 @@ class Control(Group):
         self.all_reduce(data, Op.MAX)
         return data[0]
 
-    def bytes_of_all(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """By worker, what it gave; all give equally many."""
+    def bytes_of_all(self, data: bytes, timeout_s: float, subject: int = 0) -> list[bytes]:
+        """By worker, what it gave; all give equally many, for the same subject."""
         n = len(data)
         found = bytearray(n * self.size)
-        self.all_gather(found, bytearray(data), timeout_s=timeout_s)
+        self.all_gather(found, bytearray(data), timeout_s=timeout_s, subject=subject)
         return [bytes(found[rank * n : (rank + 1) * n]) for rank in range(self.size)]
 
     def tell(self, text: str) -> str:

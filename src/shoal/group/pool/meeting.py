@@ -125,14 +125,14 @@ class PoolGroup(Group):
         word = bytearray(*lengths)
         address = address_of(memoryview(word))
         key = first_word_key(server)
-        call = self._native.post_in_place(plan, key, address, FOR_EVER_S, True)
+        call = self._native.post_in_place(plan, key, address, FOR_EVER_S, True, 0)
         work = Work(self, call, word)
         self._context.keep(work)
         return work
 
-    def post(self, plan: engine.Plan, key: int, address: int) -> engine.Call:
+    def post(self, plan: engine.Plan, key: int, address: int, subject: int) -> engine.Call:
         """A worker's part of a call. It has no deadline but that of the whole call."""
-        return self._native.post_in_place(plan, key, address, FOR_EVER_S, True)
+        return self._native.post_in_place(plan, key, address, FOR_EVER_S, True, subject)
 
 
 def first_word_key(server: int) -> int:

@@ -44,7 +44,7 @@ def mend(control: Control, call: PooledCall) -> None:
     offsets, lengths = layouts_of(call.shape)[0]
     segment = call.shape.segment_bytes
     n_segments = [-(-length // segment) for length in lengths]
-    told = control.bytes_of_all(_own(call, n_segments), _left_s(call))
+    told = control.bytes_of_all(_own(call, n_segments), _left_s(call), call.subject)
     cuts = list(itertools.accumulate(((n + 7) // 8 for n in n_segments), initial=0))
     landed = [[held[a:b] for a, b in itertools.pairwise(cuts)] for held in told]
     missing, lacking = [], []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Fault
-from shoal.errors import ShoalError, TimedOut
+from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.group.pool.commands import MEETING_S, LeaderGone
 from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
 from shoal.group.pool.mend import is_whole_here, mend
@@ -158,7 +158,8 @@ class ServerPool:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 late = f"all_reduce {number} before the workers agreed on its servers"
-                self._world.expire(f"reached the deadline of {late}")  # the others count it
+                why = f"reached the deadline of {late}"
+                self._world.fail(Fault.TIMED_OUT, why)  # the others count it
                 raise TimedOut(f"the time was up of {late}")
             self.changed.wait(min(left_s, _LOOK_S))
 
@@ -217,7 +218,7 @@ class ServerPool:
         why = f"reached the deadline of all_reduce {call.number}, which servers have a part in"
         with self.changed:
             call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
-        self._world.expire(why)
+        self._world.fail(Fault.TIMED_OUT, why)
         self._control.abort(why)
         call.view.abort(why)
         self._call_back()
@@ -270,12 +271,19 @@ class ServerPool:
         if self._is_closing:
             return
         _LOG.info("%s: servers are not used any more: %s", self._control, error)
+        if isinstance(error, UsageError) and self._have_differed():
+            self._world.fail(Fault.MISMATCH, f"found out from its servers: {error}")
         if self._control.ended() is not None or self._world.error()[0] is not Fault.NONE:
             return  # with the world: everybody knows
         why = f"rank {self.rank} cannot use servers any more: {error}"
         if self.stages.last is not None or self._views:
             self._world.abort(why)  # NOT going on: others may be about to use them
         self._control.abort(why)  # where the threads of the others may wait for this one
+
+    def _have_differed(self) -> bool:
+        """Whether workers have called different things."""
+        groups = (self._control, *(view.group for view in self._views))
+        return any(isinstance(group.ended(), UsageError) for group in groups)
 
     def _expire_late(self) -> None:
         now = time.monotonic()
@@ -405,6 +413,8 @@ class ServerPool:
         view = next(each for each in self._views if each.number == command.view)
         if command.is_lost:
             view.abort("a server of this view is lost")
+            if isinstance(differ := view.group.ended(), UsageError):
+                raise differ
         if view.end is None:
             self._begin(None)
         end = view.end or 0

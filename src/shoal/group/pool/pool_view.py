@@ -181,7 +181,7 @@ class PoolView:
         if not self.has_ended:
             self.n_shared += 1
             call.servers = self.group.post(
-                parts.servers, self._rail.key_in_view(call.number), call.address
+                parts.servers, self._rail.key_in_view(call.number), call.address, call.subject
             )
 
     def add(self, call: PooledCall) -> None:

@@ -44,6 +44,7 @@ class PooledCall:
     Attributes:
         number: of the call among all that may be served.
         until: its deadline, on this process's monotonic clock.
+        subject: what it is for, on which ranks agree.
         began_ns: when it was made, on that of the native core, which is the same.
         workers: the workers' part; None if they have none.
         servers: the servers' part; None if the view had ended before it was made.
@@ -53,15 +54,23 @@ class PooledCall:
     """
 
     __slots__ = (
-        *("number", "shape", "address", "until", "workers", "servers", "outcome"),
+        *("number", "shape", "address", "until", "subject", "workers", "servers", "outcome"),
         *("view", "keeper", "is_mending", "is_mended", "began_ns"),
     )
 
     def __init__(
-        self, keeper: Keeper, view: PoolView, number: int, shape: Shape, address: int, until: float
+        self,
+        keeper: Keeper,
+        view: PoolView,
+        number: int,
+        shape: Shape,
+        address: int,
+        until: float,
+        subject: int = 0,
     ) -> None:
         self.keeper, self.view = keeper, view
         self.number, self.shape, self.address, self.until = number, shape, address, until
+        self.subject = subject
         self.workers: Call | None = None
         self.servers: Call | None = None
         self.is_mending = self.is_mended = False

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shoal.group.calls import CallOptions
     from shoal.group.pool.addresses import Address, JobEndpoint
     from shoal.group.pool.pool_view import PoolView
+    from shoal.group.pool.pooled_call import NativeError
     from shoal.group.pool.rails import Rail, RailPart
 
 _LOG: Final = logging.getLogger("shoal")
@@ -210,19 +211,20 @@ class PooledGroup(Group):
         self, pool: ServerPool, kind: Kind, span: BufferView, how: CallOptions
     ) -> Work | None:
         """Start a call, in two parts where there are servers."""
-        timeout_s = self._timeout(how)
+        timeout_s, subject = self._timeout(how), how.get("subject", 0)
         until = time.monotonic() + timeout_s
         with pool.changed:
             number = self._number(how)
             view = pool.claim(number, until)
             if view is None:
                 plan = self._rail.plan(self._sharded(kind))
+                is_background = bool(how.get("async_op", False))
                 native = self._native.post_in_place(
-                    plan, number, span.address, timeout_s, bool(how.get("async_op", False))
+                    plan, number, span.address, timeout_s, is_background, subject
                 )
                 call = None
             else:
-                call = self._start_parts(pool, view, number, kind, span.address, until)
+                call = self._start_parts(pool, view, number, kind, span.address, until, subject)
         if call is None:
             return self._finish(native, span, how)
         return self._finish_shared(call, PooledWork(self, call, span), how)
@@ -235,15 +237,17 @@ class PooledGroup(Group):
         kind: Kind,
         address: int,
         until: float,
+        subject: int,
     ) -> PooledCall:
         call = None
         try:
             parts = view.parts(kind, self._sharded(kind))
-            call = PooledCall(pool, view, number, parts.shape, address, until)
+            call = PooledCall(pool, view, number, parts.shape, address, until, subject)
             if parts.workers is not None:
                 timeout_s = max(0.0, until - time.monotonic())
+                key = self._rail.key(number, Stage.RAIL)
                 call.workers = self._native.post_in_place(
-                    parts.workers, self._rail.key(number, Stage.RAIL), address, timeout_s, True
+                    parts.workers, key, address, timeout_s, True, subject
                 )
             view.post(call, parts)
         except BaseException:  # the others make it, and would wait
@@ -275,7 +279,7 @@ class PooledGroup(Group):
         how: CallOptions,
     ) -> Work | None:
         """Start a call where several workers share a host; `rails.py` says how it goes on."""
-        until = time.monotonic() + self._timeout(how)
+        until, subject = time.monotonic() + self._timeout(how), how.get("subject", 0)
         with pool.changed:
             numbers = self._coming.begin(self._number(how), len(pieces))
 
@@ -286,13 +290,16 @@ class PooledGroup(Group):
                 # The average is made where the results are told: the group has more ranks.
                 op = Op.SUM if kind.op is Op.AVG else kind.op
                 part = kind._replace(op=op, n_elems=own.n_elems, n_pieces=len(pieces))
-                return self._send_along(pool, part, numbers[at], address + own.offset, until)
+                start = address + own.offset
+                return self._send_along(pool, part, numbers[at], start, until, subject)
             plan = self._rail.local(stage, kind.dtype, kind.op, piece.n_elems)
             key, left_s = self._rail.key(numbers[at], stage), max(0.0, until - time.monotonic())
-            return Work(self, self._native.post_in_place(plan, key, address, left_s, True), None)
+            return Work(
+                self, self._native.post_in_place(plan, key, address, left_s, True, subject), None
+            )
 
         try:
-            call = RailCall(len(pieces), post, lambda why: self._native.abort(f"{self}: {why}"))
+            call = RailCall(len(pieces), post, self._end_by_stage)
         except (ShoalError, MemoryError, RuntimeError):  # nothing has moved, and nothing will
             with pool.changed:
                 for number in numbers:
@@ -300,19 +307,35 @@ class PooledGroup(Group):
             raise
         return self._finish_shared(call, RailWork(self, call, span), how)
 
+    def _end_by_stage(self, error: NativeError) -> None:
+        fault, _, what, _ = error
+        why = f"a stage of a call failed: {what}"
+        if fault is engine.Fault.MISMATCH:  # all ranks are to hear that their calls differ
+            self._native.fail(fault, f"ends the group: {why}")
+        else:
+            self._native.abort(f"{self}: {why}")
+
     def _send_along(
-        self, pool: ServerPool, kind: Kind, number: int, address: int, until: float
+        self,
+        pool: ServerPool,
+        kind: Kind,
+        number: int,
+        address: int,
+        until: float,
+        subject: int,
     ) -> Work:
         """Start the all-reduce of a piece along this worker's rail."""
         with pool.changed:
             view = pool.claim(number, until)
             self._coming.left(number)
             if view is not None:
-                call = self._start_parts(pool, view, number, kind, address, until)
+                call = self._start_parts(pool, view, number, kind, address, until, subject)
                 return PooledWork(self, call, None)
             plan, key = self._rail.plan(self._sharded(kind)), self._rail.key(number, Stage.RAIL)
             left_s = max(0.0, until - time.monotonic())
-            return Work(self, self._native.post_in_place(plan, key, address, left_s, True), None)
+            return Work(
+                self, self._native.post_in_place(plan, key, address, left_s, True, subject), None
+            )
 
     def _finish_shared(
         self, call: PooledCall | RailCall, work: Work, how: CallOptions

@@ -46,10 +46,10 @@ class RailCall:
         fail: ends the group, with the reason.
     """
 
-    def __init__(self, n_pieces: int, post: Post, fail: Callable[[str], None]) -> None:
+    def __init__(self, n_pieces: int, post: Post, fail: Callable[[NativeError], None]) -> None:
         # Until it is over: they have a hold on the group.
         self._post: Post | None = post
-        self._fail: Callable[[str], None] | None = fail
+        self._fail: Callable[[NativeError], None] | None = fail
         self._lock = threading.Lock()
         self._went_on = threading.Condition(self._lock)
         self._is_over = False
@@ -189,7 +189,7 @@ class RailCall:
             return
         self._outcome = error
         if self._fail is not None:
-            self._fail(f"a stage of a call failed: {error[2]}")
+            self._fail(error)
 
     def _look(self, *, blocking: bool) -> bool:
         """Whether it is over; if it is, whoever waits for that is told."""

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
+from shoal.average.departures import words_for
 from shoal.average.lacking import reason_of, tell
 from shoal.errors import Closed
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
+from shoal.frontend.torch.subjects import calls_for
 from shoal.frontend.torch.work import holding_futures
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class HookedBuckets:
     ) -> None:
         self.gradients = gradients
         self._group = group
+        ours = frontend.group_in(group)
+        self._subject = None if ours is None else ours.subjects.add(words_for(gradients.names))
         self._hook = hook
         self._state = state
         self._members = _assigned(gradients.parameters, n_bytes)
@@ -63,7 +67,7 @@ class HookedBuckets:
         self._n_missing: list[int] = []
         self._futures: list[tuple[Sequence[Any], Any]] = []
         self._times = HookTimes(
-            frontend.group_in(group) or OtherGroup(group, gradients.parameters[0].device),
+            ours or OtherGroup(group, gradients.parameters[0].device),
             gradients.names,
             gradients.parameters,
             self._members,
@@ -206,6 +210,12 @@ class HookedBuckets:
         every = range(len(self._came))
         self.gradients.deliver([index for index in every if not used or used[index]])
 
+    def _subject_of(self, number: int) -> int:
+        if self._subject is None:
+            return 0
+        self._subject.step += number == 0  # the first that leaves in a step
+        return self._subject.of(number)
+
     def _used(self) -> list[bool]:
         used = torch.tensor(self._came, dtype=torch.uint8, device=self._buffers[0].device)
         dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group)
@@ -222,7 +232,7 @@ class HookedBuckets:
             [self.gradients.parameters[index] for index in members],
         )
         self._times.call(number)
-        with torch.no_grad(), holding_futures() as works:
+        with torch.no_grad(), calls_for(self._subject_of(number)), holding_futures() as works:
             future = self._hook(self._state, bucket)
         self._times.called(number, future)
         self._futures.append((works, future))

@@ -1,0 +1,20 @@
+// What a call is for, beyond what it does: ranks that sum unrelated buffers of one length find out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace shoal {
+
+// An averager's number in its group, one of its steps, and a buffer, each modulo what fits; all
+// ranks must agree. 0: the call is for nothing that has a name. Travels in every frame.
+using Subject = uint32_t;
+
+// In words, to follow those for the call's plan.
+inline std::string words_for(Subject subject) {
+  if (subject == 0) return "";
+  return " for averager " + std::to_string(subject >> 24) + ", step " +
+         std::to_string(subject >> 10 & 0x3fff) + ", buffer " + std::to_string(subject & 0x3ff);
+}
+
+}  // namespace shoal
