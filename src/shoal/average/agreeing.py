@@ -29,15 +29,25 @@ def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[s
     Raises (on every rank; the group goes on):
         UsageError: they differ; names the first array or option, and the ranks.
     """
+    texts = texts_that_differ(group, name, _told(entries, options))
+    if texts:
+        raise UsageError(f"{group}: {difference([_read(text) for text in texts])}")
+
+
+def texts_that_differ(group: Group, name: str, text: bytes) -> list[bytes]:
+    """What each rank gives, where they differ; empty where all give the same.
+
+    Every rank calls it. A small all-gather of hashes, and only where these differ of the texts.
+
+    Args:
+        name: of the calls.
+    """
     if group.size == 1:
-        return
-    text = _told(entries, options)
+        return []
     digest = bytearray(hashlib.blake2b(text, digest_size=_N_DIGEST_BYTES).digest())
     digests = bytearray(group.size * _N_DIGEST_BYTES)
     group.all_gather(digests, digest, name=name)
-    if digests == digest * group.size:
-        return
-    raise UsageError(f"{group}: {difference([_read(one) for one in _all(group, name, text)])}")
+    return [] if digests == digest * group.size else _all(group, name, text)
 
 
 _Told = tuple[list[ArraySpec], dict[str, Any]]
@@ -67,24 +77,24 @@ def difference(told: Sequence[_Told]) -> str:
     by_name = [{entry.name: entry for entry in entries} for entries, _ in told]
     for name in dict.fromkeys(itertools.chain.from_iterable(by_name)):
         specs = [named.get(name) for named in by_name]
-        if found := _unlike([f"{one.dtype}{list(one.shape)}" if one else "none" for one in specs]):
+        if found := unlike([f"{one.dtype}{list(one.shape)}" if one else "none" for one in specs]):
             return (
                 f"{name!r} is not the same on all ranks: {found}; give the same names, shapes and "
                 "types on every rank"
             )
     for at, row in enumerate(zip(*(entries for entries, _ in told), strict=False)):
-        if found := _unlike([repr(entry.name) for entry in row]):
+        if found := unlike([repr(entry.name) for entry in row]):
             return (
                 f"array {at} is not the same on all ranks: {found}; name them in the same order on "
                 "every rank"
             )
     for key in told[0][1]:
-        if found := _unlike([options.get(key) for _, options in told]):
+        if found := unlike([options.get(key) for _, options in told]):
             return f"{key} is not the same on all ranks: {found}; give them all the same"
     return "what is averaged is not told in the same way: install the same shoal on all hosts"
 
 
-def _unlike(values: Sequence[Any]) -> str:
+def unlike(values: Sequence[Any]) -> str:
     """Which ranks have what, where they differ; empty: they do not."""
     by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):

@@ -18,6 +18,7 @@ from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation
 from shoal.average.report import AveragingReport, FlightDump, report_on
+from shoal.average.same import SameCheck
 from shoal.average.shared import shared_by
 from shoal.average.sizes import fusion_bytes_for
 from shoal.average.step_times import StepLog, StepTimes
@@ -68,6 +69,7 @@ class Averager:
             a pass over memory; needs NumPy.
         check_finite: look at what this rank gives before it leaves; `wait` raises `NotFinite`.
             Costs a pass over memory and a small all-gather in `wait`; needs NumPy.
+        check_same: how many steps apart `check_same` compares what it is given; 0: never.
 
     Raises (nothing is kept):
         UsageError: nothing to average, or no dtype that can be; on every rank, where ranks differ
@@ -80,7 +82,7 @@ class Averager:
 
     device: Final = ""  # arrays are in host memory
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options of a step are given by name
         self,
         group: Group,
         arrays: Mapping[str, Any],
@@ -90,6 +92,7 @@ class Averager:
         find_unused: bool = False,
         weighted: bool = False,
         check_finite: bool = False,
+        check_same: int = 0,
     ) -> None:
         self.group = group
         self.entries = tuple(ArraySpec.of(name, given) for name, given in arrays.items())
@@ -101,7 +104,8 @@ class Averager:
         self.fusion_bytes = self._fusion_bytes(fusion_bytes)
         parse_wire(wire or "identity")
         options = {"fusion_bytes": self.fusion_bytes, "wire": wire, "find_unused": find_unused}
-        options |= {"weighted": weighted, "check_finite": check_finite}
+        options |= {"weighted": weighted, "check_finite": check_finite, "check_same": check_same}
+        self._same = SameCheck(group, check_same)
         agree(group, self.name, self.entries, options)
         layout = Layout.of(self.entries, range(len(arrays))[::-1], self.fusion_bytes)
         self._check_types()
@@ -339,6 +343,21 @@ class Averager:
         with self._departures.telling():
             if (error := self.group.ended()) is not None:
                 raise error
+
+    def check_same(self, values: Mapping[str, Any]) -> None:
+        """Compare what all ranks should hold alike, in every `check_same`-th step; else return.
+
+        Every rank calls it between two steps with the same names: weights, what an optimizer keeps,
+        numbers. A pass over memory, and a small all-gather.
+
+        Args:
+            values: by name: arrays or tensors in host memory, numbers, strings, lists of these.
+
+        Raises (on every rank; the group goes on):
+            UsageError: names the first value that differs, and which ranks hold what.
+        """
+        if self._same.is_due(self._subject.step):
+            self._same.compare(values.items(), self._subject.step)
 
     # What front ends look at.
 

@@ -152,6 +152,7 @@ class GradientKeeper:
         self._is_static = True
         self._graph_has_changed = False
         self.after_step: Callable[[], None] | None = None
+        self.check_same: Callable[[int], None] | None = None  # called after each step
         self.turn = SharedTurn(_not_held(self.refuse))
         self.summed = SharedWeights(_not_held(self._has_sums), _not_held(self.refuse))
         weakref.finalize(self, _remove, self._handles).atexit = False
@@ -453,11 +454,14 @@ class GradientKeeper:
         for keeper in (self, *self.turn.others):
             keeper.summed.clear()
         self._came.clear()
+        may_stand_still = self._join is not None  # ranks that have run out of inputs do
         self._average(unused)
         awaited, self._awaited = self._awaited, []
         for future in awaited:
             future.wait()
         self.n_steps += 1
+        if self.check_same is not None and not may_stand_still:
+            self.check_same(self.n_steps)
         if self.after_step is not None:
             self.after_step()
 

@@ -50,6 +50,51 @@ def check_same_model(
     raise UsageError(_difference(lists))
 
 
+def values_of(
+    module: torch.nn.Module,
+    ignored: Collection[str],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Iterator[tuple[str, Any]]:
+    """What all ranks should hold alike while they train, each with its name.
+
+    The running statistics of batch norms are of each rank's own batches, and left out.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        if name not in ignored:
+            yield f"parameter {name!r}", _on_host(parameter)
+    own = {id(buffer) for part in module.modules() if _has_own(part) for buffer in part.buffers()}
+    for name, buffer in module.named_buffers():
+        if name not in ignored and id(buffer) not in own:
+            yield f"buffer {name!r}", _on_host(buffer)
+    for number, optimizer in enumerate(optimizers):
+        for at, group in enumerate(optimizer.param_groups):
+            whose = f"optimizer {number}, parameter group {at}"
+            yield from _comparable(whose, group)
+            for index, parameter in enumerate(group["params"]):
+                name = names.get(id(parameter), str(index))
+                state = optimizer.state.get(parameter, {})
+                yield from _comparable(f"{whose}, parameter {name!r}", state)
+
+
+def _has_own(part: torch.nn.Module) -> bool:
+    is_norm = isinstance(part, torch.nn.modules.batchnorm._NormBase)
+    return is_norm and not isinstance(part, torch.nn.SyncBatchNorm)
+
+
+def _comparable(whose: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Tensors and numbers among what an optimizer keeps."""
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor):
+            yield f"{key!r} of {whose}", _on_host(value)
+        elif isinstance(value, (bool, int, float, tuple)):
+            yield f"{key!r} of {whose}", value
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
 def _parameters(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[str]:
     for name, parameter in module.named_parameters():
         if name in ignored:

@@ -19,6 +19,7 @@ from torch.nn.parallel import distributed as torch_ddp
 
 import shoal.frontend.torch as frontend
 from shoal.average.report import break_down
+from shoal.average.same import SameCheck, checked_interval
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
@@ -26,7 +27,7 @@ from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
-from shoal.frontend.torch.ddp.same_model import check_same_model
+from shoal.frontend.torch.ddp.same_model import check_same_model, values_of
 from shoal.frontend.torch.ddp.sparse import SparseGradients
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         weighted: ranks count as `weigh` says, for batches of unequal lengths.
         check_finite: `backward` raises `shoal.average.NotFinite` on every rank, with the parameter
             and the rank, where a gradient was infinite or NaN before it was averaged.
+        check_same: every so many steps, at the end of `backward`, parameters, buffers and what the
+            method `check_same` was given are compared over all ranks; 0: never.
         wire: "bf16" has float32 travel between hosts in half the bytes, as `shoal.Group` says.
 
     Raises:
@@ -71,6 +74,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         wire: str | None = None,
         weighted: bool = False,
         check_finite: bool = False,
+        check_same: int = 0,
         **options: Any,
     ) -> None:
         given = _TORCH_SIGNATURE.bind(self, module, *args, **options).arguments
@@ -80,9 +84,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             "weighted": weighted,
             "check_finite": check_finite,
         }
+        self._check_every = checked_interval(check_same)
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
         self._checks_models = given.get("init_sync", True)
         self._alike = {
             **self._options,
+            "check_same": check_same,
             "bucket_cap_mb": given.get("bucket_cap_mb"),
             **{name: bool(given.get(name)) for name in ("find_unused_parameters", "static_graph")},
         }
@@ -111,6 +118,18 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if not 0 <= weight < math.inf:
             raise UsageError(f"weigh: {weight} is no number of samples or tokens; give 0 or more")
         averaging.weight = weight
+
+    def check_same(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Compare the state and the hyperparameters of these optimizers too, on every rank.
+
+        With `check_same=N`. Those of an earlier call are compared no more.
+
+        Raises:
+            UsageError: the wrapper compares nothing.
+        """
+        if not self._check_every:
+            raise UsageError("check_same: wrap the model with check_same=N, a number of steps")
+        self._optimizers = optimizers
 
     def report(self, *, alone: bool = False) -> AveragingReport:
         """Where the time of the last steps went: `print` it, or see what else it can be made into.
@@ -183,6 +202,15 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             record.set_error_and_log,
         )
         self.logger = record
+        if self._check_every:
+            group = frontend.group_in(self.process_group)
+            if group is None:
+                raise Unsupported(
+                    "DistributedDataParallel: check_same is for process groups of shoal; leave it "
+                    "out"
+                )
+            check = SameCheck(group, self._check_every)
+            self.reducer.check_same = _comparing(weakref.ref(self), check)
         _share(self, parameters)
         _wrappers.add(self)
         self._passing_sync_batchnorm_handle(self.module)
@@ -212,6 +240,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             group,
             fusion_bytes=None if self._fusion_mb is None else int(self._fusion_mb * (1 << 20)),
             find_unused=self._allows_unused,
+            check_same=self._check_every,
             **self._options,
         )
 
@@ -349,6 +378,18 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 not_compiled(DistributedDataParallel)
 # It calls the model, which is compiled where the whole wrapper is to be.
 not_compiled_itself(DistributedDataParallel._run_ddp_forward)
+
+
+def _comparing(held: weakref.ref[Any], check: SameCheck) -> Callable[[int], None]:
+    """What the reducer calls after each step; it must not hold the wrapper."""
+
+    def compare(step: int) -> None:
+        wrapper = held()
+        if wrapper is not None and check.is_due(step):
+            ignored = wrapper.parameters_to_ignore
+            check.compare(values_of(wrapper.module, ignored, wrapper._optimizers), step)
+
+    return compare
 
 
 def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:

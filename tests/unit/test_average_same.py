@@ -1,0 +1,115 @@
+"""What ranks should hold alike is compared every so many steps; what differs is named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from process.stage import error_of
+from unit.in_process import run_in_threads, run_well
+
+from shoal.average import Averager
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    import shoal
+
+ODD = 1
+
+
+def held() -> dict[str, Any]:
+    return {
+        "w": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "none": np.empty((0, 3)),
+        "momentum": torch.ones(5, dtype=torch.bfloat16),
+        "rate": 0.25,
+        "betas": (0.9, 0.99),
+    }
+
+
+def spoilt(name: str) -> dict[str, Any]:
+    values = held()
+    if name == "a name more":
+        values[name] = 1
+    elif name == "another order":
+        values = dict(reversed(values.items()))
+    elif name == "rate":
+        values[name] = 0.5
+    else:
+        values[name].reshape(-1)[-1] += 1
+    return values
+
+
+def step(averager: Averager) -> None:
+    averager.begin()
+    averager.ready("w")
+    averager.wait()
+
+
+def differ(group: shoal.Group, name: str) -> list[Exception | None]:
+    averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=2)
+    errors = []
+    for number in range(1, 5):
+        step(averager)
+        values = spoilt(name) if group.rank == ODD and number > 1 else held()
+        errors.append(error_of(averager.check_same, values))
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("w", "w is not the same on all ranks in step {}: float32[12] of hash "),
+        ("momentum", "momentum is not the same on all ranks in step {}: bfloat16[5] of hash "),
+        ("rate", "rate is not the same on all ranks in step {}: 0.25 on ranks 0, 2, 0.5 on rank 1"),
+        ("a name more", "in step {}: nothing on ranks 0, 2, 1 on rank 1"),
+        ("another order", "ranks name what they compare in other orders in step {}"),
+    ],
+)
+def test_what_differs_is_named_on_every_rank_in_every_nth_step(name: str, words: str) -> None:
+    for first, second, third, fourth in run_well(differ, 3, name):
+        assert first is third is None
+        for number, error in ((2, second), (4, fourth)):
+            assert isinstance(error, UsageError), error
+            assert words.format(number) in str(error)
+            assert name == "another order" or " on ranks 0, 2, " in str(error)
+
+
+def agree(group: shoal.Group, every: int) -> list[Exception | None]:
+    averager = Averager(group, {"w": ((3, 4), "float32")}, check_same=every)
+    errors = []
+    for number in range(3):
+        step(averager)
+        values = held() | {"rate": 0.5**number} | ({"own": group.rank} if not every else {})
+        errors.append(error_of(averager.check_same, values))
+    return errors
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_alike_goes_on_and_nothing_is_compared_without_a_number(
+    size: int, every: int
+) -> None:
+    assert run_well(agree, size, every) == [[None] * 3] * size
+
+
+def disagree_on_the_number(group: shoal.Group) -> Exception | None:
+    return error_of(
+        Averager, group, {"w": ((3,), "float32")}, check_same=3 if group.rank == ODD else 2
+    )
+
+
+def test_ranks_that_compare_in_other_steps_hear_so_when_they_make_it() -> None:
+    for error in run_in_threads(disagree_on_the_number, 3):
+        assert "check_same is not the same on all ranks: 2 on ranks 0, 2, 3 on rank 1" in str(error)
+
+
+@pytest.mark.parametrize("every", [-1, 1.5, "2"])
+def test_a_wrong_number_of_steps_is_refused(every: Any) -> None:
+    def make(group: shoal.Group) -> None:
+        Averager(group, {"w": ((3,), "float32")}, check_same=every)
+
+    for outcome in run_in_threads(make, 2):
+        assert "check_same must be a whole number of steps, or 0 for never" in str(outcome)
