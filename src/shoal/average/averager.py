@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.average.agreed_order import AgreedOrder
 from shoal.average.agreeing import agree
 from shoal.average.departures import Departures, words_for
-from shoal.average.lacking import StepWatch, tell
+from shoal.average.lacking import StepWatch, tell, tell_or_raise
 from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation
@@ -24,7 +24,7 @@ from shoal.average.sizes import fusion_bytes_for
 from shoal.average.step_times import StepLog, StepTimes
 from shoal.average.values import numpy_arrays
 from shoal.codec import parse_wire
-from shoal.dtypes import Op
+from shoal.dtypes import DType, Op
 from shoal.engine import Countdown, can_fold
 from shoal.errors import UsageError
 
@@ -113,7 +113,7 @@ class Averager:
         self._departures = Departures(group, wire, self._subject)
         self._order = AgreedOrder(group, f"{self.name}, order", self._memory)
         self._preparation: Preparation | None = None
-        if weighted or check_finite:
+        if weighted or check_finite or any(one.dtype is DType.FLOAT16 for one in self.entries):
             self._preparation = Preparation(
                 group, self.name, weighted=weighted, check_finite=check_finite
             )
@@ -371,6 +371,18 @@ class Averager:
         self.watch.stop()
         self._dump(again=True)
         tell(self.group, self.name, why)
+
+    def agree_to_forget(self, why: str) -> None:
+        """Return when every rank has called this: the step under way raised on all of them.
+
+        Each then has all its arrays ready and waits: the step ends, and its averages mean nothing.
+
+        Raises:
+            ShoalError: the group has ended, since another rank waits for this step; `UsageError`
+                with a rank's reason.
+        """
+        self.watch.stop()
+        tell_or_raise(self.group, f"{self.name}, raised", why, set(self._departures.open))
 
     def send_with(self, send: Send) -> None:
         """Average buffers by this from the next step on, on every rank; see `Send`.

@@ -182,7 +182,7 @@ class Departures:
         level = buffer * _N_LEVELS // len(self.spans)
         work = self._group.all_reduce(
             span,
-            Op.AVG,
+            Op.SUM if span.dtype is DType.FLOAT16 else Op.AVG,  # that was divided: see Preparation
             wire=self._wire if span.dtype is DType.FLOAT32 else None,
             number=number,
             subject=self._subject.of(buffer),

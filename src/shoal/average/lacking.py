@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -44,7 +45,7 @@ def reason_of(group: Group, error: Closed) -> UsageError | None:
     return UsageError(f"{group}: {why}{GO_ON}") if mark else None
 
 
-def tell(group: Group, name: str, why: str) -> None:
+def tell(group: Group, name: str, why: str, begun: Collection[int] | None = None) -> None:
     """Tell the ranks that wait for this one that they do so in vain.
 
     Every rank that lacks something calls it. It returns when all ranks have: nobody waits, and the
@@ -52,7 +53,10 @@ def tell(group: Group, name: str, why: str) -> None:
 
     Args:
         name: of the step's averager, or of whatever averages; the same on every rank.
+        begun: the calls that this rank has not made of a step that others may have left, too, with
+            some of its calls made. Who has made all of these waits; None: who has made any call.
     """
+    is_vain = is_waited_for if begun is None else functools.partial(has_made_all, numbers=begun)
     until = time.monotonic() + min(_GRACE_S, group.timeout_s / 4)
     with contextlib.suppress(ShoalError):  # it has ended, and others have heard of that
         lacking = group.all_gather(
@@ -60,7 +64,7 @@ def tell(group: Group, name: str, why: str) -> None:
         )
         assert lacking is not None  # it is in the background
         while not lacking.done():
-            if time.monotonic() >= until or is_waited_for(group):
+            if time.monotonic() >= until or is_vain(group):
                 group.abort(MARK + why)
                 return
             lacking.drive(_LOOK_EVERY_S)
@@ -68,38 +72,48 @@ def tell(group: Group, name: str, why: str) -> None:
         group.barrier(name=f"{name}, all lacking")
 
 
-def tell_or_raise(group: Group, name: str, why: str) -> None:
+def tell_or_raise(group: Group, name: str, why: str, begun: Collection[int]) -> None:
     """As `tell`, where the group is to go on.
 
     Raises:
         ShoalError: it has ended; `UsageError` with a rank's reason, where one gave it.
     """
-    tell(group, name, why)
+    tell(group, name, why, begun)
     error = group.ended()
     if error is not None:
         raise (reason_of(group, error) if isinstance(error, Closed) else None) or error
 
 
 def is_waited_for(group: Group, numbers: Collection[int] | None = None) -> bool:
-    """Whether another rank is known to have made a call that this one has not.
+    """True if another rank is known to have made a call that this one has not.
 
     Costs about a millisecond.
 
     Args:
         numbers: of the calls that count; None: all that have one.
     """
+    keys = _made_by_others(group)
+    return any(key < FIRST_NAMED_KEY if numbers is None else key in numbers for key in keys)
+
+
+def has_made_all(group: Group, numbers: Collection[int]) -> bool:
+    """True if one other rank is known to have made all of these calls, and there are any."""
+    made = _made_by_others(group)
+    return bool(numbers) and bool(set.intersection(*(made.get(n, set()) for n in numbers)))
+
+
+def _made_by_others(group: Group) -> dict[int, set[int]]:
+    """The calls that this rank has not made, by key, each with the ranks known to have made it."""
     mesh = group.mesh
     told = mesh.state(_LOCK_S) if mesh is not None else None
+    made: dict[int, set[int]] = {}
     if told is None or group.native_id is None:
-        return False
+        return made
     own = f"{group.native_id:016x}"
-    return any(
-        key < FIRST_NAMED_KEY if numbers is None else key in numbers
-        for channel in (told, *told.get("more", ()))
-        for one in channel["groups"]
-        if one["id"] == own
-        for key in (int(call["key"], 16) for call in one["made_by_others"])
-    )
+    for channel in (told, *told.get("more", ())):
+        for call in (c for g in channel["groups"] if g["id"] == own for c in g["made_by_others"]):
+            made.setdefault(int(call["key"], 16), set()).update(call["by"])
+    return made
 
 
 class StepWatch:

@@ -1,4 +1,8 @@
-"""What a rank does to a buffer before it leaves: weigh it, and look at whether all is finite."""
+"""What a rank does to a buffer before it leaves: weigh it, and look at whether all is finite.
+
+float16 is divided by the number of ranks here, as torch's wrapper does, and then summed: a sum can
+be infinite where the average is not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from shoal.average.values import not_finite, numpy, numpy_type, scale
-from shoal.dtypes import Op
+from shoal.dtypes import DType, Op
 from shoal.errors import ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -96,8 +100,13 @@ class Preparation:
         """Prepare a buffer that is about to leave."""
         if self._check_finite and self._worst[0] < 0:
             self._look(buffer)
-        if self._weighted:
-            scale(self._flats[buffer], self._layout.buffers[buffer].dtype, self._factor_of_rank())
+        dtype = self._layout.buffers[buffer].dtype
+        factor = self._factor_of_rank() if self._weighted else 1.0
+        scale(
+            self._flats[buffer],
+            dtype,
+            factor / self._group.size if dtype is DType.FLOAT16 else factor,
+        )
 
     def end(self) -> None:
         """The step is over: tell the other ranks what was wrong; every rank calls it.

@@ -58,6 +58,8 @@ def scale(flat: Any, dtype: DType, factor: float) -> None:
         flat.fill(0)
     elif dtype is DType.BFLOAT16:
         flat[...] = _to_bfloat16(_from_bfloat16(flat) * numpy().float32(factor))
+    elif dtype is DType.FLOAT16:  # NOT by a factor that was rounded to it
+        flat[...] = flat.astype(numpy().float32) * numpy().float32(factor)
     else:
         flat *= flat.dtype.type(factor)
 

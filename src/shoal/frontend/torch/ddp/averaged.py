@@ -97,11 +97,6 @@ class FusedGradients:
         """True if gradients of this step have come, or other ranks know of the step."""
         return self.averager.is_under_way
 
-    @property
-    def name(self) -> str:
-        """A name that the averagings of this kind in the group do not share."""
-        return self.averager.name
-
     def take_weight(self) -> float | None:
         """That of a forward pass whose gradients will not be averaged, if it was given one."""
         weight, self.weight = self.weight, None
@@ -153,6 +148,10 @@ class FusedGradients:
     def lack(self, why: str) -> None:
         """What has not come will not: tell the ranks that wait for it."""
         self.averager.lack(why)
+
+    def agree_to_forget(self, why: str) -> None:
+        """Return when every rank has; a backward pass raised on all."""
+        self.averager.agree_to_forget(why)
 
     def sent(self) -> set[int]:
         """The parameters of which some element has been sent in this step."""

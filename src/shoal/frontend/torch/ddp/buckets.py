@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
 from shoal.average.departures import words_for
-from shoal.average.lacking import reason_of, tell
-from shoal.errors import Closed
+from shoal.average.lacking import reason_of, tell, tell_or_raise
+from shoal.errors import Closed, UsageError
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
@@ -88,10 +88,18 @@ class HookedBuckets:
         """True if gradients of this step have come."""
         return any(self._came)
 
-    @property
-    def name(self) -> str:
-        """A name that the averagings of this kind in the group share."""
-        return "buckets"
+    def agree_to_forget(self, why: str) -> None:
+        """Return when every rank has; a backward pass raised on all.
+
+        Raises:
+            UsageError: no other rank can be asked, in a process group that is none of shoal's.
+        """
+        group = frontend.group_in(self._group)
+        if group is None:
+            raise UsageError(
+                f"DistributedDataParallel: {why}: wrap `model.module` anew, on every rank"
+            )
+        tell_or_raise(group, "buckets, raised", why, ())
 
     def sent(self) -> set[int]:
         """The parameters whose buckets a hook has got in this step."""

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Reducer
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 import shoal.frontend.torch as frontend
 from shoal.average import NotFinite
-from shoal.average.lacking import GO_ON, tell_or_raise
-from shoal.errors import UsageError
+from shoal.average.lacking import GO_ON
+from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
@@ -65,10 +66,6 @@ class Averaging(Protocol):
     def has_begun(self) -> bool:
         """True if gradients of this step have come, or other ranks know of the step."""
 
-    @property
-    def name(self) -> str:
-        """The name of this averaging in calls that are matched by name."""
-
     def begin(self, *, again: bool = False) -> None:
         """From now on gradients are counted."""
 
@@ -98,6 +95,9 @@ class Averaging(Protocol):
 
     def lack(self, why: str) -> None:
         """What has not come will not: tell the ranks that wait for it."""
+
+    def agree_to_forget(self, why: str) -> None:
+        """Return when every rank has; a backward pass raised on all."""
 
     def sent(self) -> set[int]:
         """The parameters of which some element has been sent in this step."""
@@ -171,10 +171,7 @@ class GradientKeeper:
         if not self.has_raised or self._graph_has_changed:  # which other ranks know already
             return
         why = f"a backward pass raised on rank {dist.get_rank(self._group)} before its end"
-        group = frontend.group_in(self._group)
-        if group is None:
-            self._fail(f"{why}: wrap `model.module` anew, on every rank")
-        tell_or_raise(group, f"{self.averaging.name}, raised", why)
+        self.averaging.agree_to_forget(why)
         # What has been sent on some ranks has to be sent on all; its averages are of no use.
         with self._zeros(self.averaging.sent()), contextlib.suppress(NotFinite, UsageError):
             self.averaging.resume()
@@ -503,6 +500,20 @@ class GradientKeeper:
         """What to do first where other ranks have waited for what is missing."""
         group = frontend.group_in(self._group)
         return "" if group is None or group.ended() is None else GO_ON
+
+
+def _unsupported(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise Unsupported(
+            f"DistributedDataParallel: {name} is a method of torch's C++ reducer, which this "
+            "wrapper replaces; use torch's own wrapper over shoal for what calls it"
+        )
+
+    return refuse
+
+
+for _name in set(dir(Reducer)) - set(dir(GradientKeeper)):
+    setattr(GradientKeeper, _name, _unsupported(_name))
 
 
 def _no_end() -> None:

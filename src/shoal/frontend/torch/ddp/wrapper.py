@@ -27,6 +27,7 @@ from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
+from shoal.frontend.torch.ddp.registrations import Registrations
 from shoal.frontend.torch.ddp.same_model import check_same_model, values_of
 from shoal.frontend.torch.ddp.sparse import SparseGradients
 
@@ -99,6 +100,27 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._fusion_mb = given.get("bucket_cap_mb")
         super().__init__(module, *args, **options)
 
+    # A copy makes no call until it is used: it may be made on one rank alone.
+
+    def __getstate__(self) -> Any:
+        if "_is_copy" not in self.__dict__:
+            return super().__getstate__()
+        return {name: one for name, one in self.__dict__.items() if name != "process_group"}
+
+    def __setstate__(self, state: Any) -> None:
+        torch.nn.Module.__setstate__(self, {**state, "_is_copy": True})  # type: ignore[no-untyped-call]
+        self.process_group = dist.distributed_c10d._get_default_group()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("reducer", "logger") and self.__dict__.pop("_is_copy", False):
+            try:
+                super().__setstate__(self.__dict__)
+            except BaseException:
+                self._is_copy = True
+                raise
+            return self.__dict__[name]
+        return super().__getattr__(name)
+
     def weigh(self, weight: float) -> None:
         """Before a forward pass: how much this rank's gradients of it count.
 
@@ -153,6 +175,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         parameters, are_sparse = super()._build_params_for_reducer()
         _meet(self, parameters)
         self._frozen = self._not_trained()
+        self._registrations = Registrations(self.module)
         if self._checks_models:
             check_same_model(
                 self.module,
@@ -268,6 +291,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def _pre_forward(self, *inputs: Any, **options: Any) -> Any:
         if torch.is_grad_enabled():
             self.reducer.forget_raised()  # NOT later: torch's own calls come next
+        if torch.is_grad_enabled() and self._registrations.changed:
+            self._look_at_registered()
         if torch.is_grad_enabled() and any(p.requires_grad for p in self._frozen.values()):
             thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
             self.reducer.refuse(
@@ -276,6 +301,20 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 "it would not be averaged: wrap `model.module` anew, on every rank"
             )
         return super()._pre_forward(*inputs, **options)
+
+    def _look_at_registered(self) -> None:
+        known = set(map(id, self._trained()))
+        named = self.module.named_parameters()
+        new = [name for name, one in named if one.requires_grad and id(one) not in known]
+        new = [name for name in new if name not in self.parameters_to_ignore]
+        if new:
+            self.reducer.refuse(
+                f"parameter {', '.join(new)} was registered on rank "
+                f"{dist.get_rank(self.process_group)} after the model was wrapped, so it would not "
+                "be averaged: wrap `model.module` anew, on every rank"
+            )
+        self._frozen = self._not_trained()
+        self._registrations.watch(self.module)
 
     def _post_forward(self, output: Any) -> Any:
         if self._delay_all_reduce_all_params:
