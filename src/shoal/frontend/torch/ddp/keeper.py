@@ -147,7 +147,8 @@ class GradientKeeper:
         self._awaited: list[Any] = []
         self._static: StaticGraph | None = None
         self._was_rebuilt = False
-        self._came: set[int] = set()  # since the last average; kept where gradients may be absent
+        self._came: set[int] = set()  # since the last average; kept where gradients are noted
+        self._is_unseen = False  # no output tells of a backward pass: the first gradient does
         self._unused: list[int] | None = None
         self._is_static = True
         self._graph_has_changed = False
@@ -189,6 +190,9 @@ class GradientKeeper:
             RuntimeError: gradients of the backward pass before have not come; names them.
         """
         hooked = [output for output in outputs if output.grad_fn is not None]
+        if not hooked and not self._is_unseen:
+            self._is_unseen = True
+            self._attach()
         self.turn.note_forward(is_told=bool(hooked))
         self._check_finished()
         self._come_last()
@@ -325,7 +329,7 @@ class GradientKeeper:
         hooks = [*self.averaging.hooks(), *self._sparse.hooks(_not_held(self._end_if_armed))]
         if self._static is not None:
             hooks = self._static.around(hooks, _not_held(self._queue_end))
-        if self._finds_unused or self._static is not None:
+        if self._finds_unused or self._static is not None or self._is_unseen:
             hooks = [self._noting(index, hook) for index, hook in enumerate(hooks)]
         self._handles += [
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
