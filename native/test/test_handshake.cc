@@ -89,6 +89,26 @@ TEST("one flipped bit never ends in a proof, nor is it taken for another key") {
   }
 }
 
+TEST("who lacks the key is refused at its HELLO, and who repeats another's at its proof") {
+  Message reply;
+  ServerHandshake judge = server();
+  feed(judge, ClientHandshake(kHelloOfThree, key('x')).hello(), reply);
+  CHECK(judge.progress() == Progress::kKeyDiffers);
+  ClientHandshake recorded(kHelloOfThree, key());
+  ServerHandshake other = server();
+  reply.clear();
+  feed(other, recorded.hello(), reply);
+  CHECK(other.progress() == Progress::kWaiting);
+  ServerHandshake before = server();
+  Message challenge, proof;
+  feed(before, recorded.hello(), challenge);
+  feed(recorded, challenge, proof);
+  reply.clear();
+  feed(other, proof, reply);
+  CHECK(other.progress() == Progress::kRefused);
+  CHECK(reply.empty());
+}
+
 TEST("noise of any length, also behind a right beginning, ends neither end in a proof") {
   std::mt19937 chance(1);
   for (int round = 0; round < 20000; ++round) {

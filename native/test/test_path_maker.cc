@@ -353,5 +353,38 @@ TEST("only who holds the key and has a place here gets in, and a rank that was g
   CHECK(eventually([&] { return knock(door, {epoch, 0, 1, asks}, key) == Progress::kStale; }));
 }
 
+// Says HELLO over a new connection, and no more.
+int greet(const Address& door, const Hello& hello, const std::vector<std::byte>& key) {
+  const int fd = connect_to(door);
+  const ClientHandshake client(hello,
+                               pair_key(key, hello.epoch, hello.rank, hello.to_rank, "path"));
+  CHECK(send(fd, client.hello().data(), client.hello().size(), 0) > 0);
+  return fd;
+}
+
+TEST("a HELLO of who knows the epoch and lacks the key is refused and closed at once") {
+  Cluster cluster(2, 1, 0, 1, kHour);
+  const Hello hello{Cluster::kEpoch, 0, 1, PathMaker::kMostConnections};
+  const int fd =
+      greet(address_of(cluster.listeners[1]), hello, std::vector<std::byte>(32, std::byte{8}));
+  std::array<std::byte, 128> room{};
+  while (const ssize_t n = recv(fd, room.data(), room.size(), 0)) CHECK(n > 0);
+  close(fd);
+}
+
+TEST("as many repeated HELLOs as there are places keep no holder of the key out") {
+  Cluster cluster(2, 1, 0, 1, kHour);
+  const Address door = address_of(cluster.listeners[1]);
+  const Hello hello{Cluster::kEpoch, 0, 1, PathMaker::kMostConnections};
+  std::vector<int> held;
+  for (size_t n = 0; n < Acceptor::kMostPending; ++n) {
+    held.push_back(greet(door, hello, Cluster::key()));
+    std::array<std::byte, 128> room{};
+    CHECK(recv(held.back(), room.data(), room.size(), 0) > 0);  // it has its place
+  }
+  CHECK(knock(door, hello, Cluster::key()) == Progress::kDone);
+  for (const int fd : held) close(fd);
+}
+
 }  // namespace
 }  // namespace shoal::test

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <exception>
 #include <new>
+#include <tuple>
 #include <utility>
 
 #include "base/clock.h"
@@ -143,34 +144,33 @@ bool Acceptor::turn_away(int listener, int64_t now) {
 }
 
 void Acceptor::receive(int fd, int64_t now) {
-  Pending* place = place_for_one();
+  Pending& place = place_for_one();
   epoll_event event{};
   event.events = EPOLLIN;
-  if (place != nullptr) event.data.u64 = tag_of(*place);
-  if (place == nullptr || epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+  event.data.u64 = tag_of(place);
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
     ::close(fd);
     return;
   }
-  place->fd = fd;
-  place->since_ns = now;
+  place.fd = fd;
+  place.since_ns = now;
   try {
-    place->handshake.emplace(admit_);
+    place.handshake.emplace(admit_);
   } catch (const std::bad_alloc&) {
-    return drop(*place);
+    return drop(place);
   }
-  read(*place);  // who has come for good says HELLO as soon as it is connected
+  read(place);  // who has come for good says HELLO as soon as it is connected
 }
 
-// One that is free; else that of the longest silent caller, NOT of one that has said a right HELLO.
-Acceptor::Pending* Acceptor::place_for_one() {
-  Pending* oldest = nullptr;
-  for (Pending& pending : pending_) {
-    if (pending.fd < 0) return &pending;
-    if (pending.handshake->hello().has_value()) continue;
-    if (oldest == nullptr || pending.since_ns < oldest->since_ns) oldest = &pending;
-  }
-  if (oldest != nullptr) drop(*oldest);
-  return oldest;
+// One that is free; else that of the oldest caller who has not proved to hold the key: one that has
+// said no right HELLO if there is any. NOT always of these: whoever records a HELLO can repeat it.
+Acceptor::Pending& Acceptor::place_for_one() {
+  const auto rank_of = [](const Pending& one) {
+    return std::tuple(one.fd >= 0, one.fd >= 0 && one.handshake->hello().has_value(), one.since_ns);
+  };
+  Pending& place = *std::ranges::min_element(pending_, {}, rank_of);
+  drop(place);
+  return place;
 }
 
 void Acceptor::read(Pending& pending) {

@@ -1,7 +1,7 @@
 // Lets those in who prove the key, for the life of a job, and keeps what everybody else costs
 // small.
 //
-// A stranger costs one descriptor for at most two seconds and 92 bytes read. Nothing here blocks,
+// A stranger costs one descriptor for at most two seconds and 108 bytes read. Nothing here blocks,
 // and what cannot prove itself is closed without a word. Where descriptors are used up newcomers
 // are closed, or wait in the kernel.
 #pragma once
@@ -54,7 +54,7 @@ class Acceptor {
 
   void accept_some(int listener, int64_t now);
   void receive(int fd, int64_t now);
-  Pending* place_for_one();
+  Pending& place_for_one();
   void read(Pending& pending);
   void settle(Pending& pending);
   void drop(Pending& pending);

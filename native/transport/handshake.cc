@@ -18,9 +18,11 @@ enum Kind : uint16_t {
 // Every message begins with magic, version and kind, little endian and without gaps.
 constexpr size_t kVersionedBytes = kHandshakeMagic.size() + sizeof(uint16_t);
 constexpr size_t kPrefixBytes = kVersionedBytes + sizeof(uint16_t);
-constexpr size_t kHelloBytes = kPrefixBytes + 8 + 3 * 4 + sizeof(Nonce);
-constexpr size_t kShortBytes = kPrefixBytes + sizeof(Nonce);  // CHALLENGE, STALE
-constexpr size_t kLongBytes = kPrefixBytes + sizeof(Digest);  // PROOF, WELCOME, KEY_DIFFERS
+constexpr size_t kTagBytes = 16;  // of a mac or a digest that is cut short
+constexpr size_t kHelloBytes = kPrefixBytes + 8 + 3 * 4 + sizeof(Nonce) + kTagBytes;
+constexpr size_t kShortBytes = kPrefixBytes + kTagBytes;      // CHALLENGE, STALE, KEY_DIFFERS
+constexpr size_t kLongBytes = kPrefixBytes + sizeof(Digest);  // PROOF, WELCOME
+static_assert(sizeof(Nonce) == kTagBytes);
 
 using Message = std::vector<std::byte>;
 
@@ -56,6 +58,15 @@ Message message_of(Kind kind, Bytes body) {
   put_number<uint16_t>(message, kind);
   put(message, body);
   return message;
+}
+
+Bytes tag_of(const Digest& digest) { return Bytes(digest).first(kTagBytes); }
+
+Digest digest_of_refusal(Bytes hello) {
+  Message message;
+  put(message, "differs");
+  put(message, hello);
+  return sha256(message);
 }
 
 }  // namespace
@@ -97,14 +108,6 @@ Digest Handshake::mac(std::string_view who) const {
   return hmac_sha256(key_.bytes(), message);
 }
 
-Digest Handshake::digest_of_refusal(Bytes proof) const {
-  Message message;
-  put(message, "differs");
-  put(message, said_);
-  put(message, proof);
-  return sha256(message);
-}
-
 // ---- client
 
 ClientHandshake::ClientHandshake(const Hello& hello, Secret key, const Nonce& nonce)
@@ -114,25 +117,27 @@ ClientHandshake::ClientHandshake(const Hello& hello, Secret key, const Nonce& no
   put_number(hello_, hello.to_rank);
   put_number(hello_, hello.path);
   put(hello_, nonce);
+  said_ = hello_;
+  put(hello_, tag_of(mac("hello")));
 }
 
 void ClientHandshake::take(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
-  if (!proof_) return take_challenge(kind, message, reply);
-  const Bytes mac_here = message.subspan(kPrefixBytes);
-  if (kind == kKeyDiffersNote && is_same(mac_here, digest_of_refusal(*proof_)))
-    return end(Progress::kKeyDiffers);
-  const bool is_right = is_same(mac_here, mac("server"));
+  if (!is_challenged_) return take_challenge(kind, message, reply);
+  const bool is_right = is_same(message.subspan(kPrefixBytes), mac("server"));
   end(kind == kWelcome && is_right ? Progress::kDone : Progress::kRefused);
 }
 
 void ClientHandshake::take_challenge(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
   if (kind == kStaleNote) return end(Progress::kStale);
+  if (kind == kKeyDiffersNote &&
+      is_same(message.subspan(kPrefixBytes), tag_of(digest_of_refusal(hello_))))
+    return end(Progress::kKeyDiffers);
   if (kind != kChallenge) return end(Progress::kRefused);
   said_ = hello_;
   put(said_, message);
-  proof_ = mac("client");
+  is_challenged_ = true;
   expect(kLongBytes);
-  put(reply, message_of(kProof, *proof_));
+  put(reply, message_of(kProof, mac("client")));
 }
 
 // ---- server
@@ -142,12 +147,8 @@ ServerHandshake::ServerHandshake(Admit admit, const Nonce& nonce)
 
 void ServerHandshake::take(uint16_t kind, Bytes message, std::vector<std::byte>& reply) {
   if (!hello_) return take_hello(kind, message, reply);
-  const Bytes proof = message.subspan(kPrefixBytes);
-  if (kind != kProof) return end(Progress::kRefused);
-  if (!is_same(proof, mac("client"))) {
-    put(reply, message_of(kKeyDiffersNote, digest_of_refusal(proof)));
-    return end(Progress::kKeyDiffers);
-  }
+  if (kind != kProof || !is_same(message.subspan(kPrefixBytes), mac("client")))
+    return end(Progress::kRefused);  // a HELLO that was recorded, or a bit that flipped
   put(reply, message_of(kWelcome, mac("server")));
   end(Progress::kDone);
 }
@@ -163,15 +164,25 @@ void ServerHandshake::take_hello(uint16_t kind, Bytes message, std::vector<std::
   if (Secret* key = std::get_if<Secret>(&verdict)) {
     key_ = std::move(*key);
     hello_ = hello;
-    said_.assign(message.begin(), message.end());
-    const Message challenge = message_of(kChallenge, nonce_);
-    put(said_, challenge);
-    put(reply, challenge);
-    return expect(kLongBytes);
+    return take_admitted(message, reply);
   }
   const bool is_stale = std::get<Progress>(verdict) == Progress::kStale;
   if (is_stale) put(reply, message_of(kStaleNote, Nonce{}));
   end(is_stale ? Progress::kStale : Progress::kRefused);
+}
+
+void ServerHandshake::take_admitted(Bytes hello, std::vector<std::byte>& reply) {
+  const Bytes tag = hello.last(kTagBytes);
+  put(said_, hello.first(hello.size() - kTagBytes));
+  if (!is_same(tag, tag_of(mac("hello")))) {
+    put(reply, message_of(kKeyDiffersNote, tag_of(digest_of_refusal(hello))));
+    return end(Progress::kKeyDiffers);
+  }
+  const Message challenge = message_of(kChallenge, nonce_);
+  put(said_, tag);
+  put(said_, challenge);
+  put(reply, challenge);
+  expect(kLongBytes);
 }
 
 }  // namespace shoal

@@ -2,19 +2,22 @@
 //
 //    client                                   server
 //    HELLO {epoch, rank, to_rank,
-//           path, nonce}                  ->
-//                                         <-  CHALLENGE {nonce}    or STALE, or silence
+//           path, nonce, mac of "hello"}  ->
+//                                         <-  CHALLENGE {nonce}
+//                                             or STALE, KEY_DIFFERS {digest}, or silence
 //    PROOF {mac of "client"}              ->
-//                                         <-  WELCOME {mac of "server"}    or KEY_DIFFERS {digest}
+//                                         <-  WELCOME {mac of "server"}
 //
-// Both macs cover HELLO and CHALLENGE, so a proof binds the epoch, the two ranks, the path and both
-// nonces, and cannot be replayed or reflected. KEY_DIFFERS ends a job, so it holds a digest of all
-// that the server saw: a client that sent or saw something else was not refused for its key, but
-// for a bit that flipped on the way, and may try again.
+// The mac in HELLO covers what stands before it there: whoever knows the epoch and lacks the key is
+// refused at its first message, and holds no place. A recorded HELLO can be replayed; the other two
+// macs cover HELLO and CHALLENGE, so a proof binds the epoch, the two ranks, the path and both
+// nonces, and cannot be replayed or reflected. KEY_DIFFERS ends a job, so it holds a digest of the
+// HELLO that the server saw: a client that sent another one was not refused for its key, but for a
+// bit that flipped on the way, and may try again.
 //
 // Every message has a fixed size: no length is ever read from the wire, and an end reads exactly
 // wants() bytes, so what the peer sends after the handshake is never touched. Until it is proved
-// right, a peer gets at most 92 bytes read.
+// right, a peer gets at most 108 bytes read.
 //
 // Threads: one at a time. Throws what base/mac.h throws, and std::bad_alloc; bad bytes never throw.
 #pragma once
@@ -31,7 +34,7 @@
 namespace shoal {
 
 inline constexpr std::string_view kHandshakeMagic = "shoal/rv";
-inline constexpr uint16_t kHandshakeVersion = 8;
+inline constexpr uint16_t kHandshakeVersion = 9;
 using Nonce = std::array<std::byte, 16>;
 
 // How far one end has come; all but kWaiting are final.
@@ -82,10 +85,9 @@ class Handshake {
   void end(Progress progress) { progress_ = progress; }
   void expect(size_t n_bytes) { n_message_bytes_ = n_bytes; }
   Digest mac(std::string_view who) const;
-  Digest digest_of_refusal(Bytes proof) const;
 
   Secret key_;
-  std::vector<std::byte> said_;  // HELLO and CHALLENGE
+  std::vector<std::byte> said_;  // HELLO and CHALLENGE, as far as they were said
 
  private:
   std::vector<std::byte> inbox_;
@@ -105,7 +107,7 @@ class ClientHandshake final : public Handshake {
   void take_challenge(uint16_t kind, Bytes message, std::vector<std::byte>& reply);
 
   std::vector<std::byte> hello_;
-  std::optional<Digest> proof_;
+  bool is_challenged_ = false;
 };
 
 // The end that was connected to. Says nothing to whoever does not speak the protocol.
@@ -116,12 +118,14 @@ class ServerHandshake final : public Handshake {
   using Admit = std::function<std::variant<Secret, Progress>(const Hello&)>;
   explicit ServerHandshake(Admit admit, const Nonce& nonce = fresh_nonce());
 
-  // Set once admitted; believe it only when progress() is kDone.
+  // Set once admitted; believe it only when progress() is kDone. While it is kWaiting, somebody
+  // who holds the key has said it, perhaps to somebody else.
   const std::optional<Hello>& hello() const { return hello_; }
 
  private:
   void take(uint16_t kind, Bytes message, std::vector<std::byte>& reply) override;
   void take_hello(uint16_t kind, Bytes message, std::vector<std::byte>& reply);
+  void take_admitted(Bytes hello, std::vector<std::byte>& reply);
 
   const Admit admit_;
   const Nonce nonce_;

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from process.stage import Stage
 
 # native/transport/handshake.cc
-HANDSHAKE_BYTES = {"client": 92, "server": 72}
+HANDSHAKE_BYTES = {"client": 108, "server": 72}
 HEADER_BYTES = 64
 DATA_BYTES = 1024  # a frame with a larger payload is one of data
 _FRAME_H = Path(__file__).parents[2] / "native" / "transport" / "frame.h"

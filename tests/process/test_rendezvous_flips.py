@@ -21,9 +21,9 @@ from shoal.rendezvous.record import record_key
 
 HOSTS = hosts("a", "b")
 
-# Bytes of the whole conversation, by who says them. Of the kinds WELCOME (4) and KEY_DIFFERS (6)
-# are one bit apart.
-FROM_CLIENT = {"hello: epoch": 12, "hello: rank": 20, "hello: nonce": 30, "proof: mac": 44 + 20}
+# Bytes of the whole conversation, by who says them.
+FROM_CLIENT = {"hello: epoch": 12, "hello: rank": 20, "hello: nonce": 40, "hello: mac": 50}
+FROM_CLIENT["proof: mac"] = 64 + 20
 FROM_SERVER = {"challenge: nonce": 20, "welcome: kind": 28 + 10, "welcome: mac": 28 + 20}
 FLIPS = [("client", *flip) for flip in FROM_CLIENT.items()]
 FLIPS += [("server", *flip) for flip in FROM_SERVER.items()]

@@ -134,11 +134,22 @@ def test_a_holder_of_the_key_gets_in_past_any_number_of_silent_callers(house: Ho
     assert [heard(caller) for caller in silent[:16]] == [b""] * 16
 
 
-def test_callers_who_said_hello_are_never_pushed_out(house: House) -> None:
+def test_callers_who_said_a_right_hello_are_pushed_out_last_and_the_oldest_first(
+    house: House,
+) -> None:
     greeters = [house.call(ClientHandshake(Hello(0, rank, 0), KEY).hello) for rank in range(1, 5)]
-    late = house.call()
-    assert heard(late) == b""
     assert all(heard(greeter) for greeter in greeters)
+    silent = house.call()
+    assert [heard(greeter) for greeter in greeters] == [b"", None, None, None]
+    assert house.prove(rank=5) is Progress.DONE
+    assert heard(silent) == b""
+
+
+def test_a_hello_of_who_lacks_the_key_holds_no_place(house: House) -> None:
+    forger = house.call(ClientHandshake(Hello(0, 1, 0), b"x" * 32).hello)
+    assert heard(forger)  # that its key is another
+    assert heard(forger) == b""
+    assert house.acceptor.n_pending == 0
 
 
 def test_another_key_is_told_to_both_sides(house: House) -> None:

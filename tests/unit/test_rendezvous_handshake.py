@@ -19,7 +19,7 @@ from shoal.rendezvous.handshake import (
 
 HELLO = Hello(epoch=0x1122334455667788, rank=3, to_rank=1, path=5)
 KEY, OTHER_KEY = b"k" * 32, b"x" * 32
-HEAD = b"shoal/rv\x08\x00"  # how every message begins
+HEAD = b"shoal/rv\x09\x00"  # how every message begins
 CLIENT_NONCE, SERVER_NONCE = bytes(range(16)), bytes(range(16, 32))
 
 
@@ -50,16 +50,15 @@ def test_two_holders_of_the_key_both_finish() -> None:
 def test_the_bytes_on_the_wire_are_these() -> None:
     one, other = client(), server()
     body = bytes.fromhex("8877665544332211 03000000 01000000 05000000")
-    assert one.hello == HEAD + b"\x01\x00" + body + CLIENT_NONCE
+    hello = HEAD + b"\x01\x00" + body + CLIENT_NONCE
+    assert one.hello == hello + hmac.new(KEY, b"hello" + hello, hashlib.sha256).digest()[:16]
+    digest = hashlib.sha256(b"differs" + one.hello).digest()[:16]
+    assert server(OTHER_KEY).feed(one.hello) == HEAD + b"\x06\x00" + digest
     challenge = other.feed(one.hello)
     assert challenge == HEAD + b"\x02\x00" + SERVER_NONCE
     said = one.hello + challenge
     proof = one.feed(challenge)
     assert proof == HEAD + b"\x03\x00" + hmac.new(KEY, b"client" + said, hashlib.sha256).digest()
-    refused = server(OTHER_KEY)
-    refused.feed(one.hello)
-    digest = hashlib.sha256(b"differs" + said + proof[12:]).digest()
-    assert refused.feed(proof) == HEAD + b"\x06\x00" + digest
     welcome = other.feed(proof)
     assert welcome == HEAD + b"\x04\x00" + hmac.new(KEY, b"server" + said, hashlib.sha256).digest()
 
@@ -124,8 +123,8 @@ def test_a_hello_for_somebody_else_gets_no_reply() -> None:
         b"GET / HTTP/1.1\r\n",
         b"\x00",
         MAGIC + (VERSION + 1).to_bytes(2, "little"),  # a later version
-        HEAD + b"\x03\x00" + bytes(36),  # a proof before any hello
-        HEAD + b"\x01\x00" + bytes(37),  # more than a hello
+        HEAD + b"\x03\x00" + bytes(52),  # a proof before any hello
+        HEAD + b"\x01\x00" + bytes(53),  # more than a hello
     ],
 )
 def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: bytes) -> None:
@@ -135,7 +134,7 @@ def test_garbage_is_refused_at_its_first_wrong_byte_without_a_reply(garbage: byt
 
 
 def test_a_server_without_the_key_does_not_convince_the_client() -> None:
-    one, other = client(), server(OTHER_KEY)
+    one, other = client(), server()
     one.feed(other.feed(one.hello))
     said = one.hello + HEAD + b"\x02\x00" + SERVER_NONCE
     forged = hmac.new(OTHER_KEY, b"server" + said, hashlib.sha256).digest()
@@ -156,8 +155,8 @@ def test_a_recorded_proof_is_worthless_against_a_fresh_nonce() -> None:
     proof = one.feed(other.feed(one.hello))
     later = ServerHandshake(lambda _: KEY)
     later.feed(one.hello)
-    later.feed(proof)
-    assert later.progress is Progress.KEY_DIFFERS
+    assert later.feed(proof) == b""
+    assert later.progress is Progress.REFUSED
 
 
 def test_no_bytes_at_all_make_either_end_raise_or_finish() -> None:

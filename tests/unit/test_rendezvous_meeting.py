@@ -8,6 +8,7 @@ import pytest
 from process.records import rewritten
 
 from shoal.errors import UsageError
+from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
@@ -66,8 +67,8 @@ def test_what_is_no_record_is_none() -> None:
     whole = record(0, endpoint=ENDPOINT).encode()
     body = whole[10:-4]
     wrong = [b"", b"\xff", b"null", whole[:-1], whole + b"\0"]
-    wrong += [seal(b"shoal/rc", 8, body[:n_bytes]) for n_bytes in range(len(body))]
-    wrong += [seal(b"shoal/rc", 8, body + b"\0"), seal(b"shoal/ro", 7, body)]
+    wrong += [seal(b"shoal/rc", VERSION, body[:n_bytes]) for n_bytes in range(len(body))]
+    wrong += [seal(b"shoal/rc", VERSION, body + b"\0"), seal(b"shoal/ro", VERSION, body)]
     changes = (
         {"endpoint": Endpoint("some.name", 1, "")},
         {"endpoint": Endpoint("10.0.0.1", 0, "")},
@@ -309,7 +310,7 @@ def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
 def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, seal(b"shoal/rc", 1, b"whatever"))
-    with pytest.raises(UsageError, match=r"rank 0 speaks version 1.* rank 1 version 8"):
+    with pytest.raises(UsageError, match=f"rank 0 speaks version 1.* rank 1 version {VERSION}"):
         guest(store, 1).look_around()
 
 

@@ -1,6 +1,6 @@
 """Lets those in who prove the key, and keeps what everybody else costs small.
 
-A stranger costs one descriptor for at most two seconds and 92 bytes read, never a thread and
+A stranger costs one descriptor for at most two seconds and 108 bytes read, never a thread and
 never a wait: everything is non-blocking, in one selector. What cannot prove itself is closed
 without a word. Running out of descriptors closes the newcomer and logs who it was, nothing else.
 """
@@ -50,7 +50,7 @@ class AcceptorOwner(Protocol):
         """Take over a connection that has proved what its HELLO says. It is non-blocking."""
 
     def key_differs(self, hello: Hello) -> None:
-        """Hear of a caller that said the right things but holds another key."""
+        """Called for a caller that names the right ranks and lacks the key."""
 
 
 class Strangers(Protocol):
@@ -174,21 +174,21 @@ class Acceptor:
         if sock.family == socket.AF_UNIX and peer_uid(sock) != os.geteuid():
             sock.close()
             return
-        if len(self._pending) >= self._limits.n_pending and not self._make_room():
-            sock.close()
-            return
+        if len(self._pending) >= self._limits.n_pending:
+            self._make_room()
         pending = _Pending(sock, ServerHandshake(self._owner.admit), self._clock())
         self._pending[sock] = pending
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._read(pending))
         self._read(pending)  # a rank says HELLO as soon as it is connected: often it is here by now
 
-    def _make_room(self) -> bool:
-        """Drop the longest silent caller. One that has said a right HELLO is never dropped."""
-        for pending in self._pending.values():
-            if pending.handshake.hello is None:
-                self._drop(pending)
-                return True
-        return False
+    def _make_room(self) -> None:
+        """Drop the oldest caller, one that has said no right HELLO if there is any.
+
+        NOT always such a one: whoever records a HELLO can repeat it.
+        """
+        waiting = self._pending.values()
+        silent = (pending for pending in waiting if pending.handshake.hello is None)
+        self._drop(next(silent, None) or next(iter(waiting)))
 
     def _read(self, pending: _Pending) -> None:
         handshake = pending.handshake
