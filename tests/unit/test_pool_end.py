@@ -1,6 +1,7 @@
 """How a worker's pool ends: whatever others do meanwhile, nobody waits in vain."""
 
 import contextlib
+import logging
 import socket
 import threading
 from collections import deque
@@ -10,15 +11,18 @@ from typing import Any
 import pytest
 
 from shoal.engine import Fault
-from shoal.errors import Closed
+from shoal.errors import Closed, TimedOut, UsageError
+from shoal.group.pool import commands
 from shoal.group.pool import pool as pools
-from shoal.group.pool.commands import End, Follower, LeaderGone, encode
+from shoal.group.pool.commands import End, Follower, encode
 from shoal.group.pool.pool import ServerPool
 from shoal.group.pool.rails import rail_of
+from shoal.group.pool.settling import NumbersDiffer
 from shoal.group.pool.stages import Stages
-from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous import TcpStoreServer
 
 KEY = bytes(32)
+NOTHING: Any = ((), Stages[Any](), 1)
 
 
 def test_a_pool_ends_while_calls_are_made_and_tells_who_waits(
@@ -55,7 +59,7 @@ def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_
 
     class View:
         is_settling, calls = True, deque[Any]()
-        group = SimpleNamespace(close=lambda: seen.append("closed"))
+        group = SimpleNamespace(close=lambda: seen.append("closed"), ended=lambda: None)
 
         @property
         def has_ended(self) -> bool:
@@ -79,29 +83,51 @@ def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_
     assert not pool.stages.holds(7)
 
 
+def follower_of(port: int, ended: list[Closed]) -> Follower:
+    """One whose rank 0 serves its store there, and lives as long as nothing has ended."""
+    control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {port}")
+    control.ended = lambda: ended[0] if ended else None
+    follower = Follower(KEY)
+    follower.begin(control)
+    return follower
+
+
 def test_a_worker_that_leaves_before_it_has_found_rank_0_looks_no_further() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
-        control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {nobody.getsockname()[1]}")
-        follower = Follower(bytes(32))
+        follower = follower_of(nobody.getsockname()[1], [])
         follower.close()
-        with pytest.raises(Closed, match="nobody waits for the store"):
-            follower.begin(control)
+        assert follower.next(*NOTHING) is None
 
 
 def test_a_worker_whose_connection_to_rank_0_is_lost_hears_what_was_said_meanwhile() -> None:
     with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=KEY)) as store:
-        control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {store.port}")
-        control.ended = lambda: None
-        follower, nothing = Follower(KEY), ((), Stages[Any](), 1)
-        follower.begin(control)
+        follower = follower_of(store.port, [])
+        follower._connect()
         assert follower._client is not None
         follower._client.close()  # as after 5.5 s without an answer
         said = End(7, is_lost=False)
-        with contextlib.closing(TcpStoreClient("127.0.0.1", store.port, timeout_s=9, key=KEY)) as c:
-            c.set("command/0", encode(said))
-        assert follower.next(*nothing) is None
-        assert follower.next(*nothing) == said
+        store.set("command/0", encode(said))
+        assert follower.next(*NOTHING) is None
+        assert follower.next(*NOTHING) == said
+        follower.close()
+
+
+def test_a_worker_waits_for_a_silent_rank_0_as_long_as_that_lives_and_logs_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(commands, "_CONNECT_S", 0.01)
+    caplog.set_level(logging.INFO, "shoal")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        follower = follower_of(silent.getsockname()[1], [])
+        assert [follower.next(*NOTHING) for _ in range(3)] == [None] * 3
+    assert sum("until rank 0 answers" in record.message for record in caplog.records) == 1
+    said = End(7, is_lost=False)
+    port = int(follower._where.split()[1])
+    monkeypatch.setattr(commands, "_CONNECT_S", 10.0)
+    with contextlib.closing(TcpStoreServer("127.0.0.1", port, key=KEY)) as store:
+        store.set("command/0", encode(said))
+        assert follower.next(*NOTHING) == said
         follower.close()
 
 
@@ -119,71 +145,79 @@ class Paused(threading.Event):
 
 def test_a_worker_asks_a_store_that_ends_every_connection_only_now_and_then() -> None:
     with contextlib.closing(TcpStoreServer("127.0.0.1", 0, key=KEY)) as store:
-        control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {store.port}")
-        control.ended = lambda: None
-        follower = Follower(KEY)
+        follower = follower_of(store.port, [])
         follower._closing = closing = Paused()
-        follower.begin(control)
         for _ in range(3):
+            follower._connect()
             assert follower._client is not None
             follower._client.close()  # as by the store, at once
-            assert follower.next((), Stages[Any](), 1) is None
+            assert follower.next(*NOTHING) is None
         follower.close()
     assert closing.waits == [0.1] * 3
 
 
-def test_a_worker_does_not_look_for_rank_0_once_that_has_left() -> None:
-    store = TcpStoreServer("127.0.0.1", 0, key=KEY)
-    control: Any = SimpleNamespace(tell=lambda _text: f"127.0.0.1 {store.port}")
-    control.ended = lambda: Closed("rank 0 aborted the group: it has left")
-    follower = Follower(KEY)
-    follower.begin(control)
+def test_a_worker_does_not_look_for_rank_0_once_that_has_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, ended = TcpStoreServer("127.0.0.1", 0, key=KEY), list[Closed]()
+    follower = follower_of(store.port, ended)
     store.close()
-    with pytest.raises(LeaderGone):
-        follower.next((), Stages[Any](), 1)
+    ended.append(Closed("rank 0 aborted the group: it has left"))
+    assert follower.next(*NOTHING) is None
+    assert caplog.records == []
     follower.close()
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_worker_that_cannot_reach_rank_0_ends_the_group_if_that_lives_and_would_wait(
-    lives: bool,
+@pytest.mark.parametrize(
+    "failure",
+    [
+        TimedOut("rank 0 does not answer"),
+        UsageError("no port of SHOAL_PORT_RANGE is free"),
+        OSError(24, "Too many open files"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+        ValueError("a command that makes no sense"),
+        NumbersDiffer("rank 1 made all_reduce 7, whose number rank 0 skipped"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_only_numbers_that_differ_end_the_job_and_all_else_the_search_for_servers(
+    failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def begin(_control: object) -> None:
-        raise LeaderGone("no answer")
-
+    """While a view serves, which goes on until its servers are lost."""
     ended: list[str] = []
-    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1, leader=0)
-    control.ended = lambda: None if lives else Closed("rank 0 aborted the group: it has left")
-    control.abort = ended.append
-    commands: Any = SimpleNamespace(close=lambda: None, begin=begin)
-    world: Any = SimpleNamespace(abort=ended.append)
-    world.error = lambda: (Fault.CLOSED if ended else Fault.NONE, -1, "", "")
-    view: Any = SimpleNamespace(has_ended=True, is_settling=False, calls=[])
-    view.group = SimpleNamespace(close=lambda: None)
-    nothing: Any = None
-    rail = rail_of((0, 1), 0)
-    assert rail is not None
-    pool = ServerPool(control, commands, b"", world, nothing, rail)
-    pool._views.append(view)
-    pool._run()
-    assert pool.has_ended
-    assert ended == (["rank 1 cannot use servers any more: no answer"] * 2 if lives else [])
-
-
-def test_a_thread_that_fails_ends_both_groups_in_which_others_may_wait_for_it() -> None:
-    def begin(_control: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    ended: list[tuple[str, str]] = []
     control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=1)
-    control.abort = lambda why: ended.append(("control", why))
-    world: Any = SimpleNamespace(abort=lambda why: ended.append(("world", why)))
-    commands: Any = SimpleNamespace(close=lambda: None, begin=begin)
-    nothing: Any = None
+    control.ended = lambda: Closed(ended[0]) if ended else None
+    control.abort = lambda _why: ended.append("control")
+    world: Any = SimpleNamespace(fail=lambda _fault, _why: ended.append("world"))
+    world.error = lambda: (Fault.CLOSED if "world" in ended else Fault.NONE, -1, "", "")
+    asked: Any = SimpleNamespace(close=lambda: None, begin=lambda _control: None)
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    asked.next = fail
+    looks: list[None] = []
+
+    class View:
+        is_settling, calls = True, deque[Any]()
+        group = SimpleNamespace(close=lambda: None, ended=lambda: None)
+
+        @property
+        def has_ended(self) -> bool:
+            looks.append(None)
+            return len(looks) > 1
+
     rail = rail_of((0, 1), 0)
     assert rail is not None
-    pool = ServerPool(control, commands, b"", world, nothing, rail)
+    numbers: Any = SimpleNamespace(lowest_open=lambda: 1)
+    pool = ServerPool(control, asked, b"", world, numbers, rail)
+    pool._views.append(View())  # type: ignore[arg-type]
     pool._run()
     assert pool.has_ended
-    assert [which for which, _ in ended] == ["world", "control"]
-    assert all("can't start new thread" in why for _, why in ended)
+    if isinstance(failure, NumbersDiffer):
+        assert ended == ["world", "control"]
+    else:
+        assert ended == ["control"]
+        assert len(looks) == 2
+        assert [record.levelname for record in caplog.records] == ["WARNING"]

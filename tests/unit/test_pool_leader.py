@@ -1,8 +1,13 @@
 """The lowest worker leaves its servers: nobody takes that for their death."""
 
+import logging
 import selectors
+import socket
 from typing import Any
 
+import pytest
+
+from shoal.group.pool import leader as leaders
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.leader import Leader
 from shoal.group.pool.protocol import Reserve, Reserved
@@ -17,7 +22,7 @@ def test_a_server_whose_connection_is_closed_at_the_end_has_not_gone() -> None:
     changes: list[bytes | None] = []
     with selectors.DefaultSelector() as selector:
         reserve = Reserve("0.1.0", "a job", 3)
-        server = _Server(SERVER, bytes(32), reserve, selector, lambda: changes.append(None))
+        server = _Server(SERVER, bytes(32), reserve, selector, lambda: changes.append(None), int)
         server._take(Reserved("", IDENTITY))
         server.close()
         assert (server.identity, server.trouble, server.is_connected) == (IDENTITY, "", False)
@@ -46,8 +51,8 @@ class Watch:
         self.is_closed = True
 
 
-class Client:
-    """Of the store from which the others hear."""
+class Commands:
+    """The store from which the others hear."""
 
     def __init__(self) -> None:
         self.told: list[bytes] = []
@@ -59,10 +64,10 @@ class Client:
         pass
 
 
-def leader() -> tuple[Leader, Client]:
+def leader() -> tuple[Leader, Commands]:
     made: Any = Leader([SERVER], bytes(32))
-    made._watch, made._client = Watch(), Client()
-    return made, made._client
+    made._watch, made._commands, made._host = Watch(), Commands(), "127.0.0.1"
+    return made, made._commands
 
 
 class View:
@@ -84,12 +89,32 @@ class View:
 
 def test_rank_0_that_leaves_tells_nobody_that_its_servers_are_lost() -> None:
     stages, view = Stages[Any](), View()
-    lost, client = leader()
+    lost, commands = leader()
     watch: Any = lost._watch
     watch.is_closed = True  # they are gone, and it is not
     assert str(lost.next([view], stages, 1)) == "End(view=1, is_lost=True)"  # type: ignore[list-item]
-    assert client.told == [b"end 1 1"]
-    leaving, client = leader()
+    assert commands.told == [b"end 1 1"]
+    leaving, commands = leader()
     leaving.close()
     assert leaving.next([view], stages, 1) is None  # type: ignore[list-item]
-    assert client.told == []
+    assert commands.told == []
+
+
+def test_servers_for_which_no_port_is_free_wait_until_one_is_and_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(leaders, "_now", lambda: now[0])
+    made, commands = leader()
+    caplog.set_level(logging.INFO, "shoal")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("SHOAL_PORT_RANGE", f"{port}-{port}")
+        for now[0] in (1.0, 2.0, 4.0):
+            assert made.next([], Stages[Any](), 1) is None
+    assert commands.told == []
+    (line,) = [record.getMessage() for record in caplog.records if "view" in record.message]
+    assert "no port of SHOAL_PORT_RANGE is free at 127.0.0.1" in line
+    now[0] = 20.0
+    assert str(made.next([], Stages[Any](), 1)).startswith("Form(view=1, ")
+    made.close()

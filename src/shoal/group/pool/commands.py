@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
@@ -22,16 +22,12 @@ _LOG: Final = logging.getLogger("shoal")
 
 _LISTEN_S: Final = 0.5  # how often the others look whether the world has
 _AGAIN_S: Final = 0.1  # no store that ends each connection at once is asked more often
-CONNECT_S: Final = 10.0
+_CONNECT_S: Final = 2.0  # meanwhile nobody looks at deadlines
 MEETING_S: Final = 3.0
 """For a view to form: a server that was there a moment ago, and is gone, holds all up this long."""
 
 Unheard = Mapping[int, Sequence[int]]
 """By a server's place in a view, the workers to whom it has not said a word."""
-
-
-class LeaderGone(ShoalError):  # noqa: N818 - says what happened
-    """The lowest worker has left, and with it the store; or it says nothing any more."""
 
 
 class Form(NamedTuple):
@@ -136,37 +132,49 @@ class Commands(Protocol):
 
 
 class Follower:
-    """The commands as all workers but the lowest hear them."""
+    """The commands as all workers but the lowest hear them.
+
+    Rank 0 may be silent for as long as it lives, for example while a call holds its interpreter:
+    what it has written is still there afterwards. The native heartbeat alone judges whether it
+    lives; once it does not, `control` has ended.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key, self._n = key, 0
         self._client: TcpStoreClient | None = None
         self._where = ""
+        self._is_silent = False
         self._closing = threading.Event()
 
     def begin(self, control: Control) -> None:
-        """Connect to the store of the lowest."""
+        """Find out where the store of the lowest is."""
         self._control = control
         self._where = control.tell("")
         if not self._where:
             raise ShoalError("rank 0 cannot serve a store")
-        self._connect(lambda: not self._closing.is_set())
 
-    def _connect(self, is_wanted: Callable[[], bool]) -> None:
+    def _connect(self) -> None:
+        """Connect to the store, if it answers."""
         host, port = self._where.split(" ")
-        client = TcpStoreClient(
-            host, int(port), timeout_s=CONNECT_S, key=self._key, is_wanted=is_wanted
-        )
-        self._client = client
+        try:
+            client = TcpStoreClient(
+                *(host, int(port)),
+                timeout_s=_CONNECT_S,
+                key=self._key,
+                is_wanted=lambda: not self._closing.is_set() and self._control.ended() is None,
+            )
+        except ShoalError as error:
+            self._miss(error)
+            return
+        self._client, self._is_silent = client, False
         if self._closing.is_set():
             client.close()
 
-    def _find_again(self, lost: PeerLost) -> None:
-        """Rank 0 may only have been busy, its interpreter held: what it has said is still there."""
-        try:
-            self._connect(lambda: not self._closing.is_set() and self._control.ended() is None)
-        except ShoalError as error:
-            raise LeaderGone(str(lost)) from error
+    def _miss(self, why: ShoalError) -> None:
+        """Log the first of a row of failures."""
+        if not (self._is_silent or self._closing.is_set() or self._control.ended() is not None):
+            _LOG.info("%s: no change of servers until rank 0 answers: %s", self._control, why)
+            self._is_silent = True
         self._closing.wait(_AGAIN_S)
 
     def next(
@@ -175,13 +183,16 @@ class Follower:
         """Wait for it for half a second."""
         del views, stages, lowest_open
         if self._client is None:
+            self._connect()
+        if self._client is None:
             return None
         try:
             value = self._client.get(f"command/{self._n}", _LISTEN_S)
         except TimedOut:
             return None
-        except PeerLost as lost:
-            self._find_again(lost)
+        except PeerLost:
+            self._client = None
+            self._closing.wait(_AGAIN_S)
             return None
         self._n += 1
         return decode(value)
@@ -211,5 +222,6 @@ class Follower:
     def close(self) -> None:
         """Wake whoever waits for a command."""
         self._closing.set()
-        if self._client is not None:
-            self._client.close()
+        client = self._client
+        if client is not None:
+            client.close()

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
-from shoal.group.pool.commands import CONNECT_S, Command, End, Form, Unheard, encode
+from shoal.group.pool.commands import Command, End, Form, Unheard, encode
 from shoal.group.pool.correction import LinkWatch
 from shoal.group.pool.left_out import LeftOut
 from shoal.group.pool.notices import Notices
 from shoal.group.pool.protocol import Meet, Note, Reserve, own_version
 from shoal.group.pool.registry import Registry
 from shoal.group.pool.watch import Watch
-from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous import TcpStoreServer
 from shoal.rendezvous.interface import choose_address
 from shoal.rendezvous.listener import port_range
 from shoal.rendezvous.store.server import StoreLimits
@@ -73,7 +73,6 @@ class Leader:
         self._woken = threading.Event()
         self._watch: Watch | None = None
         self._commands: TcpStoreServer | None = None
-        self._client: TcpStoreClient | None = None
         self._meeting: TcpStoreServer | None = None
         self._host = ""
         self._n = self._n_views = self._n_failures = 0
@@ -95,17 +94,10 @@ class Leader:
         try:
             self._host = choose_address(os.environ.get("MASTER_ADDR")).address
             self._commands = self._serve_store(StoreLimits(n_values=_N_VALUES))
-        except ShoalError:
+        except Exception:
             control.tell("")  # the others wait for it
             raise
-        port = self._commands.port
-        self._client = TcpStoreClient(
-            *(self._host, port),
-            timeout_s=CONNECT_S,
-            key=self._key,
-            is_wanted=lambda: not self._is_closed,
-        )
-        control.tell(f"{self._host} {port}")
+        control.tell(f"{self._host} {self._commands.port}")
         reserve = Reserve(own_version(), job_name(control, self._host), control.size)
         self._watch = Watch(self._servers, self._key, reserve, self._changed)
         if self._endpoint is not None:
@@ -135,9 +127,9 @@ class Leader:
             self._woken.wait(_LOOK_S)
             self._woken.clear()
             return None
-        if self._client is None:
+        if self._commands is None:
             return None
-        self._client.set(f"command/{self._n}", encode(command))
+        self._commands.set(f"command/{self._n}", encode(command))
         self._n += 1
         return command
 
@@ -190,9 +182,18 @@ class Leader:
             # One of them may be what nobody can reach: each in turn is left out.
             del wanted[self._n_failures % len(wanted)]
             measured = self._links.rates(self._watch.ready(), wanted)
-        self._n_views += 1
-        self._meeting = self._serve_store(StoreLimits())
-        return Form(self._n_views, tuple(wanted), self._host, self._meeting.port, measured)
+        return self._form(wanted, measured)
+
+    def _form(self, wanted: Sequence[Address], measured: tuple[float, ...]) -> Form | None:
+        """A view with these servers, if there can be a store for its members to meet at."""
+        number = self._n_views + 1
+        try:
+            self._meeting = self._serve_store(StoreLimits())
+        except (ShoalError, OSError) as error:  # no port, thread or descriptor is free
+            self._put_off(number, str(error))
+            return None
+        self._n_views = number
+        return Form(number, tuple(wanted), self._host, self._meeting.port, measured)
 
     def _watch_links(self, view: PoolView | None) -> None:
         """Look what the calls of a view take, and have its shares corrected if they should be."""
@@ -253,12 +254,16 @@ class Leader:
         if unheard:
             self._blame_unheard(command, unheard)
             return
-        _LOG.log(
-            logging.DEBUG if self._n_failures else logging.WARNING,
-            "view %d of the servers did not form: %s; tried again in %.3g s, then less often",
-            *(command.view, why or "another worker says why", self._pause_s),
-        )
+        self._put_off(command.view, why or "another worker says why")
         self._n_failures += 1
+
+    def _put_off(self, view: int, why: str) -> None:
+        """Try again later, and later each time; log the first of a row of failures."""
+        _LOG.log(
+            logging.WARNING if self._pause_s == _LEAST_PAUSE_S else logging.DEBUG,
+            "view %d of the servers did not form: %s; tried again in %.3g s, then less often",
+            *(view, why, self._pause_s),
+        )
         self._not_before = _now() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -296,8 +301,6 @@ class Leader:
             self._registry.close()
         if self._watch is not None:
             self._watch.close()
-        if self._client is not None:
-            self._client.close()
         self._close_meeting()
         if self._commands is not None:
             with contextlib.suppress(OSError):

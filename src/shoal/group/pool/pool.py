@@ -3,6 +3,14 @@
 Each worker has a thread that does what the lowest one says, all in the same order: form a view, end
 one. It hears that through a store which the lowest serves, so that nothing is in flight between the
 workers while nothing happens.
+
+Servers are optional, so the thread ends the group of the workers for two reasons alone:
+
+- a call's deadline has passed (`expire` and `_await_stage`);
+- workers have called different things: under one number, or as one call (`_have_differed`).
+
+Whatever else fails means no servers for now: a view that does not form is tried again later, and a
+thread that cannot go on leaves the view that there is to the native core, and is logged once.
 """
 
 from __future__ import annotations
@@ -16,11 +24,11 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut, UsageError
-from shoal.group.pool.commands import MEETING_S, LeaderGone
+from shoal.group.pool.commands import MEETING_S
 from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
 from shoal.group.pool.mend import is_whole_here, mend
 from shoal.group.pool.pool_view import PoolView, nics_of
-from shoal.group.pool.settling import made_by_all, settle
+from shoal.group.pool.settling import NumbersDiffer, made_by_all, settle
 from shoal.group.pool.stages import Stages
 from shoal.group.work import FOR_EVER_S
 from shoal.plan.text import counted
@@ -71,7 +79,6 @@ class ServerPool:
         self._awaits_others = True  # for nothing that a caller waits for: whoever leaves may
         self._meeting = ViewMeeting(key)
         self._owner = os.getpid()
-        self._orphaned: NativeError | None = None
         self.has_ended = False
         self._thread: threading.Thread | None = None
 
@@ -236,7 +243,7 @@ class ServerPool:
         for error in (self._world.error(), self._control.native_error()):
             if error[0] is not Fault.NONE:
                 return error
-        return self._orphaned or (Fault.CLOSED, -1, "the group was closed", "")
+        return Fault.CLOSED, -1, "the group was closed", ""
 
     # The thread.
 
@@ -250,40 +257,38 @@ class ServerPool:
                 if command is not None:
                     command.run(self)
                 self._expire_late()
-        except LeaderGone as gone:
-            self._orphaned = (Fault.PEER_LOST, self._control.leader, "has left", "all_reduce")
-            if self._control.ended() is None:  # it lives, and would wait for this rank for ever
-                self._fail(gone)
-            self._outlive()
-        except ShoalError as error:
-            self._fail(error)
-            if self._is_left():
+        except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
+            if self._have_differed(error):
+                self._world.fail(Fault.MISMATCH, f"found out from its servers: {error}")
+                self._control.abort(str(error))
+            else:
+                self._do_without(error)
                 self._outlive()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no caller may wait in vain
-            _LOG.exception("%s: the thread that sees to the servers failed", self._control)
-            for group in (self._world, self._control):  # where others wait for this rank
-                group.abort(f"rank {self.rank}: the thread of the pool failed: {error!r}")
         finally:
             self._end()
 
-    def _fail(self, error: ShoalError) -> None:
-        """The workers cannot agree on servers any more."""
-        if self._is_closing:
+    def _do_without(self, error: Exception) -> None:
+        """The workers cannot agree on other servers any more."""
+        if self._is_closing or self._world.error()[0] is not Fault.NONE:
+            return  # everybody knows
+        why = str(error) or repr(error)
+        if self._control.ended() is not None:
+            _LOG.info("%s: servers are not looked for any more: %s", self._control, why)
             return
-        _LOG.info("%s: servers are not used any more: %s", self._control, error)
-        if isinstance(error, UsageError) and self._have_differed():
-            self._world.fail(Fault.MISMATCH, f"found out from its servers: {error}")
-        if self._control.ended() is not None or self._world.error()[0] is not Fault.NONE:
-            return  # with the world: everybody knows
-        why = f"rank {self.rank} cannot use servers any more: {error}"
-        if self.stages.last is not None or self._views:
-            self._world.abort(why)  # NOT going on: others may be about to use them
-        self._control.abort(why)  # where the threads of the others may wait for this one
+        is_foreseen = isinstance(error, (ShoalError, OSError, MemoryError))
+        _LOG.warning(
+            "%s: rank %d ends the search for servers: %s",
+            *(self._control, self.rank, why),
+            exc_info=None if is_foreseen else error,
+        )
+        self._control.abort(f"rank {self.rank} ends the search for servers: {why}")
 
-    def _have_differed(self) -> bool:
-        """Whether workers have called different things."""
+    def _have_differed(self, error: Exception) -> bool:
+        """True if workers have called different things, and the thread ends by that."""
         groups = (self._control, *(view.group for view in self._views))
-        return any(isinstance(group.ended(), UsageError) for group in groups)
+        have_differed = any(isinstance(group.ended(), UsageError) for group in groups)
+        is_mismatch = isinstance(error, UsageError) and have_differed
+        return not self._is_closing and (is_mismatch or isinstance(error, NumbersDiffer))
 
     def _expire_late(self) -> None:
         now = time.monotonic()
@@ -293,13 +298,8 @@ class ServerPool:
             if not self.is_settled(call):
                 self.expire(call)
 
-    def _is_left(self) -> bool:
-        """Whether others have left, and nothing else has ended."""
-        has_ended = self._is_closing or self._world.error()[0] is not Fault.NONE
-        return not has_ended and self._control.ended() is not None
-
     def _outlive(self) -> None:
-        """Others have left in good order: what they had a part in may still end well here."""
+        """Nobody changes servers any more: what they have a part in may still end well here."""
         with self.changed:
             self.stages.release()  # what needs them as well is to fail, and not to wait
             for view in self._views:
@@ -339,8 +339,8 @@ class ServerPool:
             why, misplaced = str(error), error.server
         except Unmet as error:
             why, unmet = str(error), error.servers
-        except ShoalError as error:
-            why = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
+            why = str(error) or repr(error)
         n = len(command.servers)
         own = bytes([view is None, *(at in unmet for at in range(n))])
         told = self._tell(own, view)

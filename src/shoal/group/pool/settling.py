@@ -31,6 +31,10 @@ class Settlement(NamedTuple):
     left: Sequence[int]
 
 
+class NumbersDiffer(UsageError):  # noqa: N818 - says what is wrong
+    """A number was used by some workers and not by others."""
+
+
 def settle(first: int, told: Sequence[bytes]) -> Settlement:
     """What becomes of calls; the same on every worker.
 
@@ -39,7 +43,7 @@ def settle(first: int, told: Sequence[bytes]) -> Settlement:
         told: by worker, a `Standing` for each call.
 
     Raises:
-        UsageError: a number was used by some workers and not by others.
+        NumbersDiffer: some workers use a number and others do not.
     """
     whole, left = set(), []
     for at, standings in enumerate(zip(*told, strict=True)):
@@ -57,7 +61,7 @@ def made_by_all(numbers: Sequence[int], told: Sequence[bytes]) -> list[int]:
     """Which of these calls every worker has made.
 
     Raises:
-        UsageError: as `settle`.
+        NumbersDiffer: as `settle`.
     """
     made = []
     for number, standings in zip(numbers, zip(*told, strict=True), strict=True):
@@ -69,7 +73,7 @@ def made_by_all(numbers: Sequence[int], told: Sequence[bytes]) -> list[int]:
 
 def _check(number: int, standings: Sequence[int]) -> None:
     if Standing.OTHER in standings:
-        raise UsageError(
+        raise NumbersDiffer(
             f"rank {standings.index(Standing.OPEN)} made all_reduce {number}, whose number rank "
             f"{standings.index(Standing.OTHER)} skipped, or gave to another call"
         )

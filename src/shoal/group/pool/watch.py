@@ -1,11 +1,9 @@
-"""The lowest worker's eye on the servers: who answers, who has left, who has come back.
-
-A thread of its own, so that a name server that does not answer holds nothing else up.
-"""
+"""The lowest worker's eye on the servers: who answers, who has left, who has come back."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import selectors
 import socket
 import threading
@@ -13,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.group.pool.lookup import Lookup
 from shoal.group.pool.protocol import (
     Ask,
     Frames,
@@ -27,12 +26,11 @@ from shoal.group.pool.protocol import (
 )
 from shoal.rendezvous.connector import ConnectAttempt
 from shoal.rendezvous.handshake import ClientHandshake, Progress
-from shoal.rendezvous.interface import resolve
-from shoal.rendezvous.record import Endpoint
 from shoal.threads import start
 
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
+    from shoal.rendezvous.record import Endpoint
 
 # A refused connect costs microseconds; a server that was started again is found this soon.
 _RETRY_S: Final = 0.2
@@ -42,7 +40,7 @@ _CONNECT_S: Final = 2.0
 # would take a busy machine for a dead one, which costs calls a repair; later, and they stand still.
 _PING_S: Final = 0.5
 _PONG_S: Final = 1.2
-_LAST_S: Final = 0.5  # for the thread to end, unless a name server keeps it
+_LAST_S: Final = 0.5  # for the thread to end
 
 
 class Watch:
@@ -62,23 +60,30 @@ class Watch:
         on_change: Callable[[], None],
     ) -> None:
         self._on_change = on_change
-        self._how = job_key, reserve
         self._lock = threading.RLock()  # whoever is told of a change may ask what it was
         self._selector = selectors.DefaultSelector()
         self._waker, woken = socket.socketpair()
         self._woken = woken
         self._is_closing = False
         self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
-        self._servers = [
-            _Server(address, *self._how, self._selector, self._changed) for address in addresses
-        ]
+        self._make = functools.partial(
+            _Server,
+            job_key=job_key,
+            reserve=reserve,
+            selector=self._selector,
+            on_change=self._changed,
+            wake=self._wake,
+        )
+        self._servers = [self._make(address) for address in addresses]
         self._thread = start("shoal servers", self._run)
 
     def add(self, address: Address) -> None:
         """One more."""
         with self._lock:
-            server = _Server(address, *self._how, self._selector, self._changed)
-            self._servers = [*self._servers, server]  # NOT in place: the thread goes through them
+            self._servers = [
+                *self._servers,
+                self._make(address),
+            ]  # NOT in place: the thread goes through them
         self._wake()
 
     def ready(self) -> dict[Address, bytes]:
@@ -141,12 +146,13 @@ class Watch:
 
     def _run(self) -> None:
         try:
+            read_at = time.monotonic()
             while not self._is_closing:
                 wake_at = float("inf")
                 for server in self._servers:
-                    server.resolve_if_due(time.monotonic())  # NOT locked: it may take long
                     with self._lock:
-                        wake_at = min(wake_at, server.step(time.monotonic()))
+                        wake_at = min(wake_at, server.step(read_at))
+                read_at = time.monotonic()  # NOT later: what comes by now is read before the next
                 self._wait(max(0.001, min(wake_at - time.monotonic(), 1.0)))
         finally:
             with self._lock:
@@ -180,8 +186,10 @@ class _Server:
         reserve: Reserve,
         selector: selectors.BaseSelector,
         on_change: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self.address, self.trouble = address, "has not answered yet"
+        self._lookup = Lookup(address, wake)
         self.identity: bytes | None = None
         self._key, self._reserve = job_key, reserve
         self._selector, self._on_change = selector, on_change
@@ -198,35 +206,27 @@ class _Server:
         """Whether it can be talked to."""
         return self._sock is not None
 
-    def resolve_if_due(self, now: float) -> None:
-        """Look its name up, if it is about to be connected to. May take seconds."""
-        if self._sock is not None or self._attempt is not None or now < self._not_before:
-            return
-        host, port = self.address
-        if self._targets:
-            return
-        try:
-            found = resolve(host, port, socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            self._not_before = time.monotonic() + _RETRY_REFUSED_S
-            self.trouble = f"has a name that does not resolve ({error})"
-            return
-        names = dict.fromkeys(str(target[0]) for *_, target in found)
-        self._targets = [Endpoint(name, port, "") for name in names]
+    def step(self, read_at: float) -> float:
+        """Connect if it is time to, or give up; returns when to look again.
 
-    def step(self, now: float) -> float:
-        """Connect if it is time to, or give up; returns when to look again."""
-        if now >= self._until:
+        Args:
+            read_at: what had come by then was read, however late this thread is.
+        """
+        if read_at >= self._until:
             self._fail("does not answer", _RETRY_S)
+        now = time.monotonic()
         if now >= self._ping_at and self._sock is not None:
             self._ping_at = now + _PING_S
             self._until = min(self._until, now + _PONG_S)
             self.say(Ask())
         if self._sock is None and self._attempt is None:
-            if now >= self._not_before and self._targets:
-                self._connect(now)
-            else:
-                return max(self._not_before, now + 0.001)
+            if now < self._not_before:
+                return self._not_before
+            self._targets = self._targets or self._lookup.endpoints()
+            if not self._targets:
+                self.trouble = self._lookup.trouble or self.trouble
+                return self._lookup.begin(now)  # or when it has found some
+            self._connect(now)
         return min(self._until, self._ping_at)
 
     def say(self, message: Message) -> None:
@@ -248,7 +248,7 @@ class _Server:
         self._sock = self._attempt = None
 
     def _connect(self, now: float) -> None:
-        target = self._targets.pop(0)
+        self._target = target = self._targets.pop(0)
         handshake = ClientHandshake(hello_of(self._key), server_key(self._key))
         try:
             attempt = ConnectAttempt(target, handshake)
@@ -277,6 +277,8 @@ class _Server:
                 self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_connecting)
         elif progress is Progress.DONE:
             self._attempt, self._sock, self._frames = None, attempt.sock, Frames()
+            self._targets = []
+            self._lookup.prefer(self._target)
             self._selector.modify(attempt.sock, selectors.EVENT_READ, self._on_data)
             self.say(self._reserve)
         elif progress is Progress.KEY_DIFFERS:
@@ -321,6 +323,7 @@ class _Server:
         self._on_change()
 
     def _fail(self, why: str, retry_s: float) -> None:
+        was_tried = self._sock is None
         sock = self._sock if self._attempt is None else self._attempt.sock
         self._sock = self._attempt = None
         if sock is not None:
@@ -328,5 +331,8 @@ class _Server:
                 self._selector.unregister(sock)
             sock.close()
         self._until = self._ping_at = float("inf")
-        self._not_before = time.monotonic() + (0.0 if self._targets else retry_s)
+        now = time.monotonic()
+        self._not_before = now + (0.0 if self._targets else retry_s)
+        if was_tried and not self._targets:  # no known address leads there
+            self._lookup.begin(now)
         self._lose(why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -9,6 +10,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from typing import Final, NamedTuple
 
 from shoal.errors import ShoalError, UsageError
@@ -74,12 +76,19 @@ class TcpStoreServer:
         self._waker, woken = socket.socketpair()
         serving = _Serving(listeners, woken, key, limits or StoreLimits())
         self._is_deserted = serving.is_deserted
+        self._written = serving.written
         try:
             self._thread = start("shoal store", serving.run)
         except ShoalError:
             serving.close()
             self._waker.close()
             raise
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a value, as a client does, but over no connection that could be lost."""
+        self._written.append((key, value))
+        with contextlib.suppress(OSError):  # it is closed
+            self._waker.send(b"\0")
 
     def await_leavers(self, timeout_s: float) -> bool:
         """Wait until no client is connected any more; whether that is so."""
@@ -106,7 +115,8 @@ class _Serving:
         self._selector = selectors.DefaultSelector()
         self._woken = woken
         self._is_closing = False
-        self._selector.register(woken, selectors.EVENT_READ, self._stop)
+        self._selector.register(woken, selectors.EVENT_READ, self._on_woken)
+        self.written: deque[tuple[str, bytes]] = deque()  # by other threads of this process
         self._acceptor = Acceptor(self._selector, self, limits.unauthenticated)
         for listener in listeners:
             self._acceptor.open(listener)
@@ -169,8 +179,10 @@ class _Serving:
                 HOW_TO_SET_KEY,
             )
 
-    def _stop(self) -> None:
-        self._is_closing = True
+    def _on_woken(self) -> None:
+        self._is_closing = not self._woken.recv(4096)
+        while self.written:
+            self._set(*self.written.popleft())
 
     def _expire(self, now: float) -> None:
         for client in [client for client, until in self._until.items() if now >= until]:
@@ -200,14 +212,7 @@ class _Serving:
     def _answer(self, client: _Client) -> None:
         op, key, value, wait_ms = client.take_request()
         if op == SET:
-            is_full = key not in self._values and len(self._values) >= self._limits.n_values
-            if not is_full:
-                self._values[key] = value
-            self._reply(client, FULL if is_full else OK, b"")
-            for waiter in [] if is_full else self._waiting.pop(key, []):
-                waiter.waits_for = None
-                del self._until[waiter]
-                self._reply(waiter, OK, value)
+            self._reply(client, OK if self._set(key, value) else FULL, b"")
         elif key in self._values:
             self._reply(client, OK, self._values[key])
         elif op == GET:
@@ -216,6 +221,17 @@ class _Serving:
             self._waiting.setdefault(key, []).append(client)
         else:
             self._reply(client, MISSING, b"")
+
+    def _set(self, key: str, value: bytes) -> bool:
+        """Write a value and send it to those who wait for it; False if there is no room."""
+        if key not in self._values and len(self._values) >= self._limits.n_values:
+            return False
+        self._values[key] = value
+        for waiter in self._waiting.pop(key, []):
+            waiter.waits_for = None
+            del self._until[waiter]
+            self._reply(waiter, OK, value)
+        return True
 
     def _reply(self, client: _Client, status: int, value: bytes) -> None:
         message = REPLY.pack(status, len(value)) + value

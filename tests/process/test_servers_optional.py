@@ -1,0 +1,112 @@
+"""What a job does without servers for a while, and does not end by."""
+
+import contextlib
+import ctypes
+import logging
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from process.ranks import free_port, start_ranks
+from process.serving import (
+    N_WORKERS,
+    ServerProcess,
+    await_servers,
+    await_that,
+    is_right,
+    job_env,
+    new_key,
+    noise,
+)
+from process.stage import Stage, pretend_hosts
+
+import shoal
+from shoal.group.pool import commands
+from shoal.rendezvous.store import client
+
+
+class Warnings(logging.Handler):
+    """What a rank warns of, and whether a view did not form."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+        self.has_no_view = threading.Event()
+        logging.getLogger("shoal").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+        if "did not form" in self.told[-1]:
+            self.has_no_view.set()
+
+
+def call(group: shoal.Group, right: list[bool]) -> None:
+    number = len(right)
+    data = noise(group.rank, number)
+    group.all_reduce(data)
+    right.append(is_right(data, number))
+
+
+def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
+    """First a view cannot form for want of a port; then rank 0's interpreter is held."""
+    pretend_hosts(1)
+    # As much shorter as the time for which rank 0 is silent: else 5.5 s, then 2 s, of 20 s.
+    client._GRACE_S, commands._CONNECT_S = 0.1, 0.1
+    stage, right = Stage.from_environment(), list[bool]()
+    warnings = Warnings()
+    with shoal.init(timeout_s=30.0) as group:
+        pool: Any = group.pool  # type: ignore[attr-defined]
+        await_servers(group, 1)
+        call(group, right)
+        if group.rank == 0:
+            await_that(lambda: pool._commands._meeting is None, "the end of the first meeting")
+        stage.meet(group.rank, N_WORKERS, "has one server")
+        if group.rank == 0:
+            stage.cue("the first view stands")
+            assert warnings.has_no_view.wait(30.0)
+        call(group, right)
+        stage.cue(f"rank {group.rank} goes on with one server")
+        await_servers(group, 2)
+        if group.rank == 0:
+            ctypes.PyDLL(None).usleep(1_500_000)  # keeps the interpreter
+        call(group, right)
+        await_servers(group, 2)
+        call(group, right)
+        assert pool._thread.is_alive()
+    return right, warnings.told
+
+
+@contextlib.contextmanager
+def taken(ports: range) -> Iterator[None]:
+    """All of these that are free."""
+    with contextlib.ExitStack() as on_exit:
+        for port in ports:
+            with contextlib.suppress(OSError):
+                on_exit.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
+
+
+def test_neither_a_lack_of_ports_nor_an_interpreter_that_is_held_ends_a_job(tmp_path: Path) -> None:
+    key, second = new_key(tmp_path), free_port()
+    first = random.randrange(14_000, 19_000)  # `free_port` gives none of these
+    ports = range(first, first + 12)
+    with Stage() as stage, ServerProcess(key, host="a") as server:
+        env = job_env(
+            *(key, server.address, f"127.0.0.1:{second}"),
+            SHOAL_PORT_RANGE=f"{ports[0]}-{ports[-1]}",
+        )
+        with start_ranks(lack_ports_and_rank_0, N_WORKERS, env={**env, **stage.env}) as ranks:
+            stage.await_cue("the first view stands")
+            with contextlib.ExitStack() as on_exit:
+                with taken(ports):
+                    on_exit.enter_context(ServerProcess(key, host="b", port=second))
+                    for rank in range(N_WORKERS):
+                        stage.await_cue(f"rank {rank} goes on with one server")
+                outcomes = ranks.wait()
+    assert [outcome.error or outcome.value[0] for outcome in outcomes] == [[True] * 4] * N_WORKERS
+    told = [line for line in outcomes[0].value[1] if "did not form" in line]
+    assert len(told) == 1
+    assert "no port of SHOAL_PORT_RANGE is free at 127.0.0.1; widen it" in told[0]

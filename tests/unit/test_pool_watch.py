@@ -1,0 +1,151 @@
+"""The lowest worker's eye on servers: lookups of names, and threads that are late."""
+
+import itertools
+import queue
+import selectors
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shoal.group.pool import lookup, watch
+from shoal.group.pool.addresses import Address
+from shoal.group.pool.protocol import (
+    Ask,
+    Frames,
+    Message,
+    Reserve,
+    Reserved,
+    Status,
+    encode,
+    server_key,
+)
+from shoal.group.pool.watch import Watch
+from shoal.rendezvous.handshake import ServerHandshake
+
+KEY, LONG_S = bytes(32), 20.0
+
+
+class Server:
+    """Takes one connection after the other, and drops it when it is told to."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sock: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def drop(self) -> None:
+        assert self._sock is not None
+        self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._sock, _ = self._listener.accept()
+                with self._sock:
+                    self._serve(self._sock)
+        except OSError:
+            return
+
+    def _serve(self, sock: socket.socket) -> None:
+        handshake, frames = ServerHandshake(lambda _hello: server_key(KEY)), Frames()
+        while handshake.wants:
+            sock.sendall(handshake.feed(sock.recv(handshake.wants)))
+        while data := sock.recv(4096):
+            for message in frames.feed(data):
+                sock.sendall(encode(self._answer(message)))
+
+    @staticmethod
+    def _answer(message: Message) -> Message:
+        return Status("{}") if isinstance(message, Ask) else Reserved("", bytes(16))
+
+
+class Changes:
+    """Told whenever a server comes or goes, under the lock of the watch."""
+
+    def __init__(self) -> None:
+        self._told = queue.SimpleQueue[None]()
+
+    def __call__(self) -> None:
+        self._told.put(None)
+
+    def await_that(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._told.get(timeout=LONG_S)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def test_a_name_that_resolves_slowly_holds_no_other_server_up_and_known_names_are_kept(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_lookups, answers = Counter[str](), threading.Event()
+
+    def resolve(host: str, port: int, _kind: object) -> list[Any]:
+        n_lookups[host] += 1
+        if host == "slow":
+            assert answers.wait(LONG_S)
+        return [(0, 0, 0, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(lookup, "resolve", resolve)
+    changes, fast = Changes(), Address("fast", server.port)
+    seen = Watch([Address("slow", 1), fast], KEY, Reserve("0", "a job", 3), changes)
+    try:
+        for _ in range(3):
+            changes.await_that(lambda: fast in seen.ready())
+            server.drop()
+            changes.await_that(lambda: fast not in seen.ready())
+        changes.await_that(lambda: fast in seen.ready())
+        assert n_lookups == {"slow": 1, "fast": 1}
+    finally:
+        answers.set()
+        seen.close()
+
+
+def test_a_server_that_no_known_address_leads_to_is_looked_up_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = itertools.chain(["127.0.0.2"], itertools.repeat("127.0.0.1"))  # nobody is at the first
+    monkeypatch.setattr(lookup, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(
+        lookup, "resolve", lambda _host, port, _kind: [(0, 0, 0, "", (next(hosts), port))]
+    )
+    changes, moved = Changes(), Address("moved", server.port)
+    seen = Watch([moved], KEY, Reserve("0", "a job", 3), changes)
+    try:
+        changes.await_that(lambda: moved in seen.ready())
+    finally:
+        seen.close()
+
+
+def test_a_thread_that_is_late_reads_what_has_come_before_it_gives_a_server_up() -> None:
+    changes: list[None] = []
+    with selectors.DefaultSelector() as selector:
+        reserve = Reserve("0", "a job", 3)
+        server = watch._Server(
+            Address("server", 1), KEY, reserve, selector, lambda: changes.append(None), int
+        )
+        server._take(Reserved("", bytes(16)))
+        server._sock, own = socket.socketpair()  # type: ignore[assignment]
+        asked_at = server._ping_at
+        server._until = asked_at - 10.0
+        server.step(read_at=server._until - 0.1)  # an interpreter was held since then
+        assert server.identity is not None
+        server.step(read_at=server._until)
+        assert server.identity is None
+        own.close()
