@@ -18,6 +18,7 @@
 #include "base/crc32c.h"
 #include "base/shared_memory.h"
 #include "base/signal_note.h"
+#include "base/stream_copy.h"
 #include "bind/countdown.h"
 #include "bind/handshake.h"
 #include "bind/tables.h"
@@ -460,6 +461,11 @@ NB_MODULE(_native, m) {
   });
   m.def("release", [](uintptr_t address) {
     Regions::of_process().release(reinterpret_cast<const std::byte*>(address));
+  });
+  m.def("stream_copy", [](uintptr_t to, uintptr_t from, uint64_t n_bytes) {
+    const Released released;
+    stream_copy(reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
+                n_bytes);
   });
   m.def("fold_isa", &fold_isa);
   m.def("note_signal", [](int signal) {

@@ -268,6 +268,9 @@ def n_waiting() -> int: ...
 def note_signal(number: int, /) -> int:
     """An eventfd that counts this signal from now on, for blocking reads."""
 
+def stream_copy(to: int, source: int, n_bytes: int, /) -> None:
+    """Copy between addresses, past the caches; releases the interpreter's lock."""
+
 def wakeups() -> dict[str, int]:
     """Why the sleepers of this process woke; "late": for work that nobody had announced."""
 

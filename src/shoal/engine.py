@@ -37,6 +37,7 @@ from shoal._native import (
     pair_key,
     release,
     round_to,
+    stream_copy,
     wakeups,
 )
 from shoal._native import (
@@ -80,6 +81,7 @@ __all__ = [
     "plan_for",
     "release",
     "round_to",
+    "stream_copy",
     "wakeups",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -13,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
 import torch
 
 from shoal.errors import UsageError
-from shoal.frontend.torch.ddp.gradients import Gradients
+from shoal.frontend.torch.ddp.gradients import Gradients, copy_tensors
 
 
 def refuse(why: str) -> NoReturn:
@@ -111,3 +112,25 @@ def test_a_gradient_of_another_type_is_refused(as_views: bool) -> None:
     gradients.begin()
     with pytest.raises(UsageError, match=r"parameter b is float64\[2\].*float32\[2\]"):
         gradients.bring([0, 1])
+
+
+ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "plain": lambda: torch.randn(200, 200),
+    "transposed": lambda: torch.randn(200, 200).t(),
+    "every second": lambda: torch.randn(200, 400)[:, ::2],
+    "expanded": lambda: torch.randn(200, 1).expand(200, 200),
+    "conjugate": lambda: torch.randn(200, 200, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.randn(200, 200, dtype=torch.complex64).conj().imag,
+    "shifted": lambda: torch.randn(40_007)[7:].view(200, 200),
+    "zero": lambda: torch._efficientzerotensor((200, 200)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_long_copy_is_a_copy_whatever_is_copied(kind: str) -> None:
+    source = ODD[kind]()
+    for target in (torch.empty(200, 200, dtype=source.dtype), torch.empty_like(source)):
+        version = target._version
+        copy_tensors([target], [source])
+        assert torch.equal(target, source)
+        assert target._version > version  # autograd notices

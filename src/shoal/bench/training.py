@@ -320,6 +320,7 @@ def _host() -> tuple[Section, ...]:
             "training-copies",
             "one host, the demo's model: bytes of gradients that a rank copies",
             (
+                "with gradient_as_bucket_view=True, without which each is copied back, too",
                 "copied: in a step, from where torch left them after zero_grad(); kept: after",
                 "zero_grad(set_to_none=False); slots: what the engine copies in 3 steps for",
                 "host-mates that cannot read where it lies; torch's slots: torch's wrapper over it",
@@ -348,7 +349,11 @@ def _host() -> tuple[Section, ...]:
 
 
 def _memory() -> Section:
-    asked = Asked("memory_beyond", lambda case: {"model": case.model, "n_steps": 4}, is_fresh=True)
+    def asked_for(as_views: bool) -> Asked:
+        how = {"n_steps": 4, "as_views": as_views}
+        return Asked("memory_beyond", lambda case: {"model": case.model, **how}, is_fresh=True)
+
+    asked = asked_for(True)
     return Section(
         "training-memory",
         "peak resident memory of a rank beyond that of the bare model's steps, gradients once",
@@ -356,9 +361,11 @@ def _memory() -> Section:
             "a host for each rank; bound: one fusion buffer and the ceiling of staging (50 MiB)",
             "pages of shared memory that this rank touched count whole; what tensors have freed",
             "does not; gradients are so large that a second copy of them would be beyond the bound",
+            "grown: with gradient_as_bucket_view=True; default: with gradients of their own",
         ),
         (
             Benchmark("grown", asked.first("grown_bytes")),
+            Benchmark("default", asked_for(False).first("grown_bytes")),
             Benchmark("buffer", asked.then("buffer_bytes")),
             Benchmark("gradients", asked.then("gradient_bytes")),
             Benchmark("bound", asked.then("bound_bytes")),

@@ -112,7 +112,7 @@ def peak_since(begin: bool) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def memory_beyond(model: str, n_steps: int) -> dict[str, int]:
+def memory_beyond(model: str, n_steps: int, as_views: bool) -> dict[str, int]:
     """Peak resident bytes of a wrapped model's steps beyond those of a bare one's; gradients once.
 
     The bare model is trained first, after what any wrapper loads; each peak is that of its steps.
@@ -128,7 +128,9 @@ def memory_beyond(model: str, n_steps: int) -> dict[str, int]:
         torch.manual_seed(0)
         made = MODELS[model]()
         trained: Any = (
-            wrap(made.module, Variant(model), dist.group.WORLD) if is_wrapped else made.module
+            wrap(made.module, Variant(model), dist.group.WORLD, gradient_as_bucket_view=as_views)
+            if is_wrapped
+            else made.module
         )
         optimizer = made.optimizer(trained.parameters())
         batch = made.batch(torch.Generator().manual_seed(1))
@@ -186,7 +188,8 @@ def copied_bytes(model: str, wrapper: str, keeps: bool, n_steps: int) -> dict[st
     `slots`: those that the engine copies for host-mates in all steps; the gradients' bytes.
     """
     made = MODELS[model]()
-    trained = wrap(made.module, Variant(model, wrapper), dist.group.WORLD, init_sync=False)
+    options = {"init_sync": False, "gradient_as_bucket_view": True}
+    trained = wrap(made.module, Variant(model, wrapper), dist.group.WORLD, **options)
     optimizer = made.optimizer(trained.parameters())
     batch = made.batch(torch.Generator().manual_seed(1))
     before = _slot_bytes()
@@ -210,15 +213,17 @@ def _slot_bytes() -> int:
 
 @contextlib.contextmanager
 def _counting_copies() -> Iterator[list[int]]:
+    from shoal.frontend.torch.ddp import gradients
+
     copied = [0]
-    real = torch._foreach_copy_
+    real = gradients.copy_tensors
 
-    def count(to: Any, given: Any, *args: Any, **options: Any) -> Any:
+    def count(to: Any, given: Any) -> None:
         copied[0] += sum(tensor.nbytes for tensor in given)
-        return real(to, given, *args, **options)
+        real(to, given)
 
-    torch._foreach_copy_ = count  # type: ignore[assignment]  # counted
+    gradients.copy_tensors = count
     try:
         yield copied
     finally:
-        torch._foreach_copy_ = real
+        gradients.copy_tensors = real

@@ -177,12 +177,12 @@ class Rank:
 
         return order_costs(n_arrays, n_elems, n_steps)
 
-    def memory_beyond(self, model: str, n_steps: int) -> dict[str, Any]:
+    def memory_beyond(self, model: str, n_steps: int, as_views: bool) -> dict[str, Any]:
         """Resident memory of a wrapped model's steps beyond a bare one's."""
         self._torch()
         from shoal.bench.training_costs import memory_beyond
 
-        return dict(memory_beyond(model, n_steps))
+        return dict(memory_beyond(model, n_steps, as_views))
 
     def copied(self, **how: Any) -> dict[str, Any]:
         """Bytes of gradients that a step copies."""

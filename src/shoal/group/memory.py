@@ -44,6 +44,13 @@ def empty(shape: int | Sequence[int], dtype: Any = "float32") -> Any:
     return _numpy_array(memory, sizes, kind)
 
 
+def stream_copy(to: int, source: int, n_bytes: int) -> None:
+    """Copy between addresses that do not overlap, past the caches. For long copies."""
+    from shoal import engine
+
+    engine.stream_copy(to, source, n_bytes)
+
+
 def allocate(n_bytes: int, what: str) -> ctypes.Array[ctypes.c_byte]:
     """So many zero bytes of such memory, freed with the object that is returned.
 

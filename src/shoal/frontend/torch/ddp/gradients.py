@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
+from torch.autograd.graph import increment_version
+
+from shoal.group.memory import stream_copy
+
+# A tensor of fewer bytes is copied by torch, which looks more closely at what it is.
+_STREAMED_BYTES: Final = 1 << 16
 
 
 def place_in(memory: torch.Tensor, first: int, like: torch.Tensor) -> torch.Tensor:
@@ -97,10 +103,7 @@ class Gradients:
             if not (self.as_views and self._lies_in_place(index, gradient)):
                 moved.append(index)
                 given.append(gradient)
-        if not moved:
-            return
-        with torch.no_grad():
-            torch._foreach_copy_([self.places[index] for index in moved], given)
+        copy_tensors([self.places[index] for index in moved], given)
         if self.as_views:  # now, which gives back the memory that autograd has allocated
             for index in moved:
                 self.parameters[index].grad = self._view(index)
@@ -124,9 +127,7 @@ class Gradients:
                 self._refuse_kind(index, gradient)
             to.append(gradient)
             averages.append(place)
-        if to:
-            with torch.no_grad():
-                torch._foreach_copy_(to, averages)
+        copy_tensors(to, averages)
 
     def leave(self, indices: Iterable[int]) -> None:
         """Give memory of their own to those of these gradients that lie in their places."""
@@ -168,6 +169,34 @@ class Gradients:
             f"{_kind(self.places[index])} when the model was wrapped: wrap `model.module` anew, on "
             "every rank, after a change of types"
         )
+
+
+def copy_tensors(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    """Copy tensors; long ones past the caches, which all gradients together would only flush."""
+    others_to: list[torch.Tensor] = []
+    others: list[torch.Tensor] = []
+    for target, source in zip(to, given, strict=True):
+        n_bytes = target.nbytes
+        if n_bytes >= _STREAMED_BYTES and _is_plain(target, source):
+            stream_copy(target.data_ptr(), source.data_ptr(), n_bytes)
+            increment_version(target)
+        else:
+            others_to.append(target)
+            others.append(source)
+    if others:
+        with torch.no_grad():
+            torch._foreach_copy_(others_to, others)
+
+
+def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """True if the bytes of both are their elements. One is a place, which has no gaps."""
+    return target.stride() == source.stride() and all(
+        type(one) is torch.Tensor
+        and one.is_cpu
+        and not (one.is_neg() or one.is_conj() or one._is_zerotensor())
+        and one.untyped_storage().nbytes() >= one.storage_offset() * one.itemsize + one.nbytes
+        for one in (target, source)
+    )
 
 
 def _kind(tensor: torch.Tensor) -> str:
