@@ -57,7 +57,9 @@ def serve_or_average(ranks_per_host: int) -> list[float]:
             for key in (FIRST_NAMED_KEY + n_elems, FIRST_NAMED_KEY + n_elems + 1):
                 data = np.full(n_elems, 1 + 2.0 * group.rank, np.float32)
                 address = engine.address_of(memoryview(data))
-                call = native.post_in_place(plan_of(group.rank, n_elems), key, address, 30.0, False)
+                call = native.post_in_place(
+                    plan_of(group.rank, n_elems), key, address, 30.0, False, 0
+                )
                 assert call.wait(30.0)
                 assert call.succeeded(), call.error()
                 n_segments = -(-2 * n_elems // SEGMENT_BYTES)  # of each half
@@ -87,7 +89,7 @@ def lose_a_server() -> list[tuple[int, bytes]]:
             return []
         data = np.full(8, 1.0, np.float32)
         address = engine.address_of(memoryview(data))
-        call = native.post_in_place(plan_of(0, 8), FIRST_NAMED_KEY, address, 30.0, True)
+        call = native.post_in_place(plan_of(0, 8), FIRST_NAMED_KEY, address, 30.0, True, 0)
         with pytest.raises(RuntimeError, match="not over yet"):
             call.landed()
         group.send(word, N_WORKERS)

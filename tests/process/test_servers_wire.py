@@ -93,7 +93,7 @@ def reduce_by_any_of_the_workers() -> list[bool]:
                 rounds_own=True,
             )
             at = data.ctypes.data
-            call = internals._native.post_in_place(plan_for(shape), key, at, 30.0, False)
+            call = internals._native.post_in_place(plan_for(shape), key, at, 30.0, False, 0)
             assert call.wait(30.0)
             right.append(is_right(data, key))
     return right
