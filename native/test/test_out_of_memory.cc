@@ -7,6 +7,7 @@
 
 #include "test/check.h"
 #include "test/cluster.h"
+#include "test/ends.h"
 #include "test/pool_world.h"
 #include "test/world.h"
 
@@ -295,6 +296,34 @@ TEST("whichever allocation of a server fails, its calls end and all windows come
   int64_t nth = 1;
   while (ends_all_after(nth)) ++nth;
   CHECK(nth > 100);  // it was not for want of allocations
+}
+
+// The `nth` allocation of two makers fails as two paths are made, one of them anew. Whether they
+// made so many.
+bool paths_come_after(int64_t nth) {
+  const std::array<int, 2> listeners = {listen_on_loopback(), listen_on_loopback()};
+  End low(0, listeners[0], address_of(listeners[1])),
+      high(1, listeners[1], address_of(listeners[0]));
+  high.link->dial();
+  int64_t left = nth;
+  const auto have_all = [&] {
+    for (End* end : {&low, &high}) {
+      n_left = left;
+      end->maker->step();
+      end->tell();
+      left = n_left.exchange(INT64_MAX);
+      end->link->pump(end->sink);
+    }
+    return low.link->fds().size() == 2 && high.link->fds().size() == 2;
+  };
+  CHECK(eventually(have_all));
+  return left < 1;
+}
+
+TEST("whichever allocation fails as paths are made, both ends have them all in the end") {
+  int64_t nth = 1;
+  while (paths_come_after(nth)) ++nth;
+  CHECK(nth > 20);  // it was not for want of allocations
 }
 
 constexpr uint64_t kFrames = 200;

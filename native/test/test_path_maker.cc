@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "test/cluster.h"
+#include "test/ends.h"
 #include "transport/path_maker.h"
 #include "transport/socket_pipe.h"
 #include "transport/tcp_link.h"
@@ -20,7 +21,7 @@
 namespace shoal::test {
 namespace {
 
-constexpr int64_t kResumeNs = 20 * kSecond;
+constexpr int64_t kResumeNs = End::kResumeNs;
 
 Job job_of(uint64_t key, uint64_t n_elems = 300'000) {
   Job job;
@@ -205,36 +206,6 @@ TEST("without descriptors connections are made anew later, and nothing fails") {
 }
 
 // ---- two makers by themselves, in one thread
-
-struct NoSink final : FrameSink {
-  std::span<std::byte> receive_buffer(int, const Header&) override { return {}; }
-  void arrived(int, const Header&, std::span<std::byte>) override {}
-  void sent(int, uint64_t) override {}
-  void spoiled(int, uint64_t) override {}
-  void moved(int, uint64_t, Moved) override {}
-  void released(int, uint64_t) override {}
-  void broken(int, const Error& error) override { CHECK_EQ(error.text, ""); }
-};
-
-// One rank of two, with a link to the other.
-struct End {
-  End(int rank, int listener, const Address& other) : peer(1 - rank) {
-    PathMaker::Options options{Cluster::kEpoch, rank, Cluster::key(), {listener}, {}, kResumeNs};
-    options.peers.push_back({peer, 2, {other}});
-    CHECK(!PathMaker::create(std::move(options), maker));
-    FrameKeys keys(Cluster::key(), Cluster::kEpoch, rank, peer, 0);
-    link = std::make_unique<TcpLink>(peer, 2, std::move(keys));
-    link->resume_by(maker->source(0));
-  }
-  void tell() {
-    maker->tell_links(0, sink, [](int, int) { return true; });
-  }
-
-  const int peer;
-  NoSink sink;
-  std::unique_ptr<PathMaker> maker;
-  std::unique_ptr<TcpLink> link;
-};
 
 // Else the rank that is asked takes them for lost a second later, and makes them once more.
 TEST("who was connected to asks for none of the paths that it has by then") {

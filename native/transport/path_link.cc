@@ -274,12 +274,10 @@ void PathLink::forget_path(size_t path, const std::string& why) {
 
 void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
   if (is_closed_ || is_lost_[path]) return;
+  if (can_resume()) source_->want(peer_, path);  // NOT later: if memory runs out it is still found
   forget_path(path, why);
   const bool is_over = !has_path() && (!can_resume() || source_->resume_ns() == 0);
-  if (is_over)
-    break_off(sink, why);
-  else if (can_resume())
-    source_->want(peer_, path);
+  if (is_over) break_off(sink, why);
 }
 
 void PathLink::take_path(size_t path) {

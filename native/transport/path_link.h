@@ -71,8 +71,9 @@ class PathLink : public Link {
   void resume_by(PathSource& source);
   // The path stands; also in the place of one that this end took for alive. What was unacknowledged
   // on it goes again. False if the link has no use for it. `session`: what only the two ends of
-  // this connection know; headers are sealed with it.
-  virtual bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) = 0;
+  // this connection know; headers are sealed with it. If memory runs out the caller still has the
+  // pipe, and may try once more.
+  virtual bool add_path(size_t path, std::unique_ptr<Pipe>&& pipe, Bytes session) = 0;
   // The peer lacks the path, and this end may not know. Not believed of one that was made in the
   // last second: the word was on its way meanwhile.
   void doubt(FrameSink& sink, size_t path);

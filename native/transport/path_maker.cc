@@ -95,10 +95,13 @@ void PathMaker::close_news() {
   }
 }
 
+// The descriptors of pipes are closed by SocketPipe, whose lock is held here.
 void PathMaker::forsake() {
   acceptor_->close();
   connector_->close();
-  close_news();
+  for (std::vector<News>& news : news_)
+    for (News& one : news)
+      if (one.fd >= 0) ::close(std::exchange(one.fd, -1));
   for (int* fd : {&epoll_fd_, &timer_fd_}) ::close(std::exchange(*fd, -1));
 }
 
@@ -181,7 +184,7 @@ void PathMaker::tell(const Known& known, News news) {
 
 void PathMaker::gone(const Hello& hello, const std::string& why) {
   const auto peer = static_cast<int>(hello.to_rank);
-  tell(peers_.at(peer), {News::Kind::kGone, peer, hello.path % kAsks, -1, {}, why});
+  tell(peers_.at(peer), {News::Kind::kGone, peer, hello.path % kAsks, -1, nullptr, false, {}, why});
 }
 
 void PathMaker::proven(Authenticated who, bool dialled) {
@@ -191,44 +194,73 @@ void PathMaker::proven(Authenticated who, bool dialled) {
   Known& known = peers_.at(peer);
   if (!asks) {
     if (dialled) known.from[connection] = Address::local_of(who.fd);
-    return tell(known, {News::Kind::kMade, peer, connection, who.fd, std::move(who.session), ""});
+    return tell(known, {News::Kind::kMade, peer, connection, who.fd, nullptr, false,
+                        std::move(who.session), ""});
   }
-  tell(known, {News::Kind::kAsked, peer, connection, -1, {}, ""});
+  tell(known, {News::Kind::kAsked, peer, connection, -1, nullptr, false, {}, ""});
   connector_->hasten(who.hello.rank, connection, now_ns());
   ::close(who.fd);
 }
 
 std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Watch& watch) {
   std::vector<int> peers;
-  for (;;) {
-    std::unique_lock lock(forking());
-    called_[channel] = !news_[channel].empty();
-    if (!called_[channel]) return peers;
-    peers.push_back(news_[channel].front().peer);
-    // NOT without the lock before the descriptor is the link's: a child of a fork that does not
-    // know of it would keep the connection open.
-    std::unique_ptr<SocketPipe> pipe;
-    if (const int fd = news_[channel].front().fd; fd >= 0) pipe = std::make_unique<SocketPipe>(fd);
-    const News news = std::move(news_[channel].front());
-    news_[channel].erase(news_[channel].begin());
-    const Known& known = peers_.at(news.peer);
-    PathLink* link = known.links[channel].link;
-    const size_t path = news.connection % known.peer.n_paths;
-    const bool is_watched = pipe == nullptr || (link != nullptr && watch(pipe->fd(), news.peer));
-    if (pipe != nullptr && is_watched) {
-      link->add_path(path, std::move(pipe), news.session.bytes());
+  try {
+    while (tell_link(channel, sink, watch, peers)) {
+    }
+  } catch (const std::bad_alloc&) {
+    std::lock_guard lock(forking());
+    called_[channel] = false;
+    wake_ns_[channel] = std::min(wake_ns_[channel], now_ns() + kWithoutMemoryNs);
+    arm();
+  }
+  return peers;
+}
+
+// The oldest news; false if there is none. It is kept until all is done, each step of which may be
+// done once more: memory may run out at any of them.
+bool PathMaker::tell_link(size_t channel, FrameSink& sink, const Watch& watch,
+                          std::vector<int>& peers) {
+  std::unique_lock lock(forking());
+  called_[channel] = !news_[channel].empty();
+  if (!called_[channel]) return false;
+  News& news = news_[channel].front();
+  const int peer = news.peer;
+  const News::Kind kind = news.kind;
+  const Known& known = peers_.at(peer);
+  PathLink* const link = known.links[channel].link;
+  const size_t path = news.connection % known.peer.n_paths;
+  peers.push_back(peer);
+  if (kind == News::Kind::kMade) hand_over(news, link, path, watch);
+  if (kind == News::Kind::kGone && link != nullptr) link->give_up(news.why);
+  const bool is_unwatched = kind == News::Kind::kMade && !news.is_watched;
+  lock.unlock();
+  if (link != nullptr) {
+    if (is_unwatched && peer < rank_) want(channel, peer, path);  // dials it once more
+    if (kind == News::Kind::kMade) link->dial();  // the others of a link that the peer began
+    if (kind == News::Kind::kAsked) link->doubt(sink, path);
+  }
+  lock.lock();
+  news_[channel].erase(news_[channel].begin());
+  return true;
+}
+
+// NOT without the lock: a child of a fork that does not know of the descriptor would keep the
+// connection open.
+void PathMaker::hand_over(News& news, PathLink* link, size_t path, const Watch& watch) {
+  if (news.fd >= 0) {
+    news.pipe = std::make_unique<SocketPipe>(news.fd);
+    news.fd = -1;
+  }
+  if (news.pipe != nullptr && link != nullptr) {
+    if (!news.is_watched) news.is_watched = watch(news.pipe->fd(), news.peer);
+    if (news.is_watched) {
+      link->add_path(path, std::move(news.pipe), news.session.bytes());
       // NOT when it was proved: a link that is not told of it yet asks for it.
       connector_->forget(static_cast<uint32_t>(news.peer),
                          kAsks + static_cast<uint32_t>(news.connection));
     }
-    pipe.reset();
-    lock.unlock();
-    if (link == nullptr) continue;
-    if (!is_watched && news.peer < rank_) want(channel, news.peer, path);  // dials it once more
-    if (news.kind == News::Kind::kMade) link->dial();  // the others of a link that the peer began
-    if (news.kind == News::Kind::kGone) link->give_up(news.why);
-    if (news.kind == News::Kind::kAsked) link->doubt(sink, path);
   }
+  news.pipe.reset();
 }
 
 // ---- what is wanted

@@ -64,6 +64,7 @@ class PathMaker {
 
   // Under the channel's lock: tells its links what has come of it. The peers whose links are to be
   // served now. `watch`: begins to watch a new path's descriptor; without that the path is none.
+  // What finds no memory is told later.
   using Watch = std::function<bool(int fd, int peer)>;
   std::vector<int> tell_links(size_t channel, FrameSink& sink, const Watch& watch);
 
@@ -105,9 +106,11 @@ class PathMaker {
     Kind kind = Kind::kMade;
     int peer = -1;
     size_t connection = 0;
-    int fd = -1;      // kMade
-    Secret session;   // kMade
-    std::string why;  // kGone: its host answers, and it is not there any more
+    int fd = -1;                 // kMade, until the pipe has it
+    std::unique_ptr<Pipe> pipe;  // kMade, until the link has it
+    bool is_watched = false;     // kMade
+    Secret session;              // kMade
+    std::string why;             // kGone: its host answers, and it is not there any more
   };
   struct Known {
     Peer peer;
@@ -120,6 +123,8 @@ class PathMaker {
     std::map<uint32_t, Address> from;
   };
   void tell(const Known& known, News news);
+  bool tell_link(size_t channel, FrameSink& sink, const Watch& watch, std::vector<int>& peers);
+  void hand_over(News& news, PathLink* link, size_t path, const Watch& watch);
   void close_news();
 
   const uint64_t epoch_;

@@ -36,7 +36,7 @@ bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 TcpLink::TcpLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes)
     : PathLink(peer, n_paths, std::move(keys), sizes), sizes_(sizes), paths_(n_paths) {}
 
-bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe> pipe, Bytes session) {
+bool TcpLink::add_path(size_t index, std::unique_ptr<Pipe>&& pipe, Bytes session) {
   if (!may_use_paths() || index >= paths_.size()) return false;
   std::vector<std::byte> ahead(kReadAhead);
   std::unique_ptr<PathShare> share;

@@ -33,7 +33,7 @@ class TcpLink final : public PathLink {
   LinkState state() const override;
   bool lingers() override;
   void look(FrameSink& sink, int64_t now) override;
-  bool add_path(size_t path, std::unique_ptr<Pipe> pipe, Bytes session) override;
+  bool add_path(size_t path, std::unique_ptr<Pipe>&& pipe, Bytes session) override;
   void close() override;
   size_t max_inline() const override { return sizes_.small; }
 
