@@ -80,8 +80,9 @@ bool ServedCalls::begin(Group& group, uint64_t key) {
   const auto early = group.early.find(key);
   if (early == group.early.end()) return true;  // this rank has made it itself
   auto& plans = group.served.plans;
+  // Frames that came before this rank made the group may be of a rank that is not in it.
   const auto is_known = [&](const Early& frame) {
-    return plans.count(frame.header.descriptor) != 0;
+    return group.rank_of[frame.peer] >= 0 && plans.count(frame.header.descriptor) != 0;
   };
   const auto first = std::find_if(early->second.begin(), early->second.end(), is_known);
   if (first == early->second.end()) return true;  // it made way for others

@@ -2,6 +2,7 @@
 // that a peer wrote is used as a bound or an index (the address sanitizer watches).
 #include "test/check.h"
 #include "test/duel.h"
+#include "test/pool.h"
 #include "transport/frame_rules.h"
 
 namespace shoal::test {
@@ -327,6 +328,27 @@ TEST("early frames of a rank that turns out to be no member end its link, not th
   duel.settle();
   CHECK(!call->finished);
   duel.check_ended("group it is not in");
+}
+
+TEST("an early frame of a rank that turns out to be no member begins no served call") {
+  Duel duel;
+  PoolJob job{1, 1};
+  job.n_elems = 40;
+  const auto plan = plan_of(job, 1);
+  Frame notice = duel.frame(FrameType::kPost);
+  notice.header.group = 50;
+  notice.header.key = 1;
+  notice.header.descriptor = plan->descriptor_hash;
+  duel.say(notice);
+  Group& group = duel.engine.add_group(50, {2, 0});
+  duel.engine.serve(group, plan, 0);
+  CHECK_EQ(group.served.n_in_flight, 0u);
+  notice.header.subject = 1;  // the member's own call is for something else
+  duel.ends[2]->send(notice);
+  duel.ends[2]->flush(duel.sink);
+  duel.settle();
+  CHECK_EQ(group.served.n_in_flight, 1u);
+  CHECK(!group.life.has_ended());
 }
 
 // ---- fuzzing
