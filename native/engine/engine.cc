@@ -27,7 +27,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
       early_(names_.size(), ways_, faults_),
       calls_(links_, steps_, scratch_, windows_, ways_, commits_, post_notices_, call_frames_,
              early_, faults_, hooks, now_),
-      served_calls_(calls_),
+      served_calls_(calls_, faults_),
       messages_(rank, calls_, options.most_tags),
       groups_(rank, names_.size(), faults_),
       peers_(names_.size(), rank),

@@ -45,6 +45,14 @@ void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t
   if (group.life.has_ended()) return;
   auto& plans = group.served.plans;
   const uint32_t hash = plan->descriptor_hash;
+  if (const auto known = plans.find(hash);
+      known != plans.end() && known->second.plan->descriptor != plan->descriptor)
+    return judge_.abort_group(
+        group,
+        {Fault::kResource, group.members[group.rank],
+         "cannot tell " + known->second.plan->descriptor + " from " + plan->descriptor +
+             ", which have one 32-bit hash; give one buffer another length"},
+        true);
   plans[hash] = {std::move(plan), lane, ++group.served.n_uses};
   const auto used_before = [](const auto& one, const auto& other) {
     return one.second.last_use < other.second.last_use;

@@ -10,6 +10,7 @@
 
 #include "engine/calls.h"
 #include "engine/group.h"
+#include "engine/judge.h"
 
 namespace shoal {
 
@@ -28,11 +29,12 @@ class ServedCalls {
   // scratch. Ranks whose calls are further out of order than that wait for each other.
   static constexpr size_t kMostInFlight = 256;
 
-  explicit ServedCalls(Calls& calls) : calls_(calls) {}
+  ServedCalls(Calls& calls, Judge& judge) : calls_(calls), judge_(judge) {}
 
   // Why a rank of this group cannot serve a plan; empty if it can.
   static std::string refusal(const Group& group, const Plan& plan);
-  // From now on. `lane`: which of those that the plan is cut into is this engine's.
+  // From now on. `lane`: which of those that the plan is cut into is this engine's. Ends the group
+  // if frames would not tell the plan from another of it.
   void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane);
   // A frame of a call that this rank has not made was kept.
   void came_early(Group& group, const Header& header);
@@ -45,6 +47,7 @@ class ServedCalls {
   bool begin(Group& group, uint64_t key);
 
   Calls& calls_;
+  Judge& judge_;
   std::vector<std::weak_ptr<Group>> full_;  // with calls that wait for room
 };
 

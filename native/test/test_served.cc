@@ -131,6 +131,21 @@ TEST("a plan that is not for this rank of this group is refused with the reason"
   CHECK(has(ServedCalls::refusal(group, plan), "store each chunk of scratch once"));
 }
 
+TEST("two served plans whose descriptors have one hash end the group with both in words") {
+  Pool pool(2, 1, {});
+  PoolJob job{2, 1}, other{2, 1};
+  job.n_elems = 50;
+  other.n_elems = 51;
+  pool.serve(job);
+  Plan alike = *plan_of(other, 2);
+  alike.descriptor_hash = plan_of(job, 2)->descriptor_hash;
+  Group& group = *pool.world.groups[2];
+  pool.world.engine(2).serve(group, std::make_shared<Plan>(alike), 0);
+  CHECK(group.life.why().fault == Fault::kResource);
+  CHECK(has(group.life.why().text, job.descriptor()));
+  CHECK(has(group.life.why().text, other.descriptor()));
+}
+
 TEST("workers that call different things under one key hear it with both, as does the server") {
   for (uint64_t seed = 0; seed < seeds(30); ++seed) {
     Pool pool(3, 2, options_for(seed));
