@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from shoal.errors import ShoalError
+from shoal.errors import Closed, ShoalError
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -58,11 +58,12 @@ class Threads:
         """Run a job. What it raises is logged.
 
         Raises:
-            ShoalError: no thread can be had, or `finish` was called; the job does not run.
+            ShoalError: no thread can be had; the job does not run.
+            Closed: `finish` was called; the job does not run.
         """
         with self._changed:
             if self._is_ending:
-                raise ShoalError(f"the thread {self._name} is not started again at the end")
+                raise Closed(f"the thread {self._name} is not started again at the end")
             if len(self._jobs) >= self._n_idle and len(self._threads) < self._most:
                 self._threads.add(start(self._name, self._run))
             self._jobs.append(job)
@@ -82,7 +83,7 @@ class Threads:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception:  # noqa: BLE001 - the thread serves others too
+            except BaseException:  # noqa: BLE001 - the thread serves others too
                 _LOG.exception("a job of the thread %s failed", self._name)
             del job  # NOT kept while idle, with all that it names
 

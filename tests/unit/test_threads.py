@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from unit.fakes import refuse_threads
 
 import shoal
 from shoal import threads
-from shoal.errors import ShoalError
+from shoal.errors import Closed, ShoalError
 from shoal.threads import Threads, start
 
 ROOT = Path(shoal.__file__).parent
@@ -59,11 +61,12 @@ def test_jobs_that_wait_for_later_ones_get_them_on_other_threads() -> None:
     assert not all_run.broken
 
 
+@pytest.mark.parametrize("ending", [sys.exit, lambda: 1 / 0])
 def test_a_job_that_raises_is_logged_and_the_next_one_runs(
-    caplog: pytest.LogCaptureFixture,
+    ending: Callable[[], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs, ran = Threads("shoal-x"), list[int]()
-    jobs.submit(lambda: 1 / 0)
+    jobs.submit(ending)
     jobs.submit(lambda: ran.append(1))
     jobs.finish()
     assert ran == [1]
@@ -86,5 +89,5 @@ def test_a_job_without_a_thread_does_not_run_when_there_is_one_again(
 def test_after_the_end_no_job_is_taken() -> None:
     jobs = Threads("shoal-x")
     jobs.finish()
-    with pytest.raises(ShoalError, match="shoal-x"):
+    with pytest.raises(Closed, match="shoal-x"):
         jobs.submit(print)

@@ -244,6 +244,19 @@ def test_a_future_without_a_thread_of_its_own_is_completed_by_the_thread_that_no
     assert "ulimit -u" in caplog.text
 
 
+def test_a_call_that_ends_with_the_program_completes_its_future_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = Threads("shoal-futures")
+    monkeypatch.setattr(module, "_threads_of", lambda _process_id: threads)
+    started = FakeWork()
+    future = PendingWork([started], [torch.ones(1)]).get_future()  # type: ignore[list-item]
+    threads.finish()
+    started.finish()
+    assert future.done()
+    assert not caplog.records
+
+
 @pytest.mark.usefixtures("without_threads")
 def test_a_callback_on_the_last_thread_may_wait_for_the_future_of_a_call_that_it_makes() -> None:
     started, made = FakeWork(), FakeWork()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 import torch.distributed as dist
 
-from shoal.errors import ShoalError, TimedOut
+from shoal.errors import Closed, ShoalError, TimedOut
 from shoal.frontend.torch.compiler import not_compiled
 from shoal.frontend.torch.work_holder import future_for_lookup
 from shoal.threads import Threads
@@ -305,7 +305,8 @@ class _Completion:
         try:
             _threads_of(os.getpid()).submit(self.finish)
         except ShoalError as error:
-            _warn_that_callbacks_take_turns(str(error))
+            if not isinstance(error, Closed):  # as at the end of every program
+                _warn_that_callbacks_take_turns(str(error))
             _callbacks.is_last_thread = True
             try:
                 self.finish()
