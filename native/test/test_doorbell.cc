@@ -73,7 +73,7 @@ struct Mates {
   // Whether a region of its mate is known at that end.
   bool reaches(int end, uint32_t region) {
     std::byte one{};
-    return link(end).get(1, {region, 0}, {&one, 1}) == Moved::kDone;
+    return link(end).get(1, CallId{}, {region, 0}, {&one, 1}) == Moved::kDone;
   }
   ShmLink& link(int end) { return *links[static_cast<size_t>(end)]; }
   std::array<Arena, 2> arenas;
