@@ -327,6 +327,20 @@ def some_gradients_are_dropped(run: Run) -> None:
 
 
 @action(GRADIENT)
+def complex_gradients_are_conjugated(run: Run) -> None:
+    for parameter in run.with_gradients():
+        if parameter.is_complex():
+            parameter.grad = parameter.grad.conj()
+
+
+@action(GRADIENT, may_be_refused=True, torch=False, views=False)
+def two_parameters_share_a_gradient(run: Run) -> None:
+    one, other = run.two_alike()
+    if run.acts_here() and one is not other:
+        one.grad = other.grad
+
+
+@action(GRADIENT)
 def gradients_are_clipped_by_norm(run: Run) -> None:
     nn.utils.clip_grad_norm_(run.dense(), 0.5)
 
@@ -386,6 +400,19 @@ def parameters_are_replaced_by_a_state_dict(run: Run) -> None:
     state = {name: tensor.clone() for name, tensor in run.net.state_dict().items()}
     run.net.load_state_dict(state, assign=True)
     run.make_optimizer()
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def parameters_are_written_into_their_modules(run: Run) -> None:
+    for part in run.net.layers[::2]:
+        part._parameters["weight"] = nn.Parameter(part.weight.detach().clone())
+    run.make_optimizer()
+
+
+@action(BETWEEN, may_be_refused=True, torch=False)
+def parameters_are_swapped_with_others(run: Run) -> None:
+    parameter = run.net.layers[2].weight
+    torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
 
 
 @action(BETWEEN)

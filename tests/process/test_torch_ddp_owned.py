@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from process.ddp_training import start, wrap
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def net() -> nn.Sequential:
@@ -146,6 +147,56 @@ def test_gradients_that_the_program_keeps_hold_what_they_held() -> None:
     run_ranks(keep, 2)
 
 
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(self.weight * given).sum()
+
+
+def conjugate(options: dict[str, Any]) -> None:
+    start()
+    model = Complex()
+    wrapped = wrap(model, **options)
+    wrapped(torch.full((3,), 2 + 4j) * dist.get_rank()).backward()
+    mean = model.weight.grad.clone()
+    assert mean[0].imag
+    if dist.get_rank() == 0:
+        model.weight.grad = model.weight.grad.conj()
+    wrapped(torch.zeros(3)).backward()
+    assert torch.equal(model.weight.grad, (mean + mean.conj()) / 2)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_a_gradient_with_a_conjugate_bit_counts_as_what_it_holds(options: dict[str, Any]) -> None:
+    run_ranks(conjugate, 2, options)
+
+
+def share_a_gradient(n_ranks: int) -> str:
+    from shoal.errors import UsageError
+
+    start()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    wrapped = wrap(model)
+    if dist.get_rank() < n_ranks:
+        model[0].weight.grad = model[1].weight.grad = torch.zeros(3, 3)
+    if dist.get_rank() >= n_ranks:  # these have their averages, and hear of it in the next pass
+        wrapped(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(UsageError) as raised:
+        wrapped(torch.ones(2, 3)).sum().backward()
+    dist.destroy_process_group()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_two_parameters_with_one_gradient_are_named_on_every_rank(n_ranks: int) -> None:
+    for said in run_ranks(share_a_gradient, 2, n_ranks):
+        assert "the gradients of parameters 0.weight and 1.weight are one tensor" in said
+
+
 # ---- gradients that come in other ways ----
 
 
@@ -202,6 +253,30 @@ def come_unseen() -> None:
 
 def test_gradients_count_that_no_output_told_of_or_that_came_through_the_bare_model() -> None:
     run_ranks(come_unseen, 2)
+
+
+class Again(Boxed):
+    """Computes its parts again in the backward pass, which nothing in its output tells of."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        for part in (self.used, self.idle):
+            given = checkpoint(part, given[:, :3], use_reentrant=True)
+        return Box(given)
+
+
+def come_in_an_inner_pass(option: str) -> None:
+    from shoal.errors import UsageError
+
+    start()
+    wrapped = wrap(Again(), **{option: True})
+    with pytest.raises(UsageError, match=r"of parameter idle.*use_reentrant=False"):
+        wrapped(torch.ones(2, 3, requires_grad=True)).value.sum().backward()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_gradients_that_come_in_an_inner_pass_of_their_pass_are_refused(option: str) -> None:
+    run_ranks(come_in_an_inner_pass, 2, option)
 
 
 # ---- types ----
@@ -268,7 +343,24 @@ def assign(model: nn.Module) -> str:
     return "0.weight, 0.bias, 2.weight, 2.bias"
 
 
-@pytest.mark.parametrize("change", [add, add_module, assign])
+def write(model: nn.Module) -> str:
+    for part in model:
+        part._parameters.update((n, nn.Parameter(p.detach())) for n, p in part.named_parameters())
+    return "0.weight, 0.bias, 2.weight, 2.bias"
+
+
+def convert(model: nn.Module) -> str:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    model.double().float()
+    return "0.weight, 0.bias, 2.weight, 2.bias"
+
+
+def write_module(model: nn.Module) -> str:
+    model._modules["2"] = nn.Linear(12, 2)
+    return "2.weight, 2.bias"
+
+
+@pytest.mark.parametrize("change", [add, add_module, assign, write, convert, write_module])
 def test_parameters_registered_after_wrapping_are_named(change: Callable[[nn.Module], str]) -> None:
     run_ranks(register, 2, change.__name__)
 

@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import pickle
 import weakref
+from typing import Any
 
 import pytest
 from process.ranks import run_ranks
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from process.ddp_training import inputs, mine, start, whole, wrap
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 
 def small() -> nn.Sequential:
@@ -61,6 +63,57 @@ def drop_static_wrappers() -> None:
 
 def test_a_dropped_wrapper_of_a_static_graph_leaves_no_hook_on_parameters() -> None:
     run_ranks(drop_static_wrappers, 2)
+
+
+def first_element(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer()[:1])
+    return done
+
+
+# As torch wants it, which compares the annotation itself.
+first_element.__annotations__ = {"bucket": dist.GradBucket}
+
+
+def drop_without_collecting() -> None:
+    start()
+    views, unused = {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}
+    gc.collect()
+    gc.disable()
+    for options in ({}, views, unused, {"static_graph": True}, {"check_same": 1}, None):
+        net = small()
+        wrapped = wrap(net, **(options or {}))
+        if options is None:
+            wrapped.register_comm_hook(None, allreduce_hook)
+        for _ in range(2):
+            step(wrapped, net)
+        reducer = wrapped.reducer
+        held = [weakref.ref(one) for one in (wrapped, reducer, reducer.averaging)]
+        if options is not None:
+            held.append(weakref.ref(reducer.averaging.averager))
+        del wrapped, reducer
+        assert [one() for one in held] == [None] * len(held), options
+    dist.destroy_process_group()
+
+
+def test_a_dropped_wrapper_is_gone_without_the_collector_of_cycles() -> None:
+    run_ranks(drop_without_collecting, 2)
+
+
+def hook_with_one_element() -> None:
+    from shoal.errors import UsageError
+
+    start()
+    net = small()
+    wrapped = wrap(net)
+    wrapped.register_comm_hook(None, first_element)
+    with pytest.raises(UsageError, match=r"hook made 1 elements of bucket 0, which has \d+"):
+        wrapped(inputs(0)[0]).sum().backward()
+    dist.destroy_process_group()
+
+
+def test_a_hook_that_returns_another_length_is_refused() -> None:
+    run_ranks(hook_with_one_element, 2)
 
 
 def copy_and_wrap_again() -> None:
@@ -117,6 +170,58 @@ def test_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew(
     for frozen, thawed in run_ranks(freeze_and_thaw, 2):
         assert "Of these 0.weight, 0.bias required a gradient when" in frozen
         assert "parameter 0.weight, 0.bias requires a gradient now" in thawed
+
+
+def call_with_others() -> None:
+    from shoal.errors import UsageError
+
+    start()
+    net = small()
+    wrapped = wrap(net)
+    given = mine(inputs(0)[0])
+    values = {name: one.detach() * 2 for name, one in wrapped.named_parameters()}
+    torch.func.functional_call(wrapped, values, (given,))  # they are not trained
+    step(wrapped, net)
+    trained = {name: one.requires_grad_() for name, one in values.items()}
+    with pytest.raises(UsageError, match=r"parameter 0.weight.* was registered on rank"):
+        torch.func.functional_call(wrapped, trained, (given,))
+    dist.destroy_process_group()
+
+
+def test_a_call_with_other_parameters_that_are_trained_is_refused() -> None:
+    run_ranks(call_with_others, 2)
+
+
+class Boxed(nn.Module):
+    """Gives something in which nobody looks for tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small()
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return lambda: self.net(given)
+
+
+def lose_hooks(options: dict[str, Any]) -> None:
+    from shoal.errors import UsageError
+
+    start()
+    given = mine(inputs(0)[0])
+    for model in (small(), Boxed()):
+        wrapped = wrap(model, **options)
+        if type(model) is Boxed:  # nothing tells of this pass, but the next forward pass finds out
+            wrapped(given)
+        for parameter in model.parameters():
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
+        with pytest.raises(UsageError, match=r"0.weight has lost its hook on rank"):
+            wrapped(given).sum().backward()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_parameters_that_have_lost_their_hooks_are_named(options: dict[str, Any]) -> None:
+    run_ranks(lose_hooks, 2, options)
 
 
 def wrap_on_two_devices() -> str:

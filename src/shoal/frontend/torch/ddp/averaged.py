@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from shoal.average import Averager
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
+from shoal.frontend.torch.ddp.held import not_held
 
 if TYPE_CHECKING:
     from shoal.average import AveragingReport, Layout
@@ -44,9 +44,9 @@ class FusedGradients:
         self.is_weighted = bool(options.get("weighted"))
         self.begun_with: float | None = None  # the weight of the step under way
         self.averager.on_missing = gradients.bring
-        self.averager.on_rebuilding = self._leave_places
-        self.averager.on_rebuilt = self._settle
-        self.averager.call_when_full(_calling(self))
+        self.averager.on_rebuilding = not_held(self._leave_places)
+        self.averager.on_rebuilt = not_held(self._settle)
+        self.averager.call_when_full(not_held(self.full))
         self.on_full: Callable[[], None] = lambda: None
         self._n_full = 0
         self._is_stopped = False
@@ -222,16 +222,3 @@ def _like_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """The shape, strides and type of a gradient, without memory; the parameter may change later."""
     shape, strides = parameter.size(), parameter.stride()
     return torch.empty_strided(shape, strides, dtype=dtype_of_gradient(parameter), device="meta")
-
-
-def _calling(fused: FusedGradients) -> Callable[[int], None]:
-    # NOT a bound method: parameters hold hooks, which hold the native countdown, which holds this,
-    # and the collector of cycles does not see through the native part.
-    held = weakref.ref(fused)
-
-    def full(buffer: int) -> None:
-        found = held()
-        if found is not None:
-            found.full(buffer)
-
-    return full

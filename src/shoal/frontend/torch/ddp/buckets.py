@@ -7,8 +7,8 @@ run when the pass is over, before those of the next. This serves any device and 
 
 from __future__ import annotations
 
+import functools
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from shoal.average.lacking import reason_of, tell, tell_or_raise
 from shoal.errors import Closed, UsageError
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
+from shoal.frontend.torch.ddp.held import not_held
 from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
 from shoal.frontend.torch.subjects import calls_for
 from shoal.frontend.torch.work import holding_futures
@@ -71,7 +72,7 @@ class HookedBuckets:
             gradients.names,
             gradients.parameters,
             self._members,
-            self.missing,
+            not_held(self.missing),
         )
 
     @property
@@ -81,7 +82,8 @@ class HookedBuckets:
 
     def hooks(self) -> list[Callable[..., None]]:
         """What each parameter calls when its gradient is there."""
-        return [_counting(self, index) for index in range(len(self._came))]
+        count = not_held(self.count)
+        return [functools.partial(count, index) for index in range(len(self._came))]
 
     @property
     def has_begun(self) -> bool:
@@ -150,7 +152,7 @@ class HookedBuckets:
         """The parameters whose gradients have not come since `begin`."""
         return [index for index, came in enumerate(self._came) if not came]
 
-    def count(self, index: int) -> None:
+    def count(self, index: int, *_: object) -> None:
         """A gradient is there."""
         if not self.is_armed:
             return
@@ -209,6 +211,11 @@ class HookedBuckets:
             result = future.wait()
             self._times.waited(number, since, works)
             result = result[0] if isinstance(result, (list, tuple)) else result
+            if result.shape.numel() != buffer.numel():
+                self.gradients.refuse(
+                    f"the communication hook made {result.shape.numel()} elements of bucket "
+                    f"{number}, which has {buffer.numel()}: return the average of the whole bucket"
+                )
             if result.data_ptr() != buffer.data_ptr():
                 buffer.copy_(result.view(-1))
             if factor != 1.0:
@@ -254,17 +261,6 @@ def twice(name: str) -> str:
         "add them up, and call backward once. Where reentrant checkpoints share a parameter, give "
         "them use_reentrant=False, or the wrapper static_graph=True"
     )
-
-
-def _counting(buckets: HookedBuckets, index: int) -> Callable[..., None]:
-    held = weakref.ref(buckets)  # NOT a cycle through parameters, which keep their hooks
-
-    def count(*_: object) -> None:
-        found = held()
-        if found is not None:
-            found.count(index)
-
-    return count
 
 
 def _assigned(parameters: Sequence[torch.nn.Parameter], n_bytes: int) -> list[list[int]]:

@@ -125,8 +125,12 @@ class Gradients:
                 parameter.grad = gradient = torch.empty_like(place)
             elif (gradient.dtype, gradient.shape) != self._kinds[index]:
                 self._refuse_kind(index, gradient)
+            if gradient.is_conj():  # of which torch writes no lists
+                gradient, place = gradient.conj(), place.conj()
             to.append(gradient)
             averages.append(place)
+        if len({one.data_ptr() for one in to}) < len(to):
+            self._refuse_shared()
         copy_tensors(to, averages)
 
     def leave(self, indices: Iterable[int]) -> None:
@@ -158,10 +162,25 @@ class Gradients:
 
     def _lies_in_place(self, index: int, gradient: torch.Tensor) -> bool:
         place = self.places[index]
-        return gradient.data_ptr() == place.data_ptr() and (
-            (gradient.dtype, gradient.shape, gradient.stride())
+        return (
+            gradient.data_ptr() == place.data_ptr()
+            and (gradient.dtype, gradient.shape, gradient.stride())
             == (place.dtype, place.shape, place.stride())
+            and not (gradient.is_conj() or gradient.is_neg())
         )
+
+    def _refuse_shared(self) -> None:
+        """Refuse gradients of two parameters in one place, where one average replaced the other."""
+        first: dict[int, str] = {}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is None or not parameter.numel():
+                continue
+            other = first.setdefault(parameter.grad.data_ptr(), name)
+            if other != name:
+                self.refuse(
+                    f"the gradients of parameters {other} and {name} are one tensor, which cannot "
+                    "hold two averages: give each parameter a gradient of its own"
+                )
 
     def _refuse_kind(self, index: int, gradient: torch.Tensor) -> NoReturn:
         self.refuse(

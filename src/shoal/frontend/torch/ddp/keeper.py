@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from shoal.average import NotFinite
 from shoal.average.lacking import GO_ON
 from shoal.errors import Unsupported, UsageError
 from shoal.frontend.torch.compiler import not_compiled, not_inlined
+from shoal.frontend.torch.ddp.held import not_held
 from shoal.frontend.torch.ddp.joined import Joined
 from shoal.frontend.torch.ddp.static_graph import StaticGraph
 from shoal.frontend.torch.ddp.turns import SharedTurn
@@ -30,6 +32,8 @@ from shoal.frontend.torch.ddp.unfinished import Missing
 from shoal.frontend.torch.ddp.weights import SharedWeights
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from shoal.average import AveragingReport
     from shoal.average.step_times import StepTimes
     from shoal.frontend.torch.ddp.gradients import Gradients
@@ -106,6 +110,9 @@ class Averaging(Protocol):
         """Wait for all averages, multiply them, and have the gradients hold them."""
 
 
+_PASSES: Final = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+
+
 @not_compiled
 class GradientKeeper:
     """Counts gradients, and has them averaged.
@@ -130,7 +137,7 @@ class GradientKeeper:
         self.names = list(names)
         self.averaging = averaging
         self.n_steps = 0
-        averaging.gradients.refuse = _not_held(self.refuse)
+        averaging.gradients.refuse = not_held(self.refuse)
         self._sparse = sparse
         self._group = group
         self._finds_unused = find_unused
@@ -138,6 +145,7 @@ class GradientKeeper:
         self._hook: Callable[[Any, Any], Any] | None = None
         self._state: object = None
         self._handles: list[Any] = []
+        self._hooked: list[int] = []  # the addresses of torch's tensors that have the hooks
         self._next_hook = -1  # the number of whichever is put next, when ours were seen to be last
         # To the end of the pass under way. A pass that raises forgets it, and it is gone.
         self._end: Callable[[], object] = _no_end
@@ -154,8 +162,8 @@ class GradientKeeper:
         self._graph_has_changed = False
         self.after_step: Callable[[], None] | None = None
         self.check_same: Callable[[int], None] | None = None  # called after each step
-        self.turn = SharedTurn(_not_held(self.refuse))
-        self.summed = SharedWeights(_not_held(self._has_sums), _not_held(self.refuse))
+        self.turn = SharedTurn(not_held(self.refuse))
+        self.summed = SharedWeights(not_held(self._has_sums), not_held(self.refuse))
         weakref.finalize(self, _remove, self._handles).atexit = False
         self._attach()
 
@@ -235,7 +243,7 @@ class GradientKeeper:
         if self.n_steps:
             self._fail("_set_static_graph() should be called before training loop starts")
         self._static = StaticGraph(
-            self.names, _not_held(self._graph_changes), _not_held(self._is_armed)
+            self.names, not_held(self._graph_changes), not_held(self._is_armed)
         )
         self._attach()
 
@@ -270,7 +278,7 @@ class GradientKeeper:
     def use(self, averaging: Averaging, hook: Any, state: object) -> None:
         """Average in another way from now on. No backward pass is under way."""
         self.averaging = averaging
-        averaging.gradients.refuse = _not_held(self.refuse)
+        averaging.gradients.refuse = not_held(self.refuse)
         self._hook, self._state = hook, state
         self._attach()
 
@@ -325,23 +333,24 @@ class GradientKeeper:
     def _attach(self) -> None:
         """Have every parameter tell when its gradient is there."""
         self._remove_autograd_hooks()
-        self.averaging.on_full = self._queue_end
-        hooks = [*self.averaging.hooks(), *self._sparse.hooks(_not_held(self._end_if_armed))]
+        self.averaging.on_full = not_held(self._queue_end)
+        hooks = [*self.averaging.hooks(), *self._sparse.hooks(not_held(self._end_if_armed))]
         if self._static is not None:
-            hooks = self._static.around(hooks, _not_held(self._queue_end))
+            hooks = self._static.around(hooks, not_held(self._queue_end))
         if self._finds_unused or self._static is not None or self._is_unseen:
             hooks = [self._noting(index, hook) for index, hook in enumerate(hooks)]
         self._handles += [
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             for parameter, hook in zip(self._parameters(), hooks, strict=True)
         ]
+        self._hooked = [parameter._cdata for parameter in self._parameters()]
 
     def _noting(self, index: int, hook: Callable[..., None]) -> Callable[..., None]:
         """A hook that notes what comes in any pass, and passes on what is to be averaged.
 
         Where outputs tell nothing, the first gradient tells that a pass has begun.
         """
-        note = _not_held(self._note)
+        note = not_held(self._note)
 
         def come(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:  # torch calls hooks for none, too (`UndefinedGrad`)
@@ -352,8 +361,16 @@ class GradientKeeper:
 
     def _note(self, index: int) -> None:
         self._came.add(index)
-        if self._is_armed() and self._end() is None:
-            self._begin_pass()
+        if not self._is_armed() or self._end() is not None:
+            return
+        if _is_nested():
+            self.refuse(
+                f"a backward pass within another, as of a reentrant checkpoint, brought the first "
+                f"gradient, of parameter {self.names[index]}: no tensor was found in the model's "
+                "output that tells when the outer pass begins and ends; give checkpoints "
+                "use_reentrant=False, or have the model return tensors"
+            )
+        self._begin_pass()
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [*self.averaging.gradients.parameters, *self._sparse.parameters]
@@ -367,6 +384,19 @@ class GradientKeeper:
             hooks: Any = parameter._post_accumulate_grad_hooks
             if len(hooks) > 1 and next(reversed(hooks)) != handle.id:
                 hooks[handle.id] = hooks.pop(handle.id)  # NOT move_to_end: C++ would not see it
+
+    def _check_attached(self, missing: Sequence[int]) -> None:
+        """Refuse parameters that cannot tell of a gradient any more: it would not be missed."""
+        parameters = self._parameters()
+        for index in missing if self._handles else ():
+            parameter, hooked = parameters[index], self._hooked[index]
+            hooks: Any = parameter._post_accumulate_grad_hooks or ()
+            if hooked != parameter._cdata or self._handles[index].id not in hooks:
+                self.refuse(
+                    f"parameter {self.names[index]} has lost its hook on rank "
+                    f"{dist.get_rank(self._group)}, as by torch.utils.swap_tensors, and would "
+                    "not be averaged: wrap `model.module` anew, on every rank"
+                )
 
     def _begin(self, *, again: bool = False) -> None:
         self.averaging.begin(again=again)
@@ -428,6 +458,7 @@ class GradientKeeper:
             came = [i for i in self._missing() if i in self._came]
             self._count([i for i in came if parameters[i].grad is not None])
         missing = self._missing()
+        self._check_attached(missing)
         if self._creates_graph and len(missing) == len(self.names):
             return False  # autograd.grad, for a loss that is made of what it returns
         if missing and not (self._finds_unused if static is None else static.absent == missing):
@@ -480,6 +511,7 @@ class GradientKeeper:
         if not self._is_expecting or not self.averaging.is_armed:
             return
         missing = self._missing()
+        self._check_attached(missing)
         if missing and (self._graph_has_changed or len(missing) < len(self.names)):
             self._is_expecting = self._graph_has_changed = False
             self.averaging.lack(self._told(missing).for_others())
@@ -524,15 +556,14 @@ def _no_end() -> None:
     """The end of no pass."""
 
 
-def _not_held(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls a method of what may be gone. Parameters hold their hooks, which must not hold it."""
-    held = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> Any:
-        found = held()
-        return found(*args) if found is not None else None
-
-    return call
+def _is_nested() -> bool:
+    """Whether the backward pass under way was called in another one; their end is not the same."""
+    n_passes = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        n_passes += frame.f_code in _PASSES
+        frame = frame.f_back
+    return n_passes > 1
 
 
 def _remove(handles: list[Any]) -> None:

@@ -25,6 +25,7 @@ from shoal.frontend.torch.compiler import not_compiled, not_compiled_itself
 from shoal.frontend.torch.ddp.averaged import FusedGradients
 from shoal.frontend.torch.ddp.buckets import HookedBuckets
 from shoal.frontend.torch.ddp.gradients import Gradients
+from shoal.frontend.torch.ddp.held import not_held
 from shoal.frontend.torch.ddp.keeper import GradientKeeper
 from shoal.frontend.torch.ddp.log import WrapperLog, times_of
 from shoal.frontend.torch.ddp.registrations import Registrations
@@ -205,7 +206,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         others = [index for index, sparse in enumerate(are_sparse) if sparse]
         if others:
             self._refuse_beside_sparse(names[others[0]])
-        record = WrapperLog.of(self, parameters, self._measured)
+        record = WrapperLog.of(self, parameters, not_held(self._measured))
         self._allows_unused = self.find_unused_parameters or static_graph
         averaging = self._averaging(
             Gradients(
