@@ -182,7 +182,9 @@ class _Serving:
     def _on_woken(self) -> None:
         self._is_closing = not self._woken.recv(4096)
         while self.written:
-            self._set(*self.written.popleft())
+            key, value = self.written.popleft()
+            if not self._set(key, value):
+                _LOG.warning("the store of rank 0 is full and did not take %r", key)
 
     def _expire(self, now: float) -> None:
         for client in [client for client, until in self._until.items() if now >= until]:
