@@ -104,7 +104,9 @@ def test_a_conversation_that_is_said_again_is_not_listened_to() -> None:
         start_ranks(reduce_over_relay, 2, True, env=stage.env) as ranks,
     ):
         stage.await_cue("rank 1 has called")
-        answer = said_again_to(relay.target(), bytes(relay.said))
+        # The handshake alone: whoever closes with more unread resets, and its answer may be lost.
+        handshake = bytes(relay.said[: HANDSHAKE_BYTES["client"]])
+        answer = said_again_to(relay.target(), handshake)
         stage.cue("go on")
         outcomes = ranks.wait(DEADLINE_S)
     assert len(relay.said) > HANDSHAKE_BYTES["client"] + N_ELEMS
