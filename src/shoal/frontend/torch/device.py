@@ -88,7 +88,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """A GPU, by way of torch.cuda. Not yet run on one."""
+    """A GPU, by way of torch.cuda."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place

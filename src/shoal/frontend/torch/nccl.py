@@ -1,4 +1,4 @@
-"""NCCL among the GPUs of a host, by way of torch's ProcessGroupNCCL. Not yet run on a GPU.
+"""NCCL among the GPUs of a host, by way of torch's ProcessGroupNCCL. Not yet run with it.
 
 Only these lines know NCCL; what gives it work, and when, is in `local_calls.py`.
 """
