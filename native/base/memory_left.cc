@@ -1,6 +1,7 @@
 #include "base/memory_left.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <fstream>
 #include <sstream>
@@ -25,7 +26,12 @@ size_t sum_in(const std::string& path, const std::vector<std::string_view>& word
 }
 
 // False where there is no such file, or a word ("max") in place of the number.
-bool read_number(const std::string& path, size_t& out) { return bool(std::ifstream(path) >> out); }
+bool read_number(const std::string& path, size_t& out) {
+  std::string word;
+  std::ifstream(path) >> word;
+  const auto read = std::from_chars(word.data(), word.data() + word.size(), out);
+  return read.ec == std::errc() && read.ptr == word.data() + word.size();
+}
 
 // A hierarchy of cgroups that limits memory, as one version of the interface shows it.
 struct Hierarchy {
@@ -48,7 +54,9 @@ struct Hierarchy {
     const size_t cache = sum_in(files + "memory.stat", reclaimable);
     taken -= std::min(taken, cache);
     const size_t left = most - std::min(most, taken);
-    if (left < least.n_bytes) least = {left, "the memory limit of " + name};
+    if (left >= least.n_bytes) return;
+    least = {left, "the memory limit of " + name + " (" + std::to_string(most) + " B, " +
+                       std::to_string(taken) + " B of them in use)"};
   }
 };
 

@@ -52,5 +52,5 @@ def test_more_than_a_container_has_left_is_refused_with_the_numbers() -> None:
         ((error, last),) = run_ranks(ask_for_too_much, 1, str(cgroup))
         assert type(error) is ShoalError
         assert f"reservation of {2 * LIMIT} B" in str(error)
-        assert f"the memory limit of {cgroup} leaves" in str(error)
+        assert f"the memory limit of {cgroup} (" in str(error)
         assert last == 1
