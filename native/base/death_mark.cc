@@ -157,6 +157,8 @@ Error DeathMark::set(int fd, size_t offset) {
   return error;
 }
 
+void DeathMark::prepare_for_forks() { Keeper::of_process(); }
+
 void DeathMark::clear() {
   std::byte* const pages = std::exchange(pages_, nullptr);
   if (pages != nullptr && Keeper::of_process().let_go(pages, made_by_)) munmap(pages, 2 * kPage);

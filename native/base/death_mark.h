@@ -31,6 +31,9 @@ class DeathMark {
   Error set(int fd, size_t offset);
   // Lets go of it, which makes it 0; idempotent.
   void clear();
+  // Registers what marks need across a fork, if it is not: before the handlers of any lock under
+  // which marks are set or cleared, since what is registered last is called first before a fork.
+  static void prepare_for_forks();
 
  private:
   std::byte* pages_ = nullptr;  // [private: what the kernel follows | the shared page]

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/death_mark.h"
 #include "base/shared_memory.h"
 #include "engine/channel.h"
 #include "transport/socket_pipe.h"
@@ -40,9 +41,10 @@ uint32_t events_of(int peer) {
 ProgressThread& ProgressThread::of(int channel) {
   // Never destroyed: channels may outlive static destructors.
   static const std::vector<ProgressThread*>* const threads = [] {
-    // What is registered last is called first before a fork: our locks must be taken before that of
-    // the regions, which channels take while they are asked for something under ours.
+    // What is registered last is called first before a fork: our locks must be taken before those
+    // of the regions and the marks, which channels take while they are asked under ours.
     Regions::of_process();
+    DeathMark::prepare_for_forks();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
     auto* all = new std::vector<ProgressThread*>;
     for (int number = 0; number < kMost; ++number) all->push_back(new ProgressThread(number));
@@ -153,8 +155,8 @@ Error ProgressThread::watch_also(const Channel* channel, Watched one) {
 }
 
 void ProgressThread::remove(const Channel* channel) {
-  std::lock_guard life(life_);
   std::shared_ptr<Channel> keep;  // its end comes after our locks are free
+  std::lock_guard life(life_);
   bool last = false;
   {
     std::lock_guard lock(mutex_);
