@@ -1,4 +1,4 @@
-"""Colours and lines of all pictures that shoal draws by matplotlib.
+"""Colours and lines of the pictures of `shoal report`, which matplotlib draws.
 
 The colours are those of Okabe and Ito, which people of all kinds of sight can tell apart.
 """

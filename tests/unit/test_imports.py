@@ -36,7 +36,7 @@ LOWER = {
     },
     "tune": {"schedule", "group", "plan"},
     "inks": set[str](),
-    "average": {"group", "plan", "engine", "inks", "settings", "threads"},
+    "average": {"group", "plan", "engine", "threads"},
     "server": {"group", "plan", "engine", "rendezvous", "state"},
     "frontend": {"schedule", "group", "average", "rendezvous", "settings", "threads"},
     "launch": {"group", "rendezvous", "settings", "frontend"},

@@ -17,7 +17,7 @@ from shoal.average.lacking import StepWatch, tell, tell_or_raise
 from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
 from shoal.average.preparing import Preparation
-from shoal.average.report import AveragingReport, FlightDump, report_on
+from shoal.average.report import AveragingReport, report_on
 from shoal.average.same import SameCheck
 from shoal.average.shared import shared_by
 from shoal.average.sizes import fusion_bytes_for
@@ -80,8 +80,6 @@ class Averager:
     docs/decisions/0034.
     """
 
-    device: Final = ""  # arrays are in host memory
-
     def __init__(  # noqa: PLR0913 - options of a step are given by name
         self,
         group: Group,
@@ -129,7 +127,6 @@ class Averager:
         self.on_rebuilding: Callable[[Layout], None] | None = None
         self.on_rebuilt: Callable[[], None] | None = None
         self.log = StepLog(len(layout.buffers))
-        self._departures.on_failure = self._dump = FlightDump(self)
         self._lay_out(layout)
 
     def _fusion_bytes(self, asked: int | None) -> int:
@@ -369,7 +366,6 @@ class Averager:
         step does not end here: drop the averager.
         """
         self.watch.stop()
-        self._dump(again=True)
         tell(self.group, self.name, why)
 
     def agree_to_forget(self, why: str) -> None:
@@ -418,20 +414,15 @@ class Averager:
         """When what happened in the last steps that have ended, the oldest first."""
         return self.log.kept
 
-    @property
-    def times_now(self) -> StepTimes | None:
-        """The same of the step under way; None: there is none."""
-        return self._times() if self._is_open else None
-
     def missing(self) -> list[str]:
         """The arrays that have not become ready in the step under way."""
         return [self.entries[index].name for index in self._missing()] if self._is_open else []
 
     def report(self, *, alone: bool = False) -> AveragingReport:
-        """Where the time of the last steps went: `print` it, or see what else it can be made into.
+        """Report where the time of the last steps went: `print` it, or see its other forms.
 
-        Every rank calls it, at the same place among its steps: a small all-gather tells who was
-        slowest. A rank that does not is told of by `TimedOut`, as for any call.
+        Every rank calls it at the same place among its steps: a small all-gather finds the slowest
+        rank. If a rank does not call it, the others raise `TimedOut`, as for any call.
 
         Args:
             alone: ask no other rank. For what only one rank calls, and after the group has ended.
@@ -439,7 +430,9 @@ class Averager:
         Raises:
             ShoalError: as for every call of the group, which has ended.
         """
-        return report_on(self, alone)
+        now = self._times() if self._is_open else None
+        times, missing = tuple(self.times), self.missing()
+        return report_on(self.group, self.name, self.layout, times, now, missing, alone=alone)
 
     def index(self, array: str | int) -> int:
         """The index of an array, by its name.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from shoal.average.lacking import GO_ON, MARK, reason_of
 from shoal.dtypes import DType, Op
-from shoal.errors import Closed, PeerLost, TimedOut, UsageError
+from shoal.errors import Closed, TimedOut, UsageError
 from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ class Departures:
         self.lets_last_overtake = False  # the later a buffer is full, the sooner it is needed
         self.on_full: Callable[[int], None] | None = None  # called before a buffer leaves
         self.prepare: Callable[[int], None] | None = None  # and then this
-        self.on_failure: Callable[[], None] = lambda: None  # called when the group has ended
 
     def lay_out(self, layout: Layout, memory: ArrayMemory) -> None:
         """Send the buffers of another layout; none is on its way."""
@@ -158,7 +157,6 @@ class Departures:
             UsageError: always.
         """
         self._group.abort(MARK + why)
-        self.on_failure()
         raise UsageError(f"{self._group}: {why}{GO_ON}")
 
     @contextlib.contextmanager
@@ -166,11 +164,7 @@ class Departures:
         """Raise a `UsageError` with the reason where the group has ended since a rank gave up."""
         try:
             yield
-        except (TimedOut, PeerLost):
-            self.on_failure()
-            raise
         except Closed as error:
-            self.on_failure()
             reason = reason_of(self._group, error)
             if reason is None:
                 raise

@@ -22,7 +22,6 @@ class StepTimes(NamedTuple):
 
     Args:
         number: of the step, from 0 on; the same on every rank.
-        first_call: how many buffers all steps before had; the same on every rank.
         layout: what the buffers were.
         forward: a forward pass began; 0: nobody told.
         begin: `begin` was called.
@@ -37,7 +36,6 @@ class StepTimes(NamedTuple):
     """
 
     number: int
-    first_call: int
     layout: Layout
     forward: int
     begin: int
@@ -71,7 +69,7 @@ class StepLog:
         self.kept: deque[StepTimes] = deque(maxlen=n_kept)
         self.forward = self.begin = self.backward = self.sent = 0
         self._next_forward = 0  # it may begin before the step before has ended
-        self._number = self._n_calls = 0
+        self._number = 0
 
     def begin_step(self) -> None:
         """A step begins, or what has begun and came to nothing begins anew."""
@@ -109,7 +107,6 @@ class StepLog:
         posted, done, waits = sent
         return StepTimes(
             number=self._number,
-            first_call=self._n_calls,
             layout=layout,
             forward=self.forward,
             begin=self.begin,
@@ -129,4 +126,3 @@ class StepLog:
         """The step under way has ended."""
         self.kept.append(times)
         self._number += 1
-        self._n_calls += len(times.full)

@@ -1,13 +1,12 @@
-"""Where the time of a step went, out of its times. Pure.
+"""Where the time of a step went, computed from its times. Pure.
 
-A step lasts from the beginning of its forward pass to the beginning of the next one's; where nobody
-told of those, from one `begin` to the next. All of it is forward, backward, exposed communication,
-or other: the optimizer, data, losses, and passes whose gradients are not averaged.
+A step lasts from the beginning of its forward pass to the beginning of the next one's; where no
+front end notes forward passes, from one `begin` to the next. All of it is forward, backward,
+exposed communication, or other: the optimizer, data, losses, and passes without averaging.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,19 +20,18 @@ class StepBreakdown(NamedTuple):
     """One step of one rank, in microseconds.
 
     Args:
-        number: of the step, from 0 on.
+        number: of the step, counted from 0.
         total: of the step; the sum of the next four.
-        forward: the pass that was told of, less what it waited; else: until the first array was
-            ready.
-        backward: the pass that was told of, until the last gradient had come; else: from the first
-            array that was ready to the last.
-        exposed: the rank waited for averages, be it of the step before.
+        forward: the forward pass, less the waits in it; where none was noted, the time until the
+            first array was ready.
+        backward: the backward pass until the last gradient came; where none was noted, the time
+            from the first array that was ready to the last.
+        exposed: the rank waited for averages, also for those of the step before.
         other: the rest.
-        hidden: communication of this step while the rank did not wait for it. NaN: nobody knows
-            when it ended.
+        hidden: communication of this step while the rank did not wait for it.
         own: from when the last buffer of the step before was averaged to when the last of this one
             left; -1: not known. All ranks see a buffer averaged at about the same time, so this
-            tells them apart, whatever their clocks say.
+            compares ranks without comparing their clocks.
     """
 
     number: int
@@ -68,54 +66,13 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def common(some: Sequence[Interval], others: Sequence[Interval]) -> int:
-    """How long both are: each apart."""
+    """How long both last at once; the intervals of each are apart."""
     return length(some) + length(others) - length(merged([*some, *others]))
 
 
 def waits_of(times: StepTimes) -> list[Interval]:
     """When a rank waited for the averages of a step."""
     return merged([*times.waits, (times.wait, times.end)])
-
-
-def flights_of(times: StepTimes) -> list[Interval]:
-    """When any buffer of a step was on its way."""
-    return merged(zip(times.posted, times.done, strict=True))
-
-
-def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
-    """What is known of steps that follow one another.
-
-    Of the last one nobody knows how long it lasts: it is left out where there are others.
-    """
-    whole = list(steps[:-1]) or list(steps)
-    found: list[StepBreakdown] = []
-    for index, times in enumerate(whole):
-        before = steps[index - 1] if index else None
-        after = steps[index + 1].start if index + 1 < len(steps) else times.end
-        found.append(_of_step(before, times, after))
-    return found
-
-
-def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBreakdown:
-    own_waits = waits_of(times)
-    waits = merged([*own_waits, *(waits_of(before) if before is not None else ())])
-    flights = flights_of(times)
-    total = after - times.start
-    forward, backward = (
-        length(one) - common(one, waits)
-        for one in map(_alone, (forward_of(times), backward_of(times)))
-    )
-    exposed = common([(times.start, after)], waits)
-    return StepBreakdown(
-        number=times.number,
-        total=total / 1e3,
-        forward=forward / 1e3,
-        backward=backward / 1e3,
-        exposed=exposed / 1e3,
-        other=(total - forward - backward - exposed) / 1e3,
-        hidden=math.nan if _is_end_unknown(times) else _outside(flights, own_waits) / 1e3,
-        own=_own(before, times),
-    )
 
 
 def forward_of(times: StepTimes) -> Interval:
@@ -130,18 +87,40 @@ def backward_of(times: StepTimes) -> Interval:
     return times.backward or times.first or times.sent, times.sent
 
 
-def _outside(flights: Sequence[Interval], waits: Sequence[Interval]) -> int:
-    return length(flights) - common(flights, waits)
+def break_down(steps: Sequence[StepTimes]) -> list[StepBreakdown]:
+    """Break down steps that follow one another.
+
+    The last one is left out where there are others: its end is not known yet.
+    """
+    whole = list(steps[:-1]) or list(steps)
+    found: list[StepBreakdown] = []
+    for index, times in enumerate(whole):
+        before = steps[index - 1] if index else None
+        after = steps[index + 1].start if index + 1 < len(steps) else times.end
+        found.append(_of_step(before, times, after))
+    return found
 
 
-def _is_end_unknown(times: StepTimes) -> bool:
-    """Whether the step is over, and nobody knows when some buffer of it was averaged."""
-    pairs = zip(times.posted, times.done, strict=True)
-    return times.end > 0 and any(posted and not done for posted, done in pairs)
-
-
-def _alone(one: Interval) -> list[Interval]:
-    return merged([one])
+def _of_step(before: StepTimes | None, times: StepTimes, after: int) -> StepBreakdown:
+    own_waits = waits_of(times)
+    waits = merged([*own_waits, *(waits_of(before) if before is not None else ())])
+    flights = merged(zip(times.posted, times.done, strict=True))
+    total = after - times.start
+    forward, backward = (
+        length(one) - common(one, waits)
+        for one in (merged([forward_of(times)]), merged([backward_of(times)]))
+    )
+    exposed = common([(times.start, after)], waits)
+    return StepBreakdown(
+        number=times.number,
+        total=total / 1e3,
+        forward=forward / 1e3,
+        backward=backward / 1e3,
+        exposed=exposed / 1e3,
+        other=(total - forward - backward - exposed) / 1e3,
+        hidden=(length(flights) - common(flights, own_waits)) / 1e3,
+        own=_own(before, times),
+    )
 
 
 def _own(before: StepTimes | None, times: StepTimes) -> float:

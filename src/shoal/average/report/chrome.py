@@ -28,7 +28,7 @@ _PASSES, _WAITS, _FIRST_LANE = 0, 1, 2
 
 
 def trace_of(steps: Sequence[StepTimes], rank: int) -> dict[str, Any]:
-    """A trace of one rank, which is its process; a row of passes, of waits, and of buffers."""
+    """Return the trace of one rank, as a process with rows of passes, waits and buffers."""
     base = (steps[-1].end or steps[-1].begin) + steps[-1].to_unix if steps else 0
     base -= base % _QUARTER_NS
     events = [event for times in steps for event in _events(times, base)]
@@ -49,7 +49,7 @@ def trace_of(steps: Sequence[StepTimes], rank: int) -> dict[str, Any]:
 
 
 def merge_into(path: Path, trace: dict[str, Any], beside: Path | None) -> None:
-    """Write a trace, with all that is in another one if there is one.
+    """Write a trace, together with the events of another one if it is given.
 
     Raises:
         OSError, ValueError: it cannot be written, or read.
@@ -65,24 +65,21 @@ def _read(path: Path) -> dict[str, Any]:
     raw = path.read_bytes()
     trace = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     if not isinstance(trace, dict) or "traceEvents" not in trace:
-        raise ValueError(f"{path} is no trace of torch's profiler: it has no traceEvents")
+        raise ValueError(f"{path} is not a trace of torch's profiler: it has no traceEvents")
     return trace
 
 
 def _beside(trace: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     shift = (trace[_BASE] - other.get(_BASE, 0)) / 1e3
     # torch numbers processes as the system does, GPUs from 0 on: its own process is ours.
-    added = [{**one, "pid": os.getpid(), "tid": _row_beside(one)} for one in trace["traceEvents"]]
+    # Rows are above all numbers of threads: the system's end at 2^22.
+    pid, first = os.getpid(), 1 << 22
+    added = [{**one, "pid": pid, "tid": one["tid"] + first} for one in trace["traceEvents"]]
     for event in added:
         if "ts" in event:
             event["ts"] += shift
     kept = [one for one in added if one["name"] != "process_name"]
     return {**other, "traceEvents": [*other["traceEvents"], *kept]}
-
-
-def _row_beside(event: dict[str, Any]) -> int:
-    # Above all numbers of threads: the system's end at 2^22.
-    return (1 << 22) + int(event["tid"])
 
 
 def _label(kind: str, row: int, value: str | int) -> dict[str, Any]:
@@ -91,9 +88,7 @@ def _label(kind: str, row: int, value: str | int) -> dict[str, Any]:
 
 
 def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
-    step = {"step": times.number}
-
-    def event(name: str, row: int, when: Interval, **told: Any) -> dict[str, Any]:
+    def event(name: str, row: int, when: Interval, **args: Any) -> dict[str, Any]:
         begin, end = when
         return {
             "ph": "X",
@@ -102,7 +97,7 @@ def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
             "tid": row,
             "ts": (begin + times.to_unix - base) / 1e3,
             "dur": (end - begin) / 1e3,
-            "args": {**step, **told},
+            "args": {"step": times.number, **args},
         }
 
     for name, when in (("forward", forward_of(times)), ("backward", backward_of(times))):
@@ -113,20 +108,20 @@ def _events(times: StepTimes, base: int) -> Iterator[dict[str, Any]]:
     for lane, number in _lanes(times):
         buffer = times.layout.buffers[number]
         arrays = [times.layout.entries[index].name for index in buffer.entries]
+        posted = times.posted[number]
         yield event(
             f"buffer {number}",
             _FIRST_LANE + lane,
-            (times.posted[number], times.done[number]),
+            (posted, times.done[number]),
             n_bytes=buffer.extent.n_bytes,
             arrays=arrays[:3] + ["..."] * (len(arrays) > 3),
-            # Sent at the end, or on a device: nobody knows when it was full.
-            full_us_before=(times.posted[number] - (times.full[number] or times.posted[number]))
-            / 1e3,
+            # 0 for a buffer that was sent at the end of the step without being full.
+            full_us_before=(posted - (times.full[number] or posted)) / 1e3,
         )
 
 
 def _lanes(times: StepTimes) -> Iterator[tuple[int, int]]:
-    """A row for each buffer that came home, such that none is on its way twice in one."""
+    """Give each averaged buffer a row in which no other one is on its way at the same time."""
     free_at: list[int] = []
     numbers = [number for number, done in enumerate(times.done) if done and times.posted[number]]
     for number in sorted(numbers, key=times.posted.__getitem__):

@@ -1,19 +1,17 @@
-"""Where the time of the last steps went, and all that can be made of it."""
+"""Where the time of the last steps went: `AveragingReport`, and the forms it can be written in."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.average.report.breakdown import backward_of, break_down
 from shoal.average.report.chrome import merge_into, trace_of
 from shoal.average.report.compared import compare, gather
-from shoal.average.report.flight import FlightRecord, write_dump
-from shoal.average.report.tables import tables_of, text_of
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -22,37 +20,18 @@ if TYPE_CHECKING:
     from shoal.average.report.breakdown import StepBreakdown
     from shoal.average.report.compared import RankTimes
     from shoal.average.step_times import StepTimes
+    from shoal.group.group import Group
 
-
-class Timed(Protocol):
-    """What reports tell of: an `Averager`, or what a front end averages by another way."""
-
-    @property
-    def name(self) -> str:
-        """The same on every rank."""
-
-    @property
-    def group(self) -> Any:
-        """A `Group`, or what has a rank, a size, members and an `all_gather` as that."""
-
-    @property
-    def layout(self) -> Layout:
-        """The buffers."""
-
-    @property
-    def device(self) -> str:
-        """Where arrays are; "": in host memory."""
-
-    @property
-    def times(self) -> Sequence[StepTimes]:
-        """Of the last steps that have ended, the oldest first."""
-
-    @property
-    def times_now(self) -> StepTimes | None:
-        """Of the step under way; None: there is none."""
-
-    def missing(self) -> list[str]:
-        """The arrays that have not become ready in the step under way."""
+_MOST_NAMED: Final = 5
+_COLUMNS: Final = {
+    "step": "total",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed": "exposed",
+    "for slowest": "waited",
+    "other": "other",
+    "hidden": "hidden",
+}
 
 
 class BufferTimes(NamedTuple):
@@ -60,10 +39,10 @@ class BufferTimes(NamedTuple):
 
     Args:
         arrays: the names of the first and the last array in it; "" where there is none.
-        n_sent: in so many steps it was sent.
+        n_sent: in how many steps it was sent.
         full, posted, done: how long after the backward pass began it was full, its call was
-            started, and had ended. NaN: it never was, or nobody knows, as of a device.
-        waited: how long the rank waited for it, when it had waited for those before.
+            started, and had ended; `full` is NaN if it never was.
+        waited: how long the rank waited for it after the wait for those before.
     """
 
     number: int
@@ -80,19 +59,15 @@ class BufferTimes(NamedTuple):
 class AveragingReport:
     """Where the time of the last steps went on this rank, and how ranks compare.
 
-    `print(report)` shows tables; with `rich` installed, `rich.print(report)` shows them in colours.
-
     Attributes:
         name: of the averager.
         rank, size: of its group.
-        steps: those that have ended, the oldest first; the last one not, as nobody knows how long
-            it lasts.
+        steps: the steps of this rank that have ended, the oldest first, without the last one, whose
+            length is not known.
         buffers: of the newest layout.
-        ranks: the mean steps of all ranks; empty if this one was alone.
-        n_compared: in so many steps ranks were compared.
+        ranks: the mean steps of all ranks, or of this one alone.
+        n_compared: the number of steps in which ranks were compared.
         missing: the arrays that have not become ready in a step under way.
-        device: where the arrays are: times are those of the host, which does not wait for what it
-            gives a device to compute; "": in host memory.
         times: of the steps that have ended, and of the one under way.
     """
 
@@ -104,54 +79,43 @@ class AveragingReport:
     ranks: tuple[RankTimes, ...]
     n_compared: int
     missing: tuple[str, ...]
-    device: str
     times: tuple[StepTimes, ...] = dataclasses.field(repr=False)
-    calls: FlightRecord = dataclasses.field(repr=False)
 
     @property
     def slowest(self) -> RankTimes | None:
-        """The rank that held the others up most; None: ranks were not compared."""
-        if len(self.ranks) < 2 or not self.n_compared:
+        """The rank that held the others up most; None if ranks were not compared."""
+        if not self.n_compared:
             return None
         return max(self.ranks, key=lambda one: one.held_up)
 
     @property
     def hidden_share(self) -> float:
-        """How much of the communication nobody waited for, from 0 to 1; 1 where there is none.
-
-        NaN: of a device, nobody knows.
-        """
+        """How much of the communication was not waited for, from 0 to 1; 1 where there is none."""
         hidden = sum(step.hidden for step in self.steps)
         whole = hidden + sum(step.exposed for step in self.steps)
         return hidden / whole if whole else 1.0
 
     def __str__(self) -> str:
-        return text_of(tables_of(self))
-
-    def __rich__(self) -> Any:
-        from shoal.average.report.coloured import coloured  # rich calls this, so it is there
-
-        return coloured(tables_of(self))
+        return "\n".join([*_table(self), *_remarks(self)])
 
     def to_json(self) -> str:
-        """All but the times of single steps' buffers, as JSON; times in microseconds.
-
-        What is not known is null.
-        """
-        told = {
+        """All but the times of single steps' buffers, as JSON; times in microseconds."""
+        written = {
             "name": self.name,
             "rank": self.rank,
             "size": self.size,
-            "device": self.device,
-            "hidden_share": _or_none(self.hidden_share),
+            "hidden_share": self.hidden_share,
             "slowest": self.slowest.rank if self.slowest else None,
             "n_compared": self.n_compared,
             "missing": self.missing,
-            "steps": [_plain(step) for step in self.steps],
-            "buffers": [_plain(buffer) for buffer in self.buffers],
-            "ranks": [_plain(rank) for rank in self.ranks],
+            "steps": [step._asdict() for step in self.steps],
+            "buffers": [
+                one._asdict() | ({"full": None} if math.isnan(one.full) else {})
+                for one in self.buffers
+            ],
+            "ranks": [rank._asdict() for rank in self.ranks],
         }
-        return json.dumps(told, indent=1)
+        return json.dumps(written, indent=1)
 
     def plot(self, path: str | PathLike[str]) -> None:
         """Draw where the time went, by rank, and one step's buffers; a PNG.
@@ -171,7 +135,7 @@ class AveragingReport:
 
         Args:
             beside: a trace that torch's profiler has exported in this process, `.json` or
-                `.json.gz`: what is written has both, on one clock.
+                `.json.gz`: the file then has both, on one clock.
 
         Raises:
             OSError, ValueError: it cannot be written, or `beside` cannot be read.
@@ -179,55 +143,73 @@ class AveragingReport:
         events = trace_of(self.times, self.rank)
         merge_into(Path(path), events, None if beside is None else Path(beside))
 
-    def flight_record(self, prefix: str | PathLike[str]) -> Path:
-        """Write the calls of these steps as torch's flight recorder does, for its analyzer.
 
-        With a file of every rank, `torchfrtrace --prefix rank_ traces/` tells which rank has missed
-        which call, where all wrote to `traces/rank_`.
-
-        Args:
-            prefix: of the file's name, to which the number of the rank is added.
-
-        Returns:
-            The file.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        return write_dump(self.calls, str(prefix))
+def _table(report: AveragingReport) -> Iterator[str]:
+    if not report.ranks:
+        yield f"{report.name}: no step has ended yet."
+        return
+    yield f"{report.name}: a mean step in ms"
+    rows = [("rank", *_COLUMNS, "slowest in")]
+    for one in report.ranks:
+        times = (f"{getattr(one, field) / 1e3:.3f}" for field in _COLUMNS.values())
+        rows.append((str(one.rank), *times, f"{one.n_slowest} of {report.n_compared}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
-def _plain(row: Any) -> dict[str, Any]:
-    return {name: _or_none(value) for name, value in row._asdict().items()}
+def _remarks(report: AveragingReport) -> Iterator[str]:
+    slowest, now = report.slowest, report.times[-1] if report.times else None
+    if report.steps:
+        yield f"{report.hidden_share:.1%} of the communication was hidden on rank {report.rank}."
+    if slowest is not None:
+        yield (
+            f"Rank {slowest.rank} was the slowest in {slowest.n_slowest} of {report.n_compared} "
+            f"steps, and held the others up by {slowest.held_up / 1e3:.3f} ms in a mean step."
+        )
+    if now is not None and not now.end:
+        named = ", ".join(map(repr, report.missing[:_MOST_NAMED]))
+        if len(report.missing) > _MOST_NAMED:
+            named += f" and {len(report.missing) - _MOST_NAMED} more"
+        not_ready = f"not ready on this rank: {named}" if named else "all arrays are ready"
+        yield f"Step {now.number} has not ended; {not_ready}."
 
 
-def _or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
+def report_on(
+    group: Group,
+    name: str,
+    layout: Layout,
+    times: tuple[StepTimes, ...],
+    now: StepTimes | None,
+    missing: Sequence[str],
+    *,
+    alone: bool,
+) -> AveragingReport:
+    """Make a report.
 
+    Args:
+        name: of the averager.
+        times, now: of the steps that have ended, and of the one under way.
+        alone: ask no other rank.
 
-def report_on(averager: Timed, alone: bool) -> AveragingReport:
-    """What `Averager.report` returns."""
-    group, times = averager.group, tuple(averager.times)
-    now = averager.times_now
-    # A step under way tells how long the one before lasted.
-    steps = break_down([*times, now] if now is not None and times else times)
-    ranks: list[RankTimes] = []
-    n_compared = 0
-    if not alone:
-        told = gather(group, f"{averager.name}, report", steps)
-        ranks, n_compared = compare(told)
+    Raises:
+        ShoalError: as `Group.all_gather`.
+    """
+    every = times if now is None else (*times, now)
+    # A step under way shows how long the one before lasted.
+    steps = break_down(every if times else ())
+    given = {group.rank: steps} if alone else gather(group, f"{name}, report", steps)
+    ranks, n_compared = compare(given)
     return AveragingReport(
-        name=str(averager),
+        name=f"{group}, {name}",
         rank=group.rank,
         size=group.size,
         steps=tuple(steps),
-        buffers=tuple(_buffers(averager.layout, times)),
+        buffers=tuple(_buffers(layout, times)),
         ranks=tuple(ranks),
         n_compared=n_compared,
-        missing=tuple(averager.missing()),
-        device=averager.device,
-        times=(*times, now) if now is not None else times,
-        calls=FlightRecord.of(averager),
+        missing=tuple(missing),
+        times=every,
     )
 
 

@@ -14,8 +14,7 @@ from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, pla
 from shoal.frontend.torch.ddp.held import not_held
 
 if TYPE_CHECKING:
-    from shoal.average import AveragingReport, Layout
-    from shoal.average.step_times import StepTimes
+    from shoal.average import Layout
     from shoal.group.group import Group
 
 
@@ -114,15 +113,6 @@ class FusedGradients:
         """Every rank is at this place among its calls: a backward pass has begun."""
         self.averager.log.note_backward()
         self.averager.reserve()
-
-    @property
-    def times(self) -> Sequence[StepTimes]:
-        """When what happened in the last steps that have ended."""
-        return self.averager.times
-
-    def report(self, *, alone: bool) -> AveragingReport:
-        """As `Averager.report`."""
-        return self.averager.report(alone=alone)
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""

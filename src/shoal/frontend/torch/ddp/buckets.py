@@ -8,7 +8,6 @@ run when the pass is over, before those of the next. This serves any device and 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,10 @@ from shoal.errors import Closed, UsageError
 from shoal.frontend.torch.ddp.bucket import Bucket
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 from shoal.frontend.torch.ddp.held import not_held
-from shoal.frontend.torch.ddp.hook_times import HookTimes, OtherGroup
 from shoal.frontend.torch.subjects import calls_for
 from shoal.frontend.torch.work import holding_futures
 
 if TYPE_CHECKING:
-    from shoal.average import AveragingReport
-    from shoal.average.step_times import StepTimes
-
     Hook = Callable[[Any, Any], Any]
 
 
@@ -67,13 +62,6 @@ class HookedBuckets:
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
         self._futures: list[tuple[Sequence[Any], Any]] = []
-        self._times = HookTimes(
-            ours or OtherGroup(group, gradients.parameters[0].device),
-            gradients.names,
-            gradients.parameters,
-            self._members,
-            not_held(self.missing),
-        )
 
     @property
     def sizes(self) -> list[int]:
@@ -113,7 +101,6 @@ class HookedBuckets:
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
         self.gradients.begin()
-        self._times.begin()
         self.is_armed, self._is_stopped = True, False
 
     def take_weight(self) -> None:
@@ -124,20 +111,9 @@ class HookedBuckets:
 
     def note_forward(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
-        self._times.log.note_forward()
 
     def reserve(self) -> None:
         """A backward pass has begun. Buckets are matched by order."""
-        self._times.log.note_backward()
-
-    @property
-    def times(self) -> Sequence[StepTimes]:
-        """When what happened in the last steps that have ended."""
-        return self._times.times
-
-    def report(self, *, alone: bool) -> AveragingReport:
-        """As `Averager.report`."""
-        return self._times.report(alone=alone)
 
     def stop(self) -> None:
         """Gradients that come are of no interest."""
@@ -159,11 +135,8 @@ class HookedBuckets:
         if self._came[index]:
             raise RuntimeError(twice(self.gradients.names[index]))
         self._came[index] = True
-        self._times.came()
         bucket = self._bucket_of[index]
         self._n_missing[bucket] -= 1
-        if not self._n_missing[bucket]:
-            self._times.full(bucket)
         while len(self._futures) < len(self._members) and not self._n_missing[len(self._futures)]:
             self._leave(len(self._futures))
         if len(self._futures) == len(self._members):
@@ -197,19 +170,16 @@ class HookedBuckets:
 
     def _end(self, unused: bool, factor: float) -> None:
         self.is_armed = False
-        self._times.log.note_sent()
-        wait_ns = time.monotonic_ns()
         if unused:
             self.gradients.leave(self.missing())  # what no rank has stays as it is
         while len(self._futures) < len(self._members):
             self._leave(len(self._futures))
         used = self._used() if unused and self._buffers else []
         for number, (works, future) in enumerate(self._futures):
-            buffer, since = self._buffers[number], time.monotonic_ns()
+            buffer = self._buffers[number]
             for work in works:
                 work.wait()
             result = future.wait()
-            self._times.waited(number, since, works)
             result = result[0] if isinstance(result, (list, tuple)) else result
             if result.shape.numel() != buffer.numel():
                 self.gradients.refuse(
@@ -221,7 +191,6 @@ class HookedBuckets:
             if factor != 1.0:
                 buffer.mul_(factor)
         self._futures = []
-        self._times.end(wait_ns)
         every = range(len(self._came))
         self.gradients.deliver([index for index in every if not used or used[index]])
 
@@ -246,10 +215,8 @@ class HookedBuckets:
             [self.gradients.places[index] for index in members],
             [self.gradients.parameters[index] for index in members],
         )
-        self._times.call(number)
         with torch.no_grad(), calls_for(self._subject_of(number)), holding_futures() as works:
             future = self._hook(self._state, bucket)
-        self._times.called(number, future)
         self._futures.append((works, future))
 
 

@@ -34,8 +34,6 @@ from shoal.frontend.torch.ddp.weights import SharedWeights
 if TYPE_CHECKING:
     from types import FrameType
 
-    from shoal.average import AveragingReport
-    from shoal.average.step_times import StepTimes
     from shoal.frontend.torch.ddp.gradients import Gradients
     from shoal.frontend.torch.ddp.sparse import SparseGradients
 
@@ -55,13 +53,6 @@ class Averaging(Protocol):
     @property
     def sizes(self) -> list[int]:
         """The bytes of each buffer."""
-
-    @property
-    def times(self) -> Sequence[StepTimes]:
-        """When what happened in the last steps that have ended."""
-
-    def report(self, *, alone: bool) -> AveragingReport:
-        """As `Averager.report`."""
 
     def hooks(self) -> list[Callable[..., None]]:
         """What each parameter calls when its gradient is there."""

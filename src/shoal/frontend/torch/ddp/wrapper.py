@@ -155,20 +155,25 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         self._optimizers = optimizers
 
     def report(self, *, alone: bool = False) -> AveragingReport:
-        """Where the time of the last steps went: `print` it, or see what else it can be made into.
+        """Report where the time of the last steps went: `print` it, or see its other forms.
 
-        Every rank calls it, at the same place among its steps: a small all-gather tells who was
-        slowest. A rank that does not is told of by `TimedOut`, as for any call. With a
-        communication hook a bucket is on its way from when the hook is called until its future is
-        done; of parameters on a device it says what of that the host does not know.
+        Every rank calls it at the same place among its steps: a small all-gather finds the slowest
+        rank. If a rank does not call it, the others raise `TimedOut`, as for any call.
 
         Args:
             alone: ask no other rank. For what only one rank calls, and after the group has ended.
 
         Raises:
+            Unsupported: a communication hook averages the gradients, as on a device.
             ShoalError: as for every call of the group, which has ended.
         """
-        return self.reducer.averaging.report(alone=alone)
+        averaging = self.reducer.averaging
+        if not isinstance(averaging, FusedGradients):
+            raise Unsupported(
+                "DistributedDataParallel: report() times shoal's own averaging of parameters on "
+                "the CPU, not communication hooks; use torch.profiler for these"
+            )
+        return averaging.averager.report(alone=alone)
 
     # What torch's constructor calls.
 
@@ -282,10 +287,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return [names[id(parameter)] for parameter in parameters]
 
     def _measured(self) -> dict[str, Any]:
-        sizes = ", ".join(map(str, self.reducer.averaging.sizes))
+        averaging = self.reducer.averaging
+        sizes = ", ".join(map(str, averaging.sizes))
         n_steps = self.reducer.n_steps
-        told = {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes, "iteration": n_steps}
-        return {**told, **times_of(break_down(tuple(self.reducer.averaging.times)))}
+        found = {"bucket_sizes": sizes, "rebuilt_bucket_sizes": sizes, "iteration": n_steps}
+        if isinstance(averaging, FusedGradients):
+            found |= times_of(break_down(tuple(averaging.averager.times)))
+        return found
 
     # Forward.
 
