@@ -58,7 +58,8 @@ TEST("the tightest cgroup on the way up counts, and page cache counts as left") 
             "slab_reclaimable 1000\nslab_unreclaimable 7000\n");
   files.put_v2("/sys/fs/cgroup/jobs", "950000", "750000");
   CHECK_EQ(memory_left(files.root).n_bytes, 100'000u + 20'000u + 30'000u + 1'000u);
-  CHECK_EQ(memory_left(files.root).where, "the memory limit of /sys/fs/cgroup/jobs/mine (900000 B, 749000 B of them in use)");
+  CHECK_EQ(memory_left(files.root).where,
+           "the memory limit of /sys/fs/cgroup/jobs/mine (900000 B, 749000 B of them in use)");
   files.put_v2("/sys/fs/cgroup/jobs", "950000", "951000");  // past its limit for a moment
   CHECK_EQ(memory_left(files.root).n_bytes, 0u);
   files.put_v2("/sys/fs/cgroup/jobs", "950000", "850000");
@@ -91,7 +92,8 @@ TEST("cgroups of version 1 are read too, beside a version 2 without memory") {
             "cache 9000\ninactive_file 1\nactive_file 1\ntotal_inactive_file 3000\n"
             "total_active_file 2000\n");
   CHECK_EQ(memory_left(files.root).n_bytes, 15'000u);
-  CHECK_EQ(memory_left(files.root).where, "the memory limit of /sys/fs/cgroup/memory/job/7 (70000 B, 55000 B of them in use)");
+  CHECK_EQ(memory_left(files.root).where,
+           "the memory limit of /sys/fs/cgroup/memory/job/7 (70000 B, 55000 B of them in use)");
 }
 
 TEST("a container that sees its own cgroup under the host's path finds its limit") {
