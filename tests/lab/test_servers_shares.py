@@ -1,4 +1,4 @@
-"""Servers that are in truth at half the rate that they report: shares are corrected to that."""
+"""Servers that report no rate, some of them at half the rate of others: a probe finds them."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 RATE, SLOW = 100, 50  # Mbit/s
-N_CALLS, N_LAST = 28, 10
+N_CALLS = 7
 PROGRAM = f"""
 import time
 import numpy as np, shoal
@@ -44,7 +44,7 @@ def times_of(n: int, k: int, key: Path, *, is_told: bool) -> list[float]:
         for host in range(n, n + k):
             told = lab.environment_of(host, [host])
             if not is_told:
-                told["SHOAL_LINK"] = told["SHOAL_LINK"].replace(f"{SLOW}Mb", f"{RATE}Mb")
+                told["SHOAL_LINK"] = ""  # a veth pair reports no rate that counts
             argv = [sys.executable, "-m", "shoal", "server", "--listen", "eth0"]
             argv += ["--key-file", str(key)]
             servers.append(lab.popen(host, argv, env={**os.environ, **told}))
@@ -73,11 +73,9 @@ def times_of(n: int, k: int, key: Path, *, is_told: bool) -> list[float]:
 
 
 @pytest.mark.parametrize(("n", "k"), [(4, 4), (8, 4)])
-def test_shares_are_corrected_to_about_what_they_would_be_if_rates_were_known(
+def test_calls_take_about_what_they_would_if_the_servers_rates_were_known(
     tmp_path: Path, n: int, k: int
 ) -> None:
     key = new_key(tmp_path)
-    known = statistics.median(times_of(n, k, key, is_told=True)[-N_LAST:])
-    found = times_of(n, k, key, is_told=False)
-    assert statistics.median(found[:3]) > 1.3 * known, "this tests nothing"
-    assert statistics.median(found[-N_LAST:]) < 1.15 * known
+    known = statistics.median(times_of(n, k, key, is_told=True))
+    assert statistics.median(times_of(n, k, key, is_told=False)) < 1.15 * known

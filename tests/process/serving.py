@@ -47,9 +47,16 @@ def new_key(folder: Path, name: str = "job.key") -> Path:
 class ServerProcess:
     """One, listening at a port of its own choice. Leaving the context kills it."""
 
-    def __init__(self, *keys: Path, port: int = 0, host: str = "server", more: Sequence[str] = ()):
+    def __init__(
+        self,
+        *keys: Path,
+        port: int = 0,
+        host: str = "server",
         # So much faster than the workers that one reduces most of a tensor, and they the rest.
-        env = {**os.environ, "SHOAL_LINK": "29Mb,10us,1us", "SHOAL_HOST_ID": host}
+        link: str = "29Mb,10us,1us",
+        more: Sequence[str] = (),
+    ):
+        env = {**os.environ, "SHOAL_LINK": link, "SHOAL_HOST_ID": host}
         argv = [sys.executable, "-m", "shoal", "server", "--listen", f"127.0.0.1:{port}", *more]
         for key in keys:
             argv += ["--key-file", str(key)]

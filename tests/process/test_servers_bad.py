@@ -22,7 +22,7 @@ from process.stage import pretend_hosts
 
 import shoal
 from shoal.errors import ShoalError
-from shoal.group.pool import pool_view
+from shoal.group.pool import view as pool_view
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.meeting import Misplaced, _check_hosts
 from shoal.group.pool.protocol import Reserve

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.group.pool.meeting import _card_of
-from shoal.group.pool.pool_view import nics_of
+from shoal.group.pool.view import nics_of
 from shoal.plan import choose_with_servers, default_cluster
 
 N_WORKERS = 4

@@ -15,7 +15,7 @@ from shoal.errors import Closed, TimedOut, UsageError
 from shoal.group.pool import commands
 from shoal.group.pool import pool as pools
 from shoal.group.pool.commands import End, Follower, encode
-from shoal.group.pool.pool import ServerPool
+from shoal.group.pool.pool import Pool
 from shoal.group.pool.rails import rail_of
 from shoal.group.pool.settling import NumbersDiffer
 from shoal.group.pool.stages import Stages
@@ -43,7 +43,7 @@ def test_a_pool_ends_while_calls_are_made_and_tells_who_waits(
     nothing: Any = None
     rail = rail_of((0, 1), 0)
     assert rail is not None
-    pool = ServerPool(control, commands, b"", nothing, nothing, rail)
+    pool = Pool(control, commands, b"", nothing, nothing, rail)
     view: Any = SimpleNamespace(calls=calls, group=SimpleNamespace(close=lambda: None))
     pool._views.append(view)
     pool._end()
@@ -73,7 +73,7 @@ def test_what_others_left_in_good_order_goes_on_until_its_view_ends_and_nothing_
     nothing: Any = None
     rail = rail_of((0, 1), 0)
     assert rail is not None
-    pool, view = ServerPool(control, commands, b"", world, nothing, rail), View()
+    pool, view = Pool(control, commands, b"", world, nothing, rail), View()
     pool._views.append(view)  # type: ignore[arg-type]
     pool.stages.propose()
     pool._run()
@@ -211,7 +211,7 @@ def test_only_numbers_that_differ_end_the_job_and_all_else_the_search_for_server
     rail = rail_of((0, 1), 0)
     assert rail is not None
     numbers: Any = SimpleNamespace(lowest_open=lambda: 1)
-    pool = ServerPool(control, asked, b"", world, numbers, rail)
+    pool = Pool(control, asked, b"", world, numbers, rail)
     pool._views.append(View())  # type: ignore[arg-type]
     pool._run()
     assert pool.has_ended

@@ -80,8 +80,6 @@ class View:
         return None
 
     class group:  # noqa: N801
-        measured = ()
-
         @staticmethod
         def ended() -> None:
             return None

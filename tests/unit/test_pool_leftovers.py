@@ -17,10 +17,10 @@ from shoal.errors import Closed
 from shoal.group.group import Group
 from shoal.group.pool import pooled_group
 from shoal.group.pool.leader import job_name
-from shoal.group.pool.pool_view import Kind, Parts, PoolView
 from shoal.group.pool.pooled_group import PooledGroup
 from shoal.group.pool.rail_call import RailCall
 from shoal.group.pool.rails import Stage, rail_of
+from shoal.group.pool.view import Kind, Parts, View
 from shoal.plan import default_cluster
 from shoal.plan.cluster import Nic, Pool
 from shoal.shapes import Shape
@@ -59,11 +59,11 @@ def test_jobs_with_one_key_that_begin_on_one_host_have_names_of_their_own() -> N
     )
 
 
-def view_of(group: Any) -> PoolView:
+def view_of(group: Any) -> View:
     assert RAIL is not None
     nics = Pool((Nic(1.0, 1.0),), (Nic(1.0, 1.0),) * 3)
     servers: Any = ["a server"]
-    return PoolView(1, group, servers, default_cluster(range(3)), nics, RAIL)
+    return View(1, group, servers, default_cluster(range(3)), nics, RAIL)
 
 
 @pytest.mark.parametrize("n_kinds", [200, 512])

@@ -2,16 +2,14 @@
 
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.left_out import LeftOut
 from shoal.group.pool.notices import Notices
-from shoal.group.pool.pool_view import PoolView, nics_of
-from shoal.group.pool.rails import rail_of
+from shoal.group.pool.probe import UNKNOWN
+from shoal.group.pool.view import nics_of
 from shoal.plan import default_cluster
 from shoal.plan.defaults import wire_of
 
@@ -87,31 +85,27 @@ def test_reasons_that_never_repeat_fill_no_log(caplog: pytest.LogCaptureFixture)
     assert len(lines(caplog)) == 4
 
 
-def test_a_server_whose_rate_nobody_knows_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    notices = Notices(0.0)
-    for _ in range(3):
-        notices.assume({ONE: 125.0})
-    (line,) = lines(caplog)
-    assert line.startswith(
-        "WARNING server cpu1:7077 cannot tell what its link carries: it is taken for 1000 Mbit/s"
-    )
-    assert "SHOAL_LINK=RATE" in line
-
-
-def test_a_server_of_unknown_rate_counts_as_the_workers_do() -> None:
+def test_a_server_of_unknown_rate_counts_as_a_worker_or_as_the_part_of_it_that_was_measured() -> (
+    None
+):
     cluster = replace(default_cluster(range(3)), wire=wire_of(1000))
     rates = (125.0, 125.0, 125.0, 0.0, 60.0)
-    nics = nics_of(rates, 3, cluster)
-    group: Any = SimpleNamespace(size=5, rates=rates)
-    rail = rail_of(range(3), 0)
-    assert rail is not None
-    view = PoolView(1, group, [ONE, OTHER], cluster, nics, rail)
-    assert [nic.out for nic in nics.servers] == pytest.approx([125.0, 60.0])
-    assert view.of_unknown_rate() == pytest.approx({ONE: 125.0})
+    assert [nic.out for nic in nics_of(rates, 3, cluster).servers] == [125.0, 60.0]
+    nics = nics_of(rates, 3, cluster, bytes([2, 0]))
+    assert [nic.out for nic in (*nics.workers, *nics.servers)] == [125.0, 125.0, 125.0, 62.5, 60.0]
 
 
-def test_what_calls_have_shown_counts_before_what_a_host_reports() -> None:
-    cluster = replace(default_cluster(range(3)), wire=wire_of(1000))
-    rates, measured = (125.0, 125.0, 125.0, 0.0, 60.0), (50.0, 0.0)
-    nics = nics_of(rates, 3, cluster, measured)
-    assert [nic.out for nic in (*nics.workers, *nics.servers)] == [125.0, 125.0, 125.0, 50.0, 60.0]
+def test_what_a_server_of_unknown_rate_is_taken_for_is_logged_once_and_when_it_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "shoal")
+    notices = Notices(0.0)
+    for step, rate in ((0, 125.0), (0, 125.0), (2, 62.5), (UNKNOWN, 125.0)):
+        notices.take({ONE: (rate, step)})
+    same, half, unknown = lines(caplog)
+    assert same.startswith(f"INFO server {ONE} ")
+    assert "1000 Mbit/s" in same
+    assert half.startswith(f"WARNING server {ONE} ")
+    assert "500 Mbit/s, 0.5 of what a worker's" in half
+    assert "SHOAL_LINK" in half
+    assert "could not be measured" in unknown

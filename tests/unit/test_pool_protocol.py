@@ -181,7 +181,7 @@ def test_damaged_announcements_are_refused() -> None:
     "command",
     [
         commands.Form(3, (Address("a", 1), Address("fd00::2", 7077)), "fd00::1", 4711),
-        commands.Form(4, (Address("a", 1),), "host", 4711, (0.0, 1.25, 0.0333333)),
+        commands.Form(4, (Address("a", 1),), "host", 4711),
         commands.End(3, is_lost=True),
         commands.End(4, is_lost=False),
     ],

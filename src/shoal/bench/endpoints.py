@@ -111,7 +111,7 @@ def join_group(wire: str | None = None) -> LibraryRank:
 def join_served_alone() -> LibraryRank:
     """The same, whose servers reduce all of it: what the planner need not choose."""
     from shoal.codec import Codec
-    from shoal.group.pool import pool_view
+    from shoal.group.pool import view as pool_view
     from shoal.plan.served import Served
     from shoal.schedule.weights import Weights
 

@@ -16,6 +16,7 @@ from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.pool.announce import N_BYTES, TAG, unpack
 from shoal.group.pool.commands import MEETING_S
 from shoal.group.pool.meeting import meet_view
+from shoal.group.pool.probe import answer
 from shoal.rendezvous import TcpStoreClient, job_key
 from shoal.state.document import of_all_channels
 from shoal.state.waits import WORDS, waits_of
@@ -44,6 +45,8 @@ def serve(meet: Meet, tell: Callable[[dict[str, Any]], None]) -> None:
     with contextlib.closing(client):
         group = meet_view(client, meet.view, meet.rank, meet.size, meet.n_workers)
     with group:
+        if not group.rates[group.rank]:
+            answer(group, lambda: True)
         served = _Served(group, meet)
         with contextlib.suppress(PeerLost):
             served.run(lambda: tell(served.told()))

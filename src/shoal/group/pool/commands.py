@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.pool.addresses import Address, parse_address
-from shoal.group.pool.correction import RATE_FORMAT
 from shoal.rendezvous import TcpStoreClient
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control
-    from shoal.group.pool.pool import ServerPool
-    from shoal.group.pool.pool_view import PoolView
+    from shoal.group.pool.pool import Pool
     from shoal.group.pool.stages import Stages
+    from shoal.group.pool.view import View
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -31,20 +30,14 @@ Unheard = Mapping[int, Sequence[int]]
 
 
 class Form(NamedTuple):
-    """Form a view with these servers at this store.
-
-    Args:
-        measured: of each server, what its link carries instead of what its host reports, in bytes
-            each microsecond; 0: what it reports; none at all: all do.
-    """
+    """Form a view with these servers at this store."""
 
     view: int
     servers: tuple[Address, ...]
     host: str
     port: int
-    measured: tuple[float, ...] = ()
 
-    def run(self, pool: ServerPool) -> None:
+    def run(self, pool: Pool) -> None:
         """Do it."""
         pool.form(self)
 
@@ -55,7 +48,7 @@ class End(NamedTuple):
     view: int
     is_lost: bool
 
-    def run(self, pool: ServerPool) -> None:
+    def run(self, pool: Pool) -> None:
         """Do it."""
         pool.end(self)
 
@@ -68,8 +61,7 @@ def encode(command: Command) -> bytes:
     if isinstance(command, End):
         return f"end {command.view} {int(command.is_lost)}".encode()
     servers = ",".join(map(str, command.servers))
-    measured = ",".join(f"{rate:{RATE_FORMAT}}" for rate in command.measured)
-    return f"form {command.view} {servers} {command.host} {command.port} {measured}".encode()
+    return f"form {command.view} {servers} {command.host} {command.port}".encode()
 
 
 def decode(value: bytes) -> Command:
@@ -80,10 +72,9 @@ def decode(value: bytes) -> Command:
         return End(view, bool(is_lost))
     if word != "form":
         raise ValueError(word)
-    number, servers, host, port, measured = rest
+    number, servers, host, port = rest
     named = tuple(parse_address(each, "a server") for each in servers.split(","))
-    rates = tuple(map(float, filter(None, measured.split(","))))
-    return Form(int(number), named, host, int(port), rates)
+    return Form(int(number), named, host, int(port))
 
 
 class Commands(Protocol):
@@ -92,9 +83,7 @@ class Commands(Protocol):
     def begin(self, control: Control) -> None:
         """Find each other; all workers call it."""
 
-    def next(
-        self, views: Sequence[PoolView], stages: Stages[PoolView], lowest_open: int
-    ) -> Command | None:
+    def next(self, views: Sequence[View], stages: Stages[View], lowest_open: int) -> Command | None:
         """The next one; None if there is none yet. Waits a little.
 
         Args:
@@ -107,8 +96,12 @@ class Commands(Protocol):
     def invite(self, command: Form, n_workers: int) -> None:
         """Have the servers come."""
 
-    def formed(self, command: Form, view: PoolView) -> None:
-        """A view stands."""
+    def formed(self, view: View, steps: bytes) -> None:
+        """Called when a view stands.
+
+        Args:
+            steps: by server, how far below a worker's its rate was measured to be.
+        """
 
     def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:
         """It does not.
@@ -177,9 +170,7 @@ class Follower:
             self._is_silent = True
         self._closing.wait(_AGAIN_S)
 
-    def next(
-        self, views: Sequence[PoolView], stages: Stages[PoolView], lowest_open: int
-    ) -> Command | None:
+    def next(self, views: Sequence[View], stages: Stages[View], lowest_open: int) -> Command | None:
         """Wait for it for half a second."""
         del views, stages, lowest_open
         if self._client is None:
@@ -200,7 +191,7 @@ class Follower:
     def invite(self, command: Form, n_workers: int) -> None:
         """Rank 0 does."""
 
-    def formed(self, command: Form, view: PoolView) -> None:
+    def formed(self, view: View, steps: bytes) -> None:
         """Nothing to do."""
 
     def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:

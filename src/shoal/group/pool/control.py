@@ -22,8 +22,8 @@ from shoal.shapes import Shape
 if TYPE_CHECKING:
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
-    from shoal.group.pool.pooled_call import NativeError
     from shoal.group.pool.rails import Rail
+    from shoal.group.pool.served_call import NativeError
     from shoal.group.work import Work
 
 

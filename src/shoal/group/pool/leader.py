@@ -15,7 +15,7 @@ from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
 from shoal.group.pool.commands import Command, End, Form, Unheard, encode
-from shoal.group.pool.correction import LinkWatch
+from shoal.group.pool.late import LateServers
 from shoal.group.pool.left_out import LeftOut
 from shoal.group.pool.notices import Notices
 from shoal.group.pool.protocol import Meet, Note, Reserve, own_version
@@ -28,8 +28,8 @@ from shoal.rendezvous.store.server import StoreLimits
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control
-    from shoal.group.pool.pool_view import PoolView
     from shoal.group.pool.stages import Stages
+    from shoal.group.pool.view import View
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -82,7 +82,7 @@ class Leader:
         self._misplaced: dict[Address, str] = {}
         self._left_out, self._notices = LeftOut(), Notices(_now())
         self._names: Sequence[object] = ()
-        self._links = LinkWatch()
+        self._late = LateServers()
         self._invited: set[Address] = set()
         self._has_lost_invited = False
         self._seen_at = 0.0
@@ -113,9 +113,7 @@ class Leader:
         self._watch.add(address)
         self.look()
 
-    def next(
-        self, views: Sequence[PoolView], stages: Stages[PoolView], lowest_open: int
-    ) -> Command | None:
+    def next(self, views: Sequence[View], stages: Stages[View], lowest_open: int) -> Command | None:
         """Look at the views and the servers, and wait a little if all is well."""
         self._notices.update(stages.last.servers if stages.last else (), self._trouble(), _now())
         command = self._ending(views, lowest_open) or self._forming(stages)
@@ -123,7 +121,8 @@ class Leader:
             self._close_meeting()
             return None
         if command is None:
-            self._watch_links(stages.last)
+            if stages.last is not None:
+                self._late.look(stages.last, _now())
             self._woken.wait(_LOOK_S)
             self._woken.clear()
             return None
@@ -133,7 +132,7 @@ class Leader:
         self._n += 1
         return command
 
-    def _ending(self, views: Sequence[PoolView], lowest_open: int) -> End | None:
+    def _ending(self, views: Sequence[View], lowest_open: int) -> End | None:
         gone = self._watch.gone() if self._watch is not None and views else set()
         for view in views:
             if view.has_ended or not gone.isdisjoint(view.servers):
@@ -143,7 +142,7 @@ class Leader:
                 return End(view.number, is_lost=False)
         return None
 
-    def _blame(self, view: PoolView, gone: set[Address]) -> None:
+    def _blame(self, view: View, gone: set[Address]) -> None:
         """Leave out the server that a view has ended by, should it still answer rank 0."""
         found = view.culprit()
         if found is None:
@@ -154,7 +153,7 @@ class Leader:
         identity = self._watch.ready().get(address)
         self._left_out.blame(address, identity, why, _now())
 
-    def _rest(self, view: PoolView) -> None:
+    def _rest(self, view: View) -> None:
         """A view that ended by what its members said of each other: the next may, too."""
         why = view.group.ended()
         if why is None or isinstance(why, PeerLost):
@@ -163,7 +162,7 @@ class Leader:
         self._not_before = _now() + self._rest_s
         self._rest_s = min(2 * self._rest_s, _LONGEST_PAUSE_S)
 
-    def _forming(self, stages: Stages[PoolView]) -> Command | None:
+    def _forming(self, stages: Stages[View]) -> Command | None:
         if self._watch is None or _now() < self._not_before:
             return None
         last = stages.last
@@ -171,20 +170,16 @@ class Leader:
         wanted = [one for one in may_serve if one not in self._misplaced]
         if self._is_unsettled(wanted):
             return None
-        measured = self._links.rates(self._watch.ready(), wanted)
-        if last is None and not wanted:
-            return None
-        if last is not None and (wanted, measured) == (list(last.servers), last.group.measured):
+        if wanted == (list(last.servers) if last is not None else []):
             return None
         if not wanted and last is not None:
             return End(last.number, is_lost=False)
         if self._n_failures > 1 and len(wanted) > 1:
             # One of them may be what nobody can reach: each in turn is left out.
             del wanted[self._n_failures % len(wanted)]
-            measured = self._links.rates(self._watch.ready(), wanted)
-        return self._form(wanted, measured)
+        return self._form(wanted)
 
-    def _form(self, wanted: Sequence[Address], measured: tuple[float, ...]) -> Form | None:
+    def _form(self, wanted: Sequence[Address]) -> Form | None:
         """A view with these servers, if there can be a store for its members to meet at."""
         number = self._n_views + 1
         try:
@@ -193,16 +188,7 @@ class Leader:
             self._put_off(number, str(error))
             return None
         self._n_views = number
-        return Form(number, tuple(wanted), self._host, self._meeting.port, measured)
-
-    def _watch_links(self, view: PoolView | None) -> None:
-        """Look what the calls of a view take, and have its shares corrected if they should be."""
-        if view is None or view.has_ended or self._watch is None:
-            return
-        why = self._links.look(view, self._watch.ready(), _now())
-        if why:
-            _LOG.info("the shares of view %d are corrected: %s", view.number, why)
-            self.note(view.number, "measured links", why)
+        return Form(number, tuple(wanted), self._host, self._meeting.port)
 
     def _is_unsettled(self, wanted: list[Address]) -> bool:
         """Whether others may be about to come: then one view is formed for all of them."""
@@ -230,11 +216,12 @@ class Leader:
             self._close_meeting()  # whoever waits there for it need not wait until time is up
         self.look()
 
-    def formed(self, command: Form, view: PoolView) -> None:
+    def formed(self, view: View, steps: bytes) -> None:
         """Ask at once should there be others."""
-        del command
         self._left_out.used(view.servers, _now())
-        self._notices.assume(view.of_unknown_rate())
+        rates = view.group.rates[view.n_workers :]
+        each = zip(view.servers, rates, view.nics.servers, steps, strict=True)
+        self._notices.take({one: (nic.out, step) for one, rate, nic, step in each if not rate})
         self._invited = set()
         self._close_meeting()
         if self._n_failures > 1:  # with one left out, perhaps: not at once again with it

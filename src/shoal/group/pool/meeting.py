@@ -82,12 +82,10 @@ class PoolGroup(Group):
     Attributes:
         rates: by rank, the bytes that its link carries each microsecond, as its host says; 0: it
             does not know.
-        measured: of each server, what calls have shown that it carries; 0, or none: nothing else.
         n_channels: that large calls are cut over.
     """
 
     rates: tuple[float, ...] = ()
-    measured: tuple[float, ...] = ()
     n_channels: int = 1
 
     @property

@@ -18,7 +18,7 @@ from shoal.shapes import layouts_of
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control
-    from shoal.group.pool.pooled_call import PooledCall
+    from shoal.group.pool.served_call import ServedCall
     from shoal.group.work import Work
     from shoal.shapes import Shape
 
@@ -33,7 +33,7 @@ class _Piece(NamedTuple):
     giver: int
 
 
-def mend(control: Control, call: PooledCall) -> None:
+def mend(control: Control, call: ServedCall) -> None:
     """Give every worker what some hold of a call's servers' part, and reduce the rest again.
 
     Every element is folded in the order of its stripe, so the bits are those that servers give.
@@ -67,7 +67,7 @@ def mend(control: Control, call: PooledCall) -> None:
             work.drive(FOR_EVER_S)
 
 
-def is_whole_here(call: PooledCall) -> bool:
+def is_whole_here(call: ServedCall) -> bool:
     """Whether this worker holds all that the servers' part gives, though it has failed."""
     if call.servers is None or not call.servers.done():
         return False
@@ -80,7 +80,7 @@ def is_whole_here(call: PooledCall) -> bool:
     )
 
 
-def _own(call: PooledCall, n_segments: list[int]) -> bytes:
+def _own(call: ServedCall, n_segments: list[int]) -> bytes:
     """What landed here, chunk by chunk."""
     held = dict(call.servers.landed()) if call.servers is not None else {}
     bitmaps = (
@@ -98,7 +98,7 @@ def _first_at(offset: int, shape: Shape, n_workers: int) -> int:
     return first_of(offset // stride, n_workers, n_stripes)
 
 
-def _round(call: PooledCall, pieces: list[_Piece]) -> None:
+def _round(call: ServedCall, pieces: list[_Piece]) -> None:
     """As they travel to servers, and back: what is folded here is rounded at the same places."""
     dtype, codec = call.shape.dtype, call.shape.codec
     if codec is Codec.IDENTITY:
@@ -107,7 +107,7 @@ def _round(call: PooledCall, pieces: list[_Piece]) -> None:
         round_to(codec, dtype, call.address + piece.offset, piece.n_bytes // item_size(dtype))
 
 
-def _reduce(control: Control, call: PooledCall, missing: list[_Piece], works: list[Work]) -> None:
+def _reduce(control: Control, call: ServedCall, missing: list[_Piece], works: list[Work]) -> None:
     """Fold pieces where their order begins: one of each such worker at a time."""
     by_giver: defaultdict[int, deque[_Piece]] = defaultdict(deque)
     for piece in missing:
@@ -125,7 +125,7 @@ def _reduce(control: Control, call: PooledCall, missing: list[_Piece], works: li
     _wait(works)
 
 
-def _give(control: Control, call: PooledCall, pieces: list[_Piece], works: list[Work]) -> None:
+def _give(control: Control, call: ServedCall, pieces: list[_Piece], works: list[Work]) -> None:
     for piece in pieces:
         data = BufferView(call.address + piece.offset, piece.n_bytes, DType.UINT8, None)
         works.append(control.start_broadcast(data, piece.giver, _left_s(call)))
@@ -140,5 +140,5 @@ def _wait(works: list[Work]) -> None:
         works.pop()
 
 
-def _left_s(call: PooledCall) -> float:
+def _left_s(call: ServedCall) -> float:
     return max(0.001, call.until - time.monotonic())

@@ -7,6 +7,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from shoal.group.pool.probe import UNKNOWN, part_of
+
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
 
@@ -38,7 +40,7 @@ class Notices:
 
     def __init__(self, now: float) -> None:
         self._begun = now
-        self._assumed: set[Address] = set()
+        self._steps: dict[Address, int] = {}
         self._absences: dict[Address, _Absence] = {}
 
     def update(self, used: Container[Address], trouble: Mapping[Address, str], now: float) -> None:
@@ -56,16 +58,24 @@ class Notices:
             if absence.told:
                 _LOG.info("server %s is used again, after %.3g s", address, now - absence.since)
 
-    def assume(self, rates: Mapping[Address, float]) -> None:
-        """Warn once of each server whose rate nobody knows; it counts as so many bytes each us."""
-        for address, rate in rates.items():
-            if address not in self._assumed:
-                self._assumed.add(address)
-                _LOG.warning(
-                    "server %s cannot tell what its link carries: it is taken for %g Mbit/s, as "
-                    "those of the workers are; start it with SHOAL_LINK=RATE if that is wrong",
-                    *(address, round(8 * rate)),
-                )
+    def take(self, rates: Mapping[Address, tuple[float, int]]) -> None:
+        """Log what each server is taken for whose host reports no rate, where that is news.
+
+        Args:
+            rates: the bytes of each microsecond that it is taken for, and `probe.step_of`.
+        """
+        for address, (rate, step) in rates.items():
+            if self._steps.get(address) == step:
+                continue
+            self._steps[address] = step
+            found = f"{part_of(step):.2g} of what a worker's carries by a short probe"
+            _LOG.log(
+                logging.WARNING if step else logging.INFO,
+                "server %s reports no rate of its link: it is taken for %g Mbit/s, %s; start it "
+                "with SHOAL_LINK=RATE if that is wrong",
+                *(address, float(f"{8 * rate:.3g}")),
+                "as a worker's, since it could not be measured" if step == UNKNOWN else found,
+            )
 
     def _miss(self, address: Address, why: str, now: float) -> None:
         absence = self._absences.setdefault(address, _Absence(now))

@@ -27,9 +27,10 @@ from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.group.pool.commands import MEETING_S
 from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
 from shoal.group.pool.mend import is_whole_here, mend
-from shoal.group.pool.pool_view import PoolView, nics_of
+from shoal.group.pool.probe import REFERENCE, answer, measure
 from shoal.group.pool.settling import NumbersDiffer, made_by_all, settle
 from shoal.group.pool.stages import Stages
+from shoal.group.pool.view import View, nics_of
 from shoal.group.work import FOR_EVER_S
 from shoal.plan.text import counted
 from shoal.threads import start
@@ -39,15 +40,16 @@ if TYPE_CHECKING:
     from shoal.group.numbers import Numbers
     from shoal.group.pool.commands import Commands, End, Form
     from shoal.group.pool.control import Control
-    from shoal.group.pool.pooled_call import NativeError, PooledCall
+    from shoal.group.pool.meeting import PoolGroup
     from shoal.group.pool.rails import Rail, RailNumbers
+    from shoal.group.pool.served_call import NativeError, ServedCall
 
 _LOG: Final = logging.getLogger("shoal")
 
 _LOOK_S: Final = 0.05  # how often somebody who waits looks whether the world still stands
 
 
-class ServerPool:
+class Pool:
     """One worker's end of it.
 
     Args:
@@ -71,10 +73,10 @@ class ServerPool:
         self._world, self._cluster = world, control.planner.cluster
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
-        self.stages: Stages[PoolView] = Stages()
-        self._views: list[PoolView] = []  # that have not been ended by all
+        self.stages: Stages[View] = Stages()
+        self._views: list[View] = []  # that have not been ended by all
         self._held: set[int] = set()  # calls that wait until it is known who serves them
-        self._waiters: list[tuple[PooledCall, Callable[[], None]]] = []
+        self._waiters: list[tuple[ServedCall, Callable[[], None]]] = []
         self._is_closing = False
         self._awaits_others = True  # for nothing that a caller waits for: whoever leaves may
         self._meeting = ViewMeeting(key)
@@ -92,7 +94,7 @@ class ServerPool:
         return self._control.rank
 
     @property
-    def view(self) -> PoolView | None:
+    def view(self) -> View | None:
         """That of the calls that are made now."""
         with self.changed:
             return self.stages.last
@@ -141,7 +143,7 @@ class ServerPool:
 
     # What callers wait for.
 
-    def claim(self, number: int, until: float) -> PoolView | None:
+    def claim(self, number: int, until: float) -> View | None:
         """Who serves a call, which is made now. Holds `changed`.
 
         Raises:
@@ -179,7 +181,7 @@ class ServerPool:
         with self.changed:
             return min([self._numbers.lowest_open(), *self._held])
 
-    def is_settled(self, call: PooledCall) -> bool:
+    def is_settled(self, call: ServedCall) -> bool:
         """Whether its outcome is known and nobody mends it; if not, the thread sees to it."""
         if call.is_fine:
             return True
@@ -195,7 +197,7 @@ class ServerPool:
                 call.outcome = self._end_of_world()
             return call.outcome is not None
 
-    def await_settled(self, call: PooledCall, until: float) -> bool:
+    def await_settled(self, call: ServedCall, until: float) -> bool:
         """Wait for its outcome until then; whether it is known."""
         while not self.is_settled(call):
             now = time.monotonic()
@@ -212,7 +214,7 @@ class ServerPool:
                     self.changed.wait(min(until - now, _LOOK_S))
         return True
 
-    def on_settled(self, call: PooledCall, callback: Callable[[], None]) -> None:
+    def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
         """Call back once its outcome is known, at once if it is."""
         with self.changed:
             if not self.has_ended and not self.is_settled(call):
@@ -220,7 +222,7 @@ class ServerPool:
                 return
         callback()
 
-    def expire(self, call: PooledCall) -> None:
+    def expire(self, call: ServedCall) -> None:
         """Its deadline has passed: the group ends, as for every call that is late."""
         why = f"reached the deadline of all_reduce {call.number}, which servers have a part in"
         with self.changed:
@@ -332,30 +334,33 @@ class ServerPool:
         """Meet the servers, and use them from a call on that all workers agree on."""
         started = time.monotonic()
         self._awaits_others = True
-        view, why, misplaced, unmet = None, "", -1, frozenset[int]()
+        group, why, misplaced, unmet = None, "", -1, frozenset[int]()
+        n, steps = len(command.servers), b""
         try:
-            view = self._meet(command)
+            group = self._meet(command)
+            steps = self._probe(group)
         except Misplaced as error:
             why, misplaced = str(error), error.server
         except Unmet as error:
             why, unmet = str(error), error.servers
         except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
             why = str(error) or repr(error)
-        n = len(command.servers)
-        own = bytes([view is None, *(at in unmet for at in range(n))])
-        told = self._tell(own, view)
+        own = bytes([group is None, *(at in unmet for at in range(n))]) + steps.ljust(n, b"\0")
+        told = self._tell(own, group)
         if any(is_missing for is_missing, *_ in told):
-            if view is not None:
-                view.group.close()
+            if group is not None:
+                group.close()
             unheard = {
                 at: [rank for rank, one in enumerate(told) if one[1 + at]] for at in range(n)
             }
             known = {at: workers for at, workers in unheard.items() if workers}
             self._commands.failed(command, why, misplaced, known)
             return
-        assert view is not None
+        assert group is not None
+        steps = told[0][1 + n :]
+        view = self._view(command, group, steps)
         self._begin(view)
-        self._commands.formed(command, view)
+        self._commands.formed(view, steps)
         if self.rank == 0:
             _LOG.info(
                 "%s: view %d: %s from call %d on (%.0f ms)",
@@ -363,37 +368,49 @@ class ServerPool:
                 1e3 * (time.monotonic() - started),
             )
 
-    def _tell(self, own: bytes, view: PoolView | None) -> list[bytes]:
+    def _probe(self, group: PoolGroup) -> bytes:
+        """Measure the servers of unknown rate: rank 0 decides what they are taken for."""
+        n = self._control.size
+        unknown = [rank for rank in range(n, group.size) if not group.rates[rank]]
+        is_wanted = lambda: not self._is_closing  # noqa: E731
+        if unknown and self.rank == 0:
+            found = dict(zip(unknown, measure(group, unknown, is_wanted), strict=True))
+            return bytes(found.get(rank, 0) for rank in range(n, group.size))
+        if unknown and self.rank == REFERENCE:
+            answer(group, is_wanted)
+        return b""
+
+    def _tell(self, own: bytes, group: PoolGroup | None) -> list[bytes]:
         """By worker, how the forming of a view has gone."""
         try:
             self._check_open()
             told = self._control.bytes_of_all(own, FOR_EVER_S)
         except BaseException:
-            if view is not None:
-                view.group.close()
+            if group is not None:
+                group.close()
             raise
         self._awaits_others = False
         return told
 
-    def _meet(self, command: Form) -> PoolView:
-        n, servers = self._control.size, command.servers
-        size = n + len(servers)
+    def _meet(self, command: Form) -> PoolGroup:
+        n = self._control.size
         self._commands.invite(command, n)
-        where = command.host, command.port
-        group = self._meeting.meet(*where, command.view, self.rank, size, n)
+        size, where = n + len(command.servers), (command.host, command.port)
+        return self._meeting.meet(*where, command.view, self.rank, size, n)
+
+    def _view(self, command: Form, group: PoolGroup, steps: bytes) -> View:
         try:
             rates = [rate / self._rail.n_rails for rate in group.rates]
-            group.measured = command.measured
-            pool = nics_of(rates, n, self._cluster, command.measured)
-            return PoolView(
-                *(command.view, group, servers, self._cluster, pool, self._rail),
+            nics = nics_of(rates, self._control.size, self._cluster, steps)
+            return View(
+                *(command.view, group, command.servers, self._cluster, nics, self._rail),
                 self._commands.note,
             )
         except BaseException:
             group.close()
             raise
 
-    def _begin(self, view: PoolView | None) -> None:
+    def _begin(self, view: View | None) -> None:
         """Agree on the call with which a stage begins, and begin it."""
         with self.changed:
             proposal = self.stages.propose()
@@ -424,7 +441,7 @@ class ServerPool:
             self.changed.notify_all()
         view.group.close()
 
-    def _finish(self, view: PoolView, end: int) -> None:
+    def _finish(self, view: View, end: int) -> None:
         """Complete the calls that its servers left, on all workers together.
 
         What nobody has made yet is not the view's any more: servers have no part in it.
@@ -455,18 +472,18 @@ class ServerPool:
                 *("was" if n_open == 1 else "were", took_ms),
             )
 
-    def _await(self, call: PooledCall) -> None:
+    def _await(self, call: ServedCall) -> None:
         """Wait until the native core has let go of it; the world's end sees to that too."""
         while call.servers is not None and not call.servers.wait(_LOOK_S):
             self._check_world()
 
-    def _standings(self, view: PoolView, numbers: Collection[int]) -> list[bytes]:
+    def _standings(self, view: View, numbers: Collection[int]) -> list[bytes]:
         """By worker, how these calls stand there."""
         with self.changed:
             own = bytes(view.standings(numbers, self._may_come))
         return self._control.bytes_of_all(own, FOR_EVER_S) if own else [b""] * self._control.size
 
-    def _mend_all(self, view: PoolView, left: Sequence[int]) -> None:
+    def _mend_all(self, view: View, left: Sequence[int]) -> None:
         """Mend these calls, each once all workers have made it: they may do so in any order."""
         while left:
             told = self._standings(view, left)
@@ -480,7 +497,7 @@ class ServerPool:
                 if left and any(map(self._may_come, left)):
                     self.changed.wait(_LOOK_S)
 
-    def _mend(self, view: PoolView, number: int) -> None:
+    def _mend(self, view: View, number: int) -> None:
         with self.changed:
             call = next((call for call in view.calls if call.number == number), None)
             if call is None or call.outcome is not None:  # its caller has its memory back

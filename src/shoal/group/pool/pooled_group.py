@@ -22,11 +22,11 @@ from shoal.group.pool.addresses import endpoint_from, n_required_from, servers_f
 from shoal.group.pool.commands import Follower
 from shoal.group.pool.control import Control
 from shoal.group.pool.leader import Leader
-from shoal.group.pool.pool import ServerPool
-from shoal.group.pool.pool_view import Kind
-from shoal.group.pool.pooled_call import PooledCall, PooledWork
+from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall, RailWork
 from shoal.group.pool.rails import RailNumbers, Stage, rail_of
+from shoal.group.pool.served_call import ServedCall, ServedWork
+from shoal.group.pool.view import Kind
 from shoal.group.work import Work
 from shoal.rendezvous import job_key
 from shoal.shapes import Shape
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from shoal.group.buffers import BufferView
     from shoal.group.calls import CallOptions
     from shoal.group.pool.addresses import Address, JobEndpoint
-    from shoal.group.pool.pool_view import PoolView
-    from shoal.group.pool.pooled_call import NativeError
     from shoal.group.pool.rails import Rail, RailPart
+    from shoal.group.pool.served_call import NativeError
+    from shoal.group.pool.view import View
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -57,13 +57,13 @@ class PooledGroup(Group):
     While there are none, they are sharded among the workers: the bits are the same.
     """
 
-    _pool: ServerPool | None = None
+    _pool: Pool | None = None
     _is_part = _looks_at_first_use = False
     _rail: Rail
     _coming: RailNumbers
 
     @property
-    def pool(self) -> ServerPool | None:
+    def pool(self) -> Pool | None:
         """Its servers; None where there are none to be used."""
         return self._pool
 
@@ -127,7 +127,7 @@ class PooledGroup(Group):
         # NOT at once: many groups never make one, and each has a view with processes of its own.
         self._looks_at_first_use = self.planner.cluster.n_hosts >= _LEAST_HOSTS
 
-    def _look_at_first_use(self) -> ServerPool | None:
+    def _look_at_first_use(self) -> Pool | None:
         """Its servers; all its ranks make this call, so all begin to look."""
         with _FIRST_USE:
             if self._looks_at_first_use:
@@ -158,7 +158,7 @@ class PooledGroup(Group):
 
     def _pool_of(
         self, servers: tuple[Address, ...], endpoint: JobEndpoint | None, key: bytes
-    ) -> ServerPool:
+    ) -> Pool:
         native = self._native
         if isinstance(native, ClosedGroup):
             raise Closed(native.why)
@@ -166,7 +166,7 @@ class PooledGroup(Group):
         commands = Leader(servers, key, endpoint) if rail.host == 0 else Follower(key)
         # NOT the group itself, which would then live as long as the thread.
         numbers = self._numbers if rail.n_rails == 1 else self._coming
-        return ServerPool(Control.of(self, rail), commands, key, native, numbers, rail)
+        return Pool(Control.of(self, rail), commands, key, native, numbers, rail)
 
     def all_reduce(
         self,
@@ -207,9 +207,7 @@ class PooledGroup(Group):
             return None
         return Kind(span.dtype, found, span.n_elems, codec)
 
-    def _share(
-        self, pool: ServerPool, kind: Kind, span: BufferView, how: CallOptions
-    ) -> Work | None:
+    def _share(self, pool: Pool, kind: Kind, span: BufferView, how: CallOptions) -> Work | None:
         """Start a call, in two parts where there are servers."""
         timeout_s, subject = self._timeout(how), how.get("subject", 0)
         until = time.monotonic() + timeout_s
@@ -227,22 +225,22 @@ class PooledGroup(Group):
                 call = self._start_parts(pool, view, number, kind, span.address, until, subject)
         if call is None:
             return self._finish(native, span, how)
-        return self._finish_shared(call, PooledWork(self, call, span), how)
+        return self._finish_shared(call, ServedWork(self, call, span), how)
 
     def _start_parts(
         self,
-        pool: ServerPool,
-        view: PoolView,
+        pool: Pool,
+        view: View,
         number: int,
         kind: Kind,
         address: int,
         until: float,
         subject: int,
-    ) -> PooledCall:
+    ) -> ServedCall:
         call = None
         try:
             parts = view.parts(kind, self._sharded(kind))
-            call = PooledCall(pool, view, number, parts.shape, address, until, subject)
+            call = ServedCall(pool, view, number, parts.shape, address, until, subject)
             if parts.workers is not None:
                 timeout_s = max(0.0, until - time.monotonic())
                 key = self._rail.key(number, Stage.RAIL)
@@ -272,7 +270,7 @@ class PooledGroup(Group):
 
     def _share_by_rails(
         self,
-        pool: ServerPool,
+        pool: Pool,
         kind: Kind,
         pieces: Sequence[RailPart],
         span: BufferView,
@@ -317,7 +315,7 @@ class PooledGroup(Group):
 
     def _send_along(
         self,
-        pool: ServerPool,
+        pool: Pool,
         kind: Kind,
         number: int,
         address: int,
@@ -330,7 +328,7 @@ class PooledGroup(Group):
             self._coming.left(number)
             if view is not None:
                 call = self._start_parts(pool, view, number, kind, address, until, subject)
-                return PooledWork(self, call, None)
+                return ServedWork(self, call, None)
             plan, key = self._rail.plan(self._sharded(kind)), self._rail.key(number, Stage.RAIL)
             left_s = max(0.0, until - time.monotonic())
             return Work(
@@ -338,7 +336,7 @@ class PooledGroup(Group):
             )
 
     def _finish_shared(
-        self, call: PooledCall | RailCall, work: Work, how: CallOptions
+        self, call: ServedCall | RailCall, work: Work, how: CallOptions
     ) -> Work | None:
         if how.get("async_op") or how.get("work"):
             self._context.keep(work)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final, cast
 
 from shoal.engine import Fault
 from shoal.errors import Closed, ShoalError, TimedOut
-from shoal.group.pool.pooled_call import FINE
 from shoal.group.pool.rails import Stage
+from shoal.group.pool.served_call import FINE
 from shoal.group.work import COMPLETIONS, Work, follow
 
 if TYPE_CHECKING:
     from shoal.engine import Call
     from shoal.group.group import Group
-    from shoal.group.pool.pooled_call import NativeError
+    from shoal.group.pool.served_call import NativeError
 
 _LAST: Final = Stage.TELL
 

@@ -12,7 +12,7 @@ from shoal.group.work import COMPLETIONS, FOR_EVER_S, Work, follow
 if TYPE_CHECKING:
     from shoal.engine import Call
     from shoal.group.group import Group
-    from shoal.group.pool.pool_view import PoolView
+    from shoal.group.pool.view import View
     from shoal.shapes import Shape
 
 # The native core sees to the deadline of the workers' part, and tells all workers of it.
@@ -25,20 +25,20 @@ FINE: Final[NativeError] = (Fault.NONE, -1, "", "")
 class Keeper(Protocol):
     """Settles calls whose servers are lost."""
 
-    def await_settled(self, call: PooledCall, until: float) -> bool:
+    def await_settled(self, call: ServedCall, until: float) -> bool:
         """Wait for its outcome until then; whether it is there."""
 
-    def is_settled(self, call: PooledCall) -> bool:
+    def is_settled(self, call: ServedCall) -> bool:
         """Whether its outcome is there; if not, somebody is about to see to it."""
 
-    def on_settled(self, call: PooledCall, callback: Callable[[], None]) -> None:
+    def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
         """Call back once its outcome is there, at once if it is."""
 
-    def expire(self, call: PooledCall) -> None:
+    def expire(self, call: ServedCall) -> None:
         """Its deadline has passed: end the group."""
 
 
-class PooledCall:
+class ServedCall:
     """One of them, with the face of a native call. Over when both parts are, or were mended.
 
     Attributes:
@@ -61,7 +61,7 @@ class PooledCall:
     def __init__(
         self,
         keeper: Keeper,
-        view: PoolView,
+        view: View,
         number: int,
         shape: Shape,
         address: int,
@@ -160,17 +160,17 @@ class PooledCall:
             self.view.abort("the group of the workers has ended")
 
 
-class PooledWork(Work):
+class ServedWork(Work):
     """The Work of a pooled call."""
 
     __slots__ = ()
 
-    def __init__(self, group: Group, call: PooledCall, owners: object) -> None:
+    def __init__(self, group: Group, call: ServedCall, owners: object) -> None:
         super().__init__(group, cast("Call", call), owners)
 
     def on_done(self, callback: Callable[[Work], None]) -> None:
         """As `Work.on_done`."""
-        call = cast("PooledCall", self._call)
+        call = cast("ServedCall", self._call)
         parts: list[Work] = []
         if call.workers is not None:
             parts.append(Work(self._group, call.workers, None))

@@ -11,7 +11,7 @@ from shoal.dtypes import item_size
 from shoal.engine import plan_for
 from shoal.errors import PeerLost, ShoalError
 from shoal.group.pool.announce import TAG, pack
-from shoal.group.pool.correction import Tally
+from shoal.group.pool.probe import UNKNOWN, part_of
 from shoal.group.pool.settling import Standing
 from shoal.plan import choose_with_servers
 from shoal.plan.channels import n_lanes
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from shoal.engine import Plan
     from shoal.group.pool.addresses import Address
     from shoal.group.pool.meeting import PoolGroup
-    from shoal.group.pool.pooled_call import PooledCall
     from shoal.group.pool.rails import Rail
+    from shoal.group.pool.served_call import ServedCall
     from shoal.plan import Cluster
     from shoal.schedule.weights import Weights
 
@@ -82,7 +82,7 @@ class Parts(NamedTuple):
     shape: Shape
 
 
-class PoolView:
+class View:
     """One of them.
 
     Args:
@@ -92,7 +92,7 @@ class PoolView:
         note: hears how each kind of call is made, and why.
 
     Attributes:
-        tally: what its calls take, on rank 0.
+        shares: by server, its weight in the kind of call that was planned last.
         servers: in the order of their ranks, which begin at `n_workers`.
         begin, end: the numbers of its calls; no end: it goes on.
         is_settling: its calls that nobody has made wait until that is agreed.
@@ -114,13 +114,13 @@ class PoolView:
         self.number, self.group, self.servers = number, group, servers
         self.n_workers = group.size - len(servers)
         self.nics = nics
-        self.tally = Tally(self.n_workers, len(servers))
+        self.shares: Sequence[int] = (0,) * len(servers)
         self.begin = 0
         self.end: int | None = None
         self.n_shared = 0
         self.is_settling = False
         self.left: frozenset[int] | None = None
-        self.calls: deque[PooledCall] = deque()
+        self.calls: deque[ServedCall] = deque()
         self._over: deque[int] = deque(maxlen=_N_OVER)  # the last that have ended well
         self._cluster, self._rail, self._note = cluster, rail, note
         self._kinds: OrderedDict[Kind, Parts] = OrderedDict()
@@ -130,12 +130,10 @@ class PoolView:
         """Whether its group has."""
         return self.group.native_id is None or self.group.ended() is not None
 
-    def of_unknown_rate(self) -> dict[Address, float]:
-        """The servers that cannot tell what their links carry, and what is assumed, in B/us."""
-        links = zip(
-            self.servers, self.group.rates[self.n_workers :], self.nics.servers, strict=True
-        )
-        return {address: nic.out for address, rate, nic in links if not rate}
+    @property
+    def is_busy(self) -> bool:
+        """True while a server has yet to end its part of a call."""
+        return any(call.servers is not None and not call.servers.done() for call in [*self.calls])
 
     def culprit(self) -> tuple[Address, str] | None:
         """The server that its group has ended by, if any, and how, as a verb phrase."""
@@ -173,7 +171,7 @@ class PoolView:
             self._kinds.popitem(last=False)
         return found
 
-    def post(self, call: PooledCall, parts: Parts) -> None:
+    def post(self, call: ServedCall, parts: Parts) -> None:
         """Start the servers' part, unless the group has ended."""
         if parts.servers is None:
             call.is_mended = True  # nothing is left to be done
@@ -184,15 +182,13 @@ class PoolView:
                 parts.servers, self._rail.key_in_view(call.number), call.address, call.subject
             )
 
-    def add(self, call: PooledCall) -> None:
+    def add(self, call: ServedCall) -> None:
         """Remember a call that was made."""
         calls = self.calls
         while calls and (calls[0].is_fine or calls[0].outcome is not None):
             call_over = calls.popleft()
             if call_over.is_fine:
                 self._over.append(call_over.number)
-                if self.group.rank == 0:
-                    self.tally.ended(call_over)
         calls.append(call)
 
     def takes(self, number: int) -> bool:
@@ -226,6 +222,7 @@ class PoolView:
             self._note(self.number, str(kind), f"{names}: {chosen.why}")
         if chosen.weights is None:
             return Parts(None, self._rail.plan(alone), alone)
+        self.shares = chosen.weights.servers
         shape = self._shape(kind, chosen.weights, "servers", self.group.size, self._cut(kind))
         workers = None
         if "workers" in chosen.weights.parts:
@@ -259,16 +256,17 @@ class PoolView:
 
 
 def nics_of(
-    rates: Sequence[float], n_workers: int, cluster: Cluster, measured: Sequence[float] = ()
+    rates: Sequence[float], n_workers: int, cluster: Cluster, steps: Sequence[int] = ()
 ) -> Pool:
-    """What the links of a view carry, as its ranks have said; that of the cluster if unknown.
+    """Return what the links of a view carry, from what its ranks report.
 
     Args:
-        rates: by rank, bytes each microsecond; 0: unknown.
-        measured: of the servers, what is known better, likewise; none: nothing is.
+        rates: by rank, bytes each microsecond; 0: unknown, which counts as the cluster's.
+        steps: of each server, how far below a worker's its rate was measured to be, for those of
+            unknown rate (`probe.step_of`); none: nothing was measured.
     """
     known = 1 / cluster.wire.us_per_byte if cluster.wire.us_per_byte else 1e6
-    better = (0.0,) * n_workers + tuple(measured or (0.0,) * (len(rates) - n_workers))
-    used = [found or rate or known for found, rate in zip(better, rates, strict=True)]
+    measured = (*(0,) * n_workers, *(steps or (UNKNOWN,) * (len(rates) - n_workers)))
+    used = [rate or known * part_of(step) for rate, step in zip(rates, measured, strict=True)]
     nics = [Nic(rate, rate) for rate in used]
     return Pool(tuple(nics[n_workers:]), tuple(nics[:n_workers]))

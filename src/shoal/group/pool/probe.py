@@ -1,0 +1,132 @@
+"""Measure what a server's link carries where its host reports no rate: once, when a view forms.
+
+Rank 0 asks worker 1 and then each such server for some bytes, and times them. A server's rate is
+a part of a worker's, measured in the same way, so nothing depends on how fast this machine's cores
+are. The part is rounded to steps of the square root of 2: what is nearly as fast counts as equal.
+
+The probe is bounded by `BUDGET_S` and `_MOST_BYTES` a reply. It raises nothing: a server whose
+reply is late counts as fast as a worker, as if there were no probe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import statistics
+import time
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shoal.group.pool.meeting import PoolGroup
+    from shoal.group.work import Work
+
+BUDGET_S: Final = 1.0
+"""For all servers of a view."""
+
+UNKNOWN: Final = 255
+"""The step of a server that was not measured."""
+
+REFERENCE: Final = 1
+"""The worker that servers are compared with."""
+
+_OF_ONE_S: Final = 0.3  # for one rank
+_ASK, _REPLY = 2, 3  # tags of messages
+_LEAST_BYTES: Final = 256 << 10
+_MOST_BYTES: Final = 8 << 20
+# A reply that takes this long is long enough: the delay of a thread says little of it any more. The
+# first reply of each rank counts for nothing: it waits for the connection, and a shaped link lets
+# its first 100 KiB or so pass at once. The median of three more is taken.
+_ENOUGH_S: Final = 0.002
+_N_TIMED: Final = 3
+_EQUAL: Final = 0.75  # of a worker's rate: two links that are alike were measured so far apart
+_LOOK_S: Final = 0.02
+
+
+def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bool]) -> list[int]:
+    """Return the step of each of these ranks, on rank 0; see `part_of`."""
+    until = time.monotonic() + BUDGET_S
+    rates: dict[int, float] = {}
+    with contextlib.suppress(ShoalError, MemoryError), _alone(until) as is_alone:
+        for rank in (REFERENCE, *servers) if is_alone else ():
+            rates[rank] = _rate_of(group, rank, until, is_wanted)
+            if not rates[REFERENCE]:
+                break
+            if rates[rank]:
+                group.send(bytearray(8), rank, _ASK, async_op=True)  # nothing more is asked
+    reference = rates.get(REFERENCE, 0.0)
+    return [step_of(rates.get(rank, 0.0), reference) for rank in servers]
+
+
+def answer(group: PoolGroup, is_wanted: Callable[[], bool]) -> None:
+    """Send rank 0 the bytes that it asks for, until it has asked enough."""
+    until = time.monotonic() + 2 * BUDGET_S
+    asked = bytearray(8)
+    with contextlib.suppress(ShoalError, MemoryError):
+        while _ends(group.recv(asked, 0, _ASK, async_op=True), until, is_wanted):
+            n_bytes = min(int.from_bytes(asked, "little"), _MOST_BYTES)
+            if not n_bytes:
+                return
+            if not _ends(
+                group.send(bytearray(n_bytes), 0, _REPLY, async_op=True), until, is_wanted
+            ):
+                return
+
+
+def step_of(rate: float, reference: float) -> int:
+    """Return the number of steps by which a rate is below a worker's; `UNKNOWN` if it is 0."""
+    if not rate or not reference:
+        return UNKNOWN
+    if rate >= _EQUAL * reference:
+        return 0
+    return min(UNKNOWN - 1, round(2 * (math.log2(reference) - math.log2(rate))))
+
+
+def part_of(step: int) -> float:
+    """Return the part of a worker's rate that a server's is taken for."""
+    return 1.0 if step == UNKNOWN else 2.0 ** (-step / 2)
+
+
+def _rate_of(group: PoolGroup, rank: int, until: float, is_wanted: Callable[[], bool]) -> float:
+    """Return the bytes that a rank sends each microsecond; 0 if they do not come in time."""
+    until = min(until, time.monotonic() + _OF_ONE_S)
+    n_bytes, is_first, rates = _LEAST_BYTES, True, list[float]()
+    while len(rates) < _N_TIMED:
+        began = time.monotonic_ns()
+        reply = group.recv(bytearray(n_bytes), rank, _REPLY, async_op=True)
+        group.send(bytearray(n_bytes.to_bytes(8, "little")), rank, _ASK, async_op=True)
+        if reply is None or not _ends(reply, until, is_wanted):
+            break
+        took_us = (reply.finished_ns - began) / 1e3
+        if took_us < 1e6 * _ENOUGH_S and n_bytes < _MOST_BYTES:
+            n_bytes *= 2
+        elif not is_first:
+            rates.append(n_bytes / took_us)
+        is_first = False
+    return statistics.median(rates) if rates else 0.0
+
+
+def _ends(work: Work | None, until: float, is_wanted: Callable[[], bool]) -> bool:
+    """Wait until a message has ended well, or time is up. What is late stays in flight."""
+    assert work is not None  # of `async_op`
+    while not work.drive(max(0.001, min(until - time.monotonic(), _LOOK_S))):
+        if time.monotonic() >= until or not is_wanted():
+            return False
+    return work.error() is None
+
+
+@contextlib.contextmanager
+def _alone(until: float) -> Iterator[bool]:
+    """Wait until no other group on this host measures: rails and groups share its NIC."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):  # another has the name
+                lock.bind(f"\0shoal probe {os.getuid()}")
+                break
+            time.sleep(0.002)
+        yield bool(lock.getsockname())
