@@ -8,17 +8,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.analysis.simulate.simulator import Simulation, simulate, simulate_steps
 from shoal.limits import SEGMENT_BYTES
 from shoal.plan import default_cluster
 from shoal.plan.cluster import Cluster, LinkCost, Nic, Pool
-from shoal.plan.served import streams_of
 from shoal.plan.shares import best_shares
 from shoal.schedule import Recv, Send, Step
 
+if TYPE_CHECKING:
+    from shoal.schedule.weights import Weights
+
 _NOTHING: Final = LinkCost(0.0, 0.0, 0.0)
+_MOST_STREAMS: Final = 4  # connections to a server: more get in each other's way
 _ONE_GBIT: Final = LinkCost(latency_us=30.0, us_per_byte=0.008, message_us=5.0)
 
 
@@ -147,6 +150,18 @@ class SharedTime(NamedTuple):
 
 
 @functools.cache
+def streams_of(weights: Weights) -> int:
+    """Return the connections of a worker to each server, for one to each worker.
+
+    Connections get equal turns of a NIC. One to a worker carries parts and results, twice a
+    worker's share; one to a server carries a server's share.
+    """
+    of_workers, of_servers = (
+        sum(each) / (len(each) - each.count(0) or 1) for each in (weights.workers, weights.servers)
+    )
+    return min(_MOST_STREAMS, max(1, round(of_servers / (2 * of_workers)))) if of_workers else 1
+
+
 def shared_time(n_workers: int, n_servers: int, n_bytes: int) -> SharedTime:
     """All with 1 Gbit/s; one connection to each server, or as many as its share needs."""
     cluster = default_cluster(range(n_workers), wire=_ONE_GBIT)

@@ -222,8 +222,8 @@ Jiang et al. (BytePS, OSDI 2020, 4.1): n workers and k servers with equal links 
 k = n and beyond. Simulated with 1 Gbit/s, in multiples of that time, with what NICs lose to several
 streams at the beginning of each ([decision 23](decisions/0023-costs-are-counted.md)), which was not
 measured with servers. Connections get equal turns of a NIC: with one to each server, workers are
-done with each other while servers are still waiting; with as many as `streams_of` says, they
-end together.
+done with each other while servers are still waiting; with up to four, for larger shares of the
+servers, they end together.
 
 """
 

@@ -40,12 +40,12 @@ def test_one_that_has_served_for_a_while_begins_anew_and_one_that_has_not_does_n
     left_out = LeftOut()
     for at in (0.0, 1.0):
         left_out.blame(ONE, READY[ONE], "is cut off", at)
-    left_out.used([ONE, OTHER], 3.0)
+    left_out.used([ONE, OTHER])
     assert left_out.why() == {}
     left_out.blame(ONE, READY[ONE], "is cut off", 4.0)  # soon after: 4 s
     assert left_out.may_serve(READY, 7.9) == [OTHER]
     assert left_out.may_serve(READY, 8.0) == [ONE, OTHER]
-    left_out.used([ONE], 8.0)
+    left_out.used([ONE])
     left_out.blame(ONE, READY[ONE], "is cut off", 8.0 + 4 * 4)  # 1 s
     assert left_out.may_serve(READY, 24.9) == [OTHER]
     assert left_out.may_serve(READY, 25.0) == [ONE, OTHER]

@@ -14,7 +14,7 @@ from shoal.errors import UsageError
 from shoal.plan import Nic, Pool, choose, choose_with_servers, default_cluster
 from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
-from shoal.plan.served import Served, cost_with_servers, streams_of
+from shoal.plan.served import Served, cost_with_servers
 from shoal.plan.shares import best_shares
 from shoal.schedule.weights import Weights
 
@@ -114,30 +114,16 @@ def test_servers_that_would_not_win_are_told_with_the_time_that_they_would_take(
     assert found.weights is None
     assert found.cost_us == found.alone_us
     assert found.why.startswith("not by servers, since 100 MiB over 19 workers and 1 server would ")
-    assert "would hardly take less: 1.64 s where sharded of the workers alone" in found.why
+    assert "would take 1.64 s where sharded of the workers alone" in found.why
     off = f"{1 - served(19, 2).cost_us / found.alone_us:.1%} of the time off"
     assert f"another server would take {off}" in found.why
 
 
-def test_what_takes_hardly_less_is_left_to_the_workers() -> None:
-    near = [served(n, k) for n in range(3, 20) for k in range(1, n)]
-    hardly = [found.why for found in near if "would hardly take less" in found.why]
-    assert hardly
-    assert all(why.startswith("not by servers, since ") for why in hardly)
-
-
-@pytest.mark.parametrize(
-    ("k", "streams"), [(1, 1), (2, 1), (4, 2), (6, 4), (7, 4), (8, 1), (12, 1)]
-)
-def test_connections_to_a_server_are_as_many_as_its_share_needs(k: int, streams: int) -> None:
-    """A server's share by twice a worker's: 8 workers and 4 servers have weights 2 and 7."""
-    assert streams_of(shared(8, k)) == streams
-
-
-@pytest.mark.parametrize("k", [1, 2, 4, 6, 8, 12])
-def test_shares_are_as_good_in_the_simulator_as_the_program_says(k: int) -> None:
+@pytest.mark.parametrize(("k", "streams"), [(1, 1), (2, 1), (4, 2), (6, 4), (8, 1), (12, 1)])
+def test_shares_are_as_good_in_the_simulator_as_the_program_says(k: int, streams: int) -> None:
+    """With as many connections to a server as twice a worker's share goes into the server's."""
     weights = shared(8, k)
-    both = replace(flat(8 + k), streams=streams_of(weights), contention=0.0)
+    both = replace(flat(8 + k), streams=streams, contention=0.0)
     played = simulate("all_reduce", weights.name(), both, 100 * MIB)
     best = best_shares([Nic(125, 125)] * 8, pool(k).servers).us_per_byte * 100 * MIB
     assert best <= played.time_us < 1.1 * best

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.plan.cluster import Nic
-from shoal.plan.shares import best_shares, kept_beside, loads, rates_for_part, shares_beside
+from shoal.plan.shares import best_shares, kept_beside, loads, shares_beside
 from shoal.schedule.weights import Weights
 
 
@@ -124,7 +124,6 @@ def test_beside_workers_a_server_is_given_what_it_gets_of_its_nic(k: int) -> Non
     assert part < sum(best_shares(workers, servers).servers)
     busy = 8 * found.servers[0] / (10 * kept_beside(part))
     assert busy == pytest.approx((1 + 6 * found.workers[0]) / 10, rel=1e-6)
-    assert rates_for_part(workers, servers, part) == pytest.approx(1, rel=1e-6)
 
 
 def test_where_one_side_does_it_all_nothing_competes() -> None:
@@ -132,11 +131,3 @@ def test_where_one_side_does_it_all_nothing_competes() -> None:
         workers, servers = nics(*[10.0] * 8), nics(*[10.0] * k)
         assert shares_beside(workers, servers) == best_shares(workers, servers)
         assert sum(shares_beside(workers, servers).workers) == pytest.approx(float(k == 0))
-
-
-@pytest.mark.parametrize("part", [0.1, 0.4, 0.7])
-def test_rates_for_a_part_give_servers_that_part_of_the_buffer(part: float) -> None:
-    workers, servers = nics(10, 10, 10, 10, 9, 10), nics(10, 3)
-    times = rates_for_part(workers, servers, part)
-    found = shares_beside(workers, [Nic(times * nic.out, times * nic.into) for nic in servers])
-    assert sum(found.servers) == pytest.approx(part, rel=1e-3)

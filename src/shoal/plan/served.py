@@ -1,6 +1,6 @@
-"""Whether servers should share in an all-reduce, with which weights, and why.
+"""Decide whether servers share in an all-reduce, with which weights, and why.
 
-Pure: whoever knows the same cluster and the same servers decides the same.
+Pure: the same cluster and the same servers give the same decision.
 """
 
 from __future__ import annotations
@@ -23,21 +23,17 @@ if TYPE_CHECKING:
     from shoal.plan.shares import Shares
     from shoal.schedule.weights import Weights
 
-# NICs that are busy for this part of the longest time are named as bottlenecks with it: whole
-# numbers as weights leave as much between those that are equal.
+# NICs that are busy for this part of the longest time are bottlenecks too: whole numbers as weights
+# leave as much between NICs that are equally busy.
 _BUSY: Final = 0.99
-# Servers that bring less are not worth another group's messages; the costs are not that exact.
+# Servers are used if calls take less than this part of the workers' time: costs are not more exact.
 _WORTH: Final = 0.98
-# What a call takes beyond its cost where workers reduce too, since connections to workers and to
-# servers compete for NICs (docs/decisions/0033).
+# By how much calls exceed their cost where workers reduce too, since connections to workers and to
+# servers compete for NICs; and where fewer servers than workers reduce all of it, since many send
+# to few (docs/decisions/0033).
 _COMPETING: Final = 1.04
-# And where servers do it all, but each folds more than a worker sends: all workers send to a few.
 _INCAST: Final = 1.2
-# How the sentence begins where the workers do it alone.
-_NOT: Final = "not by servers, since"
-# More connections than this bring nothing (docs/simulation.md): they get in each other's way.
-_MOST_STREAMS: Final = 4
-# What another server brings is said to be nothing where it is less than this leaves.
+# What leaves more of the time than this is nothing.
 _NOTHING: Final = 0.9995
 
 
@@ -93,34 +89,35 @@ def choose_with_servers(
     what += counted(len(pool.servers), "server")
     is_sharded = bool(pool.servers) and cluster.n_hosts == cluster.size
     alone = choose("all_reduce", n_bytes, cluster, "sharded" if is_sharded else "", codec=codec)
+
+    def by_workers(why: str, bottleneck: str = "") -> Served:
+        why = f"not by servers, since {why}"
+        return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
+
     if reason := _why_not(cluster, pool):
-        return Served(None, alone.cost_us, alone.cost_us, "", f"{_NOT} {reason} ({what})")
+        return by_workers(f"{reason} ({what})")
     shared = _best(n_bytes, cluster, pool, codec)
     if shared is None:
-        why = "they would have nothing to do: with or without them, workers send no less than the "
-        why = f"{_NOT} {why}tensor once ({what})"
-        return Served(None, alone.cost_us, alone.cost_us, "", why)
+        return by_workers(f"with or without them a worker sends the tensor once ({what})")
     bottleneck = _bottleneck(shared.cost, shared.weights, cluster, pool)
     named = f"{alone.name} of the workers alone takes {show_us(alone.cost_us)}"
-    # What takes a few messages' time is not worth another group's, whatever the model says.
+    # A call of a few messages' time is not worth the messages of another group.
     if shared.cost.bottleneck == "latency":
-        why = f"{_NOT} {what} wait for latency, which they do not shorten ({named}); "
+        why = f"{what} wait for latency, which they do not shorten ({named}); "
         why += "not bandwidth-bound, so another server would bring nothing"
-        return Served(None, alone.cost_us, alone.cost_us, bottleneck, why)
+        return by_workers(why, bottleneck)
     is_used = shared.time_us <= _WORTH * alone.cost_us
-    take = "take"
-    if not is_used:
-        take = f"would {'hardly take' if shared.time_us < alone.cost_us else 'take no'} less:"
-    why = f"{what} {take} {show_us(shared.time_us)} where {named}, bottleneck: {bottleneck}; "
-    why += "bandwidth-bound" if shared.cost.bottleneck == "network" else "not bandwidth-bound"
     now_us, least = (shared.time_us, _NOTHING) if is_used else (alone.cost_us, _WORTH)
-    one_more_us = _with_one_more_us(n_bytes, cluster, pool, codec)
-    if one_more_us > least * now_us:
+    why = f"{what} {'take' if is_used else 'would take'} {show_us(shared.time_us)} where {named}, "
+    why += f"bottleneck: {bottleneck}; "
+    why += "bandwidth-bound" if shared.cost.bottleneck == "network" else "not bandwidth-bound"
+    saved = 1 - _with_one_more_us(n_bytes, cluster, pool, codec) / now_us
+    if saved < 1 - least:
         why += ", and another server would bring nothing"
     else:
-        why += f": another server would take {1 - one_more_us / now_us:.1%} of the time off"
+        why += f": another server would take {saved:.1%} of the time off"
     if not is_used:
-        return Served(None, alone.cost_us, alone.cost_us, bottleneck, f"{_NOT} {why}")
+        return by_workers(why, bottleneck)
     return Served(shared.weights, shared.time_us, alone.cost_us, bottleneck, why)
 
 
@@ -146,19 +143,6 @@ def _best(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> _Shared |
         cost = cost_with_servers(weights, n_bytes, cluster, pool, codec)
         priced.append(_Shared(weights, cost, cost.cost_us * _competing(weights)))
     return min(priced, key=lambda way: way.time_us)
-
-
-def streams_of(weights: Weights) -> int:
-    """Connections of a worker to each server, for one to each worker.
-
-    Connections that have something to send get equal turns of a NIC. One to a worker carries parts
-    and results, twice a worker's share, and one to a server a server's share. With fewer, servers
-    are still waiting when workers are done.
-    """
-    of_workers, of_servers = (
-        sum(each) / (len(each) - each.count(0) or 1) for each in (weights.workers, weights.servers)
-    )
-    return min(_MOST_STREAMS, max(1, round(of_servers / (2 * of_workers)))) if of_workers else 1
 
 
 def cost_with_servers(

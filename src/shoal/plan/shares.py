@@ -113,17 +113,6 @@ def shares_beside(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
     return shares
 
 
-def rates_for_part(workers: Sequence[Nic], servers: Sequence[Nic], part: float) -> float:
-    """How many times their rates give the servers this part of the buffer by `shares_beside`.
-
-    A part x of the servers is what they pass in the time in which the workers fold the rest:
-    n + (n-2)(1-x) of the buffer by all their NICs.
-    """
-    n = len(workers)
-    time = (n + (n - 2) * (1 - part)) / sum(nic.slower for nic in workers)
-    return n * part / time / kept_beside(part) / sum(nic.slower for nic in servers)
-
-
 def servers_alone(workers: Sequence[Nic], servers: Sequence[Nic]) -> Shares:
     """The shares by which servers do it all: there must be one, and the slower ones get less."""
     rate, n = sum(nic.slower for nic in servers), len(workers)

@@ -218,7 +218,7 @@ class Leader:
 
     def formed(self, view: View, steps: bytes) -> None:
         """Ask at once should there be others."""
-        self._left_out.used(view.servers, _now())
+        self._left_out.used(view.servers)
         rates = view.group.rates[view.n_workers :]
         each = zip(view.servers, rates, view.nics.servers, steps, strict=True)
         self._notices.take({one: (nic.out, step) for one, rate, nic, step in each if not rate})

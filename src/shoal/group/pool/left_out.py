@@ -1,7 +1,7 @@
-"""Servers that a view could not form with, or was lost by: they are left out for a while. No I/O.
+"""Leave out a server that a view could not form with, or was lost by, for a while. No I/O.
 
-A server that some worker cannot reach may well answer the lowest one: without this, view after view
-would form with it and end by it.
+A server that some worker cannot reach may still answer the lowest one. If it were not left out,
+view after view would form with it and end by it.
 """
 
 from __future__ import annotations
@@ -13,69 +13,62 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from shoal.group.pool.addresses import Address
 
-# A link that flapped is back after the least. Each try costs a process on every server, no call
-# waits for it; one that has healed is used again after the longest.
+# A link that flapped is back after the least. Each try costs a process on every server, and no call
+# waits for it. The longest is how long a link that has healed stays unused.
 _LEAST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 32.0
-# One that has served for as many pauses begins anew with the least.
+# A server that was not blamed for this many pauses begins anew with the least.
 _N_PAUSES_FORGIVEN: Final = 4
 
 
 @dataclass
 class _Absence:
-    """Until when a server is left out, or was last.
+    """Until when a server is left out.
 
     Args:
-        identity: of its process; another one begins anew.
-        used_at: when it was in a view again; None: it is left out.
+        identity: of its process; another process of that server begins anew.
+        why: a verb phrase; empty once a view stands with it again.
     """
 
     identity: bytes | None
     pause_s: float
-    not_before: float = 0.0
-    used_at: float | None = None
+    not_before: float
+    why: str
+
+    def lasts(self, identity: bytes, now: float) -> bool:
+        """Return whether that process is still left out."""
+        return self.identity == identity and now < self.not_before
 
 
 class LeftOut:
-    """All of them. Reads no clock."""
+    """The servers that are left out. Reads no clock."""
 
     def __init__(self) -> None:
         self._absences: dict[Address, _Absence] = {}
-        self._why: dict[Address, str] = {}
 
     def blame(self, address: Address, identity: bytes | None, why: str, now: float) -> None:
-        """Leave it out for a while, longer each time.
+        """Leave a server out, twice as long as the last time; `why` is a verb phrase."""
+        last, pause_s = self._absences.get(address), _LEAST_PAUSE_S
+        if last is not None and last.identity == identity:
+            forgiven_at = last.not_before + _N_PAUSES_FORGIVEN * last.pause_s
+            pause_s = min(2 * last.pause_s, _LONGEST_PAUSE_S) if now < forgiven_at else pause_s
+        self._absences[address] = _Absence(identity, pause_s, now + pause_s, why)
 
-        Args:
-            why: a verb phrase.
-        """
-        absence = self._absences.get(address)
-        if absence is None or absence.identity != identity or _is_forgiven(absence, now):
-            absence = self._absences[address] = _Absence(identity, _LEAST_PAUSE_S / 2)
-        absence.pause_s = min(2 * absence.pause_s, _LONGEST_PAUSE_S)
-        absence.not_before = now + absence.pause_s
-        absence.used_at = None
-        self._why[address] = why
-
-    def used(self, addresses: Iterable[Address], now: float) -> None:
-        """A view stands with these."""
+    def used(self, addresses: Iterable[Address]) -> None:
+        """Record that a view stands with these servers."""
         for address in addresses:
-            if self._why.pop(address, None) is not None:
-                self._absences[address].used_at = now
+            if address in self._absences:
+                self._absences[address].why = ""
 
     def may_serve(self, ready: Mapping[Address, bytes], now: float) -> list[Address]:
-        """Those of the servers that are ready, by the identities of their processes."""
-        return [one for one, identity in ready.items() if self._may_serve(one, identity, now)]
+        """Return the servers that may be in a view, of those that answer.
+
+        Args:
+            ready: by address, the identity of the server's process.
+        """
+        absences = ((one, self._absences.get(one), ready[one]) for one in ready)
+        return [one for one, last, own in absences if last is None or not last.lasts(own, now)]
 
     def why(self) -> dict[Address, str]:
-        """Why those that are left out are."""
-        return dict(self._why)
-
-    def _may_serve(self, address: Address, identity: bytes, now: float) -> bool:
-        absence = self._absences.get(address)
-        return absence is None or absence.identity != identity or now >= absence.not_before
-
-
-def _is_forgiven(absence: _Absence, now: float) -> bool:
-    used_at = absence.used_at
-    return used_at is not None and now - used_at >= _N_PAUSES_FORGIVEN * absence.pause_s
+        """Return by server why it is left out."""
+        return {address: last.why for address, last in self._absences.items() if last.why}
