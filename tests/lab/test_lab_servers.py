@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from shoal.bench.case import Case
-from shoal.bench.lab_servers import LabServers
-from shoal.bench.served_faults import Pauses
-from shoal.bench.served_measures import ServedCalls, server_cpu
-from shoal.bench.worker_pools import BenchOptions, WorkerPools
+from bench.scoreboard.case import Case
+from bench.scoreboard.lab_servers import LabServers
+from bench.scoreboard.pools import BenchOptions, WorkerPools
+from bench.scoreboard.served_faults import Pauses
+from bench.scoreboard.served_measures import ServedCalls, server_cpu
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.bench.strangers import own_listener
+from bench.scoreboard.strangers import own_listener
 
 
 def test_a_process_finds_where_it_listens() -> None:
@@ -22,7 +22,7 @@ def test_a_process_that_listens_nowhere_says_so() -> None:
 def test_strangers_hold_some_connections_and_send_garbage_on_others() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address, port = listener.getsockname()
-        argv = [sys.executable, "-m", "shoal.bench.strangers", address, str(port), "2", "3"]
+        argv = [sys.executable, "-m", "bench.scoreboard.strangers", address, str(port), "2", "3"]
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=pipe) as process:
             came = [listener.accept()[0] for _ in range(5)]

@@ -12,8 +12,8 @@ from shoal.bench.worker_pool import WorkerPool
 
 # Ranks that copy need no library, and start in 0.2 s.
 COPIERS = JobSpec("copy", 2)
-NOWHERE = Placement({"openmpi": Path("nowhere")})
-TENSOR = {"n_bytes": 4096, "memory": "private"}
+NOWHERE = Placement({"openmpi": Path("nowhere")}, program="bench.scoreboard.worker")
+TENSOR = {"n_bytes": 4096}
 
 
 def test_every_rank_checks_and_measures_its_own_tensor() -> None:

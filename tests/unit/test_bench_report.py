@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from shoal.bench.report.read import BestCase, CallName, read_records
-from shoal.bench.report.words import show_rate, show_ratio, show_size, show_time
 from shoal.cli import main
 from shoal.errors import UsageError
 
@@ -128,7 +127,6 @@ def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         ("{", "is no JSON"),
         ("[1]", "is not what `shoal bench --json FILE` writes"),
         ({"version": 2, "results": [1]}, "is not what `shoal bench --json FILE` writes"),
-        ({"run": {}, "tables": {}}, "is of `shoal bench suite`"),
         (broken(lambda told: told.update(format_version=9)), "has format 9 of shoal 0.1.0"),
         (broken(lambda told: told.update(points=[])), "has no measurements"),
         (broken(lambda told: told.pop("place")), "is damaged: no 'place'; measure again"),
@@ -262,16 +260,3 @@ def test_a_single_size_is_drawn_too(file: Callable[..., Path], tmp_path: Path) -
     data = record()
     del data["shoal"]["points"][1:]
     assert main(["report", str(file(data)), "-o", str(tmp_path / "p.html")]) == 0
-
-
-def test_numbers_are_shown_in_units_that_suit() -> None:
-    assert [show_size(n) for n in (4, 16384, 1.5 * (1 << 20), 1 << 31)] == [
-        *("4 B", "16 KiB", "1.5 MiB", "2 GiB")
-    ]
-    assert [show_time(us) for us in (0.5, 40, 999.9, 1500, 2e6)] == [
-        *("0.5 us", "40 us", "1 ms", "1.5 ms", "2 s")
-    ]
-    assert [show_rate(n) for n in (47.6e6, 1.25e9, 900, 999.9e6)] == [
-        *("47.6 MB/s", "1.25 GB/s", "900 B/s", "1 GB/s")
-    ]
-    assert show_ratio(1.7499) == "1.75x"

@@ -6,14 +6,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.bench.columns import way_of
-from shoal.bench.limits import share_of
 from shoal.bench.nccl_table import number
-from shoal.bench.table import align
 
 if TYPE_CHECKING:
     from shoal.bench.limits import Limit
-    from shoal.bench.points import Figures, SizePoint
+    from shoal.bench.measured import Figures, SizePoint
 
 
 def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> str:
@@ -33,7 +30,7 @@ def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> s
         [str(point.n_bytes), *_cells(point, one, limit), ""]
         for point in points
         for one in point.figures
-        if one.times
+        if not one.failure
     ]
     told = [
         "#\n# Percentiles of the same calls, and what a call costs a rank: CPU, bytes over NICs\n",
@@ -47,24 +44,33 @@ def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> s
 
 
 def _cells(point: SizePoint, one: Figures, limit: Limit | None) -> Iterator[str]:
-    assert one.times is not None  # asked before
-    assert one.taken is not None  # likewise
-    times, taken = one.times, one.taken
-    yield way_of(one.in_place)
+    times = one.times
+    yield one.way
     yield one.library
     yield from (number(time_s * 1e6, 7) for time_s in (times.p50, times.p95, times.p99))
-    yield number(statistics.fmean(taken.cpu_s) * 1e6, 7)
-    for rounds in (taken.sent, taken.received):
+    yield number(statistics.fmean(one.cpu_s) * 1e6, 7)
+    for rounds in (one.sent, one.received):
         yield f"{statistics.fmean(rounds):.0f}" if rounds else "-"
     yield "N/A" if one.n_wrong is None else str(one.n_wrong)
-    yield "" if one.ratio is None else f"{one.ratio:.2f}"
-    share = share_of(limit, point, times.p50)
-    yield "" if share is None else f"{share:.0%}"
+    ratio = point.ratio(one)
+    yield "" if ratio is None else f"{ratio:.2f}"
+    least_s = limit.time_s(point.kind.collective, point.n_bytes) if limit else None
+    yield f"{least_s / times.p50:.0%}" if least_s and times.p50 else ""
 
 
 def _missing(points: Sequence[SizePoint]) -> Iterator[str]:
     for point in points:
         for one in point.figures:
             if one.failure:
-                what = f"{one.library}, {point.kind.collective} {way_of(one.in_place)}"
-                yield f"{what}: {one.failure}"
+                yield f"{one.library}, {point.kind.collective} {one.way}: {one.failure}"
+
+
+def align(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return columns as wide as their widest cell, numbers flush right; the last cell is text."""
+    widths = [max(map(len, column)) for column in zip(*(line[:-1] for line in lines), strict=True)]
+    return [
+        "  ".join(
+            ["", *(cell.rjust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]
+        ).rstrip()
+        for line in lines
+    ]

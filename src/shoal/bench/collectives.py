@@ -15,26 +15,20 @@ from typing import Any, Final, NamedTuple
 
 from shoal.bench.values import Contribution
 
-N_BUCKETS: Final = 8
-
 Call = Callable[[], object]
 Want = Callable[[int, Sequence[int], int, int], Mapping[int, Contribution]]
 
 
 class CallSpec(NamedTuple):
-    """What is called: the same tensors, and the same plan. Sent to ranks as JSON, by its names.
+    """The arguments of a call. Sent to ranks as JSON, by these names.
 
     Args:
-        n_bytes: of the larger tensor where one rank's differ.
-        memory: "private", as people get it from torch or NumPy, or "shared", from shoal.empty.
-        algorithm: empty for the library's own choice.
+        n_bytes: the size of the larger tensor where a rank's two tensors differ.
         in_place: None where the collective has one way only.
     """
 
     n_bytes: int
-    memory: str = "private"
     collective: str = "all_reduce"
-    algorithm: str = ""
     dtype: str = "float32"
     op: str = "sum"
     root: int = 0
@@ -173,9 +167,4 @@ COLLECTIVES: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
         ),
         "barrier": MeasuredCollective(lambda _rank, _ranks, _n, _root: {}, lambda _size: 0.0),
     }
-)
-
-# Whatever a rank can be told to call: what is no collective of its own is no part of the grid.
-CALLS: Final[Mapping[str, MeasuredCollective]] = MappingProxyType(
-    {**COLLECTIVES, "buckets": MeasuredCollective(_sum, folds=True)}
 )

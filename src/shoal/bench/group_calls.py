@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.bench.collectives import N_BUCKETS, there_and_back
+from shoal.bench.collectives import there_and_back
 
 if TYPE_CHECKING:
     from shoal.bench.collectives import Bind, Call, On
@@ -17,19 +17,6 @@ def _ping_pong(on: On, data: Any, other: Any) -> Call:
     send = partial(on.group.send, data, on.rank ^ 1)
     recv = partial(on.group.recv, other, on.rank ^ 1)
     return there_and_back(on, send, recv)
-
-
-def _buckets(on: On, data: Any, _other: Any) -> Call:
-    """Several all-reduces in flight at once, each of a part of the array."""
-    n = len(data) // N_BUCKETS
-    parts = [data[n * i : n * (i + 1)] for i in range(N_BUCKETS)]
-
-    def call() -> None:
-        works = [on.group.all_reduce(part, on.op, async_op=True) for part in parts]
-        for work in works:
-            work.wait()
-
-    return call
 
 
 GROUP_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
@@ -49,7 +36,6 @@ GROUP_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
         ),
         "all_to_all": lambda on, data, other: partial(on.group.all_to_all, other, data),
         "send_recv": _ping_pong,
-        "buckets": _buckets,
         "barrier": lambda on, _data, _other: on.group.barrier,
     }
 )

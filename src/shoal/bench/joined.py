@@ -2,7 +2,7 @@
 
 Every rank makes the same run and measures its own part; answers go round, so that all decide alike.
 The libraries live in one process, one after the other at work. They meet as the launcher says; a
-library that this launcher cannot start says so.
+library that this launcher cannot start fails with the reason.
 """
 
 from __future__ import annotations
@@ -11,67 +11,67 @@ import datetime as dt
 import gc
 import json
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from shoal.bench.collectives import CallSpec
-from shoal.bench.endpoints import LibraryRank, join_group, join_mpi, wire_error
 from shoal.bench.failure import Failure
 from shoal.bench.launch import require_torch
+from shoal.bench.libraries import LibraryRank, join_group, join_mpi, torch_library
 from shoal.bench.worker import Rank
 from shoal.rendezvous import find_place
-
-if TYPE_CHECKING:
-    from shoal.bench.job import JobSpec
 
 _MPI_MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "openmpi": ("OMPI_COMM_WORLD_RANK", "Open MPI's mpirun"),
     "mpich": ("PMI_RANK", "MPICH's mpiexec"),
 }
 
-Exchange = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-"""Gives every rank the words of all, by rank."""
 
-
-class JoinedPools:
-    """The libraries of this process. The first one that is asked for must be shoal.
+class JoinedRanks:
+    """The libraries of this process. The first one that is asked must be shoal.
 
     Leaving the context leaves their groups.
 
     Args:
-        timeout_s: of each call that can have one: MPI's have none.
+        timeout_s: the deadline of each call that can have one: MPI's have none.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._pools: dict[str, JoinedPool] = {}
+        self._ranks: dict[str, Rank] = {}
         self._shoal: LibraryRank | None = None
-        self._closes: list[Callable[[], object]] = []
 
-    def __enter__(self) -> JoinedPools:
+    def __enter__(self) -> JoinedRanks:
         gc.disable()  # a collection in one rank is waited for by all
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         gc.enable()
-        for close in reversed(self._closes) if kind is None else ():
-            close()
+        for rank in reversed(self._ranks.values()) if kind is None else ():
+            rank.stop()
 
-    def start(self, spec: JobSpec) -> JoinedPool:
-        """The pool of a library, which is kept.
+    def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Have every rank obey a command; return the answers by rank. All ranks call it alike.
 
         Raises:
-            Failure: it is not to be had here.
+            Failure: this launcher cannot start the library, or the command failed on a rank.
         """
-        if spec.library not in self._pools:
-            endpoint = self._join(spec.library)
-            self._closes.append(endpoint.close)
-            self._shoal = self._shoal or endpoint
-            self._pools[spec.library] = JoinedPool(Rank(endpoint), partial(_exchange, self._shoal))
-        return self._pools[spec.library]
+        if library not in self._ranks:
+            joined = self._join(library)
+            self._shoal = self._shoal or joined
+            self._ranks[library] = Rank(joined)
+        try:
+            answer = getattr(self._ranks[library], task)(**arguments)
+        except Exception as error:  # noqa: BLE001 - all ranks raise it
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        assert self._shoal is not None  # the first that was asked
+        answers = _exchange(self._shoal, answer)
+        for one in answers:
+            if "error" in one:
+                raise Failure(one["error"])
+        return answers
 
     def _join(self, library: str) -> LibraryRank:
         if library in _MPI_MARKS:
@@ -82,50 +82,17 @@ class JoinedPools:
         return _joined_torch(library, self._timeout_s, is_first=self._shoal is None)
 
 
-class JoinedPool:
-    """All ranks of a library, as each of them holds them."""
-
-    def __init__(self, rank: Rank, exchange: Exchange) -> None:
-        self._rank, self._exchange = rank, exchange
-
-    def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """See RankPool: every rank calls it alike."""
-        try:
-            answer = getattr(self._rank, task)(**arguments)
-        except Exception as error:  # noqa: BLE001 - told to all
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers = self._exchange(answer)
-        for one in answers:
-            if "error" in one:
-                raise Failure(one["error"])
-        return answers
-
-    def close(self) -> None:
-        """The ranks belong to the launcher."""
-
-
 def _joined_torch(library: str, timeout_s: float, *, is_first: bool) -> LibraryRank:
     import torch
     import torch.distributed as dist
-
-    from shoal.bench.torch_rank import allocate_torch, bind_torch
 
     torch.set_num_threads(1)
     timeout = dt.timedelta(seconds=timeout_s)
     if is_first:
         dist.init_process_group(library, timeout=timeout, **_meeting())
-        group: Any = dist.group.WORLD
-    else:
-        group = dist.new_group(backend=library, timeout=timeout)
-    return LibraryRank(
-        rank=dist.get_rank(),
-        allocate=allocate_torch,
-        barrier=partial(dist.barrier, group=group),
-        bind=lambda what, data, other: bind_torch(what, group, data, other),
-        close=dist.destroy_process_group if is_first else lambda: None,
-        ranks=range(dist.get_world_size()),
-        error=wire_error() if library == "shoal" else 0.0,
-    )
+        return torch_library(library, None, dist.destroy_process_group)
+    group = dist.new_group(backend=library, timeout=timeout)
+    return torch_library(library, group, lambda: None)
 
 
 def _meeting() -> dict[str, Any]:
@@ -147,18 +114,18 @@ def _joined_mpi(library: str) -> LibraryRank:
         raise Failure(f"{error}: pip install mpi4py into this environment") from None
 
 
-def _exchange(endpoint: LibraryRank, words: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The words of all ranks, by rank."""
-    text = np.frombuffer(json.dumps(words).encode(), np.uint8)
-    longest = endpoint.allocate(1, "private", "int64")
+def _exchange(library: LibraryRank, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Gather the answers of all ranks, by rank."""
+    text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
+    longest = library.allocate(1, "int64")
     longest.values[0] = len(text)
     most = CallSpec(8, dtype="int64", op="max")
-    endpoint.bind(most, longest.data, longest.data)()
-    n_each, n_ranks = int(longest.values[0]), len(endpoint.ranks)
-    told = endpoint.allocate(n_each * n_ranks, "private", "uint8")
-    blocks = told.values.reshape(n_ranks, n_each)
-    blocks[endpoint.rank] = 0
-    blocks[endpoint.rank, : len(text)] = text
+    library.bind(most, longest.data, longest.data)()
+    n_each, n_ranks = int(longest.values[0]), len(library.ranks)
+    gathered = library.allocate(n_each * n_ranks, "uint8")
+    blocks = gathered.values.reshape(n_ranks, n_each)
+    blocks[library.rank] = 0
+    blocks[library.rank, : len(text)] = text
     gather = CallSpec(n_each * n_ranks, collective="all_gather", dtype="uint8", in_place=True)
-    endpoint.bind(gather, told.data, told.data)()
+    library.bind(gather, gathered.data, gathered.data)()
     return [json.loads(block.tobytes().rstrip(b"\0")) for block in blocks]

@@ -21,13 +21,10 @@ from shoal.bench.mpi_launch import MPIS, mpi_command, mpi_environment
 if TYPE_CHECKING:
     from shoal.lab import Lab
 
+_WORKER: Final = "shoal.bench.worker"
+
 # Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
 _FORKED_FROM: Final = 32
-
-_OF_TORCH: Final = {"gloo", "shoal", "one channel", "two channels", "served torch"}
-
-SERVED: Final = {"served", "served bf16", "servers alone", "served torch"}
-"""Those that are told of a case's servers."""
 
 # In a cluster's hosts every port is free, but several jobs may be there at once.
 _LAB_PORTS: Final = itertools.count(29500)
@@ -35,15 +32,19 @@ _LAB_PORTS: Final = itertools.count(29500)
 
 @dataclass(frozen=True)
 class Placement:
-    """What the processes are started in: the MPIs' environments and, for hosts, the cluster.
+    """The surroundings of a job's processes.
 
     Args:
-        told: what else they find in their environment.
+        mpi: the environments of the MPIs, by library.
+        cluster: the lab of a job with hosts.
+        environ: more variables of its ranks; empty: a new key on hosts.
+        program: runs one rank; its arguments are the library and the path of `control`.
     """
 
     mpi: Mapping[str, Path] = field(default_factory=dict)
     cluster: Lab | None = None
-    told: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    program: str = _WORKER
 
 
 def start(
@@ -54,13 +55,14 @@ def start(
     Raises:
         Failure: the library is not installed.
     """
-    worker = ["-m", "shoal.bench.worker", spec.library, str(control)]
+    words = [spec.library, str(control)]
     if spec.library in MPIS:
         argv = mpi_command(spec, placement.mpi, placement.cluster, control.parent)
-        return [_popen([*argv, *worker], mpi_environment(spec, control.parent), errors)]
+        environ = mpi_environment(spec, control.parent)
+        return [_popen([*argv, "-m", _WORKER, *words], environ, errors)]
     require_torch(spec.library)
     job = _job_environment(spec, placement)
-    argv = [sys.executable, *worker]
+    argv = [sys.executable, "-m", placement.program, *words]
     if spec.n_ranks >= _FORKED_FROM and placement.cluster is None:
         return [_popen([*argv, "--fork", str(spec.n_ranks)], job, errors)]
     return [
@@ -75,7 +77,7 @@ def start(
 
 def require_torch(library: str) -> None:
     """Raise Failure if a library is called through torch, and there is none."""
-    if library in _OF_TORCH and importlib.util.find_spec("torch") is None:
+    if library in ("gloo", "shoal") and importlib.util.find_spec("torch") is None:
         raise Failure(f"{library} needs torch, which is not installed: pip install torch")
 
 
@@ -110,9 +112,8 @@ def _job_environment(spec: JobSpec, placement: Placement) -> dict[str, str]:
     return job | {
         "MASTER_ADDR": cluster.hosts[0].address,
         "MASTER_PORT": str(next(_LAB_PORTS)),
-        **({} if placement.told else {"SHOAL_KEY": secrets.token_hex(32)}),
         **cluster.environment_of(0, range(spec.n_hosts)),
-        **placement.told,
+        **(placement.environ or {"SHOAL_KEY": secrets.token_hex(32)}),
     }
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from shoal.bench.case import Case
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.measures import raw_rate
-from shoal.lab import ring_of
+from shoal.lab import measure_streams, ring_of
 
 if TYPE_CHECKING:
-    from shoal.bench.points import SizePoint
     from shoal.bench.sweep import BenchPlace
-    from shoal.bench.worker_pools import WorkerPools
+    from shoal.lab import Lab
+
+# Half a second of 1 Gbit/s: long against the 1 ms in which the burst of an idle NIC passes.
+STREAM_BYTES: Final = 60_000_000
+# Half a second of what two cores move, at 1 GB/s.
+UNSHAPED_STREAM_BYTES: Final = 500_000_000
 
 
 @dataclass
@@ -30,11 +32,10 @@ class Limit:
     place: BenchPlace
     raw_bytes_per_s: list[float] = field(default_factory=list)
 
-    def measure(self, pools: WorkerPools) -> None:
+    def measure(self, lab: Lab) -> None:
         """Let raw streams run once more."""
-        place = self.place
-        case = Case(place.n_ranks, 0, n_hosts=place.n_hosts, rate_mbit=place.rate_mbit)
-        self.raw_bytes_per_s.append(raw_rate(pools, case, ring_of(place.n_hosts)))
+        n_bytes = STREAM_BYTES if self.place.rate_mbit else UNSHAPED_STREAM_BYTES
+        self.raw_bytes_per_s.append(min(measure_streams(lab, ring_of(self.place.n_hosts), n_bytes)))
 
     def time_s(self, collective: str, n_bytes: int) -> float | None:
         """The least that a call takes at the rate of the raw streams; None where nothing says so.
@@ -54,9 +55,3 @@ def crossing_bytes(collective: str, n_bytes: int, place: BenchPlace) -> float | 
     if place.n_hosts < 2 or n_bytes == 0 or (row.in_pairs and n_on_host > 1):
         return None
     return row.bus(place.n_hosts) * n_bytes * (n_on_host if row.each else 1)
-
-
-def share_of(limit: Limit | None, point: SizePoint, time_s: float) -> float | None:
-    """How much of the line a call of that time uses: 1 is all of it."""
-    least_s = limit.time_s(point.kind.collective, point.n_bytes) if limit else None
-    return least_s / time_s if least_s and time_s else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def describe_run(argv: Sequence[str]) -> dict[str, str]:
+def describe_run(command: Sequence[str]) -> dict[str, str]:
     """Date, machine, versions, commit and command. The load says whether others were at work."""
     return {
         "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -22,7 +22,7 @@ def describe_run(argv: Sequence[str]) -> dict[str, str]:
         "load": f"{os.getloadavg()[0]:.2f} before the run",
         "versions": f"Python {platform.python_version()}, torch {_version('torch')}",
         "commit": _commit(),
-        "command": shlex.join(["shoal", "bench", *argv]),
+        "command": shlex.join(command),
     }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import shoal
 
 if TYPE_CHECKING:
-    from shoal.bench.points import Figures, SizePoint
+    from shoal.bench.measured import Figures, SizePoint
     from shoal.bench.sweep import CallKind, Sweep
 
 _HEAD: Final = (
@@ -80,7 +80,11 @@ def foot(kind: CallKind, n_wrong: int, bus_gb_s: float) -> str:
 
 def _figures(way: Figures) -> str:
     wrong = f"{way.n_wrong:6g}" if way.n_wrong is not None else "   N/A"
-    time, alg, bus = number(way.time_us, 7), number(way.alg_gb_s, 6), number(way.bus_gb_s, 6)
+    time, alg, bus = (
+        number(way.times.avg * 1e6, 7),
+        number(way.alg_gb_s, 6),
+        number(way.bus_gb_s, 6),
+    )
     return f"  {time}  {alg}  {bus}  {wrong}"
 
 

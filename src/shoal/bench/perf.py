@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.bench.benchmark import Section, run_section
 from shoal.bench.beside import beside
-from shoal.bench.case import Case
 from shoal.bench.collectives import COLLECTIVES
-from shoal.bench.columns import columns_of
+from shoal.bench.failure import Failure
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
 from shoal.bench.limits import Limit
 from shoal.bench.machine import describe_run, render_run
+from shoal.bench.measured import SizePoint, columns_of
 from shoal.bench.nccl_table import foot, head, row
-from shoal.bench.points import SizePoint, point_of
 from shoal.bench.progress import Progress
 from shoal.bench.record import check_writable, now, record_of, write_record
-from shoal.bench.table import show_size, show_time
-from shoal.bench.worker_pools import BenchOptions, WorkerPools
+from shoal.bench.report.words import show_size
+from shoal.bench.worker_pool import StartedRanks
 from shoal.errors import UsageError
+from shoal.lab import Lab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from shoal.bench.benchmark import Result
-    from shoal.bench.job import JobSpec
+    from shoal.bench.measured import Ask, Column
     from shoal.bench.sweep import CallKind, Sweep
-    from shoal.bench.worker_pools import RankPool
 
 
 def run_sweep(
     sweep: Sweep,
     argv: Sequence[str],
     out: Path | None,
-    joined: Callable[[JobSpec], RankPool] | None = None,
-    is_telling: bool = True,
+    joined: Ask | None = None,
+    is_first: bool = True,
 ) -> int:
     """Measure, print a row for each size as soon as it is there, and write the file.
 
     Args:
-        argv: the arguments, for whoever reads the results.
-        joined: makes the pool of ranks that a launcher has started.
-        is_telling: False on all ranks but one of such a job.
+        argv: the arguments, for the head of the results.
+        joined: asks ranks that a launcher has started; None: ranks are started here.
+        is_first: this rank of such a job prints and writes.
 
     Returns: the exit code: 1 if a result was wrong or shoal has no number somewhere.
 
@@ -54,13 +51,20 @@ def run_sweep(
         Failure: shoal cannot be started at all.
     """
     _check(sweep)
-    if out and is_telling:
+    if out and is_first:
         check_writable(out)
-    options = BenchOptions(sweep.n_rounds, sweep.mpi, answer_s=sweep.answer_s)
-    with WorkerPools(options, joined) as pools, Progress(sys.stderr) as progress:
-        run = _Run(sweep, pools, progress if is_telling else None)
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(Progress(sys.stderr)) if is_first else None
+        lab = None
+        if sweep.place.n_hosts:
+            lab = stack.enter_context(Lab(sweep.place.n_hosts, sweep.place.rate_mbit))
+        if joined is None:
+            place = JobSpec(sweep.library, sweep.place.n_ranks, sweep.place.n_hosts)
+            started = StartedRanks(place, Placement(sweep.mpi, lab), sweep.answer_s)
+            joined = stack.enter_context(started).ask
+        run = _Run(sweep, joined, lab, progress)
         code = run.measure(argv)
-    if out and is_telling:
+    if out and is_first:
         write_record(out, run.record())
     return code
 
@@ -78,8 +82,8 @@ def _check(sweep: Sweep) -> None:
 class _Run:
     """A run in the making: prints as it goes, unless there is no progress to show."""
 
-    def __init__(self, sweep: Sweep, pools: WorkerPools, progress: Progress | None) -> None:
-        self._sweep, self._pools, self._progress = sweep, pools, progress
+    def __init__(self, sweep: Sweep, ask: Ask, lab: Lab | None, progress: Progress | None) -> None:
+        self._sweep, self._ask, self._lab, self._progress = sweep, ask, lab, progress
         self._points: list[SizePoint] = []
         self._limit = Limit(sweep.place) if sweep.place.n_hosts > 1 else None
         self._start_time = now()
@@ -87,16 +91,13 @@ class _Run:
         self._ranks: Sequence[Mapping[str, Any]] = ()
 
     def measure(self, argv: Sequence[str]) -> int:
-        """All of it; the exit code."""
-        sweep = self._sweep
-        self._run = describe_run(argv)
+        """Measure everything; return the exit code."""
+        self._run = describe_run(["shoal", "bench", *argv])
         self._say("starting ranks")
-        asked = Case(sweep.place.n_ranks, 0, n_hosts=sweep.place.n_hosts)
-        asked = next((c for kind in sweep.kinds() for c in self._cases(kind)), asked)
-        self._ranks = self._pools.ask(sweep.library, asked, "who")
+        self._ranks = self._ask(self._sweep.library, "who")
         self._measure_limit()
         self._print(render_run(self._run))
-        for kind in sweep.kinds():
+        for kind in self._sweep.kinds():
             self._measure_kind(kind)
         self._measure_limit()
         if self._limit:
@@ -107,44 +108,43 @@ class _Run:
         return int(is_bad or not self._points)
 
     def record(self) -> Mapping[str, Any]:
-        """What is written to the file."""
+        """Return the contents of the file."""
         return record_of(
             self._sweep, self._run, self._ranks, self._points, self._limit, self._start_time
         )
 
-    def _cases(self, kind: CallKind) -> list[Case]:
-        return kind.cases(self._sweep.sizes.sizes(), self._sweep.place)
-
     def _measure_kind(self, kind: CallKind) -> None:
+        n_ranks = self._sweep.place.n_ranks
+        sizes = kind.fitting(self._sweep.sizes.sizes(), n_ranks)
         columns, points = columns_of(self._sweep, kind), list[SizePoint]()
-        cases = self._cases(kind)
-        section = Section(
-            kind.collective,
-            "",
-            (),
-            tuple(column.benchmark() for column in columns),
-            tuple(cases),
-            show_time,
-        )
-
-        def tell(result: Result) -> None:
-            points.append(point_of(kind, result, columns))
-            self._print(row(points[-1]))
-
         self._print(head(self._sweep, kind, self._ranks))
-        if not cases:
-            self._print(f"# {kind.collective}: {_why_nothing(kind, self._sweep.place.n_ranks)}\n")
-        run_section(section, self._pools, self._say, tell)
+        if not sizes:
+            self._print(f"# {kind.collective}: {_why_nothing(kind, n_ranks)}\n")
+        for number, n_bytes in enumerate(sizes, 1):
+            self._say(f"{kind.collective} {number}/{len(sizes)}")
+            points.append(self._measure_size(kind, n_bytes, columns))
+            self._print(row(points[-1]))
         ours = [way for point in points for flag in (False, True) if (way := point.ours(flag))]
         mean = statistics.fmean(way.bus_gb_s for way in ours) if ours else 0.0
         self._print(beside(points, self._sweep.n_rounds, self._limit))
         self._print(foot(kind, sum(bool(point.n_wrong) for point in points), mean))
         self._points += points
 
+    def _measure_size(self, kind: CallKind, n_bytes: int, columns: Sequence[Column]) -> SizePoint:
+        """Measure all columns in turn, round after round: a machine's speed drifts."""
+        figures = [column.at(n_bytes) for column in columns]
+        for _ in range(self._sweep.n_rounds):
+            for column, one in zip(columns, figures, strict=True):
+                column.measure(self._ask, one)
+        for library in dict.fromkeys(one.library for one in columns if not one.failure):
+            with contextlib.suppress(Failure):  # all sizes together do not fit in memory
+                self._ask(library, "forget")
+        return SizePoint(kind, n_bytes, kind.count(n_bytes, self._sweep.place.n_ranks), figures)
+
     def _measure_limit(self) -> None:
-        if self._limit:
+        if self._limit and self._lab:
             self._say("raw streams")
-            self._limit.measure(self._pools)
+            self._limit.measure(self._lab)
 
     def _say(self, what: str) -> None:
         if self._progress:

@@ -21,8 +21,7 @@ from shoal.errors import UsageError
 
 if TYPE_CHECKING:
     from shoal.bench.limits import Limit
-    from shoal.bench.percentiles import CallTimes
-    from shoal.bench.points import Figures, SizePoint
+    from shoal.bench.measured import Figures, SizePoint
     from shoal.bench.sweep import Sweep
 
 _NCCL_TESTS_VERSION: Final = 2  # of its JSON
@@ -139,24 +138,24 @@ def _result(point: SizePoint) -> dict[str, Any]:
     for name, in_place in (("out_of_place", False), ("in_place", True)):
         way = point.ours(in_place)
         told[name] = _figures(way) if way else None
-        if way and way.times and way.taken:
-            told[f"{name}_per_iter"] = _per_call(way.times, way.taken.times_s)
-    n_calls = sum(len(one.taken.times_s) for one in point.figures[:1] if one.taken)
+        if way:
+            told[f"{name}_per_iter"] = _per_call(way)
+    n_calls = len(point.figures[0].times_s)
     return told | {"actual_iterations": n_calls, "experiment_name": kind.experiment}
 
 
 def _figures(way: Figures) -> dict[str, Any]:
     return {
-        "time": way.time_us,
+        "time": way.times.avg * 1e6,
         "alg_bw": way.alg_gb_s,
         "bus_bw": way.bus_gb_s,
         "nwrong": way.n_wrong,
     }
 
 
-def _per_call(times: CallTimes, times_s: Sequence[float]) -> dict[str, Any]:
-    told = {f"{name}_us": value * 1e6 for name, value in times._asdict().items()}
-    return told | {"cv_pct": times.cv_pct, "times_us": [one * 1e6 for one in times_s]}
+def _per_call(way: Figures) -> dict[str, Any]:
+    told = {f"{name}_us": value * 1e6 for name, value in way.times._asdict().items()}
+    return told | {"cv_pct": way.times.cv_pct, "times_us": [one * 1e6 for one in way.times_s]}
 
 
 def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
@@ -170,22 +169,21 @@ def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
         "size": point.n_bytes,
         "count": point.count,
         "crossing_bytes": crossing_bytes(kind.collective, point.n_bytes, sweep.place),
-        "libraries": [_library(one) for one in point.figures],
+        "libraries": [_library(point, one) for one in point.figures],
     }
 
 
-def _library(one: Figures) -> dict[str, Any]:
+def _library(point: SizePoint, one: Figures) -> dict[str, Any]:
     told: dict[str, Any] = {"library": one.library, "in_place": one.in_place}
-    if one.times is None or one.taken is None:
+    if one.failure:
         return told | {"failure": one.failure}
-    taken = one.taken
     return told | {
         **_figures(one),
-        "ratio": one.ratio,
-        "cpu_us_per_rank": statistics.fmean(taken.cpu_s) * 1e6,
-        "sent_bytes_per_rank": statistics.fmean(taken.sent) if taken.sent else None,
-        "received_bytes_per_rank": statistics.fmean(taken.received) if taken.received else None,
-        "per_iter": _per_call(one.times, taken.times_s),
+        "ratio": point.ratio(one),
+        "cpu_us_per_rank": statistics.fmean(one.cpu_s) * 1e6,
+        "sent_bytes_per_rank": statistics.fmean(one.sent) if one.sent else None,
+        "received_bytes_per_rank": statistics.fmean(one.received) if one.received else None,
+        "per_iter": _per_call(one),
     }
 
 

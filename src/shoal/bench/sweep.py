@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.case import Case
 from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, OPERATIONS
 from shoal.errors import UsageError
@@ -154,24 +153,15 @@ class CallKind:
         n_elems = n_bytes // self.element.n_bytes
         return n_elems // n_ranks if COLLECTIVES[self.collective].cut else n_elems
 
-    def cases(self, sizes: Sequence[int], place: BenchPlace) -> list[Case]:
-        """Sizes that whole elements fill, whole blocks of them where there are blocks."""
+    def fitting(self, sizes: Sequence[int], n_ranks: int) -> Sequence[int]:
+        """Return the sizes, cut to whole elements, or to whole blocks of them; [0] of a barrier."""
         row = COLLECTIVES[self.collective]
-        carries = self.collective not in ROWS or ROWS[self.collective].carries
-        if row.in_pairs and place.n_ranks % 2:
+        if row.in_pairs and n_ranks % 2:
             return []
-        unit = self.element.n_bytes * (place.n_ranks if row.cut else 1)
-        fitting = [size // unit * unit for size in sizes if size >= unit] if carries else [0]
-        return [
-            Case(
-                place.n_ranks,
-                n_bytes,
-                n_hosts=place.n_hosts,
-                rate_mbit=place.rate_mbit,
-                collective=self.collective,
-            )
-            for n_bytes in dict.fromkeys(fitting)
-        ]
+        if self.collective in ROWS and not ROWS[self.collective].carries:
+            return [0]
+        unit = self.element.n_bytes * (n_ranks if row.cut else 1)
+        return list(dict.fromkeys(size // unit * unit for size in sizes if size >= unit))
 
 
 def size_of(text: str) -> int:

@@ -7,12 +7,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 import torch.distributed as dist
 
-from shoal.bench.collectives import N_BUCKETS, there_and_back
+from shoal.bench.collectives import On, there_and_back
+from shoal.bench.values import FilledBuffer
 
 if TYPE_CHECKING:
-    from shoal.bench.collectives import Bind, Call, On
+    from shoal.bench.collectives import Bind, Call, CallSpec
 
 
 def _all_gather(on: On, data: Any, other: Any) -> Call:
@@ -41,18 +43,6 @@ def _ping_pong(on: On, data: Any, other: Any) -> Call:
     return there_and_back(on, send, recv)
 
 
-def _buckets(on: On, data: Any, _other: Any) -> Call:
-    """Several all-reduces in flight at once, each of a part of the tensor."""
-    parts = data.chunk(N_BUCKETS)
-
-    def call() -> None:
-        works = [dist.all_reduce(part, on.op, group=on.group, async_op=True) for part in parts]
-        for work in works:
-            work.wait()
-
-    return call
-
-
 TORCH_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
     {
         "all_reduce": lambda on, data, _: partial(dist.all_reduce, data, on.op, group=on.group),
@@ -69,6 +59,23 @@ TORCH_CALLS: Final[Mapping[str, Bind]] = MappingProxyType(
         ),
         "send_recv": _ping_pong,
         "barrier": lambda on, _data, _other: partial(dist.barrier, group=on.group),
-        "buckets": _buckets,
     }
 )
+
+
+def bind_torch(group: Any, what: CallSpec, data: Any, other: Any) -> Call:
+    """Return the call of a collective in a process group; None is the default group."""
+    op = getattr(dist.ReduceOp, what.op.upper())
+    on = On(group, dist.get_rank(group), dist.get_world_size(group), op, what.root)
+    return TORCH_CALLS[what.collective](on, data, other)
+
+
+def allocate_torch(n_elems: int, dtype: str) -> FilledBuffer:
+    """Make a tensor."""
+    return filled(torch.empty(n_elems, dtype=getattr(torch, dtype)))
+
+
+def filled(tensor: torch.Tensor) -> FilledBuffer:
+    """Return a tensor and its values as NumPy sees them."""
+    shown = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
+    return FilledBuffer(tensor, shown.numpy())

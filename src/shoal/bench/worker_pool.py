@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -34,8 +35,6 @@ class WorkerPool:
 
     Leaving the context stops the processes, by force if they do not stop when told to.
 
-    `start_s` is what the slowest rank took to form the group, once all processes were ready.
-
     Args:
         answer_s: how long a command may take.
     """
@@ -49,7 +48,6 @@ class WorkerPool:
         self._errors_path = Path(self._folder.name, "errors")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._has_failed = False
-        self.start_s = 0.0
         try:
             self._start(placement)
         except BaseException:
@@ -95,7 +93,6 @@ class WorkerPool:
                 self._controls.append(control)
                 self._lines.append(control.makefile("rb"))
         hellos = self._answers(self._start_s())
-        self.start_s = max(hello["start_s"] for hello in hellos)
         # Connected in any order; from here on by rank.
         order = sorted(range(self.spec.n_ranks), key=lambda index: int(hellos[index]["rank"]))
         self._lines = [self._lines[index] for index in order]
@@ -171,3 +168,47 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 os.killpg(process.pid, how)
                 process.wait(_STOP_S)
                 return
+
+
+class StartedRanks:
+    """The pools of a run: each is started when its library is asked for the first time, and kept.
+
+    Leaving the context stops them.
+
+    Args:
+        place: the ranks of each library, whatever its name there.
+        answer_s: how long a command may take.
+    """
+
+    def __init__(self, place: JobSpec, placement: Placement, answer_s: float) -> None:
+        self._place, self._placement, self._answer_s = place, placement, answer_s
+        self._pools: dict[str, WorkerPool] = {}
+        self._unstartable: dict[str, str] = {}
+
+    def __enter__(self) -> StartedRanks:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+    def ask(self, library: str, task: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Give a command to every rank of a library; return the answers by rank.
+
+        Raises:
+            Failure: the library could not be started, now or before, or a rank has failed.
+        """
+        if library in self._unstartable:
+            raise Failure(self._unstartable[library])
+        if library not in self._pools:
+            spec = replace(self._place, library=library)
+            try:
+                self._pools[library] = WorkerPool(spec, self._placement, self._answer_s)
+            except Failure as failure:
+                self._unstartable[library] = str(failure)
+                raise
+        try:
+            return self._pools[library].ask(task, **arguments)
+        except Failure:
+            self._pools.pop(library).close()
+            raise

@@ -20,11 +20,7 @@ _DESCRIPTION: Final = """
 Time collectives by size, check every result, and print the table of nccl-tests; --peers measures
 other libraries in the same run, in turn. Ranks are started here (--ranks N), on the hosts of a lab
 of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
-(torchrun, mpirun, srun). docs/bench.md tells what the numbers mean.
-
-`shoal bench suite` measures the project's own tables, `shoal bench training` those of trainings,
-with pictures, and `shoal bench simulated` holds the simulator against the engine; they have
-options of their own.
+(torchrun, mpirun, srun). docs/bench.md explains the numbers.
 """
 _LAUNCHED: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _DEFAULT_RATE: Final = "1gbit"
@@ -42,26 +38,6 @@ def add_to(subparsers: Subparsers) -> None:
     _add_numbers(parser)
     _add_ranks(parser)
     parser.set_defaults(run=_run)
-    what = "Measure the project's own tables, with their goals; docs/bench.md tells of them."
-    suite = parser.add_branch("suite", description=what)
-    _add_suite(suite)
-    suite.set_defaults(run=_run_suite)
-    what = (
-        "Measure trainings by torch's DistributedDataParallel and shoal's, beside each other, on "
-        "one host and on the hosts of labs (root); docs/training.md tells of it."
-    )
-    training = parser.add_branch("training", description=what)
-    _add_suite(training)
-    what = "write each table and its picture there (needs matplotlib)"
-    training.add_argument("-o", "--out", type=Path, metavar="FOLDER", help=what)
-    training.set_defaults(run=_run_training, part="training")  # fewer rounds: its steps are long
-    what = "Hold the simulator against the engine, on the hosts of labs; needs root."
-    simulated = parser.add_branch("simulated", description=what)
-    add = simulated.add_argument
-    add("--hosts", type=int, action="append", metavar="N", help="default 4 and 8")
-    add("--rate", action="append", metavar="RATE", help="of the NICs; default 200mbit and 1gbit")
-    add("--rounds", type=int, default=5, metavar="N", help="default 5")
-    simulated.set_defaults(run=_run_simulated)
 
 
 def _add_calls(parser: argparse.ArgumentParser) -> None:
@@ -130,54 +106,6 @@ def add_mpis(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _add_suite(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--only", action="append", metavar="NAME", help="only this table; may be repeated")
-    add("--ranks", type=int, action="append", metavar="N", help="only rows of N ranks")
-    add("--hosts", type=int, action="append", metavar="N", help="only rows of N hosts; 0: no lab")
-    add("--collective", action="append", metavar="NAME", help="only its rows")
-    add("--without", action="append", default=[], metavar="COLUMN", help="such as openmpi")
-    add("--case", action="append", metavar="TEXT", help="only rows called so: 8+4, or 100 MiB")
-    add("--quick", action="store_true", help="few rounds: for a first look, not for a claim")
-    add("--rounds", type=int, metavar="N", help="rounds per row; default 5, with --quick 2")
-    add("-J", "--json", type=Path, metavar="FILE", help="write every round's value")
-    add("--log", nargs="?", const="bench/LOG.md", metavar="FILE", help="append the tables")
-    add_mpis(parser)
-
-
-def _run_suite(args: argparse.Namespace) -> int:
-    _require_numpy()
-    from shoal.bench.suite import run_suite
-
-    return run_suite(args, args.words[1:])
-
-
-def _run_training(args: argparse.Namespace) -> int:
-    _require_numpy()
-    from shoal.bench.suite import run_suite
-
-    if args.out is None:
-        return run_suite(args, args.words[1:])
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("pictures are drawn with matplotlib: pip install 'shoal[report]'")
-    from shoal.bench.report.trainings import draw_table
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    return run_suite(args, args.words[1:], lambda *table: draw_table(args.out, *table))
-
-
-def _run_simulated(args: argparse.Namespace) -> int:
-    _require_numpy()
-    from shoal.bench.simulated import run_simulated
-    from shoal.bench.sweep import mbit_of
-
-    rates_mbit = [mbit_of(text) for text in args.rate or ("200mbit", "1gbit")]
-    shaped = [rate for rate in rates_mbit if rate is not None]
-    if len(shaped) < len(rates_mbit) or args.rounds < 1:
-        raise UsageError("what is simulated has NICs with a rate, and at least one round")
-    return run_simulated(args.hosts or (4, 8), shaped, args.rounds, args.words[1:])
-
-
 def _run(args: argparse.Namespace) -> int:
     _require_numpy()
     from shoal.bench.perf import run_sweep
@@ -185,11 +113,11 @@ def _run(args: argparse.Namespace) -> int:
     sweep = sweep_of(args)
     if not sweep.place.is_joined:
         return run_sweep(sweep, args.words[1:], args.json)
-    from shoal.bench.joined import JoinedPools
+    from shoal.bench.joined import JoinedRanks
 
-    is_telling = find_place().rank == 0
-    with JoinedPools(sweep.answer_s) as joined:
-        return run_sweep(sweep, args.words[1:], args.json, joined.start, is_telling)
+    is_first = find_place().rank == 0
+    with JoinedRanks(sweep.answer_s) as joined:
+        return run_sweep(sweep, args.words[1:], args.json, joined.ask, is_first)
 
 
 def _require_numpy() -> None:

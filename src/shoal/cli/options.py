@@ -30,22 +30,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         # Else `--ranks` would be `--ranks-per-host` where there is no such option.
         super().__init__(allow_abbrev=False, **settings)
-        self._branches: dict[str, Parser] = {}
-
-    def add_branch(self, word: str, **settings: Any) -> Parser:
-        """A parser for what follows `word`, where that comes first; it has no option of this one.
-
-        argparse has subparsers for that, but none beside positional arguments.
-        """
-        self._branches[word] = Parser(prog=f"{self.prog} {word}", **settings)
-        return self._branches[word]
 
     def parse_known_args(  # type: ignore[override]  # argparse has overloads by namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Of a subcommand: what it does not know, it says itself, and points at its own help."""
-        if args and args[0] in self._branches:
-            return self._branches[args[0]].parse_known_args(args[1:], namespace)
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

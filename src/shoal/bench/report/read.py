@@ -138,8 +138,6 @@ def _read(path: Path, name: str) -> BenchRecord:
 
 def _told_by_shoal(path: Path, data: Any) -> Mapping[str, Any]:
     told = data.get("shoal") if isinstance(data, dict) else None
-    if isinstance(data, dict) and "tables" in data:
-        raise UsageError(f"{path} is of `shoal bench suite`, whose tables have no sizes to draw")
     if not isinstance(told, dict) or told.get("format") != FORMAT:
         raise UsageError(f"{path} is not what `shoal bench --json FILE` writes")
     version = told.get("format_version")

@@ -1,0 +1,161 @@
+"""Rounds: every benchmark of a table is measured in turn, again and again, in one run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bench.scoreboard.job import is_same_place
+from shoal.bench.failure import Failure
+
+if TYPE_CHECKING:
+    from bench.scoreboard.case import Case
+    from bench.scoreboard.goals import Verdict
+    from bench.scoreboard.pools import WorkerPools
+
+Measure = Callable[["WorkerPools", "Case"], float]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One column: a library used in one way, or something that sets a bound.
+
+    Args:
+        enters: whether it has a place in a row.
+        show: its value as text, if its unit is not the table's.
+    """
+
+    label: str
+    measure: Measure
+    enters: Callable[[Case], bool] = lambda _case: True
+    show: Callable[[float], str] | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table.
+
+    Args:
+        notes: what is measured and how, for the reader of the table.
+        show: a value as text, with its unit.
+        in_rounds: False for what does not drift, such as memory: measured once.
+        in_quick: whether a case is worth its time in a quick run.
+        is_open: whether a row needs more rounds than the others; it gets up to three times as many.
+        note: something to know of a row beside its numbers; asked for before it is measured.
+        layout: the lines of the table, if it is not one line per case.
+        verdicts: goals of the table as a whole.
+        part_of: a name by which several tables are asked for together.
+        answer_s: how long a command may take.
+        is_large: its processes are too many to be kept beside those of other rows.
+    """
+
+    name: str
+    title: str
+    notes: tuple[str, ...]
+    benchmarks: tuple[Benchmark, ...]
+    cases: tuple[Case, ...]
+    show: Callable[[float], str]
+    in_rounds: bool = True
+    in_quick: Callable[[Case], bool] = lambda _case: True
+    is_open: Callable[[Result], bool] = lambda _row: False
+    note: Callable[[WorkerPools, Case], str] = lambda _pools, _case: ""
+    layout: Callable[[Sequence[Result]], list[str]] | None = None
+    verdicts: Callable[[Sequence[Result]], list[Verdict]] = lambda _rows: []
+    part_of: str = ""
+    answer_s: float = 40.0
+    is_large: bool = False
+
+
+@dataclass
+class Result:
+    """The outcome of one case: per benchmark one value per round, or why there is none."""
+
+    case: Case
+    values: dict[str, list[float]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    def medians(self) -> dict[str, float]:
+        """Per benchmark the median over the rounds; a benchmark that ever failed has none."""
+        return {
+            label: statistics.median(values)
+            for label, values in self.values.items()
+            if values and label not in self.failures
+        }
+
+    def ratios(self, over: str, under: str) -> list[float]:
+        """What one benchmark takes as a multiple of another, round by round."""
+        if any(one in self.failures or one not in self.values for one in (over, under)):
+            return []
+        return [a / b for a, b in zip(self.values[over], self.values[under], strict=True)]
+
+    def verdicts(self, section: Section) -> list[Verdict]:
+        """How the goals of the case came out."""
+        medians = self.medians()
+        shows = {one.label: one.show or section.show for one in section.benchmarks}
+        return [goal.judge(medians, shows.get(goal.ours, section.show)) for goal in self.case.goals]
+
+
+def run_section(
+    section: Section,
+    pools: WorkerPools,
+    say: Say,
+    tell: Callable[[Result], None] = lambda _row: None,
+) -> list[Result]:
+    """Measure a table, case by case.
+
+    Args:
+        say: is told what begins.
+        tell: gets each row when it is whole.
+    """
+    rows: list[Result] = []
+    for number, case in enumerate(section.cases, 1):
+        say(f"{section.name} {number}/{len(section.cases)}")
+        if section.is_large and (not rows or not is_same_place(rows[-1].case, case)):
+            pools.clear()
+        elif rows and _kept_by(rows[-1].case) != _kept_by(case):
+            pools.forget()  # the tensors of all sizes together do not fit in memory
+        rows.append(_run_case(section, case, pools))
+        tell(rows[-1])
+    if section.is_large:
+        pools.clear()
+    pools.forget()
+    return rows
+
+
+def _kept_by(case: Case) -> tuple[int, str]:
+    """By what ranks keep memory from round to round."""
+    return case.n_bytes, case.model
+
+
+def _run_case(section: Section, case: Case, pools: WorkerPools) -> Result:
+    row = Result(case, note=section.note(pools, case))
+    n_rounds = pools.settings.n_rounds if section.in_rounds else 1
+    for number in range(3 * n_rounds):
+        if number >= n_rounds and not section.is_open(row):
+            break
+        for benchmark in filter(lambda one: one.enters(case), section.benchmarks):
+            _take_turn(benchmark, row, pools)
+    return row
+
+
+def _take_turn(benchmark: Benchmark, row: Result, pools: WorkerPools) -> None:
+    if benchmark.label in row.failures:
+        return
+    try:
+        value = benchmark.measure(pools, row.case)
+    except Failure as failure:
+        row.failures[benchmark.label] = str(failure)
+    else:
+        row.values.setdefault(benchmark.label, []).append(value)
+
+
+def summary_of(tables: Sequence[tuple[Section, list[Result]]]) -> str:
+    """How many goals are met."""
+    verdicts = [v for section, rows in tables for v in section.verdicts(rows)]
+    verdicts += [v for section, rows in tables for row in rows for v in row.verdicts(section)]
+    n_met, n_missed = (sum(v.is_met is state for v in verdicts) for state in (True, False))
+    return f"goals: {n_met} met, {n_missed} missed, {len(verdicts) - n_met - n_missed} not measured"

@@ -1,0 +1,250 @@
+"""The tables of ranks on several hosts: network namespaces, whose NICs are shaped or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from bench.scoreboard.benchmark import Benchmark, Section
+from bench.scoreboard.case import Case
+from bench.scoreboard.goals import Below, Faster, Goal, Within
+from bench.scoreboard.iperf import iperf_time
+from bench.scoreboard.measures import (
+    Latency,
+    added_by_cut,
+    among_strangers,
+    cpu_of,
+    line_time,
+    nics_time,
+    peak_of,
+    ring_time,
+    time_of,
+)
+from bench.scoreboard.table import show_cpu, show_memory, show_time
+
+_MIB: Final = 1024 * 1024
+
+_GLOO: Final = Benchmark("gloo", time_of("gloo"))
+_SHOAL: Final = Benchmark("shoal", time_of("shoal"))
+_GROUP: Final = Benchmark("group", time_of("group"))
+_BF16: Final = Benchmark("bf16", time_of("bf16"))
+_RING: Final = Benchmark("ring", ring_time)
+_IPERF: Final = Benchmark("iperf3", iperf_time, enters=lambda case: case.n_hosts == 2)
+
+
+def _unshaped(n_hosts: int, n_bytes: int) -> Case:
+    times = 1.2 if n_hosts == 2 or n_bytes == 25 * _MIB else 1
+    goals: list[Goal] = [Faster("shoal", than="gloo", times=times)]
+    if n_hosts == 2:
+        goals.append(Within("shoal", of="iperf3", times=1 / 0.75))
+    return Case(n_hosts, n_bytes, tuple(goals), n_samples=3, n_hosts=n_hosts, rate_mbit=None)
+
+
+_UNSHAPED: Final = tuple(
+    _unshaped(n_hosts, n_bytes) for n_hosts in (2, 4, 8) for n_bytes in (25 * _MIB, 256 * _MIB)
+)
+_TWO_UNSHAPED: Final = replace(_UNSHAPED[0], goals=(Faster("shoal", than="gloo", times=1),))
+
+_LATENCIES: Final = {
+    (library, n_bulk): Latency(library, n_bulk)
+    for library in ("gloo", "shoal")
+    for n_bulk in (0, 2)
+}
+
+
+def _latencies(library: str) -> list[Benchmark]:
+    alone, mixed = _LATENCIES[library, 0], _LATENCIES[library, 2]
+    return [
+        Benchmark(f"{library} alone", alone.median),
+        Benchmark(f"{library} alone p99", alone.percentile_99),
+        Benchmark(f"{library} mixed", mixed.median),
+        Benchmark(f"{library} mixed p99", mixed.percentile_99),
+    ]
+
+
+HOST_SECTIONS: Final = (
+    Section(
+        "hosts",
+        "four hosts, 1 Gbit/s (network namespaces, tbf on both ends of every NIC)",
+        (
+            "line: 2M(n-1)/n bytes at the rate of one raw TCP stream of this run",
+            "ring: the same while all hosts send in a ring, at the slowest stream's rate",
+        ),
+        (_GLOO, _SHOAL, Benchmark("line", line_time), _RING),
+        (
+            Case(
+                4,
+                25 * _MIB,
+                (Faster("shoal", than="gloo", times=1), Within("shoal", of="line", times=1.08)),
+                n_samples=3,
+                n_hosts=4,
+            ),
+        ),
+        show_time,
+    ),
+    Section(
+        "wire",
+        "four hosts, 1 Gbit/s: float32 sums that travel in bfloat16",
+        (
+            "group: shoal's Group.all_reduce on NumPy; bf16: the same with wire='bf16'",
+            "ring: 2M(n-1)/n bytes of float32 at the rate of raw TCP streams in a ring",
+        ),
+        (_GROUP, _BF16, _RING),
+        (Case(4, 25 * _MIB, (Faster("bf16", than="group", times=1.9),), n_samples=3, n_hosts=4),),
+        show_time,
+    ),
+    Section(
+        "unshaped",
+        "hosts whose NICs are not shaped: all of them share the cores of this machine",
+        (
+            "torch.distributed.all_reduce, float32, private memory, a rank on each host; one call",
+            "ring: 2M(n-1)/n bytes at the slowest stream's rate while all hosts send in a ring,",
+            "over raw TCP sockets, which neither fold nor check",
+            "iperf3: M bytes each way at half of what `iperf3 --bidir` moves between two hosts",
+        ),
+        (_GLOO, _SHOAL, _RING, _IPERF),
+        _UNSHAPED,
+        show_time,
+        in_quick=lambda case: case.n_bytes == 25 * _MIB,
+    ),
+    Section(
+        "channels",
+        "two hosts whose NICs are not shaped: a second channel",
+        (
+            "torch.distributed.all_reduce, SHOAL_CHANNELS=1 and 2; docs/planner.md tells which of",
+            "them the planner takes on a machine like this one",
+        ),
+        (
+            Benchmark("one channel", time_of("one channel")),
+            Benchmark("two channels", time_of("two channels")),
+        ),
+        tuple(
+            replace(
+                _TWO_UNSHAPED,
+                n_bytes=n_bytes,
+                goals=(Faster("two channels", than="one channel", times=1),),
+            )
+            for n_bytes in (25 * _MIB, 256 * _MIB)
+        ),
+        show_time,
+    ),
+    Section(
+        "flight",
+        "four hosts whose NICs are not shaped, 8 buckets of 25 MiB in flight",
+        ("torch.distributed.all_reduce(async_op=True) of each, then wait for all; slowest rank",),
+        (_GLOO, _SHOAL),
+        (
+            replace(
+                _unshaped(4, 8 * 25 * _MIB),
+                collective="buckets",
+                goals=(Faster("shoal", than="gloo", times=1.3),),
+            ),
+        ),
+        show_time,
+    ),
+    Section(
+        "unshaped-cpu",
+        "CPU seconds (user and system, all ranks) per gigabyte of tensor, unshaped hosts",
+        ("10 calls in a row after a barrier; waiting that spins counts as work",),
+        (Benchmark("gloo", cpu_of("gloo")), Benchmark("shoal", cpu_of("shoal"))),
+        tuple(
+            replace(_TWO_UNSHAPED, n_bytes=n_bytes, n_calls=10, n_samples=2)
+            for n_bytes in (25 * _MIB, 256 * _MIB)
+        ),
+        show_cpu,
+        in_quick=lambda case: case.n_bytes == 25 * _MIB,
+    ),
+    Section(
+        "unshaped-memory",
+        "peak resident memory of a rank (VmHWM), less its tensors and `import torch`",
+        ("new processes on unshaped hosts, all-reduce of 64 MiB, then 256 MiB; the largest rank",),
+        (Benchmark("gloo", peak_of("gloo")), Benchmark("shoal", peak_of("shoal"))),
+        (
+            replace(_TWO_UNSHAPED, n_bytes=256 * _MIB, goals=()),
+            replace(_unshaped(4, 256 * _MIB), goals=()),
+        ),
+        show_memory,
+        in_rounds=False,
+    ),
+    Section(
+        "mixed",
+        "hosts at 1 Gbit/s: a 4 B all-reduce while two buckets of 100 MiB are in flight",
+        (
+            "alone: one small call after another; mixed: the same between the start of two large",
+            "asynchronous all-reduces and the end of the first that ends; slowest rank of each",
+            "call, median, and the 99th percentile of the same calls",
+        ),
+        (*_latencies("gloo"), *_latencies("shoal")),
+        tuple(
+            Case(
+                n_hosts,
+                4,
+                (
+                    Within("shoal mixed", of="shoal alone", times=3),
+                    Within("shoal mixed p99", of="shoal alone p99", times=3),
+                    Faster("shoal mixed", than="gloo mixed", times=1),
+                ),
+                n_hosts=n_hosts,
+            )
+            for n_hosts in (2, 4)
+        ),
+        show_time,
+    ),
+    Section(
+        "paths",
+        "two hosts, two NICs each: 400 and 130 Mbit/s",
+        (
+            "gloo: by the faster NIC; shoal: by both, as two paths of a link",
+            "NICs: M bytes at the sum of what raw TCP streams reach on both at once",
+        ),
+        (_GLOO, _SHOAL, Benchmark("NICs", nics_time)),
+        (
+            Case(
+                2,
+                25 * _MIB,
+                (Within("shoal", of="NICs", times=1 / 0.95), Faster("shoal", "gloo", 1)),
+                n_samples=3,
+                n_hosts=2,
+                rate_mbit=400,
+                more_mbit=(130,),
+            ),
+        ),
+        show_time,
+    ),
+    Section(
+        "strangers",
+        "two hosts, 1 Gbit/s: processes without the key connect to rank 0 while 25 MiB are reduced",
+        (
+            "1,000 connections are held open without a word, and 20,000 more in each round send",
+            "128 bytes of garbage; rank 0 may have 64 descriptors",
+        ),
+        (_SHOAL, Benchmark("among strangers", among_strangers("shoal", 1000, 20_000))),
+        (
+            Case(
+                2,
+                25 * _MIB,
+                (Within("among strangers", of="shoal", times=1.05),),
+                n_hosts=2,
+                rate_mbit=1000,
+            ),
+        ),
+        show_time,
+    ),
+    Section(
+        "cuts",
+        "two hosts: a NIC is cut in the middle of every tenth all-reduce of 25 MiB",
+        (
+            "its interface is set down and up again: silence in both directions, no reset",
+            "first row: one of two NICs (400 and 130 Mbit/s), for 1 s; second: the only one, 2 s",
+            "shoal: what a call that is cut takes beyond the median of the others, in the mean;",
+            "a call that fails or a wrong sum is said below the table",
+        ),
+        (Benchmark("shoal", added_by_cut("shoal")),),
+        (
+            Case(2, 25 * _MIB, (Below("shoal", 0.2),), 30, 1, 2, 400, more_mbit=(130,)),
+            Case(2, 25 * _MIB, (Below("shoal", 4.0),), 20, 1, 2, 400),
+        ),
+        show_time,
+        in_rounds=False,
+    ),
+)

@@ -1,0 +1,199 @@
+"""What a benchmark's number is: each function makes the measure of one column."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from bench.scoreboard.pools import slowest_of
+from shoal.bench.failure import Failure
+from shoal.bench.limits import STREAM_BYTES, UNSHAPED_STREAM_BYTES
+from shoal.lab import Flow, measure_streams, ring_of
+from shoal.lab.cluster import interface_of
+
+if TYPE_CHECKING:
+    from bench.scoreboard.benchmark import Measure
+    from bench.scoreboard.case import Case
+    from bench.scoreboard.pools import WorkerPools
+
+N_SUBGROUPS: Final = 64
+_GIGABYTE: Final = 1e9
+_BULK_BYTES: Final = 100 << 20
+_PRINT_PEAK: Final = """
+import torch
+from bench.scoreboard.worker import peak_resident_bytes
+print(peak_resident_bytes())
+"""
+
+
+def time_of(library: str, memory: str = "private", algorithm: str = "") -> Measure:
+    """Seconds of a call, of the slowest rank; the median over the samples of a round."""
+    return lambda pools, case: pools.sample(library, case, memory, algorithm).time_s
+
+
+def cpu_of(library: str) -> Measure:
+    """CPU seconds (user and system) that all ranks together spend on a gigabyte of tensor."""
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        return pools.sample(library, case).cpu_s / (case.n_bytes / _GIGABYTE)
+
+    return measure
+
+
+def memory_floor(pools: WorkerPools, case: Case) -> float:
+    """Seconds that all cores at once need to move 2nM bytes, by copying.
+
+    Each core copies its share to and fro, source and copy together being as large as the n tensors.
+    A byte read and a byte written count as two.
+    """
+    n_bytes = case.n_ranks * case.n_bytes // (2 * pools.n_cores) // 4 * 4
+    copying = replace(case, n_ranks=pools.n_cores, n_bytes=n_bytes, n_calls=5)
+    return 2 * pools.sample("copy", copying).time_s
+
+
+def line_time(pools: WorkerPools, case: Case) -> float:
+    """Seconds in which one raw TCP stream carries what a ring sends per host: 2M(n-1)/n bytes."""
+    return sent_by_ring(case) / raw_rate(pools, case, [Flow(0, 1)])
+
+
+def ring_time(pools: WorkerPools, case: Case) -> float:
+    """The same at the rate of the slowest raw stream when all hosts send in a ring at once."""
+    return sent_by_ring(case) / raw_rate(pools, case, ring_of(case.n_hosts))
+
+
+def nics_time(pools: WorkerPools, case: Case) -> float:
+    """The same at the sum of what raw streams in a ring reach on all NICs of a host at once."""
+    cluster = pools.cluster(case)
+    n_nics = 1 + len(case.more_mbit)
+    ring = ring_of(case.n_hosts)
+    flows = [flow._replace(nic=nic) for nic in range(n_nics) for flow in ring]
+    rates = measure_streams(cluster, flows, STREAM_BYTES // n_nics)
+    by_nic = [rates[at : at + len(ring)] for at in range(0, len(rates), len(ring))]
+    return sent_by_ring(case) / sum(map(min, by_nic))
+
+
+class Latency:
+    """A 4 B all-reduce of one library beside `n_bulk` large ones in flight; of every rank.
+
+    The percentile is of the calls of which the median was asked for before.
+    """
+
+    def __init__(self, library: str, n_bulk: int) -> None:
+        self._library, self._n_bulk = library, n_bulk
+        self._last: list[float] = []
+
+    def median(self, pools: WorkerPools, case: Case) -> float:
+        """Seconds of the slowest rank in the median call."""
+        self._last = []
+        what = {"n_bulk": self._n_bulk, "bulk_bytes": _BULK_BYTES}
+        ranks = pools.ask(self._library, case, "latencies", **what)
+        self._last = slowest_of(ranks)
+        return statistics.median(self._last)
+
+    def percentile_99(self, _pools: WorkerPools, _case: Case) -> float:
+        """Seconds of the slowest rank that one call of a hundred takes at least."""
+        if not self._last:
+            raise Failure(f"{self._library} gave no latencies")
+        return sorted(self._last)[len(self._last) * 99 // 100]
+
+
+def among_strangers(library: str, n_held: int, n_short: int) -> Measure:
+    """Seconds of the slowest rank in the median call while strangers connect to rank 0.
+
+    Raises:
+        Failure: fewer than `n_short` connections were made.
+    """
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        what = {"n_bytes": case.n_bytes, "n_held": n_held, "n_short": n_short}
+        ranks = pools.ask(library, case, "among_strangers", **what)
+        n_made = sum(rank["n_made"] for rank in ranks)
+        if n_made < n_short:
+            raise Failure(f"only {n_made} of {n_short} strangers got through to the listener")
+        return statistics.median(slowest_of(ranks))
+
+    return measure
+
+
+def added_by_cut(library: str) -> Measure:
+    """Seconds that a call takes longer when a NIC of the second host is cut in its middle.
+
+    It is the last NIC of each host: for a second where there are others, else for two.
+    """
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        what = {
+            "n_bytes": case.n_bytes,
+            "n_calls": case.n_calls,
+            "interface": interface_of(len(case.more_mbit)),
+            "down_s": 1.0 if case.more_mbit else 2.0,
+        }
+        ranks = pools.ask(library, case, "cut_calls", **what)
+        return max(statistics.fmean(rank["cut_s"]) - float(rank["median_s"]) for rank in ranks)
+
+    return measure
+
+
+def peak_of(library: str) -> Measure:
+    """Peak resident bytes of the largest rank, less its tensors and what `import torch` takes.
+
+    New processes all-reduce a quarter of the case's size, then all of it.
+    """
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        with pools.fresh(library, case) as pool:
+            for n_bytes in (case.n_bytes // 4, case.n_bytes):
+                tensor = {"n_bytes": n_bytes, "memory": "private"}
+                pool.ask("check", **tensor)
+                pool.ask("measure", **tensor, n_calls=case.n_calls, n_samples=case.n_samples)
+            peaks: list[int] = [
+                rank["peak_bytes"] - rank["tensor_bytes"] for rank in pool.ask("peak")
+            ]
+        return max(peaks) - _torch_alone()
+
+    return measure
+
+
+def start_of(library: str) -> Measure:
+    """Seconds in which new processes form a group, once all of them are ready."""
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        with pools.fresh(library, case) as pool:
+            return max(float(rank["start_s"]) for rank in pool.ask("started"))
+
+    return measure
+
+
+def restart_of(library: str) -> Measure:
+    """Seconds in which processes that left a group form another."""
+    return lambda pools, case: max(rank["time_s"] for rank in pools.ask(library, case, "restart"))
+
+
+def subgroups_of(library: str, *, used: bool) -> Measure:
+    """Seconds of the slowest rank to form `N_SUBGROUPS` in turn, and then to use each if `used`."""
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        counts = {"n_groups": N_SUBGROUPS, "n_members": case.n_ranks // 2}
+        ranks = pools.ask(library, case, "subgroups", **counts)
+        return max(float(rank["form_s"]) + used * float(rank["use_s"]) for rank in ranks)
+
+    return measure
+
+
+def raw_rate(pools: WorkerPools, case: Case, flows: list[Flow]) -> float:
+    """Bytes per second of the slowest of raw TCP streams that run at once."""
+    n_bytes = STREAM_BYTES if case.rate_mbit else UNSHAPED_STREAM_BYTES
+    return min(measure_streams(pools.cluster(case), flows, n_bytes))
+
+
+def sent_by_ring(case: Case) -> float:
+    """Bytes that each rank sends in the all-reduce of a ring: no algorithm sends fewer."""
+    return 2 * case.n_bytes * (case.n_ranks - 1) / case.n_ranks
+
+
+def _torch_alone() -> int:
+    argv = [sys.executable, "-c", _PRINT_PEAK]
+    return int(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)

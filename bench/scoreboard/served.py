@@ -1,0 +1,236 @@
+"""The tables of reduction servers: workers on the first hosts of a lab, servers on the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from bench.scoreboard.benchmark import Benchmark, Section
+from bench.scoreboard.case import Case
+from bench.scoreboard.goals import Below, Faster, Within
+from bench.scoreboard.measures import time_of
+from bench.scoreboard.served_faults import (
+    Pauses,
+    drain_one,
+    freeze_one,
+    join_one,
+    kill_every,
+    restart_to_first_use,
+)
+from bench.scoreboard.served_measures import (
+    Resent,
+    ServedCalls,
+    incast_line,
+    one_stream,
+    optimum,
+    server_cpu,
+)
+from bench.scoreboard.table import show_count, show_cpu, show_percent, show_time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bench.scoreboard.goals import Goal
+
+_MIB: Final = 1024 * 1024
+_SIZES: Final = (25 * _MIB, 100 * _MIB)
+_ANSWER_S: Final = 180.0  # of 16 ranks that import torch on cores that others use too
+_FAULTS_S: Final = 60.0
+_KILL_S: Final = 5.0
+
+
+def show_used(is_used: float) -> str:
+    """Whether servers had a part."""
+    return "used" if is_used else "unused"
+
+
+def show_rate(bytes_per_s: float) -> str:
+    """Megabits per second."""
+    return f"{bytes_per_s * 8 / 1e6:.0f} Mbit/s"
+
+
+_SERVED: Final = ServedCalls("served")
+_BF16: Final = ServedCalls("served bf16", must_be=True)
+_RESENT: Final = Resent("servers alone")
+_KILLED: Final = Pauses(kill_every(_KILL_S), _FAULTS_S)
+
+_GLOO: Final = Benchmark("gloo", time_of("gloo"))
+_OPENMPI: Final = Benchmark("openmpi", time_of("openmpi"))
+_SHOAL: Final = Benchmark("shoal", _SERVED.time)
+_USED: Final = Benchmark("servers", _SERVED.is_used, show=show_used)
+_OPTIMUM: Final = Benchmark("optimum", optimum)
+_STREAM: Final = Benchmark("stream", one_stream, show=show_rate)
+
+
+def _rows(
+    n: int, k: int, mbit: float, goals: Sequence[Goal], slow: tuple[float, ...] = ()
+) -> tuple[Case, ...]:
+    """Both sizes, of n workers and k servers."""
+    nics = {"n_hosts": n, "rate_mbit": mbit, "n_servers": k, "server_mbit": slow}
+    return tuple(Case(n, size, tuple(goals), n_samples=3, **nics) for size in _SIZES)  # type: ignore[arg-type]  # by name
+
+
+def _near(times: float) -> Goal:
+    return Within("shoal", of="optimum", times=times)
+
+
+def _faster(times: float) -> tuple[Goal, ...]:
+    return Faster("shoal", "gloo", times), Faster("shoal", "openmpi", times)
+
+
+_EQUAL: Final = _rows(8, 8, 400, (_near(1.05), *_faster(1.66)))
+_MANY: Final = _rows(16, 16, 200, (_near(1.06), Faster("shoal", "gloo", 1.75)))
+_HALF: Final = _rows(8, 4, 400, (_near(1.06),))
+_OTHERS: Final = (
+    *_HALF,
+    *_rows(8, 1, 400, (_near(1.06),)),
+    *_rows(8, 2, 400, (_near(1.06),)),
+    *_rows(8, 12, 400, (_near(1.06),)),
+    *_rows(8, 4, 400, (_near(1.06),), (400, 200)),
+)
+_FLIGHT: Final = replace(_EQUAL[0], n_samples=2)
+_FAULTS: Final = Case(4, 25 * _MIB, n_hosts=4, rate_mbit=400, n_servers=4)
+
+
+def _pauses(label: str, pauses: Pauses) -> Benchmark:
+    return Benchmark(label, pauses.longest)
+
+
+_SECTIONS: Final = (
+    Section(
+        "servers",
+        "hosts of a lab, 8+4: 8 workers and 4 reduction servers, one call",
+        (
+            "gloo: torch.distributed.all_reduce; openmpi: MPI.Allreduce in place; shoal: Group",
+            "optimum: the linear program's shares at the rate of stream; M over that rate where",
+            "there are as many servers as workers; stream: one raw TCP stream between two workers",
+            "servers: whether they had a part in the calls; the planner may leave them out",
+        ),
+        (_GLOO, _OPENMPI, _SHOAL, _USED, _OPTIMUM, _STREAM),
+        (*_EQUAL, *_OTHERS, *_MANY),
+        show=show_time,
+        in_quick=lambda case: case in (*_EQUAL, _HALF[0]),
+    ),
+    Section(
+        "servers-wire",
+        "float32 sums that travel in bfloat16 by servers",
+        ("bf16: Group.all_reduce with wire='bf16'; no number where servers have no part in it",),
+        (_SHOAL, Benchmark("bf16", _BF16.time), _STREAM),
+        tuple(replace(case, goals=(Faster("bf16", "shoal", 1.9),)) for case in _EQUAL),
+        show=show_time,
+        in_quick=lambda case: case.n_bytes == _SIZES[0],
+    ),
+    Section(
+        "servers-flight",
+        "8 buckets of 25 MiB",
+        (
+            "200 MiB: all 8 in flight at once; 25 MiB: 8 calls one after another, time of one",
+            "optimum: their bytes at the rate of stream",
+        ),
+        (_SHOAL, _OPTIMUM, _STREAM),
+        (
+            replace(_FLIGHT, n_bytes=8 * 25 * _MIB, collective="buckets", goals=(_near(1 / 0.97),)),
+            replace(_FLIGHT, n_calls=8, goals=(_near(1 / 0.93),)),
+        ),
+        show=show_time,
+        in_quick=lambda _case: False,
+    ),
+    Section(
+        "servers-nics",
+        "two NICs in each host, one at a third of the rate of the other",
+        ("optimum: as above, at the sum of one raw stream over each NIC; stream: that sum",),
+        (_SHOAL, _USED, _OPTIMUM, _STREAM),
+        (replace(*_rows(4, 4, 400, (_near(1 / 0.95),))[:1], n_samples=3, more_mbit=(400 / 3,)),),
+        show=show_time,
+        in_quick=lambda _case: False,
+    ),
+    Section(
+        "servers-incast",
+        "16 workers into one server, which reduces all",
+        (
+            "line: 16 tensors at the rate of one raw stream",
+            "resent, of all: TCP segments that were sent again meanwhile, in all hosts",
+        ),
+        (
+            Benchmark("shoal", _RESENT.time),
+            Benchmark("line", incast_line),
+            Benchmark("resent", _RESENT.n_again, show=show_count),
+            Benchmark("of all", _RESENT.part, show=show_percent),
+        ),
+        (
+            Case(
+                16,
+                4 * _MIB,
+                (Within("shoal", of="line", times=1 / 0.95),),
+                n_samples=2,
+                n_hosts=16,
+                rate_mbit=200,
+                n_servers=1,
+            ),
+        ),
+        show=show_time,
+        in_quick=lambda _case: False,
+    ),
+    Section(
+        "servers-faults",
+        "what becomes of a training while servers die, stop, leave and come",
+        (
+            f"killed: the longest pause in {_FAULTS_S:g} s in which a server is killed every",
+            f"{_KILL_S:g} s, and started again 1 s later; kills, steps: how many there were",
+            "stopped (SIGSTOP), drained (SIGTERM), joined: the longest pause after that",
+            "a pause is what a step takes beyond the median one; a step that fails, or whose",
+            "result is wrong, is said below the table",
+        ),
+        (
+            _pauses("killed", _KILLED),
+            Benchmark("kills", _KILLED.n_done, show=show_count),
+            Benchmark("steps", _KILLED.n_steps, show=show_count),
+            _pauses("stopped", Pauses(freeze_one(3.0), 12.0)),
+            _pauses("drained", Pauses(drain_one(3.0), 10.0)),
+            _pauses("joined", Pauses(join_one(3.0), 10.0)),
+        ),
+        (
+            replace(
+                _FAULTS,
+                goals=tuple(
+                    Below(label, 2.0) for label in ("killed", "stopped", "drained", "joined")
+                ),
+            ),
+        ),
+        show=show_time,
+        in_rounds=False,
+        in_quick=lambda _case: False,
+    ),
+    Section(
+        "servers-cpu",
+        "CPU seconds, user and system, of a server for a gigabyte that it folds and sends back",
+        ("16 workers, one server that reduces all; NICs are not shaped",),
+        (Benchmark("server", server_cpu("servers alone")),),
+        (
+            Case(
+                16,
+                25 * _MIB,
+                (Below("server", 0.5),),
+                n_samples=3,
+                n_hosts=16,
+                rate_mbit=None,
+                n_servers=1,
+            ),
+        ),
+        show=show_cpu,
+        in_quick=lambda _case: False,
+    ),
+    Section(
+        "servers-restart",
+        "from the start of a server's process until calls reach it",
+        ("the median of 3 restarts, while workers all-reduce 4 MiB again and again",),
+        (Benchmark("first use", restart_to_first_use(3)),),
+        (replace(_FAULTS, n_bytes=4 * _MIB, goals=(Below("first use", 1.0),)),),
+        show=show_time,
+        in_rounds=False,
+    ),
+)
+
+SERVED_SECTIONS: Final = tuple(
+    replace(one, part_of="servers", answer_s=_ANSWER_S, is_large=True) for one in _SECTIONS
+)

@@ -1,0 +1,197 @@
+"""What becomes of a job while its servers die, stop, leave and come: how long a step pauses."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from shoal.bench.failure import Failure
+from shoal.threads import start
+
+if TYPE_CHECKING:
+    from bench.scoreboard.benchmark import Measure
+    from bench.scoreboard.case import Case
+    from bench.scoreboard.lab_servers import LabServers
+    from bench.scoreboard.pools import WorkerPools
+
+Disturb = Callable[["LabServers", threading.Event], int]
+"""Does something to servers until it is told to stop; all run when it returns how often it did."""
+
+LIBRARY: Final = "served"
+# From the end of one that was killed to its start: it stays out of a view or two.
+_AWAY_S: Final = 1.0
+_USED_BYTES: Final = 1 << 20
+_PATIENCE_S: Final = 10.0
+
+
+def kill_every(seconds: float) -> Disturb:
+    """Kills one server after another, and starts it again a second later."""
+
+    def disturb(servers: LabServers, over: threading.Event) -> int:
+        n_killed = 0
+        while not over.wait(seconds - _AWAY_S):
+            servers.kill(n_killed % servers.n)
+            time.sleep(_AWAY_S)
+            servers.start(n_killed % servers.n)
+            n_killed += 1
+        return n_killed
+
+    return disturb
+
+
+def freeze_one(after_s: float) -> Disturb:
+    """Stops the first server (SIGSTOP), and kills it and starts it again when all is over."""
+
+    def disturb(servers: LabServers, over: threading.Event) -> int:
+        if over.wait(after_s):
+            return 0
+        servers.freeze(0)
+        over.wait()
+        servers.kill(0)
+        servers.start(0)
+        return 1
+
+    return disturb
+
+
+def drain_one(after_s: float) -> Disturb:
+    """Asks the first server to end (SIGTERM), and starts it again when all is over."""
+
+    def disturb(servers: LabServers, over: threading.Event) -> int:
+        if over.wait(after_s):
+            return 0
+        servers.drain(0)
+        over.wait()
+        servers.start(0)
+        return 1
+
+    return disturb
+
+
+def join_one(after_s: float) -> Disturb:
+    """The first server is away from the beginning, and joins."""
+
+    def disturb(servers: LabServers, over: threading.Event) -> int:
+        servers.kill(0)
+        is_over = over.wait(after_s)
+        servers.start(0)
+        over.wait()
+        return int(not is_over)
+
+    return disturb
+
+
+class Pauses:
+    """Steps while something is done to servers: none may fail or be wrong.
+
+    Args:
+        for_s: how long steps go on.
+    """
+
+    def __init__(self, disturb: Disturb, for_s: float) -> None:
+        self._disturb, self._for_s = disturb, for_s
+        self._n_steps = self._n_done = 0
+
+    def longest(self, pools: WorkerPools, case: Case) -> float:
+        """Seconds that the slowest step takes beyond the median one.
+
+        Raises:
+            Failure: a step failed, or was wrong; or nothing was done to a server.
+        """
+        self._n_steps = self._n_done = 0
+        pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
+        over = threading.Event()
+        beside = _Beside(lambda: self._disturb(pools.servers(case), over))
+        try:
+            what = {"n_bytes": case.n_bytes, "seconds": self._for_s}
+            ranks = pools.ask(LIBRARY, case, "steps", **what)
+        finally:
+            over.set()
+            self._n_done = beside.join()
+        self._n_steps = len(ranks[0]["times_s"])
+        if n_wrong := max(rank["n_wrong"] for rank in ranks):
+            raise Failure(f"WRONG RESULT of {n_wrong} of {self._n_steps} steps")
+        if not self._n_done:
+            raise Failure("the steps were over before anything was done to a server")
+        slowest = [max(times) for times in zip(*(r["times_s"] for r in ranks), strict=True)]
+        return float(max(slowest) - statistics.median(slowest))
+
+    def n_steps(self, _pools: WorkerPools, _case: Case) -> float:
+        """Of those that were timed last."""
+        return self._n_steps
+
+    def n_done(self, _pools: WorkerPools, _case: Case) -> float:
+        """How often something was done to a server meanwhile."""
+        return self._n_done
+
+
+class _Beside:
+    """Something that goes on while ranks work."""
+
+    def __init__(self, what: Callable[[], int]) -> None:
+        self._what = what
+        self._value = 0
+        self._error: BaseException | None = None
+        self._thread = start("beside", self._run)
+
+    def join(self) -> int:
+        """What it returned.
+
+        Raises:
+            Failure: it failed.
+        """
+        self._thread.join()
+        if self._error is not None:
+            told = f"{type(self._error).__name__}: {self._error}"
+            raise Failure(f"what was to be done to servers failed: {told}") from self._error
+        return self._value
+
+    def _run(self) -> None:
+        try:
+            self._value = self._what()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+
+
+def restart_to_first_use(n_restarts: int) -> Measure:
+    """Seconds from the start of a server's process until calls reach it; the median.
+
+    They have when its host has received 1 MiB. Meanwhile the workers make one call after another.
+    """
+
+    def measure(pools: WorkerPools, case: Case) -> float:
+        servers = pools.servers(case)
+        times_s: list[float] = []
+
+        def restart() -> int:
+            for _ in range(n_restarts):
+                time.sleep(_AWAY_S)
+                servers.kill(0)
+                time.sleep(_AWAY_S)
+                times_s.append(_start_to_use(servers))
+            return len(times_s)
+
+        pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=1.0)
+        beside = _Beside(restart)
+        try:
+            seconds = n_restarts * (2 * _AWAY_S + 2.0)
+            pools.ask(LIBRARY, case, "steps", n_bytes=case.n_bytes, seconds=seconds)
+        finally:
+            beside.join()
+        return statistics.median(times_s)
+
+    return measure
+
+
+def _start_to_use(servers: LabServers) -> float:
+    start_s = time.monotonic()
+    servers.start(0)
+    before = servers.received_bytes(0)
+    while servers.received_bytes(0) - before < _USED_BYTES:
+        if time.monotonic() - start_s > _PATIENCE_S:
+            raise Failure(f"a server that was started had no part in calls {_PATIENCE_S:g} s later")
+        time.sleep(0.005)
+    return time.monotonic() - start_s

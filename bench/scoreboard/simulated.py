@@ -1,0 +1,138 @@
+"""The simulator's times beside those of the engine: `python -m bench.scoreboard simulated`.
+
+On clusters of network namespaces. The simulator is told the rate of raw TCP streams in a ring and
+the time of an all-reduce of 4 bytes, both measured in the same run, and the bucket of the shaper;
+nothing is fitted to the points that are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from shoal.analysis.simulate.simulator import simulate
+from shoal.bench.job import JobSpec
+from shoal.bench.launch import Placement
+from shoal.bench.machine import describe_run, render_run
+from shoal.bench.worker_pool import WorkerPool
+from shoal.lab import Lab, measure_streams, ring_of
+from shoal.lab.cluster import NIC_SHAPE
+from shoal.plan import cluster as described
+from shoal.plan.defaults import (
+    CONTENTION,
+    LOCAL,
+    MEMORY_US_PER_BYTE,
+    NETWORK_US_PER_BYTE,
+    WIRE,
+)
+
+_ALGORITHMS: Final = ("ring", "sharded", "tree", "doubling", "halving")
+_SIZES: Final = (256 << 10, 4 << 20, 25 << 20)
+_SAMPLED_BYTES: Final = 8 << 20  # so much is reduced for a round, or one call
+_MOST_SAMPLES: Final = 5
+_REST_S: Final = 0.01  # the shaper's bucket is full again after that
+_STREAM_S: Final = 0.5
+_GOOD: Final = 0.15
+
+
+class Comparison(NamedTuple):
+    """One algorithm on one cluster: seconds of each round, and what the simulator says."""
+
+    n_hosts: int
+    rate_mbit: float
+    algorithm: str
+    n_bytes: int
+    rounds_s: list[float]
+    simulated_s: float
+
+    @property
+    def measured_s(self) -> float:
+        """The fastest round: other work on the machine only adds."""
+        return min(self.rounds_s)
+
+    @property
+    def ratio(self) -> float:
+        """Measured over simulated: above 1 the engine is slower."""
+        return self.measured_s / self.simulated_s
+
+
+def compare(n_hosts: int, rate_mbit: float, n_rounds: int) -> Iterator[Comparison]:
+    """Measure and simulate every algorithm and size on one cluster."""
+    with Lab(n_hosts, rate_mbit) as hosts:
+        n_stream = int(rate_mbit * 1e6 / 8 * _STREAM_S)
+        rates = [min(measure_streams(hosts, ring_of(n_hosts), n_stream)) for _ in range(3)]
+        placement = Placement(cluster=hosts, program="bench.scoreboard.worker")
+        with WorkerPool(JobSpec("group", n_hosts, n_hosts), placement) as pool:
+            small_s = min(_times(pool, "doubling", 4) for _ in range(n_rounds))
+            cluster = _describe(n_hosts, max(rates), small_s)
+            print(f"# {n_hosts} hosts at {rate_mbit:g} Mbit/s: {cluster.wire}", flush=True)
+            taken = {(name, n): list[float]() for n in _SIZES for name in _ALGORITHMS}
+            for _ in range(n_rounds):
+                for (name, n_bytes), rounds_s in taken.items():
+                    rounds_s.append(_times(pool, name, n_bytes))
+    for (name, n_bytes), rounds_s in taken.items():
+        told_s = simulate("all_reduce", name, cluster, n_bytes).time_us / 1e6
+        yield Comparison(n_hosts, rate_mbit, name, n_bytes, rounds_s, told_s)
+
+
+def _describe(n_hosts: int, bytes_per_s: float, small_s: float) -> described.Cluster:
+    """The cluster as it is described to the simulator. Rounds of 4 bytes cost nothing but these."""
+    round_us = small_s * 1e6 / math.log2(n_hosts)
+    latency_us = max(1.0, round_us - 2 * WIRE.message_us)
+    crowded = max(1.0, n_hosts / len(os.sched_getaffinity(0)))  # all hosts share these cores
+    return described.Cluster(
+        hosts=tuple(range(n_hosts)),
+        local=LOCAL,
+        wire=described.LinkCost(latency_us, 1e6 / bytes_per_s, WIRE.message_us),
+        memory_us_per_byte=crowded * MEMORY_US_PER_BYTE,
+        n_cores=1,
+        burst_bytes=NIC_SHAPE.burst_bytes,
+        network_us_per_byte=crowded * NETWORK_US_PER_BYTE,
+        contention=CONTENTION,
+    )
+
+
+def _times(pool: WorkerPool, algorithm: str, n_bytes: int) -> float:
+    """Seconds of a call on rested NICs: of the slowest rank, the median of some samples."""
+    ranks = pool.ask(
+        "measure",
+        n_bytes=n_bytes,
+        n_calls=1,
+        n_samples=min(_MOST_SAMPLES, 1 + _SAMPLED_BYTES // n_bytes),
+        algorithm=algorithm,
+        rest_s=_REST_S,
+    )
+    slowest_s: list[float] = [
+        max(t) for t in zip(*(rank["times_s"] for rank in ranks), strict=True)
+    ]
+    return statistics.median(slowest_s)
+
+
+def _row(point: Comparison) -> str:
+    mark = "" if abs(point.ratio - 1) <= _GOOD else "  OUTSIDE"
+    spread = f"{min(point.rounds_s) * 1e3:.1f} to {max(point.rounds_s) * 1e3:.1f}"
+    return (
+        f"{point.n_hosts:5}  {point.rate_mbit:6g}  {point.algorithm:>9}  "
+        f"{point.n_bytes / 2**20:8.2f}  {point.measured_s * 1e3:8.1f}  {spread:>16}  "
+        f"{point.simulated_s * 1e3:9.1f}  {point.ratio:5.2f}{mark}"
+    )
+
+
+def run_simulated(
+    n_hosts: Sequence[int], rates_mbit: Sequence[float], n_rounds: int, command: Sequence[str]
+) -> int:
+    """Print a row for each point; 0 also if some are outside of 15 %."""
+    print(render_run(describe_run(command)), end="")
+    print("hosts  Mbit/s  algorithm       MiB  measured  min to max of rounds  simulated  ratio")
+    points = []
+    for n in n_hosts:
+        for rate_mbit in rates_mbit:
+            for point in compare(n, rate_mbit, n_rounds):
+                print(_row(point), flush=True)
+                points.append(point)
+    n_good = sum(abs(point.ratio - 1) <= _GOOD for point in points)
+    print(f"# {n_good} of {len(points)} within {_GOOD:.0%}; times in ms")
+    return 0

@@ -1,0 +1,163 @@
+"""Training by torch's DistributedDataParallel or shoal's: the steps of one rank, and its losses."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.scoreboard.training_models import MODELS
+
+if TYPE_CHECKING:
+    from shoal.average import Averager
+
+_N_BATCHES: Final = 16
+
+
+class Variant(NamedTuple):
+    """One way to train.
+
+    Args:
+        wrapper: torch's or shoal's DistributedDataParallel.
+        over: the backend that torch's is given.
+        bucket_mb: of a bucket or fusion buffer; None: what the wrapper chooses.
+        wire: of shoal's wrapper.
+        sync_every: passes of which the last one is averaged; 0: none is, only computed.
+        forward_s, backward_s: of the model "paced".
+        keeps: gradients are made zero, and not dropped.
+        n_batches: after which they come again.
+    """
+
+    model: str
+    wrapper: str = "shoal"
+    over: str = "shoal"
+    bucket_mb: float | None = None
+    wire: str | None = None
+    sync_every: int = 1
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    keeps: bool = False
+    n_batches: int = _N_BATCHES
+
+
+class TrainingSteps(NamedTuple):
+    """What every step of this rank took, and its loss.
+
+    Args:
+        window_s: of a step, from when its first fusion buffer was full to when the last one was.
+    """
+
+    times_s: list[float]
+    forward_s: list[float]
+    backward_s: list[float]
+    losses: list[float]
+    window_s: float
+
+
+class RankTrainings:
+    """The trainings of a rank, each made when it is asked for first, the same on every rank."""
+
+    def __init__(self) -> None:
+        self._trainings: dict[Variant, Training] = {}
+        self._groups: dict[str, list[Any]] = {"shoal": [dist.group.WORLD]}
+
+    def train(self, variant: Variant, n_steps: int, n_warmup: int) -> TrainingSteps:
+        """Go on with a training for so many steps in a row, of which the first do not count."""
+        if variant not in self._trainings:
+            self._trainings[variant] = Training(variant, self.group(variant.over))
+        return self._trainings[variant].take(n_steps, n_warmup)
+
+    def group(self, backend: str) -> Any:
+        """A process group of all ranks over a backend; the default one is shoal's."""
+        return self.groups(backend, 1)[0]
+
+    def groups(self, backend: str, n: int) -> list[Any]:
+        """So many of them."""
+        made = self._groups.setdefault(backend, [])
+        while len(made) < n:
+            made.append(dist.new_group(backend=backend))
+        return made[:n]
+
+    def clear(self) -> None:
+        """Forget the trainings."""
+        self._trainings.clear()
+
+
+class Training:
+    """A model in its wrapper, its optimizer and its batches: the same numbers in every variant."""
+
+    def __init__(self, variant: Variant, group: Any) -> None:
+        self._variant = variant
+        times_s = (variant.forward_s, variant.backward_s)
+        torch.manual_seed(0)
+        self._made = MODELS[variant.model](*(times_s if variant.model == "paced" else ()))
+        self.model = wrap(self._made.module, variant, group)
+        self._optimizer = self._made.optimizer(self.model.parameters())
+        numbers = torch.Generator().manual_seed(1 + dist.get_rank())
+        self._batches = [self._made.batch(numbers) for _ in range(variant.n_batches)]
+        self._n_taken = 0
+
+    def take(self, n_steps: int, n_warmup: int) -> TrainingSteps:
+        """Steps in a row: NO barrier between them, which would take from what may overlap.
+
+        A training's very first step makes the state of its optimizer, and does not count.
+        """
+        dist.barrier()
+        if self._n_taken == 0:
+            self.step()
+        taken = [self.step() for _ in range(n_warmup + n_steps)][n_warmup:]
+        times_s, forward_s, backward_s, losses = map(list, zip(*taken, strict=True))
+        window_s = self._window_s(n_steps)
+        return TrainingSteps(times_s, forward_s, backward_s, losses, window_s)
+
+    def step(self) -> tuple[float, float, float, float]:
+        """Seconds of a step, of its forward and its backward pass; and its loss."""
+        every = self._variant.sync_every
+        batch = self._batches[self._n_taken % len(self._batches)]
+        self._n_taken += 1
+        averages = every > 0 and self._n_taken % every == 0
+        begin_s = time.perf_counter()
+        with contextlib.nullcontext() if averages else self.model.no_sync():
+            loss = self._made.loss(self.model, batch)
+            forward_s = time.perf_counter() - begin_s
+            if every == 0 or (self._n_taken - 1) % every == 0:
+                self._optimizer.zero_grad(set_to_none=not self._variant.keeps)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch
+        backward_s = time.perf_counter() - begin_s - forward_s
+        if averages or every == 0:
+            self._optimizer.step()
+        return time.perf_counter() - begin_s, forward_s, backward_s, loss.item()
+
+    @property
+    def averager(self) -> Averager | None:
+        """Shoal's, where that averages."""
+        if self._variant.wrapper == "torch":
+            return None
+        averager: Averager = self.model.reducer.averaging.averager
+        return averager
+
+    def _window_s(self, n_steps: int) -> float:
+        """See TrainingSteps."""
+        averager = self.averager
+        if averager is None or not averager.times:
+            return 0.0
+        recent = list(averager.times)[-n_steps:]
+        return statistics.median((max(one.full) - min(one.full)) / 1e9 for one in recent)
+
+
+def wrap(module: nn.Module, variant: Variant, group: Any, **more: Any) -> Any:
+    """The model in the wrapper of a variant, which gets `more` arguments."""
+    if variant.bucket_mb is not None:
+        more["bucket_cap_mb"] = variant.bucket_mb
+    if variant.wrapper == "torch":
+        return nn.parallel.DistributedDataParallel(module, process_group=group, **more)
+    import shoal.torch  # NOT above: loading it is a part of what forming the group takes
+
+    return shoal.torch.DistributedDataParallel(
+        module, process_group=group, wire=variant.wire, **more
+    )

@@ -1,0 +1,203 @@
+"""One rank of one library, with the commands of the tables. `python -m bench.scoreboard.worker`.
+
+The ranks of MPIs run `shoal.bench.worker`: no table asks them more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.scoreboard.libraries import JOIN, SuiteLibrary, allocate_shared
+from shoal.bench.worker import Buffers, Rank, serve
+
+if TYPE_CHECKING:
+    from bench.scoreboard.torch_rank import TorchRank
+    from bench.scoreboard.training_steps import RankTrainings
+
+
+class SuiteRank(Rank):
+    """The commands that a rank obeys. The result of each method becomes the answer."""
+
+    def __init__(self, library: SuiteLibrary) -> None:
+        super().__init__(library.plain)
+        self._suite = library
+        self._shared: Buffers = {}
+        self._variants: dict[tuple[str, str, bool], Rank] = {}
+        self._trainings: RankTrainings | None = None
+
+    def check(self, **what: Any) -> dict[str, Any]:
+        """See Rank; a call may have a memory, an algorithm, or be in "buckets"."""
+        rank, plain = self._variant(**what)
+        return rank.check(**plain)
+
+    def measure(self, **what: Any) -> dict[str, Any]:
+        """See Rank; a call may have a memory, an algorithm, or be in "buckets"."""
+        rank, plain = self._variant(**what)
+        return rank.measure(**plain)
+
+    def started(self) -> dict[str, Any]:
+        """Return the seconds in which the group was formed, once all processes were ready."""
+        return {"start_s": self._torch().start_s}
+
+    def choice(self, collective: str, n_bytes: int) -> dict[str, Any]:
+        """Return the name of the algorithm that shoal's planner takes."""
+        return {"name": self._torch().choice(collective, n_bytes)}
+
+    def restart(self) -> dict[str, Any]:
+        """Leave the group and form a new one in the same processes."""
+        self._variants.clear()
+        return {"time_s": self._torch().restart()}
+
+    def subgroups(self, n_groups: int, n_members: int) -> dict[str, Any]:
+        """Form groups of some of the ranks, and then use each."""
+        form_s, use_s = self._torch().subgroups(n_groups, n_members)
+        return {"form_s": form_s, "use_s": use_s}
+
+    def latencies(self, n_bulk: int, bulk_bytes: int) -> dict[str, Any]:
+        """Time small calls beside large ones."""
+        self._torch()
+        from bench.scoreboard.disturbed import latencies_beside
+
+        return {"times_s": latencies_beside(n_bulk, bulk_bytes)}
+
+    def cut_calls(
+        self, n_bytes: int, n_calls: int, interface: str, down_s: float
+    ) -> dict[str, Any]:
+        """Time calls in whose middle an interface goes down."""
+        self._torch()
+        from bench.scoreboard.disturbed import cut_calls
+
+        return cut_calls(n_bytes, n_calls, interface, down_s)._asdict()
+
+    def among_strangers(self, n_bytes: int, n_held: int, n_short: int) -> dict[str, Any]:
+        """Time calls while processes without the key connect to rank 0."""
+        self._torch()
+        from bench.scoreboard.disturbed import calls_among_strangers
+
+        times_s, n_made = calls_among_strangers(n_bytes, n_held, n_short)
+        return {"times_s": times_s, "n_made": n_made}
+
+    def steps(self, n_bytes: int, seconds: float) -> dict[str, Any]:
+        """Time all-reduces for a while, and look at every result."""
+        from bench.scoreboard.steps import steady_steps
+
+        return steady_steps(self.library, n_bytes, seconds)._asdict()
+
+    def train(self, n_steps: int, n_warmup: int = 1, **how: Any) -> dict[str, Any]:
+        """Time steps of a training, and go on where the last ones ended.
+
+        Args:
+            how: see Variant.
+        """
+        from bench.scoreboard.training_steps import Variant
+
+        return self._trained().train(Variant(**how), n_steps, n_warmup)._asdict()
+
+    def added_cpu(self, n_parameters: int, n_steps: int) -> dict[str, Any]:
+        """Return CPU seconds that wrappers add to a step of many small parameters."""
+        from bench.scoreboard.training_costs import added_cpu_s
+
+        return dict(added_cpu_s(self._trained(), n_parameters, n_steps))
+
+    def order_costs(self, n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
+        """Time the agreement on an order, and on another one."""
+        self._torch()
+        from bench.scoreboard.training_costs import order_costs
+
+        return order_costs(n_arrays, n_elems, n_steps)
+
+    def memory_beyond(self, model: str, n_steps: int, as_views: bool) -> dict[str, Any]:
+        """Return the resident memory of a wrapped model's steps beyond a bare one's."""
+        self._torch()
+        from bench.scoreboard.training_costs import memory_beyond
+
+        return dict(memory_beyond(model, n_steps, as_views))
+
+    def copied(self, **how: Any) -> dict[str, Any]:
+        """Return the bytes of gradients that a step copies."""
+        self._torch()
+        from bench.scoreboard.training_costs import copied_bytes
+
+        return dict(copied_bytes(**how))
+
+    def in_flight(self, **how: Any) -> dict[str, Any]:
+        """Time buffers that are averaged several at once."""
+        from bench.scoreboard.training_costs import in_flight_s
+
+        return {"times_s": [in_flight_s(self._trained(), **how)]}
+
+    def footprint(self) -> dict[str, Any]:
+        """Return the memory and the number of descriptors of this rank."""
+        return {"pss_bytes": proportional_bytes(), "n_fds": len(os.listdir("/proc/self/fd"))}
+
+    def peak(self) -> dict[str, Any]:
+        """Return the peak resident memory, and how much of it are the tensors."""
+        tensors = sum(n_bytes for n_bytes, *_ in (*self._buffers, *self._shared))
+        return {"pid": os.getpid(), "peak_bytes": peak_resident_bytes(), "tensor_bytes": tensors}
+
+    def forget(self) -> dict[str, Any]:
+        """Free the tensors, and the models that were trained."""
+        self._shared.clear()
+        if self._trainings is not None:
+            self._trainings.clear()
+        return super().forget()
+
+    def _variant(
+        self,
+        memory: str = "private",
+        algorithm: str = "",
+        collective: str = "all_reduce",
+        **what: Any,
+    ) -> tuple[Rank, dict[str, Any]]:
+        """Return a rank that calls so, and the arguments that are left for it."""
+        kind = (memory, algorithm, collective == "buckets")
+        if kind not in self._variants:
+            library = self._suite.by(algorithm) if algorithm else self._suite.plain
+            library = self._suite.in_buckets if collective == "buckets" else library
+            if memory == "shared":
+                library = replace(library, allocate=allocate_shared)
+            buffers = self._shared if memory == "shared" else self._buffers
+            self._variants[kind] = Rank(library, buffers)
+        plain = "all_reduce" if collective == "buckets" else collective
+        return self._variants[kind], {"collective": plain, **what}
+
+    def _torch(self) -> TorchRank:
+        if self._suite.torch is None:
+            raise NotImplementedError("only torch.distributed can be asked that")
+        return self._suite.torch
+
+    def _trained(self) -> RankTrainings:
+        self._torch()
+        if self._trainings is None:
+            from bench.scoreboard.training_steps import RankTrainings
+
+            self._trainings = RankTrainings()
+        return self._trainings
+
+
+def peak_resident_bytes() -> int:
+    """Return VmHWM of this process: the most that was resident at once, with shared pages."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+def proportional_bytes() -> int:
+    """Return Pss of this process: a shared page counts in part, by how many processes map it."""
+    rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _rank_of(join: Callable[[], SuiteLibrary]) -> Rank:
+    return SuiteRank(join())
+
+
+if __name__ == "__main__":
+    serve({name: partial(_rank_of, join) for name, join in JOIN.items()})

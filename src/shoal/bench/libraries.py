@@ -1,0 +1,155 @@
+"""The libraries under one interface: a function for each, which joins a group and says how to call.
+
+Each imports its library when it is called, because no process has all of them: MPI's ranks run in
+environments with NumPy and mpi4py alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shoal.bench.collectives import COLLECTIVES, On
+from shoal.bench.elements import ELEMENTS
+from shoal.bench.values import FilledBuffer
+
+if TYPE_CHECKING:
+    from shoal.bench.collectives import Call, CallSpec
+
+# Each contribution is rounded once, and the result: half a unit in the last of 8 bits each.
+_BF16_ERROR: Final = (1 + 2.0**-8) ** 2 - 1
+
+
+@dataclass(frozen=True)
+class LibraryRank:
+    """One rank in the group of one library.
+
+    Args:
+        allocate: makes a tensor of a number of elements, whose type has a name of shoal's.
+        barrier: waits for all ranks.
+        bind: makes the call of a collective on two tensors.
+        close: leaves the group.
+        ranks: those that take part, whose tensors all_reduce sums.
+        error: how far a sum of float32 may be off, as a part of it.
+    """
+
+    rank: int
+    allocate: Callable[[int, str], FilledBuffer]
+    barrier: Callable[[], object]
+    bind: Callable[[CallSpec, Any, Any], Call]
+    close: Callable[[], object]
+    ranks: Sequence[int]
+    error: float = 0.0
+
+
+def join_torch(backend: str) -> LibraryRank:
+    """Join `torch.distributed`, with Gloo or shoal below it."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    return torch_library(backend, None, dist.destroy_process_group)
+
+
+def torch_library(backend: str, group: Any, close: Callable[[], object]) -> LibraryRank:
+    """Return this rank of a process group of all ranks; None is the default group."""
+    import torch.distributed as dist
+
+    from shoal.bench.torch_calls import allocate_torch, bind_torch
+
+    return LibraryRank(
+        rank=dist.get_rank(),
+        allocate=allocate_torch,
+        barrier=partial(dist.barrier, group=group),
+        bind=partial(bind_torch, group),
+        close=close,
+        ranks=range(dist.get_world_size()),
+        error=_wire_error(os.environ.get("SHOAL_WIRE")) if backend == "shoal" else 0.0,
+    )
+
+
+def join_group(wire: str | None = None) -> LibraryRank:
+    """Join a group of shoal's own on NumPy arrays, without a framework."""
+    import shoal
+
+    return group_library(shoal.init(wire=wire), wire)
+
+
+def group_library(group: Any, wire: str | None = None) -> LibraryRank:
+    """Return this rank of a group of shoal's own."""
+    from shoal.bench.group_calls import GROUP_CALLS
+    from shoal.dtypes import parse_op
+
+    def bind(what: CallSpec, data: Any, other: Any) -> Call:
+        if what.collective not in GROUP_CALLS:
+            raise NotImplementedError(f"a Group has no {what.collective}")
+        on = On(group, group.rank, group.size, parse_op(what.op), what.root)
+        return GROUP_CALLS[what.collective](on, data, other)
+
+    return LibraryRank(
+        rank=group.rank,
+        allocate=_allocate_array,
+        barrier=group.barrier,
+        bind=bind,
+        close=group.close,
+        ranks=range(group.size),
+        error=_wire_error(wire or os.environ.get("SHOAL_WIRE")),
+    )
+
+
+def join_mpi() -> LibraryRank:
+    """Join MPI, on NumPy arrays."""
+    import mpi4py  # type: ignore[import-not-found]  # only in the environments of MPI
+
+    # One thread calls, so MPI may leave out its locks: its fastest mode, not mpi4py's default.
+    mpi4py.rc.threads = False
+    from mpi4py import MPI
+
+    from shoal.bench.mpi_calls import MPI_CALLS, OPERATIONS
+
+    world = MPI.COMM_WORLD
+
+    def bind(what: CallSpec, data: Any, other: Any) -> Call:
+        if what.collective not in MPI_CALLS:
+            raise NotImplementedError(f"MPI has no {what.collective}")
+        if COLLECTIVES[what.collective].folds and what.op not in OPERATIONS:
+            raise NotImplementedError(f"MPI has no {what.op}")
+        on = On(world, world.rank, world.size, OPERATIONS.get(what.op), what.root)
+        return MPI_CALLS[what.collective](on, data, other)
+
+    return LibraryRank(
+        rank=world.rank,
+        allocate=_allocate_array,
+        barrier=world.Barrier,
+        bind=bind,
+        close=MPI.Finalize,
+        ranks=range(world.size),
+    )
+
+
+def _wire_error(wire: str | None) -> float:
+    return _BF16_ERROR if wire == "bf16" else 0.0
+
+
+def _allocate_array(n_elems: int, dtype: str) -> FilledBuffer:
+    """Make a NumPy array, as the library takes it and as it is looked at."""
+    element = ELEMENTS[dtype]
+    if element.storage != element.name:
+        raise NotImplementedError(f"NumPy has no {dtype}: measure it through torch")
+    array = np.empty(n_elems, np.dtype(element.storage))
+    return FilledBuffer(array, array)
+
+
+JOIN: Final[Mapping[str, Callable[[], LibraryRank]]] = {
+    "gloo": partial(join_torch, "gloo"),
+    "shoal": partial(join_torch, "shoal"),
+    "group": join_group,
+    "openmpi": join_mpi,
+    "mpich": join_mpi,
+}
