@@ -61,10 +61,10 @@ def added_cpu_s(trainings: RankTrainings, n_parameters: int, n_steps: int) -> di
 
 
 def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
-    """Average arrays in one order for some steps, then in another one until all take it up.
+    """Average arrays in one order for some steps, then in another one.
 
-    Returns: the seconds that `begin` takes beyond its median where the first order and where the
-    new one is taken up, how many layouts there were, and the steps' seconds.
+    Returns: the seconds that `begin` takes beyond its median in the second step and in the last one
+    that takes a new layout, how many layouts there were, and the steps' seconds.
     """
     from shoal.average import Averager
     from shoal.frontend.torch import group_in
@@ -73,32 +73,26 @@ def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
     assert group is not None  # the default group is shoal's
     arrays = {str(number): ((n_elems,), "float32") for number in range(n_arrays)}
     averager = Averager(group, arrays)
-    rebuilt = [0]
-
-    def count() -> None:
-        rebuilt[0] += 1
-
-    averager.on_rebuilt = count
     begins, steps, marks = [], [], []
     half = n_arrays // 2
     names = list(arrays)[::-1]
     for number in range(2 * n_steps):
         order = names if number < n_steps else names[half:] + names[:half]
         dist.barrier()
-        before, begin_s = rebuilt[0], time.perf_counter()
+        before, begin_s = averager.layout, time.perf_counter()
         averager.begin()
         begins.append(time.perf_counter() - begin_s)
         for name in order:
             averager.ready(name)
         averager.wait()
         steps.append(time.perf_counter() - begin_s)
-        marks.append(rebuilt[0] > before)
+        marks.append(averager.layout is not before)
     usual = statistics.median(begins)
     rebuilds = [taken - usual for taken, is_new in zip(begins, marks, strict=True) if is_new]
     return {
         "agree_s": max(0.0, begins[1] - usual),
         "rebuild_s": max(0.0, *rebuilds[-1:], 0.0),
-        "n_rebuilt": rebuilt[0],
+        "n_rebuilt": sum(marks),
         "times_s": steps[1:],
     }
 

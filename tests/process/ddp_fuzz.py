@@ -199,7 +199,8 @@ class Run:
         generator = torch.Generator().manual_seed(self.own.randrange(1 << 30))
         data = torch.randn(N_ROWS, WIDTH, generator=generator, dtype=torch.float64)
         module = module or self.wrapped
-        if self.program.options.get("weighted") and module is not self.net:
+        is_averaged = getattr(module, "require_backward_grad_sync", True)
+        if self.program.options.get("weighted") and module is not self.net and is_averaged:
             module.weigh(self.weight)
         output = module(data, self._order() if order is None else order)
         return loss_of(output, in_place="view" in self.program.features)

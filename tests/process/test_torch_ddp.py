@@ -310,7 +310,7 @@ def weigh_and_look() -> str:
         wrapped(4.0 + 4 * rank).backward()
         assert torch.equal(net.parts[0].grad, torch.full((3,), 7.0, dtype=torch.float64))
     for weight in (-1, float("nan")):
-        with pytest.raises(shoal.UsageError, match="no number of samples or tokens"):
+        with pytest.raises(shoal.UsageError, match="weight must be a finite number >= 0"):
             wrapped.weigh(weight)
     with pytest.raises(shoal.UsageError, match=r"call model\.weigh\(n\) before it"):
         wrapped(1.0)

@@ -302,3 +302,27 @@ def test_when_a_rank_leaves_in_mid_step_the_others_go_on_by_the_documented_lines
     assert "SIGKILL" in died.died
     assert first.value is not None, first
     assert first.value == second.value, second
+
+
+def averages_nothing(state, bucket):  # torch looks at annotations, if there are any
+    """Return no future."""
+
+
+def return_no_future(is_sparse: bool) -> str:
+    import shoal
+
+    start()
+    net = nn.Embedding(2, 1, sparse=True) if is_sparse else nn.Linear(1, 1)
+    wrapped = wrap(net)
+    wrapped.register_comm_hook(None, averages_nothing)
+    with pytest.raises(shoal.UsageError) as raised:
+        wrapped(torch.tensor([1]) if is_sparse else torch.ones(1)).sum().backward()
+    dist.destroy_process_group()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_communication_hook_that_returns_no_future_is_named(is_sparse: bool) -> None:
+    for said in run_ranks(return_no_future, 2, is_sparse):
+        assert "hook averages_nothing returned None for bucket 0" in said
+        assert "torch.futures.Future" in said

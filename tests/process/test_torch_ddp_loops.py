@@ -17,6 +17,8 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 import torch.distributed as dist
+from process.ddp_training import start
+from process.ddp_training import wrap as wrap_ours
 from torch import nn
 
 N_STEPS = 3
@@ -370,3 +372,17 @@ def average_now_and_then(wrap: Wrap) -> list[list[torch.Tensor | None]]:
 
 def test_torchs_periodic_averaging_of_parameters_runs_unchanged() -> None:
     run_ranks(beside_gloo, 2, average_now_and_then)
+
+
+def order_of_a_static_graph() -> list[int]:
+    start()
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    wrapped = wrap_ours(net, static_graph=True)
+    for _ in range(2):
+        wrapped(torch.ones(1, 4)).sum().backward()
+    dist.destroy_process_group()
+    return [index // 2 for index in wrapped.reducer.averaging.averager.layout.order]
+
+
+def test_gradients_of_a_static_graph_are_laid_out_as_the_backward_pass_meets_the_layers() -> None:
+    assert run_ranks(order_of_a_static_graph, 2) == [[2, 2, 1, 1, 0, 0]] * 2

@@ -197,6 +197,27 @@ def test_two_parameters_with_one_gradient_are_named_on_every_rank(n_ranks: int) 
         assert "the gradients of parameters 0.weight and 1.weight are one tensor" in said
 
 
+def expand_a_gradient() -> str:
+    from shoal.errors import UsageError
+
+    start()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    wrapped = wrap(model)
+    if dist.get_rank() == 1:
+        model[0].weight.register_post_accumulate_grad_hook(
+            lambda weight: setattr(weight, "grad", torch.ones(1).expand(3, 3))
+        )
+    with pytest.raises(UsageError) as raised:
+        wrapped(torch.ones(2, 3)).sum().backward()
+    dist.destroy_process_group()
+    return str(raised.value)
+
+
+def test_an_expanded_gradient_of_one_rank_ends_the_pass_on_every_rank() -> None:
+    for said in run_ranks(expand_a_gradient, 2):
+        assert "the gradient of parameter 0.weight is an expanded tensor" in said
+
+
 # ---- gradients that come in other ways ----
 
 

@@ -151,25 +151,6 @@ def test_a_backward_pass_through_both_is_refused_with_a_parameter() -> None:
     run_ranks(mix_passes, 2)
 
 
-def add_weights_of_both() -> None:
-    import shoal
-
-    start()
-    _, one, other = two_heads()
-    a, b = (wrap_ours(net, weighted=True) for net in (one, other))
-    a.weigh(3)
-    with a.no_sync():
-        a(data(0)).sum().backward()
-    b.weigh(9)
-    with pytest.raises(shoal.UsageError, match=r"weigh\(3\) and of one with weigh\(9\)"):
-        b(data(1)).sum().backward()
-    dist.destroy_process_group()
-
-
-def test_unequal_weights_of_two_wrappers_in_one_sum_are_refused() -> None:
-    run_ranks(add_weights_of_both, 2)
-
-
 def go_in_between() -> None:
     import shoal
 

@@ -49,7 +49,6 @@ def accumulate() -> None:
     for step in range(2):  # rank 0 has 40 samples and rank 1 has 120, in two passes each
         net.zero_grad()
         with wrapped.no_sync():
-            wrapped.weigh((40, 120)[rank] + step)  # of each step the same
             wrapped(given(4.0 * rank)).sum().backward()
         wrapped.weigh((40, 120)[rank] + step)
         output = wrapped(given(8.0)).sum()
@@ -61,49 +60,33 @@ def accumulate() -> None:
         net.zero_grad()
         output.backward()  # with the weight of its forward pass
         assert torch.allclose(net.weight.grad, given(8.0))
-    net.zero_grad()
-    with wrapped.no_sync():
-        wrapped.weigh(10)
-        wrapped(given(4.0)).sum().backward()
-    net.zero_grad()  # that sum is given up, and its weight
-    wrapped.weigh(30)
+    dist.destroy_process_group()
+
+
+def test_a_sum_of_passes_has_the_weight_of_the_pass_that_averages_it() -> None:
+    run_ranks(accumulate, 2)
+
+
+def weigh_in_no_sync() -> None:
+    import shoal
+
+    start()
+    net = one_weight()
+    wrapped = wrap(net, weighted=True)
+    wrapped.weigh(10)
+    with (
+        wrapped.no_sync(),
+        pytest.raises(shoal.UsageError, match=r"in no_sync\(\).*alone"),
+    ):
+        wrapped(given(1.0))
+    wrapped.weigh(10)  # the group and the wrapper go on
     wrapped(given(4.0)).sum().backward()
     assert torch.allclose(net.weight.grad, given(4.0))
     dist.destroy_process_group()
 
 
-def test_a_sum_of_passes_counts_with_their_one_weight() -> None:
-    run_ranks(accumulate, 2)
-
-
-def accumulate_unequal_parts(comes_first: bool) -> str:
-    """What this rank hears."""
-    start()
-    first, second = (10, 30) if dist.get_rank() == 0 else (20, 20)
-    wrapped = wrap(one_weight(), weighted=True)
-    try:
-        if comes_first:
-            wrapped.weigh(second)
-            output = wrapped(given(1.0))
-        with wrapped.no_sync():
-            wrapped.weigh(first)
-            wrapped(given(1.0)).sum().backward()
-        if not comes_first:
-            wrapped.weigh(second)
-            output = wrapped(given(1.0))
-        output.sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("comes_first", [False, True])
-def test_parts_of_a_sum_that_have_unequal_weights_are_refused_on_every_rank(
-    comes_first: bool,
-) -> None:
-    for said in run_ranks(accumulate_unequal_parts, 2, comes_first):
-        assert "no_sync() with weigh(10) and of one with weigh(30)" in said
-        assert "divide the sum of each loss by that number" in said
+def test_a_weight_of_a_pass_in_no_sync_is_refused() -> None:
+    run_ranks(weigh_in_no_sync, 2)
 
 
 def run_out_of_inputs() -> None:

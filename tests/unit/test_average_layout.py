@@ -7,7 +7,6 @@ import pytest
 
 from shoal.average import ArraySpec, Layout
 from shoal.average.layout import ALIGN_BYTES
-from shoal.average.order import Drift, completed, packed, unpacked
 from shoal.dtypes import DType
 from shoal.errors import UsageError
 
@@ -36,7 +35,7 @@ def test_buffers_cover_the_memory_once(layout: Layout) -> None:
     ends = [0, *(extent.end for extent in extents)]
     begins = [*(extent.offset for extent in extents), layout.n_bytes]
     for end, begin in zip(ends, begins, strict=True):
-        assert end <= begin <= end + 64  # what is spare may lie in another type, in another order
+        assert end <= begin <= end + 64  # another type may have the tail, in another order
 
 
 @layouts
@@ -45,7 +44,7 @@ def test_buffers_of_a_type_are_of_one_length_but_for_the_last(layout: Layout) ->
         extents = sorted(b.extent for b in layout.buffers if b.dtype is dtype)
         lengths = [extent.n_bytes for extent in extents]
         assert set(lengths[:-1]) <= {lengths[0]}
-        assert 0 < lengths[-1] <= lengths[0] + 2 * ALIGN_BYTES + 4096  # spare, and up to a page
+        assert 0 < lengths[-1] <= lengths[0] + 2 * ALIGN_BYTES + 4096  # a tail, and up to a page
         # The last is shorter by what rounding the others up has taken from it, and no more.
         assert lengths[0] - lengths[-1] < ALIGN_BYTES * len(lengths)
 
@@ -61,7 +60,6 @@ def test_arrays_as_long_as_buffers_span_none() -> None:
     entries = [ArraySpec(str(n), (1 << 17,), DType.FLOAT32) for n in range(32)]
     layout = Layout.of(entries, range(32), 1 << 19)
     assert [buffer.entries for buffer in layout.buffers] == [(n,) for n in range(32)]
-    assert layout.expected_bytes == tuple((n + 1) << 19 for n in range(32))
 
 
 @pytest.mark.parametrize("types", [[DType.FLOAT32], [DType.INT32, DType.BFLOAT16, DType.FLOAT64]])
@@ -83,9 +81,9 @@ def test_long_buffers_share_no_page_with_each_other(types: list[DType]) -> None:
         assert longest <= max(length * 17 / 16, length + 4096)
 
 
-def test_some_padding_takes_no_buffer_of_its_own() -> None:
+def test_a_tail_of_padding_takes_no_buffer_of_its_own() -> None:
     layout = Layout.of([ArraySpec("a", (1 << 20,), DType.FLOAT32)], [0], 1 << 22)
-    assert layout.spare is not None
+    assert layout.n_bytes == (1 << 22) + ALIGN_BYTES
     assert len(layout.buffers) == 1
 
 
@@ -124,36 +122,19 @@ def test_buffers_fill_up_in_their_order_when_arrays_come_in_theirs(layout: Layou
         for number in numbers:
             left[number] += 1
     assert all(left), "a buffer that waits for nothing never leaves"
-    filled, n_bytes, came = [], 0, []
+    filled = []
     for index in layout.order:
-        n_bytes += layout.entries[index].n_bytes
         for number in layout.buffers_of[index]:
             left[number] -= 1
             if left[number] == 0:
                 filled.append(number)
-                came.append(n_bytes)
     assert filled == list(range(len(layout.buffers)))
-    # An array without elements fills none, so what it would add does not tell.
-    assert tuple(came) == layout.expected_bytes
 
 
 @layouts
 def test_every_order_needs_as_much_memory(layout: Layout) -> None:
     other = Layout.of(layout.entries, sorted(layout.order), 4096)
     assert other.n_bytes == layout.n_bytes
-
-
-@layouts
-def test_what_is_spare_is_no_arrays_and_of_floating_point(layout: Layout) -> None:
-    if layout.spare is None:
-        assert {entry.dtype for entry in layout.entries} == {DType.INT32}
-        return
-    for place in layout.places:
-        assert place.end <= layout.spare.offset or layout.spare.end <= place.offset
-    (dtype,) = {
-        b.dtype for b in layout.buffers if b.extent.offset <= layout.spare.offset < b.extent.end
-    }
-    assert dtype is not DType.INT32
 
 
 @pytest.mark.parametrize(
@@ -173,67 +154,3 @@ def test_what_cannot_be_laid_out_is_refused(
     specs = [ArraySpec(*entry, DType.FLOAT32) for entry in entries]
     with pytest.raises(UsageError, match=words):
         Layout.of(specs, order, fusion_bytes)
-
-
-# Orders.
-
-
-def test_an_order_survives_being_sent() -> None:
-    order = random.Random(1).sample(range(1000), 1000)
-    assert unpacked(packed(order)) == order
-
-
-def test_arrays_that_did_not_come_are_last_as_they_were() -> None:
-    assert completed([3, 0], [4, 3, 2, 1, 0]) == [3, 0, 4, 2, 1]
-
-
-def came_in(layout: Layout, order: list[int]) -> list[int]:
-    """By buffer: how many bytes had come when it was full."""
-    when = {index: at for at, index in enumerate(order)}
-    sums = [0]
-    for index in order:
-        sums.append(sums[-1] + layout.entries[index].n_bytes)
-    return [
-        sums[1 + max(when[index] for index in buffer.entries)] if buffer.entries else sums[-1]
-        for buffer in layout.buffers
-    ]
-
-
-TEN = Layout.of([ArraySpec(str(i), (256,), DType.FLOAT32) for i in range(10)], range(10), 2048)
-SWAPPED = [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
-REVERSED = list(range(10))[::-1]
-
-
-def test_arrays_that_change_places_nearby_want_no_new_layout() -> None:
-    drift = Drift(TEN)
-    for _ in range(100):
-        drift.see(came_in(TEN, SWAPPED))
-        assert not drift.wants_new_layout
-
-
-def test_another_order_for_two_steps_in_a_row_wants_a_new_layout() -> None:
-    drift = Drift(TEN)
-    for order in (REVERSED, SWAPPED, REVERSED):
-        drift.see(came_in(TEN, order))
-        assert not drift.wants_new_layout
-    drift.see(came_in(TEN, REVERSED))
-    assert drift.wants_new_layout
-
-
-def test_an_order_that_changes_all_the_time_wants_ever_fewer_layouts() -> None:
-    drift = Drift(TEN)
-    n_layouts = 0
-    for _ in range(10_000):
-        drift.see(came_in(TEN, REVERSED))  # whatever is laid out, something else comes
-        if drift.wants_new_layout:
-            n_layouts += 1
-            drift.was_heard()
-            drift.lay_out(TEN)
-    assert 5 < n_layouts < 20
-
-
-def test_buffers_that_never_were_full_are_not_late() -> None:
-    drift = Drift(TEN)
-    for _ in range(5):
-        drift.see([0] * len(TEN.buffers))
-    assert not drift.wants_new_layout

@@ -54,61 +54,7 @@ def test_the_first_layout_is_in_reverse_and_the_second_as_arrays_came_on_rank_0(
         assert seen == [upward[::-1], upward[::-1], upward, upward]
 
 
-def follow_order(group: shoal.Group) -> tuple[list[int], list[tuple[int, ...]]]:
-    averager = Averager(group, SHAPES, fusion_bytes=512)
-    rebuilt: list[int] = []
-    orders = [averager.layout.order]
-    upward = list(SHAPES)
-    for step in range(20):
-        averager.on_rebuilt = lambda step=step: rebuilt.append(step)  # type: ignore[misc]
-        averager.begin()
-        if averager.layout.order != orders[-1]:
-            orders.append(averager.layout.order)
-        fill(averager, step, upward if step < 8 else upward[::-1])
-        averager.wait()
-        check(averager, step)
-    return rebuilt, orders
-
-
-def test_a_changed_order_is_followed_by_all_ranks_in_one_step_and_values_stay_right() -> None:
-    upward = tuple(range(len(SHAPES)))
-    results = run_well(follow_order, 3)
-    rebuilt, orders = results[0]
-    assert orders == [upward[::-1], upward, upward[::-1]]
-    assert rebuilt[0] == 1
-    assert rebuilt[1] > 8
-    assert results == [results[0]] * 3
-
-
 EIGHT = {f"{i}": ((256,), "float32") for i in range(8)}
-
-
-def wish_while_nobody_hears(group: shoal.Group) -> list[tuple[int, ...]]:
-    averager = Averager(group, EIGHT, fusion_bytes=1100, find_unused=True)
-    orders = []
-    for step in range(12):
-        arrays = averager.begin()
-        # From the second step on it is another order; in the middle "7" is left out, and so is the
-        # buffer by which rank 0 asks for a new one.
-        names = list(EIGHT) if step == 0 else list(EIGHT)[::-1]
-        for name in names:
-            if name != "7" or not 1 <= step <= 8:
-                arrays[name][...] = group.rank + step
-                averager.ready(name)
-        averager.wait()
-        for name in EIGHT:
-            if name not in averager.unused and name != "7":
-                assert (arrays[name] == (group.size - 1) / 2 + step).all()
-        orders.append(averager.layout.order)
-    return orders
-
-
-def test_a_wish_in_a_buffer_that_is_not_sent_is_granted_once_it_is() -> None:
-    upward = tuple(range(8))
-    results = run_well(wish_while_nobody_hears, 3)
-    assert results == [results[0]] * 3
-    assert results[0][1:9] == [upward] * 8
-    assert results[0][-1] == upward[::-1]
 
 
 def write_to_old_array(group: shoal.Group) -> str:
@@ -147,37 +93,56 @@ def test_hooks_count_as_ready_does_and_only_within_a_step() -> None:
     run_well(use_hooks, 3)
 
 
-def raise_in_hook(group: shoal.Group) -> str:
-    averager = Averager(group, {"a": ((10,), "float32")})
-
-    def send(_buffer: int, _span: Any) -> Any:
-        raise KeyError("no way")
-
-    averager.send_with(send)
-    averager.begin()
-    with pytest.raises(KeyError, match="no way") as caught:
-        averager.hook("a")()
-    return str(caught.value)
-
-
-def test_what_sending_raises_comes_out_of_the_hook() -> None:
-    run_well(raise_in_hook, 1)
-
-
-def note_when_full(group: shoal.Group) -> None:
-    averager = Averager(group, SHAPES, fusion_bytes=512)
-    full: list[int] = []
-    averager.call_when_full(full.append)
+def note_filled(group: shoal.Group) -> None:
+    filled: list[int] = []
+    averager = Averager(group, SHAPES, fusion_bytes=512, fill=filled.extend)
     for step in range(2):
         averager.begin()
         fill(averager, step, shuffled(group.rank, step))
-        assert sorted(full) == list(range(len(averager.layout.buffers)))
-        full.clear()
+        lying = [index for buffer in averager.layout.buffers for index in buffer.entries]
+        assert sorted(filled) == sorted(lying)
+        filled.clear()
         averager.wait()
+        check(averager, step)
 
 
-def test_a_front_end_is_called_once_for_each_buffer_that_is_full() -> None:
-    run_well(note_when_full, 2)
+def test_a_front_end_fills_in_the_arrays_of_each_full_buffer_once() -> None:
+    run_well(note_filled, 2)
+
+
+def raise_in_hook(group: shoal.Group) -> None:
+    def fail(_arrays: Any) -> None:
+        raise KeyError("no way")
+
+    averager = Averager(group, {"a": ((10,), "float32")}, fill=fail)
+    averager.begin()
+    with pytest.raises(KeyError, match="no way"):
+        averager.hook("a")()
+
+
+def test_an_error_while_a_buffer_is_filled_comes_out_of_the_hook() -> None:
+    run_well(raise_in_hook, 1)
+
+
+def fill_for_others(group: shoal.Group) -> None:
+    def give(arrays: Any) -> None:
+        for index in arrays:
+            filled.append(names[index])
+            averager.arrays[names[index]][...] = 1 + group.rank
+
+    filled: list[str] = []
+    names = ["here", "there", "nowhere"]
+    averager = Averager(group, dict.fromkeys(names, ((4,), "float32")), find_unused=True, fill=give)
+    averager.begin()["nowhere"][...] = 7
+    averager.ready(names[group.rank])  # "there" on rank 1 alone
+    averager.wait()
+    assert sorted(filled) == ["here", "there"]
+    for name, value in (("here", 1.5), ("there", 1.5), ("nowhere", 7)):
+        assert (averager.arrays[name] == value).all()
+
+
+def test_a_front_end_fills_in_what_only_another_rank_used_and_not_what_none_did() -> None:
+    run_well(fill_for_others, 2)
 
 
 # Unused arrays.
@@ -423,24 +388,6 @@ def wait_for_some(group: shoal.Group) -> None:
 
 def test_one_array_can_be_waited_for_before_the_others() -> None:
     run_well(wait_for_some, 3)
-
-
-def overtake(group: shoal.Group) -> None:
-    averager = Averager(group, SHAPES, fusion_bytes=64)
-    averager.let_last_overtake()
-    for step in range(3):
-        averager.begin()
-        fill(averager, step, list(SHAPES))
-        averager.send_rest()
-        averager.wait_for("embedding")
-        averager.wait()
-        check(averager, step)
-    with pytest.raises(UsageError, match="priority=2000 is not within 1000 of 0"):
-        group.all_reduce(np.ones(3), priority=2000)
-
-
-def test_buffers_that_overtake_hold_the_same_averages() -> None:
-    run_well(overtake, 2)
 
 
 def take_times(group: shoal.Group) -> None:

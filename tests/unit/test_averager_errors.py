@@ -236,13 +236,14 @@ def lack(group: shoal.Group, is_late: bool) -> Exception | None:
     if group.rank:
         return error_of(averager.wait)
     if is_late:
-        while not lacking.is_waited_for(group, averager._departures.open):
+        while not lacking.is_waited_for(group, averager.open_calls):
             pass
-        averager.watch.start("no bias here")
+        watch = lacking.StepWatch(group, averager.open_calls)
+        watch.start("no bias here")
         while group.ended() is None:
             pass
     else:
-        averager.lack("no bias here")
+        lacking.announce(group, averager.name, "no bias here")
     return error_of(averager.wait)
 
 
@@ -261,8 +262,7 @@ def lack_everywhere(group: shoal.Group) -> None:
     for _ in range(2):
         averager.begin()
         averager.ready("weight")
-        averager.watch.start("it comes")
-        averager.lack("no rank has more")
+        lacking.announce(group, averager.name, "no rank has more")
         averager = Averager(group, SHAPES, fusion_bytes=512)
     group.barrier()
 

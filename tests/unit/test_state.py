@@ -11,6 +11,7 @@ import pytest
 
 from shoal import UsageError
 from shoal.state import AtDeadline, document, watch
+from shoal.state import late as late_calls
 from shoal.state.culprit import verdict
 from shoal.state.files import pattern_of_job, stem_of, write
 from shoal.state.late import late_in
@@ -495,6 +496,12 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     group["in_flight"].clear()
     assert late_in(world, native_id, 10.0, due_s) == []
     assert due_s == {}
+
+
+def test_warnings_of_groups_that_have_ended_are_forgotten() -> None:
+    late_calls._due_s[(1 << 60, "5")] = 20.0  # no group has this number
+    late_calls.warn_of_late((1 << 60) + 1, 10.0)
+    assert late_calls._due_s == {}
 
 
 def test_nobody_is_late_who_is_in_the_call_or_has_no_message_to_send_yet() -> None:

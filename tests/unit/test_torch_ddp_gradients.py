@@ -24,8 +24,7 @@ def refuse(why: str) -> NoReturn:
 def gradients_in(memory: torch.Tensor, *, as_views: bool) -> Gradients:
     """Two gradients of two elements each, 1 and 2, averaged in this memory of four."""
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    gradients = Gradients(parameters, ["a", "b"], as_views=as_views)
-    gradients.refuse = refuse
+    gradients = Gradients(parameters, ["a", "b"], refuse, as_views=as_views)
     places = [memory[:2], memory[2:]]
     gradients.settle(
         places,

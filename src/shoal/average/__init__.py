@@ -4,7 +4,6 @@
 """
 
 from shoal.average.averager import Averager
-from shoal.average.departures import Send, Started
 from shoal.average.layout import ArraySpec, Extent, FusionBuffer, Layout
 from shoal.average.preparing import NotFinite
 from shoal.average.report import AveragingReport
@@ -15,8 +14,6 @@ __all__ = [
     "NotFinite",
     "AveragingReport",
     "StepTimes",
-    "Send",
-    "Started",
     "Layout",
     "FusionBuffer",
     "ArraySpec",

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.average.agreed_order import AgreedOrder
 from shoal.average.agreeing import agree
 from shoal.average.departures import Departures, words_for
-from shoal.average.lacking import StepWatch, tell, tell_or_raise
 from shoal.average.layout import FLOATS, ArraySpec, Layout
 from shoal.average.memory import ArrayMemory
+from shoal.average.order import FirstOrder
 from shoal.average.preparing import Preparation
 from shoal.average.report import AveragingReport, report_on
 from shoal.average.same import SameCheck
@@ -29,12 +28,12 @@ from shoal.engine import Countdown, can_fold
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from shoal.average.departures import Send
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
 
 # In a step; beyond it they are longer than asked for. Half as many as a group can have reserved.
 _MOST_BUFFERS: Final = 1024
+_MOST_NAMED: Final = 5
 
 
 class Averager:
@@ -51,8 +50,7 @@ class Averager:
     The arrays lie in memory of `shoal.empty`'s kind, flattened into *fusion buffers* of equal
     length. A buffer leaves as soon as all that lies in it is ready, while the caller computes the
     rest, and no rank waits for another's order. In the first step arrays are expected in the
-    reverse of the order in which they are named; then in the order in which they came on rank 0,
-    and in a new one when that has changed for good.
+    reverse of the order in which they are named; then in the order in which they came on rank 0.
 
     Every rank makes it with the same arguments, and calls `begin` and `wait` as often as the
     others; the calling thread may change, but there is one at a time. One that is dropped in
@@ -60,8 +58,7 @@ class Averager:
 
     Args:
         arrays: by name: a shape and a dtype, or anything that has both. Values are not taken.
-        fusion_bytes: of a buffer, at most; None: `SHOAL_FUSION_BYTES`, or what the planner finds
-            best for so many bytes in this cluster.
+        fusion_bytes: of a buffer, at most; None: `SHOAL_FUSION_BYTES`, or the planner's choice.
         wire: how float32 travels between hosts, as `Group.all_reduce` has it.
         find_unused: arrays may never be ready in a step, and which ones may differ by rank. Costs a
             small all-reduce in `wait`.
@@ -70,14 +67,18 @@ class Averager:
         check_finite: look at what this rank gives before it leaves; `wait` raises `NotFinite`.
             Costs a pass over memory and a small all-gather in `wait`; needs NumPy.
         check_same: how many steps apart `check_same` compares what it is given; 0: never.
+        fill: for front ends: called with the indices of arrays before a buffer leaves with them,
+            to write their values into `memory`; also with arrays that are not ready here, but on
+            another rank. It must not keep the averager or its hooks alive, since the collector of
+            cycles does not see all of them. None: values are there when an array is ready.
 
     Raises (nothing is kept):
-        UsageError: nothing to average, or no dtype that can be; on every rank, where ranks differ
-            in what they average, with the first that differs and the ranks.
+        UsageError: nothing to average, or a dtype that has no average; on every rank, where ranks
+            differ in what they average, with the first that differs and the ranks.
         ShoalError: the machine has not so much memory left.
 
     Source: Herring (SC 2020), III-1 and III-2; Li et al., "PyTorch Distributed" (VLDB 2020);
-    docs/decisions/0034.
+    docs/decisions/0034 and 0059.
     """
 
     def __init__(  # noqa: PLR0913 - options of a step are given by name
@@ -91,11 +92,13 @@ class Averager:
         weighted: bool = False,
         check_finite: bool = False,
         check_same: int = 0,
+        fill: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.group = group
         self.entries = tuple(ArraySpec.of(name, given) for name, given in arrays.items())
         self._indices = {entry.name: index for index, entry in enumerate(self.entries)}
         self._find_unused, self._weighted = find_unused, weighted
+        self._clears = fill is None
         self._shared = shared_by(group)
         self.name = f"average {next(self._shared.names)}"
         self._subject = group.subjects.add(words_for(list(self._indices)))
@@ -108,24 +111,20 @@ class Averager:
         layout = Layout.of(self.entries, range(len(arrays))[::-1], self.fusion_bytes)
         self._check_types()
         self._memory = ArrayMemory(layout, str(self))
-        self._departures = Departures(group, wire, self._subject)
-        self._order = AgreedOrder(group, f"{self.name}, order", self._memory)
         self._preparation: Preparation | None = None
         if weighted or check_finite or any(one.dtype is DType.FLOAT16 for one in self.entries):
             self._preparation = Preparation(
                 group, self.name, weighted=weighted, check_finite=check_finite
             )
-            self._departures.prepare = self._preparation
+        self._departures = Departures(group, wire, self._subject, fill, self._preparation)
+        self._order = FirstOrder(group, f"{self.name}, order")
+        self._next_layout: Layout | None = None
         self.countdown = Countdown(self._departures.send)
-        over = weakref.finalize(self, self._shared.drop, self._departures.open, self.countdown)
+        over = weakref.finalize(self, self._shared.drop, self.open_calls, self.countdown)
         over.atexit = False
-        self.watch = StepWatch(group, self._departures.open)
-        self._is_open = False
+        self._is_open = self._is_sent = False
         self.arrays: dict[str, Any] = {}
         self.unused: tuple[int, ...] = ()
-        self.on_missing: Callable[[Sequence[int]], None] | None = None
-        self.on_rebuilding: Callable[[Layout], None] | None = None
-        self.on_rebuilt: Callable[[], None] | None = None
         self.log = StepLog(len(layout.buffers))
         self._lay_out(layout)
 
@@ -149,8 +148,8 @@ class Averager:
     def begin(self, weight: float | None = None, *, reserve: bool = True) -> dict[str, Any]:
         """Begin a step; the results of the one before are over.
 
-        Where it takes a new layout, all arrays are at other places, what they hold means nothing,
-        and NumPy arrays of before cannot be written to any more.
+        In the second step all arrays have other places, what they hold means nothing, and NumPy
+        arrays of the first step cannot be written to any more.
 
         Args:
             weight: of this rank's values, where the averager is `weighted`: a number of samples or
@@ -175,60 +174,63 @@ class Averager:
             raise UsageError(f"{self}: the step before has not ended; wait() for it first")
         if self._preparation is not None:
             self._preparation.begin(weight)
+        self.log.begin_step()
         if self._is_open:
-            self.log.begin_step()
             return self.arrays
         while self._shared.dropped:
             for number in self._shared.dropped.popleft():
                 self.group.skip(number)
-        with self._departures.telling():
-            order = self._order.take()
-            if order is not None and order != self.layout.order:
-                layout = Layout.of(self.entries, order, self.fusion_bytes)
-                if self.on_rebuilding is not None:
-                    self.on_rebuilding(layout)
-                self._lay_out(layout)
-                if self.on_rebuilt is not None:
-                    self.on_rebuilt()
-            self._departures.begin()
+        layout, self._next_layout = self.next_layout(), None
+        if layout is not None:
+            self._lay_out(layout)
+        self._departures.begin()
         if reserve:
             self.reserve()
-        self._order.begin()
         self.unused = ()
         self.countdown.begin()
         self.countdown.paused = False
-        self.log.begin_step()
         self._is_open, self._is_sent = True, False
         return self.arrays
 
+    def next_layout(self) -> Layout | None:
+        """The layout that the next `begin` takes, if it is another one; waits for rank 0's order.
+
+        Raises:
+            ShoalError: as `wait` does.
+        """
+        with self._departures.explaining():
+            order = self._order.take()
+        if order is not None and order != self.layout.order:
+            self._next_layout = Layout.of(self.entries, order, self.fusion_bytes)
+        return self._next_layout
+
     @property
     def is_under_way(self) -> bool:
-        """Whether a step has begun in which something was ready, or its weight was sent."""
-        has_told = self._preparation is not None and self._preparation.has_told
-        return self._is_open and (self.countdown.n_counted > 0 or has_told)
+        """True if a step has begun in which an array was ready, or its weight was sent."""
+        has_sent = self._preparation is not None and self._preparation.has_sent_weight
+        return self._is_open and (self.countdown.n_counted > 0 or has_sent)
 
     def reserve(self) -> None:
-        """Have the step take its place among the group's calls, if it has none. Every rank does.
+        """Have the step take its place among the group's calls, if it has none; on every rank.
 
         From here on its weight stands; before, it may `begin` again with another.
         """
-        self.watch.stop()
-        with self._departures.telling():
+        with self._departures.explaining():
             self._departures.reserve()
             if self._preparation is not None and self._weighted:
-                self._preparation.tell_weight()
+                self._preparation.send_weight()
 
     def _check_weight(self, weight: float | None) -> None:
         if self._weighted != (weight is not None):
             raise UsageError(f"{self}: begin takes a weight if, and only if, weighted=True")
         if weight is not None and not 0 <= weight < math.inf:
-            raise UsageError(f"{self}: weight={weight} is no number from 0 on")
+            raise UsageError(f"{self}: weight must be a finite number >= 0, got {weight}")
 
     def cancel(self) -> None:
         """Forget a step that has begun and in which nothing was ready; on every rank.
 
-        Its buffers have numbers among the group's calls (`Group.reserve`), of which no more than
-        some thousands may follow: this is for a step that nobody goes on with for long.
+        Only some thousands of other calls of the group may come between `begin` and the step's
+        buffers. Cancel a step that is to wait longer.
 
         Raises:
             UsageError: something was ready. Nothing has changed.
@@ -242,7 +244,7 @@ class Averager:
         self._departures.cancel()
 
     def ready(self, array: str | int) -> None:
-        """This array holds what is to be averaged; it is the averager's until `wait` returns.
+        """Let an array, which holds this rank's values, be averaged; do not touch it until `wait`.
 
         Args:
             array: a name, or an index in the order of names.
@@ -260,15 +262,15 @@ class Averager:
         self.countdown.count(index)
 
     def hook(self, array: str | int) -> Callable[..., None]:
-        """A function that says that an array is ready, whatever it is called with.
+        """Return a function that marks an array as ready, whatever it is called with.
 
-        A C function: it costs no Python frame. Outside a step it does nothing; a second time in one
-        step is told of by `wait`. It keeps the averager's countdown alive.
+        A C function: it costs no Python frame. Outside a step it does nothing; a second call in one
+        step makes `wait` raise. It keeps the averager's countdown alive.
         """
         return self.countdown.hook(self.index(array))
 
     def send_rest(self) -> None:
-        """No array will be ready any more in this step: send what has not left. Idempotent.
+        """Send what has not left: no more arrays will be ready in this step. Idempotent.
 
         Raises:
             UsageError: arrays never became ready here, or on another rank, and `find_unused` is
@@ -282,10 +284,10 @@ class Averager:
         self.countdown.paused = self._is_sent = True
         self.log.note_sent()
         if self._find_unused:
-            with self._departures.telling():
+            with self._departures.explaining():
                 self._send_used()
         elif self.countdown.n_counted < len(self.entries):
-            self._check_alive()  # that was why, and nobody's omission
+            self._check_alive()  # an array of a group that has ended is not missing
             self._departures.give_up(self._missing_text())
 
     def wait_for(self, array: str | int) -> None:
@@ -296,15 +298,6 @@ class Averager:
         for buffer in self.layout.buffers_of[self.index(array)]:
             self._departures.wait(buffer)
 
-    def is_in(self, array: str | int) -> bool:
-        """Whether `wait_for` this array would return at once, or raise."""
-        return all(map(self._departures.is_over, self.layout.buffers_of[self.index(array)]))
-
-    @property
-    def has_weight(self) -> bool:
-        """After `send_rest`: whether there will be averages; where not, `wait` raises why."""
-        return self._preparation is None or self._preparation.has_weight
-
     def wait(self) -> None:
         """End the step: return when all arrays are averages, the same bits on every rank.
 
@@ -313,7 +306,7 @@ class Averager:
         Raises:
             UsageError: arrays never became ready, as `send_rest` says, and the group has ended. Or
                 an array was ready twice, or all weights were 0: the step is over on every rank, and
-                what became of these values is not said.
+                these values are undefined.
             NotFinite: on every rank; the step is over.
             TimedOut: a buffer did not come in time; names what lies in it. The group has ended.
             PeerLost, Closed: as for every call of the group, which has ended.
@@ -326,8 +319,8 @@ class Averager:
         self._is_open = False
         self.log.keep(self._times(wait_ns, time.monotonic_ns()))
         repeated = self.countdown.repeated
-        with self._departures.telling():
-            self._order.end(self.layout, self.countdown, self._departures.is_sent)
+        with self._departures.explaining():
+            self._order.end_step(self.countdown.order, self.layout.order)
             if self._preparation is not None:
                 self._preparation.end()
         if repeated >= 0:
@@ -337,15 +330,15 @@ class Averager:
             )
 
     def _check_alive(self) -> None:
-        with self._departures.telling():
+        with self._departures.explaining():
             if (error := self.group.ended()) is not None:
                 raise error
 
     def check_same(self, values: Mapping[str, Any]) -> None:
-        """Compare what all ranks should hold alike, in every `check_same`-th step; else return.
+        """Compare values that all ranks should hold alike, in every `check_same`-th step.
 
-        Every rank calls it between two steps with the same names: weights, what an optimizer keeps,
-        numbers. A pass over memory, and a small all-gather.
+        Every rank calls it between two steps with the same names: weights, the state of an
+        optimizer, numbers. Costs a pass over memory and a small all-gather in these steps.
 
         Args:
             values: by name: arrays or tensors in host memory, numbers, strings, lists of these.
@@ -356,67 +349,24 @@ class Averager:
         if self._same.is_due(self._subject.step):
             self._same.compare(values.items(), self._subject.step)
 
-    # What front ends look at.
+    # What can be asked of it.
 
-    def lack(self, why: str) -> None:
-        """What has not come in this step will not: tell the ranks that wait for it.
-
-        Every rank to which that happens calls it; where all do, nobody waits and the group goes on.
-        Otherwise it has ended, and `wait` raises UsageError with this reason on the others. The
-        step does not end here: drop the averager.
-        """
-        self.watch.stop()
-        tell(self.group, self.name, why)
-
-    def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has called this: the step under way raised on all of them.
-
-        Each then has all its arrays ready and waits: the step ends, and its averages mean nothing.
-
-        Raises:
-            ShoalError: the group has ended, since another rank waits for this step; `UsageError`
-                with a rank's reason.
-        """
-        self.watch.stop()
-        tell_or_raise(self.group, f"{self.name}, raised", why, set(self._departures.open))
-
-    def send_with(self, send: Send) -> None:
-        """Average buffers by this from the next step on, on every rank; see `Send`.
-
-        The order of arrays is not followed any further than to the first step.
-
-        Raises:
-            UsageError: a step has begun. Nothing has changed.
-        """
-        if self._is_open:
-            raise UsageError(f"{self}: a step has begun; wait() for it first")
-        self._departures.send_with = send
-        self._order.keep_first()
-
-    def let_last_overtake(self) -> None:
-        """From the next step on, buffers that are full late leave before those that wait already.
-
-        For who uses first what is ready last, as a forward pass does, and waits for each array by
-        `wait_for`: all ends as late as before, but what is needed first comes first. The averages
-        have the same bits. Between hosts only, and not where servers share in a buffer.
-        """
-        self._departures.lets_last_overtake = True
-
-    def call_when_full(self, on_full: Callable[[int], None]) -> None:
-        """Have this called with the number of a buffer before it leaves, in every step.
-
-        It must not hold the averager or its hooks: the collector of cycles cannot see all of them.
-        """
-        self._departures.on_full = on_full
+    @property
+    def open_calls(self) -> set[int]:
+        """The numbers of this step's calls that have not been made: one set, which changes."""
+        return self._departures.open
 
     @property
     def times(self) -> deque[StepTimes]:
-        """When what happened in the last steps that have ended, the oldest first."""
+        """The times of the last steps that have ended, the oldest first."""
         return self.log.kept
 
-    def missing(self) -> list[str]:
-        """The arrays that have not become ready in the step under way."""
-        return [self.entries[index].name for index in self._missing()] if self._is_open else []
+    def not_ready(self) -> list[int]:
+        """The arrays that have not become ready since `begin`."""
+        n_entries, is_counted = len(self.entries), self.countdown.is_counted
+        if self.countdown.n_counted == n_entries:
+            return []
+        return [index for index in range(n_entries) if not is_counted(index)]
 
     def report(self, *, alone: bool = False) -> AveragingReport:
         """Report where the time of the last steps went: `print` it, or see its other forms.
@@ -431,7 +381,8 @@ class Averager:
             ShoalError: as for every call of the group, which has ended.
         """
         now = self._times() if self._is_open else None
-        times, missing = tuple(self.times), self.missing()
+        missing = [self.entries[i].name for i in self.not_ready()] if self._is_open else []
+        times = tuple(self.times)
         return report_on(self.group, self.name, self.layout, times, now, missing, alone=alone)
 
     def index(self, array: str | int) -> int:
@@ -451,18 +402,18 @@ class Averager:
 
     @property
     def memory(self) -> Any:
-        """The bytes of all arrays, with Python's buffer interface; the same as long as this is."""
+        """The bytes of all arrays, with Python's buffer interface; the same object always."""
         return self._memory.data
 
     def __str__(self) -> str:
         return f"{self.group}, {self.name}"
 
-    # Layouts.
+    # What a step does.
 
     def _lay_out(self, layout: Layout) -> None:
         for array in self.arrays.values():
             if hasattr(array, "flags"):
-                array.flags.writeable = False  # whoever kept it would write into another's place
+                array.flags.writeable = False  # a program that kept it would write into another's
         self.layout = self._memory.layout = layout
         self.countdown.lay_out(
             layout.buffers_of, [entry.n_bytes for entry in self.entries], len(layout.buffers)
@@ -471,28 +422,21 @@ class Averager:
         self._departures.lay_out(layout, self._memory)
         if self._preparation is not None:
             self._preparation.lay_out(layout, self.memory)
-        self._order.lay_out(layout)
         arrays = numpy_arrays(self.memory, layout)
         self.arrays = arrays or {entry.name: self.span(entry.name) for entry in self.entries}
 
-    # What was not ready.
-
-    def _missing(self) -> list[int]:
-        counted = set(self.countdown.order)
-        return [index for index in range(len(self.entries)) if index not in counted]
-
     def _missing_text(self) -> str:
-        missing = self._missing()
-        named = ", ".join(repr(self.entries[index].name) for index in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        missing = self.not_ready()
+        named = ", ".join(repr(self.entries[index].name) for index in missing[:_MOST_NAMED])
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
         return (
             f"{named}{more} never became ready on rank {self.group.rank} in a step that it ended; "
             "give find_unused=True if arrays may be left out"
         )
 
     def _send_used(self) -> None:
-        """Send what any rank has a part in; skip the other buffers, as all ranks do."""
-        missing = self._missing()
+        """Send the buffers that any rank has a part in; skip the others, as all ranks do."""
+        missing = self.not_ready()
         used = bytearray(b"\1" * len(self.entries))
         for index in missing:
             used[index] = 0
@@ -500,20 +444,17 @@ class Averager:
         if not missing:
             return
         self.unused = tuple(index for index, is_used in enumerate(used) if not is_used)
-        rest = [n for n in range(len(self.layout.buffers)) if not self._departures.is_sent(n)]
-        leaving = {number for number in rest if any(used[i] for i in self._counted_in(number))}
-        for number in leaving:
-            entries = self.layout.buffers[number].entries
-            self._memory.put_aside(number, [index for index in entries if not used[index]])
-        on_missing = self.on_missing or self._memory.clear
-        on_missing([index for index in missing if used[index]])
-        for number in rest:
-            leave = self._departures.send if number in leaving else self._departures.skip
-            leave(number)
-
-    def _counted_in(self, buffer: int) -> Sequence[int]:
-        """The arrays that a buffer waits for."""
-        return self.layout.buffers[buffer].entries or self.layout.order[-1:]
+        if self._clears:
+            self._memory.clear([index for index in missing if used[index]])
+        for number, buffer in enumerate(self.layout.buffers):
+            if self._departures.is_sent(number):
+                continue
+            # A buffer of nothing but padding leaves with the last array.
+            if any(used[index] for index in buffer.entries or self.layout.order[-1:]):
+                self._memory.put_aside(number, [i for i in buffer.entries if not used[i]])
+                self._departures.send(number, [i for i in buffer.entries if used[i]])
+            else:
+                self._departures.skip(number)
 
     def _times(self, wait_ns: int = 0, end_ns: int = 0) -> StepTimes:
         return self.log.under_way(

@@ -2,7 +2,7 @@
 
 All arrays of one element type are laid one after the other, in the order in which they are
 expected, and that is cut into buffers of equal length, of which only the last may be shorter, or
-longer by what is spare and by the rest of a page. So an array may span two buffers, or many, and
+longer by padding. So an array may span two buffers, or many, and
 every reducer has an equal share of every buffer.
 
 Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
@@ -11,7 +11,6 @@ Source: Thangakrishnan et al., "Herring", SC 2020, III-1 and III-2.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +27,12 @@ ALIGN_BYTES: Final = 64
 _PAGE_BYTES: Final = 4096
 _PAGED_FROM: Final = 16 * _PAGE_BYTES
 
-# So much of a buffer is no buffer of its own: all others are longer by an equal share of it.
+# A rest of this part of a buffer is shared by the others, which are longer for it.
 _LONGER: Final = 1 / 16
+
+# The last floating-point type ends with padding. It is kept because the length of a buffer decides
+# the order in which its elements are summed, and so the bits of averages.
+_TAIL_BYTES: Final = ALIGN_BYTES
 
 FLOATS: Final = frozenset(
     (
@@ -41,7 +44,7 @@ FLOATS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """What is averaged: a name, a shape as NumPy's, and the type of its elements.
+    """An array to be averaged: a name, a shape as NumPy's, and the type of its elements.
 
     Attributes:
         n_elems, n_bytes: how long it is.
@@ -60,10 +63,10 @@ class ArraySpec:
 
     @classmethod
     def of(cls, name: str, given: Any) -> ArraySpec:
-        """What an array is: of a shape and a dtype, or of what has both.
+        """Describe an array, given a shape and a dtype or an object that has both.
 
         Raises:
-            UsageError: it has not, or the dtype is not known.
+            UsageError: it is neither, or the dtype is not known.
         """
         try:
             shape, dtype = (given.shape, given.dtype) if hasattr(given, "shape") else given
@@ -86,11 +89,11 @@ class Extent(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """The offset behind the last byte."""
         return self.offset + self.n_bytes
 
     def common(self, other: Extent) -> Extent:
-        """What both have in common; of length 0 if that is nothing."""
+        """The bytes that both have; of length 0 if there are none."""
         offset = max(self.offset, other.offset)
         return Extent(offset, max(0, min(self.end, other.end) - offset))
 
@@ -124,11 +127,7 @@ class Layout:
         places: of each array, by index.
         buffers: in the order in which they are full if arrays come in `order`.
         buffers_of: of each array, by index: the numbers of the buffers that it is counted in.
-        expected_bytes: by buffer: how many bytes of all arrays have come when it is full, if they
-            come in `order`.
         n_bytes: of the memory; the same for every order.
-        spare: `ALIGN_BYTES` of the last buffer that no array lies in; None: no elements of it are
-            floating-point.
     """
 
     entries: tuple[ArraySpec, ...]
@@ -136,9 +135,7 @@ class Layout:
     places: tuple[Extent, ...]
     buffers: tuple[FusionBuffer, ...]
     buffers_of: tuple[tuple[int, ...], ...]
-    expected_bytes: tuple[int, ...]
     n_bytes: int
-    spare: Extent | None
 
     @staticmethod
     def of(entries: Sequence[ArraySpec], order: Sequence[int], fusion_bytes: int) -> Layout:
@@ -146,8 +143,8 @@ class Layout:
 
         Args:
             order: every index once.
-            fusion_bytes: the longest that a buffer may be, but for rounding up to whole pages, what
-                is spare, and a sixteenth more if that takes one buffer less.
+            fusion_bytes: the longest that a buffer may be, but for rounding up to whole pages,
+                padding, and a sixteenth more if that takes one buffer less.
 
         Raises:
             UsageError: there are no arrays, two have one name, a shape has a negative dimension,
@@ -187,75 +184,66 @@ class _Maker:
         self._order = tuple(order)
         self._fusion_bytes = fusion_bytes
         self._places: dict[int, Extent] = {}
-        self._spare: Extent | None = None
 
     def layout(self) -> Layout:
         types = list(dict.fromkeys(self._entries[index].dtype for index in self._order))
-        spare_type = next((dtype for dtype in reversed(types) if dtype in FLOATS), None)
+        tail_type = next((dtype for dtype in reversed(types) if dtype in FLOATS), None)
         made: list[tuple[int, FusionBuffer]] = []
         at = 0
-        # Those of which buffers lie at pages first, so that no rest of others is before them.
+        # Types whose buffers lie at pages are first, so that no rest of others is before them.
         for dtype in sorted(types, key=lambda one: not self._is_paged(one)):
-            begin, end = at, self._place(dtype, at, has_spare=dtype is spare_type)
-            at = end
+            tail = _TAIL_BYTES if dtype is tail_type else 0
+            begin, end = at, self._place(dtype, at)
+            at = end + tail
             if len(types) > 1 and self._is_paged(dtype):
-                # Of as much memory, whichever type has what is spare: that depends on the order.
-                could_have_spare = dtype in FLOATS and dtype is not spare_type
-                at = _aligned(end + ALIGN_BYTES * could_have_spare, _PAGE_BYTES)
-            made += self._cut(dtype, begin, end, at)
-        if len(types) > 1 and spare_type is not None and self._is_paged(spare_type):
-            at += ALIGN_BYTES
+                # As much memory for every order, which decides the type that has the tail.
+                at = _aligned(end + _TAIL_BYTES * (dtype in FLOATS), _PAGE_BYTES)
+            made += self._cut(dtype, Extent(begin, end - begin), at)
+        if len(types) > 1 and tail_type is not None and self._is_paged(tail_type):
+            at += _TAIL_BYTES
         made.sort(key=lambda pair: pair[0])  # stable: buffers of one array stay in their order
         buffers = tuple(buffer for _, buffer in made)
-        sums = [0, *itertools.accumulate(self._entries[index].n_bytes for index in self._order)]
         places = tuple(self._places[index] for index in range(len(self._entries)))
         return Layout(
             *(self._entries, self._order, places, buffers),
             buffers_of=self._buffers_of(buffers),
-            expected_bytes=tuple(sums[when] for when, _ in made),
             n_bytes=at,
-            spare=self._spare,
         )
 
     def _is_paged(self, dtype: DType) -> bool:
-        """Whether there is so much of a type that it begins at a page: the same for every order."""
+        """True if a type is long enough to begin at a page; the same for every order."""
         return sum(one.n_bytes for one in self._entries if one.dtype is dtype) >= _PAGED_FROM
 
-    def _place(self, dtype: DType, at: int, *, has_spare: bool) -> int:
-        """Lay out all arrays of a type from `at` on; where they end."""
+    def _place(self, dtype: DType, at: int) -> int:
+        """Lay out all arrays of a type from `at` on; return where they end."""
         for index in self._order:
             entry = self._entries[index]
             if entry.dtype is dtype:
                 self._places[index] = Extent(at, entry.n_bytes)
                 at += _aligned(entry.n_bytes)
-        if has_spare:
-            self._spare = Extent(at, ALIGN_BYTES)
-            at += ALIGN_BYTES
         return at
 
-    def _cut(
-        self, dtype: DType, begin: int, end: int, upto: int
-    ) -> Iterator[tuple[int, FusionBuffer]]:
+    def _cut(self, dtype: DType, arrays: Extent, upto: int) -> Iterator[tuple[int, FusionBuffer]]:
         """The buffers of a type, each with how many arrays have come when it is full.
 
         Args:
-            upto: the last one has what is behind the arrays up to here: a page of which it has a
-                part only would be copied.
+            arrays: of this type.
+            upto: the last buffer has the padding up to here: of a page that it shared, it would be
+                copied.
         """
-        if begin == end:  # there are only arrays without elements
+        if upto == arrays.offset:  # there are only arrays without elements
             return
-        # NOT of what is spare too: where arrays are as long as buffers, each would span two then,
-        # and wait for the next one.
-        spare = ALIGN_BYTES if self._spare is not None and self._spare.end == end else 0
-        length = self._length(max(end - begin - spare, ALIGN_BYTES))
+        # NOT of the tail too: where arrays are as long as buffers, each would span two then, and
+        # wait for the next one.
+        length = self._length(max(arrays.n_bytes, ALIGN_BYTES))
         inside = [
             (when, index)
             for when, index in enumerate(self._order, 1)
             if self._entries[index].dtype is dtype and self._places[index].n_bytes
         ]
         begins = [self._places[index].offset for _, index in inside]
-        for offset in range(begin, max(end - spare, begin + 1), length):
-            is_last = end - offset <= length + spare
+        for offset in range(arrays.offset, max(arrays.end, arrays.offset + 1), length):
+            is_last = arrays.end - offset <= length
             extent = Extent(offset, upto - offset if is_last else length)
             # The first that reaches into it is the last that begins at or before its begin.
             first = max(0, bisect.bisect_right(begins, extent.offset) - 1)
@@ -267,7 +255,7 @@ class _Maker:
             yield when, FusionBuffer(dtype, extent, tuple(index for _, index in held))
 
     def _length(self, n_bytes: int) -> int:
-        """Of all buffers but the last of a type."""
+        """The length of all buffers of a type but the last."""
         n_buffers = -(-n_bytes // self._fusion_bytes)
         rest = n_bytes - (n_buffers - 1) * self._fusion_bytes
         if n_buffers > 1 and rest <= self._fusion_bytes * _LONGER:  # NOT one for some padding
@@ -278,7 +266,7 @@ class _Maker:
     def _buffers_of(self, buffers: Sequence[FusionBuffer]) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in self._entries]
         for number, buffer in enumerate(buffers):
-            # One that holds nothing but what is spare leaves with the last array.
+            # A buffer of nothing but padding leaves with the last array.
             for index in buffer.entries or self._order[-1:]:
                 found[index].append(number)
         return tuple(map(tuple, found))

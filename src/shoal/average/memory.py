@@ -1,4 +1,4 @@
-"""The memory of all arrays of an averager: where each lies, and what is put aside of it."""
+"""The memory of all arrays of an averager, and values that are put aside during a step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ArrayMemory:
     """One piece of `shoal.empty`'s kind, for any layout of the same arrays.
 
     Args:
-        what: it is for, for messages.
+        what: what it is for, for messages.
 
     Attributes:
         data: the bytes; alive as long as anything refers to them.
         layout: of the arrays now.
 
     Raises:
-        ShoalError: there is not so much left.
+        ShoalError: the machine has not that much left.
     """
 
     def __init__(self, layout: Layout, what: str) -> None:
@@ -52,7 +52,7 @@ class ArrayMemory:
             ctypes.memset(self._begin + place.offset, 0, place.n_bytes)
 
     def put_aside(self, number: int, indices: Sequence[int]) -> None:
-        """Keep what these arrays have in a buffer, and make it zero."""
+        """Keep the values that these arrays have in a buffer, and make them zero."""
         extent = self.layout.buffers[number].extent
         for index in indices:
             offset, n_bytes = extent.common(self.layout.places[index])
@@ -60,7 +60,7 @@ class ArrayMemory:
             ctypes.memset(self._begin + offset, 0, n_bytes)
 
     def put_back(self) -> None:
-        """What was put aside is where it was."""
+        """Put back what was put aside."""
         for offset, values in self._aside:
             ctypes.memmove(self._begin + offset, values, len(values))
         self._aside.clear()

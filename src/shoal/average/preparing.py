@@ -1,4 +1,4 @@
-"""What a rank does to a buffer before it leaves: weigh it, and look at whether all is finite.
+"""What a rank does to a buffer before it leaves: weigh it, and look for what is not finite.
 
 float16 is divided by the number of ranks here, as torch's wrapper does, and then summed: a sum can
 be infinite where the average is not.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NotFinite(ShoalError, ArithmeticError):  # noqa: N818 - says what is wrong
-    """A rank gave an infinity or a NaN; on every rank. The step is over, and its averages hold it.
+    """A rank gave an infinity or a NaN. Raised on every rank; the averages of this step hold it.
 
     Args:
         name: of the array.
@@ -54,10 +54,11 @@ class Preparation:
         self._name = name
         self._weighted = weighted
         self._check_finite = check_finite
-        self._total: array[float] | None = None  # of all weights, once a step has told its own
+        self._total: array[float] | None = None  # of all weights, once this step's is sent
+        self._summing: Work | None = None
 
     def lay_out(self, layout: Layout, memory: Any) -> None:
-        """There is another layout."""
+        """Prepare the buffers of another layout from now on."""
         np = numpy()
         self._layout = layout
         self._flats = [
@@ -67,23 +68,18 @@ class Preparation:
         self._worst = (-1, 0)
 
     def begin(self, weight: float | None) -> None:
-        """A step begins, in which this rank's values count so much."""
+        """Begin a step in which this rank's values have this weight."""
         self._worst = (-1, 0)
         self._weight = 0.0 if weight is None else weight
         self._total = None
         self._factor: float | None = None
 
     @property
-    def has_told(self) -> bool:
-        """Whether the other ranks hear of this step's weight."""
+    def has_sent_weight(self) -> bool:
+        """True if this step's weight has been sent to the other ranks."""
         return self._total is not None
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether there is an average: not where all weights are 0. Waits for their sum."""
-        return not self._weighted or self._total_weight() > 0
-
-    def tell_weight(self) -> array[float]:
+    def send_weight(self) -> array[float]:
         """Have the weights of all ranks summed up, once in a step; every rank calls it.
 
         Returns:
@@ -91,12 +87,12 @@ class Preparation:
         """
         if self._total is None:
             self._total = array("d", [self._weight])
-            self._summing: Work | None = self._group.all_reduce(
+            self._summing = self._group.all_reduce(
                 self._total, Op.SUM, name=f"{self._name}, weights", async_op=True
             )
         return self._total
 
-    def __call__(self, buffer: int) -> None:
+    def prepare(self, buffer: int) -> None:
         """Prepare a buffer that is about to leave."""
         if self._check_finite and self._worst[0] < 0:
             self._look(buffer)
@@ -109,15 +105,15 @@ class Preparation:
         )
 
     def end(self) -> None:
-        """The step is over: tell the other ranks what was wrong; every rank calls it.
+        """End the step, and exchange what was wrong; every rank calls it.
 
         Raises (on every rank):
             NotFinite: a rank gave something that is not finite.
             UsageError: all weights were 0.
         """
         if self._check_finite:
-            self._tell()
-        if not self.has_weight:
+            self._raise_not_finite()
+        if self._weighted and self._total_weight() <= 0:
             raise UsageError(f"{self._group}: the weights of all ranks are 0: there is no average")
 
     def _look(self, buffer: int) -> None:
@@ -134,7 +130,7 @@ class Preparation:
                 self._worst = (index, (part.offset - place.offset) // dtype.n_bytes + at)
                 return
 
-    def _tell(self) -> None:
+    def _raise_not_finite(self) -> None:
         found = array("q", self._worst)
         everyone = array("q", bytes(16 * self._group.size))
         self._group.all_gather(everyone, found, name=f"{self._name}, not finite")
@@ -144,14 +140,14 @@ class Preparation:
                 raise NotFinite(self._layout.entries[index].name, rank, element)
 
     def _total_weight(self) -> float:
-        total = self.tell_weight()
+        total = self.send_weight()
         if self._summing is not None:
             self._summing.wait()
             self._summing = None
         return total[0]
 
     def _factor_of_rank(self) -> float:
-        """By how much this rank's values count for more than those of an equal share."""
+        """How many times an equal share this rank's values count."""
         if self._factor is None:
             total = self._total_weight()
             self._factor = self._weight * self._group.size / total if total else 0.0

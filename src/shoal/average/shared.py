@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Shared:
-    """Names for the averagers of a group, and what those have left that are gone.
+    """Names for the averagers of a group, and the calls that dropped ones have not made.
 
     Attributes:
-        names: all ranks make averagers in one order.
-        dropped: the numbers of steps in which one was dropped, to be skipped.
+        names: numbers for names; all ranks make averagers in one order.
+        dropped: the numbers of calls in steps in which an averager was dropped, to be skipped.
     """
 
     def __init__(self) -> None:
@@ -25,9 +25,9 @@ class Shared:
         self.dropped: deque[set[int]] = deque()
 
     def drop(self, numbers: set[int], countdown: Countdown) -> None:
-        """An averager is gone: its hooks, if anybody keeps one, count nothing any more.
+        """Note that an averager is gone: its hooks count nothing any more.
 
-        NOT skipped there and then: whoever collects garbage may hold the lock that this takes.
+        NOT skipped there and then: the garbage collector may run under the lock that this takes.
         """
         countdown.paused = True
         self.dropped.append(numbers)
@@ -37,5 +37,5 @@ _SHARED: Final[weakref.WeakKeyDictionary[Group, Shared]] = weakref.WeakKeyDictio
 
 
 def shared_by(group: Group) -> Shared:
-    """What the averagers of this group share; has no hold on the group."""
+    """What the averagers of this group share; does not keep the group alive."""
     return _SHARED.setdefault(group, Shared())

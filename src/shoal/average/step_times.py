@@ -1,4 +1,4 @@
-"""When what happened in a step."""
+"""Times of what happened in each step."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from shoal.average.layout import Layout
 
-# Steps are kept until a report is wanted: enough for a median; and of many buffers fewer, so that
-# no more calls are kept than take a few megabytes.
+# Enough steps for a median; fewer where they have many buffers, so that the calls that are kept
+# take no more than a few megabytes.
 _MOST_STEPS: Final = 128
 _FEWEST_STEPS: Final = 8
 _MOST_CALLS: Final = 1 << 14
 
 
 class StepTimes(NamedTuple):
-    """When what happened in a step on this rank, in nanoseconds of `time.monotonic_ns`.
+    """The times of one step on this rank, in nanoseconds of `time.monotonic_ns`; 0 for never.
 
     Args:
-        number: of the step, from 0 on; the same on every rank.
-        layout: what the buffers were.
-        forward: a forward pass began; 0: nobody told.
+        number: of the step, counted from 0; the same on every rank.
+        layout: of the buffers.
+        forward: a forward pass began, if it was noted.
         begin: `begin` was called.
-        backward: a backward pass began; 0: nobody told.
-        first: the first array was ready; 0: none was.
-        full, posted, done: by buffer: it was full, its call was started, and had ended; 0: it was
-            not, in a step that did not need it.
-        waits: by buffer: from when until when the caller waited for it; (0, 0): it did not.
-        sent: nothing more came; 0: not yet.
-        wait, end: `wait` was called, and everything was averaged; 0: not yet.
-        to_unix: what makes these nanoseconds of `time.time_ns`, as the two clocks stood then.
+        backward: a backward pass began, if it was noted.
+        first: the first array was ready.
+        full, posted, done: by buffer: it was full, its call was started, and had ended.
+        waits: by buffer: when the caller began and ended to wait for it.
+        sent: no more arrays could be ready.
+        wait, end: `wait` was called, and everything was averaged.
+        to_unix: added to these times, gives those of `time.time_ns`.
     """
 
     number: int
@@ -52,42 +51,41 @@ class StepTimes(NamedTuple):
 
     @property
     def start(self) -> int:
-        """When the step began, as far as anybody told."""
+        """When the forward pass began if it was noted, else when the step began."""
         return self.forward or self.begin
 
 
 class StepLog:
-    """The times of the last steps. What it costs: some readings of the clock in a step.
+    """Keeps the times of the last steps.
 
     Attributes:
-        kept: of steps that have ended, the oldest first.
-        forward, begin, backward, sent: of the step under way, as `StepTimes` has them.
+        kept: the steps that have ended, the oldest first.
     """
 
     def __init__(self, n_buffers: int) -> None:
         n_kept = max(_FEWEST_STEPS, min(_MOST_STEPS, _MOST_CALLS // max(n_buffers, 1)))
         self.kept: deque[StepTimes] = deque(maxlen=n_kept)
-        self.forward = self.begin = self.backward = self.sent = 0
+        self._forward = self._begin = self._backward = self._sent = 0
         self._next_forward = 0  # it may begin before the step before has ended
         self._number = 0
 
     def begin_step(self) -> None:
-        """A step begins, or what has begun and came to nothing begins anew."""
-        self.begin = time.monotonic_ns()
-        self.forward, self._next_forward = self._next_forward, 0
-        self.backward = self.sent = 0
+        """Begin a step, also in place of one that has begun and in which nothing was ready."""
+        self._begin = time.monotonic_ns()
+        self._forward, self._next_forward = self._next_forward, 0
+        self._backward = self._sent = 0
 
     def note_forward(self) -> None:
-        """A forward pass begins, and with it the next step."""
+        """Note that a forward pass begins, and with it the next step."""
         self._next_forward = time.monotonic_ns()
 
     def note_backward(self) -> None:
-        """A backward pass begins; the first one of a step counts."""
-        self.backward = self.backward or time.monotonic_ns()
+        """Note that a backward pass begins; the first one of a step counts."""
+        self._backward = self._backward or time.monotonic_ns()
 
     def note_sent(self) -> None:
-        """Nothing more comes in this step."""
-        self.sent = time.monotonic_ns()
+        """Note that no more arrays can be ready in this step."""
+        self._sent = time.monotonic_ns()
 
     def under_way(
         self,
@@ -96,33 +94,33 @@ class StepLog:
         sent: tuple[Sequence[int], Sequence[int], Sequence[tuple[int, int]]],
         ends: tuple[int, int] = (0, 0),
     ) -> StepTimes:
-        """The times of the step under way.
+        """Return the times of the step under way.
 
         Args:
-            counted: when the first array was ready, and when each buffer was full.
-            sent: by buffer: posted, done, waits.
-            ends: wait, end.
+            counted: the values of first and full.
+            sent: of posted, done and waits.
+            ends: of wait and end.
         """
         first, full = counted
         posted, done, waits = sent
         return StepTimes(
             number=self._number,
             layout=layout,
-            forward=self.forward,
-            begin=self.begin,
-            backward=self.backward,
+            forward=self._forward,
+            begin=self._begin,
+            backward=self._backward,
             first=first,
             full=tuple(full),
             posted=tuple(posted),
             done=tuple(done),
             waits=tuple(waits),
-            sent=self.sent,
+            sent=self._sent,
             wait=ends[0],
             end=ends[1],
             to_unix=time.time_ns() - time.monotonic_ns(),
         )
 
     def keep(self, times: StepTimes) -> None:
-        """The step under way has ended."""
+        """Keep the times of the step under way, which has ended."""
         self.kept.append(times)
         self._number += 1

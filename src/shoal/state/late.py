@@ -26,8 +26,14 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
     if native_id is None or not _lock.acquire(blocking=False):
         return  # closed, or another thread is at it
     try:
-        for source in all_of(SOURCES):
-            if any(group.native_id == native_id for group in all_of(source.groups)):
+        ids = {
+            source: {group.native_id for group in all_of(source.groups)}
+            for source in all_of(SOURCES)
+        }
+        for key in [key for key in _due_s if not any(key[0] in living for living in ids.values())]:
+            del _due_s[key]
+        for source, living in ids.items():
+            if native_id in living:
                 for text in late_in(world_of(source), native_id, late_s, _due_s):
                     _LOG.warning("%s", text)
     except Exception:  # noqa: BLE001 - whoever waits goes on waiting

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shoal.average import Averager
+from shoal.average.lacking import StepWatch, announce, announce_or_raise
 from shoal.errors import UsageError
 from shoal.frontend.torch.ddp.buckets import twice
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 from shoal.frontend.torch.ddp.held import not_held
 
 if TYPE_CHECKING:
-    from shoal.average import Layout
     from shoal.group.group import Group
 
 
@@ -22,32 +22,29 @@ class FusedGradients:
     """Averages gradients in balanced fusion buffers, each as soon as it is full.
 
     Args:
-        gradients: on the CPU; gets its places here, and others when the order of gradients changes.
+        gradients: on the CPU; gets its places here, and others after the first step.
+        on_full: called when all gradients of a buffer have come.
         options: of an `Averager`.
+
+    Attributes:
+        weight: of the next forward pass.
 
     Raises:
         UsageError: ranks differ in any of this.
     """
 
     def __init__(
-        self,
-        gradients: Gradients,
-        group: Group,
-        **options: Any,
+        self, gradients: Gradients, group: Group, on_full: Callable[[], None], **options: Any
     ) -> None:
         self.gradients = gradients
+        self._on_full = on_full
         self._likes = list(map(_like_gradient, gradients.parameters))
         arrays = dict(zip(gradients.names, self._likes, strict=True))
-        self.averager = Averager(group, arrays, **options)
-        self.weight: float | None = None  # of the next forward pass
+        self.averager = Averager(group, arrays, fill=not_held(self._fill), **options)
+        self._watch = StepWatch(group, self.averager.open_calls)
         self.is_weighted = bool(options.get("weighted"))
-        self.begun_with: float | None = None  # the weight of the step under way
-        self.averager.on_missing = gradients.bring
-        self.averager.on_rebuilding = not_held(self._leave_places)
-        self.averager.on_rebuilt = not_held(self._settle)
-        self.averager.call_when_full(not_held(self.full))
-        self.on_full: Callable[[], None] = lambda: None
-        self._n_full = 0
+        self.weight: float | None = None
+        self._begun_with: float | None = None  # the weight of the step under way
         self._is_stopped = False
         self._settle()
 
@@ -58,90 +55,95 @@ class FusedGradients:
 
     @property
     def is_armed(self) -> bool:
-        """Whether gradients are counted."""
+        """True if gradients are counted."""
         return not self.averager.countdown.paused
-
-    def hooks(self) -> list[Callable[..., None]]:
-        """What each parameter calls when its gradient is there: C functions."""
-        return [self.averager.hook(index) for index in range(len(self.averager.entries))]
-
-    def begin(self, *, again: bool = False) -> None:
-        """From now on gradients are counted.
-
-        Args:
-            again: those of another backward pass over the forward pass before, with its weight.
-
-        Raises:
-            UsageError: the forward pass has no weight, or the pass before has not ended.
-        """
-        if not again:
-            self.begun_with, self.weight = self.weight, None
-        if self.is_weighted and self.begun_with is None:
-            raise UsageError(
-                "DistributedDataParallel: with weighted=True every forward pass has a weight; call "
-                "model.weigh(n) before it, where n is the number of its samples or tokens"
-            )
-        if self.averager.is_under_way:
-            raise UsageError(
-                "DistributedDataParallel: the backward pass before has not ended, and some of its "
-                "gradients are on their way: wrap `model.module` anew, on every rank"
-            )
-        self.averager.begin(self.begun_with, reserve=False)
-        self.gradients.begin()
-        self.averager.countdown.paused = self._is_stopped = False
-        self._n_full = 0
 
     @property
     def has_begun(self) -> bool:
         """True if gradients of this step have come, or other ranks know of the step."""
         return self.averager.is_under_way
 
-    def take_weight(self) -> float | None:
-        """That of a forward pass whose gradients will not be averaged, if it was given one."""
-        weight, self.weight = self.weight, None
-        return weight
+    def hooks(self) -> list[Callable[..., None]]:
+        """What each parameter calls when its gradient is there: C functions."""
+        return [self.averager.hook(index) for index in range(len(self.averager.entries))]
+
+    def begin(self, *, again: bool = False) -> None:
+        """Count gradients from now on.
+
+        Args:
+            again: for another backward pass over the forward pass before, with its weight.
+
+        Raises:
+            UsageError: the forward pass has no weight, or the pass before has not ended.
+        """
+        if not again:
+            self._begun_with, self.weight = self.weight, None
+        if self.is_weighted and self._begun_with is None:
+            raise UsageError(
+                "DistributedDataParallel: with weighted=True every forward pass has a weight; call "
+                "model.weigh(n) before it, where n is the number of its samples or tokens"
+            )
+        if self.has_begun:
+            raise UsageError(
+                "DistributedDataParallel: the backward pass before has not ended, and some of its "
+                "gradients are on their way: wrap `model.module` anew, on every rank"
+            )
+        layout = self.averager.next_layout()
+        if layout is not None:
+            pairs = zip(self.averager.layout.places, layout.places, strict=True)
+            self.gradients.leave(index for index, (old, new) in enumerate(pairs) if old != new)
+        self.averager.begin(self._begun_with, reserve=False)
+        if layout is not None:
+            self._settle()
+        self.gradients.begin()
+        self.averager.countdown.paused = self._is_stopped = False
 
     def match_weight(self) -> None:
         """Weigh 0 in the next step, where steps have weights."""
         self.weight = 0.0 if self.is_weighted else None
 
     def note_forward(self) -> None:
-        """A forward pass begins whose gradients will be averaged."""
+        """Note that a forward pass begins whose gradients will be averaged."""
         self.averager.log.note_forward()
 
     def reserve(self) -> None:
-        """Every rank is at this place among its calls: a backward pass has begun."""
+        """Take this step's place among the calls: a backward pass has begun, on every rank."""
+        self._watch.stop()
         self.averager.log.note_backward()
         self.averager.reserve()
 
     def stop(self) -> None:
-        """Gradients that come are of no interest."""
+        """Count no gradients until `begin` or `resume`."""
         self.averager.countdown.paused = self._is_stopped = True
 
     def resume(self) -> None:
-        """Resume counting gradients in this step."""
+        """Count gradients of this step again, if `stop` was called in it."""
         if self._is_stopped:
             self.averager.countdown.paused = self._is_stopped = False
 
     def missing(self) -> list[int]:
         """The parameters whose gradients have not come since `begin`."""
-        countdown = self.averager.countdown
-        n_entries = len(self.averager.entries)
-        if countdown.n_counted == n_entries:
-            return []
-        return [index for index in range(n_entries) if not countdown.is_counted(index)]
+        return self.averager.not_ready()
 
     def wait_for_rest(self, why: str) -> None:
-        """A backward pass has ended before all gradients came; another may bring the rest."""
-        self.averager.watch.start(why)
+        """Wait for another backward pass to bring the gradients that have not come."""
+        self._watch.start(why)
 
     def lack(self, why: str) -> None:
-        """What has not come will not: tell the ranks that wait for it."""
-        self.averager.lack(why)
+        """Let the ranks that wait for missing gradients know that they will not come."""
+        self._watch.stop()
+        announce(self.averager.group, self.averager.name, why)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has; a backward pass raised on all."""
-        self.averager.agree_to_forget(why)
+        """Return when every rank has called this: a backward pass raised on all.
+
+        Raises:
+            ShoalError: the group has ended, since another rank waits for this step; `UsageError`
+                with a rank's reason.
+        """
+        self._watch.stop()
+        group, open_calls = self.averager.group, set(self.averager.open_calls)
+        announce_or_raise(group, f"{self.averager.name}, raised", why, open_calls)
 
     def sent(self) -> set[int]:
         """The parameters of which some element has been sent in this step."""
@@ -161,7 +163,7 @@ class FusedGradients:
             UsageError: a gradient came twice. The step is over.
             ShoalError: as `Averager.wait`.
         """
-        self.averager.watch.stop()
+        self._watch.stop()
         repeated = self.averager.countdown.repeated
         try:
             self.averager.wait()
@@ -176,21 +178,9 @@ class FusedGradients:
                 self.gradients.places[index].mul_(factor)
         self.gradients.deliver(averaged)
 
-    def full(self, buffer: int) -> None:
-        """All gradients of a buffer have come: it is about to leave."""
-        buffers = self.averager.layout.buffers
-        entries: Sequence[int] = buffers[buffer].entries
-        if self.averager.unused:  # at the end of the pass: the averager keeps what these hold
-            entries = [index for index in entries if index not in self.averager.unused]
-        self.gradients.bring(entries)
-        self._n_full += 1
-        if self._n_full == len(buffers):
-            self.on_full()
-
-    def _leave_places(self, layout: Layout) -> None:
-        """Called before the layout changes."""
-        pairs = zip(self.averager.layout.places, layout.places, strict=True)
-        self.gradients.leave(index for index, (old, new) in enumerate(pairs) if old != new)
+    def _fill(self, indices: Sequence[int]) -> None:
+        self.gradients.bring(indices)
+        self._on_full()
 
     def _settle(self) -> None:
         """Take the averager's places for the gradients."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ class Bucket:
         return self._index
 
     def is_last(self) -> bool:
-        """Whether no other bucket of this backward pass comes after it."""
+        """True if no other bucket of this backward pass comes after it."""
         return self._is_last
 
     def buffer(self) -> torch.Tensor:
@@ -54,3 +54,30 @@ class Bucket:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters, in the order of the gradients."""
         return list(self._parameters)
+
+
+def call_hook(
+    hook: Callable[[Any, Any], Any],
+    state: object,
+    bucket: Bucket,
+    refuse: Callable[[str], NoReturn],
+) -> Any:
+    """Call a communication hook, and return its future.
+
+    Args:
+        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
+    """
+    future = hook(state, bucket)
+    if not hasattr(future, "wait"):
+        refuse(
+            f"communication hook {getattr(hook, '__qualname__', hook)} returned {future!r} for "
+            f"bucket {bucket.index()}: return a torch.futures.Future of the bucket's average"
+        )
+    return future
+
+
+def result_of(future: Any) -> torch.Tensor:
+    """Wait for the average that a hook's future is of; some have it in a list."""
+    result = future.wait()
+    found: torch.Tensor = result[0] if isinstance(result, (list, tuple)) else result
+    return found

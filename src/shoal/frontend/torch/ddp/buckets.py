@@ -1,8 +1,8 @@
 """Gradients averaged by one of torch's communication hooks, bucket by bucket.
 
 A hook gets whole parameters, and the buckets in one order on every rank, since it may call any
-collective. What it calls in callbacks of futures comes in one order too: the callbacks of a bucket
-run when the pass is over, before those of the next. This serves any device and process group.
+collective. The calls in callbacks of futures come in one order too: the callbacks of a bucket run
+when the pass is over, before those of the next. This serves any device and process group.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import torch.distributed as dist
 
 import shoal.frontend.torch as frontend
 from shoal.average.departures import words_for
-from shoal.average.lacking import reason_of, tell, tell_or_raise
+from shoal.average.lacking import announce, announce_or_raise, reason_of
 from shoal.errors import Closed, UsageError
-from shoal.frontend.torch.ddp.bucket import Bucket
+from shoal.frontend.torch.ddp.bucket import Bucket, call_hook, result_of
 from shoal.frontend.torch.ddp.gradients import Gradients, dtype_of_gradient, place_in
 from shoal.frontend.torch.ddp.held import not_held
 from shoal.frontend.torch.subjects import calls_for
 from shoal.frontend.torch.work import holding_futures
 
 if TYPE_CHECKING:
+    from shoal.group.subjects import Subject
+
     Hook = Callable[[Any, Any], Any]
 
 
@@ -33,31 +35,36 @@ class HookedBuckets:
 
     Args:
         gradients: gets its places here.
+        on_full: called when all gradients of a bucket have come.
         n_bytes: of a bucket, at least; a larger parameter has one of its own.
         hook: called as `hook(state, bucket)`, in a backward pass, for each bucket in turn.
     """
+
+    is_weighted = False
+    weight = None
 
     def __init__(
         self,
         gradients: Gradients,
         group: dist.ProcessGroup,
+        on_full: Callable[[], None],
         n_bytes: int,
         hook: Hook,
         state: object,
     ) -> None:
         self.gradients = gradients
-        self._group = group
-        ours = frontend.group_in(group)
-        self._subject = None if ours is None else ours.subjects.add(words_for(gradients.names))
+        self._process_group = group
+        self._group = frontend.group_in(group)  # None: not one of shoal's
+        self._on_full = on_full
+        self._subject: Subject | None = None
+        if self._group is not None:
+            self._subject = self._group.subjects.add(words_for(gradients.names))
         self._hook = hook
         self._state = state
         self._members = _assigned(gradients.parameters, n_bytes)
         self._bucket_of = {i: b for b, members in enumerate(self._members) for i in members}
         self._buffers, places = _laid_out(gradients.parameters, self._members)
         gradients.settle(places)
-        self.is_weighted = False
-        self.begun_with: float | None = None
-        self.on_full: Callable[[], None] = lambda: None
         self.is_armed = self._is_stopped = False
         self._came = [False] * len(gradients.parameters)
         self._n_missing: list[int] = []
@@ -79,48 +86,44 @@ class HookedBuckets:
         return any(self._came)
 
     def agree_to_forget(self, why: str) -> None:
-        """Return when every rank has; a backward pass raised on all.
+        """Return when every rank has called this: a backward pass raised on all.
 
         Raises:
-            UsageError: no other rank can be asked, in a process group that is none of shoal's.
+            UsageError: the process group is not one of shoal's, so no other rank can be asked.
         """
-        group = frontend.group_in(self._group)
-        if group is None:
+        if self._group is None:
             raise UsageError(
                 f"DistributedDataParallel: {why}: wrap `model.module` anew, on every rank"
             )
-        tell_or_raise(group, "buckets, raised", why, ())
+        announce_or_raise(self._group, "buckets, raised", why, ())
 
     def sent(self) -> set[int]:
-        """The parameters whose buckets a hook has got in this step."""
+        """The parameters whose buckets a hook has been called with in this step."""
         return {index for members in self._members[: len(self._futures)] for index in members}
 
     def begin(self, *, again: bool = False) -> None:
-        """From now on gradients are counted."""
+        """Count gradients from now on."""
         self._came = [False] * len(self._came)
         self._n_missing = [len(members) for members in self._members]
         self._futures = []
         self.gradients.begin()
         self.is_armed, self._is_stopped = True, False
 
-    def take_weight(self) -> None:
-        """There are none."""
-
     def match_weight(self) -> None:
-        """Steps have no weights."""
+        """Do nothing: steps have no weights."""
 
     def note_forward(self) -> None:
-        """A forward pass begins whose gradients will be averaged."""
+        """Do nothing: no times are kept."""
 
     def reserve(self) -> None:
-        """A backward pass has begun. Buckets are matched by order."""
+        """Do nothing: buckets are matched by their order."""
 
     def stop(self) -> None:
-        """Gradients that come are of no interest."""
+        """Count no gradients until `begin` or `resume`."""
         self.is_armed, self._is_stopped = False, True
 
     def resume(self) -> None:
-        """Resume counting gradients in this step."""
+        """Count gradients of this step again, if `stop` was called in it."""
         if self._is_stopped:
             self.is_armed, self._is_stopped = True, False
 
@@ -129,7 +132,7 @@ class HookedBuckets:
         return [index for index, came in enumerate(self._came) if not came]
 
     def count(self, index: int, *_: object) -> None:
-        """A gradient is there."""
+        """Record that the gradient of a parameter is ready."""
         if not self.is_armed:
             return
         if self._came[index]:
@@ -137,19 +140,18 @@ class HookedBuckets:
         self._came[index] = True
         bucket = self._bucket_of[index]
         self._n_missing[bucket] -= 1
+        if not self._n_missing[bucket]:
+            self._on_full()
         while len(self._futures) < len(self._members) and not self._n_missing[len(self._futures)]:
             self._leave(len(self._futures))
-        if len(self._futures) == len(self._members):
-            self.on_full()
 
     def wait_for_rest(self, why: str) -> None:
-        """A backward pass has ended before all gradients came; another may bring the rest."""
+        """Do nothing: the other ranks wait until their deadline."""
 
     def lack(self, why: str) -> None:
-        """What has not come will not: tell the ranks that wait for it."""
-        group = frontend.group_in(self._group)
-        if group is not None:
-            tell(group, "buckets", why)
+        """Let the ranks that wait for missing gradients know that they will not come."""
+        if self._group is not None:
+            announce(self._group, "buckets", why)
 
     def end(self, unused: bool, factor: float = 1.0) -> None:
         """Wait for all averages; then every gradient is its average.
@@ -162,8 +164,7 @@ class HookedBuckets:
         try:
             self._end(unused, factor)
         except Closed as error:
-            group = frontend.group_in(self._group)
-            reason = None if group is None else reason_of(group, error)
+            reason = None if self._group is None else reason_of(self._group, error)
             if reason is None:
                 raise
             raise reason from error
@@ -179,8 +180,7 @@ class HookedBuckets:
             buffer = self._buffers[number]
             for work in works:
                 work.wait()
-            result = future.wait()
-            result = result[0] if isinstance(result, (list, tuple)) else result
+            result = result_of(future)
             if result.shape.numel() != buffer.numel():
                 self.gradients.refuse(
                     f"the communication hook made {result.shape.numel()} elements of bucket "
@@ -202,7 +202,7 @@ class HookedBuckets:
 
     def _used(self) -> list[bool]:
         used = torch.tensor(self._came, dtype=torch.uint8, device=self._buffers[0].device)
-        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._process_group)
         return [bool(value) for value in used.tolist()]
 
     def _leave(self, number: int) -> None:
@@ -216,12 +216,12 @@ class HookedBuckets:
             [self.gradients.parameters[index] for index in members],
         )
         with torch.no_grad(), calls_for(self._subject_of(number)), holding_futures() as works:
-            future = self._hook(self._state, bucket)
+            future = call_hook(self._hook, self._state, bucket, self.gradients.refuse)
         self._futures.append((works, future))
 
 
 def twice(name: str) -> str:
-    """What is wrong when a gradient comes twice."""
+    """Why a gradient that comes twice is refused."""
     return (
         f"Expected to mark a variable ready only once: the gradient of parameter {name} came twice "
         "before all others had come. Where losses of one forward pass have a backward pass each, "

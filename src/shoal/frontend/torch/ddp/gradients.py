@@ -44,20 +44,22 @@ class Gradients:
     Args:
         parameters: with dense gradients.
         names: of the parameters.
+        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
         as_views: let gradients be views of their places after a step, which saves the copy back and
             its memory. The next step overwrites what the program has kept of them.
-
-    Attributes:
-        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
     """
 
-    refuse: Callable[[str], NoReturn]
-
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], names: Sequence[str], *, as_views: bool
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        names: Sequence[str],
+        refuse: Callable[[str], NoReturn],
+        *,
+        as_views: bool,
     ) -> None:
         self.parameters = list(parameters)
         self.names = list(names)
+        self.refuse = refuse
         self.as_views = as_views
         self.places: list[torch.Tensor] = []
         self._view: Callable[[int], torch.Tensor] = lambda index: self.places[index]
@@ -87,7 +89,7 @@ class Gradients:
 
         Raises:
             UsageError: a gradient has another type or shape than its parameter had when the model
-                was wrapped.
+                was wrapped, or elements that share memory, into which no average can be copied.
         """
         new = [index for index in indices if index not in self._brought]
         self._brought.update(new)
@@ -100,6 +102,11 @@ class Gradients:
                 continue
             if (gradient.dtype, gradient.shape) != self._kinds[index]:
                 self._refuse_kind(index, gradient)
+            if not self.as_views and self._is_expanded(index, gradient):
+                self.refuse(
+                    f"the gradient of parameter {self.names[index]} is an expanded tensor, whose "
+                    "elements share memory and cannot hold an average: give it a clone()"
+                )
             if not (self.as_views and self._lies_in_place(index, gradient)):
                 moved.append(index)
                 given.append(gradient)
@@ -134,7 +141,7 @@ class Gradients:
         copy_tensors(to, averages)
 
     def leave(self, indices: Iterable[int]) -> None:
-        """Give memory of their own to those of these gradients that lie in their places."""
+        """Give these gradients memory of their own where they lie in their places."""
         if not self.as_views:
             return
         for index in indices:
@@ -147,7 +154,7 @@ class Gradients:
         """Contribute zeros meanwhile, and leave the program's gradients as they are.
 
         Args:
-            lost: what lies in the places of these has been sent: their views become None.
+            lost: parameters whose places have been sent: gradients that lie there become None.
         """
         for index in lost if self.as_views else ():
             gradient = self.parameters[index].grad
@@ -167,6 +174,13 @@ class Gradients:
             and (gradient.dtype, gradient.shape, gradient.stride())
             == (place.dtype, place.shape, place.stride())
             and not (gradient.is_conj() or gradient.is_neg())
+        )
+
+    def _is_expanded(self, index: int, gradient: torch.Tensor) -> bool:
+        """True if elements of a gradient share memory, as after `expand`."""
+        strides = gradient.stride()
+        return strides != self.places[index].stride() and any(
+            stride == 0 and size > 1 for stride, size in zip(strides, gradient.shape, strict=True)
         )
 
     def _refuse_shared(self) -> None:

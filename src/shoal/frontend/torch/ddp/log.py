@@ -1,4 +1,4 @@
-"""What torch's wrapper writes down about itself, and `_get_ddp_logging_data` gives."""
+"""The log that torch's wrapper keeps of itself, and `_get_ddp_logging_data` returns."""
 
 from __future__ import annotations
 
@@ -14,36 +14,28 @@ if TYPE_CHECKING:
 
 
 class WrapperLog:
-    """In place of torch's `Logger`: keeps words and numbers.
+    """Torch's `Logger` for this wrapper: keeps words and numbers.
 
     Args:
-        measured: the numbers that change from step to step.
+        measured: returns the numbers that change from step to step.
     """
 
     def __init__(
-        self, words: dict[str, str], numbers: dict[str, int], measured: Callable[[], dict[str, Any]]
-    ) -> None:
-        self._words = words
-        self._numbers = numbers
-        self._measured = measured
-
-    @classmethod
-    def of(
-        cls,
+        self,
         wrapper: Any,
         parameters: Sequence[torch.Tensor],
         measured: Callable[[], dict[str, Any]],
-    ) -> WrapperLog:
-        """What is known when a model is wrapped."""
+    ) -> None:
         group = wrapper.process_group
         modules = list(wrapper.module.modules())
-        words = {
+        self._measured = measured
+        self._words = {
             "module_name": type(wrapper.module).__name__,
             "backend_name": dist.get_backend(group),
             "device_ids": ", ".join(map(str, wrapper.device_ids or [])),
             "dtypes": ", ".join(sorted({str(parameter.dtype)[6:] for parameter in parameters})),
         }
-        numbers = {
+        self._numbers = {
             "world_size": dist.get_world_size(group),
             "rank": dist.get_rank(group),
             "output_device": -1 if wrapper.output_device is None else wrapper.output_device,
@@ -55,10 +47,9 @@ class WrapperLog:
             "num_parameter_tensors": len(parameters),
             "total_parameter_size_bytes": sum(p.numel() * p.element_size() for p in parameters),
         }
-        return cls(words, numbers, measured)
 
     def set_runtime_stats_and_log(self) -> None:
-        """A forward pass begins."""
+        """Do nothing: times are kept with each step."""
 
     def set_error_and_log(self, message: str) -> None:
         """Keep why something failed."""
@@ -82,7 +73,7 @@ class WrapperLog:
 
 
 def times_of(steps: Sequence[StepBreakdown]) -> dict[str, int]:
-    """What torch's logger calls the times of the last step and of a mean one, in nanoseconds."""
+    """Times of the last step and of a mean one in nanoseconds, under the names of torch's log."""
     if not steps:
         return {}
     named: dict[str, Callable[[StepBreakdown], float]] = {

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from shoal.frontend.torch.ddp.bucket import Bucket
+from shoal.frontend.torch.ddp.bucket import Bucket, call_hook, result_of
 
 
 class SparseGradients:
     """The parameters of embeddings with `sparse=True`.
 
     Args:
-        first: the number that the first one's bucket has for a communication hook.
+        refuse: raises UsageError with this reason, here and on the ranks that wait for this one.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup, first: int
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        group: dist.ProcessGroup,
+        refuse: Callable[[str], NoReturn],
     ) -> None:
         self.parameters = list(parameters)
         self.came = [False] * len(self.parameters)
         self._group = group
-        self._first = first
+        self._refuse = refuse
 
     def hooks(self, on_full: Callable[[], None]) -> list[Callable[..., None]]:
         """What each parameter calls when its gradient is there.
 
         Args:
-            on_full: called when those of all are.
+            on_full: called when all gradients have come.
         """
 
         def coming(index: int) -> Callable[..., None]:
@@ -45,21 +48,35 @@ class SparseGradients:
         return [coming(index) for index in range(len(self.parameters))]
 
     def begin(self) -> None:
-        """Nothing has come yet."""
+        """Begin a step, in which no gradient has come yet."""
         self.came = [False] * len(self.parameters)
 
-    def end(self, factor: float, hook: Callable[[Any, Any], Any] | None, state: object) -> None:
-        """Average all of them.
+    def end(
+        self,
+        factor: float,
+        hook: Callable[[Any, Any], Any] | None,
+        state: object,
+        first: int,
+    ) -> None:
+        """Average all gradients.
 
         Args:
             factor: by which the averages are multiplied.
-            hook: the communication hook that does it; None: none.
+            hook: the communication hook that averages, and its state; None: an all-reduce does.
+            first: the number of the first bucket for the hook.
         """
         for index, parameter in enumerate(self.parameters):
             given = parameter.grad
             gradient = _nothing(parameter) if given is None else given.detach()
             with torch.no_grad():
-                averaged = self._averaged(index, gradient, hook, state, factor)
+                if hook is None:
+                    dist.all_reduce(gradient, group=self._group)
+                    averaged = gradient.mul_(factor / dist.get_world_size(self._group))
+                else:
+                    is_last = index == len(self.parameters) - 1
+                    bucket = Bucket(first + index, is_last, gradient, [gradient], [parameter])
+                    averaged = result_of(call_hook(hook, state, bucket, self._refuse))
+                    averaged = averaged.mul_(factor) if factor != 1.0 else averaged
             if given is not None or not averaged.is_sparse or averaged._nnz():
                 parameter.grad = averaged
 
@@ -74,19 +91,6 @@ class SparseGradients:
         finally:
             for parameter, gradient in zip(self.parameters, kept, strict=True):
                 parameter.grad = gradient
-
-    def _averaged(
-        self, index: int, gradient: torch.Tensor, hook: Any, state: object, factor: float
-    ) -> torch.Tensor:
-        if hook is None:
-            dist.all_reduce(gradient, group=self._group)
-            return gradient.mul_(factor / dist.get_world_size(self._group))
-        is_last = index == len(self.parameters) - 1
-        number = self._first + index
-        bucket = Bucket(number, is_last, gradient, [gradient], [self.parameters[index]])
-        result = hook(state, bucket).wait()
-        found: torch.Tensor = result[0] if isinstance(result, (list, tuple)) else result
-        return found.mul_(factor) if factor != 1.0 else found
 
 
 def _nothing(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A graph that is the same in every step: how often each gradient comes is learnt in the first."""
+"""A graph that is the same in every step: the first shows how often each gradient comes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Hook = Callable[..., None]
 
 
 class StaticGraph:
-    """How often each gradient comes in a backward pass.
+    """Counts how often each gradient comes in a backward pass.
 
     Reentrant checkpoints have a gradient come several times; it is whole with the last.
 
     Args:
-        fail: raises that what was learnt does not hold.
-        is_armed: whether gradients are counted now.
+        fail: raises that the graph is another one than in the first step.
+        is_armed: True if gradients are counted now.
     """
 
     def __init__(
@@ -34,19 +34,21 @@ class StaticGraph:
         self._is_armed = is_armed
         self._hooks: list[Hook] = []
         self._counts = [0] * len(names)
+        self._came: dict[int, None] = {}  # in the order of their last gradients
         self._n_left: list[int] = []
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self.is_learning:
             self._counts = [0] * len(self._counts)
+            self._came.clear()
         self._n_left = list(self._counts)
 
     def around(self, hooks: Sequence[Hook], queue_end: Callable[[], None]) -> list[Hook]:
         """What the parameters call instead of these hooks.
 
         Args:
-            queue_end: has the pass end when it does, also if nothing else tells.
+            queue_end: has the pass end, where no output has begun it.
         """
         self._hooks = list(hooks)
         if self.is_learning:
@@ -58,20 +60,19 @@ class StaticGraph:
 
     @property
     def absent(self) -> list[int]:
-        """Which never come on this rank."""
+        """The parameters whose gradients never come on this rank."""
         return [index for index, count in enumerate(self._counts) if not count]
 
     @property
     def has_seen_none(self) -> bool:
-        """Whether nothing has come that could be learnt from."""
+        """True if no gradient has come that could be learnt from."""
         return self.is_learning and not any(self._counts)
 
     def learn(self) -> None:
-        """Keep what came in the first pass, which has ended, and pass it on."""
+        """Keep the counts of the first pass, which has ended, and pass its gradients on."""
         self.is_learning = False
-        for hook, count in zip(self._hooks, self._counts, strict=True):
-            if count:
-                hook()
+        for index in self._came:
+            self._hooks[index]()
 
     def agree(self, group: dist.ProcessGroup) -> bool:
         """True if any rank lacks a gradient; one that has no inputs yet lacks all."""
@@ -84,6 +85,8 @@ class StaticGraph:
         def record(*_: object) -> None:
             if self._is_armed():
                 self._counts[index] += 1
+                self._came.pop(index, None)
+                self._came[index] = None
                 queue_end()
 
         return record

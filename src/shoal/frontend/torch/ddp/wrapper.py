@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -45,7 +45,7 @@ _TORCH_SIGNATURE: Final = inspect.signature(_Base.__init__)
 # torch refuses these of its own where there is no GPU; shoal's ranks can do them.
 _BF16_HOOKS: Final = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 
-# Of these some may average the same parameters, each those of its own backward passes.
+# Some may share parameters: each averages the gradients of its own backward passes.
 _wrappers: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
@@ -88,6 +88,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         }
         self._check_every = checked_interval(check_same)
         self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
+        self._same: SameCheck | None = None
+        self._steps_in_backward = False
         self._checks_models = given.get("init_sync", True)
         self._alike = {
             **self._options,
@@ -123,11 +125,11 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return super().__getattr__(name)
 
     def weigh(self, weight: float) -> None:
-        """Before a forward pass: how much this rank's gradients of it count.
+        """Set the weight of this rank's gradients of the next forward pass.
 
         With `weighted=True`, and then before every forward pass on every rank. Of several passes
-        before a backward pass the last weight counts. Passes in `no_sync` may do without, and have
-        the weight of the pass that averages their sum: a backward pass refuses any other.
+        before a backward pass the last weight counts. Passes in `no_sync` have none: their sum has
+        the weight of the pass that averages it.
 
         Args:
             weight: 0 or more: the number of samples or tokens, of which the loss is a mean.
@@ -139,13 +141,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         if not self._options["weighted"] or not isinstance(averaging, FusedGradients):
             raise UsageError("weigh: wrap the model with weighted=True, without a hook")
         if not 0 <= weight < math.inf:
-            raise UsageError(f"weigh: {weight} is no number of samples or tokens; give 0 or more")
+            raise UsageError(f"weigh: weight must be a finite number >= 0, got {weight}")
         averaging.weight = weight
 
     def check_same(self, *optimizers: torch.optim.Optimizer) -> None:
         """Compare the state and the hyperparameters of these optimizers too, on every rank.
 
-        With `check_same=N`. Those of an earlier call are compared no more.
+        With `check_same=N`. They replace the optimizers of an earlier call.
 
         Raises:
             UsageError: the wrapper compares nothing.
@@ -179,7 +181,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         parameters, are_sparse = super()._build_params_for_reducer()
-        _meet(self, parameters)
+        parts = {id(part) for part in self.module.modules() if isinstance(part, _Base)}
+        if any(id(other) in parts for other in _wrappers):
+            raise UsageError(
+                "DistributedDataParallel: a part of the model is wrapped already; its gradients "
+                "would be averaged twice. Wrap the whole alone"
+            )
         self._frozen = self._not_trained()
         self._registrations = Registrations(self.module)
         if self._checks_models:
@@ -194,7 +201,7 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         return parameters, are_sparse
 
     def _not_trained(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that have no gradient because they ask for none."""
+        """The parameters that require no gradient."""
         ignored = self.parameters_to_ignore
         named = self.module.named_parameters()
         return {n: p for n, p in named if not p.requires_grad and n not in ignored}
@@ -211,26 +218,26 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         others = [index for index, sparse in enumerate(are_sparse) if sparse]
         if others:
             self._refuse_beside_sparse(names[others[0]])
-        record = WrapperLog.of(self, parameters, not_held(self._measured))
+        self.logger = WrapperLog(self, parameters, not_held(self._measured))
         self._allows_unused = self.find_unused_parameters or static_graph
-        averaging = self._averaging(
-            Gradients(
-                [parameters[index] for index in dense],
-                [names[index] for index in dense],
-                as_views=self.gradient_as_bucket_view,
-            )
-        )
         self.reducer = GradientKeeper(
             [names[index] for index in (*dense, *others)],
-            averaging,
-            SparseGradients(
-                [parameters[index] for index in others], self.process_group, len(averaging.sizes)
-            ),
             self.process_group,
             self.find_unused_parameters,
-            record.set_error_and_log,
+            self.logger.set_error_and_log,
+            not_held(self._end_step),
         )
-        self.logger = record
+        refuse = not_held(self.reducer.refuse)
+        gradients = Gradients(
+            [parameters[index] for index in dense],
+            [names[index] for index in dense],
+            refuse,
+            as_views=self.gradient_as_bucket_view,
+        )
+        sparse = [parameters[index] for index in others]
+        self.reducer.use(
+            self._averaging(gradients), SparseGradients(sparse, self.process_group, refuse)
+        )
         if self._check_every:
             group = frontend.group_in(self.process_group)
             if group is None:
@@ -238,9 +245,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                     "DistributedDataParallel: check_same is for process groups of shoal; leave it "
                     "out"
                 )
-            check = SameCheck(group, self._check_every)
-            self.reducer.check_same = _comparing(weakref.ref(self), check)
-        _share(self, parameters)
+            self._same = SameCheck(group, self._check_every)
+        for other in _wrappers:
+            other.reducer.share(set(map(id, parameters)), self.reducer)
         _wrappers.add(self)
         self._passing_sync_batchnorm_handle(self.module)
 
@@ -262,11 +269,13 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 "DistributedDataParallel: the process group is not one of shoal's; make it with "
                 'init_process_group("shoal"), or use torch\'s own wrapper'
             )
+        on_full = not_held(self.reducer.queue_end)
         if not gradients.parameters:  # all are sparse, and averaged beside this
-            return HookedBuckets(gradients, self.process_group, 1, allreduce_hook, None)
+            return HookedBuckets(gradients, self.process_group, on_full, 1, allreduce_hook, None)
         return FusedGradients(
             gradients,
             group,
+            on_full,
             fusion_bytes=None if self._fusion_mb is None else int(self._fusion_mb * (1 << 20)),
             find_unused=self._allows_unused,
             check_same=self._check_every,
@@ -279,8 +288,9 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 "DistributedDataParallel: wire, weighted and check_finite go without communication "
                 "hooks, and with parameters on the CPU"
             )
+        on_full = not_held(self.reducer.queue_end)
         n_bytes = self.bucket_bytes_cap
-        return HookedBuckets(gradients, self.process_group, n_bytes, hook, state)
+        return HookedBuckets(gradients, self.process_group, on_full, n_bytes, hook, state)
 
     def _names_of(self, parameters: Sequence[torch.nn.Parameter]) -> list[str]:
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
@@ -336,16 +346,15 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
         else:
             self.require_forward_param_sync = False
             if torch.is_grad_enabled():
-                outputs = _find_tensors(output) if self._options["weighted"] else ()
-                self.reducer.forget_forward(list(outputs))
+                self.reducer.forget_forward()
         self._clear_grad_buffer()
         return output
 
     def _set_static_graph(self) -> None:
         if not self._allows_unused:
             self._allows_unused = True
-            gradients = self.reducer.averaging.gradients
-            self.reducer.use(self._averaging(gradients), None, None)
+            averaging = self._averaging(self.reducer.averaging.gradients)
+            self.reducer.use(averaging, self.reducer.sparse)
         super()._set_static_graph()
 
     # Communication hooks.
@@ -353,11 +362,12 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
     def register_comm_hook(self, state: object, hook: Callable[[Any, Any], Any]) -> None:
         """Average with one of torch's communication hooks, or one's own like them.
 
-        It gets what has the methods of a `torch.distributed.GradBucket`, with whole parameters.
+        It is called with a bucket that has the methods of a `torch.distributed.GradBucket`, with
+        whole parameters, and returns a future of the bucket's average.
 
         Raises:
             TypeError, ValueError: as torch's own.
-            RuntimeError: there is one.
+            RuntimeError: a hook is registered already.
         """
         self._check_comm_hook(hook)
         if self._comm_hooks:
@@ -366,8 +376,8 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
             )
         self.logger._set_comm_hook_name(hook.__qualname__)
         self._comm_hooks.append((hook, state))
-        gradients = self.reducer.averaging.gradients
-        self.reducer.use(self._hooked(gradients, hook, state), hook, state)
+        averaging = self._hooked(self.reducer.averaging.gradients, hook, state)
+        self.reducer.use(averaging, self.reducer.sparse, hook, state)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -396,10 +406,18 @@ class DistributedDataParallel(_Base):  # type: ignore[misc]  # known at run time
                 # They would step before the average.
                 for handle in handles.get(parameter, []):  # type: ignore[no-untyped-call]
                     handle.remove()
-            self.reducer.after_step = self._step_in_backward
+            self._steps_in_backward = True
 
-    def _step_in_backward(self) -> None:
-        for parameter in self._trained():
+    def _end_step(self, step: int, is_joined: bool) -> None:
+        """Do what comes after the averages of a step.
+
+        Args:
+            is_joined: ranks may have run out of inputs, and stand still.
+        """
+        if self._same is not None and not is_joined and self._same.is_due(step):
+            ignored = self.parameters_to_ignore
+            self._same.compare(values_of(self.module, ignored, self._optimizers), step)
+        for parameter in self._trained() if self._steps_in_backward else ():
             for optimizer in getattr(parameter, "_in_backward_optimizers", []):
                 optimizer.step()
                 parameter.grad = None
@@ -428,20 +446,8 @@ not_compiled(DistributedDataParallel)
 not_compiled_itself(DistributedDataParallel._run_ddp_forward)
 
 
-def _comparing(held: weakref.ref[Any], check: SameCheck) -> Callable[[int], None]:
-    """What the reducer calls after each step; it must not hold the wrapper."""
-
-    def compare(step: int) -> None:
-        wrapper = held()
-        if wrapper is not None and check.is_due(step):
-            ignored = wrapper.parameters_to_ignore
-            check.compare(values_of(wrapper.module, ignored, wrapper._optimizers), step)
-
-    return compare
-
-
 def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
-    """Refuse what cannot be had, before anything is done."""
+    """Refuse arguments that are not supported, before anything is done."""
     if isinstance(module, _Base):
         raise UsageError(
             "DistributedDataParallel: the model is wrapped already; its gradients would be "
@@ -452,37 +458,3 @@ def _refuse(module: torch.nn.Module, given: dict[str, Any]) -> None:
             raise Unsupported(
                 f"DistributedDataParallel: {name} is not supported over shoal; leave it out"
             )
-
-
-def _meet(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Before a model is wrapped that another wrapper may have: look at that one.
-
-    Raises:
-        UsageError: that wrapper is a part of the model.
-    """
-    inner = {id(part) for part in wrapper.module.modules() if isinstance(part, _Base)}
-    if any(id(other) in inner for other, _ in _sharing(wrapper, parameters)):
-        raise UsageError(
-            "DistributedDataParallel: a part of the model is wrapped already; its gradients "
-            "would be averaged twice. Wrap the whole alone"
-        )
-
-
-def _share(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Have older wrappers of these parameters count nothing that comes of this one's passes."""
-    own = wrapper.reducer
-    for other, name in _sharing(wrapper, parameters):
-        other.reducer.turn.share(own, name)
-        own.turn.share(other.reducer, name)
-
-
-def _sharing(wrapper: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator[tuple[Any, str]]:
-    """Other wrappers, each with the name of the first of these parameters that it averages."""
-    wanted = {id(parameter) for parameter in parameters}
-    for other in list(_wrappers):
-        reducer = getattr(other, "reducer", None)
-        if other is wrapper or reducer is None:
-            continue
-        name = reducer.shared_with(wanted)
-        if name is not None:
-            yield other, name

@@ -1,0 +1,86 @@
+"""The backward pass under way: when it ends, whether it raised, whether it runs within another."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.autograd import Variable
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_PASSES: Final = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+
+
+class BackwardPass:
+    """The backward pass under way, which ends when all that it has set off is done.
+
+    Attributes:
+        creates_graph: the pass makes a graph of its own.
+    """
+
+    def __init__(self) -> None:
+        self.creates_graph = False
+        # To the end of the pass under way. A pass that raises forgets it, and it is gone.
+        self._end: Callable[[], object] = _no_end
+
+    @property
+    def is_under_way(self) -> bool:
+        """True from `queue_end` until the pass has ended or raised."""
+        return self._end() is not None
+
+    @property
+    def has_raised(self) -> bool:
+        """True if the last pass raised before its end."""
+        return self._end is not _no_end and self._end() is None
+
+    def queue_end(self, on_end: Callable[[], None]) -> None:
+        """Have the pass end when all that it has set off is done. Idempotent.
+
+        Args:
+            on_end: called then, while the pass is still under way; kept until then.
+        """
+        if not self.is_under_way:
+            end = functools.partial(self._run, on_end)
+            self._end = weakref.ref(end)
+            self.creates_graph = torch.is_grad_enabled()
+            Variable._execution_engine.queue_callback(end)
+
+    def forget(self) -> None:
+        """Take the pass under way for over."""
+        self._end = _no_end
+
+    @contextlib.contextmanager
+    def stood_in_for(self) -> Iterator[None]:
+        """Queue no end meanwhile: gradients are counted outside a pass."""
+        self._end = lambda: self
+        try:
+            yield
+        finally:
+            self._end = _no_end
+
+    def _run(self, on_end: Callable[[], None]) -> None:
+        try:
+            on_end()
+        finally:
+            self._end = _no_end  # NOT before: the last buffer that leaves would queue another end
+
+
+def _no_end() -> None:
+    """The end of no pass."""
+
+
+def is_nested() -> bool:
+    """True if the backward pass under way was called in another one, which ends later."""
+    n_passes = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        n_passes += frame.f_code in _PASSES
+        frame = frame.f_back
+    return n_passes > 1
