@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.report.read import BestCase, CallName, read_records
+from shoal.bench.report.read import CallName, read_records
 from shoal.cli import main
 from shoal.errors import UsageError
 
@@ -97,21 +97,23 @@ def test_the_line_is_what_must_cross_a_nic_at_the_mean_rate_of_raw_streams(
     file: Callable[..., Path],
 ) -> None:
     (told,) = read_records([file()])
-    size = 1 << 20
-    best = told.limits[ALL_REDUCE][0]
-    assert best == BestCase(size, pytest.approx(1.5 * size / 60), pytest.approx(60e6))
-    assert "NICs at 500 Mbit/s; raw TCP streams in a ring reached 440 and 520" in told.network
+    first = told.series[ALL_REDUCE]["gloo"][0]
+    assert first.best_us == pytest.approx(1.5 * (1 << 20) / 60)
+    assert first.share == pytest.approx(first.best_us / ((1 << 20) / 20))
+    assert (
+        "NICs at 500 Mbit/s; raw TCP streams in a ring reached 440 and 520" in told.run["network"]
+    )
 
 
 def test_without_raw_streams_the_rate_of_the_nics_is_the_line(file: Callable[..., Path]) -> None:
     data = record()
     data["shoal"]["place"]["raw_bytes_per_s"] = []
     (told,) = read_records([file(data)])
-    assert told.limits[ALL_REDUCE][0].bus_bytes_per_s == pytest.approx(62.5e6)
+    assert told.series[ALL_REDUCE]["shoal"][0].best_us == pytest.approx(1.5 * (1 << 20) / 62.5)
     data["shoal"]["place"]["rate_mbit"] = None
     (told,) = read_records([file(data)])
-    assert told.limits[ALL_REDUCE] == []
-    assert told.network == ""
+    assert told.series[ALL_REDUCE]["shoal"][0].best_us is None
+    assert told.run["network"] == ""
 
 
 def broken(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

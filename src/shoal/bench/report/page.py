@@ -8,8 +8,8 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from shoal.bench.report.charts import charts_of, is_comparable, svg_of
-from shoal.bench.report.words import show_rate, show_ratio, show_size, show_time
+from shoal.bench.report.charts import charts_of, is_comparable, show_rate, svg_of
+from shoal.plan.text import show_bytes, show_us
 
 if TYPE_CHECKING:
     from shoal.bench.report.charts import Chart
@@ -60,10 +60,8 @@ def _file(name: str) -> str:
 
 
 def _run(record: BenchRecord) -> str:
-    facts = {"ranks": record.place, "network": record.network, **record.run}
-    rows = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value
-    )
+    facts = [(escape(name), escape(value)) for name, value in record.run.items() if value]
+    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
     return f"<section class=run><h2>{escape(record.name)}</h2><dl>{rows}</dl></section>\n"
 
 
@@ -87,22 +85,17 @@ def _summary(call: CallName, records: Sequence[BenchRecord]) -> Iterator[str]:
         if not ours:
             continue
         most = max(ours, key=lambda point: point.size)
-        said = f"{show_size(most.size)}: shoal takes {show_time(most.p50_us)}"
-        if share := _share(call, record, most):
-            said += f", {share:.0%} of what the line allows"
+        said = f"{show_bytes(most.size)}: shoal takes {show_us(most.p50_us)}"
+        if most.share:
+            said += f", {most.share:.0%} of what the line allows"
         peers = [
-            f"{name} takes {show_ratio(point.ratio)} as long"
+            f"{name} takes {point.ratio:.2f}x as long"
             for name, points in record.series[call].items()
             for point in points
             if point.size == most.size and point.ratio is not None and is_comparable(point)
         ]
         said += f"; {', '.join(peers)}" if peers else ""
         yield escape(f"{record.name}, {said}" if len(records) > 1 else said) + "."
-
-
-def _share(call: CallName, record: BenchRecord, point: Measured) -> float | None:
-    best = [one for one in record.limits.get(call, ()) if one.size == point.size]
-    return best[0].time_us / point.p50_us if best else None
 
 
 def _numbers(call: CallName, records: Sequence[BenchRecord]) -> str:
@@ -132,19 +125,18 @@ def _rows(call: CallName, records: Sequence[BenchRecord]) -> Iterator[tuple[Meas
     for size, number, library, point in sorted(every, key=lambda row: row[:2]):
         record = records[number]
         name = [record.name] * (len(records) > 1)
-        share = _share(call, record, point)
         yield (
             point,
             [
                 *name,
-                show_size(size),
+                show_bytes(size),
                 library,
-                *(show_time(us) for us in (point.p50_us, point.p95_us, point.p99_us)),
+                *(show_us(us) for us in (point.p50_us, point.p95_us, point.p99_us)),
                 show_rate(point.bus_bytes_per_s),
-                "" if share is None else f"{share:.0%}",
-                show_ratio(point.ratio) if point.ratio and is_comparable(point) else "",
-                show_time(point.cpu_us),
-                "" if point.sent is None else show_size(point.sent),
+                "" if point.share is None else f"{point.share:.0%}",
+                f"{point.ratio:.2f}x" if point.ratio and is_comparable(point) else "",
+                show_us(point.cpu_us),
+                "" if point.sent is None else show_bytes(point.sent),
                 "not checked" if point.n_wrong is None else str(point.n_wrong),
             ],
         )

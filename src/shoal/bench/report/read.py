@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from shoal.errors import UsageError
+from shoal.plan.text import counted
 
 FORMAT: Final = "shoal bench"
 FORMAT_VERSION: Final = 1
@@ -47,10 +48,11 @@ class Measured:
 
     Args:
         p50_us, p95_us, p99_us: of the calls.
+        best_us: the least that the network allows; None where nothing says so.
         bus_bytes_per_s: bus bandwidth of the median call.
         ratio: how many times as long as shoal a peer takes; None where nothing says so.
         n_wrong: elements; None if nothing was checked.
-        cpu_us, sent, received: per call and rank; bytes are None where all ranks share a host.
+        cpu_us, sent: per call and rank; bytes are None where all ranks share a host.
     """
 
     size: int
@@ -58,20 +60,17 @@ class Measured:
     p50_us: float
     p95_us: float
     p99_us: float
+    best_us: float | None
     bus_bytes_per_s: float
     ratio: float | None
     n_wrong: int | None
     cpu_us: float
     sent: float | None
-    received: float | None
 
-
-class BestCase(NamedTuple):
-    """What the network allows at one size."""
-
-    size: int
-    time_us: float
-    bus_bytes_per_s: float
+    @property
+    def share(self) -> float | None:
+        """The part of what the network allows that the median call uses."""
+        return None if self.best_us is None else self.best_us / self.p50_us
 
 
 @dataclass(frozen=True)
@@ -80,21 +79,14 @@ class BenchRecord:
 
     Args:
         name: of the file, for legends.
-        run: date, machine, versions, commit and command.
-        place: in words.
-        network: in words what the limit is; empty if there is none.
+        run: ranks, network, date, machine, versions, commit and command.
         series: by call, then by library: points by size.
-        limits: by call.
         failures: why a library has no number.
     """
 
     name: str
     run: Mapping[str, str]
-    place: str
-    network: str
-    n_rounds: int
     series: Mapping[CallName, Mapping[str, Sequence[Measured]]]
-    limits: Mapping[CallName, Sequence[BestCase]]
     failures: Sequence[str]
 
 
@@ -153,44 +145,28 @@ def _told_by_shoal(path: Path, data: Any) -> Mapping[str, Any]:
 
 def _record(name: str, told: Mapping[str, Any]) -> BenchRecord:
     series: dict[CallName, dict[str, list[Measured]]] = {}
-    limits: dict[CallName, list[BestCase]] = {}
     failures: dict[str, None] = {}
-    rate = _rate_of(told["place"])
+    place = told["place"]
+    rate = _rate_of(place)
     for point in told["points"]:
+        crossing = _maybe(point["crossing_bytes"])
+        best_us = crossing / rate * 1e6 if crossing and rate else None
         for one in point["libraries"]:
             if "failure" in one:
                 what = f"{one['library']}, {point['collective']}: {one['failure']}"
                 failures[what] = None
                 continue
-            call = _call_of(point, bool(one["in_place"]))
-            measured = _measured(int(point["size"]), one)
+            collective, kind, redop = (str(point[key]) for key in ("collective", "type", "redop"))
+            call = CallName(collective, kind, redop, int(point["root"]), bool(one["in_place"]))
+            measured = _measured(int(point["size"]), best_us, one)
             if measured.size and measured.p50_us > 0:
                 series.setdefault(call, {}).setdefault(str(one["library"]), []).append(measured)
-        for call in _calls_of(point):
-            limits.setdefault(call, []).extend(_best(point, rate))
-    return BenchRecord(
-        name,
-        {str(key): str(value) for key, value in told["run"].items()},
-        _place_text(told["place"]),
-        _network_text(told["place"]) if rate else "",
-        int(told["n_rounds"]),
-        series,
-        limits,
-        list(failures),
-    )
+    where = {"ranks": _place_text(place), "network": _network_text(place) if rate else ""}
+    run = where | {str(key): str(value) for key, value in told["run"].items()}
+    return BenchRecord(name, run, series, list(failures))
 
 
-def _call_of(point: Mapping[str, Any], in_place: bool) -> CallName:
-    collective, kind, redop = (str(point[key]) for key in ("collective", "type", "redop"))
-    return CallName(collective, kind, redop, int(point["root"]), in_place)
-
-
-def _calls_of(point: Mapping[str, Any]) -> Iterator[CallName]:
-    for in_place in dict.fromkeys(bool(one["in_place"]) for one in point["libraries"]):
-        yield _call_of(point, in_place)
-
-
-def _measured(size: int, one: Mapping[str, Any]) -> Measured:
+def _measured(size: int, best_us: float | None, one: Mapping[str, Any]) -> Measured:
     calls = one["per_iter"]
     p50_us, mean_us = _number(calls["p50_us"]), _number(one["time"])
     bus = _number(one["bus_bw"]) * 1e9 * (mean_us / p50_us if p50_us else 0.0)
@@ -200,12 +176,12 @@ def _measured(size: int, one: Mapping[str, Any]) -> Measured:
         p50_us=p50_us,
         p95_us=_number(calls["p95_us"]),
         p99_us=_number(calls["p99_us"]),
+        best_us=best_us,
         bus_bytes_per_s=bus,
         ratio=_maybe(one["ratio"]),
         n_wrong=None if one["nwrong"] is None else int(one["nwrong"]),
         cpu_us=_number(one["cpu_us_per_rank"]),
         sent=_maybe(one["sent_bytes_per_rank"]),
-        received=_maybe(one["received_bytes_per_rank"]),
     )
 
 
@@ -218,21 +194,6 @@ def _number(value: Any) -> float:
 
 def _maybe(value: Any) -> float | None:
     return None if value is None else _number(value)
-
-
-def _best(point: Mapping[str, Any], rate: float | None) -> Iterator[BestCase]:
-    crossing, factors = point["crossing_bytes"], _bus_factors(point)
-    if rate and crossing and factors:
-        time_s = _number(crossing) / rate
-        yield BestCase(int(point["size"]), time_s * 1e6, factors[0] * int(point["size"]) / time_s)
-
-
-def _bus_factors(point: Mapping[str, Any]) -> list[float]:
-    return [
-        float(one["bus_bw"]) / float(one["alg_bw"])
-        for one in point["libraries"]
-        if one.get("alg_bw")
-    ]
 
 
 def _rate_of(place: Mapping[str, Any]) -> float | None:
@@ -248,11 +209,9 @@ def _network_text(place: Mapping[str, Any]) -> str:
     rate = place["rate_mbit"]
     shaped = "NICs that nothing shapes" if rate is None else f"NICs at {float(rate):g} Mbit/s"
     streams = " and ".join(f"{one:.0f}" for one in raw)
-    told = f"; raw TCP streams in a ring reached {streams} Mbit/s in this run" if raw else ""
-    return shaped + told
+    return shaped + (f"; raw TCP streams in a ring reached {streams} Mbit/s" if raw else "")
 
 
 def _place_text(place: Mapping[str, Any]) -> str:
     n_ranks, n_hosts = int(place["n_ranks"]), int(place["n_hosts"])
-    ranks = f"{n_ranks} rank{'s' * (n_ranks != 1)}"
-    return f"{ranks} on {n_hosts} hosts of a lab" if n_hosts else ranks
+    return counted(n_ranks, "rank") + (f" on {n_hosts} hosts of a lab" if n_hosts else "")
