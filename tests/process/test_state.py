@@ -95,8 +95,8 @@ def test_when_a_deadline_passes_every_rank_writes_down_what_it_waited_for(
     # Those who waited: the victim may make the call when it wakes, before it hears of its end.
     assert main(["dump", *map(str, tmp_path.glob("*-rank[02]-*.json"))]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("2 of 3 ranks told; nothing is known from rank 1\nrank 1 on ")
-    assert "was not heard in all_reduce float32[200000] sum" in told
+    assert told.startswith("2 of 3 ranks reported; there is no report from rank 1\nrank 1 on ")
+    assert "received nothing from it in all_reduce float32[200000] sum" in told
     assert told.endswith("all of them wait, directly or through others, for rank 1\n")
 
 

@@ -22,8 +22,8 @@ def test_the_command_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no state of shoal; this shoal reads version 1"),
+        ("{", "is not JSON"),
+        ("[]", "is not a state of shoal; this shoal reads version 1"),
         ('{"shoal_dump": 2}', "has version 2; this shoal reads version 1"),
         ('{"shoal_dump": 1, "taken_at_s": 1, "worlds": [{}], "threads": []}', "is damaged"),
         (None, "No such file or directory"),

@@ -195,12 +195,12 @@ def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
         "world e: rank 0 on host-0 of 3",
         "  group 'world' of ranks 0, 1, 2: 5 calls made, 1 in flight",
         f"    call 5, {WHAT}, 4 KiB: made 12.3 s ago, 4.0 s left; 6 of 7 steps are over",
-        "      waits for rank 1 on host-1, 12.0 s: no data has come from it; it was not heard",
+        "      waits for rank 1 on host-1, 12.0 s: no data has come from it; it has not joined",
         "        step 0, recv from rank 1: 1 of 4 segments done, 4 ready, 2 granted, 0 arrived, ",
-        "  rank 1 on host-1: tcp, alive; heard 0.2 s ago; out 1 MiB and 3 frames (now 1 KiB/s); ",
+        "  rank 1 on host-1: tcp, alive; last frame 0.2 s ago; out 1 MiB and 3 frames (now 1 ",
         "in 0 B and 4 frames (now 0 B/s); 2 frames queued, 2 KiB; stalls: 7 no grant, 1 link full",
-        "; path 1 lost for 2.5 s, being dialled (it was cut), made anew 3 times; path 2 not ",
-        "; path 2 not connected yet; path 3 being dialled for the first time for 0.5 s; rtt",
+        "; path 1 lost for 2.5 s, reconnecting (it was cut), reconnected 3 times; path 2 not ",
+        "; path 2 not connected yet; path 3 connecting for the first time for 0.5 s; rtt",
         "; rtt 1.5 ms, window 12 segments, 3 unacknowledged, 8 sent again, 512 B unsent",
         "SHOAL_ALGO=ring",
         "  train.py:7 in step",
@@ -212,7 +212,7 @@ def test_a_rank_whose_lock_is_held_says_so() -> None:
     told = state(0, [])
     told["worlds"][0].update(is_stuck=True, groups=[], peers=[])
     del told["worlds"][0]["staging"]
-    assert "nothing can be told: a thread holds its lock" in text_of(told)
+    assert "its state cannot be read: a thread holds its lock" in text_of(told)
 
 
 def test_keys_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,7 +404,7 @@ def test_a_rank_that_has_not_made_a_call_is_named_with_what_it_did_instead() -> 
     waiting = [call([step(1, "data", 12.0)], absent=(1,))]
     text = verdict([state(0, waiting), state(2, waiting), state(1, [], last_number=4)])
     assert text == (
-        "3 of 3 ranks told\n"
+        "3 of 3 ranks reported\n"
         f"rank 1 on host-1 has not made {WHAT} (call 5 in group 'world'), which ranks 0, 2 made up "
         "to 12.3 s ago; the last call it ended there was barrier. Its main thread was at "
         "train.py:7\n"
@@ -418,9 +418,9 @@ def test_a_rank_that_said_nothing_is_named_when_nobody_heard_it() -> None:
     waiting = [call([step(1, "data", 12.0)], absent=(1,))]
     text = verdict([state(0, waiting), state(2, [call([step(0, "data", 11.0)])])])
     assert text == (
-        "2 of 3 ranks told; nothing is known from rank 1\n"
-        f"rank 1 on host-1, from which nothing is known, was not heard in {WHAT} by rank 0: it has "
-        "not made it, or is stopped or cut off\n"
+        "2 of 3 ranks reported; there is no report from rank 1\n"
+        f"rank 1 on host-1 has no report, and rank 0 received nothing from it in {WHAT}: it has "
+        "not made the call, or is stopped or cut off\n"
         "rank 0 waits for rank 1, up to 12.0 s: no data has come from it\n"
         "rank 2 waits for rank 0, up to 11.0 s: no data has come from it\n"
         "all of them wait, directly or through others, for rank 1\n"
@@ -431,7 +431,7 @@ def test_ranks_that_called_different_things_are_told_apart() -> None:
     other = call([step(0, "data")], what="broadcast float32[8] from rank 0 by tree")
     text = verdict([state(0, [call([step(1, "data")])]), state(1, [other])])
     assert (
-        f"the ranks called different things in group 'world': rank 0 called {WHAT}, but rank 1 "
+        f"the ranks made different calls in group 'world': rank 0 called {WHAT}, but rank 1 "
         "called broadcast float32[8] from rank 0 by tree\n"
     ) in text
 
@@ -472,7 +472,8 @@ def test_of_two_words_of_a_rank_the_one_with_calls_in_flight_counts() -> None:
 
 def test_ranks_that_do_nothing_say_so() -> None:
     assert (
-        verdict([state(0, [], size=1)]) == "1 of 1 ranks told\nnone of them had a call in flight\n"
+        verdict([state(0, [], size=1)])
+        == "1 of 1 ranks reported\nnone of them had a call in flight\n"
     )
 
 
@@ -492,7 +493,7 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     (text,) = texts
     assert text.startswith("rank 0 on ")
     assert f"has waited 160.0 s in {WHAT} (call 5 of group {group['name']!r}) for rank 2" in text
-    assert text.endswith("which was not heard in this call")
+    assert text.endswith("which has not joined this call")
     group["in_flight"].clear()
     assert late_in(world, native_id, 10.0, due_s) == []
     assert due_s == {}

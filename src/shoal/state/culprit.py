@@ -1,4 +1,4 @@
-"""Who holds up a job, from what its ranks told: which rank lacks a call, and for whom all wait."""
+"""Names the ranks that hold up a job, from the states that its ranks wrote."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shoal.state.waits import WORDS
 
 
 def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """The states in these files.
+    """Read the states in these files.
 
     Raises:
-        UsageError: a file cannot be read, or holds something else.
+        UsageError: a file cannot be read, or is no state.
     """
     states = []
     for path in paths:
@@ -28,29 +28,29 @@ def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except ValueError as error:
-            raise UsageError(f"{path} is no JSON: {error}; give the .json files") from None
+            raise UsageError(f"{path} is not JSON: {error}; give the .json files") from None
         version = state.get("shoal_dump") if isinstance(state, dict) else None
         if version != VERSION:
-            what = "is no state of shoal" if version is None else f"has version {version}"
+            what = "is not a state of shoal" if version is None else f"has version {version}"
             raise UsageError(f"{path} {what}; this shoal reads version {VERSION}")
         states.append(state)
     return states
 
 
 def verdict(states: Sequence[dict[str, Any]]) -> str:
-    """Who waits for whom, in a few sentences for each world."""
+    """Say which rank waits for which, in a few sentences for each world."""
     worlds: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for state in sorted(states, key=lambda state: state["taken_at_s"]):
         for world in state["worlds"]:
-            told = {**world, "threads": state["threads"]}
+            found = {**world, "threads": state["threads"]}
             before = worlds[world["epoch"]].get(world["rank"])
-            # A rank that tells twice is heard when it waited; its later word if it still does.
-            if before is None or _in_flight(told) or not _in_flight(before):
-                worlds[world["epoch"]][world["rank"]] = told
+            # Of several states of a rank, the last one with calls in flight counts.
+            if before is None or _in_flight(found) or not _in_flight(before):
+                worlds[world["epoch"]][world["rank"]] = found
     if not worlds:
         return "no rank was in a group\n"
-    found = [_Case(by_rank) for _, by_rank in sorted(worlds.items())]
-    return "\n".join("\n".join(case.sentences()) + "\n" for case in found)
+    cases = [_Case(by_rank) for _, by_rank in sorted(worlds.items())]
+    return "\n".join("\n".join(case.sentences()) + "\n" for case in cases)
 
 
 def _in_flight(world: dict[str, Any]) -> bool:
@@ -58,7 +58,7 @@ def _in_flight(world: dict[str, Any]) -> bool:
 
 
 class _Lack(NamedTuple):
-    """A call that one rank has not made, and those who wait in it."""
+    """A call that one rank has not made, and the ranks that wait in it."""
 
     rank: int
     group: dict[str, Any]
@@ -67,7 +67,7 @@ class _Lack(NamedTuple):
 
 
 class _Case:
-    """One world, as far as its ranks told of it."""
+    """One world, from the states of its ranks."""
 
     def __init__(self, worlds: Mapping[int, dict[str, Any]]) -> None:
         self._worlds = worlds
@@ -78,11 +78,10 @@ class _Case:
                 self._groups[group["id"]][rank] = group
 
     def sentences(self) -> Iterator[str]:
-        """What is known."""
         size = len(self._ranks)
         silent = [rank for rank in range(size) if rank not in self._worlds]
-        heading = f"{len(self._worlds)} of {size} ranks told"
-        yield f"{heading}; nothing is known from {ranks_of(silent)}" if silent else heading
+        heading = f"{len(self._worlds)} of {size} ranks reported"
+        yield f"{heading}; there is no report from {ranks_of(silent)}" if silent else heading
         if not any(_in_flight(world) for world in self._worlds.values()):
             yield "none of them had a call in flight"
             return
@@ -93,18 +92,9 @@ class _Case:
         yield from self._absent(silent)
         yield from self._waits({lack.rank for lack in lacks})
 
-    def _calls(self, told: Mapping[int, dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
-        """By key, then rank: what is in flight in one group."""
-        calls: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-        for rank, group in sorted(told.items()):
-            for call in group["in_flight"]:
-                if not call["awaits_message"]:
-                    calls[call["key"]][rank] = call
-        return calls
-
     def _mismatches(self) -> Iterator[str]:
-        for told in self._groups.values():
-            for by_rank in self._calls(told).values():
+        for group in self._groups.values():
+            for by_rank in _calls(group).values():
                 kinds: defaultdict[str, list[int]] = defaultdict(list)
                 for rank, call in by_rank.items():
                     kinds[call["agreement"]].append(rank)
@@ -112,21 +102,21 @@ class _Case:
                     parts = [
                         f"{ranks_of(r)} called {by_rank[r[0]]['what']}" for r in kinds.values()
                     ]
-                    name = _name(next(iter(told.values())))
-                    yield f"the ranks called different things in {name}: {', but '.join(parts)}"
+                    name = _name(next(iter(group.values())))
+                    yield f"the ranks made different calls in {name}: {', but '.join(parts)}"
 
     def _lacks(self) -> Iterator[_Lack]:
         """For each rank and group, the first call that others wait in and it has not made."""
-        for told in self._groups.values():
+        for group in self._groups.values():
             calls = sorted(
-                self._calls(told).items(),
+                _calls(group).items(),
                 key=lambda item: min(c["serial"] for c in item[1].values()),
             )
-            made = next((group for group in told.values() if group["is_made"]), None)
+            made = next((here for here in group.values() if here["is_made"]), None)
             for rank in made["members"] if made is not None else ():
                 for key, by_rank in calls:
                     one = next(iter(by_rank.values()))
-                    if rank in self._worlds and _lacks(told.get(rank), key, rank, by_rank):
+                    if rank in self._worlds and _lacks(group.get(rank), key, rank, by_rank):
                         yield _Lack(rank, made or {}, one, tuple(by_rank))
                         break
 
@@ -156,25 +146,24 @@ class _Case:
         return text
 
     def _absent(self, silent: Sequence[int]) -> Iterator[str]:
-        """Ranks that told nothing, and were not heard in a call that others wait in."""
-        for told in self._groups.values():
-            for by_rank in self._calls(told).values():
+        """Ranks without a report that have not joined a call in which others wait."""
+        for group in self._groups.values():
+            for by_rank in _calls(group).values():
                 for rank in silent:
                     missed = [
-                        teller
-                        for teller, call in by_rank.items()
+                        other
+                        for other, call in by_rank.items()
                         if any(w["rank"] == rank and not w["in_call"] for w in call["waits"])
                     ]
                     if missed:
-                        what = by_rank[missed[0]]["what"]
                         yield (
-                            f"{named(rank, self._ranks)}, from which nothing is known, was not "
-                            f"heard in {what} by {ranks_of(missed)}: it has not made it, or is "
-                            "stopped or cut off"
+                            f"{named(rank, self._ranks)} has no report, and {ranks_of(missed)} "
+                            f"received nothing from it in {by_rank[missed[0]]['what']}: it has not "
+                            "made the call, or is stopped or cut off"
                         )
 
     def _waits(self, lacking: set[int]) -> Iterator[str]:
-        """Whom each rank waits for, and where that leads."""
+        """The ranks that each rank waits for, and the ones at the end of these chains."""
         edges: dict[int, set[int]] = {}
         for rank, world in self._worlds.items():
             waits = [w for g in world["groups"] for call in g["in_flight"] for w in call["waits"]]
@@ -201,8 +190,18 @@ class _Case:
             )
 
 
+def _calls(group: Mapping[int, dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """The calls in flight in one group, by key, then rank."""
+    calls: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for rank, here in sorted(group.items()):
+        for call in here["in_flight"]:
+            if not call["awaits_message"]:
+                calls[call["key"]][rank] = call
+    return calls
+
+
 def _lacks(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[int, Any]) -> bool:
-    """Whether a rank is known not to have made a call. Messages concern two ranks only."""
+    """True if a rank certainly has not made a call. Messages concern two ranks only."""
     if rank in by_rank or int(key, 16) >> 63:
         return False
     if group is None or not group["is_made"]:
@@ -215,7 +214,7 @@ def _lacks(group: dict[str, Any] | None, key: str, rank: int, by_rank: Mapping[i
 
 
 def _reached(edges: Mapping[int, set[int]], start: int) -> set[int]:
-    """Whom a rank waits for, directly or through others."""
+    """The ranks that a rank waits for, directly or through others."""
     found: set[int] = set()
     ahead = [start]
     while ahead:

@@ -13,36 +13,31 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from shoal import engine
-from shoal.state.sources import SOURCES
+from shoal.state import SOURCES
 from shoal.state.waits import waits_of
 
-if TYPE_CHECKING:
-    from shoal.state.sources import ContextSource
-
 VERSION: Final = 1
-"""Of the document. One number more where a reader of the last would misunderstand it."""
+"""The version of the document; raised when a reader of the last one would misunderstand it."""
 
-# A turn of whoever drives a mesh takes about a millisecond; more means that it is stuck.
+# A turn of the thread that drives a mesh takes about a millisecond; more means that it is stuck.
 _PATIENCE_S: Final = 5.0
 
+_LOADED: Final = ("shoal", "torch")  # modules whose version is shown if they are loaded
 _OWN: Final = str(Path(__file__).parents[1])
 _MOST_FRAMES: Final = 12  # of each thread's stack, the innermost
 
 
-def describe(
-    why: str, told: Mapping[ContextSource, dict[str, Any]] | None = None
-) -> dict[str, Any]:
-    """The state of all worlds of this process.
+def describe(why: str, taken: Mapping[Any, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the state of all worlds of this process.
 
     Args:
-        why: it is made, for the reader.
-        told: what the native core told of some of them before; the others are asked now.
+        why: the reason for this document, for its reader.
+        taken: by context, native states taken before; the others are taken now.
     """
-    told = told or {}
-    worlds = [world_of(source, told.get(source)) for source in all_of(SOURCES)]
+    worlds = [world_of(source, (taken or {}).get(source)) for source in all_of(SOURCES)]
     worlds.sort(key=lambda world: -len(world["ranks"]))
     return {
         "shoal_dump": VERSION,
@@ -53,12 +48,15 @@ def describe(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "versions": {
-            "shoal": _version("shoal"),
-            "torch": _version("torch"),
+            **{name: getattr(sys.modules.get(name), "__version__", None) for name in _LOADED},
             "python": platform.python_version(),
             "kernel": platform.release(),
         },
-        "settings": _settings(os.environ),
+        "settings": {
+            name: "(set)" if name == "SHOAL_KEY" else value
+            for name, value in sorted(os.environ.items())
+            if name.startswith("SHOAL_")
+        },
         "fold_isa": engine.fold_isa(),
         "wakeups": engine.wakeups(),
         "threads": _threads(),
@@ -66,10 +64,10 @@ def describe(
     }
 
 
-def world_of(source: ContextSource, told: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The state of one world; `told`: what the native core told of it before."""
+def world_of(source: Any, taken: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the state of one world; `taken`: its native state, if it was taken before."""
     mesh = source.mesh
-    native = told if told is not None else mesh.state(_PATIENCE_S) if mesh is not None else None
+    native = taken if taken is not None else mesh.state(_PATIENCE_S) if mesh is not None else None
     names = {
         f"{group.native_id:016x}": group.name for group in all_of(source.groups) if group.native_id
     }
@@ -95,7 +93,7 @@ def world_of(source: ContextSource, told: dict[str, Any] | None = None) -> dict[
 
 
 def of_all_channels(native: dict[str, Any]) -> dict[str, Any]:
-    """What the channels of a mesh told, in one; what is of a later one says of which."""
+    """Merge the states of a mesh's channels; entries of later channels name their channel."""
     for other in native.pop("more", ()):
         mark = {"channel": other["channel"]}
         groups = {group["id"]: group for group in native["groups"]}
@@ -120,31 +118,17 @@ _Item = TypeVar("_Item")
 
 
 def all_of(items: Iterable[_Item]) -> list[_Item]:
-    """What is in a set that other threads may add to meanwhile."""
+    """Return the items of a set that other threads may add to meanwhile."""
     for _ in range(100):
         with contextlib.suppress(RuntimeError):  # it changed while it was read
             return list(items)
     return []
 
 
-def _version(module: str) -> str | None:
-    """Of what is loaded."""
-    return getattr(sys.modules.get(module), "__version__", None)
-
-
-def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that shoal reads; of the keys only that they are set."""
-    return {
-        name: "(set)" if name == "SHOAL_KEY" else value
-        for name, value in sorted(environ.items())
-        if name.startswith("SHOAL_")
-    }
-
-
 def _threads() -> list[dict[str, Any]]:
-    """What every Python thread is doing, innermost last, and where it left the program's code."""
-    frames = sys._current_frames()  # the one way to see other threads
-    told = []
+    """Return the stack of every Python thread, innermost last, and where it left user code."""
+    frames = sys._current_frames()  # the only way to see other threads
+    found = []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         # NOT extract_stack: it reads the source files, from a disk that may not answer.
@@ -152,5 +136,5 @@ def _threads() -> list[dict[str, Any]]:
         lines = [f"{at.f_code.co_filename}:{line} in {at.f_code.co_name}" for at, line in stack]
         lines.reverse()
         theirs = [line for line in lines if not line.startswith(_OWN)]
-        told.append({"name": thread.name, "stack": lines, "at": (theirs or lines or [""])[-1]})
-    return told
+        found.append({"name": thread.name, "stack": lines, "at": (theirs or lines or [""])[-1]})
+    return found

@@ -1,4 +1,4 @@
-"""Where the state of a process is written: nothing there is lost, or waited for for ever."""
+"""Writes the state of a process: never over an existing file, and never waiting for ever."""
 
 from __future__ import annotations
 
@@ -16,28 +16,25 @@ from shoal.errors import ShoalError
 
 _LOG: Final = logging.getLogger("shoal")
 
-OFF: Final = "off"
 _NAME: Final = "shoal-dump-%h-rank%r-%p"
 _MOST_OF_ONE_NAME: Final = 1000
 
-# A network file system may hang with everything else. The writer goes on by itself then.
+# A network file system may hang with everything else. The writer thread then goes on alone.
 _PATIENCE_S: Final = 5.0
 
 
 def pattern_of_job() -> str | None:
-    """`SHOAL_DUMP`: where it goes when a deadline passes or a signal comes; None: nowhere."""
+    """Return where `SHOAL_DUMP` wants files at a deadline or signal; None: nowhere."""
     wanted = os.environ.get("SHOAL_DUMP", "")
-    if wanted == OFF:
-        return None
-    return wanted or tempfile.gettempdir() + os.sep
+    return None if wanted == "off" else wanted or tempfile.gettempdir() + os.sep
 
 
 def stem_of(pattern: str, rank: int | None, host: str, pid: int) -> str:
-    """The path of the files of one process, without its ending.
+    """Return the path of one process's files, without the extension.
 
-    A folder (one that exists, or a name that ends in a slash) gets files with names of their own.
-    In any other name %r is the rank, %h the host, %p the process and %% a percent sign; where it
-    has neither %r nor %p, the rank is added, since all ranks are told the same name.
+    In a folder (one that exists, or a name that ends in a slash) the files get a default name.
+    In any other name %r is the rank, %h the host, %p the process and %% a percent sign. The rank
+    is added to a name with neither %r nor %p, since all ranks are given the same name.
     """
     if pattern.endswith(os.sep) or os.path.isdir(pattern):
         pattern = os.path.join(pattern, _NAME)
@@ -45,16 +42,16 @@ def stem_of(pattern: str, rank: int | None, host: str, pid: int) -> str:
         pattern = pattern.rpartition(".")[0]
     if not re.search(r"(?<!%)(%%)*%[rp]", pattern):
         pattern += "-rank%r"
-    # A host may call itself anything.
+    # A host name may hold any character.
     safe_host = re.sub(r"[^A-Za-z0-9._-]", "_", host)
     values = {"r": str(pid if rank is None else rank), "h": safe_host, "p": str(pid), "%": "%"}
     return re.sub("%([rhp%])", lambda found: values[found[1]], pattern)
 
 
 def write(state: dict[str, Any], text: str, pattern: str) -> tuple[Path, ...]:
-    """Write the JSON file and the readable one; their paths, in this order.
+    """Write the JSON file and the text file, and return their paths in this order.
 
-    Files that exist are never written to. What fails is logged, and the job goes on: empty then.
+    Existing files are never written to. A failure is logged, and the result is empty.
     """
     stem = stem_of(pattern, state["rank"], state["host"], state["pid"])
     outcome: list[tuple[Path, ...]] = []
@@ -72,7 +69,7 @@ def write(state: dict[str, Any], text: str, pattern: str) -> tuple[Path, ...]:
         return ()
     writer.join(_PATIENCE_S)
     if writer.is_alive():
-        _LOG.warning("%s takes longer than %g s to write; it goes on", stem, _PATIENCE_S)
+        _LOG.warning("writing %s takes longer than %g s; it goes on", stem, _PATIENCE_S)
     return outcome[0] if outcome else ()
 
 
@@ -90,22 +87,17 @@ def _write(stem: str, *contents: str) -> tuple[Path, ...]:
 
 
 def _create(paths: tuple[Path, ...], contents: tuple[str, ...]) -> None:
-    """All of them, or none."""
+    """Create all of them, or none."""
     made: list[Path] = []
     try:
         for path, content in zip(paths, contents, strict=True):
-            # NOT for others to read where the folder is for everybody: names of hosts, of calls.
-            with open(
-                path, "x", encoding="utf-8", errors="backslashreplace", opener=_for_me_alone
-            ) as file:
-                made.append(path)
+            # NOT readable by others, who may share the folder: it names hosts and calls.
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            made.append(path)
+            with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(content)
     except OSError:
         for path in made:
             with contextlib.suppress(OSError):
                 path.unlink()
         raise
-
-
-def _for_me_alone(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

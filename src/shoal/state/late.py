@@ -1,4 +1,4 @@
-"""Names the ranks that are late to a call, while others wait for them in it."""
+"""Warns of ranks that are late to a call while others wait in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 import threading
 from typing import Any, Final
 
+from shoal.state import SOURCES
 from shoal.state.document import all_of, world_of
-from shoal.state.sources import SOURCES
 from shoal.state.text import named
 
 _LOG: Final = logging.getLogger("shoal")
@@ -36,8 +36,8 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
             if native_id in living:
                 for text in late_in(world_of(source), native_id, late_s, _due_s):
                     _LOG.warning("%s", text)
-    except Exception:  # noqa: BLE001 - whoever waits goes on waiting
-        _LOG.exception("which rank is late cannot be said")
+    except Exception:  # noqa: BLE001 - a warning must not end the caller's wait
+        _LOG.exception("the late rank cannot be named")
     finally:
         _lock.release()
 
@@ -45,14 +45,14 @@ def warn_of_late(native_id: int | None, late_s: float) -> None:
 def late_in(
     world: dict[str, Any], native_id: int, late_s: float, due_s: dict[tuple[int, str], float]
 ) -> list[str]:
-    """What to warn of now.
+    """Return the warnings that are due now.
 
     Args:
         world: as in a dump.
-        due_s: see above; it is brought up to date.
+        due_s: by group and call, the age of its next warning; updated here.
     """
-    told = [group for group in world["groups"] if group["id"] == f"{native_id:016x}"]
-    calls = [call for group in told for call in group["in_flight"] if not call["awaits_message"]]
+    groups = [group for group in world["groups"] if group["id"] == f"{native_id:016x}"]
+    calls = [call for group in groups for call in group["in_flight"] if not call["awaits_message"]]
     for key in [key for key in due_s if key[0] == native_id]:
         if key[1] not in {call["key"] for call in calls}:
             del due_s[key]
@@ -69,7 +69,7 @@ def late_in(
     due_s[native_id, oldest["key"]] = due
     return [
         f"{named(world['rank'], ranks)} has waited {oldest['age_s']:.1f} s in {oldest['what']} "
-        f"(call {oldest['serial']} of group {told[0]['name']!r}) for {named(rank, ranks)}, which "
-        "was not heard in this call"
+        f"(call {oldest['serial']} of group {groups[0]['name']!r}) for {named(rank, ranks)}, which "
+        "has not joined this call"
         for rank in late
     ]

@@ -1,4 +1,4 @@
-"""The state of a process in words, from the same data as the JSON file."""
+"""The state of a process as text, from the same data as the JSON file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _STALLS: Final = {
 
 
 def text_of(state: dict[str, Any]) -> str:
-    """All of it, for people."""
+    """Return the whole state as text for people."""
     return "\n".join(_lines(state)) + "\n"
 
 
 def named(rank: int, ranks: Sequence[dict[str, str]]) -> str:
-    """A rank and its host."""
+    """Return a rank and its host."""
     host = ranks[rank]["host"] if 0 <= rank < len(ranks) else ""
     return f"rank {rank} on {host}" if host else f"rank {rank}"
 
 
 def ranks_of(ranks: Sequence[int]) -> str:
-    """Several ranks, by number."""
+    """Return the numbers of several ranks, at most eight of them."""
     return f"rank{'s' if len(ranks) > 1 else ''} {_some([str(rank) for rank in ranks])}"
 
 
@@ -56,14 +56,14 @@ def _world(world: dict[str, Any]) -> Iterator[str]:
     ranks = world["ranks"]
     yield f"world {world['epoch']}: {named(world['rank'], ranks)} of {len(ranks)}"
     if world["is_stuck"]:
-        yield "  nothing can be told: a thread holds its lock"
+        yield "  its state cannot be read: a thread holds its lock"
     if world["is_closed"]:
         yield "  closed"
     for group in world["groups"]:
         yield from _group(group, ranks)
     for peer in world["peers"]:
         if peer["state"] != "self":
-            yield f"  {named(peer['rank'], ranks)}{_over(peer)}: {_peer(peer)}"
+            yield f"  {named(peer['rank'], ranks)}{_channel(peer)}: {_peer(peer)}"
     if "staging" in world:
         staging = {what: show_bytes(n) for what, n in world["staging"].items()}
         yield (
@@ -73,9 +73,9 @@ def _world(world: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _over(told: dict[str, Any]) -> str:
-    """The channel, where it is not the first."""
-    return f" over channel {told['channel']}" if "channel" in told else ""
+def _channel(entry: dict[str, Any]) -> str:
+    """The channel, unless it is the first."""
+    return f" over channel {entry['channel']}" if "channel" in entry else ""
 
 
 def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str]:
@@ -101,17 +101,15 @@ def _group(group: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[s
 
 def _call(call: dict[str, Any], ranks: Sequence[dict[str, str]]) -> Iterator[str]:
     left = "" if call["left_s"] is None else f", {max(0.0, call['left_s']):.1f} s left"
-    n_over = call["n_steps"] - call["n_steps_left"]
-    yield (
-        f"    call {call['serial']}, {call['what']}, {show_bytes(call['n_bytes'])}{_over(call)}: "
-        f"made {call['age_s']:.1f} s ago{left}; {n_over} of {call['n_steps']} steps are over"
-    )
+    n_over, n_steps = call["n_steps"] - call["n_steps_left"], call["n_steps"]
+    name = f"call {call['serial']}, {call['what']}, {show_bytes(call['n_bytes'])}{_channel(call)}"
+    yield f"    {name}: made {call['age_s']:.1f} s ago{left}; {n_over} of {n_steps} steps are over"
     if call["awaits_message"]:
         yield "      waits for a message to this rank"
     if call["scratch"] == "awaited":
         yield f"      waits for {show_bytes(call['scratch_bytes'])} of scratch, which others hold"
     for wait in call["waits"]:
-        absent = "" if wait["in_call"] else "; it was not heard in this call"
+        absent = "" if wait["in_call"] else "; it has not joined this call"
         also = "waits" if wait["is_blamed"] else "also waits"
         yield (
             f"      {also} for {named(wait['rank'], ranks)}, {wait['since_s']:.1f} s: "
@@ -138,7 +136,7 @@ def _step(step: dict[str, Any]) -> str:
 def _peer(peer: dict[str, Any]) -> str:
     parts = [peer["state"] if peer["link"] == "none" else f"{peer['link']}, {peer['state']}"]
     if peer["heard_s"] is not None:
-        parts.append(f"heard {peer['heard_s']:.1f} s ago")
+        parts.append(f"last frame {peer['heard_s']:.1f} s ago")
     parts += [
         f"{way} {show_bytes(peer[f'n_bytes_{way}'])} and {peer[f'n_frames_{way}']} frames "
         f"(now {show_bytes(round(peer[f'bytes_{way}_per_s']))}/s)"
@@ -160,16 +158,16 @@ def _peer(peer: dict[str, Any]) -> str:
 
 
 def _path(number: int, path: dict[str, Any]) -> str:
-    """Empty if it is open and was never lost, or can be none any more."""
-    times = f", made anew {path['n_made_anew']} times" if path["n_made_anew"] else ""
+    """Describe a path; empty if it is open and was never lost, or will never be connected."""
+    times = f", reconnected {path['n_made_anew']} times" if path["n_made_anew"] else ""
     since = f" for {path['lost_s']:.1f} s" if path["lost_s"] is not None else ""
     match path["state"]:
         case "unmade":
             return f"path {number} not connected yet"
         case "dialled":
-            return f"path {number} being dialled for the first time{since}"
+            return f"path {number} connecting for the first time{since}"
         case "lost":
-            return f"path {number} lost{since}, being dialled (it {path['why_lost']}){times}"
+            return f"path {number} lost{since}, reconnecting (it {path['why_lost']}){times}"
     return f"path {number}{times} (it {path['why_lost']})" if times else ""
 
 

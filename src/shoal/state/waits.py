@@ -1,4 +1,4 @@
-"""For whom a call waits, and why: what its steps say, one entry for each peer."""
+"""The peers that a call waits for, and why: one entry per peer and reason."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any, Final
 
 WORDS: Final = {
     "data": "no data has come from it",
-    "grant": "it has not granted what is to be sent",
-    "credit": "it has not given back room for small messages",
+    "grant": "it has not granted the next segment",
+    "credit": "it has not returned room for small messages",
     "slot": "it holds all slots of shared memory that it may hold",
-    "consumed": "it has not read what lies in shared memory for it",
+    "consumed": "it has not read the segments in shared memory",
     "link": "its link does not take what is queued",
     "earlier calls": "it is far behind, in calls before this one",
     "lost peer": "it is gone",
 }
-"""What a step awaits of its peer, by the word that the native core has for it.
+"""The reasons for which a step waits for its peer, by the native core's word.
 
-Three more words blame nobody else: "turn" (another step of the call), "scratch" (memory that
-other calls hold) and "nothing" (it is about to move).
+Three more words blame no peer: "turn" (another step of the call comes first), "scratch" (other
+calls hold the memory) and "nothing" (the step is about to move).
 """
 
 
 def waits_of(call: dict[str, Any]) -> list[dict[str, Any]]:
-    """The peers that a call waits for, those to blame first, then by how long.
+    """Return the peers that a call waits for, those to blame first, then the longest wait.
 
-    To blame are those who owe data, or if none does, all that hold up what is to be sent; of these
-    those who have not made the call, if there are any: others may wait for the same ranks.
+    To blame are the peers that owe data; if none does, all peers that hold up a send. If some of
+    these have not made the call, only they are to blame: the others may wait for the same ranks.
     """
     in_call = {peer["rank"]: peer["in_call"] for peer in call["peers"]}
     found: dict[tuple[int, str], dict[str, Any]] = {}

@@ -1,8 +1,8 @@
 """`SHOAL_DUMP_SIGNAL`: a signal makes this process write down its state.
 
-Its handler only leaves a note (native/base/signal_note.h), for a thread that waits for nothing
-else: so it does not matter whether the main thread is in `wait()`, or in code that never returns to
-the interpreter, as long as nobody holds the interpreter for ever.
+The native handler only wakes a thread that waits for nothing else (native/base/signal_note.h). So
+it works while the main thread is in `wait()`, or in code that never returns to the interpreter, as
+long as no thread holds the interpreter for ever.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _watched = 0  # the process that has the thread: a forked child has none
 
 
 def signal_of(environ: Mapping[str, str]) -> signal.Signals | None:
-    """The signal that is asked for.
+    """Return the signal that the variable names, or None.
 
     Raises:
-        UsageError: it is none that can be had.
+        UsageError: the name is unknown, or the signal is taken.
     """
     wanted = environ.get("SHOAL_DUMP_SIGNAL", "")
     if not wanted:
@@ -45,9 +45,9 @@ def signal_of(environ: Mapping[str, str]) -> signal.Signals | None:
 
 
 def call_at(number: signal.Signals, write: Callable[[], object]) -> None:
-    """Call `write` on a thread of its own whenever the signal comes, from now on. Idempotent.
+    """Call `write` on a thread of its own whenever the signal comes. Idempotent.
 
-    A job does not fail for want of it: a warning says what is in the way.
+    If the signal or the thread cannot be had, a warning gives the reason and the job goes on.
     """
     global _watched  # noqa: PLW0603 - signals belong to the process
     with _lock:
@@ -64,11 +64,7 @@ def call_at(number: signal.Signals, write: Callable[[], object]) -> None:
 
 def _serve(note_fd: int, write: Callable[[], object]) -> None:
     while os.read(note_fd, 8):
-        _attempt(write)
-
-
-def _attempt(write: Callable[[], object]) -> None:
-    try:
-        write()
-    except Exception:  # noqa: BLE001 - the next signal may find things better
-        _LOG.exception("the state of this process cannot be told")
+        try:
+            write()
+        except Exception:  # noqa: BLE001, PERF203 - the next signal may find things better
+            _LOG.exception("the state of this process cannot be described")
