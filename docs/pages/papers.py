@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.analysis.simulate.simulator import Simulation, simulate, simulate_steps
 from shoal.limits import SEGMENT_BYTES
 from shoal.plan import default_cluster
-from shoal.plan.cluster import Cluster, LinkCost, Nic, Pool
+from shoal.plan.cluster import Cluster, LinkCost, Nic, Nics
 from shoal.plan.shares import best_shares
 from shoal.schedule import Recv, Send, Step
 
@@ -165,7 +165,7 @@ def streams_of(weights: Weights) -> int:
 def shared_time(n_workers: int, n_servers: int, n_bytes: int) -> SharedTime:
     """All with 1 Gbit/s; one connection to each server, or as many as its share needs."""
     cluster = default_cluster(range(n_workers), wire=_ONE_GBIT)
-    pool = Pool((Nic.of(_ONE_GBIT),) * n_servers)
+    pool = Nics((Nic.of(_ONE_GBIT),) * n_servers)
     shares = best_shares([Nic.of(_ONE_GBIT)] * n_workers, pool.servers)
     weights = shares.weights()
     both = replace(cluster, hosts=tuple(range(n_workers + n_servers)))

@@ -17,7 +17,7 @@ from shoal.group.pool.addresses import (
     parse_address,
     servers_from,
 )
-from shoal.group.pool.pooled_group import PooledGroup
+from shoal.group.pool.served_group import ServedGroup
 from shoal.plan import Settings
 from shoal.server.options import keys_of, listen
 
@@ -127,8 +127,8 @@ def test_a_status_without_a_key_says_which_variable_has_it(
 
 def test_servers_without_a_job_key_are_refused() -> None:
     with pytest.raises(UsageError, match="SHOAL_SERVERS is set and SHOAL_KEY_FILE is not"):
-        PooledGroup.check({"SHOAL_SERVERS": "cpu1"})
-    PooledGroup.check({"SHOAL_SERVERS": "cpu1", "SHOAL_KEY": "k" * 32})
+        ServedGroup.check({"SHOAL_SERVERS": "cpu1"})
+    ServedGroup.check({"SHOAL_SERVERS": "cpu1", "SHOAL_KEY": "k" * 32})
 
 
 def test_a_store_to_look_for_servers_at_has_a_port_and_a_job() -> None:

@@ -66,8 +66,8 @@ class Commands:
 
 def leader() -> tuple[Leader, Commands]:
     made: Any = Leader([SERVER], bytes(32))
-    made._watch, made._commands, made._host = Watch(), Commands(), "127.0.0.1"
-    return made, made._commands
+    made._watch, made._store, made._host = Watch(), Commands(), "127.0.0.1"
+    return made, made._store
 
 
 class View:

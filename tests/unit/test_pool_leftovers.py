@@ -15,14 +15,16 @@ from shoal.dtypes import DType, Op
 from shoal.engine import Fault
 from shoal.errors import Closed
 from shoal.group.group import Group
-from shoal.group.pool import pooled_group
+from shoal.group.pool import served_group
+from shoal.group.pool.kinds import Kind
 from shoal.group.pool.leader import job_name
-from shoal.group.pool.pooled_group import PooledGroup
+from shoal.group.pool.pool import Pool
 from shoal.group.pool.rail_call import RailCall
-from shoal.group.pool.rails import Stage, rail_of
-from shoal.group.pool.view import Kind, Parts, View
+from shoal.group.pool.rails import RailPart, Stage, rail_of
+from shoal.group.pool.served_group import ServedGroup
+from shoal.group.pool.view import Parts, View
 from shoal.plan import default_cluster
-from shoal.plan.cluster import Nic, Pool
+from shoal.plan.cluster import Nic, Nics
 from shoal.shapes import Shape
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def test_jobs_with_one_key_that_begin_on_one_host_have_names_of_their_own() -> N
 
 def view_of(group: Any) -> View:
     assert RAIL is not None
-    nics = Pool((Nic(1.0, 1.0),), (Nic(1.0, 1.0),) * 3)
+    nics = Nics((Nic(1.0, 1.0),), (Nic(1.0, 1.0),) * 3)
     servers: Any = ["a server"]
     return View(1, group, servers, default_cluster(range(3)), nics, RAIL)
 
@@ -72,19 +74,12 @@ def test_kinds_of_calls_in_rotation_are_told_to_the_servers_once(
 ) -> None:
     view, told = view_of(SimpleNamespace(size=4, rank=0)), []
     plan: Any = object()
-    monkeypatch.setattr(view, "_made", lambda kind, _alone: Parts(plan, None, kind))
+    monkeypatch.setattr(view, "_made", lambda kind: Parts(plan, None, kind))
     monkeypatch.setattr(view, "_announce", told.append)
     for _ in range(3):
         for n_elems in range(n_kinds):
-            view.parts(KIND._replace(n_elems=n_elems), NOTHING)
+            view.parts(KIND._replace(n_elems=n_elems))
     assert len(told) == n_kinds
-
-
-def start_parts(view: Any, ended: list[str]) -> None:
-    native = SimpleNamespace(abort=ended.append)
-    group: Any = SimpleNamespace(_native=native, _sharded=lambda _kind: None)
-    start: Any = PooledGroup._start_parts
-    start(group, NOTHING, view, 7, KIND, 0, time.monotonic() + 1.0, 0)
 
 
 def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it() -> None:
@@ -92,8 +87,15 @@ def test_a_call_of_which_no_plan_can_be_made_ends_the_group_of_those_who_make_it
         raise MemoryError
 
     ended: list[str] = []
+    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
+    world: Any = SimpleNamespace(abort=ended.append)
+    assert RAIL is not None
+    pool = Pool(control, NOTHING, b"", world, NOTHING, RAIL)
+    view: Any = SimpleNamespace(call=refuse, takes=lambda _number: True, is_settling=False)
+    pool.stages.propose()
+    pool.stages.begin(0, view, 1)
     with pytest.raises(MemoryError):
-        start_parts(SimpleNamespace(parts=refuse), ended)
+        pool.post(KIND, 7, 0, time.monotonic() + 1.0, 0)
     assert len(ended) == 1
 
 
@@ -101,11 +103,11 @@ def test_a_kind_of_call_that_is_new_when_the_servers_are_lost_is_no_error() -> N
     def send(*_: object, **__: object) -> None:
         raise Closed("the group has ended")
 
-    group = SimpleNamespace(size=4, rank=0, native_id=None, ended=lambda: None, send=send)
+    group = SimpleNamespace(size=4, rank=0, has_ended=True, send=send)
     view = view_of(group)
     shape = Shape("all_reduce", "sharded[3*0|1].servers", DType.FLOAT32, Op.SUM, 1 << 20, 0, 4)
     view._announce(shape)  # not told to anyone, and nobody needs it
-    group.native_id = 1
+    group.has_ended = False
     with pytest.raises(Closed):
         view._announce(shape)
 
@@ -131,7 +133,7 @@ class Part:
 def test_a_call_whose_next_stage_waits_for_its_servers_makes_nobody_else_wait() -> None:
     waits, goes_on, callbacks = threading.Event(), threading.Event(), []
 
-    def post(_at: int, stage: Stage) -> Work:
+    def post(stage: Stage, *_: object) -> Work:
         if stage is Stage.RAIL:
             waits.set()
             assert goes_on.wait(10.0)
@@ -139,7 +141,9 @@ def test_a_call_whose_next_stage_waits_for_its_servers_makes_nobody_else_wait() 
         work: Any = SimpleNamespace(_call=Part(), on_done=on_done)
         return work
 
-    call, over = RailCall(1, post, lambda _why: None), threading.Event()
+    pool: Any = SimpleNamespace(post_stage=post)
+    kind = KIND._replace(pieces=(RailPart(0, KIND.n_elems),))
+    call, over = RailCall(pool, kind, [0], 0, 0.0, 0), threading.Event()
     thread = threading.Thread(target=callbacks[0], args=(None,))
     thread.start()
     assert waits.wait(10.0)
@@ -177,12 +181,13 @@ def test_calls_that_are_made_while_another_looks_for_servers_are_made_as_that_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lock, made = ToldLock(), list[str]()
-    monkeypatch.setattr(pooled_group, "_FIRST_USE", lock)
-    group: Any = object.__new__(PooledGroup)
+    monkeypatch.setattr(served_group, "_FIRST_USE", lock)
+    group: Any = object.__new__(ServedGroup)
     group._native, group._looks_at_first_use = NOTHING, True
-    group._rail = SimpleNamespace(n_rails=1)
-    monkeypatch.setattr(PooledGroup, "_kind", lambda *_: KIND)
-    monkeypatch.setattr(PooledGroup, "_share", lambda *_: made.append("shared"))
+    group._kinds, group._timeout = {}, lambda _how: 1.0
+    group._number = group._finish = lambda *_: None
+    monkeypatch.setattr(ServedGroup, "_kind", lambda *_: KIND)
+    servers = SimpleNamespace(changed=threading.Condition(), post=lambda *_: made.append("shared"))
 
     def make_alone(*_: object, **__: object) -> None:
         made.append("alone")
@@ -195,7 +200,7 @@ def test_calls_that_are_made_while_another_looks_for_servers_are_made_as_that_on
     def look(*_: object) -> None:
         other.start()
         assert lock.is_awaited.wait(10.0)
-        group._pool = "its servers"
+        group._pool = servers
 
     group.use_servers = look
     group.all_reduce(data)

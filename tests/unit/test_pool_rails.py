@@ -1,7 +1,7 @@
 """Rails: who is on which, what each has of a call, and when a piece of it may yet leave."""
 
 import itertools
-import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +11,11 @@ from shoal.codec import Codec
 from shoal.dtypes import DType, Op
 from shoal.engine import plan_among
 from shoal.group.numbers import Numbers
+from shoal.group.pool.kinds import Kind
 from shoal.group.pool.meeting import first_word_key
-from shoal.group.pool.pooled_group import PooledGroup
+from shoal.group.pool.pool import Pool
 from shoal.group.pool.protocol import MOST_RANKS
 from shoal.group.pool.rails import MOST_PIECES, RailNumbers, Stage, rail_of
-from shoal.group.pool.view import Kind
 from shoal.limits import FIRST_NAMED_KEY
 from shoal.plan import default_cluster
 from shoal.shapes import Shape
@@ -106,20 +106,15 @@ def test_pieces_of_a_call_that_could_not_be_made_are_not_waited_for() -> None:
     rail, calls = rail_of(TWO_BY_THREE, 0), Numbers("a group")
     assert rail is not None
     coming = RailNumbers(calls)
-    group: Any = SimpleNamespace(
-        _coming=coming,
-        _rail=rail,
-        _number=lambda _how: calls.take(),
-        _timeout=lambda _how: 1.0,
-        _native=SimpleNamespace(post_in_place=refuse),
-        _end_by_stage=None,
-    )
-    pool: Any = SimpleNamespace(changed=threading.Condition())
+    control: Any = SimpleNamespace(planner=SimpleNamespace(cluster=None), rank=0)
+    commands: Any = None
+    world: Any = SimpleNamespace(post_in_place=refuse)
+    pool = Pool(control, commands, b"", world, coming, rail)
     kind = Kind(DType.FLOAT32, Op.SUM, 1 << 20, Codec.IDENTITY)
-    pieces, span = rail.pieces(kind.dtype, kind.n_elems), SimpleNamespace(address=0)
-    share: Any = PooledGroup._share_by_rails
+    kind = kind._replace(pieces=tuple(rail.pieces(kind.dtype, kind.n_elems)))
+    numbers = pool.begin_pieces(calls.take(), len(kind.pieces))
     with pytest.raises(MemoryError):
-        share(group, pool, kind, pieces, span, {})
+        pool.post_pieces(kind, numbers, 0, time.monotonic() + 1.0, 0)
     assert coming.lowest_open() == 2 * MOST_PIECES
 
 
@@ -133,7 +128,7 @@ def test_keys_of_stages_and_calls_differ() -> None:
 def test_no_call_in_a_view_has_the_key_of_a_servers_first_word() -> None:
     rail = rail_of(TWO_BY_THREE, 0)
     assert rail is not None
-    calls = {rail.key_in_view(number) for number in range(MOST_PIECES, 20_000)}
+    calls = {rail.key(number, Stage.RAIL) for number in range(MOST_PIECES, 20_000)}
     words = {first_word_key(server) for server in range(1, MOST_RANKS)}
     assert len(words) == MOST_RANKS - 1
     assert calls.isdisjoint(words)

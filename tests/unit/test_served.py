@@ -11,7 +11,7 @@ import pytest
 from shoal.analysis.simulate.simulator import simulate
 from shoal.codec import Codec
 from shoal.errors import UsageError
-from shoal.plan import Nic, Pool, choose, choose_with_servers, default_cluster
+from shoal.plan import Nic, Nics, choose, choose_with_servers, default_cluster
 from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
 from shoal.plan.served import Served, cost_with_servers
@@ -28,8 +28,8 @@ def flat(n: int, mbit: float = 1000) -> Cluster:
     return default_cluster(range(n), wire=wire_of(mbit))
 
 
-def pool(k: int, mbit: float = 1000) -> Pool:
-    return Pool((Nic(mbit / 8, mbit / 8),) * k)
+def pool(k: int, mbit: float = 1000) -> Nics:
+    return Nics((Nic(mbit / 8, mbit / 8),) * k)
 
 
 def served(n: int, k: int, n_bytes: int = 100 * MIB) -> Served:
@@ -69,7 +69,7 @@ def test_a_call_takes_longer_than_its_cost_where_workers_reduce_too_or_servers_a
         assert found.weights is not None
         model = cost_with_servers(found.weights, 100 * MIB, flat(8), pool(k)).cost_us
         assert found.cost_us == pytest.approx(factor * model)
-    slow = Pool((Nic(125, 125),) * 3)
+    slow = Nics((Nic(125, 125),) * 3)
     alone = cost_with_servers(Weights((0,) * 4, (1,) * 3), 25 * MIB, flat(4), slow).cost_us
     both = choose_with_servers(25 * MIB, flat(4), slow)
     assert both.cost_us < 1.2 * alone
@@ -101,10 +101,10 @@ def test_servers_do_it_all_where_the_little_that_workers_could_take_off_them_cos
     for k in range(1, 8):
         found = served(8, k, 25 * MIB).weights
         assert found is None or any(found.workers)
-    last = choose_with_servers(25 * MIB, flat(8), Pool((*pool(7).servers, Nic(100, 100))))
+    last = choose_with_servers(25 * MIB, flat(8), Nics((*pool(7).servers, Nic(100, 100))))
     assert last.weights == Weights((0,) * 8, (5,) * 7 + (4,))
     assert last.bottleneck == "the NICs of all servers"
-    slow = Pool((*pool(7).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
+    slow = Nics((*pool(7).servers, Nic(62.5, 62.5), Nic(62.5, 62.5)))
     uneven = choose_with_servers(25 * MIB, flat(8), slow).weights
     assert uneven == Weights((0,) * 8, (2,) * 7 + (1,) * 2)
 
@@ -174,13 +174,13 @@ def test_where_servers_cannot_serve_the_sentence_says_so(
 
 def test_the_bottleneck_is_named() -> None:
     assert served(8, 12).bottleneck == "the NICs of all workers"
-    slow_worker = Pool(pool(6).servers, (*[Nic(125, 125)] * 7, Nic(125, 80)))
+    slow_worker = Nics(pool(6).servers, (*[Nic(125, 125)] * 7, Nic(125, 80)))
     found = choose_with_servers(100 * MIB, flat(8, 640), slow_worker)
     assert found.bottleneck == "the NIC of worker 7"
 
 
 def test_slower_servers_get_less() -> None:
-    half = Pool((Nic(125, 125), Nic(125, 125), Nic(62.5, 125), Nic(125, 62.5)))
+    half = Nics((Nic(125, 125), Nic(125, 125), Nic(62.5, 125), Nic(125, 62.5)))
     found = choose_with_servers(100 * MIB, flat(8), half)
     assert found.weights == Weights((14,) * 8, (30, 30, 15, 15))
 
@@ -213,7 +213,7 @@ def test_many_workers_and_servers_are_planned_for_in_a_moment() -> None:
 
 def test_nics_of_too_many_kinds_are_taken_as_the_slowest_of_their_role() -> None:
     rates = [1000 + 7 * (rank * 7919 % 1009) for rank in range(1500)]
-    many = Pool(tuple(Nic(rate, rate) for rate in rates))
+    many = Nics(tuple(Nic(rate, rate) for rate in rates))
     found = choose_with_servers(1 << 30, flat(1500, 8000), many)
     assert found.weights is not None
     assert len(set(found.weights.servers)) == 1
@@ -221,7 +221,7 @@ def test_nics_of_too_many_kinds_are_taken_as_the_slowest_of_their_role() -> None
 
 def test_a_pool_of_other_workers_and_nics_that_carry_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="NICs of 3 workers, the cluster has 8 hosts"):
-        choose_with_servers(MIB, flat(8), Pool(pool(2).servers, pool(3).servers))
+        choose_with_servers(MIB, flat(8), Nics(pool(2).servers, pool(3).servers))
     for rate in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(UsageError, match="a NIC carries more than 0"):
-            Pool((Nic(rate, 1.0),))
+            Nics((Nic(rate, 1.0),))

@@ -15,7 +15,7 @@ from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType
 from shoal.errors import UsageError
 from shoal.group.pool.rails import rail_of
-from shoal.plan.cluster import Cluster, Nic, Pool
+from shoal.plan.cluster import Cluster, Nic, Nics
 from shoal.plan.cost import cost_of
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds, show_bytes, show_us
 from shoal.plan.served import Served, choose_with_servers
@@ -100,7 +100,7 @@ def plan_servers(args: argparse.Namespace) -> Iterator[str]:
     if n_bytes < 1:
         raise UsageError(f"--size {args.size}: a tensor of no bytes gains nothing")
     codec, prices = parse_wire(args.wire), _prices_of(args)
-    pool = Pool(_nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
+    pool = Nics(_nics_of(args.server_link, args.servers, Nic.of(cluster.wire)))
     numbers = _numbers(args.servers)
     rows = [
         _served(n_bytes, cluster, replace(pool, servers=pool.servers[:n]), codec) for n in numbers
@@ -137,7 +137,7 @@ def _one_of(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _served(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> Served:
+def _served(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> Served:
     """As the workers choose: where several share a host, those of each rail for their part.
 
     Of what is done inside hosts, one piece's is not hidden behind what travels (decision 31).
@@ -153,7 +153,7 @@ def _served(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> Served:
     n_cores = max(1, cluster.n_cores // n)
     along = replace(cluster, hosts=tuple(range(cluster.n_hosts)), wire=wire, n_cores=n_cores)
     nics = tuple(Nic(nic.out / n, nic.into / n) for nic in pool.servers)
-    found = choose_with_servers(-(-n_bytes // n), along, Pool(nics), codec)
+    found = choose_with_servers(-(-n_bytes // n), along, Nics(nics), codec)
     inside = replace(cluster, hosts=(0,) * n)
     inside_us = cost_of("all_reduce", "sharded", pieces[0].n_elems, inside).cost_us
     not_by, by = "not by servers, since ", f"along each of {n} rails "

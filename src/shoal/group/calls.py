@@ -383,14 +383,17 @@ class Calls:
 
     def _finish(self, call: engine.Call, owners: object, how: CallOptions) -> Work | None:
         if how and (how.get("async_op") or how.get("work")):
-            work = Work(self, call, owners)
+            work = self._work_of(call, owners)
             self._context.keep(work)
             return work
         try:
             wait_long(self, call, FOR_EVER_S)
         finally:
             if not call.done():  # interrupted
-                self._context.keep(Work(self, call, owners))
+                self._context.keep(self._work_of(call, owners))
         if not call.succeeded():
-            Work(self, call, owners).wait()  # raises why
+            self._work_of(call, owners).wait()  # raises why
         return None
+
+    def _work_of(self, call: engine.Call, owners: object) -> Work:
+        return Work(self, call, owners)

@@ -85,10 +85,10 @@ def _kind_of_group(settings: Settings, name: str) -> type[Group]:
     """The class of the group of all ranks. UsageError if its servers are named wrong."""
     if not settings.servers or name != "world":
         return Group
-    from shoal.group.pool.pooled_group import PooledGroup  # few jobs have servers
+    from shoal.group.pool.served_group import ServedGroup  # few jobs have servers
 
-    PooledGroup.check(os.environ)
-    return PooledGroup
+    ServedGroup.check(os.environ)
+    return ServedGroup
 
 
 def _mbit_of(store: Store) -> int | None:

@@ -1,7 +1,7 @@
 """Which algorithm a call takes, and why."""
 
 from shoal.plan.choose import Choice, choose
-from shoal.plan.cluster import Cluster, LinkCost, Nic, Pool, numbered
+from shoal.plan.cluster import Cluster, LinkCost, Nic, Nics, numbered
 from shoal.plan.defaults import default_cluster
 from shoal.plan.planner import Planner
 from shoal.plan.served import Served, choose_with_servers
@@ -14,7 +14,7 @@ __all__ = [
     "LinkCost",
     "Nic",
     "Planner",
-    "Pool",
+    "Nics",
     "Served",
     "Settings",
     "choose",

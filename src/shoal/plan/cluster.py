@@ -56,7 +56,7 @@ class Nic(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class Nics:
     """Servers that may reduce for a cluster's workers, and how fast all their NICs are.
 
     Args:

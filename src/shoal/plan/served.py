@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan.choose import choose, narrowed
-from shoal.plan.cluster import Cluster, Nic, Pool
+from shoal.plan.cluster import Cluster, Nic, Nics
 from shoal.plan.cost import Cost, price
 from shoal.plan.served_counts import count_served
 from shoal.plan.shares import kept_beside, loads, servers_alone, shares_beside
@@ -64,7 +64,7 @@ class Served(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def choose_with_servers(
-    n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec = Codec.IDENTITY
+    n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec = Codec.IDENTITY
 ) -> Served:
     """Compare an all-reduce that servers share in with that of the workers alone.
 
@@ -129,7 +129,7 @@ class _Shared(NamedTuple):
     time_us: float
 
 
-def _best(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> _Shared | None:
+def _best(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> _Shared | None:
     """The faster of two ways: workers reduce too, or servers alone; None: servers gain nothing."""
     workers = _nics(cluster, pool)
     both = shares_beside(workers, pool.servers)
@@ -149,7 +149,7 @@ def cost_with_servers(
     weights: Weights,
     n_bytes: int,
     cluster: Cluster,
-    pool: Pool,
+    pool: Nics,
     codec: Codec = Codec.IDENTITY,
 ) -> Cost:
     """What an all-reduce by these weights takes, in microseconds; arguments as above."""
@@ -164,7 +164,7 @@ def cost_with_servers(
     return price(counts, chunk, "all_reduce", narrowed(both, codec), stream)
 
 
-def _why_not(cluster: Cluster, pool: Pool) -> str:
+def _why_not(cluster: Cluster, pool: Nics) -> str:
     if not pool.servers:
         return "there are no servers"
     if cluster.n_hosts < cluster.size:
@@ -177,11 +177,11 @@ def _why_not(cluster: Cluster, pool: Pool) -> str:
     return ""
 
 
-def _nics(cluster: Cluster, pool: Pool) -> Sequence[Nic]:
+def _nics(cluster: Cluster, pool: Nics) -> Sequence[Nic]:
     return pool.workers or [cluster.nic(host) for host in range(cluster.n_hosts)]
 
 
-def _named(shares: Shares, cluster: Cluster, pool: Pool) -> Weights:
+def _named(shares: Shares, cluster: Cluster, pool: Nics) -> Weights:
     """Weights that have a name: where NICs differ too much for that, each kind as its slowest."""
     try:
         return shares.weights()
@@ -193,7 +193,7 @@ def _named(shares: Shares, cluster: Cluster, pool: Pool) -> Weights:
         return (shares_beside if any(shares.workers) else servers_alone)(*alike).weights()
 
 
-def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Pool) -> str:
+def _bottleneck(cost: Cost, weights: Weights, cluster: Cluster, pool: Nics) -> str:
     """In words: which NICs are busy all the time, or what else is."""
     if cost.bottleneck != "network":
         return cost.bottleneck
@@ -223,7 +223,7 @@ def _ranks(role: str, ranks: Sequence[int], n: int) -> str:
     return f"the NIC{'s' * (len(ranks) > 1)} of {role}{'s' * (len(ranks) > 1)} {named}"
 
 
-def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Pool, codec: Codec) -> float:
+def _with_one_more_us(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> float:
     """What it takes with another server, as slow as the slowest."""
     pool = replace(pool, servers=(*pool.servers, min(pool.servers, key=lambda nic: nic.slower)))
     best = _best(n_bytes, cluster, pool, codec)

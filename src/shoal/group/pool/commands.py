@@ -1,11 +1,11 @@
-"""What the lowest worker has all do, one thing after another, and how the others hear of it."""
+"""The commands of the lowest worker to all pool threads, and how the others read them."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.pool.addresses import Address, parse_address
@@ -13,7 +13,6 @@ from shoal.rendezvous import TcpStoreClient
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control
-    from shoal.group.pool.pool import Pool
     from shoal.group.pool.stages import Stages
     from shoal.group.pool.view import View
 
@@ -26,38 +25,30 @@ MEETING_S: Final = 3.0
 """For a view to form: a server that was there a moment ago, and is gone, holds all up this long."""
 
 Unheard = Mapping[int, Sequence[int]]
-"""By a server's place in a view, the workers to whom it has not said a word."""
+"""By a server's place in a view, the workers that have not heard its first word."""
 
 
 class Form(NamedTuple):
-    """Form a view with these servers at this store."""
+    """Form a view with these servers, which meet the workers at this store."""
 
     view: int
     servers: tuple[Address, ...]
     host: str
     port: int
 
-    def run(self, pool: Pool) -> None:
-        """Do it."""
-        pool.form(self)
-
 
 class End(NamedTuple):
-    """End a view: once its calls have ended, or at once, as a server of it is lost."""
+    """End a view: once its calls have ended, or at once if a server of it is lost."""
 
     view: int
     is_lost: bool
-
-    def run(self, pool: Pool) -> None:
-        """Do it."""
-        pool.end(self)
 
 
 Command = Form | End
 
 
 def encode(command: Command) -> bytes:
-    """As it lies in the store."""
+    """Return the command as it lies in the store."""
     if isinstance(command, End):
         return f"end {command.view} {int(command.is_lost)}".encode()
     servers = ",".join(map(str, command.servers))
@@ -65,7 +56,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode(value: bytes) -> Command:
-    """What `encode` wrote; ValueError for anything else."""
+    """Return the command that `encode` wrote; ValueError for anything else."""
     word, *rest = value.decode().split(" ")
     if word == "end":
         view, is_lost = map(int, rest)
@@ -77,24 +68,26 @@ def decode(value: bytes) -> Command:
     return Form(int(number), named, host, int(port))
 
 
-class Commands(Protocol):
-    """Where a worker's thread gets them from."""
+class Commands:
+    """The source of a worker's commands. What only rank 0 does, nothing does on other workers."""
 
     def begin(self, control: Control) -> None:
-        """Find each other; all workers call it."""
+        """Find the other workers; all call it."""
+        raise NotImplementedError
 
     def next(self, views: Sequence[View], stages: Stages[View], lowest_open: int) -> Command | None:
-        """The next one; None if there is none yet. Waits a little.
+        """Return the next command, or None if there is none yet. Waits a little.
 
         Args:
-            lowest_open: of the calls that this worker may yet make.
+            lowest_open: the lowest call that this worker may yet make.
 
         Raises:
-            ShoalError: there will be none any more.
+            ShoalError: no command will come any more.
         """
+        raise NotImplementedError
 
     def invite(self, command: Form, n_workers: int) -> None:
-        """Have the servers come."""
+        """Ask the servers into a view."""
 
     def formed(self, view: View, steps: bytes) -> None:
         """Called when a view stands.
@@ -104,28 +97,30 @@ class Commands(Protocol):
         """
 
     def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:
-        """It does not.
+        """Called when a view did not form.
 
         Args:
-            why: empty if only others failed.
+            why: empty if only other workers failed.
             misplaced: the place in the view of a server that can never be in one; -1: none.
         """
 
     def note(self, view: int, kind: str, how: str) -> None:
-        """Let the servers know how a kind of call is made."""
+        """Send the servers how a kind of call is made."""
 
     def look(self) -> None:
-        """Something may have ended."""
+        """Called when a view may have ended."""
 
     def trouble(self) -> str:
-        """Which servers do not serve, and why, in words."""
+        """Return which servers do not serve, and why; only rank 0 knows."""
+        return ""
 
     def close(self) -> None:
         """Stop; idempotent, from any thread."""
+        raise NotImplementedError
 
 
-class Follower:
-    """The commands as all workers but the lowest hear them.
+class Follower(Commands):
+    """The commands as rank 0 writes them to its store, for all other workers.
 
     Rank 0 may be silent for as long as it lives, for example while a call holds its interpreter:
     what it has written is still there afterwards. The native heartbeat alone judges whether it
@@ -188,30 +183,14 @@ class Follower:
         self._n += 1
         return decode(value)
 
-    def invite(self, command: Form, n_workers: int) -> None:
-        """Rank 0 does."""
-
-    def formed(self, view: View, steps: bytes) -> None:
-        """Nothing to do."""
-
     def failed(self, command: Form, why: str, misplaced: int, unheard: Unheard) -> None:
-        """Rank 0 sees to it, and says so where it knows who is to blame."""
+        """Log why, unless rank 0 blames a server and logs that."""
         del misplaced
         if why and not unheard:
             _LOG.info("view %d of the servers did not form: %s", command.view, why)
 
-    def note(self, view: int, kind: str, how: str) -> None:
-        """Rank 0 does."""
-
-    def look(self) -> None:
-        """Rank 0 sees it."""
-
-    def trouble(self) -> str:
-        """Rank 0 knows."""
-        return ""
-
     def close(self) -> None:
-        """Wake whoever waits for a command."""
+        """End the wait for a command."""
         self._closing.set()
         client = self._client
         if client is not None:

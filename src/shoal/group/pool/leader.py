@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.group.context import hash_of
 from shoal.group.pool.addresses import MOST_SERVERS, Address, JobEndpoint
-from shoal.group.pool.commands import Command, End, Form, Unheard, encode
+from shoal.group.pool.commands import Command, Commands, End, Form, Unheard, encode
 from shoal.group.pool.late import LateServers
 from shoal.group.pool.left_out import LeftOut
 from shoal.group.pool.notices import Notices
@@ -58,8 +58,8 @@ def job_name(control: Control, host: str) -> str:
     return f"{name} {hash_of(control.epoch, control.native_id):016x} of {host}"
 
 
-class Leader:
-    """The lowest worker decides.
+class Leader(Commands):
+    """The commands on the lowest worker, which decides.
 
     Args:
         endpoint: where further servers may leave their addresses.
@@ -72,7 +72,7 @@ class Leader:
         self._registry: Registry | None = None
         self._woken = threading.Event()
         self._watch: Watch | None = None
-        self._commands: TcpStoreServer | None = None
+        self._store: TcpStoreServer | None = None  # of the commands
         self._meeting: TcpStoreServer | None = None
         self._host = ""
         self._n = self._n_views = self._n_failures = 0
@@ -93,11 +93,11 @@ class Leader:
         self._names = control.names
         try:
             self._host = choose_address(os.environ.get("MASTER_ADDR")).address
-            self._commands = self._serve_store(StoreLimits(n_values=_N_VALUES))
+            self._store = self._serve_store(StoreLimits(n_values=_N_VALUES))
         except Exception:
             control.tell("")  # the others wait for it
             raise
-        control.tell(f"{self._host} {self._commands.port}")
+        control.tell(f"{self._host} {self._store.port}")
         reserve = Reserve(own_version(), job_name(control, self._host), control.size)
         self._watch = Watch(self._servers, self._key, reserve, self._changed)
         if self._endpoint is not None:
@@ -126,9 +126,9 @@ class Leader:
             self._woken.wait(_LOOK_S)
             self._woken.clear()
             return None
-        if self._commands is None:
+        if self._store is None:
             return None
-        self._commands.set(f"command/{self._n}", encode(command))
+        self._store.set(f"command/{self._n}", encode(command))
         self._n += 1
         return command
 
@@ -289,9 +289,9 @@ class Leader:
         if self._watch is not None:
             self._watch.close()
         self._close_meeting()
-        if self._commands is not None:
+        if self._store is not None:
             with contextlib.suppress(OSError):
-                self._commands.close()
+                self._store.close()
 
     def _serve_store(self, limits: StoreLimits) -> TcpStoreServer:
         """A store at a port that may be used."""

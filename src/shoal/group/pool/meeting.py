@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op
-from shoal.engine import Plan, address_of, lower
+from shoal.engine import Fault, Plan, address_of, lower
 from shoal.errors import Closed, PeerLost, ShoalError, UsageError
+from shoal.group.calls import ClosedGroup
 from shoal.group.context import meet
 from shoal.group.group import Group
 from shoal.group.pool.commands import MEETING_S
@@ -89,6 +90,12 @@ class PoolGroup(Group):
     n_channels: int = 1
 
     @property
+    def has_ended(self) -> bool:
+        """True once it has ended or was closed."""
+        native = self._native
+        return isinstance(native, ClosedGroup) or native.error()[0] is not Fault.NONE
+
+    @property
     def names(self) -> list[str]:
         """By rank, where it is."""
         return [str(self._context.names[member]) for member in self._members]
@@ -128,8 +135,10 @@ class PoolGroup(Group):
         self._context.keep(work)
         return work
 
-    def post(self, plan: engine.Plan, key: int, address: int, subject: int) -> engine.Call:
-        """A worker's part of a call. It has no deadline but that of the whole call."""
+    def post(self, plan: engine.Plan, key: int, address: int, subject: int) -> engine.Call | None:
+        """Start the servers' part of a call, without a deadline; None if the group has ended."""
+        if self.has_ended:
+            return None
         return self._native.post_in_place(plan, key, address, FOR_EVER_S, True, subject)
 
 

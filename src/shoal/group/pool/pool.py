@@ -19,30 +19,35 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.dtypes import Op
 from shoal.engine import Fault
 from shoal.errors import ShoalError, TimedOut, UsageError
-from shoal.group.pool.commands import MEETING_S
+from shoal.group.pool.commands import MEETING_S, Form
 from shoal.group.pool.meeting import Misplaced, Unmet, ViewMeeting
 from shoal.group.pool.mend import is_whole_here, mend
 from shoal.group.pool.probe import REFERENCE, answer, measure
+from shoal.group.pool.rail_call import RailCall
+from shoal.group.pool.rails import RailNumbers, Stage
+from shoal.group.pool.served_call import ServedCall, ServedWork
 from shoal.group.pool.settling import NumbersDiffer, made_by_all, settle
 from shoal.group.pool.stages import Stages
 from shoal.group.pool.view import View, nics_of
-from shoal.group.work import FOR_EVER_S
+from shoal.group.work import FOR_EVER_S, Work
 from shoal.plan.text import counted
 from shoal.threads import start
 
 if TYPE_CHECKING:
-    from shoal.engine import NativeGroup
+    from shoal.engine import Call, NativeGroup
     from shoal.group.numbers import Numbers
-    from shoal.group.pool.commands import Commands, End, Form
+    from shoal.group.pool.commands import Commands, End
     from shoal.group.pool.control import Control
+    from shoal.group.pool.kinds import Kind
     from shoal.group.pool.meeting import PoolGroup
-    from shoal.group.pool.rails import Rail, RailNumbers
-    from shoal.group.pool.served_call import NativeError, ServedCall
+    from shoal.group.pool.rails import Rail
+    from shoal.group.pool.served_call import NativeError
 
 _LOG: Final = logging.getLogger("shoal")
 
@@ -50,12 +55,12 @@ _LOOK_S: Final = 0.05  # how often somebody who waits looks whether the world st
 
 
 class Pool:
-    """One worker's end of it.
+    """A worker's end of the pool. It alone posts calls that servers may take part in.
 
     Args:
-        world: the group of the workers, whose calls are shared.
-        control: one of the workers along this one's rail that nobody else uses.
-        numbers: of the calls that may be shared.
+        control: a group of the workers along this one's rail that only pool threads use.
+        world: the native group of all workers, where their parts of calls are posted.
+        numbers: of the calls that may be served, or of their pieces.
 
     Threads: one, a daemon, from `start` to `close`; all methods may be called from any.
     """
@@ -69,7 +74,7 @@ class Pool:
         numbers: Numbers | RailNumbers,
         rail: Rail,
     ) -> None:
-        self._control, self._commands = control, commands
+        self.control, self._commands = control, commands
         self._world, self._cluster = world, control.planner.cluster
         self._numbers, self._rail = numbers, rail
         self.changed = threading.Condition()
@@ -91,7 +96,7 @@ class Pool:
     @property
     def rank(self) -> int:
         """Of this worker."""
-        return self._control.rank
+        return self.control.rank
 
     @property
     def view(self) -> View | None:
@@ -136,19 +141,106 @@ class Pool:
         self._commands.close()
         self._meeting.close()
         if self._awaits_others:
-            self._control.abort("it has left")
+            self.control.abort("it has left")
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * MEETING_S)
-        self._control.close()  # which ends the thread, should it still wait for others there
+        self.control.close()  # which ends the thread, should it still wait for others there
 
-    # What callers wait for.
+    # Calls.
 
-    def claim(self, number: int, until: float) -> View | None:
-        """Who serves a call, which is made now. Holds `changed`.
+    def post(
+        self,
+        kind: Kind,
+        number: int,
+        address: int,
+        until: float,
+        subject: int,
+        is_background: bool = True,
+    ) -> Call | ServedCall:
+        """Start an all-reduce along the rail, in two parts if servers share in it.
 
         Raises:
-            TimedOut: the call's time is up before that was known; the group has ended.
+            TimedOut: the time is up before the workers agreed on its servers.
+            Exception: the group of the workers has ended, since others make this call.
         """
+        with self.changed:
+            view, key = self._claim(number, until), self._rail.key(number, Stage.RAIL)
+            if view is None or not view.takes(number):
+                plan, left_s = self._rail.plan(kind.alone(self._rail)), _left_s(until)
+                post = self._world.post_in_place
+                return post(plan, key, address, left_s, is_background, subject)
+            try:
+                call, parts = view.call(self, kind, number, address, until, subject)
+                if parts.workers is not None:
+                    call.workers = self._world.post_in_place(
+                        parts.workers, key, address, _left_s(until), True, subject
+                    )
+                if parts.servers is not None:
+                    call.servers = view.group.post(parts.servers, key, address, subject)
+                    view.n_shared += call.servers is not None
+            except BaseException:  # the other workers make it, and would wait
+                self._world.abort(f"{self.control}: a call could not be made with its servers")
+                raise
+            self.changed.notify_all()  # another thread may wait for this worker to make it
+        return call
+
+    def begin_pieces(self, call: int, n_pieces: int) -> range:
+        """Return the numbers of a call's pieces, which leave along their rails later."""
+        assert isinstance(self._numbers, RailNumbers)
+        return self._numbers.begin(call, n_pieces)
+
+    def post_pieces(
+        self,
+        kind: Kind,
+        numbers: Sequence[int],
+        address: int,
+        until: float,
+        subject: int,
+    ) -> RailCall:
+        """Start a call where several workers share a host; `rails.py` says how it goes on."""
+        try:
+            return RailCall(self, kind, numbers, address, until, subject)
+        except (ShoalError, MemoryError, RuntimeError):  # nothing has moved, and nothing will
+            self._pieces_left(numbers)
+            raise
+
+    def _pieces_left(self, numbers: Iterable[int]) -> None:
+        assert isinstance(self._numbers, RailNumbers)
+        with self.changed:
+            for number in numbers:
+                self._numbers.left(number)
+
+    def post_stage(
+        self, stage: Stage, kind: Kind, number: int, address: int, until: float, subject: int
+    ) -> Work:
+        """Start a stage of a piece, which is a kind of call with an address of its own."""
+        if stage is not Stage.RAIL:
+            plan = self._rail.local(stage, kind.dtype, kind.op, kind.n_elems)
+            key = self._rail.key(number, stage)
+            native = self._world.post_in_place(plan, key, address, _left_s(until), True, subject)
+            return Work(self.control, native, None)
+        own = self._rail.own(kind.dtype, kind.n_elems)
+        # The average is made in the last stage: the group has more ranks than the rail.
+        op = Op.SUM if kind.op is Op.AVG else kind.op
+        part = kind._replace(op=op, n_elems=own.n_elems)
+        with self.changed:
+            call = self.post(part, number, address + own.offset, until, subject)
+            self._pieces_left([number])
+        if isinstance(call, ServedCall):
+            return ServedWork(self.control, call, None)
+        return Work(self.control, call, None)
+
+    def end_by_stage(self, error: NativeError) -> None:
+        """End the group of the workers, since a stage of a call has failed."""
+        fault, _, what, _ = error
+        why = f"a stage of a call failed: {what}"
+        if fault is Fault.MISMATCH:  # NOT aborted: all ranks must learn that their calls differ
+            self._world.fail(fault, f"ends the group: {why}")
+        else:
+            self._world.abort(f"{self.control}: {why}")
+
+    def _claim(self, number: int, until: float) -> View | None:
+        """Return the view that serves a call which is made now. Holds `changed`."""
         self._held.add(number)
         try:
             self._await_stage(number, until)
@@ -156,8 +248,7 @@ class Pool:
             self._held.discard(number)
         if self.has_ended:
             return None
-        view = self.stages.claim(number)
-        return view if view is not None and view.takes(number) else None
+        return self.stages.claim(number)
 
     def _await_stage(self, number: int, until: float) -> None:
         while not self.has_ended:
@@ -181,43 +272,16 @@ class Pool:
         with self.changed:
             return min([self._numbers.lowest_open(), *self._held])
 
-    def is_settled(self, call: ServedCall) -> bool:
-        """Whether its outcome is known and nobody mends it; if not, the thread sees to it."""
-        if call.is_fine:
-            return True
-        with self.changed:  # or the thread might begin to mend what its caller is told of
-            workers = call.workers
-            if call.is_mending:
-                return False
-            if call.outcome is not None:
-                return True
-            if workers is not None and workers.done() and not workers.succeeded():
-                call.outcome = workers.error()
-            elif self.has_ended and call.are_parts_over:
-                call.outcome = self._end_of_world()
-            return call.outcome is not None
-
-    def await_settled(self, call: ServedCall, until: float) -> bool:
-        """Wait for its outcome until then; whether it is known."""
-        while not self.is_settled(call):
-            now = time.monotonic()
-            if now >= until:
-                return False
-            if now >= call.expires_at and call.outcome is None:
-                self.expire(call)
-                continue
-            if call.is_mending and self._world.error()[0] is not Fault.NONE:
-                self._control.abort("the group of the workers has ended")  # and what mends with it
-            self._commands.look()
-            with self.changed:
-                if not self.is_settled(call):
-                    self.changed.wait(min(until - now, _LOOK_S))
-        return True
+    def look(self, call: ServedCall) -> None:
+        """Called while a call waits for the pool's thread: wake it, or end what it waits in."""
+        if call.is_mending and self._world.error()[0] is not Fault.NONE:
+            self.control.abort("the group of the workers has ended")  # and what mends with it
+        self._commands.look()
 
     def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
         """Call back once its outcome is known, at once if it is."""
         with self.changed:
-            if not self.has_ended and not self.is_settled(call):
+            if not self.has_ended and not call.is_settled():
                 self._waiters.append((call, callback))
                 return
         callback()
@@ -228,7 +292,7 @@ class Pool:
         with self.changed:
             call.outcome = (Fault.TIMED_OUT, -1, f"rank {self.rank} {why}", "")
         self._world.fail(Fault.TIMED_OUT, why)
-        self._control.abort(why)
+        self.control.abort(why)
         call.view.abort(why)
         self._call_back()
 
@@ -236,13 +300,14 @@ class Pool:
         """Tell who waits for what is known now."""
         with self.changed:
             self.changed.notify_all()
-            due = [each for each in self._waiters if self.has_ended or self.is_settled(each[0])]
+            due = [each for each in self._waiters if self.has_ended or each[0].is_settled()]
             self._waiters = [each for each in self._waiters if each not in due]
         for _, callback in due:
             callback()
 
-    def _end_of_world(self) -> NativeError:
-        for error in (self._world.error(), self._control.native_error()):
+    def end_of_world(self) -> NativeError:
+        """Return why the group of the workers has ended."""
+        for error in (self._world.error(), self.control.native_error()):
             if error[0] is not Fault.NONE:
                 return error
         return Fault.CLOSED, -1, "the group was closed", ""
@@ -251,18 +316,20 @@ class Pool:
 
     def _run(self) -> None:
         try:
-            self._commands.begin(self._control)
+            self._commands.begin(self.control)
             self._awaits_others = False
             while not self._is_closing:
                 self._check_world()
                 command = self._commands.next(self._views, self.stages, self._lowest_open())
-                if command is not None:
-                    command.run(self)
+                if isinstance(command, Form):
+                    self._form(command)
+                elif command is not None:
+                    self._end_view(command)
                 self._expire_late()
         except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
             if self._have_differed(error):
                 self._world.fail(Fault.MISMATCH, f"found out from its servers: {error}")
-                self._control.abort(str(error))
+                self.control.abort(str(error))
             else:
                 self._do_without(error)
                 self._outlive()
@@ -274,20 +341,20 @@ class Pool:
         if self._is_closing or self._world.error()[0] is not Fault.NONE:
             return  # everybody knows
         why = str(error) or repr(error)
-        if self._control.ended() is not None:
-            _LOG.info("%s: servers are not looked for any more: %s", self._control, why)
+        if self.control.ended() is not None:
+            _LOG.info("%s: servers are not looked for any more: %s", self.control, why)
             return
         is_foreseen = isinstance(error, (ShoalError, OSError, MemoryError))
         _LOG.warning(
             "%s: rank %d ends the search for servers: %s",
-            *(self._control, self.rank, why),
+            *(self.control, self.rank, why),
             exc_info=None if is_foreseen else error,
         )
-        self._control.abort(f"rank {self.rank} ends the search for servers: {why}")
+        self.control.abort(f"rank {self.rank} ends the search for servers: {why}")
 
     def _have_differed(self, error: Exception) -> bool:
         """True if workers have called different things, and the thread ends by that."""
-        groups = (self._control, *(view.group for view in self._views))
+        groups = (self.control, *(view.group for view in self._views))
         have_differed = any(isinstance(group.ended(), UsageError) for group in groups)
         is_mismatch = isinstance(error, UsageError) and have_differed
         return not self._is_closing and (is_mismatch or isinstance(error, NumbersDiffer))
@@ -297,7 +364,7 @@ class Pool:
         with self.changed:
             late = [call for view in self._views for call in view.calls if now >= call.expires_at]
         for call in late:
-            if not self.is_settled(call):
+            if not call.is_settled():
                 self.expire(call)
 
     def _outlive(self) -> None:
@@ -324,13 +391,13 @@ class Pool:
                 if not call.is_whole and is_whole_here(call):
                     call.is_mended = True
         if self._is_closing:  # or who wants to change servers would wait for this rank for ever
-            self._control.abort("it has left")
+            self.control.abort("it has left")
         with self.changed:
             self.has_ended = True
         self._commands.close()
         self._call_back()
 
-    def form(self, command: Form) -> None:
+    def _form(self, command: Form) -> None:
         """Meet the servers, and use them from a call on that all workers agree on."""
         started = time.monotonic()
         self._awaits_others = True
@@ -364,13 +431,13 @@ class Pool:
         if self.rank == 0:
             _LOG.info(
                 "%s: view %d: %s from call %d on (%.0f ms)",
-                *(self._control, view.number, counted(len(view.servers), "server"), view.begin),
+                *(self.control, view.number, counted(len(view.servers), "server"), view.begin),
                 1e3 * (time.monotonic() - started),
             )
 
     def _probe(self, group: PoolGroup) -> bytes:
         """Measure the servers of unknown rate: rank 0 decides what they are taken for."""
-        n = self._control.size
+        n = self.control.size
         unknown = [rank for rank in range(n, group.size) if not group.rates[rank]]
         is_wanted = lambda: not self._is_closing  # noqa: E731
         if unknown and self.rank == 0:
@@ -384,7 +451,7 @@ class Pool:
         """By worker, how the forming of a view has gone."""
         try:
             self._check_open()
-            told = self._control.bytes_of_all(own, FOR_EVER_S)
+            told = self.control.bytes_of_all(own, FOR_EVER_S)
         except BaseException:
             if group is not None:
                 group.close()
@@ -393,7 +460,7 @@ class Pool:
         return told
 
     def _meet(self, command: Form) -> PoolGroup:
-        n = self._control.size
+        n = self.control.size
         self._commands.invite(command, n)
         size, where = n + len(command.servers), (command.host, command.port)
         return self._meeting.meet(*where, command.view, self.rank, size, n)
@@ -401,10 +468,10 @@ class Pool:
     def _view(self, command: Form, group: PoolGroup, steps: bytes) -> View:
         try:
             rates = [rate / self._rail.n_rails for rate in group.rates]
-            nics = nics_of(rates, self._control.size, self._cluster, steps)
+            nics = nics_of(rates, self.control.size, self._cluster, steps)
             return View(
                 *(command.view, group, command.servers, self._cluster, nics, self._rail),
-                self._commands.note,
+                self._commands,
             )
         except BaseException:
             group.close()
@@ -414,7 +481,7 @@ class Pool:
         """Agree on the call with which a stage begins, and begin it."""
         with self.changed:
             proposal = self.stages.propose()
-        number = self._control.most(proposal)
+        number = self.control.most(proposal)
         with self.changed:
             last = self.stages.last
             if last is not None:
@@ -425,7 +492,7 @@ class Pool:
                 self._views.append(view)
             self.changed.notify_all()
 
-    def end(self, command: End) -> None:
+    def _end_view(self, command: End) -> None:
         """Let a view go: all its calls have ended well, or a server is lost and they are mended."""
         view = next(each for each in self._views if each.number == command.view)
         if command.is_lost:
@@ -453,7 +520,7 @@ class Pool:
         for call in calls:
             self._await(call)
         begin = min([self._lowest_open(), *(call.number for call in calls if not call.is_whole)])
-        begin = max(view.begin, -self._control.most(-begin))
+        begin = max(view.begin, -self.control.most(-begin))
         told = self._standings(view, range(begin, end))
         settled = settle(begin, told)
         with self.changed:
@@ -468,7 +535,7 @@ class Pool:
             took_ms = 1e3 * (time.monotonic() - started)
             _LOG.warning(
                 "%s: a server of view %d was lost; %s in flight %s completed without it in %.0f ms",
-                *(self._control, view.number, counted(n_open, "call")),
+                *(self.control, view.number, counted(n_open, "call")),
                 *("was" if n_open == 1 else "were", took_ms),
             )
 
@@ -481,7 +548,7 @@ class Pool:
         """By worker, how these calls stand there."""
         with self.changed:
             own = bytes(view.standings(numbers, self._may_come))
-        return self._control.bytes_of_all(own, FOR_EVER_S) if own else [b""] * self._control.size
+        return self.control.bytes_of_all(own, FOR_EVER_S) if own else [b""] * self.control.size
 
     def _mend_all(self, view: View, left: Sequence[int]) -> None:
         """Mend these calls, each once all workers have made it: they may do so in any order."""
@@ -505,9 +572,9 @@ class Pool:
             call.is_mending = True
         has_all = False
         try:
-            mend(self._control, call)
+            mend(self.control, call)
             has_all = True
-            self._control.most(0)  # NOT before all have: whoever's call has ended may leave
+            self.control.most(0)  # NOT before all have: whoever's call has ended may leave
         finally:
             with self.changed:
                 call.is_mending, call.is_mended = False, has_all
@@ -515,7 +582,7 @@ class Pool:
 
     def _check_world(self) -> None:
         """Raise what has ended it."""
-        error = self._control.ended()
+        error = self.control.ended()
         if error is not None:
             raise error
         if self._world.error()[0] is not Fault.NONE:
@@ -525,3 +592,7 @@ class Pool:
     def _check_open(self) -> None:
         if self._is_closing:
             raise ShoalError("the group was closed")
+
+
+def _left_s(until: float) -> float:
+    return max(0.0, until - time.monotonic())

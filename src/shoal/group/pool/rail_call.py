@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from shoal.engine import Fault
 from shoal.errors import Closed, ShoalError, TimedOut
 from shoal.group.pool.rails import Stage
 from shoal.group.pool.served_call import FINE
-from shoal.group.work import COMPLETIONS, Work, follow
+from shoal.group.work import follow
 
 if TYPE_CHECKING:
     from shoal.engine import Call
-    from shoal.group.group import Group
+    from shoal.group.pool.kinds import Kind
+    from shoal.group.pool.pool import Pool
     from shoal.group.pool.served_call import NativeError
+    from shoal.group.work import Work
 
 _LAST: Final = Stage.TELL
-
-Post = Callable[[int, Stage], Work]
-"""Starts one stage of a piece."""
 
 
 class _Passage:
@@ -36,37 +35,54 @@ class _Passage:
 
 
 class RailCall:
-    """One of them, with the face of a native call.
+    """A call in pieces, with the methods of a native one.
 
-    It goes on by itself: whoever sees a stage end begins the next, a thread that waits or that of
-    the callbacks. The group's end ends all stages, and what ends one ends the group.
+    It goes on by itself: the thread that sees a stage end begins the next one, whether it waits or
+    runs callbacks. The group's end ends all stages, and what ends a stage ends the group.
 
     Args:
-        post: begins a stage.
-        fail: ends the group, with the reason.
+        pool: posts the stages.
+        numbers: of the pieces.
     """
 
-    def __init__(self, n_pieces: int, post: Post, fail: Callable[[NativeError], None]) -> None:
-        # Until it is over: they have a hold on the group.
-        self._post: Post | None = post
-        self._fail: Callable[[NativeError], None] | None = fail
+    def __init__(
+        self,
+        pool: Pool,
+        kind: Kind,
+        numbers: Sequence[int],
+        address: int,
+        until: float,
+        subject: int,
+    ) -> None:
+        # Until it is over: the pool has a hold on the group's links.
+        self._pool: Pool | None = pool
+        self._kind, self._until, self._subject = kind, until, subject
+        where = zip(numbers, kind.pieces, strict=True)
+        self._parts = [(number, address, piece) for number, piece in where]
         self._lock = threading.Lock()
         self._went_on = threading.Condition(self._lock)
         self._is_over = False
         self._waiters: list[Callable[[], None]] = []
         self._outcome: NativeError | None = None
         self._pieces: list[_Passage] = []
-        for at, work in enumerate([*self._begin(n_pieces)]):
+        for at, work in enumerate([*self._begin(len(numbers))]):
             self._follow(at, work)
 
-    # The face of a native call.
+    def _post(self, at: int, stage: Stage) -> Work:
+        assert self._pool is not None
+        number, address, piece = self._parts[at]
+        kind = self._kind._replace(n_elems=piece.n_elems, pieces=(), n_pieces=len(self._parts))
+        where = number, address + piece.offset
+        return self._pool.post_stage(stage, kind, *where, self._until, self._subject)
+
+    # The methods of a native call.
 
     def done(self) -> bool:
-        """Whether it has ended, well or not. NOT waiting for a lock, which others may hold long."""
+        """Return whether it has ended. NOT waiting for a lock, which others may hold long."""
         return self._is_over or self._look(blocking=False)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ends in that time."""
+        """Return whether it ends in that time."""
         until = time.monotonic() + timeout_s
         while not self._is_over:
             running = next(
@@ -82,22 +98,22 @@ class RailCall:
         return True
 
     def _await_next(self, one: _Passage, until: float) -> bool:
-        """Whether whoever begins the next stage of a piece, if anyone does, has done so by then."""
+        """Return whether the next stage has begun by then, if a thread is about to begin it."""
         with self._lock:
             return self._went_on.wait_for(
                 lambda: not one.goes_on, max(0.0, until - time.monotonic())
             )
 
     def succeeded(self) -> bool:
-        """Whether it has ended, and well."""
+        """Return whether it has ended, and well."""
         return self.done() and self._outcome is None
 
     def error(self) -> NativeError:
-        """Why it failed, if it did."""
+        """Return why it failed, if it did."""
         return self._outcome or FINE
 
     def source(self) -> int:
-        """It is no message."""
+        """Return -1: it is no message."""
         return -1
 
     @property
@@ -121,7 +137,6 @@ class RailCall:
         return self._outcome is None and one.stage is not _LAST
 
     def _begin(self, n_pieces: int) -> Iterator[Work]:
-        assert self._post is not None
         for at in range(n_pieces):
             try:
                 work = self._post(at, Stage.FOLD)
@@ -134,7 +149,7 @@ class RailCall:
             yield work
 
     def _follow(self, at: int, work: Work) -> None:
-        """Go on when what is done to a piece now has ended, whoever waits."""
+        """Begin the next stage of a piece when this one has ended."""
         follow(work, lambda _work: self._advance(at))
 
     def _advance(self, at: int) -> None:
@@ -146,7 +161,7 @@ class RailCall:
         self._look(blocking=True)
 
     def _may_go_on(self, one: _Passage) -> bool:
-        """Whether its stage has ended well, another comes, and nobody else sees to that."""
+        """Return whether its stage has ended well and this thread is to begin the next."""
         with self._lock:
             if self._outcome is not None or one.goes_on or not one.part.done():
                 return False
@@ -157,8 +172,7 @@ class RailCall:
             return one.goes_on
 
     def _go_on(self, at: int, one: _Passage) -> Work | None:
-        """Begin its next stage. NOT locked: that may wait until it is known who serves it."""
-        assert self._post is not None
+        """Begin its next stage. NOT locked: that may wait until the workers agree on servers."""
         stage, work = Stage(one.stage + 1), None
         error: NativeError = Fault.CLOSED, -1, "its next stage was interrupted", ""
         try:
@@ -177,7 +191,7 @@ class RailCall:
             if work is None:
                 self._end(error)
             else:
-                # The stage last: whoever sees the new one with the old part takes that for its end.
+                # The stage last: the new one with the old part would look like the end.
                 one.part = work._call
                 one.stage = stage
             one.goes_on = False
@@ -188,11 +202,11 @@ class RailCall:
         if self._outcome is not None:
             return
         self._outcome = error
-        if self._fail is not None:
-            self._fail(error)
+        if self._pool is not None:
+            self._pool.end_by_stage(error)
 
     def _look(self, *, blocking: bool) -> bool:
-        """Whether it is over; if it is, whoever waits for that is told."""
+        """Return whether it is over; if it is, call back."""
         if not self._lock.acquire(blocking):
             return False
         try:
@@ -202,24 +216,10 @@ class RailCall:
                 failed = next((one for one in self._pieces if not one.part.succeeded()), None)
                 if self._outcome is None and failed is not None:
                     self._end(failed.part.error())
-                self._is_over, self._post, self._fail = True, None, None
+                self._is_over, self._pool = True, None
             waiters, self._waiters = self._waiters, []
         finally:
             self._lock.release()
         for callback in waiters:
             callback()
         return True
-
-
-class RailWork(Work):
-    """The Work of such a call."""
-
-    __slots__ = ()
-
-    def __init__(self, group: Group, call: RailCall, owners: object) -> None:
-        super().__init__(group, cast("Call", call), owners)
-
-    def on_done(self, callback: Callable[[Work], None]) -> None:
-        """As `Work.on_done`."""
-        call = cast("RailCall", self._call)
-        call.on_over(lambda: COMPLETIONS.add(self, callback))

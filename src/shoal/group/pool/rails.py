@@ -89,12 +89,8 @@ class Rail(NamedTuple):
         return default_cluster(hosts, n_cores=max(1, cluster.n_cores // self.n_rails), wire=wire)
 
     def key(self, number: int, stage: Stage) -> int:
-        """The key of a call's stage in the group's mesh."""
+        """The key of a call's stage, in the group's mesh; of `RAIL` in a view's mesh too."""
         return number if self.n_rails == 1 else _key_of(number, stage)
-
-    def key_in_view(self, number: int) -> int:
-        """The key of a call in a view's mesh."""
-        return number if self.n_rails == 1 else _key_of(number, Stage.RAIL)
 
     def plan(self, shape: Shape) -> Plan:
         """The plan of an all-reduce along the rail, for the group's links."""
@@ -114,7 +110,7 @@ class Rail(NamedTuple):
         return RailPart(offsets[self.place], lengths[self.place] // item_size(dtype))
 
     def pieces(self, dtype: DType, n_elems: int) -> list[RailPart]:
-        """How a call is cut; empty: it is too short for that."""
+        """Return how a call is cut; none: it is too short for that."""
         item = item_size(dtype)
         n_bytes, least = n_elems * item, self.n_rails * STRIPE_FLOOR_BYTES
         if n_bytes < least:

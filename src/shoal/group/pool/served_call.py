@@ -1,10 +1,10 @@
-"""An all-reduce in two parts: the servers' in the pool's mesh, the workers' in the world's own."""
+"""A served all-reduce: the servers' part in a view's mesh, the workers' in the world's."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from shoal.engine import Fault
 from shoal.group.work import COMPLETIONS, FOR_EVER_S, Work, follow
@@ -12,55 +12,43 @@ from shoal.group.work import COMPLETIONS, FOR_EVER_S, Work, follow
 if TYPE_CHECKING:
     from shoal.engine import Call
     from shoal.group.group import Group
+    from shoal.group.pool.pool import Pool
+    from shoal.group.pool.rail_call import RailCall
     from shoal.group.pool.view import View
     from shoal.shapes import Shape
 
-# The native core sees to the deadline of the workers' part, and tells all workers of it.
+# The native core sees to the deadline of the workers' part, and reports it to all workers.
 _GRACE_S: Final = 0.5
+_LOOK_S: Final = 0.05  # how often a waiting thread looks whether the world has ended
 
 NativeError = tuple[Fault, int, str, str]
 FINE: Final[NativeError] = (Fault.NONE, -1, "", "")
 
 
-class Keeper(Protocol):
-    """Settles calls whose servers are lost."""
-
-    def await_settled(self, call: ServedCall, until: float) -> bool:
-        """Wait for its outcome until then; whether it is there."""
-
-    def is_settled(self, call: ServedCall) -> bool:
-        """Whether its outcome is there; if not, somebody is about to see to it."""
-
-    def on_settled(self, call: ServedCall, callback: Callable[[], None]) -> None:
-        """Call back once its outcome is there, at once if it is."""
-
-    def expire(self, call: ServedCall) -> None:
-        """Its deadline has passed: end the group."""
-
-
 class ServedCall:
-    """One of them, with the face of a native call. Over when both parts are, or were mended.
+    """A call with the methods of a native one. It ends when both parts have, or were mended.
 
     Attributes:
+        pool: whose thread mends it, should a server be lost.
         number: of the call among all that may be served.
+        shape: of the servers' part, or of the workers' if servers have none.
         until: its deadline, on this process's monotonic clock.
         subject: what it is for, on which ranks agree.
-        began_ns: when it was made, on that of the native core, which is the same.
         workers: the workers' part; None if they have none.
         servers: the servers' part; None if the view had ended before it was made.
         is_mending: the pool's thread reads and writes its memory.
         is_mended: what the servers left undone is done.
-        outcome: why it failed; None as long as the parts say it all.
+        outcome: why it failed; None as long as its parts say it all.
     """
 
     __slots__ = (
         *("number", "shape", "address", "until", "subject", "workers", "servers", "outcome"),
-        *("view", "keeper", "is_mending", "is_mended", "began_ns"),
+        *("view", "pool", "is_mending", "is_mended"),
     )
 
     def __init__(
         self,
-        keeper: Keeper,
+        pool: Pool,
         view: View,
         number: int,
         shape: Shape,
@@ -68,66 +56,64 @@ class ServedCall:
         until: float,
         subject: int = 0,
     ) -> None:
-        self.keeper, self.view = keeper, view
+        self.pool, self.view = pool, view
         self.number, self.shape, self.address, self.until = number, shape, address, until
         self.subject = subject
         self.workers: Call | None = None
         self.servers: Call | None = None
         self.is_mending = self.is_mended = False
-        self.began_ns = time.monotonic_ns()
         self.outcome: NativeError | None = None
 
     @property
     def expires_at(self) -> float:
-        """When it is too late for it, and its workers' part has not found that out itself."""
+        """When the workers' part must have noticed that the call is late."""
         return self.until + _GRACE_S
 
     @property
     def is_whole(self) -> bool:
-        """Whether the servers' part has ended well, or was mended."""
+        """True once the servers' part has ended well, or was mended."""
         return self.is_mended or (self.servers is not None and self.servers.succeeded())
 
     @property
     def is_fine(self) -> bool:
-        """Whether all of it has ended well."""
+        """True once both parts have ended well."""
         return self.is_whole and (self.workers is None or self.workers.succeeded())
 
     @property
     def are_parts_over(self) -> bool:
-        """Whether nothing touches its memory any more, unless it has yet to be mended."""
+        """True if nothing touches its memory any more, unless it has yet to be mended."""
         return (
             not self.is_mending
             and (self.workers is None or self.workers.done())
             and (self.servers is None or self.servers.done())
         )
 
-    # The face of a native call.
+    # The methods of a native call.
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self.is_fine or (self.outcome is not None and self.are_parts_over) or self._look()
-
-    def _look(self) -> bool:
+        """Return whether it has ended, well or not."""
+        if self.is_fine or (self.outcome is not None and self.are_parts_over):
+            return True
         self._end_servers_with_workers()
-        return self.are_parts_over and self.keeper.is_settled(self)
+        return self.are_parts_over and self.is_settled()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ends in that time."""
+        """Return whether it ends in that time."""
         until = time.monotonic() + timeout_s
         if self.workers is not None and not self.workers.wait(timeout_s):
             return False
         self._end_servers_with_workers()
         while self.servers is not None:
-            now = time.monotonic()
-            if self.servers.wait(max(0.0, min(until, self._expires_at()) - now)):
+            expires_at = self.expires_at if self.outcome is None else FOR_EVER_S
+            if self.servers.wait(max(0.0, min(until, expires_at) - time.monotonic())):
                 break
-            if time.monotonic() < self._expires_at():
+            if time.monotonic() < expires_at:
                 return False  # NOT whether it has ended since: then it may have to be mended first
-            self.keeper.expire(self)
-        return self.is_fine or self.keeper.await_settled(self, until)
+            self.pool.expire(self)
+        return self.is_fine or self._await_settled(until)
 
     def succeeded(self) -> bool:
-        """Whether it has ended, and well."""
+        """Return whether it has ended, and well."""
         return self.is_fine
 
     @property
@@ -137,22 +123,54 @@ class ServedCall:
         return max(parts) if parts and all(parts) else 0
 
     def error(self) -> NativeError:
-        """Why it failed, if it did."""
+        """Return why it failed, if it did."""
         if self.outcome is not None:
             return self.outcome
         return FINE if self.workers is None else self.workers.error()
 
     def source(self) -> int:
-        """It is no message."""
+        """Return -1: it is no message."""
         return -1
+
+    def on_over(self, callback: Callable[[], None]) -> None:
+        """Call back when it has ended, at once if it has."""
+        parts = [(self.pool.control, self.workers), (self.view.group, self.servers)]
+        works = [Work(group, part, None) for group, part in parts if part is not None]
+        _after(works, lambda: self.pool.on_settled(self, callback))
 
     # Its end.
 
-    def _expires_at(self) -> float:
-        return self.expires_at if self.outcome is None else FOR_EVER_S
+    def is_settled(self) -> bool:
+        """Return whether its outcome is known; if not, the pool's thread mends the call."""
+        if self.is_fine:
+            return True
+        pool, workers = self.pool, self.workers
+        with pool.changed:  # or the thread might begin to mend a call that has ended for its caller
+            if self.is_mending:
+                return False
+            if self.outcome is None:
+                if workers is not None and workers.done() and not workers.succeeded():
+                    self.outcome = workers.error()
+                elif pool.has_ended and self.are_parts_over:
+                    self.outcome = pool.end_of_world()
+            return self.outcome is not None
+
+    def _await_settled(self, until: float) -> bool:
+        while not self.is_settled():
+            now = time.monotonic()
+            if now >= until:
+                return False
+            if now >= self.expires_at and self.outcome is None:
+                self.pool.expire(self)
+                continue
+            self.pool.look(self)
+            with self.pool.changed:
+                if not self.is_settled():
+                    self.pool.changed.wait(min(until - now, _LOOK_S))
+        return True
 
     def _end_servers_with_workers(self) -> None:
-        """The world has ended: the servers' part would go on to write to the memory."""
+        """End the servers' part with the world: it would go on to write to the memory."""
         workers, servers = self.workers, self.servers
         if workers is None or servers is None or not workers.done() or workers.succeeded():
             return
@@ -161,27 +179,22 @@ class ServedCall:
 
 
 class ServedWork(Work):
-    """The Work of a pooled call."""
+    """The Work of a served call, or of one by rails."""
 
     __slots__ = ()
 
-    def __init__(self, group: Group, call: ServedCall, owners: object) -> None:
+    def __init__(self, group: Group, call: ServedCall | RailCall, owners: object) -> None:
         super().__init__(group, cast("Call", call), owners)
 
     def on_done(self, callback: Callable[[Work], None]) -> None:
         """As `Work.on_done`."""
         call = cast("ServedCall", self._call)
-        parts: list[Work] = []
-        if call.workers is not None:
-            parts.append(Work(self._group, call.workers, None))
-        if call.servers is not None:
-            parts.append(Work(call.view.group, call.servers, None))
-        _after(parts, lambda: call.keeper.on_settled(call, lambda: COMPLETIONS.add(self, callback)))
+        call.on_over(lambda: COMPLETIONS.add(self, callback))
 
 
-def _after(parts: list[Work], then: Callable[[], None]) -> None:
-    """Once each of them has ended, one after the other."""
-    if not parts:
+def _after(works: list[Work], then: Callable[[], None]) -> None:
+    """Call `then` once each of them has ended, one after the other."""
+    if not works:
         then()
         return
-    follow(parts[0], lambda _work: _after(parts[1:], then))
+    follow(works[0], lambda _work: _after(works[1:], then))
