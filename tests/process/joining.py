@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from process.ranks import warm_up
 
@@ -18,6 +20,10 @@ from shoal.rendezvous.acceptor import Limits
 from shoal.rendezvous.listener import unix_address
 from shoal.rendezvous.record import Record, decode
 
+if TYPE_CHECKING:
+    import pytest
+
+JOIN = importlib.import_module("shoal.rendezvous.join")  # `join` hides it
 LONG_S = 60.0  # a join that should succeed
 SHORT_S = 0.3  # a join that cannot: it lasts this long
 ONE_HOST: Mapping[str, str] = {}
@@ -30,6 +36,11 @@ def hosts(*ids: str, **more: str) -> list[dict[str, str]]:
 
 def options(environ: Mapping[str, str], **more: object) -> JoinOptions:
     return JoinOptions(environ=environ, **more)  # type: ignore[arg-type]
+
+
+def die_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that fails reports nothing, as one that is killed."""
+    monkeypatch.setattr(JOIN._Join, "report_failure", lambda *_: None)
 
 
 class Ground:
@@ -190,7 +201,7 @@ class Noticing(MemoryStore):
 
     def set(self, key: str, value: bytes) -> None:
         super().set(key, value)
-        if key.startswith("shoal/rank/"):
+        if "/rank/" in key:
             record = decode(value)
             assert record is not None
             self.records[int(key.rpartition("/")[2])] = record

@@ -14,7 +14,7 @@ import shoal
 from shoal.rendezvous import TcpStoreClient
 
 LONG_S = 60.0
-RECORD = "shoal/rank/0"
+RECORD = "shoal/0/rank/0"
 
 
 class Held:

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,7 +23,7 @@ from process.joining import (
     waiting_rank_0,
 )
 from process.ranks import run_ranks, start_ranks
-from process.records import rewritten
+from process.records import record_of
 
 from shoal.rendezvous import JoinOptions, join
 from shoal.rendezvous.acceptor import Limits
@@ -51,26 +52,38 @@ def test_garbage_is_closed_without_a_reply_and_the_join_goes_on() -> None:
             pass
 
 
+class Held(Noticing):
+    """Shows where rank 0 listens only once the strangers are in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_in = threading.Event()
+
+    def try_get(self, key: str) -> bytes | None:
+        value = super().try_get(key)
+        if key == "shoal/0/rank/0" and value and record_of(value).endpoint is not None:
+            assert self.are_in.wait(LONG_S)
+        return value
+
+
 def test_strangers_on_tcp_are_treated_alike() -> None:
-    store = Noticing()
+    store = Held()
     environs = hosts("a", "b", "c")
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        stack.callback(store.are_in.set)
         waiting = [
             pool.submit(join, store, rank, 3, timeout_s=LONG_S, options=options(environs[rank]))
-            for rank in (0, 1)
+            for rank in range(3)
         ]
-        # The TCP listeners open once all ranks are known: a leftover of rank 2 is enough for that.
-        record = store.get("shoal/rank/0", LONG_S)
-        store.set("shoal/rank/2", rewritten(record, host_id="set:c"))
-        while (endpoint := store.records[0].endpoint) is None:
+        while 0 not in store.records or (endpoint := store.records[0].endpoint) is None:
             store.published.clear()
             store.published.wait(LONG_S)
         where = endpoint.address, endpoint.port
         silent = [stack.enter_context(socket.create_connection(where)) for _ in range(100)]
         silent[0].sendall(b"SSH-2.0-OpenSSH\r\n")
         assert is_closed(silent[0])
-        last = join(store, 2, 3, timeout_s=LONG_S, options=options(environs[2]))
-        with last, waiting[0].result(), waiting[1].result():
+        store.are_in.set()
+        with waiting[0].result(), waiting[1].result(), waiting[2].result():
             assert all(map(is_closed, silent[1:]))
 
 

@@ -16,7 +16,7 @@ from process.stage import Stage, error_of, pretend_hosts
 import shoal
 from shoal.errors import PeerLost, ShoalError, UsageError
 from shoal.rendezvous import HostMemory, JoinOptions, Membership, MemoryStore, join
-from shoal.rendezvous.farewell import FAREWELL_KEY
+from shoal.rendezvous.attempt import end_key
 from shoal.rendezvous.link import TreeLink
 
 LONG_S = 60.0
@@ -27,7 +27,7 @@ def hosts(*ids: str) -> list[Mapping[str, str]]:
 
 
 class Counting(MemoryStore):
-    """Knows which ranks have published, and whether somebody has looked for a farewell twice."""
+    """Knows which ranks have published, and whether one has looked twice for the second end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Counting(MemoryStore):
     def set(self, key: str, value: bytes) -> None:
         super().set(key, value)
         with self._set:
-            self._published |= {key} - {FAREWELL_KEY}
+            self._published |= {key} if "/rank/" in key else set()
             self._set.notify_all()
 
     def await_ranks(self, n_ranks: int) -> None:
@@ -52,9 +52,9 @@ class Counting(MemoryStore):
             assert self._set.wait_for(lambda: len(self._published) >= n_ranks, LONG_S)
 
     def try_get(self, key: str) -> bytes | None:
-        if key == FAREWELL_KEY:
-            self._n_looks += 1
-            if self._n_looks > 1:
+        if key == end_key(1):
+            self._n_looks += 1  # the first is to find the attempt
+            if self._n_looks > 2:
                 self.has_looked_twice.set()
         return super().try_get(key)
 
@@ -175,7 +175,7 @@ def join_until_interrupted() -> tuple[str, str]:
 def test_the_others_hear_of_a_rank_that_is_interrupted_while_it_waits() -> None:
     with Stage() as stage, start_ranks(join_until_interrupted, 3, env=stage.env) as ranks:
         for rank in range(3):
-            stage.store.get(f"shoal/rank/{rank}", LONG_S)
+            stage.store.get(f"shoal/0/rank/{rank}", LONG_S)
         os.kill(ranks.pid(2), signal.SIGINT)
         first, second, interrupted = (outcome.value for outcome in ranks.wait())
     assert interrupted == ("KeyboardInterrupt", "")
@@ -198,7 +198,7 @@ def init_until_interrupted() -> str:
 def test_a_join_that_ends_prints_a_line_of_what_happened_and_none_of_what_is_inside() -> None:
     with Stage() as stage, start_ranks(init_until_interrupted, 3, env=stage.env) as ranks:
         for rank in range(3):
-            stage.store.get(f"shoal/rank/{rank}", LONG_S)
+            stage.store.get(f"shoal/0/rank/{rank}", LONG_S)
         os.kill(ranks.pid(2), signal.SIGINT)
         texts = [outcome.value for outcome in ranks.wait()]
     for text, end in zip(texts, ["PeerLost: rank 2 on "] * 2 + ["KeyboardInterrupt"], strict=True):
@@ -214,7 +214,7 @@ def init_where_one_is_wrong(culprit: int, name: str, value: str) -> Exception | 
     if rank == culprit:
         os.environ[name] = value
         for other in {0, 1, 2} - {culprit}:
-            stage.store.get(f"shoal/rank/{other}", LONG_S)
+            stage.store.get(f"shoal/0/rank/{other}", LONG_S)
     return error_of(lambda: shoal.init(stage.store, rank, 3, timeout_s=LONG_S).close())
 
 

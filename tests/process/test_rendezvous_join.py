@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from process.joining import (
+    JOIN,
     LONG_S,
     ONE_HOST,
     SHORT_S,
@@ -24,11 +25,12 @@ from process.joining import (
 from process.records import record_of, rewritten
 
 from shoal.errors import Closed, TimedOut, UsageError
-from shoal.rendezvous import Membership, MemoryStore, join, patience
+from shoal.rendezvous import Membership, MemoryStore, join
+from shoal.rendezvous.attempt import part_key
 from shoal.rendezvous.listener import listen_tcp, listen_unix
 from shoal.rendezvous.record import Endpoint
 from shoal.rendezvous.roll import decode as decode_roll
-from shoal.rendezvous.roll import decode_part, part_key
+from shoal.rendezvous.roll import decode_part
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 
@@ -47,7 +49,7 @@ def test_ranks_of_one_host_are_linked_pairwise_without_tcp(size: int) -> None:
             check_who_is_there(member, grounds[rank])
             assert member.listener_fds == ()
     for rank in range(size if size > 1 else 0):
-        assert record_of(store.get(f"shoal/rank/{rank}", 0)).endpoint is None
+        assert record_of(store.get(f"shoal/0/rank/{rank}", 0)).endpoint is None
 
 
 def test_ranks_of_several_hosts_know_where_each_of_the_others_listens() -> None:
@@ -109,8 +111,8 @@ class Unasked(MemoryStore):
 
 
 def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_FIRST_S", 0.0)
-    monkeypatch.setattr(patience, "_PER_RANK_S", 0.0)
+    monkeypatch.setattr(JOIN, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(JOIN, "_PER_RANK_S", 0.0)
     never = options(ONE_HOST, warn_s=10 * LONG_S)
     with join(Unasked(), 0, 1, timeout_s=LONG_S, options=never) as member:
         assert member.peers == ()
@@ -118,7 +120,7 @@ def test_who_is_alone_asks_no_store_however_long_it_takes(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("ids", ["aaa", "aab", "abc"])
 def test_ranks_meet_without_being_reminded(ids: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_FIRST_S", 10 * LONG_S)
+    monkeypatch.setattr(JOIN, "_FIRST_LOOK_S", 10 * LONG_S)
     never = [options(environ, warn_s=10 * LONG_S) for environ in hosts(*ids)]
     store = MemoryStore()
 
@@ -144,7 +146,7 @@ def test_listeners_stay_within_the_port_range() -> None:
             for member in members:
                 for _, port in member.listens_at:
                     assert low < port <= low + 20
-            endpoint = record_of(store.get("shoal/rank/0", 0)).endpoint
+            endpoint = record_of(store.get("shoal/0/rank/0", 0)).endpoint
             assert endpoint is not None
             assert low < endpoint.port <= low + 20
 
@@ -193,9 +195,9 @@ def test_a_leftover_whose_listener_is_alive_but_silent_is_overcome() -> None:
     """A dead host leader of another host, at whose acceptor something else stands now."""
     store, environs = MemoryStore(), hosts("a", "b", "b")
     with joined(store, environs):
-        record = store.get("shoal/rank/1", 0)
+        record = store.get("shoal/0/rank/1", 0)
     listener, unix_name = listen_unix()
-    store.set("shoal/rank/1", rewritten(record, unix_name=unix_name))
+    store.set("shoal/1/rank/1", rewritten(record, unix_name=unix_name))
     impatient = [options(environ, dial_s=0.05) for environ in environs]
     with listener, ThreadPoolExecutor() as pool:
         ranks = {
@@ -238,7 +240,7 @@ def test_with_a_key_of_its_own_the_job_puts_none_into_the_store() -> None:
     store = MemoryStore()
     with joined(store, hosts("a", "b", SHOAL_KEY="a key of some length")) as members:
         assert members[0].job_key == members[1].job_key == b"a key of some length"
-    part = decode_part(store.get(part_key(0), 0), 2)
+    part = decode_part(store.get(part_key(0, 0), 0), 2)
     assert part is not None
     roll = decode_roll([part], 2)
     assert roll is not None
@@ -275,7 +277,7 @@ class Misleading(MemoryStore):
         self._endpoint = Endpoint("127.0.0.1", port, "eth7")
 
     def set(self, key: str, value: bytes) -> None:
-        if key == "shoal/rank/0" and record_of(value).endpoint is not None:
+        if key == "shoal/0/rank/0" and record_of(value).endpoint is not None:
             value = rewritten(value, endpoint=self._endpoint)
         super().set(key, value)
 
@@ -294,7 +296,7 @@ def test_a_rank_that_cannot_be_reached_is_named_with_its_address_and_the_remedy(
 def test_a_rank_that_published_but_never_connected_is_named() -> None:
     store = MemoryStore()
     with joined(store, hosts("a", "b")):
-        pass
+        store.set("shoal/1/rank/1", store.get("shoal/0/rank/1", 0))
     with pytest.raises(
         TimedOut, match=r"rank 1 on .* it never connected to 127\.0\.0\.1:\d+ \(lo\)"
     ):
@@ -304,7 +306,7 @@ def test_a_rank_that_published_but_never_connected_is_named() -> None:
 def test_the_rank_that_keeps_a_host_waiting_is_named_and_no_other() -> None:
     store = MemoryStore()
     with joined(store, 3 * [ONE_HOST]):
-        pass
+        store.set("shoal/1/rank/2", store.get("shoal/0/rank/2", 0))
     words = {
         0: "rank 2 on ",
         1: "it never connected to rank 0, which introduces the ranks of this host",

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from process.joining import (
+    JOIN,
     LONG_S,
     Ground,
     check_who_is_there,
+    die_in_silence,
     hosts,
     no_descriptor_is_left,
     options,
@@ -23,11 +25,10 @@ from shoal.rendezvous import (
     MemoryStore,
     TcpStoreClient,
     TcpStoreServer,
-    farewell,
     find_place,
     join,
 )
-from shoal.rendezvous.connections import Connections
+from shoal.rendezvous.attempt import record_key
 from shoal.rendezvous.link import TreeLink
 from shoal.rendezvous.links import TreeLinks
 from shoal.rendezvous.roster import Entry
@@ -142,16 +143,16 @@ def test_a_rank_that_dies_when_it_has_given_its_word_can_be_started_again(
 ) -> None:
     """The last host waits for that, so that nobody can have heard of all."""
     died = threading.Event()
-    give_word = TreeLinks.give_word
+    send_report = TreeLinks.send_report
 
-    def give_word_and_die(self: TreeLinks, own: Entry) -> None:
-        give_word(self, own)
+    def report_and_die(self: TreeLinks, own: Entry) -> None:
+        send_report(self, own)
         if self.rank == dying and not died.is_set():
             raise _DiedError
 
-    monkeypatch.setattr(TreeLinks, "give_word", give_word_and_die)
+    monkeypatch.setattr(TreeLinks, "send_report", report_and_die)
     hold_back(monkeypatch, 4, died)
-    monkeypatch.setattr(farewell, "send_farewell", lambda *_: None)  # as who is killed
+    die_in_silence(monkeypatch)
     store, environs = MemoryStore(), hosts("a", "b", "b", "b", "c")
 
     def one(rank: int) -> Membership:
@@ -202,36 +203,29 @@ def test_a_rank_that_is_lost_while_all_are_told_of_the_group_holds_up_nobody_els
         assert isinstance(lost.exception(), PeerLost)
 
 
-def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
+def test_the_report_of_a_rank_that_has_lost_one_below_it_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 2 dies when rank 1 has sent its report for both; rank 3 gives its own only then."""
-    has_reported, is_known, is_heard = (threading.Event() for _ in range(3))
-    give_word, heed, lost = TreeLinks.give_word, TreeLinks._heed, Connections._lost
+    """Rank 2 dies when rank 1 has sent its report for both; rank 3 sends its own only then."""
+    has_reported, is_known = threading.Event(), threading.Event()
+    send_report, end_attempt = TreeLinks.send_report, JOIN._Join._end_attempt
 
-    def give_word_or_die(self: TreeLinks, own: Entry) -> None:
-        give_word(self, own)
+    def report_or_die(self: TreeLinks, own: Entry) -> None:
+        send_report(self, own)
         if self.rank == 1:
             has_reported.set()
         if self.rank == 2:
             assert has_reported.wait(LONG_S)
             raise _DiedError
 
-    def notice(self: Connections, rank: int, error: OSError) -> None:
-        lost(self, rank, error)
-        if rank == 2:
-            is_known.set()
+    def end_and_let_go(*args: object) -> None:
+        is_known.set()  # the links are closed, and rank 0 does not know yet that all meet again
+        end_attempt(*args)
 
-    def hear(self: TreeLinks, link: TreeLink) -> None:
-        heed(self, link)
-        if link.rank == 3 and link.report is not None:
-            is_heard.set()
-
-    monkeypatch.setattr(TreeLinks, "give_word", give_word_or_die)
+    monkeypatch.setattr(TreeLinks, "send_report", report_or_die)
+    monkeypatch.setattr(JOIN._Join, "_end_attempt", end_and_let_go)
     hold_back(monkeypatch, 3, is_known)
-    monkeypatch.setattr(TreeLinks, "_heed", hear)
-    monkeypatch.setattr(Connections, "_lost", notice)
-    monkeypatch.setattr(farewell, "send_farewell", lambda *_: None)  # as who is killed
+    die_in_silence(monkeypatch)
     store, environs = _Ending(), hosts("a", "b", "b", "c")
 
     def one(rank: int) -> BaseException | Membership:
@@ -242,7 +236,8 @@ def test_the_word_of_a_rank_that_has_lost_one_below_it_does_not_count(
 
     with ThreadPoolExecutor(4) as pool:
         found = [pool.submit(one, rank) for rank in range(4)]
-        assert is_heard.wait(LONG_S)
-        store.has_ended = True  # so that those who rightly wait do not wait long
+        for rank in (0, 1, 3):  # all that live meet again
+            store.get(record_key(1, rank), LONG_S)
+        store.has_ended = True  # so that they do not wait long
         kinds = [type(each.result()) for each in found]
     assert kinds == [PeerLost, PeerLost, _DiedError, PeerLost]

@@ -8,11 +8,12 @@ import pytest
 from process.records import rewritten
 
 from shoal.errors import UsageError
+from shoal.rendezvous.attempt import Attempt, PlaceTakenError, part_key, record_key
 from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
-from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id, record_key
-from shoal.rendezvous.roll import Roll, decode_part, part_key
+from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id
+from shoal.rendezvous.roll import Roll, decode_part
 from shoal.rendezvous.roll import decode as decode_roll
 from shoal.rendezvous.store import MemoryStore, TorchStore
 from shoal.rendezvous.store.asking import Asking
@@ -28,7 +29,7 @@ def record(rank: int, size: int = 3, **changes: object) -> Record:
 
 def publish(store: MemoryStore, rank: int, what: Record | bytes | None = None) -> None:
     found = what or record(rank)
-    store.set(record_key(rank), found if isinstance(found, bytes) else found.encode())
+    store.set(record_key(0, rank), found if isinstance(found, bytes) else found.encode())
 
 
 def direct(store: MemoryStore) -> Asking:
@@ -38,7 +39,7 @@ def direct(store: MemoryStore) -> Asking:
 
 
 def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None) -> RootMeeting:
-    made = RootMeeting(direct(store), own or record(0), key)
+    made = RootMeeting(direct(store), Attempt(), own or record(0), key)
     made.publish(made.own)
     return made
 
@@ -46,7 +47,7 @@ def host(store: MemoryStore, own: Record | None = None, key: bytes | None = None
 def guest(
     store: MemoryStore, rank: int, own: Record | None = None, key: bytes | None = None
 ) -> MemberMeeting:
-    made = MemberMeeting(direct(store), own or record(rank), rank, key)
+    made = MemberMeeting(direct(store), Attempt(), rank, own or record(rank), key)
     made.publish(made.own)
     return made
 
@@ -143,25 +144,9 @@ def test_the_epoch_is_the_hash_of_all_nonces_in_rank_order() -> None:
     for meeting in (first, second):
         assert meeting.roll is not None
         assert meeting.roll.epoch == int.from_bytes(digest[:8], "big")
-        assert meeting.look_at == float("inf")
     assert first.job_key == second.job_key
     assert len(first.job_key) == 32
     assert first.roll == second.roll
-
-
-def test_a_record_that_has_changed_makes_another_roll() -> None:
-    store = MemoryStore()
-    first, second = host(store), guest(store, 1)
-    guest(store, 2)
-    look(first, second)
-    before = second.roll
-    publish(store, 2, record(2, nonce=b"new" + bytes(13)))
-    first.doubt()
-    look(first, second)
-    assert before is not None
-    assert first.roll == second.roll != before
-    assert first.roll is not None
-    assert first.roll.nonces[:2] == before.nonces[:2]
 
 
 def test_a_roll_that_was_damaged_in_the_store_is_written_again() -> None:
@@ -170,60 +155,44 @@ def test_a_roll_that_was_damaged_in_the_store_is_written_again() -> None:
     guests = [guest(store, rank, record(rank, size)) for rank in range(1, size)]
     look(first)
     for part in range(2):
-        whole = store.get(part_key(part), 0)
-        store.set(part_key(part), b"damaged")
+        whole = store.get(part_key(0, part), 0)
+        store.set(part_key(0, part), b"damaged")
         look(guests[0])
         assert guests[0].roll is None
         first.look_around()
-        assert store.get(part_key(part), 0) == whole
+        assert store.get(part_key(0, part), 0) == whole
     look(guests[0])
     assert guests[0].roll == first.roll
 
 
-def test_an_endpoint_that_a_rank_adds_changes_no_roll() -> None:
+def test_an_endpoint_that_a_rank_adds_is_found() -> None:
     store = MemoryStore()
     first = host(store, record(0, size=2))
     second = guest(store, 1, record(1, size=2, host_id="elsewhere"))
     look(first, second)
-    roll = first.roll
     assert second.endpoint(0) is None
     first.publish(first.own._replace(endpoint=ENDPOINT))
-    second.publish(second.own._replace(endpoint=ENDPOINT))
-    look(first, second)
-    assert first.roll == second.roll == roll
     assert second.endpoint(0) == ENDPOINT
 
 
-def test_where_a_predecessor_listened_is_not_where_a_rank_listens() -> None:
+def test_a_roll_without_our_own_nonce_is_not_used() -> None:
     store = MemoryStore()
-    first, second = host(store), guest(store, 1)
-    guest(store, 2)
+    first, second = host(store), guest(store, 1, record(1, nonce=bytes(16)))
+    publish(store, 1)
+    publish(store, 2)
     look(first, second)
-    publish(store, 0, record(0, nonce=bytes(16), endpoint=ENDPOINT))
-    assert second.endpoint(0) is None
+    assert first.roll is not None
+    assert second.roll is None
 
 
-def test_a_roll_without_our_own_nonce_is_a_leftover() -> None:
+def test_who_sees_a_damaged_roll_asks_the_store_less_and_less_often() -> None:
     store = MemoryStore()
-    first, second = host(store), guest(store, 1)
-    guest(store, 2)
-    look(first, second)
-    again = guest(store, 1, record(1, nonce=b"new" + bytes(13)))
-    look(again)
-    assert again.roll is None
-    look(first, again)
-    assert again.roll == first.roll
-    assert again.roll is not None
-
-
-def test_who_sees_a_leftover_asks_the_store_less_and_less_often() -> None:
-    store = MemoryStore()
-    look(host(store), guest(store, 1), guest(store, 2), host(store))
-    again, waits = guest(store, 1, record(1, nonce=b"new" + bytes(13))), []
+    second, waits = guest(store, 1), []
+    store.set(part_key(0, 0), b"damaged")
     for _ in range(7):
         before = time.monotonic()
-        look(again)
-        waits.append(again.look_at - before)
+        look(second)
+        waits.append(second.look_at - before)
     floors = [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
     for wait_s, least_s in zip(waits, floors, strict=True):
         assert wait_s >= least_s
@@ -243,7 +212,11 @@ def test_torchs_store_is_asked_rather_than_waited_for() -> None:
     for rank in range(2):
         store = Asking(TorchStore(_Torch()), time.monotonic() + 60)
         own = record(rank)
-        meeting = MemberMeeting(store, own, rank, None) if rank else RootMeeting(store, own, None)
+        meeting = (
+            MemberMeeting(store, Attempt(), rank, own, None)
+            if rank
+            else RootMeeting(store, Attempt(), own, None)
+        )
         meeting.look(time.monotonic() + 60)
         assert meeting.roll is None
         assert meeting.look_at < float("inf")
@@ -278,7 +251,7 @@ def test_rank_0_reads_all_records_by_one_request_and_all_others_only_the_roll() 
     assert store.asked == ["99 keys"]
     store.asked.clear()
     look(*guests)
-    assert store.asked == 99 * [part_key(0)]
+    assert store.asked == 99 * [part_key(0, 0)]
     assert {each.roll for each in guests} == {first.roll}
 
 
@@ -326,8 +299,16 @@ def test_a_second_process_of_the_same_rank_is_noticed() -> None:
     second = guest(store, 1)
     second.look_around()
     publish(store, 1, record(1, nonce=bytes(16)))
-    with pytest.raises(UsageError, match="another process joined as rank 1, on node-1"):
+    with pytest.raises(PlaceTakenError, match="another process joined as rank 1, on node-1"):
         second.look_around()
+
+
+def test_what_is_not_there_any_more_of_our_own_record_is_published_again() -> None:
+    store = MemoryStore()
+    first = host(store)
+    publish(store, 0, b"damaged")
+    first.look_around()
+    assert store.get(record_key(0, 0), 0) == first.own.encode()
 
 
 def test_a_host_is_itself_unless_told_otherwise() -> None:

@@ -18,7 +18,7 @@ from shoal.engine import RankInfo
 from shoal.errors import Closed, ShoalError, UsageError
 from shoal.group.work import COMPLETIONS
 from shoal.plan.quantities import bytes_from, show_bytes
-from shoal.rendezvous import HostMemory, Membership, Store, join, telling
+from shoal.rendezvous import HostMemory, Membership, Store, join, reporting_failure
 from shoal.state import SOURCES, heed_signal
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def meet(
     nothing. A peer that is silent for `dead_s`, the same on all, counts as lost, and so does one
     whose lost connections do not come back in that time; None: the usual.
     """
-    with telling(store, rank, size):
+    with reporting_failure(store, rank, size):
         _check_isa()
         heed_signal()
         staging_bytes = _staging_bytes()

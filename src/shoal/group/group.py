@@ -18,7 +18,7 @@ from shoal.group.buffers import BlockBuffers, span_of
 from shoal.group.context import meet
 from shoal.group.members import Members
 from shoal.plan import Settings, reported_mbit
-from shoal.rendezvous import telling
+from shoal.rendezvous import reporting_failure
 from shoal.rendezvous.acceptor import is_out_of_descriptors
 from shoal.rendezvous.interface import choose_address
 from shoal.settings import warn_of_unknown
@@ -56,7 +56,7 @@ def form(
         PeerLost: the store is gone.
         ShoalError: no shared memory is left.
     """
-    with telling(store, rank, size):
+    with reporting_failure(store, rank, size):
         warn_of_unknown(os.environ)
         settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
         if wire is not None:

@@ -1,10 +1,10 @@
-"""The connections of one rank while it joins: its acceptor, its way up, its links, by one roll."""
+"""The connections of one rank in one attempt: its acceptor, its way up, its links."""
 
 from __future__ import annotations
 
 import selectors
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shoal.rendezvous.acceptor import Acceptor, is_out_of_descriptors
 from shoal.rendezvous.connector import MEETING_PATH, Connector, Way
@@ -18,18 +18,23 @@ from shoal.rendezvous.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.rendezvous.local_bootstrap import HostMemory
     from shoal.rendezvous.meeting import Meeting
-    from shoal.rendezvous.options import JoinOptions
+    from shoal.rendezvous.options import HostMemory, JoinOptions
     from shoal.rendezvous.record import Endpoint
     from shoal.rendezvous.roll import Roll
 
 
-class OnDoubt(Protocol):
-    """Hears of a caller who is of another epoch, or holds another key."""
+class LinkLostError(Exception):
+    """A link broke, and with it this attempt.
 
-    def __call__(self, *, holds_other_key: bool) -> None:
-        """It has come; the roll may be another afterwards."""
+    Args:
+        why: a verb phrase, of this rank.
+        has_reported: whether the rank above counts on us.
+    """
+
+    def __init__(self, why: str, has_reported: bool) -> None:
+        super().__init__(why)
+        self.has_reported = has_reported
 
 
 class Connections:
@@ -37,7 +42,7 @@ class Connections:
 
     Args:
         listener: where the ranks of our host connect.
-        on_lost: called when a link broke.
+        on_doubt: called when this attempt may have ended: a link broke, a key was wrong.
     """
 
     def __init__(
@@ -47,23 +52,20 @@ class Connections:
         memory: HostMemory,
         options: JoinOptions,
         listener: socket.socket,
-        on_lost: Callable[[], None],
-        on_doubt: OnDoubt,
+        on_doubt: Callable[[], None],
     ) -> None:
-        self.links: TreeLinks | None = None  # of the roll
+        self.links: TreeLinks | None = None  # once there is a roll
         self.listens_at: tuple[Endpoint, ...] = ()  # for other hosts, by path
         self.acceptor = Acceptor(selector, self, options.limits)
         self.acceptor.open(listener)
         self._selector, self._meeting = selector, meeting
         self._memory, self._options = memory, options
-        self._on_lost, self._on_doubt = on_lost, on_doubt
+        self._on_doubt = on_doubt
         self._trouble: dict[int, str] = {}  # what went wrong with a rank last
-        self._connector = Connector(selector, options.dial_s, self._reached, self._not_reached)
+        self._connector: Connector | None = None
 
-    def begin(self, roll: Roll) -> None:
-        """Begin anew: what was proved under another epoch was proved to a leftover."""
-        if self.links is not None:
-            self.links.drop_all()
+    def begin(self, roll: Roll) -> TreeLinks:
+        """Connect along the tree of this roll."""
         rank, epoch, key = self._meeting.rank, roll.epoch, self._meeting.job_key
         tree = Tree(roll.hosts, rank)
         makes = tree.is_leader and self._meeting.size > 1
@@ -72,24 +74,32 @@ class Connections:
         def secret(other: int, role: str) -> bytes:
             return pair_key(key, epoch, rank, other, role)
 
-        self.links = TreeLinks(
+        links = TreeLinks(
             self._selector, tree, rank, secret, memory_fd, self._lost, self._memory.enter
         )
+        self.links = links
         if tree.n_hosts > 1:
             self._listen_for_hosts(tree)
-        self._connector.start_anew(self._way(tree, roll))
-        self.acceptor.reopen()
+        if tree.parent is not None:
+            self._connector = Connector(
+                self._selector,
+                self._options.dial_s,
+                self._way(roll, tree.parent, tree.is_local(tree.parent)),
+                self._reached,
+                self._not_reached,
+            )
+        return links
 
     def dial(self, now: float) -> float:
         """Connect to the rank above, if we are not; returns when to go on with it."""
-        lacks = self.links is not None and self.links.lacks_above
-        return self._connector.step(now) if lacks else float("inf")
+        if self._connector is None or self.links is None or not self.links.lacks_above:
+            return float("inf")
+        return self._connector.step(now)
 
     def explain(self, verdict: str, silence: str) -> str:
         """What is lacking, in words; see explain.py."""
-        text = explain(
-            self._meeting, self.links, self._trouble, self._connector.at, verdict, silence
-        )
+        at = None if self._connector is None else self._connector.at
+        text = explain(self._meeting, self.links, self._trouble, at, verdict, silence)
         n = self.acceptor.n_turned_away
         lack = f"; this process turned away {n} callers for want of a file descriptor (`ulimit -n`)"
         return text + (lack if n else "")
@@ -97,16 +107,14 @@ class Connections:
     def close(self) -> None:
         """Close everything that has not been handed out; idempotent."""
         self.acceptor.close()
-        self._connector.close()
+        if self._connector is not None:
+            self._connector.close()
         if self.links is not None:
             self.links.close()
 
-    def _way(self, tree: Tree, roll: Roll) -> Way | None:
+    def _way(self, roll: Roll, above: int, is_local: bool) -> Way:
         """To the rank above."""
-        rank, above = self._meeting.rank, tree.parent
-        if above is None:
-            return None
-        is_local = tree.is_local(above)
+        rank = self._meeting.rank
 
         def target() -> Endpoint | str | None:
             return (
@@ -115,23 +123,22 @@ class Connections:
 
         hello = Hello(roll.epoch, rank, above, MEETING_PATH)
         key = pair_key(self._meeting.job_key, roll.epoch, rank, above)
-        return Way(hello, key, target, lambda: f"rank {above} on {self._meeting.label(above)}")
+        return Way(hello, key, target, f"rank {above} on {self._meeting.label(above)}")
 
     def _listen_for_hosts(self, tree: Tree) -> None:
         meeting, environ = self._meeting, self._options.environ
-        if not self.listens_at:
-            master = self._options.master_addr or environ.get("MASTER_ADDR") or meeting.store_host
-            ports = port_range(environ)
-            listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
-            for listener in listeners:
-                self.acceptor.open(listener)
-            self.listens_at = tuple(paths)
-            if meeting.rank == 0 and not meeting.own.has_own_key:
-                self._options.log.warning(
-                    "this job spans hosts without a job key, so whoever reaches its store can join "
-                    "it: set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
-                )
-        if tree.has_hosts_below and meeting.own.endpoint is None:
+        master = self._options.master_addr or environ.get("MASTER_ADDR") or meeting.store_host
+        ports = port_range(environ)
+        listeners, paths = listen_for_hosts(meeting.rank, master, ports, environ)
+        for listener in listeners:
+            self.acceptor.open(listener)
+        self.listens_at = tuple(paths)
+        if meeting.rank == 0 and not meeting.own.has_own_key:
+            self._options.log.warning(
+                "this job spans hosts without a job key, so whoever reaches its store can join "
+                "it: set SHOAL_KEY_FILE to a file of mode 0600 with the same key on every host"
+            )
+        if tree.has_hosts_below:
             meeting.publish(meeting.own._replace(endpoint=self.listens_at[0]))
 
     # The way up.
@@ -140,7 +147,7 @@ class Connections:
         if self.links is not None and self.links.tree.parent is not None:
             self.links.add(self.links.tree.parent, sock)
 
-    def _not_reached(self, why: OSError | Progress, retry_at: float) -> None:
+    def _not_reached(self, why: OSError | Progress) -> None:
         above = None if self.links is None else self.links.tree.parent
         if above is None:
             return
@@ -152,19 +159,17 @@ class Connections:
             self._trouble[above] = "what answered there did not prove to be that rank"
         else:
             self._trouble[above] = (why.strerror or str(why)).lower()
-        self._meeting.doubt(retry_at)  # right before it is used again, not now
 
     def _lost(self, rank: int, error: OSError) -> None:
-        """A link broke: of the reports sent, those that stood for it do not count any more."""
+        """A link broke."""
         links = self.links
-        if links is None:
-            return
-        self._trouble[rank] = (error.strerror or str(error)).lower()
-        if rank == links.tree.parent:
-            self._connector.fail(error)
-        else:
-            links.take_word_back()
-        self._on_lost()
+        if links is None or links.is_concluded:
+            return  # it is lost to the group that has formed, or it has left that again
+        why = self._trouble[rank] = (error.strerror or str(error)).lower()
+        if links.needs(rank):
+            lacked = "" if links.lacked is None else f", which still lacked rank {links.lacked}"
+            raise LinkLostError(f"lost its link to rank {rank}{lacked}: {why}", links.has_reported)
+        self._on_doubt()
 
     # The acceptor's owner's part.
 
@@ -174,10 +179,8 @@ class Connections:
         is_ours = hello.to_rank == rank < hello.rank < self._meeting.size
         if not is_ours or hello.path != MEETING_PATH:
             return Progress.REFUSED
-        if not self._is_of_our_epoch(hello):
-            self._on_doubt(holds_other_key=False)
         if self.links is None or not self._is_of_our_epoch(hello):
-            return Progress.STALE
+            return Progress.STALE  # often it has simply seen the roll before we did
         if not self.links.expects(hello.rank):
             return Progress.REFUSED
         return pair_key(self._meeting.job_key, hello.epoch, rank, hello.rank)
@@ -189,21 +192,16 @@ class Connections:
         """A rank below has proved itself. One that connects again has lost its first link."""
         links, is_local = self.links, sock.family == socket.AF_UNIX
         is_expected = links is not None and links.expects(hello.rank)
-        if links is None or not is_expected or not self._is_of_our_epoch(hello):
-            sock.close()
-            return
-        if is_local is not links.tree.is_local(hello.rank):
+        if links is None or not is_expected or is_local is not links.tree.is_local(hello.rank):
             sock.close()
             return
         if not is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if links.has_given_word:
-            self._lost(hello.rank, ConnectionResetError("it connected again"))
-        self._trouble.pop(hello.rank, None)
         self._selector.register(sock, selectors.EVENT_READ)
         links.add(hello.rank, sock)
+        self._trouble.pop(hello.rank, None)
 
     def key_differs(self, hello: Hello) -> None:
         """Remember it for the deadline, and look soon whether it has left."""
         self._trouble[hello.rank] = f"it holds another job key. {HOW_TO_SET_KEY}"
-        self._on_doubt(holds_other_key=True)
+        self._on_doubt()

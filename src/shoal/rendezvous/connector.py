@@ -91,7 +91,7 @@ class Way:
         hello: what to say there.
         key: to prove.
         target: where it is, a Unix name or an endpoint; None if that is not known yet.
-        whose: the rank in words, for messages.
+        whose: the rank and its host, for messages.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Way:
         hello: Hello,
         key: bytes,
         target: Callable[[], Endpoint | str | None],
-        whose: Callable[[], str],
+        whose: str,
     ) -> None:
         self.hello = hello
         self.key = key
@@ -108,37 +108,32 @@ class Way:
 
 
 class Connector:
-    """The dials of one rank, one at a time.
+    """The attempts of one rank to connect to the rank above it, one at a time.
 
     Args:
         dial_s: seconds for one attempt.
         on_authenticated: takes over a socket that has proved where it leads; the selector knows it.
-        on_failed: hears why an attempt came to nothing, and when the next one is made.
+        on_failed: called with the reason when an attempt came to nothing.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         dial_s: float,
+        way: Way,
         on_authenticated: Callable[[socket.socket], None],
-        on_failed: Callable[[OSError | Progress, float], None],
+        on_failed: Callable[[OSError | Progress], None],
     ) -> None:
         self._selector = selector
         self._dial_s = dial_s
+        self._way = way
         self._on_proven = on_authenticated
         self._on_failed = on_failed
-        self._way: Way | None = None
         self._attempt: ConnectAttempt | None = None
         self._until = 0.0  # when to give it up
         self._not_before = 0.0  # when to try again
         self._retry_s = _FIRST_RETRY_S
         self.at: Endpoint | None = None  # where we last tried to reach a rank of another host
-
-    def start_anew(self, way: Way | None) -> None:
-        """Go another way from now on."""
-        self._drop()
-        self._way, self.at = way, None
-        self._not_before, self._retry_s = 0.0, _FIRST_RETRY_S
 
     def step(self, now: float) -> float:
         """Dial if it is time to, or give up what has taken too long; returns when to do it again.
@@ -147,19 +142,19 @@ class Connector:
         """
         if self._attempt is not None and now >= self._until:
             self.fail(OSError(f"no answer within {self._dial_s:g} s"))
-        if self._attempt is None and self._way is not None and now >= self._not_before:
+        if self._attempt is None and now >= self._not_before:
             target = self._way.target()
             if target is None:
                 self._wait()
             else:
-                self._begin(self._way, target, now)
+                self._begin(target, now)
         return self._not_before if self._attempt is None else self._until
 
     def fail(self, why: OSError | Progress) -> None:
         """Give up this attempt, and try again a little later."""
         self._drop()
         self._wait()
-        self._on_failed(why, self._not_before)
+        self._on_failed(why)
 
     def close(self) -> None:
         """Close what has not been handed over; idempotent. The selector is done with."""
@@ -170,10 +165,10 @@ class Connector:
         self._not_before = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
 
-    def _begin(self, way: Way, target: Endpoint | str, now: float) -> None:
+    def _begin(self, target: Endpoint | str, now: float) -> None:
         self.at = target if isinstance(target, Endpoint) else None
         try:
-            dial = ConnectAttempt(target, ClientHandshake(way.hello, way.key))
+            dial = ConnectAttempt(target, ClientHandshake(self._way.hello, self._way.key))
         except OSError as error:
             self.fail(error)
             return
@@ -186,7 +181,7 @@ class Connector:
             self.fail(error)
 
     def _on_ready(self, dial: ConnectAttempt) -> None:
-        if self._attempt is not dial or self._way is None:
+        if self._attempt is not dial:
             return  # dropped earlier in this wake-up
         was_connected = dial.is_connected
         try:
@@ -203,7 +198,7 @@ class Connector:
                 self._selector.modify(dial.sock, selectors.EVENT_READ, on_ready)
         elif progress is Progress.KEY_DIFFERS:
             raise UsageError(
-                f"rank {self._way.hello.rank} may not join: {self._way.whose()} holds another job "
+                f"rank {self._way.hello.rank} may not join: {self._way.whose} holds another job "
                 f"key. {HOW_TO_SET_KEY}"
             )
         else:

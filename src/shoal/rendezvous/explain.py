@@ -34,16 +34,18 @@ def explain(
         silence: says that the store does not answer; empty if it does.
     """
     parts = [silence] if silence else []
-    gone = meeting.farewell
-    if gone is not None:
+    before = meeting.before
+    if before is not None and before.is_failure:
         parts.append(
-            f"rank {gone.rank} on {gone.host_label} failed to join before rank {meeting.rank} "
-            f"came, and has not been started again: {gone.reason}"
+            f"rank {before.rank} on {before.host_label} failed to join before rank {meeting.rank} "
+            f"came, and has not been started again: {before.reason}"
         )
     if meeting.roll is None or links is None:
         parts += _of_no_roll(meeting, asks=not silence)
-    elif gone is None:
+    elif before is None or not before.is_failure:
         parts += _of_links(meeting, links, trouble, at)
+    if before is not None and not before.is_failure:
+        parts.append(f"the attempt before this one ended: rank {before.rank} {before.reason}")
     who = f"rank {meeting.rank} of {meeting.size} on {meeting.own.host_label}"
     return f"{who} {verdict}: " + "; ".join(parts)
 
@@ -51,8 +53,9 @@ def explain(
 def _of_no_roll(meeting: Meeting, *, asks: bool) -> Iterator[str]:
     """Who has not published, or nothing of use."""
     absent = meeting.unpublished(asks=asks)
-    gone = meeting.farewell
-    known = {*meeting.oddities, *([] if gone is None else [gone.rank])}
+    before = meeting.before
+    gone = {before.rank} if before is not None and before.is_failure else set[int]()
+    known = gone | meeting.oddities.keys()
     missing = [rank for rank in absent if rank not in known]
     if missing:
         yield (

@@ -55,7 +55,7 @@ class TreeLink:
     The report of the lower end stands for it and all below it: they lack nothing, and it says what
     all others must know of them (roster.py). The report of the upper end stands for all ranks.
     Before them, inside a host, the upper end passes the memory that its ranks share
-    (local_bootstrap.py).
+    (links.py).
     """
 
     def __init__(self, sock: socket.socket, ends: Ends) -> None:

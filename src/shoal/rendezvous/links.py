@@ -1,4 +1,10 @@
-"""The links of a rank to the one above it and to those below, and the reports that go over them."""
+"""The links of a rank to the one above it and to those below, and the reports that go over them.
+
+Inside a host the lowest rank introduces the others: each of them proves itself to that rank alone,
+and gets from it the one descriptor of the memory that all share, in which all find each other. That
+is n - 1 handshakes instead of n (n - 1) / 2. The lowest rank holds the job key, as the others do,
+so nothing rests on less proof.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +14,26 @@ import functools
 import selectors
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal.rendezvous.link import Ends, TreeLink
-from shoal.rendezvous.local_bootstrap import LocalBootstrap
 from shoal.rendezvous.roster import Entry, decode
 
 if TYPE_CHECKING:
     from shoal.rendezvous.tree import Tree
 
+_LATER: Final = (errno.EAGAIN, errno.ETOOMANYREFS)
+"""The receiver has not read what came before, or too many descriptors are on their way."""
+
 
 class TreeLinks:
-    """All links of one rank in one epoch.
+    """All links of one rank in one attempt.
 
     Args:
         tree: says with whom.
-        pair_key: by rank and use, what we share with nobody but that rank.
-        memory_fd: to pass to the other ranks of our host if we are its host leader, borrowed.
-        on_lost: hears of a link that broke, by rank, once it is closed.
+        pair_key: by rank and use, what we share with that rank alone.
+        memory_fd: to pass to the other ranks of our host if we are its lowest, borrowed.
+        on_lost: called when a link broke, by rank, before it is closed.
         enter: see `HostMemory`.
     """
 
@@ -40,18 +48,21 @@ class TreeLinks:
         enter: Callable[[int, int, int], None],
     ) -> None:
         self.tree = tree
+        self.rank = rank
         self.above: TreeLink | None = None
         self.roster: dict[int, Entry] | None = None  # of all, once the report from above has come
-        self.lacked: int | None = None  # who kept all waiting, when we lost the rank above
+        self.lacked: int | None = None  # the rank that a link which broke was waiting for
+        self.has_reported = False  # other ranks count on us, and on all below us
+        self.is_concluded = False  # we know all, and need no other rank any more
         self._selector = selector
-        self.rank = rank
         self._pair_key = pair_key
+        self._memory_fd = memory_fd
         self._on_lost = on_lost
         self._enter = enter
         self._below: dict[int, TreeLink] = {}
-        self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, what its report says
-        self._bootstrap = LocalBootstrap(memory_fd, tree.members, self._below)
-        self._last_report: bytes | None = None  # what all below are told, once we know it
+        self._entries: dict[int, dict[int, Entry]] = {}  # by rank below, from its report
+        self._left: list[TreeLink] | None = None  # to introduce; None before that begins
+        self._last_report = b""  # for all below, once we are concluded
 
     @property
     def _size(self) -> int:
@@ -59,7 +70,9 @@ class TreeLinks:
 
     def add(self, rank: int, sock: socket.socket) -> None:
         """Keep an authenticated socket, which the selector knows, in the place of any before it."""
-        self.drop(rank)
+        before = self._below.get(rank)
+        if before is not None:
+            self._lose(before, ConnectionResetError(errno.ECONNRESET, "it connected again"))
         link = TreeLink(sock, self._ends(rank))
         if rank == self.tree.parent:
             self.above = link
@@ -75,32 +88,10 @@ class TreeLinks:
         n_local = 0 if self.tree.is_leader else len(self.tree.host)
         return Ends(rank, up, down, True, self._size, n_local, self._size)
 
-    def drop(self, rank: int) -> None:
-        """Close the link to this rank, if there is one."""
-        if rank == self.tree.parent:
-            link, self.above = self.above, None
-            self.lacked = link.waits_for if link is not None else self.lacked
-        else:
-            link = self._below.pop(rank, None)
-            self._entries.pop(rank, None)
-        if link is not None:
-            self._selector.unregister(link.sock)
-            link.close()
-            if rank in self.tree.members:
-                self._end_introduction()
-
     def close(self) -> None:
         """Close every link, the selector being done with; idempotent."""
         for link in self._all():
             link.close()
-
-    def drop_all(self) -> None:
-        """Close every link."""
-        for link in self._all():
-            self._selector.unregister(link.sock)
-            link.close()
-        self.above = None
-        self._below.clear()
 
     def _all(self) -> list[TreeLink]:
         return [*self._below.values(), *([] if self.above is None else [self.above])]
@@ -109,7 +100,16 @@ class TreeLinks:
 
     def expects(self, rank: int) -> bool:
         """Whether this rank is to connect to us."""
-        return rank in self.tree.below and self._last_report is None
+        return rank in self.tree.below and not self.has_reported
+
+    def needs(self, rank: int) -> bool:
+        """Whether the loss of its link ends the attempt.
+
+        It does not before a rank below has our memory, or the rank above our report.
+        """
+        is_below = rank != self.tree.parent
+        is_early = is_below and (self._left is None or rank not in self.tree.members)
+        return self.has_reported or not is_early
 
     @property
     def lacks_above(self) -> bool:
@@ -132,76 +132,71 @@ class TreeLinks:
 
     @property
     def kept_waiting_by(self) -> int | None:
-        """A rank that is not linked to the one above it, as far as we know or were told."""
-        told = [link.waits_for for link in self._all() if link.waits_for is not None]
+        """A rank that is not linked to the one above it, as far as we know."""
+        known = [link.waits_for for link in self._all() if link.waits_for is not None]
         if self.lacks_above:
             return self.rank
-        return min([*self.lacking(), *told], default=None)
+        return min([*self.lacking(), *known], default=None)
 
-    @property
-    def is_introducing(self) -> bool:
-        """Whether `introduce` has something left to say."""
-        return self._bootstrap.is_under_way
+    # What is sent.
 
-    # What is said.
+    def introduce(self) -> bool:
+        """Pass the memory to the other ranks of our host once all are here; True: call it again.
 
-    def introduce(self) -> None:
-        """Introduce the other ranks of our host, as far as that goes now."""
-        broken = self._bootstrap.step()
-        if broken is not None:
-            self._lose(broken, ConnectionResetError(errno.ECONNRESET, "it closed the connection"))
+        What a socket does not take is left for then.
+        """
+        if self._left is None:
+            if not all(rank in self._below for rank in self.tree.members):
+                return False
+            self._left = [self._below[rank] for rank in self.tree.members[::-1]]
+        while self._left:
+            try:
+                self._left[-1].introduce(self._memory_fd, 1 + len(self.tree.members))
+            except OSError as error:
+                if error.errno not in _LATER:
+                    self._lose(self._left[-1], error)
+                return True
+            self._left.pop()
+        return False
 
     def send_who_keeps_us_waiting(self) -> None:
-        """Tell all whom we are linked to; it serves the text of an error, nothing else."""
+        """Send it over all links; it serves the text of an error, nothing else."""
         rank = self.kept_waiting_by
         for link in self._all() if rank is not None else ():
             if link.waits_for is None and not link.has_reported and rank is not None:
                 with contextlib.suppress(OSError):
                     link.send_waiting(rank)
 
-    def report(self, own: Entry) -> bytes:
-        """Ours: what we and all below us have to tell. Needs all their reports."""
+    def send_report(self, own: Entry) -> None:
+        """Send our report to the rank above. We are ready, so that one is there."""
+        self.has_reported = True
+        if self.above is not None:
+            self._send(self.above, self._report(own))
+
+    def _report(self, own: Entry) -> bytes:
         reports = [self._below[rank].report or b"" for rank in sorted(self._below)]
         return own.encode(self.rank) + b"".join(reports)
 
-    def give_word(self, own: Entry) -> None:
-        """Send our report to the rank above. We are ready, so that one is there."""
-        if self.above is not None:
-            self._send(self.above, self.report(own))
-
-    @property
-    def has_given_word(self) -> bool:
-        """Whether the rank above counts on us, and on all below us."""
-        return self.above is not None and self.above.has_reported
-
-    def take_word_back(self) -> None:
-        """Close the link to the rank above if we have given it our report."""
-        if self.has_given_word and self.tree.parent is not None:
-            self.drop(self.tree.parent)
-
     def conclude(self, own: Entry) -> dict[int, Entry]:
-        """All that all must know: we know it, and need nobody any more."""
-        if self.tree.parent is None:
-            self._last_report, roster = self.report(own), {self.rank: own}
+        """Return the roster of all, and send it to the ranks below.
+
+        Rank 0 makes it of their reports; any other has got it from above.
+        """
+        self.has_reported = self.is_concluded = True
+        if self.above is None:
+            self._last_report, roster = self._report(own), {self.rank: own}
             for entries in self._entries.values():
                 roster |= entries
         else:
-            self._last_report = (self.above and self.above.report) or b""
-            roster = self.roster or {}
-            self.drop(self.tree.parent)
-        self._bootstrap = LocalBootstrap(
-            -1, (), {}
-        )  # who leaves from here on needs nothing any more
-        return roster
-
-    def pass_on(self) -> None:
-        """Tell it to all below; `is_passed_on` says when the last of it is out."""
+            self._last_report, roster = self.above.report or b"", self.roster or {}
+            self._drop(self.above)
         for link in list(self._below.values()):
-            self._send(link, self._last_report or b"")
+            self._send(link, self._last_report)
+        return roster
 
     @property
     def is_passed_on(self) -> bool:
-        """Whether nothing of what we said is left to send."""
+        """Whether nothing of what we sent is on its way out."""
         return not any(link.has_more_to_send for link in self._all())
 
     def _send(self, link: TreeLink, report: bytes) -> None:
@@ -253,10 +248,15 @@ class TreeLinks:
             raise ConnectionResetError(errno.ECONNRESET, why) from error
 
     def _lose(self, link: TreeLink, error: OSError) -> None:
-        self.drop(link.rank)
+        self.lacked = link.waits_for
         self._on_lost(link.rank, error)
+        self._drop(link)
 
-    def _end_introduction(self) -> None:
-        """One who took part is gone: the others connect anew, so that all begin together."""
-        for link in self._bootstrap.end():
-            self.drop(link.rank)
+    def _drop(self, link: TreeLink) -> None:
+        if link is self.above:
+            self.above = None
+        else:
+            self._below.pop(link.rank, None)
+            self._entries.pop(link.rank, None)
+        self._selector.unregister(link.sock)
+        link.close()

@@ -1,14 +1,30 @@
-"""What a join rarely needs to be told."""
+"""What a join needs beside the store, the rank and the size."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shoal.rendezvous.acceptor import Limits
+
+
+class HostMemory(NamedTuple):
+    """The memory that the ranks of a host share, made by one of them and entered by all.
+
+    Args:
+        make: called on the lowest rank of a host with the number of its ranks, once that is known
+            (again in another attempt); it has entered what it makes. Returns the descriptor to
+            pass to the others, borrowed; or -1 to pass none.
+        enter: called on each of the others with that descriptor, which is its own from here on, the
+            number of ranks and its place among them; again in another attempt. What it raises ends
+            the join. Nobody looks at the memory before all have entered.
+    """
+
+    make: Callable[[int], int] = lambda _n_local: -1
+    enter: Callable[[int, int, int], None] = lambda _fd, _n_local, _local: None
 
 
 class JoinOptions(NamedTuple):

@@ -99,11 +99,6 @@ def decode(value: bytes) -> Record | None:
     return Record(size, nonce, *names, bool(flags & _HAS_OWN_KEY), endpoint)
 
 
-def record_key(rank: int) -> str:
-    """The store key under which a rank publishes."""
-    return f"shoal/rank/{rank}"
-
-
 def find_host_id(environ: Mapping[str, str]) -> str:
     """The same on two ranks exactly if they can share Unix sockets, and with them memory.
 

@@ -24,11 +24,6 @@ _N_RANK_BYTES: Final = N_NONCE_BYTES + 4
 _N_HOST_BYTES: Final = 512
 
 
-def part_key(part: int) -> str:
-    """The store key of a part of the roll."""
-    return f"shoal/roll/{part}"
-
-
 def epoch_of(nonces: Sequence[bytes]) -> int:
     """The epoch of the group whose ranks drew these nonces: random, and nobody chose it."""
     return int.from_bytes(hashlib.sha256(b"".join(nonces)).digest()[:8], "big")

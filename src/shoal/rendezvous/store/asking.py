@@ -135,6 +135,11 @@ class Asking(Caller):
         self._store = store
         self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the store has failed."""
+        return bool(self._lost)
+
     def set(self, key: str, value: bytes) -> None:
         """Write a value, over whatever is there."""
         self._ask(f"set of {key!r}", self._store.set, key, value)

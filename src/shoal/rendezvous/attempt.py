@@ -1,0 +1,219 @@
+"""The attempts to meet at one store: which of them a rank joins, and why one has ended.
+
+A store may outlive a group, and a rank may be started again. So each attempt has keys of its own,
+and a process joins the last attempt that has not ended. If its rank has been in that one already,
+the record there is a leftover: the process ends the attempt and joins the next. The others look for
+the end of their attempt while they wait, and follow. A rank that cannot join ends the attempt with
+its error, which the ranks of that attempt raise and later ones report while they wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.errors import PeerLost, ShoalError, UsageError
+from shoal.rendezvous.handshake import VERSION
+from shoal.rendezvous.options import JoinOptions
+from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unseal
+from shoal.rendezvous.record import MAX_SIZE, decode
+from shoal.rendezvous.store.asking import Asking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.rendezvous.store import Store
+
+_KIND: Final = b"shoal/en"
+_LAST_KIND: Final = b"shoal/at"
+# Seconds that a join which has failed already waits for the store: to find out what is missing, and
+# to report its error to the others.
+LAST_WORDS_S: Final = 0.5
+_N_REASON: Final = 500  # characters
+_N_LABEL: Final = 64
+_AGAIN, _LOST, _USAGE = range(3)
+
+# The number of the last attempt, or of one before it where two ranks wrote at once.
+ATTEMPT_KEY: Final = "shoal/attempt"
+
+
+def record_key(attempt: int, rank: int) -> str:
+    """The store key of a rank's record."""
+    return f"shoal/{attempt}/rank/{rank}"
+
+
+def part_key(attempt: int, part: int) -> str:
+    """The store key of a part of the roll."""
+    return f"shoal/{attempt}/roll/{part}"
+
+
+def end_key(attempt: int) -> str:
+    """The store key under which a rank ends an attempt."""
+    return f"shoal/{attempt}/end"
+
+
+class AttemptOverError(Exception):
+    """This attempt has ended, and the next one is open."""
+
+
+class PlaceTakenError(UsageError):
+    """Another process of this rank joined; its record is `value`."""
+
+    def __init__(self, rank: int, value: bytes) -> None:
+        found = decode(value)
+        where = "" if found is None else f", on {found.host_label}"
+        super().__init__(
+            f"another process joined as rank {rank}{where}: every process needs a RANK of its own"
+        )
+
+
+class End(NamedTuple):
+    """Why an attempt has ended.
+
+    Args:
+        rank: the rank that has ended it, on the host `host_label`.
+        kind: `_AGAIN`, all meet again; `_LOST` or `_USAGE`, the rank cannot join.
+    """
+
+    rank: int
+    host_label: str
+    kind: int
+    reason: str
+
+    @classmethod
+    def of(cls, rank: int, label: str, kind: int, reason: str) -> End:
+        """An end whose texts are cut to what a value of the store holds."""
+        return cls(rank, _ascii(label, _N_LABEL), kind, _ascii(reason, _N_REASON))
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the rank cannot join, unless it is started again."""
+        return self.kind != _AGAIN
+
+    def error(self) -> ShoalError:
+        """What the other ranks of the attempt raise."""
+        if self.kind == _USAGE:
+            who = f"rank {self.rank} on {self.host_label}"
+            return UsageError(f"{who} cannot join, so nobody can: {self.reason}")
+        reason = f"has left the meeting: {self.reason}"
+        return PeerLost(self.rank, self.host_label, "", "joining", reason)
+
+    def encode(self) -> bytes:
+        """As a value for the store."""
+        body = number(self.rank, 4) + number(self.kind, 1) + text_field(self.host_label)
+        return seal(_KIND, VERSION, body + self.reason.encode())
+
+
+_DAMAGED: Final = End(0, "", _AGAIN, "damaged in the store")
+
+
+def decode_end(value: bytes) -> End:
+    """The end that this value holds; if it is damaged, one after which all meet again."""
+    try:
+        version, body = unseal(_KIND, value)
+        data = Unpacker(body)
+        rank, kind = data.number(4, 0, MAX_SIZE), data.number(1, _AGAIN, _USAGE)
+        found = End(rank, data.text(), kind, data.rest().decode())
+    except ValueError:
+        return _DAMAGED
+    return found if version == VERSION and found.reason.isprintable() else _DAMAGED
+
+
+def find_end(store: Store, attempt: int) -> End | None:
+    """Why this attempt has ended; None if it has not."""
+    value = store.try_get(end_key(attempt))
+    return None if value is None else decode_end(value)
+
+
+class Attempt(NamedTuple):
+    """An attempt, and why the one before it ended."""
+
+    number: int = 0
+    before: End | None = None
+
+
+def find_attempt(store: Store, rank: int, label: str, left: int = -1) -> Attempt:
+    """Return the attempt that this rank joins: the last one, which has no record of it.
+
+    Args:
+        left: the attempt that this process was in; -1: none so far.
+
+    Raises:
+        PlaceTakenError: so was another process of its rank, and it is in this one already.
+        ShoalError: this process was in an attempt before, and a rank has failed since then.
+    """
+    attempt = left + 1 if left >= 0 else _last(store)
+    while True:
+        end = find_end(store, attempt)
+        if end is None:
+            value = store.try_get(record_key(attempt, rank))
+            if value is None:
+                break
+            if left >= 0:
+                raise PlaceTakenError(rank, value)
+            meet_again(store, attempt, rank, label, "was started again")
+        elif end.is_failure and left >= 0:
+            raise end.error()
+        attempt += 1
+    return Attempt(attempt, find_end(store, attempt - 1) if attempt else None)
+
+
+def end_attempt(store: Store, attempt: int, end: End) -> None:
+    """End an attempt, unless another rank has, and open the next."""
+    if store.try_get(end_key(attempt)) is None:
+        store.set(end_key(attempt), end.encode())
+    if _last(store) <= attempt:
+        store.set(ATTEMPT_KEY, seal(_LAST_KIND, VERSION, number(attempt + 1, 4)))
+
+
+def meet_again(store: Store, attempt: int, rank: int, label: str, why: str) -> None:
+    """End an attempt, so that all meet again."""
+    end_attempt(store, attempt, End.of(rank, label, _AGAIN, why))
+
+
+def report_failure(
+    asked: Asking, rank: int, label: str, error: BaseException, attempt: int | None = None
+) -> None:
+    """End the attempt with this rank's error, if the store takes it in time.
+
+    Args:
+        attempt: that this rank is in; None: it is in none, and ends the last one.
+    """
+    kind = _USAGE if isinstance(error, UsageError) else _LOST
+    why = str(error) if isinstance(error, ShoalError) else f"{type(error).__name__} {error}"
+    asked.deadline = time.monotonic() + LAST_WORDS_S
+    with contextlib.suppress(Exception):  # the store may be gone, or even be the reason
+        last = _last(asked) if attempt is None else attempt
+        while (end := find_end(asked, last)) is not None:
+            if attempt is not None and end.is_failure:
+                return  # the others know that they need not wait
+            last += 1
+            if attempt is not None and asked.try_get(record_key(last, rank)) is not None:
+                return  # another process has taken our place
+        end_attempt(asked, last, End.of(rank, label, kind, why))
+
+
+@contextlib.contextmanager
+def reporting_failure(store: Store, rank: int, size: int) -> Iterator[None]:
+    """Report an error of what this rank does before it joins, as `join` reports its own."""
+    try:
+        yield
+    except BaseException as error:
+        if size > 1 and 0 <= rank < size:
+            with contextlib.closing(Asking(store, 0.0)) as asked:
+                report_failure(asked, rank, JoinOptions().label, error)
+        raise
+
+
+def _last(store: Store) -> int:
+    try:
+        return int.from_bytes(unseal(_LAST_KIND, store.try_get(ATTEMPT_KEY) or b"")[1], "little")
+    except ValueError:
+        return 0  # none, or damaged
+
+
+def _ascii(text: str, n_chars: int) -> str:
+    """One line of printable ASCII."""
+    text = " ".join(text.split()).encode("ascii", "replace").decode("ascii")
+    return "".join(char if char.isprintable() else "?" for char in text)[:n_chars]

@@ -1,0 +1,215 @@
+"""Which attempt a rank joins, and whom the end of one concerns."""
+
+import pytest
+
+from shoal.errors import PeerLost, TimedOut, UsageError
+from shoal.rendezvous.attempt import (
+    ATTEMPT_KEY,
+    Attempt,
+    AttemptOverError,
+    PlaceTakenError,
+    decode_end,
+    end_key,
+    find_attempt,
+    find_end,
+    meet_again,
+    record_key,
+    report_failure,
+)
+from shoal.rendezvous.meeting import MemberMeeting
+from shoal.rendezvous.record import Record
+from shoal.rendezvous.store import MAX_VALUE_BYTES, MemoryStore
+from shoal.rendezvous.store.asking import Asking
+
+
+def direct(store: MemoryStore) -> Asking:
+    """The store itself, which needs no thread."""
+    return store  # type: ignore[return-value]
+
+
+WRONG_KEY = UsageError("rank 1 holds another job key")
+
+
+def come(store: MemoryStore, rank: int, left: int = -1) -> MemberMeeting:
+    """Find the attempt and publish, as a process does when it joins or goes on."""
+    attempt = find_attempt(store, rank, f"node-{rank}", left)
+    nonce = bytes([attempt.number, rank]) + bytes(14)
+    own = Record(3, nonce, "host", f"node-{rank}", "shoal", False)
+    meeting = MemberMeeting(direct(store), attempt, rank, own, None)
+    meeting.publish(own)
+    return meeting
+
+
+def fail(
+    store: MemoryStore, error: BaseException = WRONG_KEY, attempt: int | None = None, rank: int = 1
+) -> None:
+    report_failure(direct(store), rank, f"node-{rank}", error, attempt)
+
+
+def test_ranks_that_come_once_are_in_the_first_attempt() -> None:
+    store = MemoryStore()
+    meetings = [come(store, rank) for rank in range(3)]
+    assert [each.attempt for each in meetings] == [0, 0, 0]
+    for each in meetings:
+        each.look_around()
+        assert each.before is None
+
+
+@pytest.mark.parametrize("returning", [0, 1, 2])
+def test_a_rank_that_is_started_again_takes_all_to_the_next_attempt(returning: int) -> None:
+    store = MemoryStore()
+    meetings = [come(store, rank) for rank in range(3)]
+    assert come(store, returning).attempt == 1
+    for rank in {0, 1, 2} - {returning}:
+        with pytest.raises(AttemptOverError):
+            meetings[rank].look_around()
+        again = come(store, rank, left=0)
+        assert again.attempt == 1
+        again.look_around()
+
+
+def test_a_job_that_follows_another_in_the_same_store_meets_in_an_attempt_of_its_own() -> None:
+    store = MemoryStore()
+    for job in range(5):
+        assert [come(store, rank).attempt for rank in (2, 0, 1)] == 3 * [job]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_leftovers_of_some_ranks_hold_up_no_later_job(first: int) -> None:
+    """An earlier job ended before its rank 2 had come."""
+    store = MemoryStore()
+    come(store, 0), come(store, 1)
+    order = [first, *({0, 1, 2} - {first})]
+    meetings = {rank: come(store, rank) for rank in order}
+    for rank in order:
+        if find_end(store, meetings[rank].attempt) is not None:
+            with pytest.raises(AttemptOverError):
+                meetings[rank].look_around()
+            meetings[rank] = come(store, rank, left=meetings[rank].attempt)
+    assert {each.attempt for each in meetings.values()} == {1}
+
+
+def test_of_two_processes_of_one_rank_the_later_one_goes_on() -> None:
+    store = MemoryStore()
+    come(store, 1)
+    assert come(store, 1).attempt == 1
+    with pytest.raises(PlaceTakenError, match="another process joined as rank 1, on node-1"):
+        come(store, 1, left=0)
+
+
+@pytest.mark.parametrize("last", [None, b"damaged"])
+def test_an_attempt_is_found_without_its_number(last: bytes | None) -> None:
+    store = MemoryStore()
+    for _ in range(3):
+        come(store, 0)
+    store._values.pop(ATTEMPT_KEY)
+    if last is not None:
+        store.set(ATTEMPT_KEY, last)
+    assert come(store, 1).attempt == 2
+
+
+def test_the_number_never_goes_back() -> None:
+    store = MemoryStore()
+    for _ in range(3):
+        come(store, 0)
+    before = store.get(ATTEMPT_KEY, 0)
+    meet_again(store, 0, 1, "node-1", "was slow")
+    assert store.get(ATTEMPT_KEY, 0) == before
+
+
+def test_the_ranks_of_an_attempt_raise_why_another_cannot_join() -> None:
+    store = MemoryStore()
+    first, _ = come(store, 0), come(store, 1)
+    fail(store, attempt=0)
+    with pytest.raises(UsageError, match=r"rank 1 on node-1 cannot join.*holds another job key"):
+        first.look_around()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (MemoryError("no room"), "MemoryError no room"),
+        (PeerLost(2, reason="is gone"), "rank 2 is gone"),
+        (TimedOut("two\nlines, \x1b[31m in ü"), r"timed out: two lines, .\[31m in \?"),
+    ],
+)
+def test_what_is_no_mistake_in_a_call_is_a_lost_peer(error: BaseException, words: str) -> None:
+    store = MemoryStore()
+    first, _ = come(store, 0), come(store, 1)
+    fail(store, error, 0)
+    with pytest.raises(PeerLost, match=f"rank 1 on node-1 has left the meeting: {words}") as caught:
+        first.look_around()
+    assert (caught.value.rank, caught.value.host) == (1, "node-1")
+
+
+def test_a_rank_that_comes_later_waits_and_knows_why_until_the_other_is_back() -> None:
+    store = MemoryStore()
+    come(store, 1)
+    fail(store, attempt=0)
+    first = come(store, 0)
+    first.look_around()
+    assert first.before is not None
+    assert (first.before.rank, first.before.reason) == (1, str(WRONG_KEY))
+    assert come(store, 1).attempt == first.attempt == 1
+    first.look_around()
+    assert first.before is None
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_rank_that_fails_before_it_has_come_ends_the_attempt_too(was_there: bool) -> None:
+    store = MemoryStore()
+    if was_there:
+        come(store, 1)
+    first = come(store, 0)
+    fail(store)
+    with pytest.raises(UsageError):
+        first.look_around()
+    assert come(store, 1).attempt == 1
+
+
+def test_a_rank_that_fails_when_all_meet_again_ends_the_next_attempt() -> None:
+    store = MemoryStore()
+    first, _ = come(store, 0), come(store, 1)
+    meet_again(store, 0, 2, "node-2", "was started again")
+    with pytest.raises(AttemptOverError):
+        first.look_around()
+    fail(store, attempt=0)
+    with pytest.raises(UsageError, match="holds another job key"):
+        come(store, 0, left=0)
+
+
+def test_a_failure_of_a_process_whose_place_was_taken_ends_nothing() -> None:
+    store = MemoryStore()
+    come(store, 1), come(store, 1)
+    fail(store, attempt=0)
+    assert find_end(store, 1) is None
+
+
+def test_the_first_failure_counts() -> None:
+    store = MemoryStore()
+    fail(store, rank=2, attempt=0)
+    fail(store, rank=1, attempt=0)
+    end = find_end(store, 0)
+    assert end is not None
+    assert end.rank == 2
+    assert find_end(store, 1) is None
+
+
+def test_a_damaged_end_makes_all_meet_again() -> None:
+    store = MemoryStore()
+    fail(store, UsageError('"' * 10_000), 0)
+    value = store.get(end_key(0), 0)
+    assert len(value) <= MAX_VALUE_BYTES
+    assert decode_end(value).is_failure
+    for at in range(8 * len(value)):
+        flipped = bytearray(value)
+        flipped[at // 8] ^= 1 << at % 8
+        assert not decode_end(bytes(flipped)).is_failure
+    come(store, 0)
+    for other in (b"", b"1", b"[]", store.get(record_key(1, 0), 0)):
+        assert not decode_end(other).is_failure
+
+
+def test_an_attempt_without_an_end_is_the_first() -> None:
+    assert find_attempt(MemoryStore(), 0, "node-0") == Attempt(0, None)
