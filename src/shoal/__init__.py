@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-if "torch.distributed" in sys.modules:  # torch may have been told to load no backends by itself
+if "torch.distributed" in sys.modules:  # torch's own loading of backends may be switched off
     from shoal._autoload import register
 
     register()
 
-# What loads more than this file, by the module that has it: imported when first asked for.
+# Names that load more than this file, with their modules, which are imported at first use.
 _LAZY = {
     "init": "shoal.launch",
     "empty": "shoal.group.memory",

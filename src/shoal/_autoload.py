@@ -1,12 +1,12 @@
-"""What `import torch` runs, so that `init_process_group("shoal")` needs no `import shoal`.
+"""Registers the backend during `import torch`: `init_process_group("shoal")` needs no import.
 
-It runs in every program that imports torch where shoal is installed, also in those that never use
-it: it registers a name and does nothing else. Whatever goes wrong here must NOT break their `import
-torch`; `init_process_group("shoal")` then says that it does not know the backend.
+`import torch` calls `register` wherever shoal is installed, also in programs that never use it. It
+registers a name and does nothing else. A failure here must NOT break `import torch`; then
+`init_process_group("shoal")` raises torch's error for an unknown backend.
 
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps `import torch` from it. torch 2.14 and later call it all the
-same when the name is first used; before that it takes `import shoal` after `import torch`, or
-`import shoal.torch` anywhere.
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 prevents this call. torch 2.14 and later call it anyway when the
+name is first used; earlier versions need `import shoal` after `import torch`, or `import
+shoal.torch` anywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Make torch.distributed know the backend "shoal". Idempotent; never raises."""
+    """Register the backend "shoal" with torch.distributed. Idempotent; never raises."""
     try:
         import torch
         import torch.distributed as dist
@@ -33,8 +33,8 @@ def register() -> None:
             "shoal",
             _create_process_group,
             extended_api=True,
-            # What is served: ShardedTensor puts its data on the first that is not the CPU. NOT a
-            # string: torch 2.11 and 2.13 read one letter by letter.
+            # ShardedTensor puts its data on the first of these that is not the CPU. NOT a string:
+            # torch 2.11 and 2.13 read one letter by letter.
             devices=["cpu", "cuda"] if _has_gpu(torch) else ["cpu"],
         )
     except Exception:  # a foreign program's `import torch` must go on
@@ -44,9 +44,9 @@ def register() -> None:
 
 
 def _has_gpu(torch: Any) -> bool:
-    """Whether torch is built for CUDA, a driver is there, and nobody hides the GPUs.
+    """True if torch is built for CUDA, a driver is loaded, and no variable hides the GPUs.
 
-    NOT torch.cuda.is_available(): it loads the driver, and a process forked later has none.
+    NOT torch.cuda.is_available(): it loads the driver, which a process forked later cannot use.
     """
     is_built = getattr(getattr(torch, "version", None), "cuda", None) is not None
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
@@ -57,10 +57,10 @@ _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
 def _create_process_group(dist_backend_opts: Any, backend_options: Any) -> dist.ProcessGroup:
-    """Build the group. Only now the front end and the native library are loaded.
+    """Build the group; this loads the front end and the native library.
 
-    Nothing that loads is garbage. NOT with the collector on: after torch's import our modules make
-    a collection of all objects due, which takes 110 ms of CPU on every rank (bench/LOG.md).
+    NOT with the garbage collector on: after torch's import our modules trigger a collection of all
+    objects, which takes 110 ms of CPU on every rank (bench/LOG.md) and frees nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

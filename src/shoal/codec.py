@@ -1,6 +1,6 @@
-"""Codecs: how elements travel between hosts, under the numbers that native/fold/codec.h gives them.
+"""Codecs: the encodings of elements between hosts, with the numbers of native/fold/codec.h.
 
-docs/wire.md says what a narrow codec does to values, docs/decisions/0013 why it is so.
+docs/wire.md says what a narrow codec does to values, docs/decisions/0013 why.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["Codec", "parse_wire"]
 
 
 class Codec(enum.IntEnum):
-    """How the elements of a call travel between hosts. Append only, as for `DType`."""
+    """The encoding of a call's elements between hosts. Append only, as for `DType`."""
 
     IDENTITY = 0
-    """As they are."""
+    """Elements as they are in memory."""
     BF16 = 1
     """float32 as bfloat16, rounded to nearest, ties to even."""
 
@@ -37,7 +37,7 @@ _CODECS: Final = {str(codec): codec for codec in Codec}
 
 
 def parse_wire(value: object) -> Codec:
-    """The Codec that `value` names.
+    """Return the Codec that `value` names.
 
     Args:
         value: a Codec or its name: "identity" or "bf16".
@@ -47,5 +47,5 @@ def parse_wire(value: object) -> Codec:
     """
     codec = _CODECS.get(str(value)) if isinstance(value, (Codec, str)) else None
     if codec is None:
-        raise UsageError(f"unknown wire {value!r}; known are {', '.join(_CODECS)}")
+        raise UsageError(f"unknown wire {value!r}; give one of {', '.join(_CODECS)}")
     return codec

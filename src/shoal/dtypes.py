@@ -1,4 +1,4 @@
-"""Element types and fold operations, under the numbers that native/fold/dtype.h gives them."""
+"""Element types and fold operations, with the numbers of native/fold/dtype.h."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class DType(enum.IntEnum):
     """The type of one element. The numbers cross the wire: never renumber, only append."""
 
     n_bytes: int
-    """Of an element."""
+    """The bytes of one element."""
 
     def __new__(cls, number: int, n_bytes: int) -> DType:
-        """A row of the table."""
+        """Make a member from a row of the table below."""
         dtype = int.__new__(cls, number)
         dtype._value_, dtype.n_bytes = number, n_bytes
         return dtype
@@ -75,7 +75,7 @@ def item_size(dtype: DType) -> int:
 
 
 def parse_dtype(value: object) -> DType:
-    """The DType that `value` names, without importing the framework it comes from.
+    """Return the DType that `value` names, without importing the framework it comes from.
 
     Args:
         value: a DType, a name ("float32"), a NumPy dtype or scalar type (also those of
@@ -86,7 +86,7 @@ def parse_dtype(value: object) -> DType:
     """
     if isinstance(value, DType):
         return value
-    # A NumPy dtype of the other byte order bears the same name: folding it would give nonsense.
+    # A NumPy dtype of the other byte order has the same name: folding it would give nonsense.
     if getattr(value, "isnative", True) is False:
         raise UsageError(
             f"dtype {value} is not in this machine's byte order; convert it first, "
@@ -94,12 +94,12 @@ def parse_dtype(value: object) -> DType:
         )
     dtype = _DTYPES.get(_name_of_dtype(value))
     if dtype is None:
-        raise UsageError(f"unknown dtype {value!r}; known are {', '.join(_DTYPES)}")
+        raise UsageError(f"unknown dtype {value!r}; give one of {', '.join(_DTYPES)}")
     return dtype
 
 
 def parse_op(value: object) -> Op:
-    """The Op that `value` names.
+    """Return the Op that `value` names.
 
     Args:
         value: an Op or its name, such as "sum".
@@ -111,7 +111,7 @@ def parse_op(value: object) -> Op:
         return value
     op = _OPS.get(value) if isinstance(value, str) else None
     if op is None:
-        raise UsageError(f"unknown operation {value!r}; known are {', '.join(_OPS)}")
+        raise UsageError(f"unknown operation {value!r}; give one of {', '.join(_OPS)}")
     return op
 
 

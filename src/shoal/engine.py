@@ -1,8 +1,7 @@
 """Turns schedules into native programs and plans, and native errors into exceptions.
 
-The native core is imported here, and in `limits` for its numbers; nowhere else. What others use of
-it as it is (the handshake, memory) passes through. Everything else here runs once per kind of call;
-what runs on every call is native.
+Only this module, and `limits` for its numbers, import the native core; other modules import its
+names from here. The code below runs once per kind of call; what runs on every call is native.
 """
 
 from __future__ import annotations
@@ -50,44 +49,9 @@ from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
 from shoal.schedule.hierarchical import moved
 from shoal.shapes import Shape, agreement, describe, layouts_of
 
-__all__ = [
-    "Arena",
-    "Call",
-    "ClientHandshake",
-    "Countdown",
-    "Fault",
-    "HANDSHAKE_MAGIC",
-    "HANDSHAKE_VERSION",
-    "Hello",
-    "N_NONCE_BYTES",
-    "Progress",
-    "ServerHandshake",
-    "pair_key",
-    "Mesh",
-    "NativeGroup",
-    "Plan",
-    "RankInfo",
-    "address_of",
-    "allocate",
-    "n_waiting",
-    "can_encode",
-    "note_signal",
-    "can_fold",
-    "error_from",
-    "fold_isa",
-    "lower",
-    "make_plan",
-    "plan_among",
-    "plan_for",
-    "release",
-    "round_to",
-    "stream_copy",
-    "wakeups",
-]
-
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
-    """Flatten one rank's steps; the native core finds out which of them wait for which.
+    """Flatten one rank's steps; the native core derives which of them wait for which.
 
     Args:
         size: of the group; peers are below it.
@@ -111,16 +75,16 @@ def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
 # batches) must not grow this without bound.
 @functools.lru_cache(maxsize=1024)
 def plan_for(shape: Shape, n_workers: int = 0) -> Plan:
-    """The native plan of a kind of call: its program, chunk layout and descriptor.
+    """Return the native plan of a kind of call: its program, chunk layout and descriptor.
 
     Args:
-        n_workers: the ranks of the group from this one on are servers; 0: there are none.
+        n_workers: ranks from this one on are servers; 0: there are none.
     """
     return make_plan(shape, n_workers)
 
 
 def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
-    """`plan_for` a kind of call that will hardly come again: nothing of its lengths is kept."""
+    """`plan_for` without the cache, for lengths that will hardly come again."""
     average = shape.op is Op.AVG
     kind = shape._replace(n_elems=0, dtype=DType.UINT8, blocks=(), sent=(), taken=(), n_lanes=1)
     kind = kind._replace(priority=0)
@@ -132,14 +96,14 @@ def make_plan(shape: Shape, n_workers: int = 0) -> Plan:
 def plan_among(
     shape: Shape, members: tuple[int, ...], size: int, what: str, is_told: bool | None = None
 ) -> Plan:
-    """The plan of an all-reduce of some ranks, for the native group of more.
+    """Return the plan of an all-reduce of some ranks of a larger native group.
 
     Args:
-        shape: as in a group of its ranks alone.
-        members: these ranks, as the larger group numbers them, which has `size`.
-        what: this is, for messages; ranks that disagree on it find out.
-        is_told: False: only up to where each chunk is folded, at its owner; True: only from there
-            on, with an average over all ranks of the larger group; None: all of it.
+        shape: as in a group of these ranks alone.
+        members: their numbers in the larger group, which has `size` ranks.
+        what: a name for messages; ranks must agree on it.
+        is_told: False: only the steps until each chunk is folded at its owner; True: only the
+            steps after that, with an average over all ranks of the larger group; None: all steps.
     """
     steps = shape.found.steps(shape.rank, shape.size, 0, shape.hosts)
     if is_told is not None:
@@ -178,16 +142,16 @@ def _plan_of(
 
 @functools.lru_cache(maxsize=256)
 def _program_for(kind: Shape, algorithm: Algorithm) -> Program:
-    """The program of all calls that differ in size and type only, and are cut alike."""
-    # A receive from any source is lowered as one from rank 0: the engine puts in who it was.
+    """Return the program of all calls that differ in size and type only, and are cut alike."""
+    # A receive from any source is lowered as one from rank 0: the engine fills in the real source.
     steps = algorithm.steps(kind.rank, kind.size, max(kind.root, 0), kind.hosts)
     return lower(steps, kind.size, finish=kind.op is Op.AVG or kind.codec is not Codec.IDENTITY)
 
 
 class RankInfo(NamedTuple):
-    """Where a rank is: its host's name, the address it was reached at, and the host's identity.
+    """A rank's host name, the address it was reached at, and its host's identity.
 
-    `process_id`: 32 hexadecimal digits, drawn by its process for this epoch.
+    `process_id`: 32 hexadecimal digits that its process drew for this epoch.
     """
 
     host: str
@@ -210,7 +174,7 @@ _KINDS: Final[Mapping[Fault, type[ShoalError]]] = {
 def error_from(
     native: tuple[Fault, int, str, str], members: Sequence[int], names: Sequence[RankInfo]
 ) -> ShoalError | None:
-    """The exception that a native error stands for, or None.
+    """Return the exception for a native error, or None for no error.
 
     Args:
         native: (fault, mesh rank to blame, what happened, during which call).

@@ -1,9 +1,9 @@
-"""One class per meaning: who has to act, and what is still true afterwards.
+"""The exceptions of shoal, one class per meaning.
 
-`UsageError` is the caller's to mend, `PeerLost` and `TimedOut` are the world's doing, `Closed`
-means that somebody here closed it, `ProofError` blames a schedule, `InternalError` blames shoal.
-Each also is the built-in exception that its meaning suggests, so code that knows nothing of shoal
-can catch it; and a RuntimeError, which code around torch's collectives expects of whatever fails.
+`UsageError` is for the caller to fix, `PeerLost` and `TimedOut` come from outside, `Closed` means
+that this side closed the group, `ProofError` blames a schedule and `InternalError` blames shoal.
+Each is also the built-in exception that its meaning suggests, so code that knows nothing of shoal
+can catch it, and a RuntimeError, which code around torch's collectives expects of any failure.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _Result = TypeVar("_Result")
 
 
 def without_internals(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Let errors leave the function, and Ctrl-C too, without the frames and causes inside it.
+    """Drop the frames and causes inside the function from errors and Ctrl-C that leave it.
 
-    An error says all that its reader can act on. InternalError keeps its frames: they are reported.
+    The message holds all that its reader can act on. InternalError keeps its frames: users report
+    them.
     """
 
     @functools.wraps(function)
@@ -47,7 +48,7 @@ def without_internals(function: Callable[_Given, _Result]) -> Callable[_Given, _
 
 
 class ShoalError(RuntimeError):
-    """The root: everything that shoal raises on purpose."""
+    """The base class of all errors that shoal raises on purpose."""
 
 
 class UsageError(ShoalError, ValueError):
@@ -55,27 +56,27 @@ class UsageError(ShoalError, ValueError):
 
 
 class Unsupported(UsageError, NotImplementedError):  # noqa: N818 - says what happened
-    """Shoal cannot do that (yet), or nobody could. No byte of any tensor has moved."""
+    """Shoal cannot do that (yet), or no library could. No byte of any tensor has moved."""
 
 
 class PeerLost(ShoalError):  # noqa: N818 - says what happened
     """A peer is gone, and with it this view of the group.
 
-    Tensors of collectives that were in flight are partly folded: discard them. Every later call on
-    this group raises the same; the survivors go on in what `shrink` returns.
+    Tensors of collectives in flight are partly folded: discard them. Every later call on this
+    group raises the same error; the survivors continue in the group that `shrink` returns.
 
     Args:
-        rank: the culprit's rank in the group; -1 if it is not known.
-        host: the name of the culprit's host; empty if it is not known.
-        address: where it was reached; empty inside a host.
-        doing: what was waited for, such as "recv 65536 B, chunk 5, step 17 of 30".
-        reason: a verb phrase: how it was lost, such as "closed the link".
+        rank: the lost peer's rank in the group; -1 if it is not known.
+        host: the name of its host; empty if it is not known.
+        address: its address; empty inside a host.
+        doing: the interrupted wait, such as "recv 65536 B, chunk 5, step 17 of 30".
+        reason: a verb phrase: how the peer was lost, such as "closed the link".
     """
 
     def __init__(
         self, rank: int, host: str = "", address: str = "", doing: str = "", reason: str = "is gone"
     ) -> None:
-        # All of them are `args`, so that the error survives pickling between processes.
+        # All of these are `args`, so that the error survives pickling between processes.
         super().__init__(rank, host, address, doing, reason)
         self.rank = rank
         self.host = host
@@ -89,9 +90,9 @@ class PeerLost(ShoalError):  # noqa: N818 - says what happened
         address = f"at {self.address}" if self.address else ""
         doing = f"({self.doing})" if self.doing else ""
         what = " ".join(filter(None, (who, host, address, self.reason, doing)))
-        # Who gave this rank up has gone on, and nobody shrinks a group with it.
+        # The peers that gave this rank up have moved on and will not shrink a group with it.
         if self.reason.startswith(("gave this rank up", "goes on without this rank")):
-            return f"{what}; this rank can only form a new group, with whoever meets it"
+            return f"{what}; this rank can only form a new group, with ranks that join it"
         if self.reason.startswith(("has left the meeting", "no longer serves the store")):
             return f"{what}; no group has formed, so every rank has to join anew"
         return f"{what}; shrink the group to go on without it"
@@ -101,17 +102,17 @@ class TimedOut(ShoalError, TimeoutError):  # noqa: N818 - says what happened
     """The deadline passed while every peer was still alive. In-flight tensors are partly folded."""
 
     def __str__(self) -> str:
-        # These words are what programs look for in a RuntimeError of a collective.
+        # Programs look for these words in a RuntimeError of a collective.
         return f"timed out: {super().__str__()}"
 
 
 class Closed(ShoalError):  # noqa: N818 - says what happened
-    """This side has closed the group or the link; nothing more can be done with it."""
+    """This side has closed the group or the link, which cannot be used any more."""
 
 
 class ProofError(ShoalError):
-    """A schedule does not keep the contract of its collective. It has not been run."""
+    """A schedule breaks the contract of its collective. It has not been run."""
 
 
 class InternalError(ShoalError):
-    """Shoal broke its own rule: please report it. The group cannot be used any more."""
+    """Shoal broke one of its own rules: please report it. The group cannot be used any more."""

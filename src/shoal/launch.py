@@ -1,4 +1,4 @@
-"""`shoal.init`: a group for programs without torch, from what the launcher left behind."""
+"""`shoal.init`: forms a group for programs without torch, from the launcher's variables."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def init(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     wire: str | None = None,
 ) -> Group:
-    """Meet all ranks of this job and return their group; use it in a `with` statement.
+    """Form the group of all ranks of this job and return it; use it in a `with` statement.
 
     Under torchrun, mpirun or srun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by
-    hand, it needs no arguments. Rank 0 serves the others at MASTER_ADDR:MASTER_PORT while they
-    meet; afterwards nothing depends on it.
+    hand, it needs no arguments. Rank 0 serves a store at MASTER_ADDR:MASTER_PORT until the group
+    has formed; afterwards nothing depends on it.
 
     Args:
-        store: a meeting place of your own, together with `rank` and `size`.
-        timeout_s: seconds for the meeting, and for every later call that names none of its own.
-        wire: how large sums travel between hosts: "bf16" sends float32 as bfloat16, in half the
-            bytes; "identity" as they are. None: as `SHOAL_WIRE` says, else as they are. `Group`
-            tells more. The same on every rank.
+        store: your own store, together with `rank` and `size`.
+        timeout_s: seconds for forming the group, and the default timeout of its calls.
+        wire: the encoding of large sums between hosts: "bf16" sends float32 as bfloat16, in half
+            the bytes; "identity" sends elements as they are. None: `SHOAL_WIRE`, else "identity".
+            The same on every rank; see `Group`.
 
     Raises:
         UsageError: a variable is missing or wrong, the port is taken, or keys differ.
-        TimedOut: names the ranks that did not come.
-        PeerLost: rank 0 ended the meeting before it was complete.
+        TimedOut: some ranks did not join; the message names them.
+        PeerLost: rank 0 left before the group had formed.
     """
     from shoal.group.group import form  # the native core loads with the first group
 
-    warn_of_unknown(os.environ)  # NOT only when the group forms: meeting may fail for such a slip
+    warn_of_unknown(os.environ)  # NOT only once the group forms: a misspelt name may prevent that
     if store is not None and rank is not None and size is not None:
         return form(store, rank, size, timeout_s=timeout_s, wire=wire)
     if store is not None or rank is not None or size is not None:
@@ -68,7 +68,7 @@ def init(
         from shoal.frontend.torch.store import agent_store  # torchrun itself holds that port
 
         where, port, deadline = place.master_addr, place.master_port, time.monotonic() + timeout_s
-        # torch looks at its timeout only until it is connected, not while it awaits an answer.
+        # torch applies its timeout only to connecting, not to waiting for an answer.
         with contextlib.closing(Caller(f"torchrun's store at {where}", deadline)) as caller:
             agent = caller.call("connecting", agent_store, where, port, timeout_s)
         left_s = max(0.001, deadline - time.monotonic())
@@ -78,18 +78,18 @@ def init(
     return _meet_at_rank_0(place, timeout_s, wire)
 
 
-# How long rank 0 serves the others when it could not join: they look every second why not,
-# and leave. Only those that came after a rank had failed stay, and wait for it to come again.
+# How long rank 0 serves its store after its own join has failed. The other ranks read the reason
+# within a second and leave; only ranks that joined after the failure stay, and wait for a retry.
 _LAST_SERVICE_S: Final = 5.0
-# How long it serves even if nobody is there: the others may be on their way still.
+# How long it serves without any client: other ranks may still be about to connect.
 _LEAST_SERVICE_S: Final = 1.0
 
-# Whether this process has met others before: then rank 0 may still be about to close that meeting.
+# True once this process has formed a group: rank 0 may still be closing the store of that one.
 _has_met = False
 
 
 def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Group:
-    """Form a group through a store that rank 0 serves for as long as it takes."""
+    """Form a group through a store that rank 0 serves until the group has formed."""
     from shoal.group.group import form
 
     global _has_met  # noqa: PLW0603 - the history of this process
@@ -107,7 +107,7 @@ def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Gr
             except PeerLost:
                 if client.is_open or not _has_met or time.monotonic() >= deadline:
                     raise
-                continue  # that was the meeting before: rank 0 will be back for ours
+                continue  # that was the store of the group before: rank 0 will open ours
             finally:
                 client.close()
             group.timeout_s = timeout_s
@@ -116,7 +116,7 @@ def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Gr
 
 
 def _end_service(server: TcpStoreServer, kind: type[BaseException] | None, *_: object) -> None:
-    """Close the store of rank 0; if it could not join, once the others have read why."""
+    """Close the store of rank 0; if its join failed, after the others have read the reason."""
     if kind is not None and not issubclass(kind, TimedOut):
         threading.Event().wait(_LEAST_SERVICE_S)
         server.await_leavers(_LAST_SERVICE_S - _LEAST_SERVICE_S)

@@ -1,4 +1,4 @@
-"""The native core's own numbers, from the core itself: nobody else writes them down."""
+"""The native core's own numbers, from the core itself; written down nowhere else in Python."""
 
 from __future__ import annotations
 
@@ -17,19 +17,3 @@ from shoal._native import (
     SPIN_US,
     STAGING_BYTES,
 )
-
-__all__ = [
-    "BACKSTOP_MS",
-    "CALLS_REMEMBERED",
-    "DEAD_S",
-    "EAGER_BYTES",
-    "FIRST_NAMED_KEY",
-    "LAST_FINISHED",
-    "LOOK_AHEAD",
-    "MOST_CONNECTIONS",
-    "MOST_SERVED",
-    "RESUME_S",
-    "SEGMENT_BYTES",
-    "SPIN_US",
-    "STAGING_BYTES",
-]

@@ -1,4 +1,4 @@
-"""The names of all environment variables that shoal reads, and a word about those it does not know.
+"""The names of all environment variables that shoal reads, and a warning about unknown ones.
 
 A new setting takes one line here and a row in the README's table; a test compares the two, and
 both with what the source reads.
@@ -40,7 +40,7 @@ SETTINGS: Final = (
     "SHOAL_WIRE",
 )
 
-# For those who change shoal, read by it or by its tests: known, and not suggested to anyone.
+# For developers of shoal, read by it or by its tests: known, but never suggested.
 INTERNAL: Final = (
     "SHOAL_BACKSTOP_MS",
     "SHOAL_PROGRAMS",
@@ -52,8 +52,8 @@ INTERNAL: Final = (
 YES: Final = ("1", "y", "yes", "t", "true", "on")
 NO: Final = ("0", "n", "no", "f", "false", "off")
 
-# What this process has been told of: groups are formed again and again.
-_told: set[str] = set()
+# Names that this process has warned of: groups are formed again and again.
+_warned: set[str] = set()
 
 
 def warn_of_unknown(environ: Mapping[str, str]) -> None:
@@ -62,10 +62,10 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
     It names the variables and never shows a value: that may be a key under a name misspelt.
     """
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in {*SETTINGS, *INTERNAL, *_told}:
-            _told.add(name)
-            import difflib  # few ranks have anything to tell
+        if name.startswith(PREFIX) and name not in {*SETTINGS, *INTERNAL, *_warned}:
+            _warned.add(name)
+            import difflib  # rarely needed
 
             near = difflib.get_close_matches(name, SETTINGS, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(SETTINGS)}"
-            _LOG.warning("%s is set and shoal does not read it; %s", name, advice)
+            advice = f"did you mean {near[0]}?" if near else f"it reads {', '.join(SETTINGS)}"
+            _LOG.warning("%s is set, but shoal does not read it; %s", name, advice)

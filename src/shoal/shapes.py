@@ -1,4 +1,4 @@
-"""Kinds of calls: what ranks must agree on, in words, and where the chunks of their buffers lie."""
+"""Kinds of calls: the text that ranks must agree on, and the layout of chunks in their buffers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from shoal.limits import SEGMENT_BYTES
 from shoal.schedule import COLLECTIVES, MESSAGE, Algorithm, Blocks, Root, find
 from shoal.schedule.stripes import LINE_BYTES
 
-# Where a chunk of each rank has to come before anything goes back, the first and the last segments
-# of all ranks pass alone: 2 in 64 of the time. Shorter ones would cost more than they save.
+# If nothing can go back before a chunk of each rank has arrived, the first and last segments of all
+# ranks pass alone: 2 in 64 of the time. Shorter segments would cost more than they save.
 _SEGMENTS_OF_CHUNK: Final = 64
 _LEAST_SEGMENT_BYTES: Final = 32 << 10
-# Sends take turns, a segment to each reducer, and little more than this may be out at a time on
-# slow links (group/context.py). Where one turn is more, half of the reducers' links stand idle:
-# 8 workers and 8 servers at 400 Mbit/s took 1.40 times what 100 MiB take on the link with 1 MiB in
-# a turn, and 1.05 with 256 KiB; with 128 KiB no less, and more messages.
+# Sends take turns, a segment to each reducer, and slow links may have little more than this in
+# flight (group/context.py). With longer turns half of the reducers' links stand idle: 8 workers and
+# 8 servers at 400 Mbit/s took 1.40 times as long as 100 MiB on the link with 1 MiB in a turn, 1.05
+# times with 256 KiB, and no less with 128 KiB, in more messages.
 _TURN_BYTES: Final = 256 << 10
 
 Layout = tuple[list[int], list[int]]
-"""Of one buffer: the offset of every chunk, and its length; bytes."""
+"""The offset and the length of every chunk of one buffer, in bytes."""
 
 _EMPTY: Final[Layout] = ([], [])
 
 
 class Shape(NamedTuple):
-    """Everything that makes two calls the same kind: they share one plan.
+    """A kind of call; calls of one kind share one plan.
 
     Args:
         collective: a key of `COLLECTIVES`, or `MESSAGE`; `algorithm` a name that `find` knows.
-        n_elems: of the in-place buffer, or of one rank's block (all_gather, reduce_scatter,
-            gather, scatter, all_to_all).
-        root: the one rank that gives or gets all, or the peer of a send or recv (-1: any); else 0.
-        hosts: the host of every rank, numbered in the order in which they first come up.
-        blocks: elements of every rank's block where these differ (all_gather, reduce_scatter);
+        n_elems: the elements of the in-place buffer, or of one rank's block (all_gather,
+            reduce_scatter, gather, scatter, all_to_all).
+        root: the root, or the peer of a send or recv (-1: any); else 0.
+        hosts: the host of every rank, numbered from 0 in order of first appearance.
+        blocks: the elements of every rank's block if these differ (all_gather, reduce_scatter);
             `n_elems` is 0 then.
-        sent, taken: elements of the blocks that this rank sends to every rank, and takes from it,
-            where these differ (all_to_all); `n_elems` is 0 then.
-        codec: how elements travel between hosts.
-        n_lanes: over how many channels the segments go, see `Plan::n_lanes`.
-        rounds_own: what a rank folds is rounded as what it is sent is, its own part too: so the
-            bits do not tell who folded. Only with a narrow codec and a host for each rank.
+        sent, taken: the elements of the blocks that this rank sends to and takes from every rank,
+            if these differ (all_to_all); `n_elems` is 0 then.
+        codec: the encoding of elements between hosts.
+        n_lanes: the number of channels that segments use, see `Plan::n_lanes`.
+        rounds_own: a reducer rounds its own part like the parts that it receives, so the bits do
+            not depend on the reducer. Only with a narrow codec and a host for each rank.
         priority: see `Plan::priority`; ranks may differ in it.
     """
 
@@ -67,13 +67,13 @@ class Shape(NamedTuple):
 
     @property
     def found(self) -> Algorithm:
-        """The algorithm in the table, in its form for buffers of this length."""
+        """The algorithm, in its form for buffers of this length."""
         algorithm = find(self.collective, self.algorithm)
         return algorithm.fitted(self.n_elems * item_size(self.dtype), self.size)
 
     @property
     def segment_bytes(self) -> int:
-        """How long a segment is, in memory; the same on every rank."""
+        """The length of a segment in memory; the same on every rank."""
         algorithm = self.found
         if not algorithm.scatters or len(set(self.hosts)) < self.size:
             return SEGMENT_BYTES
@@ -86,20 +86,20 @@ class Shape(NamedTuple):
 
     @property
     def n_workers(self) -> int:
-        """How many of the ranks bring a tensor: all, or those before the servers."""
+        """The number of ranks that bring a tensor: all, or those before the servers."""
         return self.size - self.found.n_servers
 
     @property
     def agrees_by_pair(self) -> bool:
-        """Whether only two ranks know how long the block between them is, and tell each other."""
+        """True if only the two ranks that exchange a block know its length."""
         row = COLLECTIVES.get(self.collective)
         return row is not None and row.by_pair and self.found.takes_uneven
 
 
 def agreement(shape: Shape) -> str:
-    """What a call does, as far as every rank must agree on it: a send and its receive say the same.
+    """Return the text that every rank of a call must agree on.
 
-    Who meets whom follows from the key of a message.
+    It is the same for a send and its receive; the key of a message pairs them.
     """
     if shape.collective == MESSAGE:
         return f"message {shape.dtype}[{shape.n_elems}]"
@@ -107,7 +107,7 @@ def agreement(shape: Shape) -> str:
 
 
 def describe(shape: Shape) -> str:
-    """What a call does, in words for people."""
+    """Return what a call does, in words for people."""
     length = f"[{','.join(map(str, shape.blocks)) or shape.n_elems}]"
     if shape.collective == MESSAGE:
         peer = f"rank {shape.root}" if shape.root >= 0 else "any rank"
@@ -127,7 +127,7 @@ def describe(shape: Shape) -> str:
 
 
 def layouts_of(shape: Shape) -> list[Layout]:
-    """Where every chunk lies in DATA, INPUT, OUTPUT and SCRATCH."""
+    """Return the layouts of DATA, INPUT, OUTPUT and SCRATCH."""
     item, size, algorithm = item_size(shape.dtype), shape.size, shape.found
     row = COLLECTIVES.get(shape.collective)
     if row is None or row.in_place:
@@ -146,7 +146,7 @@ def layouts_of(shape: Shape) -> list[Layout]:
 
 
 def _blocks(shape: Shape, which: Blocks, lengths: list[int]) -> Layout:
-    """Those blocks of all that this rank has in a buffer."""
+    """The layout of the blocks that this rank has in a buffer."""
     if which is Blocks.OWN:
         return [0], [lengths[shape.rank]]
     has_all = which is Blocks.ALL or (which is Blocks.AT_ROOT and shape.rank == shape.root)
@@ -154,12 +154,12 @@ def _blocks(shape: Shape, which: Blocks, lengths: list[int]) -> Layout:
 
 
 def _consecutive(lengths: list[int]) -> Layout:
-    """Chunks one after the other."""
+    """The layout of chunks that follow one another."""
     return list(itertools.accumulate(lengths, initial=0))[:-1], lengths
 
 
 def _scratch(lengths: Sequence[int], like: Sequence[int]) -> Layout:
-    """Scratch chunks as long as the chunks they are `like`, each on cache lines of its own."""
+    """The layout of scratch chunks as long as the chunks `like`, each on its own cache lines."""
     n_bytes = [lengths[chunk] for chunk in like]
     strides = [-(-n // LINE_BYTES) * LINE_BYTES for n in n_bytes]
     return list(itertools.accumulate(strides, initial=0))[:-1], n_bytes
@@ -168,14 +168,14 @@ def _scratch(lengths: Sequence[int], like: Sequence[int]) -> Layout:
 def cut(
     algorithm: Algorithm, n_elems: int, item: int, size: int, hosts: Sequence[int] = ()
 ) -> Layout:
-    """Where the chunks of a buffer that is worked on in place lie, and how long they are."""
+    """Return the layout of a buffer that is reduced or sent in place."""
     if algorithm.cut_rule:
         return algorithm.cut_rule(n_elems * item, size)
     return balanced(n_elems, item, algorithm.n_chunks(size, hosts))
 
 
 def balanced(n_elems: int, item: int, n_chunks: int) -> Layout:
-    """Chunks of equal length but for the last ones, which may be shorter or empty."""
+    """Return a layout of chunks of equal length; the last ones may be shorter or empty."""
     if n_chunks == 1:
         return [0], [n_elems * item]
     line = max(1, LINE_BYTES // item)

@@ -1,4 +1,4 @@
-"""Starts every thread of shoal's Python; where none can be had, the error names the limit."""
+"""Starts the Python threads of shoal; if one cannot start, the error names the limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
     """Start a daemon thread.
 
     Raises:
-        ShoalError: no thread can be had.
+        ShoalError: the system refuses another thread.
     """
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     try:
@@ -35,7 +35,7 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 
 
 class Threads:
-    """Runs jobs on threads that start when all others are busy, and end when idle for a while.
+    """Runs jobs on threads that start when all others are busy and end after an idle second.
 
     Threads: any.
 
@@ -55,22 +55,22 @@ class Threads:
         self._is_ending = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Run a job. What it raises is logged.
+        """Run a job on a thread; its exceptions are logged.
 
         Raises:
-            ShoalError: no thread can be had; the job does not run.
+            ShoalError: the system refuses another thread; the job does not run.
             Closed: `finish` was called; the job does not run.
         """
         with self._changed:
             if self._is_ending:
-                raise Closed(f"the thread {self._name} is not started again at the end")
+                raise Closed(f"the thread {self._name} has ended and takes no more jobs")
             if len(self._jobs) >= self._n_idle and len(self._threads) < self._most:
                 self._threads.add(start(self._name, self._run))
             self._jobs.append(job)
             self._changed.notify()
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Take no more jobs, wait until all have run, for so long at most, and end the threads."""
+        """Refuse further jobs, wait up to `timeout_s` for the rest, and end the threads."""
         with self._changed:
             self._is_ending = True
             self._changed.notify_all()
@@ -85,10 +85,10 @@ class Threads:
                 job()
             except BaseException:  # noqa: BLE001 - the thread serves others too
                 _LOG.exception("a job of the thread %s failed", self._name)
-            del job  # NOT kept while idle, with all that it names
+            del job  # NOT kept while idle, with all the objects that it refers to
 
     def _next(self) -> Callable[[], object] | None:
-        """A job; None when there has been none for a while, and the thread is to end."""
+        """Wait for a job; None after an idle second or at the end, when the thread must end."""
         with self._changed:
             self._n_idle += 1
             self._changed.wait_for(lambda: self._jobs or self._is_ending, self._LINGER_S)

@@ -1,14 +1,14 @@
-"""What shoal has for torch beside the backend "shoal"; importing it makes torch know that.
+"""The parts of shoal for torch beside the backend "shoal"; importing this registers the backend.
 
-For the backend alone it is needed only where torch loads no backends by itself, with
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 before torch 2.14, and `import shoal` comes before `import torch`.
+The backend alone needs this import only with TORCH_DEVICE_BACKEND_AUTOLOAD=0 before torch 2.14, if
+`import shoal` comes before `import torch`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.distributed  # noqa: F401 - without it register() would do nothing, and say nothing
+import torch.distributed  # noqa: F401 - without it register() would silently do nothing
 
 from shoal._autoload import register
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "peer_lost", "shrink_group"]
 
-# Where each is: imported when first asked for, and the native core with it.
+# The module of each name, imported at first use, with the native core.
 _MODULES = {
     "DistributedDataParallel": "shoal.frontend.torch.ddp.wrapper",
     "peer_lost": "shoal.frontend.torch.shrink",

@@ -196,7 +196,7 @@ def test_a_rank_that_was_stopped_while_the_others_went_on_is_refused_and_disturb
     # Where it was given a view first, which had ended, that has taken the group's place.
     assert after.startswith("PeerLost(") or "it was shrunk: use" in after, after
     assert "gave this rank up: this rank was silent for" in text
-    assert text.endswith("this rank can only form a new group, with whoever meets it")
+    assert text.endswith("this rank can only form a new group, with ranks that join it")
 
 
 def lose_a_link(low: int, high: int) -> tuple[Any, ...]:

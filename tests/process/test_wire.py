@@ -182,7 +182,9 @@ def asks() -> None:
             with pytest.raises(shoal.UsageError, match="cannot travel in bf16"):
                 group.all_reduce(data, op, wire="bf16")
             check(data, np.ones_like(data))
-        with pytest.raises(shoal.UsageError, match="unknown wire 'fp4'; known are identity, bf16"):
+        with pytest.raises(
+            shoal.UsageError, match="unknown wire 'fp4'; give one of identity, bf16"
+        ):
             group.all_reduce(np.ones(1, np.float32), wire="fp4")
         with pytest.raises(TypeError, match="unknown keywords wire"):
             group.broadcast(np.ones(1, np.float32), wire="bf16")  # type: ignore[call-arg]

@@ -50,7 +50,7 @@ def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[st
         ("plan --cores 0", "--cores 0"),
         ("plan --hosts 1000 --ranks-per-host 1000", "are more than 65536"),
         ("plan --hosts 100000000 --ranks-per-host 1000", "more than 1000000"),
-        ("plan --wire fp4", "unknown wire 'fp4'; known are identity, bf16"),
+        ("plan --wire fp4", "unknown wire 'fp4'; give one of identity, bf16"),
         ("plan --tuning /nowhere", "cannot read the tuning file /nowhere"),
         ("tune --ranks 1", "--ranks 1: must be at least 2"),
         ("tune --rounds 0", "at least one"),

@@ -56,7 +56,7 @@ def test_a_numpy_dtype_of_the_other_byte_order_is_refused() -> None:
 
 @pytest.mark.parametrize("value", ["float8", "Float32", "", int, 0, None, object()])
 def test_an_unknown_dtype_is_an_error_that_lists_the_known_ones(value: object) -> None:
-    with pytest.raises(UsageError, match=r"^unknown dtype .*; known are float32, .*, uint64"):
+    with pytest.raises(UsageError, match=r"^unknown dtype .*; give one of float32, .*, uint64"):
         parse_dtype(value)
 
 
@@ -67,5 +67,5 @@ def test_an_operation_is_known_by_its_name(op: Op) -> None:
 
 @pytest.mark.parametrize("value", ["mean", "SUM", "", 0, None, ["sum"]])
 def test_an_unknown_operation_is_an_error_that_lists_the_known_ones(value: object) -> None:
-    with pytest.raises(UsageError, match=r"^unknown operation .*; known are sum, avg, .*, bxor$"):
+    with pytest.raises(UsageError, match=r"^unknown operation .*; give one of sum, avg, .*, bxor$"):
         parse_op(value)

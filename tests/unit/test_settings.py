@@ -21,7 +21,7 @@ NAME = re.compile(r"\bSHOAL_[A-Z0-9_]+\b")
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_told", set())
+    monkeypatch.setattr(settings, "_warned", set())
 
 
 def read_by_the_source() -> Iterator[str]:
@@ -55,7 +55,7 @@ def test_a_misspelt_setting_is_told_of_once_with_the_nearest_that_exists(
     for _ in range(2):
         warn_of_unknown({"SHOAL_STAGING_BYTE": "9", "SHOAL_ALGO": "ring", "PATH": "/bin"})
     assert caplog.messages == [
-        "SHOAL_STAGING_BYTE is set and shoal does not read it; did you mean SHOAL_STAGING_BYTES?"
+        "SHOAL_STAGING_BYTE is set, but shoal does not read it; did you mean SHOAL_STAGING_BYTES?"
     ]
 
 
@@ -63,7 +63,7 @@ def test_a_name_like_no_setting_is_told_of_with_all_there_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     warn_of_unknown({"SHOAL_QQQQQQQ": ""})
-    assert caplog.messages[0].endswith("; known are " + ", ".join(SETTINGS))
+    assert caplog.messages[0].endswith("; it reads " + ", ".join(SETTINGS))
 
 
 def test_the_value_of_a_misspelt_key_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
