@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import re
 import statistics
 import time
@@ -61,10 +62,10 @@ def added_cpu_s(trainings: RankTrainings, n_parameters: int, n_steps: int) -> di
 
 
 def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
-    """Average arrays in one order for some steps, then in another one.
+    """Average arrays in an order that is not the one they are expected in.
 
-    Returns: the seconds that `begin` takes beyond its median in the second step and in the last one
-    that takes a new layout, how many layouts there were, and the steps' seconds.
+    Returns: the seconds that `begin` takes beyond its median in the second step, which takes up the
+    order of the first; how many new layouts there were; and the steps' seconds.
     """
     from shoal.average import Averager
     from shoal.frontend.torch import group_in
@@ -73,26 +74,22 @@ def order_costs(n_arrays: int, n_elems: int, n_steps: int) -> dict[str, Any]:
     assert group is not None  # the default group is shoal's
     arrays = {str(number): ((n_elems,), "float32") for number in range(n_arrays)}
     averager = Averager(group, arrays)
-    begins, steps, marks = [], [], []
-    half = n_arrays // 2
-    names = list(arrays)[::-1]
-    for number in range(2 * n_steps):
-        order = names if number < n_steps else names[half:] + names[:half]
+    begins, steps, layouts = [], [], [averager.layout]
+    last_first = list(arrays)[::-1]
+    order = last_first[n_arrays // 2 :] + last_first[: n_arrays // 2]
+    for _ in range(n_steps):
         dist.barrier()
-        before, begin_s = averager.layout, time.perf_counter()
+        begin_s = time.perf_counter()
         averager.begin()
         begins.append(time.perf_counter() - begin_s)
         for name in order:
             averager.ready(name)
         averager.wait()
         steps.append(time.perf_counter() - begin_s)
-        marks.append(averager.layout is not before)
-    usual = statistics.median(begins)
-    rebuilds = [taken - usual for taken, is_new in zip(begins, marks, strict=True) if is_new]
+        layouts.append(averager.layout)
     return {
-        "agree_s": max(0.0, begins[1] - usual),
-        "rebuild_s": max(0.0, *rebuilds[-1:], 0.0),
-        "n_rebuilt": sum(marks),
+        "agree_s": max(0.0, begins[1] - statistics.median(begins)),
+        "n_layouts": sum(new is not old for old, new in itertools.pairwise(layouts)),
         "times_s": steps[1:],
     }
 
