@@ -187,6 +187,6 @@ def test_a_file_keeps_what_links_took_and_every_job_that_loads_it_takes_that(
     # Loopback is neither the default nor out of this world.
     assert link != default_cluster((0, 1)).wire
     assert 1 <= link.latency_us < 1e5
-    assert 1e-6 < link.us_per_byte < 1e-1
+    assert 1e-6 < link.us_per_byte < 10  # 0.16 was seen on a busy machine
     for _ in range(2):
         assert run_ranks(load_links, 4, str(path)) == [((0, 0, 1, 1), link)] * 4
