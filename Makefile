@@ -64,7 +64,8 @@ test: test-native $(INSTALLED)
 # what a rank pays in a group of 1,024 (3 GB): an hour.
 test-soak: export SHOAL_SOAK = 1
 test-soak: $(INSTALLED) test-native test-clang test-fuzz
-	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py
+	$(PY) -m pytest tests/unit/test_counts.py tests/contract/test_papers.py \
+	  tests/contract/test_algorithms.py
 	$(PY) -m pytest tests/process/test_group_cycles.py tests/process/test_faults_kills.py \
 	  tests/process/test_faults_relay.py tests/lab/test_cuts.py tests/contract/test_weighted.py \
 	  tests/process/test_servers.py tests/unit/test_pool_protocol.py tests/gpu \
