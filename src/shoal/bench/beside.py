@@ -1,4 +1,4 @@
-"""What nccl-tests has no column for: percentiles, CPU, the wire, and peers of the same run."""
+"""The lines below the table: percentiles, CPU, the wire, and peers of the same run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> str:
-    """The same calls again, a line for each library: comments, to a reader of nccl-tests."""
+    """Return a line for each library and size; comments to a reader of nccl-tests."""
     columns = {
         "size": "(B)",
         "way": "",
@@ -32,15 +32,15 @@ def beside(points: Sequence[SizePoint], n_rounds: int, limit: Limit | None) -> s
         for one in point.figures
         if not one.failure
     ]
-    told = [
+    text = [
         "#\n# Percentiles of the same calls, and what a call costs a rank: CPU, bytes over NICs\n",
         f"# ratio: how many times as long as shoal a peer takes, the median of {n_rounds} rounds\n",
     ]
-    told += ["# of line: the least time at the rate of raw TCP streams, over p50\n"] * bool(limit)
+    text += ["# of line: the least time at the rate of raw TCP streams, over p50\n"] * bool(limit)
     lines = align([[*columns, ""], [*columns.values(), ""], *body])
-    told += [f"#{line}\n" for line in lines]
-    told += [f"# no {text}\n" for text in dict.fromkeys(_missing(points))]
-    return "".join(told)
+    text += [f"#{line}\n" for line in lines]
+    text += [f"# no {text}\n" for text in dict.fromkeys(_missing(points))]
+    return "".join(text)
 
 
 def _cells(point: SizePoint, one: Figures, limit: Limit | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Every collective that is timed, a row each: what a call must leave, and what its bytes amount to.
+"""Every collective that is timed, a row each: the result of a call, and its bus bandwidth.
 
 A call works on two tensors of one size, `data` and `other`. Where a collective cuts a tensor in one
 block per rank, that is the larger of the two it takes, and the smaller one is this rank's block of
@@ -51,7 +51,7 @@ class On(NamedTuple):
 
     @property
     def is_root(self) -> bool:
-        """Whether this rank gives or gets all."""
+        """True if this rank gives or gets all."""
         return self.rank == self.root
 
 
@@ -86,12 +86,12 @@ class MeasuredCollective:
         want: the blocks of the result by number, by (rank, ranks, elements of a block, root);
             empty where nothing is promised.
         bus: bus bandwidth as a multiple of algorithm bandwidth, by the number of ranks: what each
-            must send or get at least, in sizes. That of nccl-tests, which keeps it for any
+            must send or get at least, in sizes. nccl-tests has the same factor, for any
             algorithm, with servers too: else it could not be compared.
         cut: in blocks of one rank each; a block must have an element.
-        in_place: the ways there are: whether the result is in `data`, or in `other`.
-        folds: whether it takes an operation.
-        rooted: whether it has a root.
+        in_place: the ways there are: True if the result is in `data`, False if in `other`.
+        folds: True if it takes an operation.
+        rooted: True if it has a root.
         in_pairs: ranks 0 and 1, 2 and 3 and so on have to do with each other, and with no others.
         each: every rank brings a whole size of its own, so that those of one host add up.
     """
@@ -106,7 +106,7 @@ class MeasuredCollective:
     in_pairs: bool = False
 
     def is_in_place(self, asked: bool | None) -> bool:
-        """Whether a call works in place: as asked, or in the way that the collective has first."""
+        """Return True if a call works in place: as asked, or in the first way of the collective."""
         return self.in_place[0] if asked is None else asked
 
 

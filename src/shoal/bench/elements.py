@@ -33,7 +33,7 @@ class ElementType:
 
     @property
     def is_float(self) -> bool:
-        """Whether sums may be rounded."""
+        """True if sums may be rounded."""
         return self.epsilon > 0
 
 
@@ -61,13 +61,13 @@ ELEMENTS: Final[Mapping[str, ElementType]] = MappingProxyType({one.name: one for
 OPERATIONS: Final[Mapping[str, str]] = MappingProxyType(
     {"sum": "sum", "product": "prod", "max": "max", "min": "min", "avg": "avg"}
 )
-"""The names of nccl-tests by shoal's; those of bits have none there."""
+"""The names of nccl-tests by shoal's; operations on bits have none there."""
 
 _ALL: Final = "all"
 
 
 def elements_of(text: str) -> Sequence[ElementType]:
-    """The types that `-d` names: one, several with commas, or all.
+    """Return the types that `-d` names: one, several with commas, or all.
 
     Raises:
         UsageError: there is no such type.
@@ -78,7 +78,7 @@ def elements_of(text: str) -> Sequence[ElementType]:
 
 
 def operations_of(text: str) -> Sequence[str]:
-    """The operations that `-o` names, as shoal calls them: one, several with commas, or all.
+    """Return the operations that `-o` names, as shoal calls them: one, several with commas, or all.
 
     Raises:
         UsageError: there is no such operation.

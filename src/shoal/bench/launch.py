@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _WORKER: Final = "shoal.bench.worker"
 
-# Importing torch takes a core two seconds: so many ranks on a few cores are forks of one process.
+# Importing torch takes a core two seconds: as many ranks on a few cores are forks of one process.
 _FORKED_FROM: Final = 32
 
-# In a cluster's hosts every port is free, but several jobs may be there at once.
+# Every port of a lab's hosts is free, but several jobs may run there at once.
 _LAB_PORTS: Final = itertools.count(29500)
 
 

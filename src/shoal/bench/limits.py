@@ -1,4 +1,4 @@
-"""What the network lets a collective reach at best: the line drawn in tables and reports."""
+"""The best that the network allows a collective: the line in tables and reports."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ UNSHAPED_STREAM_BYTES: Final = 500_000_000
 
 @dataclass
 class Limit:
-    """What the NICs of a lab carry.
+    """The rate of raw TCP streams over the NICs of a lab.
 
     Args:
-        rate_mbit: that they are shaped to; None: they are not.
-        raw_bytes_per_s: what raw TCP streams reached, all hosts sending in a ring, the slowest of
-            them; each time it was measured, which is before the first call and after the last.
+        raw_bytes_per_s: of the slowest stream while all hosts send in a ring; measured before the
+            first call and after the last.
     """
 
     place: BenchPlace
@@ -38,10 +37,10 @@ class Limit:
         self.raw_bytes_per_s.append(min(measure_streams(lab, ring_of(self.place.n_hosts), n_bytes)))
 
     def time_s(self, collective: str, n_bytes: int) -> float | None:
-        """The least that a call takes at the rate of the raw streams; None where nothing says so.
+        """Return the least time of a call at the rate of the raw streams; None if it is unknown.
 
-        What a host must send or get at least goes over its NIC, whatever the algorithm: for
-        collectives that are the same on all hosts a host counts as a rank of `bus`.
+        Whatever the algorithm, some bytes must cross a host's NIC. For collectives that are the
+        same on all hosts, a host counts as a rank of `bus`.
         """
         n_crossing = crossing_bytes(collective, n_bytes, self.place)
         if not self.raw_bytes_per_s or n_crossing is None:
@@ -50,7 +49,7 @@ class Limit:
 
 
 def crossing_bytes(collective: str, n_bytes: int, place: BenchPlace) -> float | None:
-    """What some host must send or get at least in a call; None where hosts need not talk."""
+    """Return the bytes that some host must send or get at least; None if hosts need not talk."""
     row, n_on_host = COLLECTIVES[collective], place.n_ranks // max(place.n_hosts, 1)
     if place.n_hosts < 2 or n_bytes == 0 or (row.in_pairs and n_on_host > 1):
         return None

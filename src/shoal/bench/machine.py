@@ -1,4 +1,4 @@
-"""Where and when a run took place, and of what: the head of every table and log entry."""
+"""The place, time and versions of a run: the head of every table and log entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def describe_run(command: Sequence[str]) -> dict[str, str]:
-    """Date, machine, versions, commit and command. The load says whether others were at work."""
+    """Return date, machine, load, versions, commit and command."""
     return {
         "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores, {_memory()}",
@@ -27,7 +27,7 @@ def describe_run(command: Sequence[str]) -> dict[str, str]:
 
 
 def render_run(run: Mapping[str, str]) -> str:
-    """One comment line each."""
+    """Return a comment line for each."""
     return "".join(f"# {name}: {value}\n" for name, value in run.items())
 
 
@@ -49,7 +49,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the working tree that the command runs in; "+" if files differ from it."""
+    """Return the commit of the working tree; "+" if files differ from it."""
     commit = _git("rev-parse", "--short", "HEAD")
     if not commit:
         return "none"

@@ -1,8 +1,8 @@
-"""How the ranks of an MPI are started, on this machine or on the hosts of a cluster.
+"""The commands that start the ranks of an MPI, on this machine or on the hosts of a lab.
 
 An MPI lives in an environment of its own, with mpi4py and NumPy. On a cluster its launcher runs on
 the first host and reaches the others by a script in the place of ssh, which enters their network
-namespaces; each host gets a name of its own there, since MPIs tell hosts apart by their names.
+namespaces; each host gets a name of its own there, since MPIs know hosts by their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Mpi(NamedTuple):
-    """What differs between MPIs."""
+    """The names of an MPI and of its launcher."""
 
     title: str
     launcher: str
@@ -38,7 +38,7 @@ MPIS: Final[Mapping[str, _Mpi]] = {
 def mpi_command(
     spec: JobSpec, folders: Mapping[str, Path], cluster: Lab | None, scratch: Path
 ) -> list[str]:
-    """The command that starts a Python of the MPI for each rank; what it runs follows.
+    """Return the command that starts a Python for each rank; its arguments are to follow.
 
     Args:
         scratch: a folder that lives as long as the job.
@@ -67,17 +67,17 @@ def mpi_command(
 
 
 def mpi_environment(spec: JobSpec, scratch: Path) -> dict[str, str]:
-    """What the launcher and its ranks must be told."""
+    """Return the environment of the launcher and its ranks."""
     # shoal is not installed there. A folder with nothing but a link to it makes the worker
     # importable and none of this environment's libraries.
     link = scratch / "import" / "shoal"
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(Path(shoal.__file__).parent)
-    told = {"PYTHONPATH": str(link.parent)}
+    environ = {"PYTHONPATH": str(link.parent)}
     if spec.library == "mpich" and spec.n_hosts:
         # Hosts of a cluster share a kernel: UCX would find its shared memory across them.
-        told |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": INTERFACE}
-    return told
+        environ |= {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": INTERFACE}
+    return environ
 
 
 def _openmpi_hosts(spec: JobSpec, cluster: Lab, agent: Path) -> Sequence[str]:

@@ -20,10 +20,10 @@ _NO_FIGURES: Final = f"  {'N/A':>7}  {'N/A':>6}  {'N/A':>6}  {'N/A':>6}"
 
 
 def head(sweep: Sweep, kind: CallKind, ranks: Sequence[Mapping[str, Any]]) -> str:
-    """What comes before the rows.
+    """Return the text before the rows.
 
     Args:
-        ranks: of each its pid and host.
+        ranks: the pid and host of each.
     """
     sizes = sweep.sizes
     step = f"{sizes.factor}(factor)" if sizes.factor > 1 else f"{sizes.step}(bytes)"
@@ -53,7 +53,7 @@ def _columns() -> str:
 
 
 def row(point: SizePoint) -> str:
-    """One size: shoal out of place and in place; N/A where it has no such way."""
+    """Return one size: shoal out of place and in place; N/A where it has no such way."""
     kind = point.kind
     preamble = (
         f"{point.n_bytes:12}  {point.count:12}  {kind.element.nccl:>8}  {kind.redop:>6}  "
@@ -64,10 +64,10 @@ def row(point: SizePoint) -> str:
 
 
 def foot(kind: CallKind, n_wrong: int, bus_gb_s: float) -> str:
-    """What comes after the rows.
+    """Return the text after the rows.
 
     Args:
-        n_wrong: rows of which some element was wrong.
+        n_wrong: rows with a wrong element.
         bus_gb_s: the mean over rows and ways.
     """
     verdict = "FAILED" if n_wrong else "OK"
@@ -89,7 +89,7 @@ def _figures(way: Figures) -> str:
 
 
 def number(value: float, width: int) -> str:
-    """A number in so many columns, with as many decimals as fit, two at most."""
+    """Return a number in `width` columns, with as many decimals as fit, two at most."""
     n_digits = len(str(int(value))) if value >= 1 else 0
     if n_digits < width - 2:
         return f"{value:{width}.2f}"

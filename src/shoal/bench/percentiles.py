@@ -25,10 +25,10 @@ class CallTimes(NamedTuple):
 
 
 def call_times(times_s: Sequence[float]) -> CallTimes:
-    """Statistics of at least one call.
+    """Return the statistics of at least one call.
 
-    A percentile is a time that was measured: the smallest that so many percent of the calls do not
-    exceed; the median of an even number is the upper one of the two in the middle.
+    A percentile is a time that was measured: the smallest that this percentage of calls does not
+    exceed. The median of an even number is the upper one of the two in the middle.
     """
     ordered, n = sorted(times_s), len(times_s)
     avg = math.fsum(ordered) / n

@@ -1,6 +1,6 @@
-"""A run as JSON: what nccl-tests writes, and under the key `shoal` what it has no place for.
+"""A run as JSON: the keys of nccl-tests, and under the key `shoal` all other numbers.
 
-`shoal report` reads the part under that key (report/read.py); whoever changes it there changes
+`shoal report` reads the part under that key (report/read.py); a change there changes
 `FORMAT_VERSION`.
 """
 
@@ -29,12 +29,12 @@ _TIME: Final = "%Y-%m-%d %H:%M:%S"
 
 
 def now() -> str:
-    """The time as nccl-tests writes it."""
+    """Return the time as nccl-tests writes it."""
     return dt.datetime.now().astimezone().strftime(_TIME)
 
 
 def check_writable(path: Path) -> None:
-    """Now, and NOT after minutes of measuring.
+    """Check now, and NOT after minutes of measuring, that a file can be written.
 
     Raises:
         UsageError: it cannot be written.
@@ -58,7 +58,7 @@ def record_of(
     limit: Limit | None,
     start_time: str,
 ) -> dict[str, Any]:
-    """All of a run."""
+    """Return all of a run."""
     n_wrong = sum(bool(point.n_wrong) for point in points)
     ours = [way for p in points for flag in (False, True) if (way := p.ours(flag))]
     mean = statistics.fmean(way.bus_gb_s for way in ours) if ours else 0.0
@@ -126,9 +126,9 @@ def _config(sweep: Sweep, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _result(point: SizePoint) -> dict[str, Any]:
-    """One size as nccl-tests tells it: shoal's numbers."""
+    """Return shoal's numbers at one size, as nccl-tests writes them."""
     kind = point.kind
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "size": point.n_bytes,
         "count": point.count,
         "type": kind.element.nccl,
@@ -137,11 +137,11 @@ def _result(point: SizePoint) -> dict[str, Any]:
     }
     for name, in_place in (("out_of_place", False), ("in_place", True)):
         way = point.ours(in_place)
-        told[name] = _figures(way) if way else None
+        entry[name] = _figures(way) if way else None
         if way:
-            told[f"{name}_per_iter"] = _per_call(way)
+            entry[f"{name}_per_iter"] = _per_call(way)
     n_calls = len(point.figures[0].times_s)
-    return told | {"actual_iterations": n_calls, "experiment_name": kind.experiment}
+    return entry | {"actual_iterations": n_calls, "experiment_name": kind.experiment}
 
 
 def _figures(way: Figures) -> dict[str, Any]:
@@ -154,12 +154,12 @@ def _figures(way: Figures) -> dict[str, Any]:
 
 
 def _per_call(way: Figures) -> dict[str, Any]:
-    told = {f"{name}_us": value * 1e6 for name, value in way.times._asdict().items()}
-    return told | {"cv_pct": way.times.cv_pct, "times_us": [one * 1e6 for one in way.times_s]}
+    entry = {f"{name}_us": value * 1e6 for name, value in way.times._asdict().items()}
+    return entry | {"cv_pct": way.times.cv_pct, "times_us": [one * 1e6 for one in way.times_s]}
 
 
 def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
-    """One size with all libraries."""
+    """Return one size with all libraries."""
     kind = point.kind
     return {
         "collective": kind.collective,
@@ -174,10 +174,10 @@ def _point(point: SizePoint, sweep: Sweep) -> dict[str, Any]:
 
 
 def _library(point: SizePoint, one: Figures) -> dict[str, Any]:
-    told: dict[str, Any] = {"library": one.library, "in_place": one.in_place}
+    entry: dict[str, Any] = {"library": one.library, "in_place": one.in_place}
     if one.failure:
-        return told | {"failure": one.failure}
-    return told | {
+        return entry | {"failure": one.failure}
+    return entry | {
         **_figures(one),
         "ratio": point.ratio(one),
         "cpu_us_per_rank": statistics.fmean(one.cpu_s) * 1e6,
@@ -188,5 +188,5 @@ def _library(point: SizePoint, one: Figures) -> dict[str, Any]:
 
 
 def _truth(is_so: bool) -> str:
-    """A truth as nccl-tests writes it."""
+    """Return a truth as nccl-tests writes it."""
     return "true" if is_so else "false"

@@ -1,4 +1,4 @@
-"""What one run of `shoal bench` measures: which calls, at which sizes, by whom, and where."""
+"""The options of a run of `shoal bench`: calls, sizes, libraries, and the place of the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.bench.elements import ElementType
 
 PEERS: Final = ("gloo", "openmpi", "mpich")
-"""The libraries that shoal can be held against."""
+"""The libraries that can be measured beside shoal."""
 
 ALL_RANKS: Final = -1
 """Every rank is the root once."""
@@ -38,7 +38,7 @@ class SizeRange:
     factor: int = 1
 
     def sizes(self) -> Sequence[int]:
-        """All of them, as nccl-tests counts them.
+        """Return all sizes, as nccl-tests counts them.
 
         Raises:
             UsageError: there is none, or they would never end.
@@ -65,7 +65,7 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class BenchPlace:
-    """Where ranks run: on this host, on the hosts of a lab, or where a launcher started them.
+    """The place of the ranks: this host, the hosts of a lab, or where a launcher started them.
 
     Args:
         n_hosts: of a lab; 0: there is none.
@@ -84,12 +84,12 @@ class Sweep:
     """One run.
 
     Args:
-        library: what stands for shoal: "shoal" through torch, "group" on NumPy arrays.
+        library: shoal as it is called: "shoal" through torch, "group" on NumPy arrays.
         peers: the libraries beside it, some of `PEERS`.
         roots: ranks, or `ALL_RANKS` alone.
         n_calls: timed at each size, over all rounds.
         n_warmup: calls before the first of them.
-        n_checks: calls whose results are looked at.
+        n_checks: calls whose results are checked.
         is_apart: a barrier precedes each call; else they follow one another.
         average: over ranks: the time of rank 0, the mean, the least, or the most (0 to 3).
         mpi: the environments of the MPIs.
@@ -114,7 +114,7 @@ class Sweep:
     answer_s: float = 120.0
 
     def kinds(self) -> Iterator[CallKind]:
-        """Every kind of call, in the order of nccl-tests: by type, then operation, then root."""
+        """Yield every kind of call, as nccl-tests: by type, then by operation, then by root."""
         for name in self.collectives:
             row = COLLECTIVES[name]
             roots = range(self.place.n_ranks) if ALL_RANKS in self.roots else self.roots
@@ -149,7 +149,7 @@ class CallKind:
         return OPERATIONS[self.op] if self.op else "none"
 
     def count(self, n_bytes: int, n_ranks: int) -> int:
-        """Elements of one rank's block where there are blocks, else of the tensor."""
+        """Return the elements of one rank's block where there are blocks, else of the tensor."""
         n_elems = n_bytes // self.element.n_bytes
         return n_elems // n_ranks if COLLECTIVES[self.collective].cut else n_elems
 
@@ -165,7 +165,7 @@ class CallKind:
 
 
 def size_of(text: str) -> int:
-    """Bytes: as nccl-tests writes them, "8", "64K" and "128M" by 1024; or "25MiB" and "100MB".
+    """Return bytes, from "8", "64K" and "128M" by 1024, as in nccl-tests, or "25MiB" and "100MB".
 
     Raises:
         UsageError: it is none of these.
@@ -176,7 +176,7 @@ def size_of(text: str) -> int:
 
 
 def mbit_of(text: str) -> float | None:
-    """Megabits per second: "400mbit", "1gbit" or "25Gb"; None for "none".
+    """Return megabits per second: "400mbit", "1gbit" or "25Gb"; None for "none".
 
     Raises:
         UsageError: it is no rate.

@@ -1,4 +1,4 @@
-"""Known values: what tensors are filled with before a call, and what must be there after it.
+"""Known values: the contents of tensors before a call, and after it.
 
 All values are integers so small that every sum is exact, in whatever order it is folded: integers
 must be right to the last bit, and so must floats, except where a mean is rounded.
@@ -24,7 +24,7 @@ _PIECE_ELEMS: Final = 1 << 16
 # pieces in a chunk divides it.
 _PERIOD: Final = 61
 _MOST: Final = 999
-# So many ranks bring a factor of two to a product, which fits every type then.
+# The ranks that bring a factor of two to a product, which fits every type then.
 _N_FACTORS: Final = 6
 # A mean is a sum, which is exact, times or over the number of ranks: rounded twice at most.
 _ROUNDED: Final = 2
@@ -46,7 +46,7 @@ class FilledBuffer(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """Where the values of a block come from: those of these ranks' tensors from `start` on."""
+    """The source of a block's values: the tensors of these ranks, from element `start` on."""
 
     ranks: Sequence[int]
     start: int = 0
@@ -54,7 +54,7 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class KnownValues:
-    """What each of so many ranks brings to a call, and what it must leave.
+    """The values that each rank brings to a call, and those that the call must leave.
 
     Args:
         op: as shoal calls it.
@@ -73,7 +73,7 @@ class KnownValues:
             values[piece] = self._encoded(want)
 
     def count_wrong(self, values: Values, source: Contribution) -> int:
-        """How many elements are not what ranks that were filled give at that place."""
+        """Count the elements that differ from the result of tensors that were filled."""
         op = self.op if len(source.ranks) > 1 else "sum"
         return sum(
             self._n_wrong(values[piece], want)
@@ -82,7 +82,7 @@ class KnownValues:
 
     @property
     def tolerance(self) -> float:
-        """How far a value may be off, as a part of it."""
+        """The part of a value by which it may be off."""
         if not self.element.is_float:
             return 0.0
         rounded = _ROUNDED * self.element.epsilon if self.op == "avg" else 0.0
@@ -116,7 +116,7 @@ class KnownValues:
 
     @property
     def _room(self) -> int:
-        """What one rank may bring so that what is folded is exact."""
+        """The largest value that one rank may bring, so that the result is exact."""
         return self.element.exact // (self.n_ranks if self.op in ("sum", "avg") else 1)
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.bench.job import JobSpec
 
 _START_S: Final = 60.0  # eight ranks that import torch on one slow core
-_ANSWER_S: Final = 40.0  # a command of a suite takes a few seconds; beyond this, something hangs
+_ANSWER_S: Final = 40.0  # a command takes a few seconds; beyond this, something hangs
 _STOP_S: Final = 5.0
 _FATE_S: Final = 0.5
 
@@ -33,7 +33,7 @@ class WorkerPool:
 
     Every method raises Failure if a rank fails, and the pool is of no use then.
 
-    Leaving the context stops the processes, by force if they do not stop when told to.
+    Leaving the context stops the processes, by force if they do not stop when asked to.
 
     Args:
         answer_s: how long a command may take.
@@ -61,10 +61,10 @@ class WorkerPool:
         self.close()
 
     def ask(self, task: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Give every rank a command; the answers by rank."""
+        """Give every rank a command; return the answers by rank."""
         command = json.dumps({"task": task, **arguments}).encode() + b"\n"
         for control in self._controls:
-            with contextlib.suppress(BrokenPipeError):  # it died; _answer will say so
+            with contextlib.suppress(BrokenPipeError):  # it died; _answer raises
                 control.sendall(command)
         return self._answers(_STOP_S if task == "stop" else self._answer_s)
 
@@ -110,7 +110,7 @@ class WorkerPool:
             yield server.accept()[0]
 
     def _start_s(self) -> float:
-        """How long starting may take: who waits longer for calls waits longer for ranks."""
+        """The deadline of starting: a user who waits longer for calls waits longer for ranks."""
         return max(_START_S, self._answer_s)
 
     def _answers(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ class WorkerPool:
         return answer
 
     def _fate(self) -> str:
-        """By which signals processes of ours have ended, in words."""
+        """Return the signals by which processes have ended, in words."""
         for process in self._processes:  # who has died is seen at once, or in a moment
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_FATE_S / len(self._processes))
@@ -150,7 +150,7 @@ class WorkerPool:
         return f", ended by {' and '.join(names)}" if names else ""
 
     def _failure(self, what: str) -> Failure:
-        """`what`, with the last words that the processes left."""
+        """Return `what` with the last line that the processes wrote."""
         self._has_failed = True
         errors = self._errors_path.read_text(errors="replace").strip()
         last = errors.splitlines()[-1] if errors else ""

@@ -71,7 +71,7 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         choices=(0, 1, 2, 3),
-        help="a call's time is that of rank 0, the mean, the least or, by default, the most",
+        help="time of a call: of rank 0, the mean, the least or, by default, the most",
     )
     add("--rounds", type=int, default=5, metavar="N", help="turns of each library; default 5")
     add("-J", "--json", type=Path, metavar="FILE", help="write all of it, for `shoal report`")
@@ -126,7 +126,7 @@ def _require_numpy() -> None:
 
 
 def sweep_of(args: argparse.Namespace) -> Sweep:
-    """What the options ask for.
+    """Return the run that the options ask for.
 
     Raises:
         UsageError: they contradict each other, or make no sense.

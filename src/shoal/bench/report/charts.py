@@ -1,8 +1,8 @@
 """Pictures of one kind of call, by matplotlib: for a page, whose style has the colours, or as PNG.
 
-What is drawn in one of `COLOURS` gets a name of the page's style sheet when it becomes SVG, so the
-page can be light or dark. In a PNG these are the colours themselves: those of Okabe and Ito, which
-people of all kinds of sight can tell apart; libraries have marks of their own as well.
+In SVG each of `COLOURS` becomes a name of the page's style sheet, so the page can be light or dark.
+A PNG has the colours of Okabe and Ito, which people of all kinds of sight can distinguish. Each
+library has a mark of its own as well.
 """
 
 from __future__ import annotations
@@ -100,19 +100,19 @@ def charts_of(call: CallName, records: Sequence[BenchRecord]) -> list[Chart]:
 
 
 def is_comparable(point: Measured) -> bool:
-    """Whether there is a ratio, of enough calls to mean something."""
+    """Return True if there is a ratio, of enough calls to mean something."""
     return point.ratio is not None and point.n_calls >= _FEWEST_CALLS
 
 
 def write_png(chart: Chart, subtitle: str, path: Path) -> None:
-    """The picture on white, with its title."""
+    """Write the picture on white, with its title."""
     with mpl.rc_context(STYLE):
         chart.figure.suptitle(f"{chart.title}\n{subtitle}", fontsize=10)
         chart.figure.savefig(path, dpi=DPI)
 
 
 def svg_of(chart: Chart, label: str) -> str:
-    """The picture for a page whose style sheet has the colours."""
+    """Return the picture for a page whose style sheet has the colours."""
     buffer = io.StringIO()
     with mpl.rc_context(STYLE):
         chart.figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.bench.report.read import BenchRecord, CallName, Measured
 
 _MARK: Final = re.compile(r"\{\{(TITLE|STYLE|RUNS|CALLS|MISSING)\}\}")
-"""Where the page takes a part in. One pass, so that no part can hold a mark."""
+"""The places of the parts. They are filled in one pass, so that no part can hold a mark."""
 _COLUMNS: Final = (
     *("size", "library", "p50", "p95", "p99", "bus bandwidth", "of the line", "beside shoal"),
     *("CPU of a rank", "sent by a rank", "wrong"),
@@ -24,12 +24,12 @@ _COLUMNS: Final = (
 
 
 def calls_of(records: Sequence[BenchRecord]) -> list[CallName]:
-    """Every kind of call of any file, in the order in which they were measured."""
+    """Return every kind of call of any file, in the order of the measurements."""
     return list(dict.fromkeys(call for record in records for call in record.series))
 
 
 def page_of(records: Sequence[BenchRecord], charts: Mapping[CallName, Sequence[Chart]]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         charts: by call, from `charts_of`.
@@ -51,7 +51,7 @@ def page_of(records: Sequence[BenchRecord], charts: Mapping[CallName, Sequence[C
 
 
 def draw_all(records: Sequence[BenchRecord]) -> dict[CallName, list[Chart]]:
-    """The pictures of every kind of call."""
+    """Draw every kind of call."""
     return {call: charts_of(call, records) for call in calls_of(records)}
 
 
@@ -79,7 +79,7 @@ def _call(call: CallName, records: Sequence[BenchRecord], charts: Sequence[Chart
 
 
 def _summary(call: CallName, records: Sequence[BenchRecord]) -> Iterator[str]:
-    """What the largest size says, in a sentence for each file."""
+    """Yield a sentence on the largest size for each file."""
     for record in records:
         ours = record.series.get(call, {}).get("shoal", ())
         if not ours:

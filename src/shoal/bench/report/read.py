@@ -27,7 +27,7 @@ class CallName(NamedTuple):
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The call in words."""
         fold = "" if self.redop == "none" else f", {self.redop}"
         root = "" if self.root < 0 else f", root {self.root}"
         way = "in place" if self.in_place else "out of place"
@@ -35,7 +35,7 @@ class CallName(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """For the names of files."""
+        """The call in names of files."""
         fold = [] if self.redop == "none" else [self.redop]
         root = [] if self.root < 0 else [f"root{self.root}"]
         way = "in-place" if self.in_place else "out-of-place"
@@ -91,7 +91,7 @@ class BenchRecord:
 
 
 def read_records(paths: Sequence[Path]) -> list[BenchRecord]:
-    """All files, under names that tell them apart.
+    """Read all files, under names that differ.
 
     Raises:
         UsageError: one cannot be read, or is none of `shoal bench`, or of another version.
@@ -116,9 +116,9 @@ def _read(path: Path, name: str) -> BenchRecord:
         data = json.loads(text)
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}") from None
-    told = _told_by_shoal(path, data)
+    part = _part_of_shoal(path, data)
     try:
-        record = _record(name, told)
+        record = _record(name, part)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise UsageError(f"{path} is damaged: {what}; measure again") from None
@@ -128,27 +128,27 @@ def _read(path: Path, name: str) -> BenchRecord:
     return record
 
 
-def _told_by_shoal(path: Path, data: Any) -> Mapping[str, Any]:
-    told = data.get("shoal") if isinstance(data, dict) else None
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+def _part_of_shoal(path: Path, data: Any) -> Mapping[str, Any]:
+    part = data.get("shoal") if isinstance(data, dict) else None
+    if not isinstance(part, dict) or part.get("format") != FORMAT:
         raise UsageError(f"{path} is not what `shoal bench --json FILE` writes")
-    version = told.get("format_version")
+    version = part.get("format_version")
     if version != FORMAT_VERSION:
         raise UsageError(
-            f"{path} has format {version} of shoal {told.get('version')}, and this shoal reads "
+            f"{path} has format {version} of shoal {part.get('version')}, and this shoal reads "
             f"format {FORMAT_VERSION}: read it with that version, or measure again"
         )
-    if not told.get("points"):
+    if not part.get("points"):
         raise UsageError(f"{path} has no measurements: no size fitted, see the run's own output")
-    return told
+    return part
 
 
-def _record(name: str, told: Mapping[str, Any]) -> BenchRecord:
+def _record(name: str, part: Mapping[str, Any]) -> BenchRecord:
     series: dict[CallName, dict[str, list[Measured]]] = {}
     failures: dict[str, None] = {}
-    place = told["place"]
+    place = part["place"]
     rate = _rate_of(place)
-    for point in told["points"]:
+    for point in part["points"]:
         crossing = _maybe(point["crossing_bytes"])
         best_us = crossing / rate * 1e6 if crossing and rate else None
         for one in point["libraries"]:
@@ -162,8 +162,8 @@ def _record(name: str, told: Mapping[str, Any]) -> BenchRecord:
             if measured.size and measured.p50_us > 0:
                 series.setdefault(call, {}).setdefault(str(one["library"]), []).append(measured)
     where = {"ranks": _place_text(place), "network": _network_text(place) if rate else ""}
-    run = where | {str(key): str(value) for key, value in told["run"].items()}
-    return BenchRecord(name, run, series, list(failures))
+    facts = where | {str(key): str(value) for key, value in part["run"].items()}
+    return BenchRecord(name, facts, series, list(failures))
 
 
 def _measured(size: int, best_us: float | None, one: Mapping[str, Any]) -> Measured:
