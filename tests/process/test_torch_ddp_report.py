@@ -47,9 +47,6 @@ def report_on_training() -> None:
     mean = sum(step.backward for step in report.steps) / len(report.steps)
     assert logged["avg_backward_compute_time"] == pytest.approx(mean * 1e3, abs=1)
     assert logged["backward_comm_time"] >= logged["backward_compute_comm_overlap_time"] > 0
-    assert {name for buffer in report.buffers for name in buffer.arrays} <= {
-        name for name, _ in layers.named_parameters()
-    }
     if dist.get_rank() == 0:  # alone
         assert [one.rank for one in net.report(alone=True).ranks] == [0]
 

@@ -63,8 +63,8 @@ def a_rate(_net: Net, adam: torch.optim.Adam) -> None:
 
 Spoil = Callable[[Net, torch.optim.Adam], None]
 FAULTS: dict[str, tuple[Spoil, str]] = {
-    "parameter": (a_parameter, "parameter 'last.weight' is not the same on all ranks in step 4"),
-    "buffer": (a_buffer, "buffer 'mask' is not the same on all ranks in step 4"),
+    "parameter": (a_parameter, "in step 4 parameter 'last.weight' is not the same on all ranks"),
+    "buffer": (a_buffer, "in step 4 buffer 'mask' is not the same on all ranks"),
     "state": (
         a_state,
         "'exp_avg_sq' of optimizer 0, parameter group 0, parameter 'first.bias' is not the same",
@@ -117,7 +117,7 @@ def test_ranks_that_are_alike_train_on(hook: bool) -> None:
 def test_a_parameter_is_named_with_a_communication_hook_too() -> None:
     for errors in run_ranks(train, SIZE, a_parameter, True):
         assert errors[:3] == ["None"] * 3
-        assert "parameter 'last.weight' is not the same on all ranks in step 4" in errors[3]
+        assert "in step 4 parameter 'last.weight' is not the same on all ranks" in errors[3]
 
 
 def wrap_with_other_numbers(init_sync: bool) -> Exception | None:

@@ -60,10 +60,6 @@ def test_every_rank_reports_the_same_of_all_ranks_and_its_own_steps() -> None:
             assert step.total == pytest.approx(parts)
             assert min(step[1:7]) >= 0
         assert 0 <= report.hidden_share <= 1
-        for buffer in report.buffers:
-            assert buffer.full <= buffer.posted <= buffer.done
-        held = [name for buffer in report.buffers for name in buffer.arrays]
-        assert set(held) <= set(SHAPES)
         assert reports[0].slowest is not None
         _, heads, *rows = str(report).splitlines()
         assert heads.split()[:4] == ["rank", "step", "forward", "backward"]
@@ -105,7 +101,6 @@ def test_json_has_what_the_report_has() -> None:
     report = one_report()
     written = json.loads(report.to_json())
     assert written["steps"][0] == report.steps[0]._asdict()
-    assert [one["number"] for one in written["buffers"]] == list(range(len(report.buffers)))
     assert [one["rank"] for one in written["ranks"]] == [0]
     assert written["slowest"] is None
 
@@ -160,7 +155,7 @@ def test_a_trace_has_all_buffers_and_no_two_of_a_row_at_once(tmp_path: Path) -> 
     rows = rows_of(trace)
     events = [event for row in rows.values() for event in row]
     n_buffers = sum(event["name"].startswith("buffer ") for event in events)
-    assert n_buffers == 5 * len(report.buffers)
+    assert n_buffers == sum(len(times.posted) for times in report.times)
     for row in rows.values():
         row.sort(key=lambda event: event["ts"])
         for one, other in itertools.pairwise(row):

@@ -1,4 +1,4 @@
-"""All ranks average the same arrays in the same way, or hear how they differ."""
+"""All ranks average the same arrays in the same way, or raise how they differ."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import hashlib
 import itertools
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.average.layout import ArraySpec
-from shoal.dtypes import parse_dtype
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
+    from shoal.average.layout import ArraySpec
     from shoal.group.group import Group
 
 _N_DIGEST_BYTES: Final = 32
+_MOST_RANKS: Final = 8  # that an error lists
 
 
 def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[str, Any]) -> None:
@@ -24,86 +24,63 @@ def agree(group: Group, name: str, entries: Sequence[ArraySpec], options: dict[s
 
     Args:
         name: of the calls.
-        options: what else must be alike, by its name; of JSON's types.
+        options: other values that must be alike, by name; of JSON's types.
 
     Raises (on every rank; the group goes on):
         UsageError: they differ; names the first array or option, and the ranks.
     """
-    texts = texts_that_differ(group, name, _told(entries, options))
-    if texts:
-        raise UsageError(f"{group}: {difference([_read(text) for text in texts])}")
+    arrays = {repr(entry.name): f"{entry.dtype}{list(entry.shape)}" for entry in entries}
+    order = {f"array {at}": repr(entry.name) for at, entry in enumerate(entries)}
+    given = arrays | order | {key: str(value) for key, value in options.items()}
+    if found := difference_among(group, name, given):
+        raise UsageError(f"{group}: {found}; give the same on every rank")
 
 
-def texts_that_differ(group: Group, name: str, text: bytes) -> list[bytes]:
-    """What each rank gives, where they differ; empty where all give the same.
+def difference_among(group: Group, name: str, values: Mapping[str, str]) -> str:
+    """The first of these named values that differs among the ranks, and which ranks have what.
 
-    Every rank calls it. A small all-gather of hashes, and only where these differ of the texts.
+    Every rank calls it. A small all-gather of hashes, and of the values only where these differ.
 
     Args:
         name: of the calls.
+
+    Returns:
+        "" if all ranks have the same values in the same order.
     """
-    if group.size == 1:
-        return []
+    text = json.dumps(values).encode()
     digest = bytearray(hashlib.blake2b(text, digest_size=_N_DIGEST_BYTES).digest())
     digests = bytearray(group.size * _N_DIGEST_BYTES)
     group.all_gather(digests, digest, name=name)
-    return [] if digests == digest * group.size else _all(group, name, text)
+    if digests == digest * group.size:
+        return ""
+    return difference([json.loads(one) for one in texts_of_all(group, name, text)])
 
 
-_Told = tuple[list[ArraySpec], dict[str, Any]]
-
-
-def _told(entries: Sequence[ArraySpec], options: dict[str, Any]) -> bytes:
-    rows = [[entry.name, entry.shape, str(entry.dtype)] for entry in entries]
-    return json.dumps([rows, options], sort_keys=True).encode()
-
-
-def _read(text: bytes) -> _Told:
-    rows, options = json.loads(text)
-    return [ArraySpec(name, tuple(shape), parse_dtype(kind)) for name, shape, kind in rows], options
-
-
-def _all(group: Group, name: str, text: bytes) -> list[bytes]:
-    """What every rank tells, by rank."""
+def texts_of_all(group: Group, name: str, text: bytes) -> list[bytes]:
+    """The text of every rank, by rank; every rank calls it."""
     lengths = array("q", bytes(8 * group.size))
     group.all_gather(lengths, array("q", [len(text)]), name=name)
-    told = [bytearray(n_bytes) for n_bytes in lengths]
-    group.all_gather(told, bytearray(text), name=name)
-    return [bytes(one) for one in told]
+    texts = [bytearray(n_bytes) for n_bytes in lengths]
+    group.all_gather(texts, bytearray(text), name=name)
+    return [bytes(one) for one in texts]
 
 
-def difference(told: Sequence[_Told]) -> str:
-    """How ranks differ in what they average: the first array or option, and who has which."""
-    by_name = [{entry.name: entry for entry in entries} for entries, _ in told]
-    for name in dict.fromkeys(itertools.chain.from_iterable(by_name)):
-        specs = [named.get(name) for named in by_name]
-        if found := unlike([f"{one.dtype}{list(one.shape)}" if one else "none" for one in specs]):
-            return (
-                f"{name!r} is not the same on all ranks: {found}; give the same names, shapes and "
-                "types on every rank"
-            )
-    for at, row in enumerate(zip(*(entries for entries, _ in told), strict=False)):
-        if found := unlike([repr(entry.name) for entry in row]):
-            return (
-                f"array {at} is not the same on all ranks: {found}; name them in the same order on "
-                "every rank"
-            )
-    for key in told[0][1]:
-        if found := unlike([options.get(key) for _, options in told]):
-            return f"{key} is not the same on all ranks: {found}; give them all the same"
-    return "what is averaged is not told in the same way: install the same shoal on all hosts"
+def difference(given: Sequence[Mapping[str, str]]) -> str:
+    """The first value that differs among ranks, and which ranks have what.
+
+    Args:
+        given: by rank: the values by name. They are not all the same.
+    """
+    for name in dict.fromkeys(itertools.chain.from_iterable(given)):
+        by_value: dict[str, list[int]] = {}
+        for rank, values in enumerate(given):
+            by_value.setdefault(values.get(name, "none"), []).append(rank)
+        if len(by_value) > 1:
+            sides = ", ".join(f"{value} on {_named(ranks)}" for value, ranks in by_value.items())
+            return f"{name} is not the same on all ranks: {sides}"
+    return "the order of these names is not the same on all ranks"
 
 
-def unlike(values: Sequence[Any]) -> str:
-    """Which ranks have what, where they differ; empty: they do not."""
-    by_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        by_value.setdefault(str(value), []).append(rank)
-    if len(by_value) == 1:
-        return ""
-    return ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in by_value.items())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+def _named(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MOST_RANKS])) + ", ..." * (len(ranks) > _MOST_RANKS)
     return f"rank{'s' * (len(ranks) > 1)} {named}"

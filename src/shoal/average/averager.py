@@ -383,7 +383,7 @@ class Averager:
         now = self._times() if self._is_open else None
         missing = [self.entries[i].name for i in self.not_ready()] if self._is_open else []
         times = tuple(self.times)
-        return report_on(self.group, self.name, self.layout, times, now, missing, alone=alone)
+        return report_on(self.group, self.name, times, now, missing, alone=alone)
 
     def index(self, array: str | int) -> int:
         """The index of an array, by its name.
@@ -457,9 +457,5 @@ class Averager:
                 self._departures.skip(number)
 
     def _times(self, wait_ns: int = 0, end_ns: int = 0) -> StepTimes:
-        return self.log.under_way(
-            self.layout,
-            (self.countdown.first_ns, self.countdown.full_ns),
-            self._departures.times(),
-            (wait_ns, end_ns),
-        )
+        calls = self._departures.times()
+        return self.log.under_way(self.layout, self.countdown, calls, wait_ns, end_ns)

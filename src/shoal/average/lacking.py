@@ -46,7 +46,7 @@ def reason_of(group: Group, error: Closed) -> UsageError | None:
 
 
 def announce(group: Group, name: str, why: str, begun: Collection[int] | None = None) -> None:
-    """Let the ranks that wait for this one know that they do so in vain.
+    """Let the ranks that wait for this one know that their arrays will not come.
 
     Every rank that lacks something calls it. It returns when all ranks have: no rank waits, and the
     group goes on; or when the group has ended, on every rank and with this reason.

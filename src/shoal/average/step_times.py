@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from shoal.average.layout import Layout
+    from shoal.engine import Countdown
 
 # Enough steps for a median; fewer where they have many buffers, so that the calls that are kept
 # take no more than a few megabytes.
@@ -90,33 +91,32 @@ class StepLog:
     def under_way(
         self,
         layout: Layout,
-        counted: tuple[int, Sequence[int]],
-        sent: tuple[Sequence[int], Sequence[int], Sequence[tuple[int, int]]],
-        ends: tuple[int, int] = (0, 0),
+        countdown: Countdown,
+        calls: tuple[Sequence[int], Sequence[int], Sequence[tuple[int, int]]],
+        wait: int = 0,
+        end: int = 0,
     ) -> StepTimes:
         """Return the times of the step under way.
 
         Args:
-            counted: the values of first and full.
-            sent: of posted, done and waits.
-            ends: of wait and end.
+            countdown: of the step.
+            calls: the values of posted, done and waits.
         """
-        first, full = counted
-        posted, done, waits = sent
+        posted, done, waits = calls
         return StepTimes(
             number=self._number,
             layout=layout,
             forward=self._forward,
             begin=self._begin,
             backward=self._backward,
-            first=first,
-            full=tuple(full),
+            first=countdown.first_ns,
+            full=tuple(countdown.full_ns),
             posted=tuple(posted),
             done=tuple(done),
             waits=tuple(waits),
             sent=self._sent,
-            wait=ends[0],
-            end=ends[1],
+            wait=wait,
+            end=end,
             to_unix=time.time_ns() - time.monotonic_ns(),
         )
 

@@ -7,17 +7,17 @@ one all-reduce, is how wrong it may be.
 
 from __future__ import annotations
 
-from array import array
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.average.agreeing import texts_of_all
 from shoal.average.report.breakdown import StepBreakdown
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
 
-_MOST_STEPS: Final = 64  # 4 KiB from each rank
-_N_FIELDS: Final = len(StepBreakdown._fields)
+_MOST_STEPS: Final = 64  # 10 KB from each rank
 _PARTS: Final = ("total", "forward", "backward", "exposed", "other", "hidden")
 
 
@@ -55,18 +55,8 @@ def gather(
     Raises:
         ShoalError: as `Group.all_gather`.
     """
-    if group.size == 1:
-        return {0: list(steps)}
-    rows = [value for step in steps[-_MOST_STEPS:] for value in map(float, step)]
-    rows += [-1.0] * (_MOST_STEPS * _N_FIELDS - len(rows))
-    given = array("d", bytes(8 * len(rows) * group.size))
-    group.all_gather(given, array("d", rows), name=name)
-    return {r: _read(given[r * len(rows) : (r + 1) * len(rows)]) for r in range(group.size)}
-
-
-def _read(values: Sequence[float]) -> list[StepBreakdown]:
-    rows = (values[at : at + _N_FIELDS] for at in range(0, len(values), _N_FIELDS))
-    return [StepBreakdown(int(row[0]), *row[1:]) for row in rows if row[0] >= 0]
+    texts = texts_of_all(group, name, json.dumps(steps[-_MOST_STEPS:]).encode())
+    return {r: [StepBreakdown(*row) for row in json.loads(text)] for r, text in enumerate(texts)}
 
 
 def compare(given: Mapping[int, Sequence[StepBreakdown]]) -> tuple[list[RankTimes], int]:

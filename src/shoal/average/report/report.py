@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from shoal.average.report.breakdown import backward_of, break_down
+from shoal.average.report.breakdown import break_down
 from shoal.average.report.chrome import merge_into, trace_of
 from shoal.average.report.compared import compare, gather
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from shoal.average.layout import Layout
     from shoal.average.report.breakdown import StepBreakdown
     from shoal.average.report.compared import RankTimes
     from shoal.average.step_times import StepTimes
@@ -34,27 +32,6 @@ _COLUMNS: Final = {
 }
 
 
-class BufferTimes(NamedTuple):
-    """One fusion buffer of the newest layout in a mean step, in microseconds.
-
-    Args:
-        arrays: the names of the first and the last array in it; "" where there is none.
-        n_sent: in how many steps it was sent.
-        full, posted, done: how long after the backward pass began it was full, its call was
-            started, and had ended; `full` is NaN if it never was.
-        waited: how long the rank waited for it after the wait for those before.
-    """
-
-    number: int
-    n_bytes: int
-    arrays: tuple[str, str]
-    n_sent: int
-    full: float
-    posted: float
-    done: float
-    waited: float
-
-
 @dataclasses.dataclass(frozen=True)
 class AveragingReport:
     """Where the time of the last steps went on this rank, and how ranks compare.
@@ -64,7 +41,6 @@ class AveragingReport:
         rank, size: of its group.
         steps: the steps of this rank that have ended, the oldest first, without the last one, whose
             length is not known.
-        buffers: of the newest layout.
         ranks: the mean steps of all ranks, or of this one alone.
         n_compared: the number of steps in which ranks were compared.
         missing: the arrays that have not become ready in a step under way.
@@ -75,7 +51,6 @@ class AveragingReport:
     rank: int
     size: int
     steps: tuple[StepBreakdown, ...]
-    buffers: tuple[BufferTimes, ...]
     ranks: tuple[RankTimes, ...]
     n_compared: int
     missing: tuple[str, ...]
@@ -99,7 +74,7 @@ class AveragingReport:
         return "\n".join([*_table(self), *_remarks(self)])
 
     def to_json(self) -> str:
-        """All but the times of single steps' buffers, as JSON; times in microseconds."""
+        """All but the times of buffers, as JSON; times in microseconds."""
         written = {
             "name": self.name,
             "rank": self.rank,
@@ -109,10 +84,6 @@ class AveragingReport:
             "n_compared": self.n_compared,
             "missing": self.missing,
             "steps": [step._asdict() for step in self.steps],
-            "buffers": [
-                one._asdict() | ({"full": None} if math.isnan(one.full) else {})
-                for one in self.buffers
-            ],
             "ranks": [rank._asdict() for rank in self.ranks],
         }
         return json.dumps(written, indent=1)
@@ -178,7 +149,6 @@ def _remarks(report: AveragingReport) -> Iterator[str]:
 def report_on(
     group: Group,
     name: str,
-    layout: Layout,
     times: tuple[StepTimes, ...],
     now: StepTimes | None,
     missing: Sequence[str],
@@ -205,38 +175,8 @@ def report_on(
         rank=group.rank,
         size=group.size,
         steps=tuple(steps),
-        buffers=tuple(_buffers(layout, times)),
         ranks=tuple(ranks),
         n_compared=n_compared,
         missing=tuple(missing),
         times=every,
-    )
-
-
-def _buffers(layout: Layout, times: Sequence[StepTimes]) -> list[BufferTimes]:
-    steps = [one for one in times if one.layout is layout]
-    return [_buffer(number, layout, steps) for number in range(len(layout.buffers))]
-
-
-def _buffer(number: int, layout: Layout, steps: Sequence[StepTimes]) -> BufferTimes:
-    names = [layout.entries[index].name for index in layout.buffers[number].entries] or [""]
-    sent = [one for one in steps if one.posted[number]]
-
-    def mean(values: Sequence[int]) -> float:
-        return sum(values) / len(values) / 1e3 if values else 0.0
-
-    def after(of: str) -> float:
-        found = [(getattr(one, of)[number], backward_of(one)[0]) for one in sent]
-        known = [moment - since for moment, since in found if moment]
-        return mean(known) if known or not sent else math.nan
-
-    return BufferTimes(
-        number=number,
-        n_bytes=layout.buffers[number].extent.n_bytes,
-        arrays=(names[0], names[-1]),
-        n_sent=len(sent),
-        full=after("full"),
-        posted=after("posted"),
-        done=after("done"),
-        waited=mean([one.waits[number][1] - one.waits[number][0] for one in sent]),
     )

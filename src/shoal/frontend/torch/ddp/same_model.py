@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shoal.average.agreeing import difference
 from shoal.errors import UsageError
 
 
@@ -21,9 +22,9 @@ def check_same_model(
     ignored: Collection[str],
     has_buffers: bool,
 ) -> None:
-    """Compare options, what is broadcast of the model, and what of it is trained, on all ranks.
+    """Compare the options, parameters and buffers of all ranks.
 
-    Of each tensor name, shape and dtype; of trained parameters the strides too, which their
+    Of each tensor the name, shape and dtype; of trained parameters the strides too, which their
     gradients have. One exchange of 16 bytes where they are the same.
 
     Args:
@@ -35,19 +36,26 @@ def check_same_model(
     Raises (on every rank):
         UsageError: they are not; names the first option or tensor that differs, and the ranks.
     """
-    told = [f"{name}={value!r}" for name, value in options.items()]
-    told += _parameters(module, ignored)
-    if has_buffers:
-        told += _buffers(module, ignored)
-    digest = hashlib.blake2b("\n".join(told).encode(), digest_size=16).digest()
+    named = {name: repr(value) for name, value in options.items()}
+    for name, parameter in module.named_parameters():
+        if name not in ignored:
+            named[f"parameter {name}"] = _parameter_text(parameter)
+    for name, buffer in module.named_buffers() if has_buffers else ():
+        if name not in ignored:
+            named[f"buffer {name}"] = _tensor_text(buffer)
+    digest = hashlib.blake2b(repr(list(named.items())).encode(), digest_size=16).digest()
     own = torch.tensor(list(digest), dtype=torch.uint8, device=device)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, own, group=group)
     if all(torch.equal(other, own) for other in every):
         return
-    lists: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(lists, told, group=group)
-    raise UsageError(_difference(lists))
+    given: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(given, named, group=group)
+    raise UsageError(
+        "DistributedDataParallel: what the ranks wrap, or how, appears not to match: "
+        f"{difference(given)}; build the same model on every rank, and wrap it with the same "
+        "arguments"
+    )
 
 
 def values_of(
@@ -55,7 +63,7 @@ def values_of(
     ignored: Collection[str],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[str, Any]]:
-    """What all ranks should hold alike while they train, each with its name.
+    """The values that all ranks should hold alike while they train, each with its name.
 
     The running statistics of batch norms are of each rank's own batches, and left out.
     """
@@ -95,48 +103,12 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous()
 
 
-def _parameters(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[str]:
-    for name, parameter in module.named_parameters():
-        if name in ignored:
-            continue
-        if not parameter.requires_grad:
-            yield f"parameter {_told(name, parameter)}, not trained"
-        elif parameter.is_contiguous():
-            yield f"parameter {_told(name, parameter)}"
-        else:
-            yield f"parameter {_told(name, parameter)}, strides {parameter.stride()}"
+def _parameter_text(parameter: torch.Tensor) -> str:
+    text = _tensor_text(parameter)
+    if not parameter.requires_grad:
+        return f"{text}, not trained"
+    return text if parameter.is_contiguous() else f"{text}, strides {parameter.stride()}"
 
 
-def _buffers(module: torch.nn.Module, ignored: Collection[str]) -> Iterator[str]:
-    for name, buffer in module.named_buffers():
-        if name not in ignored:
-            yield f"buffer {_told(name, buffer)}"
-
-
-def _told(name: str, tensor: torch.Tensor) -> str:
-    return f"{name}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _difference(lists: Sequence[Sequence[str]]) -> str:
-    """The first of what ranks told in which they differ, in words."""
-    at = next(
-        index
-        for index in range(max(map(len, lists)))
-        if len({tuple(told[index : index + 1]) for told in lists}) > 1
-    )
-    ranks: dict[str, list[int]] = {}
-    for rank, told in enumerate(lists):
-        what = told[at] if at < len(told) else "no such parameter or buffer"
-        ranks.setdefault(what, []).append(rank)
-    sides = "; ".join(f"{_of(some)}: {what}" for what, some in ranks.items())
-    return (
-        "DistributedDataParallel: what the ranks wrap, or how, appears not to match "
-        f"({sides}); build the same model on every rank, and wrap it with the same arguments"
-    )
-
-
-def _of(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if ranks[8:] else "")
-    return f"ranks {shown}"
+def _tensor_text(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
