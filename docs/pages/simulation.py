@@ -220,10 +220,10 @@ def _headline() -> tuple[str, Mapping[str, Plot]]:
 _SHARED: Final = """\
 ### Fewer servers than workers help in proportion
 
-Jiang et al. (BytePS, OSDI 2020, 4.1): n workers and k servers with equal links need
-2n(n-1) / (n^2 + kn - 2k) times as long as a NIC needs to pass the tensor, and exactly that long
-with k = n or more. Simulated with 1 Gbit/s, in multiples of that time, including the loss of NICs
-at the beginning of several streams ([decision 23](decisions/0023-costs-are-counted.md)), which was not
+Jiang et al. (BytePS, OSDI 2020, 4.1): n workers and k servers with equal links need 2n(n-1) /
+(n^2 + kn - 2k) times as long as a NIC needs to pass the tensor, and exactly that long with k = n
+or more. Simulated with 1 Gbit/s, in multiples of that time, including the loss of NICs at the
+beginning of several streams ([decision 23](decisions/0023-costs-are-counted.md)), which was not
 measured with servers. Connections get equal turns of a NIC. With one to each server, workers are
 done with each other while servers are still waiting. With up to four, for larger shares of the
 servers, they end together.
@@ -283,11 +283,12 @@ Their rate declines sharply and is below NCCL's at 256 GPUs. Buckets that grow w
 as shards get smaller.
 
 The simulation has four cards of 100 Gbit/s a machine, NVLink of 150 GB/s, memory of 900 GB/s,
-NCCL's latencies (3.4 and 9.6 us), shards sent in one piece as TensorPipe does, and eight buckets at
-a time; NCCL's ring reduces one bucket after the other. The cost of a transfer to a rank at each
-end is not published: {cost:.0f} us put Fairring below the ring at 256 GPUs, at 20 us they are level.
-Without this cost there is hardly a decline, which supports the authors. The simulation does not reproduce
-that Fairring is at best twice as fast as NCCL, since the simulated ring uses all of its bandwidth.
+NCCL's latencies (3.4 and 9.6 us), shards sent in one piece as TensorPipe does, and eight buckets
+at a time; NCCL's ring reduces one bucket after the other. The cost of a transfer to a rank at
+each end is not published: {cost:.0f} us put Fairring below the ring at 256 GPUs, at 20 us they
+are level. Without this cost there is hardly a decline, which supports the authors. The
+simulation does not reproduce that Fairring is at best twice as fast as NCCL, since the simulated
+ring uses all of its bandwidth.
 
 GB/s of gradients:
 
