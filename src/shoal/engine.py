@@ -39,9 +39,7 @@ from shoal._native import (
     stream_copy,
     wakeups,
 )
-from shoal._native import (
-    Group as NativeGroup,
-)
+from shoal._native import Group as NativeGroup
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError

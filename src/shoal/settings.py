@@ -41,12 +41,7 @@ SETTINGS: Final = (
 )
 
 # For developers of shoal, read by it or by its tests: known, but never suggested.
-INTERNAL: Final = (
-    "SHOAL_BACKSTOP_MS",
-    "SHOAL_PROGRAMS",
-    "SHOAL_SEEDS",
-    "SHOAL_SOAK",
-)
+INTERNAL: Final = ("SHOAL_BACKSTOP_MS", "SHOAL_PROGRAMS", "SHOAL_SEEDS", "SHOAL_SOAK")
 
 # As torch reads its own, in any case of letters.
 YES: Final = ("1", "y", "yes", "t", "true", "on")

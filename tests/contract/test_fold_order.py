@@ -17,27 +17,18 @@ import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, order_of, own, stripes
 from contract.test_algorithms import go_through
 
-from shoal.analysis.prove.prover import Expression, Proof, prove, prove_steps
+from shoal.analysis.prove.prover import Expression, Proof, prove
 from shoal.dtypes import DType, Op
-from shoal.errors import UsageError
-from shoal.schedule import Algorithm, Buffer, Contract, Place, Send, contract_of, find
-from shoal.schedule.sharded import sharded, sharded_all_reduce, sharded_scratch
-from shoal.schedule.stripes import Reducer, Role, stripes_of
+from shoal.schedule import Algorithm, Buffer, Place, Send, find
+from shoal.schedule.sharded import sharded_all_reduce
+from shoal.schedule.stripes import Stripe
 from shoal.shapes import Shape, layouts_of
 
 FLOOR_ELEMS = FLOOR_BYTES // 4
 SIZES = range(1, 10)
 
 
-def workers(*ranks: int) -> tuple[Reducer, ...]:
-    return tuple(Reducer(Role.WORKER, rank) for rank in ranks)
-
-
-def servers(n: int) -> tuple[Reducer, ...]:
-    return tuple(Reducer(Role.SERVER, rank) for rank in range(n))
-
-
-def reducer_sets(size: int) -> Iterator[tuple[Reducer, ...]]:
+def reducer_sets(size: int) -> Iterator[tuple[int, ...]]:
     """Every set of workers, in two orders; of more than five, some sets and the extremes."""
     ranks = range(size)
     sets = [s for k in range(1, size + 1) for s in itertools.combinations(ranks, k)]
@@ -45,8 +36,19 @@ def reducer_sets(size: int) -> Iterator[tuple[Reducer, ...]]:
         picked = np.random.default_rng(size).choice(len(sets), 12, replace=False)
         sets = [sets[0], sets[-1], *(sets[i] for i in picked)]
     for chosen in sets:
-        yield workers(*chosen)
-        yield workers(*reversed(chosen))
+        yield chosen
+        yield chosen[::-1]
+
+
+def by_reducers(n_stripes: int, reducers: Sequence[int], size: int) -> Algorithm:
+    """Sharded by these workers: their shards are equally many stripes that follow one another."""
+    cut = [
+        Stripe(t, t * size // n_stripes, reducers[t * len(reducers) // n_stripes])
+        for t in range(n_stripes)
+    ]
+    return Algorithm(
+        lambda rank, size: sharded_all_reduce(rank, size, cut), lambda _size: n_stripes
+    )
 
 
 def lengths(size: int) -> list[int]:
@@ -73,8 +75,8 @@ def test_any_set_of_reducers_gives_the_same_bits(size: int) -> None:
         values = [own(rank, n_elems) for rank in range(size)]
         want = folded(values)
         shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, n_elems, rank=0, size=size)
-        for reducers in reducer_sets(size) if n_elems % 2 else [workers(*range(size))]:
-            algorithm = sharded(reducers).fitted(4 * n_elems, size)
+        for reducers in reducer_sets(size) if n_elems % 2 else [tuple(range(size))]:
+            algorithm = by_reducers(len(stripes(n_elems, 4, size)), reducers, size)
             for rank, got in enumerate(run(algorithm, values, shape)):
                 assert got.tobytes() == want.tobytes(), f"{n_elems} by {reducers} on rank {rank}"
 
@@ -120,12 +122,7 @@ def test_stripes_begin_where_the_contract_says() -> None:
                 assert found == [(cut.start, cut.stop) for cut, _ in want]
 
 
-def test_a_worker_that_is_not_there_cannot_reduce() -> None:
-    with pytest.raises(UsageError, match="worker 4 cannot reduce: there are 4 workers"):
-        sharded(workers(1, 4)).steps(0, 4)
-
-
-# By proof, on symbols: for every group size, and with servers, which bring no tensor.
+# By proof, on symbols: for every group size.
 
 
 def nested(order: Sequence[int]) -> Expression:
@@ -147,32 +144,6 @@ def test_each_stripe_is_folded_from_its_first_worker_down(size: int) -> None:
             cut = algorithm.fitted(n_stripes * FLOOR_BYTES, size)
             proof = prove("all_reduce", cut, size, n_segments=1, window=0)
             assert_in_order(proof, size, min(n_stripes, size))
-
-
-@pytest.mark.parametrize("n_servers", range(1, 9))
-def test_servers_reduce_in_the_same_order(n_servers: int) -> None:
-    for size in (*SIZES, 16):
-        for reducers in (servers(n_servers), (*servers(n_servers), *workers(*range(size)))):
-            cut = stripes_of(size, reducers)
-            ranks = range(size + n_servers)
-            proof = prove_steps(
-                [list(sharded_all_reduce(rank, size, cut)) for rank in ranks],
-                [
-                    *(contract_of_worker(rank, size) for rank in range(size)),
-                    *[Contract({}, {}, {})] * n_servers,
-                ],
-                scratch=[sharded_scratch(rank, size, cut) for rank in ranks],
-                window=0,
-            )
-            assert_in_order(proof, size, size)
-            # Each contribution goes to its reducer once, and each result to each worker once.
-            once = sum(stripe.reducer != rank for rank in range(size) for stripe in cut)
-            assert sum(proof.n_sent.values()) == 2 * once
-
-
-def contract_of_worker(rank: int, size: int) -> Contract:
-    """That of an all-reduce over the workers alone."""
-    return contract_of("all_reduce", rank, size, size)
 
 
 def test_where_all_workers_reduce_their_sends_go_to_different_ranks_at_any_time() -> None:

@@ -14,20 +14,20 @@ import shoal
 from shoal import engine
 from shoal.dtypes import DType, Op
 from shoal.limits import FIRST_NAMED_KEY, SEGMENT_BYTES
-from shoal.schedule.sharded import sharded_all_reduce
-from shoal.schedule.stripes import Reducer, Role, stripes_of
+from shoal.schedule.stripes import Stripe
+from shoal.schedule.weighted import weighted_all_reduce
 
 N_WORKERS = 2
 
 
 def plan_of(rank: int, n_elems: int) -> engine.Plan:
     """An all-reduce of float32 by workers 0 and 1 and one server, rank 2: a chunk for each."""
-    stripes = stripes_of(N_WORKERS, (Reducer(Role.SERVER, 0),))
+    chunks = [Stripe(chunk=worker, first=worker, reducer=N_WORKERS) for worker in range(N_WORKERS)]
     halves = [0, 2 * n_elems], [2 * n_elems, 2 * n_elems]
     nothing: tuple[list[int], list[int]] = ([], [])
     data, scratch = (halves, nothing) if rank < N_WORKERS else (nothing, halves)
     return engine.Plan.make(
-        program=engine.lower(sharded_all_reduce(rank, N_WORKERS, stripes), N_WORKERS + 1),
+        program=engine.lower(weighted_all_reduce(rank, N_WORKERS, chunks), N_WORKERS + 1),
         layouts=[data, nothing, nothing, scratch],
         dtype=DType.FLOAT32,
         op=Op.SUM,

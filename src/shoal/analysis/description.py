@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from shoal.schedule import Algorithm
 
-__all__ = ["FIELDS", "Description", "describe"]
-
 FIELDS: Final = ("Cost", "Needs", "Leaves", "Source")
 """What every algorithm's docstring states, in this order."""
 

@@ -13,8 +13,6 @@ from shoal.plan.defaults import CONTENTION
 from shoal.plan.quantities import bytes_of, bytes_per_us, microseconds
 from shoal.plan.wire import link_of
 
-__all__ = ["add_cluster", "cluster_of"]
-
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""

@@ -13,9 +13,7 @@ from shoal.cli.trace import add_schedule, trace_of
 def add_to(subparsers: Subparsers) -> None:
     """Add `shoal draw`."""
     parser = subparsers.add_parser(
-        "draw",
-        help="who sends to whom, as SVG",
-        description="Draw who sends to whom, as SVG.",
+        "draw", help="who sends to whom, as SVG", description="Draw who sends to whom, as SVG."
     )
     add_schedule(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="default the standard output")

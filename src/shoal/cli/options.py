@@ -12,17 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.errors import UsageError
 
-__all__ = [
-    "MOST_RANKS",
-    "Parser",
-    "Subparsers",
-    "RankLayout",
-    "add_team",
-    "hosts_of",
-    "team_of",
-    "write",
-]
-
 
 class Parser(argparse.ArgumentParser):
     """argparse, but a wrong argument is a UsageError like every other wrong input."""

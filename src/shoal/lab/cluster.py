@@ -24,17 +24,6 @@ from shoal.lab.iproute import check_powers, ip, tc
 from shoal.lab.names import check_name, namespaces, prefix_of, remove, remove_stale, write_hosts
 from shoal.plan.text import show_bytes
 
-__all__ = [
-    "NIC_SHAPE",
-    "CONGESTION",
-    "INTERFACE",
-    "NicShape",
-    "Lab",
-    "Host",
-    "address_of",
-    "interface_of",
-]
-
 INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its namespace
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
 _MOST_HOSTS: Final = 200

@@ -8,8 +8,6 @@ import subprocess
 
 from shoal.errors import Unsupported, UsageError
 
-__all__ = ["check_powers", "ip", "tc"]
-
 
 def check_powers() -> None:
     """Raises UsageError, with what to do about it: not root, or no iproute2."""

@@ -11,8 +11,6 @@ from typing import Final
 
 from shoal.lab.cluster import INTERFACE, Lab
 
-__all__ = ["Job", "Task", "private_key", "tasks_of"]
-
 _MASTER_PORT: Final = 29500  # every port of a host is free
 
 

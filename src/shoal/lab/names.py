@@ -19,16 +19,6 @@ from typing import Final, NamedTuple
 from shoal.errors import Unsupported, UsageError
 from shoal.lab.iproute import ip
 
-__all__ = [
-    "Namespace",
-    "check_name",
-    "namespaces",
-    "prefix_of",
-    "remove",
-    "remove_stale",
-    "write_hosts",
-]
-
 _FOLDER: Final = Path("/run/netns")  # where `ip netns` keeps the names
 _FILES: Final = Path("/etc/netns")  # what it shows in /etc to what it starts there (ip-netns(8))
 _PREFIX: Final = "shoal-lab"

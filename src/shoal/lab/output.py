@@ -9,8 +9,6 @@ import sys
 import termios
 from typing import IO, Any, Final
 
-__all__ = ["Lines", "Output", "is_colourful"]
-
 # A line that is longer goes on in pieces, so that nothing grows without bound.
 _MOST_LINE_BYTES: Final = 1 << 16
 # What waits for a slow reader before its writers have to wait too.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from shoal.lab.cluster import Lab
     from shoal.lab.job import Task
 
-__all__ = ["run_tasks"]
-
 # A server gives its jobs up to 10 s when it is asked to end.
 _SERVER_GRACE_S: Final = 12.0
 # A killed process is gone within milliseconds, unless it sleeps in the kernel.

@@ -12,8 +12,6 @@ from shoal.lab.cluster import Host, address_of
 from shoal.lab.iproute import check_powers, ip
 from shoal.lab.names import Namespace, namespaces
 
-__all__ = ["RunningLab", "find_lab", "running_labs"]
-
 
 @dataclass(frozen=True)
 class RunningLab:

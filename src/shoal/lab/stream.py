@@ -19,8 +19,6 @@ from shoal.errors import ShoalError
 if TYPE_CHECKING:
     from shoal.lab.cluster import Lab
 
-__all__ = ["Flow", "measure_streams", "ring_of"]
-
 _PIECE_BYTES: Final = 1 << 20
 _FIRST_PORT: Final = 7000
 # A stream that has not ended by then is stuck: the slowest sensible one, 64 MiB at 10 Mbit/s, takes

@@ -134,8 +134,7 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
             narrows=True,
         ),
         "broadcast": Collective(
-            leaves=lambda _rank, _size, root, chunk: Value(_only(root), chunk),
-            root=Root.GIVES,
+            leaves=lambda _rank, _size, root, chunk: Value(_only(root), chunk), root=Root.GIVES
         ),
         "reduce": Collective(
             leaves=lambda rank, size, root, chunk: (

@@ -10,7 +10,7 @@ from shoal.errors import UsageError
 from shoal.schedule.algorithm import Algorithm
 from shoal.schedule.chains import there_and_back
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.schedule.stripes import Reducer, Stripe, n_stripes_of, stripes_of, workers
+from shoal.schedule.stripes import Stripe, n_stripes_of, stripes_of
 from shoal.schedule.symmetry import StandIn, first_alike, swapped
 
 
@@ -37,19 +37,16 @@ def sharded_all_reduce(rank: int, size: int, stripes: Sequence[Stripe] = ()) -> 
     """
     stripes = stripes or stripes_of(size)
     own = [stripe for stripe in stripes if stripe.reducer == rank]
-    others = [stripe for stripe in stripes if stripe.reducer != rank] if rank < size else []
+    others = [stripe for stripe in stripes if stripe.reducer != rank]
     for stripe in sorted(others, key=lambda stripe: (stripe.first - rank) % size):
         yield Send(stripe.reducer, stripe.chunk)
-    if rank < size:
-        yield from _fold(rank, size, own)
-        yield from _tell(rank, size, own, Buffer.DATA)
-    else:  # a server has no tensor
-        own = [stripe._replace(chunk=place) for place, stripe in enumerate(own)]
-        for turn in range(size):
-            for stripe in own:
-                worker = (stripe.first - turn) % size
-                yield Recv(worker, stripe.chunk, fold=turn > 0, buffer=Buffer.SCRATCH)
-        yield from _tell(rank, size, own, Buffer.SCRATCH)
+    yield from _fold(rank, size, own)
+    for stripe in own:
+        yield Finish(stripe.chunk)
+    for turn in range(size):
+        for stripe in own:
+            if (worker := (stripe.first + turn) % size) != rank:
+                yield Send(worker, stripe.chunk)
     for stripe in sorted(others, key=lambda stripe: (rank - stripe.first) % size):
         yield Recv(stripe.reducer, stripe.chunk)
 
@@ -70,58 +67,43 @@ def _fold(rank: int, size: int, own: Sequence[Stripe]) -> Iterator[Step]:
                 yield Copy(place, stripe.chunk, Buffer.SCRATCH, Buffer.DATA, fold=True)
 
 
-def _tell(rank: int, size: int, own: Sequence[Stripe], buffer: Buffer) -> Iterator[Step]:
-    """Send the results to all workers."""
-    for stripe in own:
-        yield Finish(stripe.chunk, buffer)
-    for turn in range(size):
-        for stripe in own:
-            if (worker := (stripe.first + turn) % size) != rank:
-                yield Send(worker, stripe.chunk, buffer)
+def sharded(n_reducers: int | None = None) -> Algorithm:
+    """Return the sharded all-reduce with this many of the workers as reducers, or with all.
 
-
-def sharded_scratch(rank: int, size: int, stripes: Sequence[Stripe] = ()) -> tuple[int, ...]:
-    """Scratch chunks of `sharded_all_reduce`; those of a server are all that it holds."""
-    return tuple(one.chunk for one in stripes if one.reducer == rank != one.first)
-
-
-def sharded(reducers: int | Sequence[Reducer]) -> Algorithm:
-    """The sharded all-reduce with these reducers, or with so many of the workers, spread evenly.
+    Its `n_chunks` and `steps` raise UsageError if there are more reducers than workers.
 
     Raises:
-        UsageError: there is none; or, when steps are asked for, there are more than workers.
+        UsageError: there is no reducer.
     """
-    if isinstance(reducers, int) and reducers < 1:
-        raise UsageError(f"sharded({reducers}): at least one rank has to be a reducer")
-    return _algorithm(_Sharding(reducers if isinstance(reducers, int) else tuple(reducers)))
+    if n_reducers == 0:
+        raise UsageError("sharded(0): at least one rank has to be a reducer")
+    return _algorithm(_Sharding(n_reducers or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """Who reduces what, in a group of whichever size."""
+    """The stripes and reducers of a group of any size."""
 
-    reducers: int | tuple[Reducer, ...]
+    n_reducers: int  # 0: all workers
     n_stripes: int = 0
 
     def chunks(self, size: int) -> int:
-        if isinstance(self.reducers, int) and self.reducers > size:
+        if self.n_reducers > size:
             raise UsageError(
-                f"sharded({self.reducers}): {self.reducers} reducers are too many for {size} "
-                f"ranks; at most sharded({size}) will do"
+                f"sharded({self.n_reducers}): {self.n_reducers} reducers are too many for {size} "
+                f"ranks; give at most sharded({size})"
             )
         return self.n_stripes or size
 
     def stripes(self, size: int) -> tuple[Stripe, ...]:
-        n_stripes, reducers = self.chunks(size), self.reducers
-        if isinstance(reducers, int):
-            reducers = workers(size, reducers, n_stripes)
-        return stripes_of(size, reducers, n_stripes)
+        return stripes_of(size, self.n_reducers, self.chunks(size))
 
     def steps(self, rank: int, size: int) -> Iterator[Step]:
         return sharded_all_reduce(rank, size, self.stripes(size))
 
     def scratch(self, rank: int, size: int) -> tuple[int, ...]:
-        return sharded_scratch(rank, size, self.stripes(size))
+        """A place for the own part of each stripe that this rank reduces in a later turn."""
+        return tuple(s.chunk for s in self.stripes(size) if s.reducer == rank != s.first)
 
     def owner(self, chunk: int, size: int) -> int:
         return self.stripes(size)[chunk].reducer
@@ -136,16 +118,15 @@ class _Sharding:
 
 @functools.lru_cache(maxsize=64)
 def _stand_ins(sharding: _Sharding, size: int) -> list[int]:
-    """Of each worker, the first that reduces as many stripes, as many of them from the first on."""
+    """By worker, the first that reduces as many stripes, and is as often first in their order."""
     n_all, n_first = [0] * size, [0] * size
     for stripe in sharding.stripes(size):
-        if stripe.reducer < size:
-            n_all[stripe.reducer] += 1
-            n_first[stripe.reducer] += stripe.reducer == stripe.first
+        n_all[stripe.reducer] += 1
+        n_first[stripe.reducer] += stripe.reducer == stripe.first
     return first_alike([*zip(n_all, n_first, strict=True)])
 
 
-# One object for each of them: programs are known by their algorithm.
+# One object per sharding: programs are cached by their algorithm.
 @functools.lru_cache(maxsize=1024)
 def _algorithm(sharding: _Sharding) -> Algorithm:
     return Algorithm(

@@ -35,7 +35,7 @@ _RING: Final = Algorithm(
     chain_rule=chains.ring_twice,
     alike_rule=turned,
 )
-_SHARDED: Final = sharded(())
+_SHARDED: Final = sharded()
 
 ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
     {
@@ -114,16 +114,10 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
         },
         "all_gather": {
             "direct": Algorithm(
-                direct.direct_all_gather,
-                one_per_rank,
-                chain_rule=chains.gather,
-                alike_rule=turned,
+                direct.direct_all_gather, one_per_rank, chain_rule=chains.gather, alike_rule=turned
             ),
             "ring": Algorithm(
-                ring.ring_all_gather,
-                one_per_rank,
-                chain_rule=chains.ring,
-                alike_rule=turned,
+                ring.ring_all_gather, one_per_rank, chain_rule=chains.ring, alike_rule=turned
             ),
             "bruck": Algorithm(
                 bruck.bruck_all_gather,
@@ -174,10 +168,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
         },
         "all_to_all": {
             "pairwise": Algorithm(
-                pairwise_all_to_all,
-                one_per_rank,
-                chain_rule=chains.gather,
-                alike_rule=turned,
+                pairwise_all_to_all, one_per_rank, chain_rule=chains.gather, alike_rule=turned
             ),
             "bruck": Algorithm(
                 bruck.bruck_all_to_all,
@@ -194,7 +185,7 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, Algorithm]]] = MappingProxyType(
                 dissemination_scratch,
                 chain_rule=chains.dissemination,
                 alike_rule=turned,
-            ),
+            )
         },
     }
 )

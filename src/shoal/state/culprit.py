@@ -109,8 +109,7 @@ class _Case:
         """For each rank and group, the first call that others wait in and it has not made."""
         for group in self._groups.values():
             calls = sorted(
-                _calls(group).items(),
-                key=lambda item: min(c["serial"] for c in item[1].values()),
+                _calls(group).items(), key=lambda item: min(c["serial"] for c in item[1].values())
             )
             made = next((here for here in group.values() if here["is_made"]), None)
             for rank in made["members"] if made is not None else ():

@@ -19,8 +19,6 @@ from shoal.errors import UsageError
 if TYPE_CHECKING:
     from shoal.analysis.trace.tracer import Round, Trace
 
-__all__ = ["draw", "require_drawable"]
-
 _MAX_RANKS: Final = 128
 """More would be a drawing of many thousand pixels."""
 _APART: Final = 56.0

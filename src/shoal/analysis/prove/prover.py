@@ -23,19 +23,7 @@ from shoal.analysis.dataflow import Dataflow
 from shoal.analysis.prove.execute import Execution
 from shoal.analysis.prove.symbols import Expression, Symbols, mask_of
 from shoal.errors import ProofError, UsageError
-from shoal.schedule import (
-    Algorithm,
-    Buffer,
-    Contract,
-    Place,
-    Send,
-    Step,
-    Value,
-    contract_of,
-    find,
-)
-
-__all__ = ["Expression", "Proof", "prove", "prove_steps"]
+from shoal.schedule import Algorithm, Buffer, Contract, Place, Send, Step, Value, contract_of, find
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,23 +19,11 @@ from shoal.analysis.simulate.interleaved import interleaved
 from shoal.analysis.simulate.symmetry import StepsOf, flow_of_blocks
 from shoal.errors import UsageError
 from shoal.limits import SEGMENT_BYTES
-from shoal.schedule import (
-    Algorithm,
-    Buffer,
-    Copy,
-    Finish,
-    Place,
-    Send,
-    Step,
-    find,
-    row_of,
-)
+from shoal.schedule import Algorithm, Buffer, Copy, Finish, Place, Send, Step, find, row_of
 from shoal.shapes import cut
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import Cluster
-
-__all__ = ["NicLoad", "LinkLoad", "Simulation", "simulate", "simulate_steps"]
 
 # Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
 _FEW_STEPS: Final = 50_000
@@ -132,7 +120,7 @@ def simulate(
     size, hosts = cluster.size, cluster.hosts
     fitted, has_servers = algorithm.fitted(n_bytes, size), algorithm.n_servers > 0
     if has_servers and not cluster.nics:
-        fitted = interleaved(fitted, n_bytes, size)
+        fitted = interleaved(fitted, size)
 
     @functools.cache
     def steps_of(rank: int) -> list[Step]:

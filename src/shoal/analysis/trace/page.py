@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from shoal.analysis.trace.tracer import Held, Message, RankPlace, Round, Trace
     from shoal.schedule import Contract, Place
 
-__all__ = ["json_of", "page_of", "require_playable"]
-
 _SCRIPTS: Final = ("held.js", "layout.js", "draw.js", "words.js", "play.js")
 _MAX_RANKS: Final = 128
 """A ring of more draws cards of a few pixels, from tens of megabytes."""

@@ -11,8 +11,6 @@ from shoal.schedule import Buffer, Place
 if TYPE_CHECKING:
     from shoal.analysis.trace.tracer import Held, Message, RankPlace, Round, Trace
 
-__all__ = ["place_name", "text_of"]
-
 _NOTHING: Final = "-"
 _SHORTEST: Final = 8
 """Columns to which a place may be cut: enough for the first contributions."""

@@ -15,8 +15,6 @@ from shoal.analysis.prove.symbols import Expression, Symbols
 from shoal.errors import UsageError
 from shoal.schedule import Algorithm, Buffer, Contract, Copy, Place, Recv, Send, contract_of, find
 
-__all__ = ["Held", "Message", "Round", "Trace", "letter", "trace"]
-
 RankPlace: TypeAlias = tuple[int, Place]
 
 
@@ -86,12 +84,7 @@ class Trace:
 
 
 def trace(
-    collective: str,
-    name: str,
-    size: int,
-    *,
-    root: int = 0,
-    hosts: Sequence[int] = (),
+    collective: str, name: str, size: int, *, root: int = 0, hosts: Sequence[int] = ()
 ) -> Trace:
     """Prove one algorithm for one size of group, and say what happens in every round.
 
