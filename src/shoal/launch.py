@@ -54,7 +54,7 @@ def init(
         TimedOut: some ranks did not join; the message names them.
         PeerLost: rank 0 left before the group had formed.
     """
-    from shoal.group.group import form  # the native core loads with the first group
+    from shoal.group.form import form  # the native core loads with the first group
 
     warn_of_unknown(os.environ)  # NOT only once the group forms: a misspelt name may prevent that
     if store is not None and rank is not None and size is not None:
@@ -90,7 +90,7 @@ _has_met = False
 
 def _meet_at_rank_0(place: LaunchInfo, timeout_s: float, wire: str | None) -> Group:
     """Form a group through a store that rank 0 serves until the group has formed."""
-    from shoal.group.group import form
+    from shoal.group.form import form
 
     global _has_met  # noqa: PLW0603 - the history of this process
     key = job_key(os.environ)

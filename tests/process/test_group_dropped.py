@@ -11,6 +11,7 @@ from process.ranks import run_ranks
 from process.stage import error_of
 
 import shoal
+from shoal.group.form import form
 from shoal.rendezvous.store import MemoryStore
 
 SIZE = 3
@@ -52,7 +53,7 @@ def drop_one_of_three(name: str) -> list[str]:
     with ThreadPoolExecutor(SIZE) as threads:
 
         def join(rank: int) -> shoal.Group:
-            return shoal.group.group.form(store, rank, SIZE, timeout_s=TIMEOUT_S)
+            return form(store, rank, SIZE, timeout_s=TIMEOUT_S)
 
         groups = list(threads.map(join, range(SIZE)))
         list(threads.map(CALLS[name], groups))

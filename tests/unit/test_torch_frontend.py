@@ -382,7 +382,7 @@ def options_of_torch(**fields: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was asked of shoal.group.group.form."""
+    """What was asked of shoal.group.form.form."""
     calls: list[tuple[Any, ...]] = []
 
     def form(store: Any, rank: int, size: int, **options: Any) -> FakeGroup:

@@ -19,7 +19,7 @@ from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.store import TorchStore
 from shoal.frontend.torch.work_holder import patch_work_holders
-from shoal.group.group import form
+from shoal.group.form import form
 
 if TYPE_CHECKING:
     from shoal.group.group import Group

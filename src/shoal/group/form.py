@@ -1,0 +1,95 @@
+"""Form a group: meet the other ranks, agree on a planner, and make the group of all of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Final
+
+from shoal.codec import parse_wire
+from shoal.errors import UsageError
+from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
+from shoal.group.context import meet
+from shoal.group.group import Group
+from shoal.plan import Settings, reported_mbit
+from shoal.rendezvous import reporting_failure
+from shoal.rendezvous.acceptor import is_out_of_descriptors
+from shoal.rendezvous.interface import choose_address
+from shoal.settings import warn_of_unknown
+
+if TYPE_CHECKING:
+    from shoal.rendezvous import Store
+
+DEFAULT_TIMEOUT_S: Final = 300.0
+
+
+def form(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    name: str = "world",
+    wire: str | None = None,
+) -> Group:
+    """Meet all ranks through `store` and return the group of all of them.
+
+    Args:
+        store: reached by all ranks; only needed until this returns.
+        timeout_s: seconds for the meeting, and for every later call that names none of its own.
+        wire: how large sums travel between hosts, as `Group` says; None: as `SHOAL_WIRE` does.
+
+    Raises (nothing is left open):
+        UsageError: a variable or the tuning file is wrong, or not the same on all ranks; keys
+            differ, no descriptors are left.
+        TimedOut: names the ranks that did not come.
+        PeerLost: the store is gone.
+        ShoalError: no shared memory is left.
+    """
+    with reporting_failure(store, rank, size):
+        warn_of_unknown(os.environ)
+        settings = Settings.read()  # wrong ones are refused before anyone is kept waiting
+        if wire is not None:
+            settings = settings._replace(wire=parse_wire(wire))
+        kind = _kind_of_group(settings, name)
+        digest = digest_of(
+            settings, _mbit_of(store) if size > 1 and settings.link is None else None
+        )
+    channels = functools.partial(agreed_channels, settings)
+    context = meet(store, rank, size, timeout_s, digest, channels)
+    try:
+        host_ids = [rank_info.host_id for rank_info in context.names]
+        planner = agreed_planner(rank, settings, host_ids, context.digests, f"group {name!r}")
+        context.pace(1 / planner.cluster.wire.us_per_byte if planner.cluster.n_hosts > 1 else 0)
+        members = list(range(size))
+        group = kind(context, members, name, timeout_s, planner, settings.wire)
+        group.owns_context = True
+    except BaseException:
+        context.close()
+        raise
+    group.begin()
+    return group
+
+
+def _kind_of_group(settings: Settings, name: str) -> type[Group]:
+    """The class of the group of all ranks. UsageError if its servers are named wrong."""
+    if not settings.servers or name != "world":
+        return Group
+    from shoal.group.pool.served_group import ServedGroup  # loads a lot, and few jobs have servers
+
+    ServedGroup.check(os.environ)
+    return ServedGroup
+
+
+def _mbit_of(store: Store) -> int | None:
+    """The class of this rank's interface to other hosts; None if none is known, or needed."""
+    try:
+        return reported_mbit(choose_address(os.environ.get("MASTER_ADDR") or store.host).interface)
+    except UsageError:
+        return None  # should there be other hosts, joining them says what is wrong
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            return None  # a sandbox may keep them from us; ranks of one host need none
+        raise UsageError(
+            "no file descriptor is left to look at the interfaces of this host: raise `ulimit -n`"
+        ) from error
