@@ -76,6 +76,7 @@ def lack_ports_and_rank_0() -> tuple[list[bool], list[str]]:
         await_servers(group, 2)
         call(group, right)
         assert pool._thread.is_alive()
+        stage.meet(group.rank, N_WORKERS, "has looked at its thread")  # which ends when one leaves
     return right, warnings.told
 
 
