@@ -47,13 +47,13 @@ def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[st
     [
         ("plan --hosts 0", "at least one"),
         ("plan --hosts 2 --link fast", "cannot read the rate 'fast'"),
-        ("plan --cores 0", "--cores 0"),
-        ("plan --hosts 1000 --ranks-per-host 1000", "are more than 65536"),
+        ("plan --cores 0", "--cores must be at least 1, got 0"),
+        ("plan --hosts 1000 --ranks-per-host 1000", "at most 65536 ranks, not 1000000"),
         ("plan --hosts 100000000 --ranks-per-host 1000", "more than 1000000"),
         ("plan --wire fp4", "unknown wire 'fp4'; give one of identity, bf16"),
         ("plan --tuning /nowhere", "cannot read the tuning file /nowhere"),
-        ("tune --ranks 1", "--ranks 1: must be at least 2"),
-        ("tune --rounds 0", "at least one"),
+        ("tune --ranks 1", "--ranks must be at least 2, got 1"),
+        ("tune --rounds 0", "--rounds must be at least 1, got 0"),
         ("tune --ranks 2 --out /nowhere/tuned", "cannot write the tuning file /nowhere/tuned"),
         ("tune --from 5MiB --to 6MiB", "is between them"),
         ("tune --collective ring", "invalid choice"),
@@ -69,7 +69,7 @@ def test_wrong_arguments_are_named(
 def test_sizes_grow_by_factors_of_four() -> None:
     assert sizes_between(4, 1024) == [4, 16, 64, 256, 1024]
     assert sizes_between(5, 64) == [16, 64]
-    with pytest.raises(UsageError, match="no 4 B, 16 B"):
+    with pytest.raises(UsageError, match="none of 4 B, 16 B"):
         sizes_between(5, 6)
 
 

@@ -103,9 +103,9 @@ def test_an_address_of_another_host_is_refused_with_those_there_are() -> None:
     ("given", "what"),
     [
         (["--memory", "1M"], "a view needs at least 64M"),
-        (["--memory", "much"], "is no size such as 512M or 2G"),
-        (["--max-jobs", "0"], "at least one job has to be served"),
-        (["--port", "70000"], "--port 70000 is no number from 1 to 65535"),
+        (["--memory", "much"], "is not a size; write 512M or 2G"),
+        (["--max-jobs", "0"], "--max-jobs must be at least 1, got 0"),
+        (["--port", "70000"], "--port must be from 1 to 65535, got 70000"),
     ],
 )
 def test_a_command_that_is_wrong_says_what_would_be_right(

@@ -22,14 +22,14 @@ COMMANDS: Final = (
     *("trace", "draw", "simulate", "plan", "tune", "bench", "report", "dump", "lab"),
     *("server", "status"),
 )
-"""The subcommands, each a module here. A word here is the whole registration."""
+"""The subcommands, each a module of this package. A name here is the whole registration."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `shoal` with these arguments, or with those of the process.
+    """Run `shoal` with these arguments, or with the arguments of the process.
 
-    Returns: the exit code. 0: done. 1: the reader of the output went away. 2: a ShoalError, also
-        for wrong arguments; one line on stderr says which.
+    Returns: the exit code. 0: done. 1: the reader of the output is gone. 2: a ShoalError, also
+        for wrong arguments; one line on stderr gives the reason.
     """
     try:
         words = sys.argv[1:] if argv is None else argv
@@ -41,16 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"shoal: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Such as `shoal trace ring | head`. Python would complain again when it flushes at exit.
+        # Such as `shoal trace ring | head`. Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
 def _parser(first: Sequence[str]) -> Parser:
-    """That of the subcommand that the first word names; of all, if it names none.
+    """Build the parser of the subcommand that the first word names; of all, if it names none.
 
-    A server that is started again is used 0.1 s sooner for what it does not import.
+    Without the other subcommands' imports a restarted server serves 0.1 s sooner.
     """
     parser = Parser(prog="shoal", description=shoal.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")

@@ -17,7 +17,7 @@ from shoal.plan.wire import link_of
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options that `cluster_of` reads."""
     add = parser.add_argument_group("the cluster").add_argument
-    add("--hosts", default="1", metavar="N", help="how many; or 2x4 or 4,4,2: ranks on each")
+    add("--hosts", default="1", metavar="N", help="number of hosts; or 2x4 or 4,4,2: their ranks")
     add("--ranks-per-host", type=int, metavar="N", help="if --hosts is a number; default 1")
     add("--cores", type=int, metavar="N", help="CPU cores per host; default: one per rank")
     add(
@@ -28,7 +28,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     )
     add("--latency", metavar="TIME", help="one way, between hosts; default 30us")
     add("--message", metavar="TIME", help="CPU time per message, each end; default 5us")
-    add("--burst", default="0", metavar="BYTES", help="what an idle NIC passes at full speed")
+    add("--burst", default="0", metavar="BYTES", help="bytes that an idle NIC passes at once")
     add("--local-latency", default="1us", metavar="TIME", help="one way, in a host; default 1us")
     add(
         "--local-message",
@@ -44,15 +44,15 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_of(args: argparse.Namespace) -> Cluster:
-    """The cluster that the options describe.
+    """Return the cluster that the options describe.
 
     Raises:
-        UsageError: they contradict each other, or make no sense.
+        UsageError: an option is invalid, or contradicts another.
     """
     hosts = _hosts_of(args.hosts, args.ranks_per_host)
     n_cores = max(Counter(hosts).values()) if args.cores is None else args.cores
     if n_cores < 1:
-        raise UsageError(f"--cores {n_cores}: a host has at least one core")
+        raise UsageError(f"--cores must be at least 1, got {n_cores}")
     memory = 1 / bytes_per_us(args.memory)
     local_us = microseconds(args.local_latency), microseconds(args.local_message)
     return Cluster(
@@ -69,14 +69,12 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
 
 
 def _link_of(args: argparse.Namespace) -> LinkCost:
-    """As `SHOAL_LINK` says it, or each in an option of its own."""
-    link, n_said = link_of(args.link), args.link.count(",")
+    """Read --link in the syntax of `SHOAL_LINK`, or with --latency and --message."""
+    link, n_given = link_of(args.link), args.link.count(",")
     for place, name in enumerate(("latency", "message")):
         text = getattr(args, name)
-        if text is not None and n_said > place:
-            raise UsageError(
-                f"--link {args.link} says what --{name} {text} says, too; leave one out"
-            )
+        if text is not None and n_given > place:
+            raise UsageError(f"--link {args.link} already gives the {name}; drop --{name} {text}")
         if text is not None:
             link = replace(link, **{f"{name}_us": microseconds(text)})
     return link
@@ -85,7 +83,7 @@ def _link_of(args: argparse.Namespace) -> LinkCost:
 def _hosts_of(text: str, ranks_per_host: int | None) -> tuple[int, ...]:
     if not text.isdecimal():
         if ranks_per_host is not None:
-            raise UsageError(f"--hosts {text} says how many ranks; leave out --ranks-per-host")
+            raise UsageError(f"--hosts {text} already gives the ranks; drop --ranks-per-host")
         return hosts_of(text)
     n_ranks = 1 if ranks_per_host is None else ranks_per_host
     if int(text) < 1 or n_ranks < 1:

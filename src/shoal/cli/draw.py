@@ -1,4 +1,4 @@
-"""`shoal draw`: who sends to whom, as SVG."""
+"""`shoal draw`: draws the messages between ranks as SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from shoal.cli.trace import add_schedule, trace_of
 def add_to(subparsers: Subparsers) -> None:
     """Add `shoal draw`."""
     parser = subparsers.add_parser(
-        "draw", help="who sends to whom, as SVG", description="Draw who sends to whom, as SVG."
+        "draw",
+        help="draw the messages between ranks as SVG",
+        description="Draw the messages between ranks as SVG.",
     )
     add_schedule(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="default the standard output")

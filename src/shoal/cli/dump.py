@@ -1,10 +1,9 @@
-"""`shoal dump`: who waits for whom, from the states that the ranks of a job wrote down."""
+"""`shoal dump`: names the ranks that hold up a job, from the states that its ranks wrote."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,17 +16,16 @@ if TYPE_CHECKING:
 
 _DESCRIPTION: Final = """
 Read the JSON files that ranks wrote when a deadline passed, a signal came (SHOAL_DUMP_SIGNAL), or
-the program called shoal.dump(path); give as many ranks as there are; the .txt file beside each is
-passed over. Says which rank lacks a call that others wait in, which called something else, and for
-whom all wait.
+the program called shoal.dump(path). Give the files of as many ranks as possible; the .txt file
+beside each is skipped. The output names ranks that lack a call in which others wait, ranks that
+made a different call, and the ranks for which all wait.
 """
 
 
 def add_to(subparsers: Subparsers) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        *("dump",), help="say who holds up a job that hung", description=_DESCRIPTION
-    )
+    """Add `shoal dump`."""
+    what = "name the ranks that hold up a job that hangs"
+    parser = subparsers.add_parser("dump", help=what, description=_DESCRIPTION)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--text", action="store_true", help="print each file in words as well")
     parser.set_defaults(run=run)
@@ -35,7 +33,9 @@ def add_to(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, judge, print."""
-    states = read([file for file in args.files if not _is_beside_json(file, args.files)])
+    # `shoal dump folder/*` also names the readable text beside each JSON file.
+    beside = {file.with_suffix(".txt") for file in args.files if file.suffix == ".json"}
+    states = read([file for file in args.files if file not in beside])
     try:
         if args.text:
             for state in states:
@@ -44,8 +44,3 @@ def run(args: argparse.Namespace) -> int:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"a file is damaged: {type(error).__name__} {error}") from None
     return 0
-
-
-def _is_beside_json(file: Path, files: Sequence[Path]) -> bool:
-    """Whether it is the readable text that was written with another of these files."""
-    return file.suffix == ".txt" and file.with_suffix(".json") in files

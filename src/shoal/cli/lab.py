@@ -36,7 +36,7 @@ examples:
   shoal lab cut two 0 1           # from another terminal, while it runs
   shoal lab exec two 0 -- ss -tin
 
-docs/lab.md tells what the processes are told, and what such a lab cannot show.
+docs/lab.md lists the variables that the processes get, and the limits of such a lab.
 """
 
 _GRACE_S: Final = 5.0
@@ -81,70 +81,76 @@ def _add_run(commands: Subparsers) -> None:
         "--rate",
         default="1gbit",
         metavar="RATE[,RATE...]",
-        help="of each host's NIC, each way, as 400mbit; several: hosts take them in turn; "
-        "none: not shaped; default 1gbit",
+        help="rate of each host's NIC, each way, such as 400mbit; hosts take several rates in "
+        "turn; none: not shaped; default 1gbit",
     )
     rates.add_argument(
         "--nics", metavar="RATE,RATE", help="several NICs in each host, and the rate of each"
     )
-    add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NIC; default as the hosts")
+    add("--server-rate", metavar="RATE[,RATE...]", help="of the servers' NICs; default --rate")
     add(
         "--congestion",
         default=CONGESTION,
         metavar="NAME",
-        help="how the hosts' TCP finds its rate; default %(default)s, as Linux has it",
+        help="congestion control of the hosts' TCP; default %(default)s, as in Linux",
     )
     add(
         "--burst",
         default=show_bytes(NIC_SHAPE.burst_bytes),
         metavar="BYTES",
-        help="pass a NIC at once after a pause; default %(default)s",
+        help="bytes that an idle NIC passes at once; default %(default)s",
     )
     add(
         "--queue",
         default=show_bytes(NIC_SHAPE.queue_bytes),
         metavar="BYTES",
-        help="wait in front of a NIC, each way, before packets are lost; default %(default)s",
+        help="bytes that wait at a NIC, each way, before packets are lost; default %(default)s",
     )
     add("--ranks-per-host", type=int, default=1, metavar="N", help="default 1")
     add("--key-file", metavar="FILE", help="the job's key; default a new one")
-    add("--name", default="", help="what cut, heal and exec call it; default lab and a number")
+    add("--name", default="", help="name for cut, heal and exec; default lab and a number")
     add(
         "--grace",
         type=float,
         default=_GRACE_S,
         metavar="SECONDS",
-        help=f"from the first failure or an interrupt until the others are killed; "
+        help=f"time between the first failure or an interrupt and killing the others; "
         f"default {_GRACE_S:g}; a second interrupt kills at once",
     )
-    add("--keep-going", action="store_true", help="one that fails does not end the others")
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
+    add("--keep-going", action="store_true", help="a failed process does not end the others")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its arguments")
     parser.set_defaults(run=_run)
 
 
 def _add_links(commands: Subparsers) -> None:
     for name, what in (
-        ("cut", "lose in silence all that two hosts of a running lab send each other"),
+        ("cut", "silently drop all packets between two hosts of a running lab"),
         ("heal", "undo a cut"),
     ):
         parser = commands.add_parser(name, help=what, description=f"{what.capitalize()}.")
         add = parser.add_argument
-        add("lab", metavar="NAME", help="of the lab, as `shoal lab list` shows it")
-        add("host", type=int, metavar="HOST", help="its number, from 0; servers come last")
-        add("to", type=int, nargs="?", metavar="HOST", help="the other one; default all others")
+        _add_host(parser)
+        add("to", type=int, nargs="?", metavar="HOST", help="the other host; default all others")
         add("--nic", type=int, metavar="N", help="only by this NIC, from 0; default by all")
-        add("--one-way", action="store_true", help="only what the first sends to the other")
+        add("--one-way", action="store_true", help="only the direction from the first host")
         parser.set_defaults(run=_change_links, is_cut=name == "cut")
 
 
 def _add_exec(commands: Subparsers) -> None:
     what = "one more command in a host of a running lab"
     parser = commands.add_parser("exec", help=f"run {what}", description=f"Run {what}.")
-    add = parser.add_argument
-    add("lab", metavar="NAME", help="of the lab, as `shoal lab list` shows it")
-    add("host", type=int, metavar="HOST", help="its number, from 0; servers come last")
-    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
+    _add_host(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="with its arguments"
+    )
     parser.set_defaults(run=_exec)
+
+
+def _add_host(parser: argparse.ArgumentParser) -> None:
+    what = "the name of the lab, as `shoal lab list` shows it"
+    parser.add_argument("lab", metavar="NAME", help=what)
+    what = "the number of the host, from 0; servers come last"
+    parser.add_argument("host", type=int, metavar="HOST", help=what)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -181,7 +187,7 @@ def _check_counts(args: argparse.Namespace) -> None:
     if not 0 <= args.grace <= 3600:
         raise UsageError(f"--grace {args.grace:g}: expected 0 to 3600 seconds")
     if args.server_rate and not args.servers:
-        raise UsageError("--server-rate says how fast servers are, and there are none: --servers K")
+        raise UsageError("--server-rate needs servers: add --servers K")
 
 
 def _command(args: argparse.Namespace) -> list[str]:
@@ -190,19 +196,19 @@ def _command(args: argparse.Namespace) -> list[str]:
         raise UsageError("no command: write it behind --, such as -- python train.py")
     if shutil.which(command[0]) is None:
         raise UsageError(
-            f"the command {command[0]!r} is not there, or not executable; sudo may have changed "
-            "PATH: sudo env PATH=$PATH keeps it"
+            f"the command {command[0]!r} does not exist or is not executable; if sudo changed "
+            "PATH, keep it with sudo env PATH=$PATH"
         )
     return command
 
 
 def _hosts_of(option: str, text: str, n_hosts: int) -> list[tuple[float | None, ...]]:
-    """The NIC of each host, from one rate for all or several that they take in turn."""
+    """The rates of each host's NIC, from one rate for all or several that hosts take in turn."""
     rates = [_mbit(option, each) for each in text.split(",")]
     if n_hosts % len(rates):
         raise UsageError(
-            f"{option} has {len(rates)} rates for {n_hosts} hosts, which take them in turn: "
-            "give one, or so many that each is taken equally often"
+            f"{option} lists {len(rates)} rates for {n_hosts} hosts; give one rate, or a number "
+            "that divides the hosts evenly"
         )
     return [(rates[host % len(rates)],) for host in range(n_hosts)]
 
@@ -214,8 +220,8 @@ def _mbit(option: str, text: str) -> float | None:
         return 8 * bytes_per_us(text)
     except UsageError:
         raise UsageError(
-            f"{option}: cannot read the rate {text!r}: write 400mbit or 1gbit, or none for a NIC "
-            "that is not shaped"
+            f"{option}: cannot read the rate {text!r}; write 400mbit or 1gbit, or none for an "
+            "unshaped NIC"
         ) from None
 
 
@@ -227,28 +233,23 @@ def _bytes(option: str, text: str) -> int:
 
 
 def _change_links(args: argparse.Namespace) -> int:
-    """Cut or heal each way between the hosts that was asked for."""
-    ways = list(_ways(args))
-    if args.is_cut:
-        for source, to, nic in ways:
-            source.cut(to, nic)
-        return 0
-    # A way may be whole where others were cut: one way only, or not to all others.
-    failures = []
+    """Cut or heal the requested directions between hosts."""
+    ways, failures = list(_ways(args)), []
     for source, to, nic in ways:
         try:
-            source.heal(to, nic)
+            (source.cut if args.is_cut else source.heal)(to, nic)
         except UsageError as error:  # noqa: PERF203 - a few at most
             failures.append(error)
+    # Some ways may be whole: the cut may have been one-way, or not to all other hosts.
     if failures and len(failures) == len(ways):
         raise failures[0]
     return 0
 
 
 def _ways(args: argparse.Namespace) -> Iterator[tuple[Host, Host, int]]:
-    """Who sends to whom, by which NIC."""
+    """The requested directions: sender, receiver and NIC."""
     if args.to == args.host:
-        raise UsageError(f"host {args.host} and itself have no link: name two hosts")
+        raise UsageError(f"host {args.host} has no link to itself; name two hosts")
     lab = find_lab(args.lab)
     one = lab.host(args.host)
     others = range(len(lab.namespaces)) if args.to is None else [args.to]

@@ -1,4 +1,4 @@
-"""What several subcommands need to read their arguments and to write their output."""
+"""Shared by subcommands: the parser, options for ranks and hosts, and writing to a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse has overloads by namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Of a subcommand: what it does not know, it says itself, and points at its own help."""
+        """Report unknown arguments of a subcommand with a pointer to its own help."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -44,14 +44,14 @@ _COUNT: Final = r"[1-9]\d{0,5}"
 _HOSTS_TIMES_RANKS: Final = re.compile(f"({_COUNT})x({_COUNT})")
 _RANKS_OF_EACH: Final = re.compile(f"{_COUNT}(,{_COUNT})+")
 MOST_RANKS: Final = 1_000_000
-"""Far above what anything here can work on; a slip of the keyboard should not fill the memory."""
+"""A bound far above any use, so that a typing error does not fill the memory."""
 
 
 def hosts_of(text: str) -> tuple[int, ...]:
-    """The host of every rank, from "2x4" (2 hosts of 4 ranks) or "4,4,2" (ranks of each host).
+    """Return the host of every rank, from "2x4" (2 hosts of 4 ranks) or "4,4,2" (ranks of each).
 
     Raises:
-        UsageError: it is neither; a bare number could be either. Or there are too many ranks.
+        UsageError: the text is neither (a bare number could be both), or has too many ranks.
     """
     if match := _HOSTS_TIMES_RANKS.fullmatch(text):
         ranks_per_host = [int(match[2])] * int(match[1])
@@ -73,7 +73,7 @@ class RankLayout:
 
     size: int
     hosts: tuple[int, ...]
-    """The host of every rank; empty: they share one."""
+    """The host of every rank; empty: all ranks share one."""
     root: int
 
 
@@ -87,15 +87,15 @@ def add_team(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="R",
-        help="the rank that gives or gets all; default 0",
+        help="root of the collective; default 0",
     )
 
 
 def team_of(args: argparse.Namespace) -> RankLayout:
-    """The ranks that the options describe.
+    """Return the ranks that the options describe.
 
     Raises:
-        UsageError: they contradict each other, or make no sense.
+        UsageError: an option is invalid, or contradicts another.
     """
     hosts = hosts_of(args.hosts) if args.hosts else ()
     size = len(hosts) or 4 if args.ranks is None else args.ranks
@@ -109,7 +109,7 @@ def team_of(args: argparse.Namespace) -> RankLayout:
 
 
 def write(text: str, out: Path | None) -> None:
-    """Write a result to a file, or to the standard output if there is none.
+    """Write a result to a file, or to the standard output if `out` is None.
 
     Raises:
         UsageError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""`shoal plan`: which algorithms a cluster would use, by size, and why; or what servers gain it."""
+"""`shoal plan`: shows a cluster's algorithms by size, with reasons, or the gain of servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_RANKS: Final = 1 << 16
 
 def add_to(subparsers: Subparsers) -> None:
     """Add `shoal plan`."""
-    what = "which algorithm each collective takes on a described cluster, by size, and why"
+    what = "the algorithm of each collective on a described cluster, by size, and the reason"
     parser = subparsers.add_parser("plan", help=what, description=f"Show {what}.")
     add = parser.add_argument
     add(
@@ -51,7 +51,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     cluster = cluster_of(args)
     if cluster.size > _MOST_RANKS:
-        raise UsageError(f"{cluster.size} ranks are more than {_MOST_RANKS}")
+        raise UsageError(f"a plan is for at most {_MOST_RANKS} ranks, not {cluster.size}")
     tuning = read_tuning(args.tuning) if args.tuning else None
     if tuning and (difference := tuning.differs_from(cluster.hosts, cluster.n_cores)):
         raise UsageError(f"the tuning file {args.tuning} is of another cluster: {difference}")

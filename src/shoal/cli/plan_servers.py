@@ -1,4 +1,4 @@
-"""`shoal plan --workers 8 --servers 4`: what reduction servers would gain, and whether they pay."""
+"""`shoal plan --workers 8 --servers 4`: estimates the gain and the cost of reduction servers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from shoal.schedule.weights import MOST_REDUCERS
 
 _COUNT: Final = re.compile(r"\d{1,4}", re.ASCII)
 _ALL_UPTO: Final = 12
-_STEPS: Final = 1000  # that costs are told for
+_STEPS: Final = 1000  # costs are for this many training steps
 _US_PER_HOUR: Final = 3600e6
 
 
 class _Prices(NamedTuple):
-    """Of an hour of one machine, in any money; and what a step takes besides the all-reduce."""
+    """The price of an hour of each kind of machine, and the rest of a step's time."""
 
     worker: float
     server: float
     compute_us: float
 
     def of(self, served: Served, n_workers: int, n_servers: int) -> float:
-        """What `_STEPS` steps cost."""
+        """The cost of `_STEPS` steps."""
         machines = n_workers * self.worker + n_servers * self.server
         return _STEPS * (served.cost_us + self.compute_us) / _US_PER_HOUR * machines
 
@@ -43,22 +43,22 @@ class _Prices(NamedTuple):
 def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add the options that `plan_servers` reads."""
     add = parser.add_argument_group("reduction servers").add_argument
-    add("--workers", type=int, metavar="N", help="so many workers in all")
-    add("--workers-per-host", type=int, metavar="L", help="of them on each host; default 1")
-    add("--servers", type=int, metavar="K", help="tell what up to so many servers would gain them")
+    add("--workers", type=int, metavar="N", help="number of workers in all")
+    add("--workers-per-host", type=int, metavar="L", help="workers on each host; default 1")
+    add("--servers", type=int, metavar="K", help="estimate the gain of up to this many servers")
     add("--server-link", metavar="RATES", help="10Gb, or 2x10Gb,2x5Gb; default: as --link")
-    add("--size", metavar="BYTES", help="of the tensor; default 100MiB")
-    add("--worker-price", metavar="X", help="of an hour of one worker, in any money")
-    add("--server-price", metavar="Y", help="of an hour of one server")
-    add("--compute", metavar="TIME", help="what a step takes besides the all-reduce; default 0s")
+    add("--size", metavar="BYTES", help="size of the tensor; default 100MiB")
+    add("--worker-price", metavar="X", help="price of an hour of one worker, in any currency")
+    add("--server-price", metavar="Y", help="price of an hour of one server")
+    add("--compute", metavar="TIME", help="time of a step without the all-reduce; default 0s")
 
 
 def asks_for_servers(args: argparse.Namespace) -> bool:
-    """Whether it is servers that a plan is asked for.
+    """True if the options ask for a plan with servers.
 
     Raises:
-        UsageError: options of theirs are there without `--workers` and `--servers`, or they are
-            there with others that say something else.
+        UsageError: options for servers come without `--workers` and `--servers`, or with options
+            that contradict these.
     """
     options = ("server_link", "size", "worker_price", "server_price", "compute", "workers_per_host")
     given = [name for name in options if getattr(args, name) is not None]
@@ -68,29 +68,28 @@ def asks_for_servers(args: argparse.Namespace) -> bool:
         return False
     if args.workers is None or args.servers is None:
         missing = "--workers N" if args.workers is None else "--servers K"
-        raise UsageError(f"what servers would gain needs --workers and --servers; add {missing}")
+        raise UsageError(f"the gain of servers needs --workers and --servers; add {missing}")
     for name, default in (("hosts", "1"), ("ranks_per_host", None)):
         if getattr(args, name) != default:
             raise UsageError(
-                f"--workers and --workers-per-host say how many hosts there are; leave out "
-                f"{_option(name)}"
+                f"--workers and --workers-per-host already give the hosts; drop {_option(name)}"
             )
     for name in ("collective", "tuning"):
         if getattr(args, name):
             raise UsageError(
-                f"servers share in all_reduce, by the model; leave out {_option(name)}"
+                f"servers share in all_reduce only, by the model; drop {_option(name)}"
             )
     return True
 
 
 def plan_servers(args: argparse.Namespace) -> Iterator[str]:
-    """The lines of the plan.
+    """Yield the lines of the plan.
 
     Raises:
-        UsageError: the options say what cannot be.
+        UsageError: an option is invalid.
     """
     if args.workers == 1:
-        raise UsageError("--workers 1: one worker has nothing to reduce; name 2 or more")
+        raise UsageError("--workers 1: one worker has nothing to reduce; give 2 or more")
     for what, n, least in (("--workers", args.workers, 2), ("--servers", args.servers, 0)):
         if not least <= n <= MOST_REDUCERS:
             raise UsageError(f"{what} {n}: must be {least} to {MOST_REDUCERS}")
@@ -122,12 +121,12 @@ def _per_host(n_workers: int, given: int | None) -> int:
     fitting = [str(n) for n in range(1, n_workers) if n_workers % n == 0]
     if n_local < 1 or n_workers % n_local:
         raise UsageError(
-            f"{given_words}: servers serve jobs with as many workers on each host, one at least; "
+            f"{given_words}: servers need equally many workers on each host, at least one; "
             f"give --workers-per-host {_one_of(fitting)}{others}"
         )
     if n_workers == n_local:
         raise UsageError(
-            f"{given_words}: all are on one host, and send nothing by cable; give "
+            f"{given_words}: all workers share one host and send nothing over the network; give "
             f"--workers-per-host {_one_of(fitting)}, or --workers {2 * n_local} for two such hosts"
         )
     return n_local
@@ -138,9 +137,9 @@ def _one_of(words: Sequence[str]) -> str:
 
 
 def _served(n_bytes: int, cluster: Cluster, pool: Nics, codec: Codec) -> Served:
-    """As the workers choose: where several share a host, those of each rail for their part.
+    """Choose as the workers do: if several share a host, each rail chooses for its part.
 
-    Of what is done inside hosts, one piece's is not hidden behind what travels (decision 31).
+    The work inside hosts for one piece is not hidden behind the network (decision 31).
     """
     rail = rail_of(cluster.hosts, 0)
     if rail is None or rail.n_rails == 1 or not pool.servers:
@@ -190,7 +189,7 @@ def _prices_of(args: argparse.Namespace) -> _Prices | None:
     texts = {"--worker-price": args.worker_price, "--server-price": args.server_price}
     if not any(texts.values()):
         if args.compute:
-            raise UsageError("--compute only tells costs; add --worker-price and --server-price")
+            raise UsageError("--compute is for costs; add --worker-price and --server-price")
         return None
     prices = []
     for option, text in texts.items():
@@ -213,7 +212,7 @@ def _nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
     if len(groups) == 1 and not groups[0][1]:
         groups = [(str(n_servers), "x", text)]
     if wrong := [count for count, x, _ in groups if x and not _COUNT.fullmatch(count)]:
-        raise UsageError(f"--server-link {text}: {wrong[0]!r} is no number of servers")
+        raise UsageError(f"--server-link {text}: {wrong[0]!r} is not a number of servers")
     rates = [(int(count or 1), bytes_per_us(rate)) for count, _, rate in groups]
     n_named = sum(count for count, _ in rates)
     if n_named != n_servers:
@@ -222,7 +221,7 @@ def _nics_of(text: str | None, n_servers: int, link: Nic) -> tuple[Nic, ...]:
 
 
 def _numbers(most: int) -> list[int]:
-    """None to all; of many, none and powers of two and all."""
+    """The numbers of servers to compare: all from 0, or with many 0, powers of two and all."""
     if most <= _ALL_UPTO:
         return list(range(most + 1))
     return [0, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most), most]

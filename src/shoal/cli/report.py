@@ -1,4 +1,4 @@
-"""`shoal report`: runs of `shoal bench` as one page and as pictures."""
+"""`shoal report`: draws runs of `shoal bench` on one page and as pictures."""
 
 from __future__ import annotations
 

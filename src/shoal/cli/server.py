@@ -1,4 +1,4 @@
-"""`shoal server`: reduce for the workers of jobs, until told to end."""
+"""`shoal server`: reduces for the workers of jobs until a signal ends it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
 
 _DESCRIPTION: Final = """
-Serve the jobs whose keys are in the files: workers that name this host in SHOAL_SERVERS send it a
-part of their large all-reduces, and get the sums back, so that each of their network interfaces
-carries less. Runs until SIGTERM, which lets calls in flight end; docs/servers.md tells more.
+Serve the jobs whose keys are in the files. Workers that name this host in SHOAL_SERVERS send it a
+part of their large all-reduces and receive the sums, so each of their network interfaces carries
+less. Runs until SIGTERM, which lets calls in flight end; see docs/servers.md.
 """
 _UNITS: Final = {"M": 1 << 20, "G": 1 << 30}
 
 
 def add_to(subparsers: Subparsers) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        *("server",), help="reduce for the workers of jobs", description=_DESCRIPTION
-    )
+    """Add `shoal server`."""
+    what = "reduce for the workers of jobs"
+    parser = subparsers.add_parser("server", help=what, description=_DESCRIPTION)
     parser.add_argument(
         "--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="where workers reach it"
     )
@@ -40,7 +39,7 @@ def add_to(subparsers: Subparsers) -> None:
     parser.add_argument(
         *("--rdzv-endpoint",),
         metavar="HOST:PORT",
-        help="a store of torch's in which workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find it",
+        help="a torch store where workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find this server",
     )
     parser.add_argument("--rdzv-id", metavar="ID", help="of the job there; default: none")
     parser.add_argument(
@@ -67,16 +66,16 @@ def run(args: argparse.Namespace) -> int:
     from shoal.settings import warn_of_unknown
 
     if not 1 <= args.port <= 65535:
-        raise UsageError(f"--port {args.port} is no number from 1 to 65535")
+        raise UsageError(f"--port must be from 1 to 65535, got {args.port}")
     if args.max_jobs < 1:
-        raise UsageError(f"--max-jobs {args.max_jobs}: at least one job has to be served")
+        raise UsageError(f"--max-jobs must be at least 1, got {args.max_jobs}")
     memory_bytes = _bytes_of(args.memory)
     if memory_bytes < LEAST_MEMORY_BYTES:
         raise UsageError(
             f"--memory {args.memory}: a view needs at least {LEAST_MEMORY_BYTES >> 20}M"
         )
     if args.rdzv_id is not None and args.rdzv_endpoint is None:
-        raise UsageError(f"--rdzv-id {args.rdzv_id} names a job at no store: add --rdzv-endpoint")
+        raise UsageError(f"--rdzv-id {args.rdzv_id} needs a store: add --rdzv-endpoint")
     endpoint = None
     if args.rdzv_endpoint is not None:
         job = args.rdzv_id or DEFAULT_JOB
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     keys = keys_of(args.key_file)
     options = ServerOptions(args.max_jobs, memory_bytes, not args.no_http)
     listeners = listen(args.listen, args.port)
-    os.environ.setdefault("SHOAL_DEBUG", "INFO")  # what it does is its output
+    os.environ.setdefault("SHOAL_DEBUG", "INFO")  # the log is its output
     warn_of_unknown(os.environ)
     Settings.read()
     addresses = [listener.getsockname()[:2] for listener in listeners]
@@ -99,5 +98,5 @@ def run(args: argparse.Namespace) -> int:
 def _bytes_of(text: str) -> int:
     digits, unit = (text[:-1], text[-1:]) if text[-1:] in _UNITS else (text, "")
     if not (digits.isascii() and digits.isdigit() and len(digits) < 16):
-        raise UsageError(f"--memory {text!r} is no size such as 512M or 2G")
+        raise UsageError(f"--memory {text!r} is not a size; write 512M or 2G")
     return int(digits) * _UNITS.get(unit, 1)

@@ -1,4 +1,4 @@
-"""`shoal simulate`: how long a schedule takes on a cluster that is only described."""
+"""`shoal simulate`: estimates the time of a schedule on a described cluster."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ _MOST_RANKS = 32_768  # a ring of so many takes half a minute and two gigabytes
 
 def add_to(subparsers: Subparsers) -> None:
     """Add `shoal simulate`."""
-    what = "how long a schedule takes on a cluster that is only described"
-    parser = subparsers.add_parser("simulate", help=what, description=f"Tell {what}.")
+    what = "estimate the time of a schedule on a cluster that options describe"
+    parser = subparsers.add_parser(
+        "simulate", help=what, description=f"{what[0].upper()}{what[1:]}."
+    )
     add = parser.add_argument
     add("algorithm", nargs="?", help="such as ring, tree or sharded/ring")
-    add("--all", action="store_true", help="compare all that the planner would")
+    add("--all", action="store_true", help="compare all algorithms that the planner considers")
     add("--collective", default="all_reduce", metavar="NAME", help="default all_reduce")
     add(
         "--bytes",
         default="100MiB",
         metavar="N",
-        help="of the tensor, or of one rank's block; default 100MiB",
+        help="size of the tensor, or of one rank's block; default 100MiB",
     )
-    add("--root", type=int, default=0, metavar="R", help="the rank that gives or gets all")
+    add("--root", type=int, default=0, metavar="R", help="root of the collective; default 0")
     add_cluster(parser)
     parser.set_defaults(run=_run)
 

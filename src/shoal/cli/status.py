@@ -1,10 +1,9 @@
-"""`shoal status`: what a server does for the job whose key this is."""
+"""`shoal status`: the work of a server for the job with this key."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,47 +13,45 @@ if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
 
 _DESCRIPTION: Final = """
-Ask a server (HOST or HOST:PORT) what it does for the job whose key SHOAL_KEY_FILE or SHOAL_KEY
-holds: its views, how much goes through and how much could, how many calls are in flight, for which
-workers they wait, and what the planner says of each kind of call: by whom it is reduced, whether it
-is bandwidth-bound, which link is the bottleneck, and what another server would bring. Of other jobs
-it tells how many there are.
+Show the work of a server (HOST or HOST:PORT) for the job whose key is in SHOAL_KEY_FILE or
+SHOAL_KEY: its views, their traffic and the rate of its link, the calls in flight, the workers for
+which they wait, and the planner's words on each kind of call: its reducers, whether it is
+bandwidth-bound, its bottleneck, and the gain of another server. Other jobs are only counted.
 """
 
 
 def add_to(subparsers: Subparsers) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        *("status",), help="say what a server does for a job", description=_DESCRIPTION
-    )
+    """Add `shoal status`."""
+    what = "show the work of a server for a job"
+    parser = subparsers.add_parser("status", help=what, description=_DESCRIPTION)
     parser.add_argument("server", metavar="HOST[:PORT]")
-    parser.add_argument("--json", action="store_true", help="print what it tells as it is")
+    parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and print."""
+    """Ask the server, and print its answer."""
     import json
 
     from shoal.group.pool.addresses import parse_address
     from shoal.group.pool.ask import ask
 
     address = parse_address(args.server, "shoal status")
-    told = ask(address, os.environ)
+    answer = ask(address, os.environ)
     if args.json:
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        print(json.dumps(answer, indent=2))
         return 0
-    state = "draining" if told["is_draining"] else "ready"
-    sys.stdout.write(
-        f"{address}: shoal {told['version']}, {state}; serves {told['n_jobs']} of at most "
-        f"{counted(told['most_jobs'], 'job')}, {told['memory_bytes'] >> 20} MiB for each view\n"
+    state = "draining" if answer["is_draining"] else "ready"
+    print(
+        f"{address}: shoal {answer['version']}, {state}; serves {answer['n_jobs']} of at most "
+        f"{counted(answer['most_jobs'], 'job')}, {answer['memory_bytes'] >> 20} MiB for each view"
     )
-    for view in told["views"]:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(view)))
-    for call in told.get("calls", ()):
-        sys.stdout.write(f"view {call['view']}, {call['kind']}: {call['how']}\n")
-    if not told["views"]:
-        sys.stdout.write("nothing is served to this job\n")
+    for view in answer["views"]:
+        print(*_lines(view), sep="\n")
+    for call in answer.get("calls", ()):
+        print(f"view {call['view']}, {call['kind']}: {call['how']}")
+    if not answer["views"]:
+        print("nothing is served to this job")
     return 0
 
 
@@ -89,5 +86,5 @@ def _rates(view: dict[str, Any]) -> str:
     )
     text = f"in {into:.1f} Mbit/s, out {out:.1f} Mbit/s"
     if not link:
-        return f"{text}; how fast its link is nobody has said (SHOAL_LINK)"
+        return f"{text}; the rate of its link is unknown (SHOAL_LINK)"
     return f"{text}: {max(into, out) / link:.0%} of its link's {link:.0f} Mbit/s"

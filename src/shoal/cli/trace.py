@@ -1,4 +1,4 @@
-"""`shoal trace`: what every rank holds, round by round."""
+"""`shoal trace`: shows the contents of every rank's buffers, round by round."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from shoal.errors import UsageError
 from shoal.schedule import find
 
 _WIDTH: Final = 120
-"""Columns where the terminal's are not known."""
+"""Columns if the width of the terminal is not known."""
 _NARROWEST: Final = 40
 """Columns that the shortest table needs."""
 
 
 def add_to(subparsers: Subparsers) -> None:
     """Add `shoal trace`."""
-    what = "what every rank holds, round by round"
+    what = "the contents of every rank's buffers, round by round"
     parser = subparsers.add_parser("trace", help=what, description=f"Show {what}.")
     add_schedule(parser)
     output = parser.add_mutually_exclusive_group().add_argument
-    output("--html", type=Path, metavar="FILE", help="write a page to play it, one file for itself")
-    output("--json", action="store_true", help="print everything, for programs")
+    output("--html", type=Path, metavar="FILE", help="write one page that plays the trace")
+    output("--json", action="store_true", help="print the whole trace, for programs")
     width = "columns of the text; default the terminal's"
     parser.add_argument("--width", type=int, metavar="N", help=width)
     parser.set_defaults(run=_run)
@@ -44,13 +44,13 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 
 def trace_of(args: argparse.Namespace, require: Callable[[int], None] | None = None) -> Trace:
-    """The trace of the schedule that the arguments describe.
+    """Return the trace of the schedule that the arguments describe.
 
     Args:
-        require: raises UsageError if there are too many ranks for what comes next.
+        require: raises UsageError if there are too many ranks for the output.
 
     Raises:
-        UsageError: they contradict each other, or there is no such schedule.
+        UsageError: arguments contradict each other, or there is no such schedule.
     """
     team = team_of(args)
     if require:

@@ -1,4 +1,4 @@
-"""`shoal tune`: measure the links and algorithms of this very cluster, for SHOAL_TUNING to load."""
+"""`shoal tune`: measures the links and algorithms of this cluster, for SHOAL_TUNING to load."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ if TYPE_CHECKING:
     from shoal.plan.tuning import Tuning
 
 _DESCRIPTION: Final = """
-Measure the links between the hosts of this job, and what every sensible algorithm takes on its
-ranks, by collective and size; write a file that SHOAL_TUNING=FILE makes every later job choose by.
+Measure the links between the hosts of this job, and the time of every promising algorithm, by
+collective and size. With SHOAL_TUNING=FILE later jobs choose algorithms by these times.
 
 Run it as the job will run: under torchrun, mpirun or srun, once per rank; or with --ranks N, which
 starts N ranks on this machine.
 """
 
-# With default sizes, minutes; whoever hangs longer is ended with all others.
-_DEADLINE_S: Final = 3600.0
+_DEADLINE_S: Final = 3600.0  # the default sizes take minutes
 
 
 def add_to(subparsers: Subparsers) -> None:
-    """Add the subcommand."""
-    parser = subparsers.add_parser(
-        *("tune",), help="measure the algorithms on this cluster", description=_DESCRIPTION
-    )
+    """Add `shoal tune`."""
+    what = "measure the algorithms on this cluster"
+    parser = subparsers.add_parser("tune", help=what, description=_DESCRIPTION)
     parser.add_argument("--out", type=Path, default=Path("shoal-tuning.jsonl"), metavar="FILE")
     parser.add_argument("--ranks", type=int, help="number of ranks to start on this host")
     parser.add_argument(
@@ -60,13 +58,13 @@ def add_to(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, as one rank or as whoever starts them."""
+    """Measure as one rank, or start the ranks that do."""
     sizes = sizes_between(bytes_of(args.least), bytes_of(args.most))
     if args.rounds < 1:
-        raise UsageError(f"--rounds {args.rounds}: at least one is needed")
+        raise UsageError(f"--rounds must be at least 1, got {args.rounds}")
     if args.ranks is not None:
         if args.ranks < 2:
-            raise UsageError(f"--ranks {args.ranks}: must be at least 2")
+            raise UsageError(f"--ranks must be at least 2, got {args.ranks}")
         _check_writable(args.out)
         return _start(args.ranks, _words(args))
     _run_rank(args, sizes)
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sizes_between(least: int, most: int) -> list[int]:
-    """Four bytes and its multiples by powers of 4 between two sizes.
+    """Return the sizes 4 B, 16 B, 64 B, ... 4 GiB between two sizes.
 
     Raises:
         UsageError: there is none.
@@ -82,18 +80,18 @@ def sizes_between(least: int, most: int) -> list[int]:
     sizes = [4 << 2 * power for power in range(16) if least <= 4 << 2 * power <= most]
     if not sizes:
         raise UsageError(
-            f"--from {show_bytes(least)} --to {show_bytes(most)}: no 4 B, 16 B, 64 B ... 4 GiB "
-            "is between them"
+            f"--from {show_bytes(least)} --to {show_bytes(most)}: none of 4 B, 16 B, 64 B, ... "
+            "4 GiB is between them"
         )
     return sizes
 
 
 def table(tuning: Tuning, cluster: Cluster) -> str:
-    """What was measured, and how the model's choice compares."""
+    """Return the measured times as text, and how the model's choices compare."""
     lines, ratios = [], []
     if tuning.link is not None:
         cluster = replace(cluster, wire=tuning.link)
-        lines.append(f"links between hosts: SHOAL_LINK={link_text(tuning.link)} says the same")
+        lines.append(f"links between hosts: as with SHOAL_LINK={link_text(tuning.link)}")
     for collective, by_size in tuning.times.items():
         lines.append(collective)
         for n_bytes, times in by_size.items():
@@ -114,23 +112,26 @@ def table(tuning: Tuning, cluster: Cluster) -> str:
 def _run_rank(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     import shoal
 
-    # What is to be found out, of elements that travel as they are.
+    # Measure without earlier choices, and without a narrow encoding.
     for name in ("SHOAL_ALGO", "SHOAL_TUNING", "SHOAL_LINK", "SHOAL_WIRE"):
         os.environ.pop(name, None)
     with shoal.init() as group:
         if group.rank == 0:
             _check_writable(args.out)
         collectives = () if args.links else args.collective or MEASURED
-        tell = _tell if group.rank == 0 else _keep
-        tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, tell)
+
+        def progress(what: str) -> None:
+            if group.rank == 0:
+                print(f"shoal tune: {what}", file=sys.stderr)
+
+        tuning = measure_group(group, collectives, sizes, args.rounds, _allocate, progress)
         if group.rank == 0:
             tuning.write(args.out)
-            sys.stdout.write(table(tuning, group.planner.cluster))
-            sys.stdout.write(f"wrote {args.out}\n")
+            print(f"{table(tuning, group.planner.cluster)}wrote {args.out}")
 
 
 def _check_writable(out: Path) -> None:
-    """Now, and NOT after minutes of measuring."""
+    """Raise UsageError before, and NOT after, minutes of measuring."""
     try:
         out.open("ab").close()
     except OSError as error:
@@ -143,16 +144,8 @@ def _allocate(n_bytes: int) -> object:
     return span_of(array.array("f", bytes(n_bytes)))
 
 
-def _tell(what: str) -> None:
-    print(f"shoal tune: {what}", file=sys.stderr)
-
-
-def _keep(_what: str) -> None:
-    """Only one rank tells."""
-
-
 def _words(args: argparse.Namespace) -> list[str]:
-    """The command line of one rank."""
+    """The arguments of one rank's command."""
     words = ["tune", "--out", str(args.out), "--from", args.least, "--to", args.most]
     words += ["--rounds", str(args.rounds)]
     words += ["--links"] * args.links
@@ -162,7 +155,7 @@ def _words(args: argparse.Namespace) -> list[str]:
 
 
 def _start(n_ranks: int, words: Sequence[str]) -> int:
-    """Run the same command in so many processes of this machine."""
+    """Run the same command in `n_ranks` processes of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The real time of every sensible algorithm, measured on the ranks of a group, and their links."""
+"""Measures the links between a group's hosts and the time of every promising algorithm."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 MEASURED: Final = tuple(name for name, known in ALGORITHMS.items() if len(known) > 1)
 """The collectives that have several algorithms."""
 
-# Algorithms that the model gives so many times the time of the best are not worth measuring.
+# Algorithms that take this many times as long as the best in the model are not measured.
 _HOPELESS: Final = 8.0
-# A sample is a few calls in a row; as many as move this.
+# A sample is as many calls in a row as move this many bytes, at most _MOST_CALLS.
 _SAMPLE_BYTES: Final = 1 << 20
 _MOST_CALLS: Final = 20
 
@@ -41,15 +41,16 @@ def measure_group(
     allocate: Allocate,
     progress: Progress = lambda _: None,
 ) -> Tuning:
-    """Measure the links between hosts, and all sensible algorithms at these sizes.
+    """Measure the links between hosts, and all promising algorithms at these sizes.
 
     Every rank of the group must call it with the same arguments, and gets the same result: the
-    slowest rank's time, in the lower quartile of the rounds: others' work only adds to it. In each
-    round all algorithms take their turn, so that a machine that slows down is slow for all.
+    time of the slowest rank, in the lower quartile of the rounds, since other work on the machine
+    only adds time. Each round measures all algorithms, so a slow phase affects all alike.
 
     Args:
         sizes: bytes, as `choose` counts them; multiples of 4.
-        allocate: makes float32 of so many bytes, in memory as users have it.
+        allocate: makes a float32 buffer of a number of bytes, in the kind of memory that users
+            have.
     """
     first = planner = group.planner
     times: dict[str, dict[int, dict[str, float]]] = {}
@@ -74,7 +75,7 @@ def measure_group(
 
 
 def sensible(collective: str, n_bytes: int, planner: Planner) -> Iterator[str]:
-    """The candidates that could be the fastest, even if the model is wrong by a good deal."""
+    """The candidates that could be the fastest even if the model is far off."""
     cluster = planner.cluster
     best_us = choose(collective, n_bytes, cluster).cost_us
     for name in candidates(collective, n_bytes, cluster):
@@ -116,7 +117,7 @@ def _compare(
 
 
 def _call(group: Group, collective: str, n_bytes: int, allocate: Allocate) -> Callable[[], object]:
-    """A call of that collective; all roots are rank 0."""
+    """Return a call of the collective, with root 0."""
     row, call = COLLECTIVES[collective], getattr(group, collective)
     if row.in_place:
         return functools.partial(call, allocate(n_bytes))
