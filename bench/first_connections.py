@@ -22,8 +22,8 @@ from typing import Final
 from scoreboard.strangers import own_listener
 
 import shoal
+from shoal.engine import ClientHandshake, Hello
 from shoal.rendezvous import TcpStoreClient, TcpStoreServer
-from shoal.rendezvous.handshake import ClientHandshake, Hello
 
 _N_RANKS: Final = 12
 _FIRST: Final = 5  # the ranks below have connected to rank 1 before the forger comes

@@ -5,6 +5,7 @@ import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from process.joining import (
@@ -19,12 +20,13 @@ from process.joining import (
 )
 from process.ranks import run_ranks, start_ranks
 
-from shoal.errors import PeerLost
+from shoal.errors import PeerLost, TimedOut
 from shoal.rendezvous import (
     Membership,
     MemoryStore,
     TcpStoreClient,
     TcpStoreServer,
+    TorchStore,
     find_place,
     join,
 )
@@ -90,6 +92,28 @@ def test_a_rank_that_dies_while_joining_can_be_started_again() -> None:
             first, dead, successor = ranks.wait()
     assert dead.died == "was killed by SIGKILL"
     assert first.value == successor.value is not None, (first, successor)
+
+
+def test_a_file_that_an_earlier_job_left_serves_the_next(tmp_path: Path) -> None:
+    """Of the second job only two ranks come, and give up; the third job is whole again."""
+    dist = pytest.importorskip("torch.distributed")
+    path, left = str(tmp_path / "store"), []
+
+    def one(rank: int, timeout_s: float) -> int | None:
+        left.append(dist.FileStore(path))  # NOT deleted, as by a job that is killed
+        try:
+            with join(TorchStore(left[-1]), rank, 3, timeout_s=timeout_s) as member:
+                return member.epoch
+        except TimedOut:
+            return None
+
+    with ThreadPoolExecutor(3) as pool:
+        first = set(pool.map(one, range(3), 3 * [LONG_S]))
+        assert list(pool.map(one, (0, 2), 2 * [0.2])) == [None, None]
+        third = set(pool.map(one, range(3), 3 * [LONG_S]))
+    assert len(first) == len(third) == 1
+    assert None not in first | third
+    assert first != third
 
 
 def enter_then_die_once() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.engine import ServerHandshake
 from shoal.group.pool import lookup, watch
 from shoal.group.pool.addresses import Address
 from shoal.group.pool.protocol import (
@@ -24,7 +25,6 @@ from shoal.group.pool.protocol import (
     server_key,
 )
 from shoal.group.pool.watch import Watch
-from shoal.rendezvous.handshake import ServerHandshake
 
 KEY, LONG_S = bytes(32), 20.0
 

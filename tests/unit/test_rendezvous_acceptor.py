@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.engine import ClientHandshake, Hello, Progress
 from shoal.rendezvous.acceptor import Acceptor, Limits, run_ready
-from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress
 from shoal.rendezvous.listener import listen_unix, unix_address
 
 KEY = b"k" * 32

@@ -8,9 +8,9 @@ import weakref
 
 import pytest
 
-from shoal.rendezvous.handshake import (
-    MAGIC,
-    VERSION,
+from shoal.engine import (
+    HANDSHAKE_MAGIC,
+    HANDSHAKE_VERSION,
     ClientHandshake,
     Hello,
     Progress,
@@ -122,7 +122,7 @@ def test_a_hello_for_somebody_else_gets_no_reply() -> None:
     [
         b"GET / HTTP/1.1\r\n",
         b"\x00",
-        MAGIC + (VERSION + 1).to_bytes(2, "little"),  # a later version
+        HANDSHAKE_MAGIC + (HANDSHAKE_VERSION + 1).to_bytes(2, "little"),  # a later version
         HEAD + b"\x03\x00" + bytes(52),  # a proof before any hello
         HEAD + b"\x01\x00" + bytes(53),  # more than a hello
     ],

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.rendezvous.handshake import VERSION
+from shoal.engine import HANDSHAKE_VERSION
 from shoal.rendezvous.link import Ends, TreeLink
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 
@@ -136,7 +136,7 @@ def test_the_end_of_who_is_below_is_noticed_after_its_word_and_of_who_is_above_n
 @pytest.mark.parametrize("at", [0, 10, 16, 20, 40])
 def test_a_word_that_is_changed_on_its_way_ends_the_link(at: int) -> None:
     with linked(0) as (upper, lower):
-        head = struct.pack("<8sHHI", b"shoal/rv", VERSION, 8, 7)
+        head = struct.pack("<8sHHI", b"shoal/rv", HANDSHAKE_VERSION, 8, 7)
         said = bytearray(head + b"a word." + hmac.digest(UP, head + b"a word.", "sha256"))
         said[at] ^= 1
         lower.sock.send(said)
@@ -148,7 +148,7 @@ def test_a_word_that_is_changed_on_its_way_ends_the_link(at: int) -> None:
 
 def test_a_word_sealed_for_the_other_way_ends_the_link() -> None:
     with linked(0) as (upper, lower):
-        head = struct.pack("<8sHHI", b"shoal/rv", VERSION, 8, 0)
+        head = struct.pack("<8sHHI", b"shoal/rv", HANDSHAKE_VERSION, 8, 0)
         lower.sock.send(head + hmac.digest(DOWN, head, "sha256"))
         with pytest.raises(ConnectionResetError, match="its report was damaged"):
             upper.step()
@@ -156,7 +156,9 @@ def test_a_word_sealed_for_the_other_way_ends_the_link() -> None:
 
 def test_a_word_longer_than_those_ranks_can_have_ends_the_link_before_it_comes() -> None:
     with linked(0) as (upper, lower):
-        lower.sock.send(struct.pack("<8sHHI", b"shoal/rv", VERSION, 8, MAX_ENTRY_BYTES + 1))
+        lower.sock.send(
+            struct.pack("<8sHHI", b"shoal/rv", HANDSHAKE_VERSION, 8, MAX_ENTRY_BYTES + 1)
+        )
         with pytest.raises(ConnectionResetError, match="it announced a report of"):
             upper.step()
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from process.records import rewritten
 
+from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import UsageError
 from shoal.rendezvous.attempt import Attempt, PlaceTakenError, part_key, record_key
-from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.meeting import Meeting, MemberMeeting, RootMeeting
 from shoal.rendezvous.packing import seal
 from shoal.rendezvous.record import Endpoint, Record, decode, find_host_id
@@ -68,8 +68,11 @@ def test_what_is_no_record_is_none() -> None:
     whole = record(0, endpoint=ENDPOINT).encode()
     body = whole[10:-4]
     wrong = [b"", b"\xff", b"null", whole[:-1], whole + b"\0"]
-    wrong += [seal(b"shoal/rc", VERSION, body[:n_bytes]) for n_bytes in range(len(body))]
-    wrong += [seal(b"shoal/rc", VERSION, body + b"\0"), seal(b"shoal/ro", VERSION, body)]
+    wrong += [seal(b"shoal/rc", HANDSHAKE_VERSION, body[:n_bytes]) for n_bytes in range(len(body))]
+    wrong += [
+        seal(b"shoal/rc", HANDSHAKE_VERSION, body + b"\0"),
+        seal(b"shoal/ro", HANDSHAKE_VERSION, body),
+    ]
     changes = (
         {"endpoint": Endpoint("some.name", 1, "")},
         {"endpoint": Endpoint("10.0.0.1", 0, "")},
@@ -283,7 +286,9 @@ def test_a_key_on_one_rank_only_is_refused_by_name() -> None:
 def test_another_version_is_refused_by_number() -> None:
     store = MemoryStore()
     publish(store, 0, seal(b"shoal/rc", 1, b"whatever"))
-    with pytest.raises(UsageError, match=f"rank 0 speaks version 1.* rank 1 version {VERSION}"):
+    with pytest.raises(
+        UsageError, match=f"rank 0 speaks version 1.* rank 1 version {HANDSHAKE_VERSION}"
+    ):
         guest(store, 1).look_around()
 
 

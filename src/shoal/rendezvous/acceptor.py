@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from shoal.rendezvous.handshake import Hello, Progress, ServerHandshake
+from shoal.engine import Hello, Progress, ServerHandshake
 
 _LOG: Final = logging.getLogger("shoal")
 _UCRED: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
@@ -110,11 +110,6 @@ class Acceptor:
         """Accept nobody for now: whoever connects waits in the kernel. Idempotent."""
         self._resume_at = None
         self._ignore()
-
-    def reopen(self) -> None:
-        """Accept again; idempotent."""
-        if not self._is_watching and self._resume_at is None:
-            self._resume()
 
     def expire(self, now: float) -> None:
         """Close whoever has been silent too long. Call it before handling what is readable."""

@@ -13,8 +13,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import PeerLost, ShoalError, UsageError
-from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.options import JoinOptions
 from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unseal
 from shoal.rendezvous.record import MAX_SIZE, decode
@@ -102,7 +102,7 @@ class End(NamedTuple):
     def encode(self) -> bytes:
         """As a value for the store."""
         body = number(self.rank, 4) + number(self.kind, 1) + text_field(self.host_label)
-        return seal(_KIND, VERSION, body + self.reason.encode())
+        return seal(_KIND, HANDSHAKE_VERSION, body + self.reason.encode())
 
 
 _DAMAGED: Final = End(0, "", _AGAIN, "damaged in the store")
@@ -117,7 +117,7 @@ def decode_end(value: bytes) -> End:
         found = End(rank, data.text(), kind, data.rest().decode())
     except ValueError:
         return _DAMAGED
-    return found if version == VERSION and found.reason.isprintable() else _DAMAGED
+    return found if version == HANDSHAKE_VERSION and found.reason.isprintable() else _DAMAGED
 
 
 def find_end(store: Store, attempt: int) -> End | None:
@@ -164,7 +164,7 @@ def end_attempt(store: Store, attempt: int, end: End) -> None:
     if store.try_get(end_key(attempt)) is None:
         store.set(end_key(attempt), end.encode())
     if _last(store) <= attempt:
-        store.set(ATTEMPT_KEY, seal(_LAST_KIND, VERSION, number(attempt + 1, 4)))
+        store.set(ATTEMPT_KEY, seal(_LAST_KIND, HANDSHAKE_VERSION, number(attempt + 1, 4)))
 
 
 def meet_again(store: Store, attempt: int, rank: int, label: str, why: str) -> None:

@@ -6,10 +6,10 @@ import selectors
 import socket
 from typing import TYPE_CHECKING
 
+from shoal.engine import Hello, Progress
 from shoal.rendezvous.acceptor import Acceptor, is_out_of_descriptors
 from shoal.rendezvous.connector import MEETING_PATH, Connector, Way
 from shoal.rendezvous.explain import explain
-from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY, pair_key
 from shoal.rendezvous.links import TreeLinks
 from shoal.rendezvous.listener import listen_for_hosts, port_range
@@ -81,13 +81,7 @@ class Connections:
         if tree.n_hosts > 1:
             self._listen_for_hosts(tree)
         if tree.parent is not None:
-            self._connector = Connector(
-                self._selector,
-                self._options.dial_s,
-                self._way(roll, tree.parent, tree.is_local(tree.parent)),
-                self._reached,
-                self._not_reached,
-            )
+            self._connector = self._connector_to(tree.parent, roll, tree.is_local(tree.parent))
         return links
 
     def dial(self, now: float) -> float:
@@ -112,18 +106,17 @@ class Connections:
         if self.links is not None:
             self.links.close()
 
-    def _way(self, roll: Roll, above: int, is_local: bool) -> Way:
-        """To the rank above."""
-        rank = self._meeting.rank
+    def _connector_to(self, above: int, roll: Roll, is_local: bool) -> Connector:
+        meeting = self._meeting
 
         def target() -> Endpoint | str | None:
-            return (
-                roll.leader_names[roll.hosts[above]] if is_local else self._meeting.endpoint(above)
-            )
+            return roll.leader_names[roll.hosts[above]] if is_local else meeting.endpoint(above)
 
-        hello = Hello(roll.epoch, rank, above, MEETING_PATH)
-        key = pair_key(self._meeting.job_key, roll.epoch, rank, above)
-        return Way(hello, key, target, f"rank {above} on {self._meeting.label(above)}")
+        hello = Hello(roll.epoch, meeting.rank, above, MEETING_PATH)
+        key = pair_key(meeting.job_key, roll.epoch, meeting.rank, above)
+        way = Way(hello, key, target, f"rank {above} on {meeting.label(above)}")
+        dial_s = self._options.dial_s
+        return Connector(self._selector, dial_s, way, self._reached, self._not_reached)
 
     def _listen_for_hosts(self, tree: Tree) -> None:
         meeting, environ = self._meeting, self._options.environ

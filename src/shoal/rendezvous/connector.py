@@ -9,11 +9,11 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
+from shoal.engine import ClientHandshake, Hello, Progress
 from shoal.errors import UsageError
 from shoal.rendezvous.acceptor import peer_uid
-from shoal.rendezvous.handshake import ClientHandshake, Hello, Progress
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.listener import unix_address
 from shoal.rendezvous.record import Endpoint
@@ -84,27 +84,19 @@ class ConnectAttempt:
             raise ConnectionError(errno.ENOBUFS, "the socket does not take 44 bytes")
 
 
-class Way:
-    """Leads to the rank above ours, in one epoch.
+class Way(NamedTuple):
+    """Leads to the rank above ours.
 
     Args:
-        hello: what to say there.
-        key: to prove.
-        target: where it is, a Unix name or an endpoint; None if that is not known yet.
+        hello, key: what to prove there.
+        target: returns where it is, a Unix name or an endpoint; None if that is not known yet.
         whose: the rank and its host, for messages.
     """
 
-    def __init__(
-        self,
-        hello: Hello,
-        key: bytes,
-        target: Callable[[], Endpoint | str | None],
-        whose: str,
-    ) -> None:
-        self.hello = hello
-        self.key = key
-        self.target = target
-        self.whose = whose
+    hello: Hello
+    key: bytes
+    target: Callable[[], Endpoint | str | None]
+    whose: str
 
 
 class Connector:

@@ -21,6 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from shoal.engine import N_NONCE_BYTES
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.acceptor import is_out_of_descriptors, run_ready
 from shoal.rendezvous.attempt import (
@@ -33,7 +34,6 @@ from shoal.rendezvous.attempt import (
     report_failure,
 )
 from shoal.rendezvous.connections import Connections, LinkLostError
-from shoal.rendezvous.handshake import N_NONCE_BYTES
 from shoal.rendezvous.key import job_key
 from shoal.rendezvous.listener import listen_unix, n_paths, port_range
 from shoal.rendezvous.meeting import MemberMeeting, RootMeeting

@@ -1,8 +1,9 @@
 """The job key: one secret that every rank of a job holds, and the keys derived from it.
 
-A connection is used only after both ends have proved that they hold the key (handshake.py). The
-proof authenticates; it does not encrypt what follows. Because an onlooker could try out short
-keys against a recorded proof, use a long random one: `openssl rand -hex 32 > key; chmod 600 key`.
+A connection is used only after both ends have proved that they hold the key
+(native/transport/handshake.h). The proof authenticates; it does not encrypt what follows. An
+onlooker could try out short keys against a recorded proof, so use a long random one:
+`openssl rand -hex 32 > key; chmod 600 key`.
 """
 
 from __future__ import annotations

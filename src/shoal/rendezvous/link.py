@@ -16,8 +16,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from shoal.engine import HANDSHAKE_MAGIC, HANDSHAKE_VERSION
 from shoal.errors import UsageError
-from shoal.rendezvous.handshake import MAGIC, VERSION
 from shoal.rendezvous.roster import MAX_ENTRY_BYTES
 
 _REPORT, _INTRODUCTION, _WAITING = range(8, 11)  # after the kinds of the handshake
@@ -99,7 +99,7 @@ class TreeLink:
     def send_report(self, report: bytes) -> None:
         """Send our report, or as much of it as the socket takes now."""
         self.has_reported = True
-        head = _FORM.pack(MAGIC, VERSION, _REPORT, len(report))
+        head = _FORM.pack(HANDSHAKE_MAGIC, HANDSHAKE_VERSION, _REPORT, len(report))
         self._outbox = head + report + hmac.digest(self._ends.own_key, head + report, "sha256")
         self.flush()
 
@@ -132,7 +132,7 @@ class TreeLink:
             os.close(fd)
 
     def _post(self, kind: int, value: int = 0, fd: int = -1) -> None:
-        message = _FORM.pack(MAGIC, VERSION, kind, value)
+        message = _FORM.pack(HANDSHAKE_MAGIC, HANDSHAKE_VERSION, kind, value)
         fds = array.array("i", [fd])
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fd >= 0 else []
         if self.sock.sendmsg([message], rights) != len(message):
@@ -145,7 +145,7 @@ class TreeLink:
             if len(self._inbox) < _FORM.size and not fds:
                 return
             magic, version, kind, value = _FORM.unpack(self._inbox)
-            if (magic, version) != (MAGIC, VERSION):
+            if (magic, version) != (HANDSHAKE_MAGIC, HANDSHAKE_VERSION):
                 raise ConnectionError("not a message that is due")
             self._take(kind, value, fds)
             if kind != _REPORT:

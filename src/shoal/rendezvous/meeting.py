@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.engine import HANDSHAKE_VERSION
 from shoal.errors import ShoalError, TimedOut, UsageError
 from shoal.rendezvous.attempt import (
     Attempt,
@@ -22,7 +23,6 @@ from shoal.rendezvous.attempt import (
     part_key,
     record_key,
 )
-from shoal.rendezvous.handshake import VERSION
 from shoal.rendezvous.key import HOW_TO_SET_KEY, random_key
 from shoal.rendezvous.record import Endpoint, Record, decode
 from shoal.rendezvous.roll import Part, Roll, decode_part
@@ -177,10 +177,10 @@ class Meeting:
                 "same shoal installed on all hosts?"
             )
             return None
-        if record.version != VERSION:
+        if record.version != HANDSHAKE_VERSION:
             raise UsageError(
                 f"rank {rank} speaks version {record.version} of shoal's rendezvous, rank "
-                f"{self.rank} version {VERSION}: install the same shoal on all hosts"
+                f"{self.rank} version {HANDSHAKE_VERSION}: install the same shoal on all hosts"
             )
         if record.size != self.size:
             # Not an error yet: a leftover of an earlier, larger group looks the same.

@@ -72,7 +72,6 @@ class Membership:
         self.digests = tuple(roster[other].digest for other in range(self.size))
         self.job_key = job_key
         self.listener_fds = listener_fds
-        self._held = [*listener_fds]
         self._is_taken = False
 
     def take(self) -> tuple[int, ...]:
@@ -84,14 +83,12 @@ class Membership:
         if self._is_taken:
             raise Closed("the descriptors of this membership were taken or closed before")
         self._is_taken = True
-        self._held.clear()
         return self.listener_fds
 
     def close(self) -> None:
         """Close what was not taken; idempotent."""
-        self._is_taken = True
-        while self._held:
-            os.close(self._held.pop())
+        for fd in () if self._is_taken else self.take():
+            os.close(fd)
 
     def __enter__(self) -> Membership:
         return self

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
+from shoal.engine import HANDSHAKE_VERSION, N_NONCE_BYTES
 from shoal.rendezvous.packing import (
     MAX_FIELD_BYTES,
     Unpacker,
@@ -67,7 +67,7 @@ class Record(NamedTuple):
     unix_name: str
     has_own_key: bool
     endpoint: Endpoint | None = None
-    version: int = VERSION
+    version: int = HANDSHAKE_VERSION
 
     def encode(self) -> bytes:
         """As a value for the store."""
@@ -86,7 +86,7 @@ def decode(value: bytes) -> Record | None:
     """
     try:
         version, body = unseal(_KIND, value)
-        if version != VERSION:
+        if version != HANDSHAKE_VERSION:
             return Record(0, b"", "", "", "", False, version=version)
         data = Unpacker(body)
         size, flags = data.number(4, 1, MAX_SIZE), data.number(1, 0, 3)

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.rendezvous.handshake import N_NONCE_BYTES, VERSION
+from shoal.engine import HANDSHAKE_VERSION, N_NONCE_BYTES
 from shoal.rendezvous.key import N_KEY_BYTES
 from shoal.rendezvous.packing import Unpacker, number, seal, text_field, unseal
 from shoal.rendezvous.record import MAX_SIZE
@@ -75,7 +75,7 @@ class Roll(NamedTuple):
         pieces = [body[at : at + _PART_BYTES] for at in range(0, len(body), _PART_BYTES)]
         head = number(self.epoch, 8) + number(len(pieces), 4)
         return [
-            seal(_KIND, VERSION, head + number(part, 4) + piece)
+            seal(_KIND, HANDSHAKE_VERSION, head + number(part, 4) + piece)
             for part, piece in enumerate(pieces)
         ]
 
@@ -99,7 +99,7 @@ def decode_part(value: bytes, size: int) -> Part | None:
         found = Part(epoch, n_parts, data.number(4, 0, n_parts - 1), body[16:])
     except ValueError:
         return None
-    return found if version == VERSION else None
+    return found if version == HANDSHAKE_VERSION else None
 
 
 def decode(parts: Sequence[Part], size: int) -> Roll | None:

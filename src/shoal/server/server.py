@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from shoal.engine import Hello, Progress
 from shoal.group.pool.protocol import (
     Ask,
     Leaving,
@@ -31,7 +32,6 @@ from shoal.group.pool.protocol import (
 )
 from shoal.plan.text import counted
 from shoal.rendezvous.acceptor import Acceptor, run_ready
-from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.key import random_key
 from shoal.server.child import start
 from shoal.server.client import Connection, HttpConnection, JobConnection

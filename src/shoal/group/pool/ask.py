@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.engine import ClientHandshake, Progress
 from shoal.errors import PeerLost, ShoalError, TimedOut, UsageError
 from shoal.group.pool.protocol import Ask, Frames, Status, encode, hello_of, server_key
-from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.key import job_key
 
 if TYPE_CHECKING:

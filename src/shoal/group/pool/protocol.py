@@ -18,7 +18,7 @@ import struct
 import sys
 from typing import Final, NamedTuple
 
-from shoal.rendezvous.handshake import Hello
+from shoal.engine import Hello
 from shoal.rendezvous.key import pair_key
 from shoal.rendezvous.packing import Unpacker, field, number, seal, text_field, unseal
 

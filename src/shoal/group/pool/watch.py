@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.engine import ClientHandshake, Progress
 from shoal.group.pool.lookup import Lookup
 from shoal.group.pool.protocol import (
     Ask,
@@ -25,7 +26,6 @@ from shoal.group.pool.protocol import (
     server_key,
 )
 from shoal.rendezvous.connector import ConnectAttempt
-from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.threads import start
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from shoal.engine import ClientHandshake, Progress
 from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
 from shoal.rendezvous.acceptor import is_out_of_descriptors
-from shoal.rendezvous.handshake import ClientHandshake, Progress
 from shoal.rendezvous.interface import is_loopback, resolve, within_host
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.store import MAX_KEY_BYTES, MAX_VALUE_BYTES

@@ -13,9 +13,9 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
+from shoal.engine import Hello, Progress
 from shoal.errors import ShoalError, UsageError
 from shoal.rendezvous.acceptor import Acceptor, Limits, run_ready
-from shoal.rendezvous.handshake import Hello, Progress
 from shoal.rendezvous.interface import is_loopback, names_loopback, resolve, routed_address
 from shoal.rendezvous.key import HOW_TO_SET_KEY
 from shoal.rendezvous.listener import listen_tcp

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from shoal.rendezvous.handshake import Hello
+from shoal.engine import Hello
 from shoal.rendezvous.key import pair_key
 
 SET, GET, TRY_GET = 1, 2, 3
