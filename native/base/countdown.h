@@ -1,14 +1,13 @@
 // Which fusion buffers are full: counts the entries that each of them waits for.
 //
 // A step begins with nothing counted. An entry lies in one buffer or spans several; a buffer is
-// full when all its entries are counted, and whoever counted the last of them is told.
+// full when all its entries are counted.
 //
 // Threads: one at a time, but for `full`, which may let others count meanwhile.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -17,10 +16,8 @@ namespace shoal {
 
 class Countdown {
  public:
-  // Begins a step over other buffers. `buffers_of`: by entry, numbers below `n_buffers`; `n_bytes`:
-  // by entry.
-  void lay_out(const std::vector<std::vector<uint32_t>>& buffers_of, std::vector<uint64_t> n_bytes,
-               uint32_t n_buffers) {
+  // Begins a step over other buffers. `buffers_of`: by entry, numbers below `n_buffers`.
+  void lay_out(const std::vector<std::vector<uint32_t>>& buffers_of, uint32_t n_buffers) {
     first_.assign(1, 0);
     buffers_.clear();
     n_entries_of_.assign(n_buffers, 0);
@@ -31,7 +28,6 @@ class Countdown {
       }
       first_.push_back(static_cast<uint32_t>(buffers_.size()));
     }
-    n_bytes_ = std::move(n_bytes);
     is_counted_.assign(buffers_of.size(), false);
     begin();
   }
@@ -41,10 +37,8 @@ class Countdown {
     left_ = n_entries_of_;
     for (const uint32_t entry : order_) is_counted_[entry] = false;
     order_.clear();
-    order_.reserve(n_bytes_.size());
+    order_.reserve(is_counted_.size());
     full_ns_.assign(left_.size(), 0);
-    full_bytes_.assign(left_.size(), 0);
-    bytes_ = 0;
     first_ns_ = 0;
     repeated_ = -1;
   }
@@ -61,28 +55,25 @@ class Countdown {
     is_counted_[entry] = true;
     if (order_.empty()) first_ns_ = now_ns();
     order_.push_back(entry);
-    bytes_ += n_bytes_[entry];
     const uint32_t end = first_[entry + 1];
     for (uint32_t at = first_[entry]; at < end; ++at) {
       const uint32_t buffer = buffers_[at];
       if (--left_[buffer] != 0) continue;
       full_ns_[buffer] = now_ns();
-      full_bytes_[buffer] = bytes_;
       if (!full(buffer)) return false;
     }
     return true;
   }
 
-  size_t n_entries() const { return n_bytes_.size(); }
+  size_t n_entries() const { return is_counted_.size(); }
   size_t n_buffers() const { return left_.size(); }
   // Of this step.
   const std::vector<uint32_t>& order() const { return order_; }  // as they were counted
   bool is_counted(uint32_t entry) const { return is_counted_[entry]; }
   int64_t repeated() const { return repeated_; }  // the first one counted twice; -1: none
   int64_t first_ns() const { return first_ns_; }  // when the first was counted; 0: none was
-  // By buffer: when it was full, and how many bytes had been counted by then; 0: it is not.
+  // By buffer: when it was full; 0: it is not.
   const std::vector<int64_t>& full_ns() const { return full_ns_; }
-  const std::vector<uint64_t>& full_bytes() const { return full_bytes_; }
 
   bool paused = false;  // nothing is counted
 
@@ -90,13 +81,10 @@ class Countdown {
   std::vector<uint32_t> first_{0};  // by entry: where its buffers begin in `buffers_`
   std::vector<uint32_t> buffers_;
   std::vector<uint32_t> n_entries_of_;  // by buffer
-  std::vector<uint64_t> n_bytes_;       // by entry
   std::vector<uint32_t> left_;          // by buffer
   std::vector<bool> is_counted_;        // by entry
   std::vector<uint32_t> order_;
   std::vector<int64_t> full_ns_;
-  std::vector<uint64_t> full_bytes_;
-  uint64_t bytes_ = 0;
   int64_t first_ns_ = 0;
   int64_t repeated_ = -1;
 };

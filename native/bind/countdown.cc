@@ -22,15 +22,12 @@ class Hooked {
  public:
   explicit Hooked(nb::object full) : full_(std::move(full)) {}
 
-  void lay_out(const std::vector<std::vector<uint32_t>>& buffers_of, std::vector<uint64_t> n_bytes,
-               uint32_t n_buffers) {
-    if (buffers_of.size() != n_bytes.size())
-      throw std::invalid_argument("each entry has buffers and a number of bytes");
+  void lay_out(const std::vector<std::vector<uint32_t>>& buffers_of, uint32_t n_buffers) {
     for (const auto& buffers : buffers_of)
       if (std::ranges::any_of(buffers, [&](uint32_t buffer) { return buffer >= n_buffers; }))
         throw std::invalid_argument("an entry names a buffer that there is not");
     if (is_counting_) throw std::runtime_error("a buffer is being sent; lay it out afterwards");
-    countdown.lay_out(buffers_of, std::move(n_bytes), n_buffers);
+    countdown.lay_out(buffers_of, n_buffers);
   }
 
   // False with Python's error set, if the function raised one.
@@ -97,8 +94,7 @@ nb::object make_hook(std::shared_ptr<Hooked> hooked, uint32_t entry) {
 void bind_countdown(nb::module_& m) {
   nb::class_<Hooked>(m, "Countdown")
       .def(nb::init<nb::object>(), nb::arg("full"))
-      .def("lay_out", &Hooked::lay_out, nb::arg("buffers_of"), nb::arg("n_bytes"),
-           nb::arg("n_buffers"))
+      .def("lay_out", &Hooked::lay_out, nb::arg("buffers_of"), nb::arg("n_buffers"))
       .def("begin", [](Hooked& self) { self.countdown.begin(); })
       .def("hook", &make_hook)
       .def("count",
@@ -117,8 +113,7 @@ void bind_countdown(nb::module_& m) {
       .def_prop_ro("order", [](const Hooked& self) { return self.countdown.order(); })
       .def_prop_ro("repeated", [](const Hooked& self) { return self.countdown.repeated(); })
       .def_prop_ro("first_ns", [](const Hooked& self) { return self.countdown.first_ns(); })
-      .def_prop_ro("full_ns", [](const Hooked& self) { return self.countdown.full_ns(); })
-      .def_prop_ro("full_bytes", [](const Hooked& self) { return self.countdown.full_bytes(); });
+      .def_prop_ro("full_ns", [](const Hooked& self) { return self.countdown.full_ns(); });
 }
 
 }  // namespace shoal

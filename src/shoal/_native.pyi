@@ -211,10 +211,8 @@ class Countdown:
     def __init__(self, full: Callable[[int], object]) -> None:
         """`full` is called with the number of a buffer; it must not refer to the countdown."""
 
-    def lay_out(
-        self, buffers_of: Sequence[Sequence[int]], n_bytes: Sequence[int], n_buffers: int
-    ) -> None:
-        """By entry: the numbers of its buffers, and how many bytes it has."""
+    def lay_out(self, buffers_of: Sequence[Sequence[int]], n_buffers: int) -> None:
+        """By entry: the numbers of its buffers."""
 
     def begin(self) -> None: ...
     def hook(self, entry: int, /) -> Callable[..., None]:
@@ -239,10 +237,6 @@ class Countdown:
     @property
     def full_ns(self) -> list[int]:
         """When each buffer was full; 0: it is not."""
-
-    @property
-    def full_bytes(self) -> list[int]:
-        """How many bytes had been counted when each buffer was full; 0: it is not."""
 
 def address_of(view: memoryview, /) -> int: ...
 def allocate(n_bytes: int, /) -> int: ...

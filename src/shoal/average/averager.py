@@ -415,9 +415,7 @@ class Averager:
             if hasattr(array, "flags"):
                 array.flags.writeable = False  # a program that kept it would write into another's
         self.layout = self._memory.layout = layout
-        self.countdown.lay_out(
-            layout.buffers_of, [entry.n_bytes for entry in self.entries], len(layout.buffers)
-        )
+        self.countdown.lay_out(layout.buffers_of, len(layout.buffers))
         self.countdown.paused = True
         self._departures.lay_out(layout, self._memory)
         if self._preparation is not None:
