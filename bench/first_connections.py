@@ -23,7 +23,8 @@ from scoreboard.strangers import own_listener
 
 import shoal
 from shoal.engine import ClientHandshake, Hello
-from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 _N_RANKS: Final = 12
 _FIRST: Final = 5  # the ranks below have connected to rank 1 before the forger comes

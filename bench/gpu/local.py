@@ -48,8 +48,8 @@ def checks(device: str, n_hosts: int, longest: int) -> dict[str, str]:
 
 
 def _calls_of(group: Any) -> Any:
-    backend = group if hasattr(group, "_local") else group._get_backend(torch.device("cuda"))
-    return backend._local
+    backend = group if hasattr(group, "_devices") else group._get_backend(torch.device("cuda"))
+    return backend._devices and backend._devices._local
 
 
 def _sums(it: Rank) -> None:

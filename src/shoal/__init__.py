@@ -5,7 +5,7 @@ quick and must NOT import a framework, NumPy or the native library when it is im
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.errors import (
     Closed,
@@ -17,6 +17,7 @@ from shoal.errors import (
     Unsupported,
     UsageError,
 )
+from shoal.lazy import attributes
 
 if TYPE_CHECKING:
     from shoal.dtypes import DType, Op
@@ -34,27 +35,21 @@ if "torch.distributed" in sys.modules:  # torch's own loading of backends may be
 
     register()
 
-# Names that load more than this file, with their modules, which are imported at first use.
-_LAZY = {
-    "init": "shoal.launch",
-    "empty": "shoal.group.memory",
-    "Group": "shoal.group.group",
-    "Work": "shoal.group.work",
-    "BufferView": "shoal.group.buffers",
-    "DType": "shoal.dtypes",
-    "Op": "shoal.dtypes",
-    "dump": "shoal.state",
-    "Dump": "shoal.state",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
-
+# What loads more than this file.
+__getattr__ = attributes(
+    __name__,
+    {
+        "init": "shoal.launch",
+        "empty": "shoal.group.memory",
+        "Group": "shoal.group.group",
+        "Work": "shoal.group.work",
+        "BufferView": "shoal.group.buffers",
+        "DType": "shoal.dtypes",
+        "Op": "shoal.dtypes",
+        "dump": "shoal.state",
+        "Dump": "shoal.state",
+    },
+)
 
 __all__ = [
     "init",

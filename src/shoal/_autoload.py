@@ -11,9 +11,10 @@ shoal.torch` anywhere.
 
 from __future__ import annotations
 
-import gc
 import os
 from typing import TYPE_CHECKING, Any
+
+from shoal.lazy import load
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -57,16 +58,7 @@ _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
 
 def _create_process_group(dist_backend_opts: Any, backend_options: Any) -> dist.ProcessGroup:
-    """Build the group; this loads the front end and the native library.
-
-    NOT with the garbage collector on: after torch's import our modules trigger a collection of all
-    objects, which takes 110 ms of CPU on every rank (bench/LOG.md) and frees nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        import shoal.frontend.torch
-    finally:
-        if was_enabled:
-            gc.enable()
-    return shoal.frontend.torch.create_process_group(dist_backend_opts, backend_options)
+    """Build the group; this loads the front end and the native library."""
+    frontend = load("shoal.frontend.torch")
+    made: dist.ProcessGroup = frontend.create_process_group(dist_backend_opts, backend_options)
+    return made

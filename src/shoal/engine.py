@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal import schedule
 from shoal._native import (
     HANDSHAKE_MAGIC,
     HANDSHAKE_VERSION,
@@ -43,9 +44,11 @@ from shoal._native import Group as NativeGroup
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.errors import Closed, InternalError, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.schedule import Algorithm, Buffer, Copy, Finish, Recv, Send, Step
-from shoal.schedule.hierarchical import moved
+from shoal.schedule import Buffer, Copy, Finish, Recv, Send, Step
 from shoal.shapes import Shape, agreement, describe, layouts_of
+
+if TYPE_CHECKING:
+    from shoal.schedule import Algorithm
 
 
 def lower(steps: Iterable[Step], size: int, *, finish: bool = True) -> Program:
@@ -110,7 +113,7 @@ def plan_among(
         steps = iter(whole[cut:] if is_told else whole[:cut])
     first = {Buffer.DATA: 0, Buffer.SCRATCH: 0}
     finish = shape.op is Op.AVG or shape.codec is not Codec.IDENTITY
-    program = lower((moved(step, members, first) for step in steps), size, finish=finish)
+    program = lower((schedule.moved(step, members, first) for step in steps), size, finish=finish)
     return _plan_of(shape, program, size, what=f", {what}")
 
 

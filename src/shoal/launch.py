@@ -10,15 +10,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import PeerLost, TimedOut, UsageError, without_internals
-from shoal.rendezvous import (
-    Caller,
-    LaunchInfo,
-    Store,
-    TcpStoreClient,
-    TcpStoreServer,
-    find_place,
-    job_key,
-)
+from shoal.rendezvous import Store, job_key
+from shoal.rendezvous.environment import LaunchInfo, find_place
+from shoal.rendezvous.store.asking import Caller
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 from shoal.settings import warn_of_unknown
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from shoal.errors import UsageError
+
 _LOG = logging.getLogger(__name__)
 
 PREFIX: Final = "SHOAL_"
@@ -44,8 +46,8 @@ SETTINGS: Final = (
 INTERNAL: Final = ("SHOAL_BACKSTOP_MS", "SHOAL_PROGRAMS", "SHOAL_SEEDS", "SHOAL_SOAK")
 
 # As torch reads its own, in any case of letters.
-YES: Final = ("1", "y", "yes", "t", "true", "on")
-NO: Final = ("0", "n", "no", "f", "false", "off")
+_YES: Final = ("1", "y", "yes", "t", "true", "on")
+_NO: Final = ("0", "n", "no", "f", "false", "off")
 
 # Names that this process has warned of: groups are formed again and again.
 _warned: set[str] = set()
@@ -64,3 +66,18 @@ def warn_of_unknown(environ: Mapping[str, str]) -> None:
             near = difflib.get_close_matches(name, SETTINGS, n=1)
             advice = f"did you mean {near[0]}?" if near else f"it reads {', '.join(SETTINGS)}"
             _LOG.warning("%s is set, but shoal does not read it; %s", name, advice)
+
+
+def local_nccl(environ: Mapping[str, str]) -> bool:
+    """True if the GPUs of a host may work among themselves: `SHOAL_LOCAL_NCCL`, yes by default.
+
+    Raises:
+        UsageError: the setting is neither yes nor no.
+    """
+    word = environ.get("SHOAL_LOCAL_NCCL", "") or "yes"
+    if word.lower() not in (*_YES, *_NO):
+        raise UsageError(
+            f"SHOAL_LOCAL_NCCL={word!r} says neither yes nor no: set it to one of "
+            f"{', '.join((*_YES, *_NO))}, on every rank"
+        )
+    return word.lower() in _YES

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal import schedule
 from shoal.codec import Codec
 from shoal.dtypes import DType, Op, item_size
 from shoal.limits import SEGMENT_BYTES
-from shoal.schedule import COLLECTIVES, MESSAGE, Algorithm, Blocks, Root, find
+from shoal.schedule import COLLECTIVES, MESSAGE, Blocks, Root
 from shoal.schedule.stripes import LINE_BYTES
+
+if TYPE_CHECKING:
+    from shoal.schedule import Algorithm
 
 # If nothing can go back before a chunk of each rank has arrived, the first and last segments of all
 # ranks pass alone: 2 in 64 of the time. Shorter segments would cost more than they save.
@@ -68,7 +72,7 @@ class Shape(NamedTuple):
     @property
     def found(self) -> Algorithm:
         """The algorithm, in its form for buffers of this length."""
-        algorithm = find(self.collective, self.algorithm)
+        algorithm = schedule.find(self.collective, self.algorithm)
         return algorithm.fitted(self.n_elems * item_size(self.dtype), self.size)
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed  # noqa: F401 - without it register() would silently do nothing
 
 from shoal._autoload import register
+from shoal.lazy import attributes
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.ddp.wrapper import DistributedDataParallel
@@ -18,19 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "peer_lost", "shrink_group"]
 
-# The module of each name, imported at first use, with the native core.
-_MODULES = {
-    "DistributedDataParallel": "shoal.frontend.torch.ddp.wrapper",
-    "peer_lost": "shoal.frontend.torch.shrink",
-    "shrink_group": "shoal.frontend.torch.shrink",
-}
+# The native core is loaded with the first of them.
+__getattr__ = attributes(
+    __name__,
+    {
+        "DistributedDataParallel": "shoal.frontend.torch.ddp.wrapper",
+        "peer_lost": "shoal.frontend.torch.shrink",
+        "shrink_group": "shoal.frontend.torch.shrink",
+    },
+)
 
 register()
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'shoal.torch' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_MODULES[name]), name)

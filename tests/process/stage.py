@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 _LONG_S = 60.0
 _ADDRESS = "127.0.0.1"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.frontend.torch import local_gpus, pieces
-from shoal.frontend.torch.local_calls import part_of
+from shoal.frontend.torch.gpu import local_gpus, pieces
+from shoal.frontend.torch.gpu.local_calls import part_of
 from shoal.frontend.torch.tensor_buffers import TensorBuffers
 
 

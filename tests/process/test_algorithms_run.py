@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,11 @@ from process.ranks import run_ranks
 from process.stage import pretend_hosts
 
 import shoal
-from shoal.plan import Choice, Planner
+from shoal.plan.choose import Choice
 from shoal.schedule import ALGORITHMS, COLLECTIVES, Buffer, Root, contract_of
+
+if TYPE_CHECKING:
+    from shoal.plan import Planner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Memory = Callable[[Array], Array]

@@ -11,7 +11,7 @@ from process.records import record_of
 from process.stage import Stage, pretend_hosts
 
 import shoal
-from shoal.rendezvous import TcpStoreClient
+from shoal.rendezvous.store.client import TcpStoreClient
 
 LONG_S = 60.0
 RECORD = "shoal/0/rank/0"

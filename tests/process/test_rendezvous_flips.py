@@ -10,13 +10,9 @@ import pytest
 from process.joining import LONG_S, hosts
 from process.records import record_of, rewritten
 
-from shoal.rendezvous import (
-    JoinOptions,
-    MemoryStore,
-    TcpStoreClient,
-    TcpStoreServer,
-    join,
-)
+from shoal.rendezvous import JoinOptions, MemoryStore, join
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 HOSTS = hosts("a", "b")
 

@@ -21,19 +21,14 @@ from process.joining import (
 from process.ranks import run_ranks, start_ranks
 
 from shoal.errors import PeerLost, TimedOut
-from shoal.rendezvous import (
-    Membership,
-    MemoryStore,
-    TcpStoreClient,
-    TcpStoreServer,
-    TorchStore,
-    find_place,
-    join,
-)
+from shoal.rendezvous import Membership, MemoryStore, TorchStore, join
 from shoal.rendezvous.attempt import record_key
+from shoal.rendezvous.environment import find_place
 from shoal.rendezvous.link import TreeLink
 from shoal.rendezvous.links import TreeLinks
 from shoal.rendezvous.roster import Entry
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 _no_descriptor_is_left = pytest.fixture(autouse=True)(no_descriptor_is_left)
 

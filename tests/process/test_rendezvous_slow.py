@@ -24,16 +24,10 @@ from process.stage import stop
 
 import shoal
 from shoal.errors import PeerLost, TimedOut
-from shoal.rendezvous import (
-    JoinOptions,
-    MemoryStore,
-    Store,
-    TcpStoreClient,
-    TorchStore,
-    join,
-)
+from shoal.rendezvous import JoinOptions, MemoryStore, Store, TorchStore, join
 from shoal.rendezvous.link import TreeLink
 from shoal.rendezvous.record import Endpoint
+from shoal.rendezvous.store.client import TcpStoreClient
 
 HOSTS = hosts("a", "b")
 
@@ -200,7 +194,7 @@ sys.stdin.read()
 """
 OUR_SERVER = """
 import sys
-from shoal.rendezvous import TcpStoreServer
+from shoal.rendezvous.store.server import TcpStoreServer
 store = TcpStoreServer("127.0.0.1", 0)
 print(store.port, flush=True)
 sys.stdin.read()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from unit.fake_device import FakeDevice, FakeStream, Waiting, Work, extent, overlap, plain
 
-from shoal.frontend.torch.local_calls import part_of
+from shoal.frontend.torch.gpu.local_calls import part_of
 
 if TYPE_CHECKING:
     import torch
 
-    from shoal.frontend.torch.local_order import Turn
+    from shoal.frontend.torch.gpu.local_order import Turn
 
 RANK, SIZE = 1, 2
 ELSEWHERE = 42.0  # what the other GPU's part is in the end

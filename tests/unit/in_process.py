@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import shoal
-from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 
 _LONG_S = 60.0
 

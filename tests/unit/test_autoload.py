@@ -184,6 +184,37 @@ def test_the_wrapper_loads_nothing_of_torch_that_torchs_own_does_not() -> None:
     assert [name for name in literal_eval(run_python(code)) if not name.startswith(hooks)] == []
 
 
+# What a group forms without, and every rank would pay for: most is for the first call, the rest for
+# few programs.
+NOT_FOR_FORMING = (
+    *("shoal.schedule.table", "shoal.schedule.algorithm", "shoal.plan.choose", "shoal.plan.cost"),
+    *("shoal.plan.served", "shoal.plan.tuning", "shoal.tune", "shoal.analysis", "shoal.average"),
+    *("shoal.group.pool", "shoal.group.memory", "shoal.server", "shoal.launch", "shoal.cli"),
+    *("shoal.rendezvous.environment", "shoal.rendezvous.store.client"),
+    *("shoal.rendezvous.store.server", "shoal.state.document", "shoal.state.text"),
+    *("shoal.frontend.torch.gpu", "shoal.frontend.torch.ddp", "shoal.frontend.torch.hooks"),
+    *("shoal.frontend.torch.sparse", "shoal.frontend.torch.monitored_barrier"),
+    *("shoal.frontend.torch.compare_calls", "shoal.frontend.torch.shrink"),
+)
+
+
+def test_forming_a_group_loads_what_a_group_needs_and_nothing_else() -> None:
+    code = """
+import torch.distributed as dist
+torchs = set(sys.modules)
+dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
+print(sorted(set(sys.modules) - torchs))
+dist.destroy_process_group()
+"""
+    loaded = literal_eval(run_python(code, SHOAL_SERVERS=""))
+    ours = [name for name in loaded if name.split(".")[0] == "shoal"]
+    for name in NOT_FOR_FORMING:
+        assert not [each for each in ours if f"{each}.".startswith(f"{name}.")]
+    assert set(loaded) - set(ours) <= {"hmac", "resource"}
+    # Each takes a fifth to a third of a millisecond on every rank. More need a reason.
+    assert len(ours) <= 76
+
+
 def test_what_the_first_group_loads_is_loaded_while_no_garbage_is_collected() -> None:
     # A collection of all objects of torch's import takes as long as all that is loaded here.
     code = """
@@ -192,12 +223,13 @@ import torch.distributed as dist
 
 class Watch:
     def find_spec(self, name, path, target=None):
-        if name.startswith("shoal.frontend.torch."):
+        if name.startswith(("shoal.frontend.torch.", "shoal.schedule.table")):
             collecting.append(gc.isenabled())
 
 collecting = []
 sys.meta_path.insert(0, Watch())
 dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(dist.distributed_c10d.torch.ones(1))
 print(len(collecting) > 10, any(collecting), gc.isenabled())
 dist.destroy_process_group()
 """

@@ -5,7 +5,8 @@ import pytest
 from shoal.cli import main
 from shoal.cli.tune import sizes_between, table
 from shoal.errors import UsageError
-from shoal.plan import choose, default_cluster
+from shoal.plan import default_cluster
+from shoal.plan.choose import choose
 from shoal.plan.tuning import Tuning
 
 

@@ -8,7 +8,8 @@ from shoal.codec import Codec, parse_wire
 from shoal.dtypes import DType, Op
 from shoal.engine import can_encode, make_plan, round_to
 from shoal.errors import UsageError
-from shoal.plan import Planner, choose, default_cluster
+from shoal.plan import Planner, default_cluster
+from shoal.plan.choose import choose
 from shoal.plan.defaults import wire_of
 from shoal.plan.settings import Settings, forced_from
 from shoal.plan.tuning import Tuning

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from shoal.analysis.dataflow import Dataflow
-from shoal.plan import choose, default_cluster
+from shoal.plan import default_cluster
+from shoal.plan.choose import choose
 from shoal.schedule import ALGORITHMS, Algorithm, Buffer, Copy, Recv, Send, find
 from shoal.schedule.counts import count
 from shoal.schedule.stripes import STRIPE_FLOOR_BYTES

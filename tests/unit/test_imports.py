@@ -16,14 +16,15 @@ ROOT = Path(shoal.__file__).parent
 # A room may import itself and these. `errors`, `dtypes`, `codec` and `limits` are words that every
 # room may use, except where WITHOUT_WORDS says so.
 WORDS = {"errors", "dtypes", "codec", "limits"}
-WITHOUT_WORDS = {*WORDS, "schedule"}
+WITHOUT_WORDS = {*WORDS, "lazy", "schedule"}
 LOWER = {
     "errors": set[str](),
+    "lazy": set[str](),
     "dtypes": {"errors"},
     "codec": {"errors"},
     "limits": {"_native"},
     "threads": {"errors"},
-    "schedule": {"errors"},
+    "schedule": {"errors", "lazy"},
     "analysis": {"schedule", "plan", "shapes"},
     "plan": {"schedule"},
     "shapes": {"schedule"},
@@ -40,8 +41,8 @@ LOWER = {
     "server": {"group", "plan", "engine", "rendezvous", "state"},
     "frontend": {"schedule", "group", "average", "rendezvous", "settings", "threads"},
     "launch": {"group", "rendezvous", "settings", "frontend"},
-    "_autoload": {"frontend"},
-    "torch": {"_autoload", "frontend"},
+    "_autoload": {"frontend", "lazy"},
+    "torch": {"_autoload", "frontend", "lazy"},
 }
 # These are built out of everything, so they may import everything but the native library.
 TOP = {"__init__", "cli", "bench", "lab", "__main__"}

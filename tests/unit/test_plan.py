@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from shoal.errors import UsageError
-from shoal.plan import Cluster, LinkCost, Planner, Settings, choose, default_cluster
-from shoal.plan.choose import can_serve, candidates, floor_of, size_class
+from shoal.plan import Cluster, LinkCost, Planner, Settings, default_cluster
+from shoal.plan.choose import can_serve, candidates, choose, floor_of
 from shoal.plan.cluster import numbered
 from shoal.plan.cost import cost_of
+from shoal.plan.planner import size_class
 from shoal.plan.settings import Forced, forced_from
 from shoal.schedule import ALGORITHMS, COLLECTIVES, find
 from shoal.schedule.counts import count

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import UsageError
-from shoal.plan import Planner, choose, default_cluster
+from shoal.plan import Planner, default_cluster
+from shoal.plan.choose import choose
 from shoal.plan.tuning import Tuning, read_tuning
 
 HEAD = '{"shoal_tuning": 1, "hosts": [0, 0, 1], "n_cores": 2}'

@@ -10,7 +10,8 @@ import pytest
 from shoal.errors import ShoalError
 from shoal.group.pool.meeting import _card_of
 from shoal.group.pool.view import nics_of
-from shoal.plan import choose_with_servers, default_cluster
+from shoal.plan import default_cluster
+from shoal.plan.served import choose_with_servers
 
 N_WORKERS = 4
 SAID = [5e-324, 1.0, 1e9, 1e308]

@@ -19,7 +19,7 @@ from shoal.group.pool.pool import Pool
 from shoal.group.pool.rails import rail_of
 from shoal.group.pool.settling import NumbersDiffer
 from shoal.group.pool.stages import Stages
-from shoal.rendezvous import TcpStoreServer
+from shoal.rendezvous.store.server import TcpStoreServer
 
 KEY = bytes(32)
 NOTHING: Any = ((), Stages[Any](), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -165,7 +164,7 @@ def test_only_an_idempotent_fold_may_take_a_contribution_twice() -> None:
     rounds = [list(ALGORITHMS["barrier"]["dissemination"].steps(rank, 3)) for rank in range(3)]
     contracts = [contract_of("barrier", rank, 3, 1) for rank in range(3)]
     prove_steps(rounds, contracts, scratch=[(0,)] * 3, window=0)
-    strict = [replace(contract, idempotent=False) for contract in contracts]
+    strict = [contract._replace(idempotent=False) for contract in contracts]
     with pytest.raises(ProofError, match=r"^rank . step 5 .*: rank . twice$"):
         prove_steps(rounds, strict, scratch=[(0,)] * 3, window=0)
 

@@ -18,15 +18,10 @@ import pytest
 from process.joining import what_is_open
 
 from shoal.errors import Closed, PeerLost, ShoalError, TimedOut, UsageError
-from shoal.rendezvous import (
-    MemoryStore,
-    Store,
-    TcpStoreClient,
-    TcpStoreServer,
-    TorchStore,
-)
+from shoal.rendezvous import MemoryStore, Store, TorchStore
 from shoal.rendezvous.store import client as client_module
-from shoal.rendezvous.store.server import StoreLimits
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
 
 KEY = b"k" * 32
 

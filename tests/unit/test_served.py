@@ -11,10 +11,11 @@ import pytest
 from shoal.analysis.simulate.simulator import simulate
 from shoal.codec import Codec
 from shoal.errors import UsageError
-from shoal.plan import Nic, Nics, choose, choose_with_servers, default_cluster
+from shoal.plan import Nic, Nics, default_cluster
+from shoal.plan.choose import choose
 from shoal.plan.cost import cost_of
 from shoal.plan.defaults import wire_of
-from shoal.plan.served import Served, cost_with_servers
+from shoal.plan.served import Served, choose_with_servers, cost_with_servers
 from shoal.plan.shares import best_shares
 from shoal.schedule.weights import Weights
 

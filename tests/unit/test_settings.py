@@ -12,7 +12,8 @@ from unit.in_process import run_well
 import shoal
 from shoal import settings
 from shoal.limits import STAGING_BYTES
-from shoal.rendezvous import TcpStoreClient, TcpStoreServer
+from shoal.rendezvous.store.client import TcpStoreClient
+from shoal.rendezvous.store.server import TcpStoreServer
 from shoal.settings import INTERNAL, SETTINGS, warn_of_unknown
 
 REPOSITORY = Path(__file__).parents[2]

@@ -30,9 +30,9 @@ from unit.fake_device import (
 )
 
 from shoal.errors import Closed, PeerLost, TimedOut, Unsupported, UsageError
-from shoal.frontend.torch import device as devices
-from shoal.frontend.torch import pieces, sparse
-from shoal.frontend.torch.device import CudaDevice, device_at
+from shoal.frontend.torch.gpu import device as devices
+from shoal.frontend.torch.gpu import pieces
+from shoal.frontend.torch.gpu.device import CudaDevice, device_at
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.sparse import in_host_memory
@@ -70,7 +70,6 @@ class Rank:
 def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
     rank = Rank()
     monkeypatch.setattr(devices, "device_at", lambda place: rank.device)
-    monkeypatch.setattr(sparse, "device_at", lambda place: rank.device)
     monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
     yield rank
     rank.operations.shutdown()

@@ -23,10 +23,11 @@ from unit.fake_host import ELSEWHERE, SIZE, FakeCollectives, HostOrder, NoThread
 from unit.test_torch_staging import LINE, LOST, ByHand, all_orders, in_background, seeded
 
 from shoal.errors import Closed, PeerLost, TimedOut
-from shoal.frontend.torch import device as devices
-from shoal.frontend.torch import local_gpus, pieces
-from shoal.frontend.torch.local_calls import LocalCalls, _Stage, part_of
-from shoal.frontend.torch.local_order import Turn
+from shoal.frontend.torch.gpu import device as devices
+from shoal.frontend.torch.gpu import local_gpus, pieces
+from shoal.frontend.torch.gpu.calls import DeviceCalls
+from shoal.frontend.torch.gpu.local_calls import LocalCalls, _Stage, part_of
+from shoal.frontend.torch.gpu.local_order import Turn
 from shoal.frontend.torch.operations import Operations
 
 
@@ -50,7 +51,8 @@ class Host:
         self.line = ByHand()
         self.local._staging = self.line  # type: ignore[assignment]
         self.local._thread = NoThread()  # type: ignore[assignment]
-        self.operations._has_agreed, self.operations._local = True, self.local
+        calls = self.operations._devices = DeviceCalls(self.group, None)  # type: ignore[arg-type]
+        calls._has_agreed, calls._local = True, self.local
         self.may_lose = False
 
     def abort(self, why: str) -> None:

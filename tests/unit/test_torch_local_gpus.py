@@ -15,8 +15,8 @@ import torch.distributed as dist
 from unit.in_process import run_well
 
 from shoal.dtypes import DType, Op
-from shoal.errors import UsageError
-from shoal.frontend.torch import collectives, local_gpus
+from shoal.frontend.torch import collectives
+from shoal.frontend.torch.gpu import local_gpus
 from shoal.group.buffers import BufferView
 
 
@@ -145,24 +145,3 @@ def test_the_environment_can_forbid_it_in_the_usual_words(
     for word in words:
         monkeypatch.setenv("SHOAL_LOCAL_NCCL", word)
         assert run_well(agree, 3, gpus, 60.0) == [agreed] * 3
-
-
-def test_a_word_that_nobody_knows_is_refused_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [Gpu(name) for name in "abc"]
-    wishes = iter([True, None, True])
-    monkeypatch.setattr(local_gpus, "wish_of", lambda environ: next(wishes))
-    monkeypatch.setenv("SHOAL_LOCAL_NCCL", "perhaps")
-    refusals = run_well(refusal_of, 3, gpus)
-    (wrong,) = (n for n, why in enumerate(refusals) if "SHOAL_LOCAL_NCCL='perhaps' on ranks" in why)
-    for why in refusals:
-        assert f"on ranks [{wrong}] says neither yes nor no: set it to one of 1, y, yes" in why
-
-
-def test_two_is_neither_yes_nor_no() -> None:
-    assert local_gpus.wish_of({"SHOAL_LOCAL_NCCL": "2"}) is None
-
-
-def refusal_of(group: Any, gpus: list[Gpu]) -> str:
-    with pytest.raises(UsageError) as refused:
-        agree(group, gpus, 60.0)
-    return str(refused.value)

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 from unit.in_process import run_in_threads, run_well
 
 from shoal.errors import ShoalError, TimedOut, UsageError
-from shoal.frontend.torch.local_order import LocalOrder, Turn
+from shoal.frontend.torch.gpu.local_order import LocalOrder, Turn
 
 SIZE, N_CALLS = 3, 12
 

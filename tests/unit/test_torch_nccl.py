@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import TimedOut
-from shoal.frontend.torch import nccl
-from shoal.frontend.torch.local_calls import part_of
-from shoal.frontend.torch.nccl import NcclCollectives
+from shoal.frontend.torch.gpu import nccl
+from shoal.frontend.torch.gpu.local_calls import part_of
+from shoal.frontend.torch.gpu.nccl import NcclCollectives
 
 SIZE = 3
 

@@ -20,12 +20,13 @@ from torch._C._distributed_c10d import AllgatherOptions
 from unit.fake_device import FakeDevice, FakeStream, FakeWire, on_device, plain
 
 from shoal.errors import PeerLost
-from shoal.frontend.torch import device as devices
-from shoal.frontend.torch import pieces
+from shoal.frontend.torch.gpu import device as devices
+from shoal.frontend.torch.gpu import pieces
+from shoal.frontend.torch.gpu.calls import DeviceCalls
 from shoal.frontend.torch.operations import Operations
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.staging import StagedCall
+    from shoal.frontend.torch.gpu.staging import StagedCall
 
 LOST = PeerLost(0, "spruce", doing="recv 8 B")
 LINE = 16  # elements of a piece: 64 bytes of float32
@@ -66,7 +67,8 @@ class Table:
         monkeypatch.setattr(pieces, "PIECE_BYTES", LINE * 4)
         self.operations = Operations(self.wire, timedelta(seconds=60))  # type: ignore[arg-type]
         self.line = ByHand()
-        self.operations._staging = self.line  # type: ignore[assignment]
+        calls = self.operations._devices = DeviceCalls(self.wire, None)  # type: ignore[arg-type]
+        calls._staging = self.line  # type: ignore[assignment]
         self.may_lose = False
         self.tells_at_once = False
 

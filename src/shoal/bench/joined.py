@@ -21,7 +21,7 @@ from shoal.bench.failure import Failure
 from shoal.bench.launch import require_torch
 from shoal.bench.libraries import LibraryRank, join_group, join_mpi, torch_library
 from shoal.bench.worker import Rank
-from shoal.rendezvous import find_place
+from shoal.rendezvous.environment import find_place
 
 _MPI_MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "openmpi": ("OMPI_COMM_WORLD_RANK", "Open MPI's mpirun"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import UsageError
-from shoal.rendezvous import find_place
+from shoal.rendezvous.environment import find_place
 
 if TYPE_CHECKING:
     from shoal.bench.sweep import BenchPlace, Sweep

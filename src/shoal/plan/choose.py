@@ -52,11 +52,6 @@ class Choice(NamedTuple):
     why: str
 
 
-def size_class(n_bytes: int) -> int:
-    """The size that a choice is made for: the next power of two, so that few are made."""
-    return 1 << max(0, n_bytes - 1).bit_length() if n_bytes else 0
-
-
 def can_serve(collective: str, name: str, cluster: Cluster, *, uneven: bool = False) -> bool:
     """Whether that algorithm can do that collective there.
 

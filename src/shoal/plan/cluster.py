@@ -21,7 +21,7 @@ CONTENDED_BYTES: Final = 1 << 20
 its bytes in messages of 64 KiB to 1 MiB, 1.1 of 3 MiB, 1.0 to 1.1 of 6 MiB (docs/simulation.md)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LinkCost:
     """What one message between two ranks takes.
 
@@ -55,7 +55,7 @@ class Nic(NamedTuple):
         return min(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Nics:
     """Servers that may reduce for a cluster's workers, and how fast all their NICs are.
 
@@ -74,7 +74,7 @@ class Nics:
             raise UsageError(f"{wrong[0]}: a NIC carries more than 0 MB/s each way")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cluster:
     """Hosts, the ranks on them, and the costs of their links.
 

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Final
 from shoal.codec import Codec
 from shoal.errors import UsageError
 from shoal.plan.channels import n_lanes
-from shoal.plan.choose import Choice, can_serve, choose, may_encode, size_class
 from shoal.plan.cluster import Cluster, numbered
 from shoal.plan.defaults import default_cluster
 from shoal.plan.settings import Forced
 from shoal.plan.text import show_bytes
 
 if TYPE_CHECKING:
+    from shoal.plan.choose import Choice
     from shoal.plan.tuning import Tuning
 
 _LOG: Final = logging.getLogger("shoal")
+
+
+def size_class(n_bytes: int) -> int:
+    """The size that a choice is made for: the next power of two, so that few are made."""
+    return 1 << max(0, n_bytes - 1).bit_length() if n_bytes else 0
 
 
 class Planner:
@@ -97,6 +102,9 @@ class Planner:
         return part
 
     def _choose(self, collective: str, n_bytes: int, uneven: bool, codec: Codec) -> Choice:
+        # Loaded with all algorithms, for the first call.
+        from shoal.plan.choose import can_serve, choose
+
         forced = self.forced.of(collective)
         if forced and can_serve(collective, forced, self.cluster, uneven=uneven):
             self._check_codec(collective, forced, codec)
@@ -116,6 +124,8 @@ class Planner:
         return choose(collective, n_bytes, self.cluster, "", uneven, codec)
 
     def _check_codec(self, collective: str, name: str, codec: Codec) -> None:
+        from shoal.plan.choose import may_encode
+
         if may_encode(collective, name, self.cluster, codec):
             return
         good = "sharded, sharded(k) or local/sharded" if collective == "all_reduce" else "direct"

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal import schedule
 from shoal.codec import Codec, parse_wire
 from shoal.errors import UsageError
 from shoal.plan.channels import channels_from
 from shoal.plan.wire import link_from
-from shoal.schedule import ALGORITHMS, MORE_ALL_REDUCES, find
 
 if TYPE_CHECKING:
     from shoal.plan.cluster import LinkCost
@@ -68,23 +68,24 @@ def forced_from(environ: Mapping[str, str] = os.environ) -> Forced:
 
 def _check_one(part: str, collective: str, name: str) -> None:
     try:
-        find(collective, name)
+        schedule.find(collective, name)
     except UsageError as error:
         raise UsageError(f"SHOAL_ALGO={part!r}: {error}") from None
 
 
 def _check_any(name: str) -> None:
-    if any(_has(collective, name) for collective in ALGORITHMS):
+    if any(_has(collective, name) for collective in schedule.ALGORITHMS):
         return
-    known = sorted({name for names in ALGORITHMS.values() for name in names})
+    known = sorted({name for names in schedule.ALGORITHMS.values() for name in names})
     raise UsageError(
-        f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}, {MORE_ALL_REDUCES}"
+        f"SHOAL_ALGO={name!r} is no algorithm; known are {', '.join(known)}, "
+        f"{schedule.MORE_ALL_REDUCES}"
     )
 
 
 def _has(collective: str, name: str) -> bool:
     try:
-        find(collective, name)
+        schedule.find(collective, name)
     except UsageError:
         return False
     return True

@@ -1,12 +1,16 @@
 """The schedule language and every algorithm written in it. Standard library only, no I/O.
 
 `COLLECTIVES` says what each collective is, and `ALGORITHMS` how it can be done:
-`ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`.
+`ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`. The algorithms are loaded when one of them is
+first asked for, since a group forms without any: use `schedule.find` rather than importing `find`
+in a module that forming a group loads.
 """
 
 from __future__ import annotations
 
-from shoal.schedule.algorithm import Algorithm
+from typing import TYPE_CHECKING
+
+from shoal.lazy import attributes
 from shoal.schedule.collectives import (
     COLLECTIVES,
     MESSAGE,
@@ -20,7 +24,22 @@ from shoal.schedule.collectives import (
     row_of,
 )
 from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
-from shoal.schedule.table import ALGORITHMS, MORE_ALL_REDUCES, find
+
+if TYPE_CHECKING:
+    from shoal.schedule.algorithm import Algorithm
+    from shoal.schedule.hierarchical import moved
+    from shoal.schedule.table import ALGORITHMS, MORE_ALL_REDUCES, find
+
+__getattr__ = attributes(
+    __name__,
+    {
+        "ALGORITHMS": "shoal.schedule.table",
+        "Algorithm": "shoal.schedule.algorithm",
+        "MORE_ALL_REDUCES": "shoal.schedule.table",
+        "find": "shoal.schedule.table",
+        "moved": "shoal.schedule.hierarchical",
+    },
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -42,5 +61,6 @@ __all__ = [
     "Value",
     "contract_of",
     "find",
+    "moved",
     "row_of",
 ]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import UsageError
 from shoal.schedule.symmetry import StandIn, itself
@@ -28,8 +27,7 @@ def _nothing(*_: object) -> tuple[()]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Algorithm:
+class Algorithm(NamedTuple):
     """One way to do a collective: what each rank does, and the chunks it needs.
 
     Args:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -32,8 +31,7 @@ class Value(NamedTuple):
     """Whether it passed through exactly one Finish. Otherwise it passed through none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contract:
+class Contract(NamedTuple):
     """One rank's part of a collective. INPUT is never written, whatever else happens."""
 
     n_chunks: Mapping[Buffer, int]
@@ -67,8 +65,7 @@ class Root(enum.Enum):
     GETS = "to"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(NamedTuple):
     """What a collective is, whichever algorithm does it.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shoal.errors import UsageError
 from shoal.schedule.algorithm import Algorithm
@@ -80,8 +80,7 @@ def sharded(n_reducers: int | None = None) -> Algorithm:
     return _algorithm(_Sharding(n_reducers or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sharding:
+class _Sharding(NamedTuple):
     """The stripes and reducers of a group of any size."""
 
     n_reducers: int  # 0: all workers
@@ -113,7 +112,7 @@ class _Sharding:
 
     def fit(self, n_bytes: int, size: int) -> Algorithm:
         n_stripes = n_stripes_of(n_bytes, size)
-        return _algorithm(replace(self, n_stripes=n_stripes if n_stripes < size else 0))
+        return _algorithm(self._replace(n_stripes=n_stripes if n_stripes < size else 0))
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,10 +15,11 @@ pipelined without saying so. The k-th Send from rank a to rank b meets the k-th 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from shoal.errors import UsageError
+
+_AnyStep = TypeVar("_AnyStep", bound="_Step")
 
 
 class Buffer(enum.IntEnum):
@@ -34,33 +35,55 @@ class Buffer(enum.IntEnum):
     """The engine's own memory: chunks as long as the longest chunk of the collective."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+# NOT dataclasses: creating one takes a millisecond, on every rank, before the first call.
+class _Step:
+    """A value: equal to a step of the same class with the same fields. Never changed."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def replace(self: _AnyStep, **changes: Any) -> _AnyStep:
+        """A copy with some fields changed."""
+        return type(self)(**{name: getattr(self, name) for name in self.__slots__} | changes)
+
+    def _values(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in self.__slots__)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+class Send(_Step):
     """Send one chunk to `peer`. Reads the chunk until it has left."""
 
-    peer: int
-    chunk: int
-    buffer: Buffer = Buffer.DATA
+    __slots__ = ("buffer", "chunk", "peer")
 
-    def __post_init__(self) -> None:
-        if self.peer < 0 or self.chunk < 0:
+    def __init__(self, peer: int, chunk: int, buffer: Buffer = Buffer.DATA) -> None:
+        self.peer, self.chunk, self.buffer = peer, chunk, buffer
+        if peer < 0 or chunk < 0:
             raise UsageError(f"{self}: peer and chunk count from 0")
 
     def __str__(self) -> str:
         return f"send {self.buffer.name}[{self.chunk}] to {self.peer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Recv:
+class Recv(_Step):
     """Receive one chunk from `peer`: store it, or fold it into what the chunk holds."""
 
-    peer: int
-    chunk: int
-    fold: bool = False
-    buffer: Buffer = Buffer.DATA
+    __slots__ = ("buffer", "chunk", "fold", "peer")
 
-    def __post_init__(self) -> None:
-        if self.peer < 0 or self.chunk < 0:
+    def __init__(
+        self, peer: int, chunk: int, fold: bool = False, buffer: Buffer = Buffer.DATA
+    ) -> None:
+        self.peer, self.chunk, self.fold, self.buffer = peer, chunk, fold, buffer
+        if peer < 0 or chunk < 0:
             raise UsageError(f"{self}: peer and chunk count from 0")
 
     def __str__(self) -> str:
@@ -68,20 +91,24 @@ class Recv:
         return f"{verb} {self.buffer.name}[{self.chunk}] from {self.peer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(_Step):
     """Copy chunk `chunk` of `buffer` into chunk `into` of `into_buffer`, or fold it into that."""
 
-    chunk: int
-    into: int
-    buffer: Buffer = Buffer.DATA
-    into_buffer: Buffer = Buffer.SCRATCH
-    fold: bool = False
+    __slots__ = ("buffer", "chunk", "fold", "into", "into_buffer")
 
-    def __post_init__(self) -> None:
-        if self.chunk < 0 or self.into < 0:
+    def __init__(
+        self,
+        chunk: int,
+        into: int,
+        buffer: Buffer = Buffer.DATA,
+        into_buffer: Buffer = Buffer.SCRATCH,
+        fold: bool = False,
+    ) -> None:
+        self.chunk, self.into, self.fold = chunk, into, fold
+        self.buffer, self.into_buffer = buffer, into_buffer
+        if chunk < 0 or into < 0:
             raise UsageError(f"{self}: chunks count from 0")
-        if (self.buffer, self.chunk) == (self.into_buffer, self.into):
+        if (buffer, chunk) == (into_buffer, into):
             raise UsageError(f"{self}: a chunk cannot be copied onto itself")
 
     def __str__(self) -> str:
@@ -89,19 +116,18 @@ class Copy:
         return f"{verb} {source} into {self.into_buffer.name}[{self.into}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(_Step):
     """Declare that a chunk is now folded over all ranks.
 
     The engine applies AVG's division here, so a value passes through one Finish, no more and no
     less, however many ranks it is sent to afterwards.
     """
 
-    chunk: int
-    buffer: Buffer = Buffer.DATA
+    __slots__ = ("buffer", "chunk")
 
-    def __post_init__(self) -> None:
-        if self.chunk < 0:
+    def __init__(self, chunk: int, buffer: Buffer = Buffer.DATA) -> None:
+        self.chunk, self.buffer = chunk, buffer
+        if chunk < 0:
             raise UsageError(f"{self}: chunks count from 0")
 
     def __str__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.errors import UsageError
@@ -140,8 +139,7 @@ def weighted(name: str) -> Algorithm:
     return _algorithm(_Weighted(*parse(name)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Weighted:
+class _Weighted(NamedTuple):
     """Who reduces what, in the one size of group that there are weights for."""
 
     weights: Weights
@@ -190,7 +188,8 @@ class _Weighted:
 
     def fit(self, n_bytes: int, size: int) -> Algorithm:
         n_stripes = n_stripes_of(n_bytes, self.n_workers)
-        return _algorithm(replace(self, n_stripes=n_stripes if n_stripes < self.n_workers else 0))
+        n_stripes = n_stripes if n_stripes < self.n_workers else 0
+        return _algorithm(self._replace(n_stripes=n_stripes))
 
     def cut(self, n_bytes: int, size: int) -> tuple[list[int], list[int]]:
         """Where the chunks begin, and how long they are: whole lines of their stripe."""

@@ -17,7 +17,8 @@ from shoal.group.pool.announce import N_BYTES, TAG, unpack
 from shoal.group.pool.commands import MEETING_S
 from shoal.group.pool.meeting import meet_view
 from shoal.group.pool.probe import answer
-from shoal.rendezvous import TcpStoreClient, job_key
+from shoal.rendezvous import job_key
+from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.state.document import of_all_channels
 from shoal.state.waits import WORDS, waits_of
 

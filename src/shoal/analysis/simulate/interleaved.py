@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from shoal.schedule import Algorithm, Copy, Finish, Step
 
@@ -28,10 +27,9 @@ def interleaved(algorithm: Algorithm, size: int) -> Algorithm:
 
     def steps(place: int, size: int) -> Iterator[Step]:
         for step in algorithm.steps(ranks[place], size):
-            yield step if isinstance(step, Copy | Finish) else replace(step, peer=places[step.peer])
+            yield step if isinstance(step, Copy | Finish) else step.replace(peer=places[step.peer])
 
-    return replace(
-        algorithm,
+    return algorithm._replace(
         function=steps,
         scratch_rule=lambda place, size: algorithm.scratch(ranks[place], size),
         owner_rule=lambda chunk, size: places[owner_rule(chunk, size)],

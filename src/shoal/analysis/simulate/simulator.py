@@ -217,9 +217,9 @@ def _calls(steps: Iterable[Step], n_calls: int) -> Iterator[Step]:
     for first in range(_CALL, n_calls * _CALL, _CALL):
         for step in kept:
             if isinstance(step, Copy):
-                yield replace(step, chunk=first + step.chunk, into=first + step.into)
+                yield step.replace(chunk=first + step.chunk, into=first + step.into)
             else:
-                yield replace(step, chunk=first + step.chunk)
+                yield step.replace(chunk=first + step.chunk)
 
 
 def _all_steps(steps_of: StepsOf, size: int) -> list[Sequence[Step]] | None:

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from shoal.errors import UsageError, without_internals
-from shoal.frontend.torch.local_gpus import check_setting
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.store import TorchStore
 from shoal.frontend.torch.work_holder import patch_work_holders
 from shoal.group.form import form
+from shoal.settings import local_nccl
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
@@ -65,7 +65,7 @@ def create_process_group(opts: Any, options: object = None) -> dist.ProcessGroup
         raise UsageError(
             f"shoal cannot use options of type {type(options).__name__}; leave out pg_options"
         )
-    check_setting(os.environ)
+    local_nccl(os.environ)  # a wrong word is refused before anyone is kept waiting
     group = _form(opts)
     if not takes_backends():
         return ShoalProcessGroup(group, opts.store, opts.timeout)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from shoal.errors import Unsupported
-from shoal.frontend.torch.pieces import owners
 from shoal.frontend.torch.unsupported import describe
 from shoal.group.buffers import BufferView, Range, clash
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.layouts import Arguments
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
 
 Tensors = list[torch.Tensor]
@@ -151,13 +149,6 @@ def check_exchange(
     given, room = sent[buffers.group.rank], taken[buffers.group.rank]
     if given != room:
         raise buffers.error(f"gives itself {given} elements and has room for {room}")
-
-
-def check_one_device(buffers: TensorBuffers, calls: Sequence[Arguments]) -> None:
-    """All tensors of an operation are on one device."""
-    places = sorted({str(tensor.device) for tensor in owners(calls)})
-    if len(places) > 1:
-        raise buffers.error(f"takes tensors of one device, not of {', '.join(places)}")
 
 
 def check_apart(buffers: TensorBuffers, side: str, views: Sequence[BufferView]) -> None:

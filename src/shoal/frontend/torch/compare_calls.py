@@ -10,19 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from torch._C._distributed_c10d import DebugLevel, ProcessGroup, get_debug_level
-
 from shoal.errors import UsageError
-from shoal.frontend.torch.pieces import uneven_lengths
+from shoal.frontend.torch.gpu.pieces import uneven_lengths
 from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
     from shoal.group.group import Group
-
-
-def must_compare(group: object) -> bool:
-    """Whether a group has to do it: torch wraps a Backend, but not a ProcessGroup in Python."""
-    return isinstance(group, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
 
 
 def compare_calls(group: Group, words: str, timeout_s: float) -> None:

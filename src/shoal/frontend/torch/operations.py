@@ -2,34 +2,35 @@
 
 torch 2.11 to 2.13 reach them through a ProcessGroup, later ones through a Backend, under names that
 changed on the way; `process_group.py` has both classes.
+
+Imports inside functions are of what few programs use: every rank would pay for it while the group
+forms.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, BarrierOptions
+from torch._C._distributed_c10d import (
+    Backend,
+    BarrierOptions,
+    DebugLevel,
+    ProcessGroup,
+    get_debug_level,
+)
 
-from shoal.dtypes import Op
-from shoal.frontend.torch import collectives, layouts, local_gpus
-from shoal.frontend.torch.checks import Tensors, check_one_device, check_root, only
+from shoal.frontend.torch import collectives, layouts
+from shoal.frontend.torch.checks import Tensors, check_root, only
 from shoal.frontend.torch.collectives import TableRow, TorchCollective
-from shoal.frontend.torch.compare_calls import compare_calls, in_words, must_compare
-from shoal.frontend.torch.local_calls import LocalCall
-from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
-from shoal.frontend.torch.pieces import cut
 from shoal.frontend.torch.reduce_ops import fold_of
-from shoal.frontend.torch.sparse import all_reduce_sparse, in_host_memory
-from shoal.frontend.torch.staging import StagedCall, Staging
 from shoal.frontend.torch.subjects import current_subject
 from shoal.frontend.torch.tensor_buffers import TensorBuffers
-from shoal.frontend.torch.unsupported import describe, refusing
+from shoal.frontend.torch.unsupported import refusing
 from shoal.frontend.torch.work import (
     NO_TIMEOUT,
     FinishedWork,
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from shoal.frontend.torch.collectives import Access, LayOut
-    from shoal.frontend.torch.local_calls import LocalCalls
-    from shoal.group.buffers import BufferView
+    from shoal.frontend.torch.gpu.calls import DeviceCalls
+    from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
     from shoal.group.group import Group
 
 
@@ -91,12 +92,10 @@ class Operations:
         self._timeout_s = timeout.total_seconds()
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
-        self._staging: Staging | None = None  # made for the first call on tensors of a device
-        self._agreeing = threading.Lock()
-        self._has_agreed = False
-        self._local: LocalCalls | None = None  # known once all ranks have agreed on it
-        self._compares = must_compare(self)
-        self._monitored_barrier = MonitoredBarrier(group)
+        self._devices: DeviceCalls | None = None  # made for the first call on tensors of a device
+        # What torch does itself for a Backend, and not for a ProcessGroup in Python.
+        self._compares = isinstance(self, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
+        self._monitored_barrier: MonitoredBarrier | None = None
 
     @property
     def group(self) -> Group:
@@ -139,6 +138,8 @@ class Operations:
 
     def allreduce_sparse(self, tensors: Any, *given: Any, **named: Any) -> dist.Work:
         """Sum one COO tensor over all ranks, in place; every rank may have other indices."""
+        from shoal.frontend.torch.sparse import all_reduce_sparse, in_host_memory
+
         opts = _options(dist.AllreduceOptions, given, named)
         buffers = TensorBuffers(self._group, "all_reduce", folds=True)
         tensor = only(buffers, tensors)
@@ -149,7 +150,7 @@ class Operations:
         timeout_s = self._seconds(opts.timeout)
         self._flush()
         if self._compares:
-            compare_calls(self._group, "all_reduce of a sparse tensor", timeout_s)
+            self._compare("all_reduce", [], ["of a sparse tensor"], None, timeout_s)
         # Named, so that no other call of this group can come in between on some ranks only.
         name = f"all_reduce_sparse/{self._n_calls % 64}"
         add_up = functools.partial(
@@ -191,6 +192,10 @@ class Operations:
         """
         if isinstance(timeout, BarrierOptions):
             timeout = timeout.timeout
+        if self._monitored_barrier is None:
+            from shoal.frontend.torch.monitored_barrier import MonitoredBarrier
+
+            self._monitored_barrier = MonitoredBarrier(self._group)
         self._monitored_barrier.wait(self._seconds(timeout or NO_TIMEOUT))
 
     # ---- point to point: torch does not say whether its caller waits at once or at leisure ----
@@ -284,16 +289,13 @@ class Operations:
         if self._compares or buffers.device is None:
             self._flush()
         if self._compares:
-            words = in_words(collective.name, calls, rest, collective.alike)
-            compare_calls(self._group, words, timeout_s)
+            self._compare(collective.name, calls, rest, collective.alike, timeout_s)
         if buffers.device is not None:
-            if local_gpus.takes(collective, calls, rest) and (local := self._agreed(buffers)):
-                return self._post_locally(local, calls[0][0], rest[0], buffers, timeout_s)
-            parts = [
-                part for call in calls for part in cut(call, collective.alike, self._group.size)
-            ]
-            accesses = collective.accesses(self._group.rank == buffers.root)
-            return self._stage(start, parts, rest, accesses, buffers, timeout_s)
+            of_group = self._timeout_s
+            work = self._on_devices().start(
+                collective, start, calls, rest, buffers, timeout_s, of_group
+            )
+            return self._pending(PendingWork([work], buffers.results, devices=(buffers.device,)))
         if opts.asyncOp or self._coalesced is not None:
             works = [start(*call, *rest, timeout_s=timeout_s, async_op=True) for call in calls]
             return self._pending(PendingWork(works, buffers.results, buffers.copying_back()))
@@ -318,73 +320,44 @@ class Operations:
         with recorded(start.__name__):
             if buffers.device is not None:
                 view, *rest = call
-                options = rest, (access,), buffers, self._timeout_s, source
-                return self._stage(start, [(view,)], *options)
+                staged = self._on_devices().stage(
+                    start, [(view,)], rest, (access,), buffers, self._timeout_s
+                )
+                devices = (buffers.device,)
+                return self._pending(
+                    PendingWork([staged], buffers.results, source=source, devices=devices)
+                )
             self._flush()
             work = start(*call, timeout_s=self._timeout_s, async_op=True)
             return self._pending(
                 PendingWork([work], buffers.results, buffers.copying_back(), source)
             )
 
-    def _stage(
+    def _on_devices(self) -> DeviceCalls:
+        """The calls of this group on tensors of devices."""
+        if self._devices is None:
+            from shoal.frontend.torch.gpu.calls import DeviceCalls
+
+            self._devices = DeviceCalls(self._group, self._store)
+        return self._devices
+
+    def _compare(
         self,
-        start: Callable[..., Any],
-        calls: list[layouts.Arguments],
-        rest: Sequence[Any],
-        accesses: Sequence[Access],
-        buffers: TensorBuffers,
+        name: str,
+        calls: Sequence[layouts.Arguments],
+        rest: Sequence[object],
+        alike: int | None,
         timeout_s: float,
-        source: int | None = -1,
-    ) -> dist.Work:
-        """Start calls on tensors of a device: the caller does not wait for anything."""
-        device, doing = buffers.device, describe(self._group, buffers.operation)
-        assert device is not None  # the callers have looked
-        check_one_device(buffers, calls)
-        device.check(doing)
+    ) -> None:
+        """Return when every rank has come to the same collective; arguments as for `in_words`."""
+        from shoal.frontend.torch.compare_calls import compare_calls, in_words
 
-        def start_in_background(*views: Any) -> Any:
-            return start(*views, *rest, timeout_s=timeout_s, async_op=True)
-
-        if self._staging is None:
-            self._staging = Staging(self._group.abort)
-        call = StagedCall(device, start_in_background, calls, accesses, buffers.copies, doing)
-        self._staging.post(call, timeout_s)
-        work = PendingWork([call], buffers.results, source=source, devices=(device,))
-        return self._pending(work)
-
-    def _agreed(self, buffers: TensorBuffers) -> LocalCalls | None:
-        """What carries on calls on GPUs of one host; the first time all ranks wait for each other.
-
-        None where they go by way of host memory alone: on every rank.
-        """
-        with self._agreeing:
-            rail = None if self._has_agreed else local_gpus.rail_in(self._group)
-            if rail is not None and self._store is not None:
-                assert buffers.device is not None  # the caller has looked
-                self._local = local_gpus.agreed_calls(
-                    self._group, rail, buffers.device, self._store, self._timeout_s
-                )
-            self._has_agreed = True
-            return self._local
-
-    def _post_locally(
-        self, local: LocalCalls, view: BufferView, op: Op, buffers: TensorBuffers, timeout_s: float
-    ) -> dist.Work:
-        """Start an all-reduce that the GPUs of this host have a part in."""
-        device, doing = buffers.device, describe(self._group, buffers.operation)
-        assert device is not None  # the caller has looked
-        device.check(doing)
-        if device.place != local.device.place:
-            view = buffers.moved(view, local.device)
-        divisor = self._group.size if op is Op.AVG else 1
-        call = LocalCall(device, view, divisor, buffers.copies, doing, timeout_s)
-        local.post(call)
-        return self._pending(PendingWork([call], buffers.results, devices=(device,)))
+        compare_calls(self._group, in_words(name, calls or [()], rest, alike), timeout_s)
 
     def _flush(self) -> None:
         """Let calls that are staged go first, so that ranks start all calls in the same order."""
-        if self._staging is not None:
-            self._staging.flush()
+        if self._devices is not None:
+            self._devices.flush()
 
     def _pending(self, work: PendingWork) -> PendingWork:
         if self._coalesced is not None:
@@ -406,18 +379,16 @@ class Operations:
     def shutdown(self) -> None:
         """Close the group. Idempotent."""
         self._group.close()
-        self._close_staging()
+        self._close_devices()
 
     def abort(self) -> None:
         """End everything in flight on every rank with an error, now."""
         self._group.abort("torch.distributed aborted the process group")
-        self._close_staging()
+        self._close_devices()
 
-    def _close_staging(self) -> None:
-        if self._staging is not None:
-            self._staging.close()
-        if self._local is not None:
-            self._local.close()
+    def _close_devices(self) -> None:
+        if self._devices is not None:
+            self._devices.close()
 
     # ---- what shoal cannot do, under the names that torch looks for, of all versions ----
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from shoal.errors import UsageError
-from shoal.frontend.torch.device import device_at
+from shoal.frontend.torch.gpu import device as devices
 from shoal.frontend.torch.unsupported import describe, unsupported
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.device import Device
+    from shoal.frontend.torch.gpu.device import Device
     from shoal.frontend.torch.tensor_buffers import TensorBuffers
     from shoal.group.group import Group
 
@@ -29,7 +29,7 @@ def in_host_memory(
     """
     if tensor.is_cpu:
         return tensor, None, ()
-    device = device_at(tensor.device)
+    device = devices.device_at(tensor.device)
     if device is None:
         what = f"{describe(buffers.group, buffers.operation)}: a tensor on {tensor.device}"
         raise unsupported(what, "pass tensor.cpu()")

@@ -15,12 +15,11 @@ import torch
 
 from shoal.dtypes import DType
 from shoal.errors import UsageError
-from shoal.frontend.torch import device as devices
 from shoal.frontend.torch.unsupported import describe, unsupported
 from shoal.group.buffers import LOWEST_ADDRESS, BufferView, clash, lacks_memory
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.device import Device
+    from shoal.frontend.torch.gpu.device import Device
     from shoal.frontend.torch.reduce_ops import Factor
     from shoal.group.group import Group
 
@@ -166,6 +165,8 @@ class TensorBuffers:
     def _note_device(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not _STRIDED:
             raise self._unsupported(tensor.layout, "pass tensor.to_dense()")
+        from shoal.frontend.torch.gpu import device as devices  # few programs have any
+
         self.device = devices.device_at(tensor.device)
         if self.device is None:
             instead = "pass tensor.cpu(), or make a group of another backend for this device"

@@ -23,9 +23,9 @@ from shoal.frontend.torch.work_holder import future_for_lookup
 from shoal.threads import Threads
 
 if TYPE_CHECKING:
-    from shoal.frontend.torch.device import Device, TensorsFuture
-    from shoal.frontend.torch.local_calls import LocalCall
-    from shoal.frontend.torch.staging import StagedCall
+    from shoal.frontend.torch.gpu.device import Device, TensorsFuture
+    from shoal.frontend.torch.gpu.local_calls import LocalCall
+    from shoal.frontend.torch.gpu.staging import StagedCall
     from shoal.group.work import Work
 
 _LOG: Final = logging.getLogger("shoal")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.errors import PeerLost, ShoalError, TimedOut
 from shoal.group.pool.addresses import Address, parse_address
-from shoal.rendezvous import TcpStoreClient
+from shoal.rendezvous.store.client import TcpStoreClient
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control

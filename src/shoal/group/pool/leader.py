@@ -21,10 +21,9 @@ from shoal.group.pool.notices import Notices
 from shoal.group.pool.protocol import Meet, Note, Reserve, own_version
 from shoal.group.pool.registry import Registry
 from shoal.group.pool.watch import Watch
-from shoal.rendezvous import TcpStoreServer
 from shoal.rendezvous.interface import choose_address
 from shoal.rendezvous.listener import port_range
-from shoal.rendezvous.store.server import StoreLimits
+from shoal.rendezvous.store.server import StoreLimits, TcpStoreServer
 
 if TYPE_CHECKING:
     from shoal.group.pool.control import Control

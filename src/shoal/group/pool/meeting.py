@@ -24,8 +24,8 @@ from shoal.plan import Planner, default_cluster, reported_mbit
 from shoal.plan.channels import PoolCard, channels_from, choose_pool_channels
 from shoal.plan.settings import paths_from
 from shoal.plan.wire import link_from
-from shoal.rendezvous import TcpStoreClient
 from shoal.rendezvous.interface import choose_address
+from shoal.rendezvous.store.client import TcpStoreClient
 from shoal.schedule import Recv, Send
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from shoal.group.pool.announce import TAG, pack
 from shoal.group.pool.probe import UNKNOWN, part_of
 from shoal.group.pool.served_call import ServedCall
 from shoal.group.pool.settling import Standing
-from shoal.plan import choose_with_servers
 from shoal.plan.channels import n_lanes
 from shoal.plan.cluster import Nic, Nics
+from shoal.plan.served import choose_with_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -18,7 +18,7 @@ from shoal.group.buffers import BufferView
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.collectives import Access
-    from shoal.frontend.torch.device import Device, Event, Stream
+    from shoal.frontend.torch.gpu.device import Device, Event, Stream
     from shoal.frontend.torch.layouts import Arguments
     from shoal.group.work import Work
 

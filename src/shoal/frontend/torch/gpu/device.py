@@ -19,7 +19,7 @@ from shoal.frontend.torch.unsupported import unsupported
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from shoal.frontend.torch.local_calls import LocalCollectives
+    from shoal.frontend.torch.gpu.local_calls import LocalCollectives
 
 _cuda: Any = torch.cuda  # parts of which have no types
 
@@ -155,7 +155,7 @@ class CudaDevice:
 
     def collectives(self, store: Store, rank: int, size: int, timeout_s: float) -> LocalCollectives:
         """NCCL's."""
-        from shoal.frontend.torch.nccl import NcclCollectives
+        from shoal.frontend.torch.gpu.nccl import NcclCollectives
 
         return NcclCollectives(self, store, rank, size, timeout_s)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,30 +17,23 @@ from torch._C._distributed_c10d import PrefixStore
 
 from shoal import threads
 from shoal.dtypes import DType, Op
-from shoal.errors import UsageError
 from shoal.frontend.torch.collectives import ALL_REDUCE
-from shoal.frontend.torch.local_calls import LocalCalls
-from shoal.frontend.torch.local_order import LocalOrder
+from shoal.frontend.torch.gpu.local_calls import LocalCalls
+from shoal.frontend.torch.gpu.local_order import LocalOrder
 from shoal.group.group import Group
 from shoal.group.pool.rails import rail_of
-from shoal.settings import NO, YES
+from shoal.settings import local_nccl
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from shoal.frontend.torch.collectives import TorchCollective
-    from shoal.frontend.torch.device import Device
+    from shoal.frontend.torch.gpu.device import Device
+    from shoal.frontend.torch.gpu.local_calls import LocalCollectives
     from shoal.frontend.torch.layouts import Arguments
-    from shoal.frontend.torch.local_calls import LocalCollectives
     from shoal.group.pool.rails import Rail
 
 _LOG = logging.getLogger(__name__)
-
-SETTING: Final = "SHOAL_LOCAL_NCCL"
-
-_ADVICE: Final = (
-    f"says neither yes nor no: set it to one of {', '.join((*YES, *NO))}, on every rank"
-)
 
 # The bytes of a call, at least. Smaller ones take as long for the ranks of a host to agree on, and
 # are one piece on their way through host memory. Not yet measured on a GPU.
@@ -61,22 +54,6 @@ def takes(collective: TorchCollective, calls: Sequence[Arguments], rest: Argumen
     (view,), (op,) = calls[0], rest
     dtypes = _SUMS if op is Op.SUM else _FLOATS if op is Op.AVG else ()
     return bool(view.n_bytes >= LEAST_BYTES and view.dtype in dtypes)
-
-
-def wish_of(environ: Mapping[str, str]) -> bool | None:
-    """Whether this process's environment lets them work among themselves; None: it does not say."""
-    word = environ.get(SETTING, "") or "yes"
-    return True if word.lower() in YES else False if word.lower() in NO else None
-
-
-def check_setting(environ: Mapping[str, str]) -> None:
-    """Refuse a word that nobody knows where a process group is made: with or without a GPU.
-
-    Raises:
-        UsageError: the setting says neither yes nor no.
-    """
-    if wish_of(environ) is None:
-        raise UsageError(f"{SETTING}={environ[SETTING]!r} {_ADVICE}")
 
 
 def rail_in(group: Group) -> Rail | None:
@@ -101,23 +78,20 @@ def agreed_calls(
         store: reached by all ranks; only needed until this returns.
 
     Raises:
-        UsageError: the setting of a rank is no word that is known; on every rank.
         ShoalError: of the group, which has ended.
     """
-    wish = wish_of(os.environ)
-    own = device.identity() if wish else ""
+    own = device.identity() if local_nccl(os.environ) else ""
     digest = hashlib.blake2b(own.encode(), digest_size=_DIGEST_BYTES).digest() if own else b""
-    record = digest.ljust(_DIGEST_BYTES, b"\0") + os.urandom(_NONCE_BYTES) + bytes([wish is None])
+    record = digest.ljust(_DIGEST_BYTES, b"\0") + os.urandom(_NONCE_BYTES)
     everyones = bytearray(group.size * len(record))
     group.all_gather(everyones, record, name="GPUs", timeout_s=timeout_s)
     records = [everyones[at : at + len(record)] for at in range(0, len(everyones), len(record))]
-    _refuse_unknown(group, [rank for rank, each in enumerate(records) if each[-1]])
     why = why_not([each[:_DIGEST_BYTES] for each in records], group.planner.cluster.hosts)
     if why:
         _LOG.debug("%s: GPUs of a host do not work among themselves: %s", group, why)
         return None
     # What an earlier group has left in the store is NOT to be taken for this one's.
-    nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:-1]).hex()
+    nonce = bytes(records[rail.mates[0]][_DIGEST_BYTES:]).hex()
     mates_store = PrefixStore(f"shoal/gpus/{rail.mates[0]}/{nonce}", store)
     connect = lambda: device.collectives(  # noqa: E731
         mates_store, rail.place, rail.n_rails, timeout_s
@@ -135,18 +109,10 @@ def agreed_calls(
     _abort(made.collectives)
     _LOG.warning(
         "%s: NCCL does not work among the GPUs of %s host (%s); all-reduces go by way of host "
-        "memory. %s=no does not try",
-        *(group, "another" if made.collectives else "this", made.why or "see there", SETTING),
+        "memory. SHOAL_LOCAL_NCCL=no does not try",
+        *(group, "another" if made.collectives else "this", made.why or "see there"),
     )
     return None
-
-
-def _refuse_unknown(group: Group, ranks: Sequence[int]) -> None:
-    # NOT by each rank for itself: the others would wait for it.
-    if not ranks:
-        return
-    words = f"={os.environ[SETTING]!r}" if group.rank in ranks else ""
-    raise UsageError(f"{group}: {SETTING}{words} on ranks {list(ranks[:8])} {_ADVICE}")
 
 
 def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
@@ -157,7 +123,7 @@ def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
     """
     without = [rank for rank, gpu in enumerate(gpus) if not any(gpu)]
     if without:
-        return f"ranks {without[:8]} have no NCCL, or {SETTING}=no"
+        return f"ranks {without[:8]} have no NCCL, or SHOAL_LOCAL_NCCL=no"
     places = {(host, bytes(gpu)) for host, gpu in zip(hosts, gpus, strict=True)}
     return "" if len(places) == len(gpus) else "ranks of a host share a GPU"
 

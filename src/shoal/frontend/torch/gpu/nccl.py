@@ -17,7 +17,7 @@ from shoal.errors import TimedOut
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from shoal.frontend.torch.device import Device, Stream
+    from shoal.frontend.torch.gpu.device import Device, Stream
 
 # torch's watchdog takes the process down when a call has been under way for so many times the
 # group's timeout. It is for what no deadline of shoal's can end: a thread that is held inside NCCL.

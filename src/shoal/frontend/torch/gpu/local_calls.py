@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shoal.dtypes import Op
 from shoal.errors import Closed, PeerLost, TimedOut
 from shoal.frontend.torch.collectives import UPDATED
-from shoal.frontend.torch.local_order import Turn
-from shoal.frontend.torch.pieces import bytes_of, cut, range_of
-from shoal.frontend.torch.staging import (
+from shoal.frontend.torch.gpu.local_order import Turn
+from shoal.frontend.torch.gpu.pieces import bytes_of, cut, range_of
+from shoal.frontend.torch.gpu.staging import (
     LONGEST_PAUSE_S,
     SHORTEST_PAUSE_S,
     StagedCall,
@@ -34,9 +34,9 @@ from shoal.threads import Threads
 if TYPE_CHECKING:
     import torch
 
-    from shoal.frontend.torch.device import Device, Event, Stream
-    from shoal.frontend.torch.local_order import LocalOrder
-    from shoal.frontend.torch.staging import Copies
+    from shoal.frontend.torch.gpu.device import Device, Event, Stream
+    from shoal.frontend.torch.gpu.local_order import LocalOrder
+    from shoal.frontend.torch.gpu.staging import Copies
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
 

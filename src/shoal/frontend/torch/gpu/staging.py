@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from shoal.errors import Closed, ShoalError, TimedOut, UsageError
-from shoal.frontend.torch.pieces import Piece, owners
+from shoal.frontend.torch.gpu.pieces import Piece, owners
 from shoal.group.work import follow
 from shoal.threads import Threads
 
 if TYPE_CHECKING:
     from shoal.frontend.torch.collectives import Access
-    from shoal.frontend.torch.device import Device, Event
+    from shoal.frontend.torch.gpu.device import Device, Event
     from shoal.frontend.torch.layouts import Arguments
     from shoal.group.work import Work
 

@@ -1,0 +1,136 @@
+"""The calls of one group on tensors of devices: the caller does not wait for anything."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.dtypes import Op
+from shoal.frontend.torch.gpu import local_gpus
+from shoal.frontend.torch.gpu.local_calls import LocalCall
+from shoal.frontend.torch.gpu.pieces import cut, owners
+from shoal.frontend.torch.gpu.staging import StagedCall, Staging
+from shoal.frontend.torch.unsupported import describe
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from shoal.frontend.torch.collectives import Access, TorchCollective
+    from shoal.frontend.torch.gpu.device import Device
+    from shoal.frontend.torch.gpu.local_calls import LocalCalls
+    from shoal.frontend.torch.layouts import Arguments
+    from shoal.frontend.torch.tensor_buffers import TensorBuffers
+    from shoal.group.group import Group
+
+
+class DeviceCalls:
+    """Starts calls by way of host memory, or among the GPUs of a host where all ranks can.
+
+    Args:
+        store: torch's, by which the GPUs of a host find each other; None: they do not.
+    """
+
+    def __init__(self, group: Group, store: Store | None) -> None:
+        self._group = group
+        self._store = store
+        self._staging = Staging(group.abort)
+        self._agreeing = threading.Lock()
+        self._has_agreed = False
+        self._local: LocalCalls | None = None  # known once all ranks have agreed on it
+
+    def start(
+        self,
+        collective: TorchCollective,
+        start: Callable[..., Any],
+        calls: Sequence[Arguments],
+        rest: Arguments,
+        buffers: TensorBuffers,
+        timeout_s: float,
+        agree_s: float,
+    ) -> StagedCall | LocalCall:
+        """Start one operation.
+
+        Args:
+            start: the group's method; `calls` has its buffers for each tensor, `rest` the root and
+                the fold.
+            agree_s: how long ranks may take to agree whether their GPUs work among themselves.
+        """
+        if local_gpus.takes(collective, calls, rest):
+            local = self._agreed(_device_of(buffers), agree_s)
+            if local is not None:
+                return self._post_locally(local, calls[0], rest[0], buffers, timeout_s)
+        parts = [part for call in calls for part in cut(call, collective.alike, self._group.size)]
+        accesses = collective.accesses(self._group.rank == buffers.root)
+        return self.stage(start, parts, rest, accesses, buffers, timeout_s)
+
+    def stage(
+        self,
+        start: Callable[..., Any],
+        calls: Sequence[Arguments],
+        rest: Sequence[Any],
+        accesses: Sequence[Access],
+        buffers: TensorBuffers,
+        timeout_s: float,
+    ) -> StagedCall:
+        """Start calls by way of host memory; arguments as for `StagedCall`."""
+        device, doing = _device_of(buffers), describe(self._group, buffers.operation)
+        _check_one_device(buffers, calls)
+        device.check(doing)
+
+        def start_in_background(*views: Any) -> Any:
+            return start(*views, *rest, timeout_s=timeout_s, async_op=True)
+
+        call = StagedCall(device, start_in_background, calls, accesses, buffers.copies, doing)
+        self._staging.post(call, timeout_s)
+        return call
+
+    def flush(self) -> None:
+        """Let calls that are staged go first, so that ranks start all calls in the same order."""
+        self._staging.flush()
+
+    def close(self) -> None:
+        """Fail what is under way, and end the threads. The group has been closed. Idempotent."""
+        self._staging.close()
+        if self._local is not None:
+            self._local.close()
+
+    def _agreed(self, device: Device, timeout_s: float) -> LocalCalls | None:
+        """The calls among the GPUs of a host; the first time all ranks wait for each other.
+
+        None where calls go by way of host memory alone: on every rank.
+        """
+        with self._agreeing:
+            rail = None if self._has_agreed else local_gpus.rail_in(self._group)
+            if rail is not None and self._store is not None:
+                self._local = local_gpus.agreed_calls(
+                    self._group, rail, device, self._store, timeout_s
+                )
+            self._has_agreed = True
+            return self._local
+
+    def _post_locally(
+        self, local: LocalCalls, call: Arguments, op: Op, buffers: TensorBuffers, timeout_s: float
+    ) -> LocalCall:
+        """Start an all-reduce that the GPUs of this host have a part in."""
+        device, doing = _device_of(buffers), describe(self._group, buffers.operation)
+        device.check(doing)
+        (view,) = call
+        if device.place != local.device.place:
+            view = buffers.moved(view, local.device)
+        divisor = self._group.size if op is Op.AVG else 1
+        posted = LocalCall(device, view, divisor, buffers.copies, doing, timeout_s)
+        local.post(posted)
+        return posted
+
+
+def _device_of(buffers: TensorBuffers) -> Device:
+    assert buffers.device is not None  # the caller has looked
+    return buffers.device
+
+
+def _check_one_device(buffers: TensorBuffers, calls: Sequence[Arguments]) -> None:
+    """All tensors of an operation are on one device."""
+    places = sorted({str(tensor.device) for tensor in owners(calls)})
+    if len(places) > 1:
+        raise buffers.error(f"takes tensors of one device, not of {', '.join(places)}")
