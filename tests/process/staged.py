@@ -52,22 +52,30 @@ class ThreadDevice:
     def host_memory(self, n_bytes: int) -> torch.Tensor:
         return torch.full((n_bytes,), 0xEE, dtype=torch.uint8)
 
+    def side_pair(self) -> tuple[ThreadStream, ThreadStream]:
+        return self.side_stream(), self.side_stream()
+
     def side_stream(self) -> ThreadStream:
         stream = next(self._streams)
-        if (before := getattr(self._on_thread, "stream", None)) is not None:
-            stream.queue.put(self.record(before).wait)
+        if self._current() is not None:
+            stream.queue.put(self.record().wait)
         return stream
+
+    def _current(self) -> ThreadStream | None:
+        return getattr(self._on_thread, "stream", None)
 
     @contextlib.contextmanager
     def on(self, stream: ThreadStream) -> Iterator[None]:
-        self._on_thread.stream = stream
-        yield
-        self._on_thread.stream = None
+        before, self._on_thread.stream = self._current(), stream
+        try:
+            yield
+        finally:
+            self._on_thread.stream = before
 
-    def divide(self, stream: ThreadStream, tensor: torch.Tensor, divisor: int) -> None:
-        stream.queue.put(lambda: tensor.div_(divisor))
+    def divide(self, tensor: torch.Tensor, divisor: int) -> None:
+        self._give(lambda: tensor.div_(divisor))
 
-    def copy(self, stream: ThreadStream, to: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         self.n_copies += 1
         mode = torch.is_inference_mode_enabled()
 
@@ -75,11 +83,20 @@ class ThreadDevice:
             with torch.inference_mode(mode):  # that of the thread which gives it
                 to.copy_(source)
 
+        self._give(go)
+
+    def _give(self, go: Callable[[], object]) -> None:
+        stream = self._current()
+        assert stream is not None
         stream.queue.put(go)
 
-    def record(self, stream: ThreadStream) -> threading.Event:
+    def record(self, stream: ThreadStream | None = None) -> threading.Event:
         event = threading.Event()
-        stream.queue.put(event.set)
+        stream = stream or self._current()
+        if stream is None:  # the calling thread, which has done all that it was given
+            event.set()
+        else:
+            stream.queue.put(event.set)
         return event
 
     def has_passed(self, event: threading.Event) -> bool:

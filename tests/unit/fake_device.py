@@ -124,6 +124,9 @@ class FakeDevice:
         self.blocks.append(weakref.ref(block))
         return torch.frombuffer(block, dtype=torch.uint8)[:n_bytes]
 
+    def side_pair(self) -> tuple[FakeStream, FakeStream]:
+        return self.side_stream(), self.side_stream()
+
     def side_stream(self) -> FakeStream:
         stream = FakeStream(f"side {len(self.streams)}")
         with self.lock:
@@ -136,18 +139,19 @@ class FakeDevice:
 
     @contextlib.contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
-        self.on_thread.stream = stream
+        before, self.on_thread.stream = self._current(), stream
         try:
             yield
         finally:
-            del self.on_thread.stream
+            self.on_thread.stream = before
 
     def copy_here(self, tensor: torch.Tensor) -> torch.Tensor:
         copy = on_device(plain(tensor).clone())
         self.give(self.current, lambda: plain(copy).copy_(plain(tensor)), [extent(tensor)])
         return copy
 
-    def copy(self, stream: FakeStream, to: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        stream = self._current()
         if self.fails or self.cannot_copy:
             raise RuntimeError("the device has failed")
         if self.wire is not None:
@@ -165,14 +169,14 @@ class FakeDevice:
 
         self.give(stream, go, [extent(source)], [extent(to)])
 
-    def divide(self, stream: FakeStream, tensor: torch.Tensor, divisor: int) -> None:
+    def divide(self, tensor: torch.Tensor, divisor: int) -> None:
         memory = plain(tensor)
-        self.give(stream, lambda: memory.div_(divisor), [extent(memory)], [extent(memory)])
+        self.give(self._current(), lambda: memory.div_(divisor), [extent(memory)], [extent(memory)])
 
-    def record(self, stream: FakeStream) -> FakeEvent:
+    def record(self, stream: FakeStream | None = None) -> FakeEvent:
         event = FakeEvent()
         with self.lock:
-            stream.queue.append(event)
+            (stream or self._current()).queue.append(event)
             self.settle()
         return event
 

@@ -32,7 +32,7 @@ from unit.fake_device import (
 from shoal.errors import Closed, PeerLost, TimedOut, Unsupported, UsageError
 from shoal.frontend.torch.gpu import device as devices
 from shoal.frontend.torch.gpu import pieces
-from shoal.frontend.torch.gpu.device import CudaDevice, device_at
+from shoal.frontend.torch.gpu.device import Device, device_at
 from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalBackend, ShoalProcessGroup, takes_backends
 from shoal.frontend.torch.sparse import in_host_memory
@@ -473,6 +473,6 @@ def test_a_backend_bound_to_a_gpu_has_what_torch_calls_then() -> None:
 
 def test_only_tensors_of_cuda_are_served() -> None:
     device = device_at(torch.device("cuda", 1))
-    assert isinstance(device, CudaDevice)
+    assert isinstance(device, Device)
     assert device_at(torch.device("cuda", 1)) is device
     assert device_at(torch.device("meta")) is None

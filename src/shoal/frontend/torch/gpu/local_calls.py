@@ -114,7 +114,7 @@ class LocalCall:
         self.staged: StagedCall | None = None
         self.deadline = time.monotonic() + timeout_s
         self.finished_ns = 0  # by `time.monotonic_ns`; 0: it is not over
-        self.event: Event = device.record(device.side_stream())  # behind what it waits for now
+        self.event: Event = device.record()  # behind what it waits for now
         self._device = device
         self._changed = threading.Condition()
         self._callbacks: list[Callable[[Any], None]] = []
@@ -345,13 +345,13 @@ class LocalCalls:
 
     def _gather(self, call: LocalCall) -> None:
         device, stream = self.device, self._stream
-        with any_tensor():
+        with any_tensor(), device.on(stream):
             for begin, end in self._parts(call) if call.divisor != 1 else ():
-                device.divide(stream, call.flat[begin:end], call.divisor)
+                device.divide(call.flat[begin:end], call.divisor)
             self._collectives.all_gather(stream, call.flat)
             for tensor, copy in call.copies:
                 device.keep(tensor, stream)
-                device.copy(stream, tensor.detach(), copy)
+                device.copy(tensor.detach(), copy)
         call.event = device.record(stream)
         call.stage, call.deadline = _Stage.GATHERING, time.monotonic() + call.timeout_s
 

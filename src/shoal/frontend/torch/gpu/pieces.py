@@ -120,15 +120,15 @@ class Piece:
         )
 
     def copy_out(self, device: Device, stream: Stream) -> None:
-        """Give the stream the copies of what is read."""
+        """Give the stream, which is the current one, the copies of what is read."""
         for here, there in self._out:
-            device.copy(stream, here, there)
+            device.copy(here, there)
         self.copied = device.record(stream)
 
-    def copy_back(self, device: Device, stream: Stream) -> None:
-        """Give the stream the copies of what was written; the call has ended well."""
+    def copy_back(self, device: Device) -> None:
+        """Give the current stream the copies of what was written; the call has ended well."""
         for there, here in self._back:
-            device.copy(stream, there, here)
+            device.copy(there, here)
 
     def let_go(self) -> None:
         """Keep no memory any longer. The copies that were given to streams need none of this."""

@@ -74,11 +74,12 @@ class StagedCall:
         self._pieces = [Piece(device, call, accesses) for call in calls]
         # NOT one stream: copies back of one call would wait for those out of later pieces, and
         # NOT one for all calls: each waits for what its own caller's stream had before it.
-        out, self._back = device.side_stream(), device.side_stream()
+        out, self._back = device.side_pair()
         for tensor in self._tensors:
             device.keep(tensor, out)
-        for piece in self._pieces:
-            piece.copy_out(device, out)
+        with device.on(out):
+            for piece in self._pieces:
+                piece.copy_out(device, out)
 
     # ---- towards the wire ----
 
@@ -133,8 +134,8 @@ class StagedCall:
             error: BaseException | None = piece.work.error()
             if error is None:
                 try:
-                    with any_tensor():
-                        piece.copy_back(self._device, self._back)
+                    with any_tensor(), self._device.on(self._back):
+                        piece.copy_back(self._device)
                 except Exception as failure:  # noqa: BLE001 - raised by whoever waits
                     error = failure
             self._error = self._error or error
@@ -159,10 +160,10 @@ class StagedCall:
             callback(self)
 
     def _give_last_copies(self) -> None:
-        if self._error is None:
-            with any_tensor():
+        if self._error is None and self._copies:
+            with any_tensor(), self._device.on(self._back):
                 for tensor, copy in self._copies:
-                    self._device.copy(self._back, tensor.detach(), copy)
+                    self._device.copy(tensor.detach(), copy)
         for tensor in self._tensors:
             self._device.keep(tensor, self._back)
         # Also where it failed: copies back of earlier pieces may be under way.
