@@ -65,7 +65,7 @@ def reduce_much(hosts: str) -> tuple[bool, int, str]:
     for n, tensor in zip(lengths, tensors, strict=True):
         assert torch.equal(tensor, total(n, torch.float32))
     assert all(future.done() for future in futures)
-    local = group._local  # type: ignore[union-attr]
+    local = group._devices._local  # type: ignore[union-attr]
     n_calls = local._collectives.n_calls if local is not None else 0
     dist.destroy_process_group()
     return local is not None, n_calls, left_running()

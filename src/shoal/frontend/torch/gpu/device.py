@@ -20,7 +20,7 @@ from shoal.frontend.torch.unsupported import unsupported
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from shoal.frontend.torch.gpu.local_calls import LocalCollectives
+    from shoal.frontend.torch.gpu.nccl import NcclCollectives
 
 _cuda: Any = torch.cuda  # parts of which have no types
 
@@ -127,16 +127,16 @@ class Device:
             return ""
         return str(torch.cuda.get_device_properties(self.place).uuid)
 
-    def collectives(self, store: Store, rank: int, size: int, timeout_s: float) -> LocalCollectives:
+    def collectives(self, store: Store, rank: int, size: int, timeout_s: float) -> NcclCollectives:
         """NCCL's, of the GPUs of this host; returns when they work. Every one of them calls it.
 
         Args:
             store: of these ranks alone.
             timeout_s: that a call may take.
         """
-        from shoal.frontend.torch.gpu.nccl import NcclCollectives
+        from shoal.frontend.torch.gpu import nccl
 
-        return NcclCollectives(self, store, rank, size, timeout_s)
+        return nccl.NcclCollectives(self, store, rank, size, timeout_s)
 
 
 @functools.lru_cache(maxsize=64)

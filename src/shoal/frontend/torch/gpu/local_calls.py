@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.dtypes import Op
 from shoal.errors import Closed, PeerLost, TimedOut
@@ -25,6 +25,7 @@ from shoal.frontend.torch.gpu.pieces import bytes_of, cut, range_of
 from shoal.frontend.torch.gpu.staging import (
     LONGEST_PAUSE_S,
     SHORTEST_PAUSE_S,
+    DeviceCall,
     StagedCall,
     Staging,
     any_tensor,
@@ -32,10 +33,9 @@ from shoal.frontend.torch.gpu.staging import (
 from shoal.threads import Threads
 
 if TYPE_CHECKING:
-    import torch
-
     from shoal.frontend.torch.gpu.device import Device, Event, Stream
     from shoal.frontend.torch.gpu.local_order import LocalOrder
+    from shoal.frontend.torch.gpu.nccl import NcclCollectives
     from shoal.frontend.torch.gpu.staging import Copies
     from shoal.group.buffers import BufferView
     from shoal.group.group import Group
@@ -43,28 +43,6 @@ if TYPE_CHECKING:
 
 # In which the group hears of a loss that its rail has heard of: both are told by the same link.
 _NEWS_S: Final = 5.0
-
-
-class LocalCollectives(Protocol):
-    """What the GPUs of a host do among themselves; each is one of `size` ranks.
-
-    The parts of a tensor of n elements are `part_of(n, rank, size)`.
-    """
-
-    rank: int
-    size: int
-
-    def reduce_scatter(self, stream: Stream, flat: torch.Tensor) -> None:
-        """Give a stream the sum over all of each rank's parts, in place. Blocks for nothing."""
-
-    def all_gather(self, stream: Stream, flat: torch.Tensor) -> None:
-        """Give a stream the copies of all parts from those who have them. Blocks for nothing."""
-
-    def abort(self) -> None:
-        """End what is under way, on the device too. Idempotent; for any thread."""
-
-    def close(self) -> None:
-        """Leave. Nothing is under way."""
 
 
 def part_of(n_elems: int, rank: int, size: int) -> list[tuple[int, int]]:
@@ -83,8 +61,8 @@ class _Stage(IntEnum):
     OVER = 5
 
 
-class LocalCall:
-    """One of them. Looks like a `shoal.Work`.
+class LocalCall(DeviceCall):
+    """One all-reduce.
 
     Threads: any for what a Work has; the rest is `LocalCalls`'s.
 
@@ -92,10 +70,7 @@ class LocalCall:
         view: the whole of a tensor in device memory.
         divisor: what the sum is divided by.
         copies: tensors that are to be overwritten by others on the device at the end.
-        doing: the operation, as messages begin.
     """
-
-    source = None
 
     def __init__(
         self,
@@ -106,71 +81,30 @@ class LocalCall:
         doing: str,
         timeout_s: float,
     ) -> None:
-        self.doing, self.divisor, self.timeout_s = doing, divisor, timeout_s
+        super().__init__(device, doing)
+        self.divisor, self.timeout_s = divisor, timeout_s
         self.view, self.copies = view, list(copies)
         self.flat = bytes_of(view).view(view.owner.dtype)  # type: ignore[attr-defined]
         self.stage = _Stage.MADE
         self.number = -1
         self.staged: StagedCall | None = None
         self.deadline = time.monotonic() + timeout_s
-        self.finished_ns = 0  # by `time.monotonic_ns`; 0: it is not over
         self.event: Event = device.record()  # behind what it waits for now
-        self._device = device
-        self._changed = threading.Condition()
-        self._callbacks: list[Callable[[Any], None]] = []
-        self._error: BaseException | None = None
 
     def end(self, error: BaseException | None = None) -> None:
         """It is over; keeps no memory any longer."""
         with self._changed:
-            if error is not None:
-                # Pieces that came back well may be on their way to the tensor.
-                self.event = None if self.staged is None else self.staged.last
+            if error is None:
+                self.last = self.event
+            elif self.staged is not None:  # pieces that came back well may be on their way
+                self.last = self.staged.last
             self._error, self.stage = error, _Stage.OVER
-            self.finished_ns = time.monotonic_ns()
             self.copies.clear()
             self.staged = None
             del self.flat, self.view
-            self._changed.notify_all()
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks = self._is_over()
         for callback in callbacks:
             callback(self)
-
-    # ---- what a Work has ----
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return when the result is on the device; the current stream is ordered behind it.
-
-        That includes the all-gather, which can fail as the wire can, with a rank of this host.
-
-        Raises:
-            TimedOut: this wait was too short, and the call goes on.
-            ShoalError: the call failed; the tensor is partly folded.
-            RuntimeError: the device failed.
-        """
-        with self._changed:
-            if not self._changed.wait_for(self.done, timeout_s):
-                raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
-        if self.event is not None:
-            self._device.order_current(behind=self.event)
-        if self._error is not None:
-            raise self._error
-
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self.stage is _Stage.OVER
-
-    def error(self) -> Any:
-        """Why it failed; None while it runs and when it went well."""
-        return self._error
-
-    def on_done(self, callback: Callable[[Any], None]) -> None:
-        """Run `callback(self)` once the call is over, on the thread that ends it, or here."""
-        with self._changed:
-            if not self.done():
-                self._callbacks.append(callback)
-                return
-        callback(self)
 
 
 class LocalCalls:
@@ -191,7 +125,7 @@ class LocalCalls:
         rail: Group,
         order: LocalOrder,
         device: Device,
-        collectives: LocalCollectives,
+        collectives: NcclCollectives,
         abort: Callable[[str], None],
     ) -> None:
         self.device = device

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.frontend.torch.collectives import TorchCollective
     from shoal.frontend.torch.gpu.device import Device
-    from shoal.frontend.torch.gpu.local_calls import LocalCollectives
+    from shoal.frontend.torch.gpu.nccl import NcclCollectives
     from shoal.frontend.torch.layouts import Arguments
     from shoal.group.pool.rails import Rail
 
@@ -129,13 +129,13 @@ def why_not(gpus: Sequence[bytes | bytearray], hosts: Sequence[int]) -> str:
 
 
 class _Attempt(NamedTuple):
-    collectives: LocalCollectives | None
+    collectives: NcclCollectives | None
     why: str = ""
 
 
-def _attempt(connect: Callable[[], LocalCollectives], timeout_s: float) -> _Attempt:
+def _attempt(connect: Callable[[], NcclCollectives], timeout_s: float) -> _Attempt:
     """What came of it before the deadline, whatever it is: NCCL's own waits have none."""
-    outcome: Future[LocalCollectives] = Future()
+    outcome: Future[NcclCollectives] = Future()
 
     def run() -> None:
         try:
@@ -153,17 +153,17 @@ def _attempt(connect: Callable[[], LocalCollectives], timeout_s: float) -> _Atte
         return _Attempt(None, f"{type(error).__name__}: {error}".rstrip(": "))
 
 
-def _give_up(late: Future[LocalCollectives]) -> None:
+def _give_up(late: Future[NcclCollectives]) -> None:
     if late.exception() is None:
         _abort(late.result())
 
 
-def _abort(collectives: LocalCollectives | None) -> None:
+def _abort(collectives: NcclCollectives | None) -> None:
     if collectives is not None:
         collectives.abort()
 
 
-def _calls(group: Group, rail: Rail, device: Device, collectives: LocalCollectives) -> LocalCalls:
+def _calls(group: Group, rail: Rail, device: Device, collectives: NcclCollectives) -> LocalCalls:
     mates = group.subgroup(rail.mates, "GPUs of a host")
     along = group.subgroup(rail.members, f"GPUs of place {rail.place}")
 

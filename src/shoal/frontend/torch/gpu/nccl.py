@@ -25,7 +25,7 @@ _WATCHDOG_TIMEOUTS: Final = 4
 
 
 class NcclCollectives:
-    """One communicator of the GPUs of a host: a part of a tensor for each.
+    """One communicator of the GPUs of a host: a part of a tensor for each, `part_of`.
 
     Blocks until all ranks have come and a first call of each kind is through: a communicator is
     made by its first call, which may wait for all that the device does.
@@ -51,7 +51,7 @@ class NcclCollectives:
             raise
 
     def reduce_scatter(self, stream: Stream, flat: torch.Tensor) -> None:
-        """In place, as NCCL offers it: a rank's part is its block of what it gives."""
+        """Give a stream the sum over all of each rank's parts, in place. Blocks for nothing."""
         n_each = flat.numel() // self.size
         whole = flat[: n_each * self.size]
         own = whole[self.rank * n_each : (self.rank + 1) * n_each]
@@ -63,7 +63,7 @@ class NcclCollectives:
                 self._backend.reduce([flat[whole.numel() :]], dist.ReduceOptions()).wait()
 
     def all_gather(self, stream: Stream, flat: torch.Tensor) -> None:
-        """In place, likewise."""
+        """Give a stream the copies of all parts from those who have them. Blocks for nothing."""
         n_each = flat.numel() // self.size
         whole = flat[: n_each * self.size]
         own = whole[self.rank * n_each : (self.rank + 1) * n_each]
@@ -74,11 +74,11 @@ class NcclCollectives:
                 self._backend.broadcast([flat[whole.numel() :]], dist.BroadcastOptions()).wait()
 
     def abort(self) -> None:
-        """By ncclCommAbort: kernels that wait for a rank which is gone end."""
+        """End what is under way by ncclCommAbort, on the device too. Idempotent; any thread."""
         self._backend.abort()
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Leave. Nothing is under way."""
         self._backend.shutdown()
 
     def _try_out(self, deadline: float) -> None:

@@ -33,8 +33,81 @@ if TYPE_CHECKING:
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
-class StagedCall:
-    """One operation on tensors of a device. Looks like a `shoal.Work`.
+class DeviceCall:
+    """A call on tensors of a device that ends once. Looks like a `shoal.Work`.
+
+    Args:
+        doing: the operation, as messages begin.
+
+    Attributes:
+        last: behind all copies to the tensors, once the call is over; None: there were none.
+        finished_ns: when the call ended, by `time.monotonic_ns`; 0: not yet.
+    """
+
+    def __init__(self, device: Device, doing: str) -> None:
+        self.doing = doing
+        self.last: Event = None
+        self.finished_ns = 0
+        self._device = device
+        self._changed = threading.Condition()
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._error: BaseException | None = None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when the call is over; the current stream of this thread is ordered behind it.
+
+        Also where the call failed: copies to the tensors may be under way.
+
+        Args:
+            timeout_s: seconds for this wait; None waits for the call's own end.
+
+        Raises:
+            TimedOut: this wait was too short, and the call goes on.
+            ShoalError: the call failed; the tensors are partly folded.
+            RuntimeError: the device failed.
+        """
+        self._wait_until(self.done, None if timeout_s is None else time.monotonic() + timeout_s)
+        if self.last is not None:
+            self._device.order_current(behind=self.last)
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        """True if `wait` would return at once."""
+        return self.finished_ns != 0
+
+    def error(self) -> Any:
+        """Why it failed; None while it runs and when it went well."""
+        return self._error if self.done() else None
+
+    def on_done(self, callback: Callable[[Any], None]) -> None:
+        """Run `callback(self)` once the call is over, on the thread that ends it, or here."""
+        with self._changed:
+            if not self.done():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    @property
+    def source(self) -> int | None:
+        """The rank of the group that a received message came from; None for every other call."""
+        return None
+
+    def _wait_until(self, reached: Callable[[], bool], deadline: float | None) -> None:
+        with self._changed:
+            if not self._changed.wait_for(reached, _left(deadline)):
+                raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
+
+    def _is_over(self) -> list[Callable[[Any], None]]:
+        """Mark the call as over, under the lock; return the callbacks, to be run without it."""
+        self.finished_ns = time.monotonic_ns()
+        self._changed.notify_all()
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+
+class StagedCall(DeviceCall):
+    """One operation by way of host memory.
 
     Making it gives a side stream the copies out, ordered behind the current stream.
 
@@ -45,7 +118,6 @@ class StagedCall:
         calls: the buffers of each, in device memory; `accesses` as for `Piece`.
         copies: tensors that are to be overwritten by others on the device at the end, in this
             order.
-        doing: the operation, as messages begin.
     """
 
     def __init__(
@@ -57,17 +129,10 @@ class StagedCall:
         copies: Copies = (),
         doing: str = "a call",
     ) -> None:
-        self.doing = doing
-        self._device = device
+        super().__init__(device, doing)
         self._start = start
-        self._changed = threading.Condition()
-        self._callbacks: list[Callable[[Any], None]] = []
-        self._error: BaseException | None = None
-        self._over = False
-        self._last: Event = None  # behind the copies back; None until they have been given
         self._n_begun = 0
         self._n_ended = 0
-        self.finished_ns = 0  # by `time.monotonic_ns`: copies back had been given; 0: not yet
         # Emptied at the end, as all that keeps memory.
         self._copies = list(copies)
         self._tensors = [*owners(calls), *(tensor for tensor, _ in copies)]
@@ -146,16 +211,14 @@ class StagedCall:
     def _end_if_all_have(self) -> None:
         with self._changed:
             is_last = self._error is not None or self._n_begun == len(self._pieces)
-            if self._over or not is_last or self._n_ended < self._n_begun:
+            if self.done() or not is_last or self._n_ended < self._n_begun:
                 return
             try:
                 self._give_last_copies()
             except Exception as error:  # noqa: BLE001 - raised by whoever waits
                 self._error = self._error or error
             self._let_go()
-            self._over, self.finished_ns = True, time.monotonic_ns()
-            self._changed.notify_all()
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks = self._is_over()
         for callback in callbacks:
             callback(self)
 
@@ -167,7 +230,7 @@ class StagedCall:
         for tensor in self._tensors:
             self._device.keep(tensor, self._back)
         # Also where it failed: copies back of earlier pieces may be under way.
-        self._last = self._device.record(self._back)
+        self.last = self._device.record(self._back)
 
     def _let_go(self) -> None:
         for piece in self._pieces:
@@ -178,18 +241,7 @@ class StagedCall:
     # ---- what a Work has ----
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return when all copies back have been given to their stream; drives the calls meanwhile.
-
-        The current stream of this thread is ordered behind the copies, also where the call failed.
-
-        Args:
-            timeout_s: seconds for this wait; None waits for the call's own end.
-
-        Raises:
-            TimedOut: this wait was too short, and the call goes on.
-            ShoalError: the call failed; the tensors are partly folded.
-            RuntimeError: the device failed.
-        """
+        """Drive the calls until all copies back have been given; see `DeviceCall.wait`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for piece in self._pieces:
             self._wait_until(functools.partial(self._is_posted, piece), deadline)
@@ -201,32 +253,7 @@ class StagedCall:
                 if not piece.work.done():
                     raise  # this wait was too short
             self._land(piece)
-        self._wait_until(lambda: self._over, deadline)
-        if self._last is not None:
-            self._device.order_current(behind=self._last)
-        if self._error is not None:
-            raise self._error
-
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._over
-
-    def error(self) -> Any:
-        """Why it failed; None while it runs and when it went well."""
-        return self._error if self._over else None
-
-    def on_done(self, callback: Callable[[Any], None]) -> None:
-        """Run `callback(self)` once the call is over, on the thread that ends it, or here."""
-        with self._changed:
-            if not self._over:
-                self._callbacks.append(callback)
-                return
-        callback(self)
-
-    @property
-    def last(self) -> Event:
-        """Behind the copies back of a call that is over."""
-        return self._last
+        super().wait(_left(deadline))
 
     @property
     def source(self) -> int | None:
@@ -235,12 +262,7 @@ class StagedCall:
         return None if work is None else work.source
 
     def _is_posted(self, piece: Piece) -> bool:
-        return piece.work is not None or self._over
-
-    def _wait_until(self, reached: Callable[[], bool], deadline: float | None) -> None:
-        with self._changed:
-            if not self._changed.wait_for(reached, _left(deadline)):
-                raise TimedOut(f"{self.doing}: this wait was too short; the call goes on")
+        return piece.work is not None or self.done()
 
 
 # Tensors made in inference mode can be written in no other, and others in this one too; which mode
