@@ -35,7 +35,7 @@ from shoal.rendezvous import job_key
         ("--hosts 2 --queue 4mbit -- true", "--queue: cannot read the bytes '4mbit'"),
         ("--hosts 2 --queue 1KiB -- true", "a queue of 1 KiB at each NIC: expected 4 KiB to 1 GiB"),
         ("--hosts 2 --burst 2GiB -- true", "a burst of 2 GiB at each NIC: expected 4 KiB to 1 GiB"),
-        ("--hosts 2 --name a/b -- true", "'a/b' is no name for a lab"),
+        ("--hosts 2 --name a/b -- true", "or a digit, got 'a/b'"),
         ("--hosts 2 --key-file /nosuch -- true", "/nosuch cannot be read"),
         ("--hosts 2 -- shoal-no-such-program", "'shoal-no-such-program' does not exist"),
         ("--hosts 2 -- /etc", "'/etc' does not exist or is not executable"),

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: what a network of a given rate does to shoal, without a network."""
+"""Several hosts on one machine, made of network namespaces: a network of any rate to test on."""
 
 from shoal.lab.cluster import Host, Lab
 from shoal.lab.stream import Flow, measure_streams, ring_of

@@ -3,9 +3,9 @@
     with Lab(4, rate_mbit=1000) as cluster:
         cluster.run(0, ["ping", "-c1", cluster.hosts[3].address])
 
-The switch is a bridge in a namespace of its own, so nothing of a cluster is seen by the machine's
-own network and no packet leaves it. Clusters of several processes do not clash, and what a killed
-process left behind is recognised and removed by the next one (names.py).
+The switch is a bridge in its own namespace, so the machine's network sees nothing of a cluster and
+no packet leaves it. Clusters of several processes do not clash. The next cluster recognises and
+removes the remains of a killed process (names.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from shoal.errors import Unsupported, UsageError
@@ -28,19 +27,18 @@ INTERFACE: Final = "eth0"  # the first NIC of every host, under this name in its
 _FIRST_NET: Final = 77  # 10.77.0.0/24 in every cluster: they cannot see each other
 _MOST_HOSTS: Final = 200
 _MOST_NICS: Final = 8  # as many connections as two ranks may have
-# Below, the burst would be a second and more; above, no core of today gets there.
+# Below, a burst would last a second or more; above, no core of today keeps up.
 _LEAST_MBIT: Final = 1
 _MOST_MBIT: Final = 100_000
 
 _LEAST_SIZE_BYTES: Final = 4096  # tbf drops a packet larger than its burst
 _MOST_SIZE_BYTES: Final = 1 << 30
 
-# What a message between two hosts takes besides its bytes: on the way, and a core of each end.
+# The latency of a message between two hosts, and the time of a core at each end.
 _MESSAGE: Final = "10us,16us"
 
 CONGESTION: Final = "cubic"
-"""How the hosts' TCP finds its rate: as Linux has it unless someone changed that, so that a lab
-does not depend on how the machine is set that it is on."""
+"""The congestion control of the hosts' TCP: Linux's default, whatever this machine's setting is."""
 _CONGESTIONS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 _NOBODY: Final = "02:00:00:00:00:01"  # a locally administered address
@@ -50,23 +48,23 @@ _serials = itertools.count()
 
 @dataclass(frozen=True)
 class NicShape:
-    """What keeps a NIC to its rate, each way.
+    """The token bucket that keeps a NIC to its rate, each way.
 
     Args:
-        burst_bytes: pass at once after a pause.
-        queue_bytes: wait in front of the NIC before packets are lost.
+        burst_bytes: bytes that pass at once after a pause.
+        queue_bytes: bytes that wait at the NIC before packets are lost.
 
     Raises:
-        UsageError: tbf could not work with such a size.
+        UsageError: tbf does not work with such a size.
     """
 
-    # The kernel hands a queue up to 64 KiB of one connection as one packet, and tbf cuts in pieces
-    # what is larger than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s
-    # (all that TCP can) and four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger
-    # burst is only a longer moment above the rate: 128 KiB is 1 ms of it.
+    # The kernel queues up to 64 KiB of one connection as one packet, and tbf cuts packets larger
+    # than the burst, at a cost. On 2 cores at 1 Gbit/s one stream reached 956 Mbit/s (all that TCP
+    # can) and four at once 940 with 96 KiB or more; with 64 KiB 745 and 340. A larger burst only
+    # exceeds the rate for longer: 128 KiB for 1 ms.
     burst_bytes: int = 128 * 1024
-    # 8 ms at 1 Gbit/s, about what a shallow switch gives one port. From 256 KiB to 4 MiB one stream
-    # and a ring of four ran equally fast.
+    # 8 ms at 1 Gbit/s, about the buffer of one port of a shallow switch. From 256 KiB to 4 MiB one
+    # stream and a ring of four ran equally fast.
     queue_bytes: int = 1024 * 1024
 
     def __post_init__(self) -> None:
@@ -79,12 +77,12 @@ class NicShape:
 
 
 NIC_SHAPE: Final = NicShape()
-"""That of a lab for which nothing else is said."""
+"""The default shape."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """One host of a cluster: its network namespace, and its address at each of its NICs."""
+    """One host of a cluster: its network namespace, and the address of each NIC."""
 
     index: int
     namespace: str
@@ -92,24 +90,24 @@ class Host:
 
     @property
     def address(self) -> str:
-        """That at the first NIC."""
+        """The address of the first NIC."""
         return self.addresses[0]
 
     @property
     def name(self) -> str:
-        """What its first address is called in every host of the cluster."""
+        """The name of its first address in every host of the cluster."""
         return f"host{self.index}"
 
     def cut(self, to: Host, nic: int = 0) -> None:
-        """From now on, all that this host sends to another by a NIC is lost in silence."""
-        # To a station that does not exist: the bridge floods it, and nobody takes it.
+        """Silently drop all packets that this host sends to another by a NIC."""
+        # They go to a MAC that does not exist: the bridge floods them, and no host takes them.
         self._neighbour("replace", to, nic, "lladdr", _NOBODY, "nud", "permanent")
 
     def heal(self, to: Host, nic: int = 0) -> None:
-        """Undo `cut`: the next packet finds its way.
+        """Undo `cut` for all following packets.
 
         Raises:
-            UsageError: nothing is cut there.
+            UsageError: this direction is not cut.
         """
         if _NOBODY not in self._neighbour("show", to, nic):
             raise UsageError(
@@ -124,19 +122,19 @@ class Host:
 
 
 def interface_of(nic: int) -> str:
-    """The name of a host's interface, by the number of its NIC."""
+    """Return the name of a NIC's interface."""
     return f"eth{nic}"
 
 
 def address_of(host: int, nic: int = 0) -> str:
-    """A host's address at one of its NICs: 10.77.0.1 and so on at the first one, then 10.78.0.1."""
+    """Return the address of a NIC: 10.77.0.1 and so on for the first, 10.78.0.1 for the second."""
     return f"10.{_FIRST_NET + nic}.0.{host + 1}"
 
 
 class Lab:
     """Hosts on one machine, on a switch; each NIC carries `rate_mbit` each way.
 
-    Without a rate nothing is shaped: the cores of this machine are what limits the NICs.
+    Without a rate nothing is shaped: only the cores of this machine limit the NICs.
 
     Leaving the context kills every process that still runs in a host and removes the hosts.
 
@@ -144,19 +142,18 @@ class Lab:
         n_hosts: from 1 to 200, at addresses 10.77.0.1, 10.77.0.2 and so on.
         rate_mbit: megabits per second of the wire, from 1 to 100,000; headers count, so TCP carries
             95.6 % of it. None: as much as the cores can move.
-        more_mbit: the rates of further NICs of each host, each to a switch of its own: 10.78.0.1
-            and so on at the second one.
-        apart: the hosts that are unlike the others: the rates of all their NICs, by host.
-        name: what `shoal lab` calls it; one with the process id if it is empty.
-        congestion: how TCP finds its rate, as the kernel calls it.
-        shape: what keeps each NIC to its rate.
+        more_mbit: the rates of further NICs of each host, each on its own switch.
+        apart: by host, the rates of all NICs of hosts that differ from the others.
+        name: its name for `shoal lab`; if empty, one with the process id.
+        congestion: the kernel's name of TCP's congestion control.
+        shape: the token bucket of each NIC.
 
     Raises:
-        UsageError: there is no such cluster: too many hosts, or a senseless rate or name.
+        UsageError: the number of hosts or NICs, a rate or the name is out of range.
 
     Raises (on entering, with nothing left behind):
-        UsageError: not root, or no iproute2, or a lab of this name runs already, or the kernel does
-            not know this congestion control.
+        UsageError: not root, or no iproute2, or a lab of this name runs already, or the kernel
+            does not have this congestion control.
         Unsupported: the kernel lacks namespaces, bridges or tbf, or the container forbids them.
     """
 
@@ -188,25 +185,25 @@ class Lab:
         self._switch = f"{prefix}-switch"
 
     def environment_of(self, host: int, job: Sequence[int] = ()) -> dict[str, str]:
-        """What a process in a host must be told: its interfaces, and what nobody can see of them.
+        """Return variables for a process in a host: its interfaces and the rate of its link.
 
         An interface of a namespace reports 10 Gbit/s however it is shaped, and all hosts share the
         cores of one machine.
 
         Args:
             job: the hosts of a job, all if empty. Its ranks must agree about the links between
-                them: they are as fast as those of its slowest host.
+                them: they are as fast as the links of the slowest host.
         """
         n_nics = len(self.rates[host])
         names = ",".join(map(interface_of, range(n_nics)))
-        told = {"SHOAL_SOCKET_IFNAME": names, "GLOO_SOCKET_IFNAME": INTERFACE}
+        environ = {"SHOAL_SOCKET_IFNAME": names, "GLOO_SOCKET_IFNAME": INTERFACE}
         if n_nics > 1:
-            told["SHOAL_PATHS"] = str(n_nics)
+            environ["SHOAL_PATHS"] = str(n_nics)
         rates = [self.rates[other] for other in job or range(len(self.hosts))]
         shaped = [sum(filter(None, each)) for each in rates if None not in each]
         if shaped:
-            told["SHOAL_LINK"] = f"{min(shaped):.10g}Mb,{_MESSAGE}"
-        return told
+            environ["SHOAL_LINK"] = f"{min(shaped):.10g}Mb,{_MESSAGE}"
+        return environ
 
     def __enter__(self) -> Lab:
         check_powers()
@@ -231,38 +228,33 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command that runs in a host, under the process id that Popen returns."""
+        """Return a command that runs `argv` in a host, under the process id that Popen returns."""
         return ["ip", "netns", "exec", self.hosts[host].namespace, *argv]
 
     def run(
         self, host: int, argv: Sequence[str], **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """`subprocess.run` in a host, for text; raises CalledProcessError if it fails."""
+        """Call `subprocess.run` in a host, for text; raises CalledProcessError if it fails."""
         return subprocess.run(self.command(host, argv), check=True, text=True, **options)
 
     def popen(self, host: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """`subprocess.Popen` in a host, for text. Killed with the cluster if it still runs."""
+        """Call `subprocess.Popen` in a host, for text; the cluster kills it at its end."""
         return subprocess.Popen(self.command(host, argv), text=True, **options)
 
     def pids(self, host: int) -> list[int]:
-        """The processes that run in a host now."""
+        """Return the ids of the processes that run in a host now."""
         return [int(pid) for pid in ip("netns", "pids", self.hosts[host].namespace).split()]
 
     def cut(self, source: int, to: int, nic: int = 0) -> None:
-        """From now on, all that one host sends to another by a NIC is lost in silence."""
+        """Silently drop all packets that one host sends to another by a NIC."""
         self.hosts[source].cut(self.hosts[to], nic)
 
     def heal(self, source: int, to: int, nic: int = 0) -> None:
-        """Undo `cut`: the next packet finds its way."""
+        """Undo `cut` for all following packets."""
         self.hosts[source].heal(self.hosts[to], nic)
 
     def close(self) -> None:
@@ -283,8 +275,8 @@ class Lab:
         ip("-n", inside, *veth, "netns", self._switch)
         ip("-n", inside, "addr", "add", f"{host.addresses[nic]}/24", "dev", outlet)
         ip("-n", self._switch, "link", "set", port, "master", f"bridge{nic}")
-        # tbf shapes what leaves an interface: one end limits what the host sends, the other what it
-        # is sent.
+        # tbf shapes the packets that leave an interface: one end limits sending, the other
+        # receiving.
         for namespace, interface in ((inside, outlet), (self._switch, port)):
             if rate_mbit is not None:
                 _shape(namespace, interface, rate_mbit, self._shape)
@@ -294,26 +286,21 @@ class Lab:
         route = ("route", "replace", net, "dev", outlet, "src", address)
         try:
             ip("-n", inside, *route, "congctl", self._congestion)
-        except Unsupported:  # NOT asked before: the kernel may load what it does not know yet
-            _check_congestion(self._congestion)
-            raise
-
-
-def _check_congestion(name: str) -> None:
-    """Raises UsageError if the kernel does not know it."""
-    known = _CONGESTIONS.read_text().split()
-    if name not in known:
-        raise UsageError(
-            f"congestion control {name!r} is none of this kernel's: name {', '.join(known)}, or "
-            f"load its module (`modprobe tcp_{name}`)"
-        )
+        except Unsupported:  # NOT checked before: the kernel may load a module for it
+            known, name = _CONGESTIONS.read_text().split(), self._congestion
+            if name in known:
+                raise
+            raise UsageError(
+                f"this kernel has no congestion control {name!r}; give one of {', '.join(known)}, "
+                f"or load its module (`modprobe tcp_{name}`)"
+            ) from None
 
 
 def _names_of(hosts: Sequence[Host]) -> str:
-    """What /etc/hosts says in every host."""
+    """Return the text of /etc/hosts in every host."""
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     for host in hosts:
-        # torch asks for the names of IPv4 peers by their IPv6 addresses, and complains without.
+        # torch looks up names of IPv4 peers by mapped IPv6 addresses, and warns if there is none.
         lines += [f"{host.address} {host.name}", f"::ffff:{host.address} {host.name}.mapped"]
     return "".join(f"{line}\n" for line in lines)
 
@@ -321,7 +308,7 @@ def _names_of(hosts: Sequence[Host]) -> str:
 def _rates_of(
     n_hosts: int, alike: Sequence[float | None], apart: Mapping[int, Sequence[float | None]]
 ) -> tuple[tuple[float | None, ...], ...]:
-    """The rates of every host's NICs; checked."""
+    """Check and return the rates of every host's NICs."""
     if not 1 <= n_hosts <= _MOST_HOSTS:
         raise UsageError(f"a lab of {n_hosts} hosts: expected 1 to {_MOST_HOSTS} hosts")
     for index in apart:

@@ -1,4 +1,4 @@
-"""The tools of iproute2, and whether this process may use them."""
+"""Runs the tools of iproute2, after checking that this process may use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.errors import Unsupported, UsageError
 
 
 def check_powers() -> None:
-    """Raises UsageError, with what to do about it: not root, or no iproute2."""
+    """Raise UsageError with a remedy if not root, or without iproute2."""
     if os.geteuid() != 0:
         raise UsageError(
             "a lab of network namespaces needs root: run it with sudo, or in a container started "
@@ -22,16 +22,16 @@ def check_powers() -> None:
 
 
 def ip(*arguments: str) -> str:
-    """What `ip` prints.
+    """Run `ip` and return its output.
 
     Raises:
-        Unsupported: it failed; names the command and what it said.
+        Unsupported: it failed; the message has the command and its error.
     """
     return _call("ip", *arguments)
 
 
 def tc(*arguments: str) -> str:
-    """The same for `tc`."""
+    """Run `tc` like `ip`."""
     return _call("tc", *arguments)
 
 
@@ -39,9 +39,9 @@ def _call(*argv: str) -> str:
     # In a session of its own, so that an interrupt at the terminal does NOT end it half way.
     done = subprocess.run(argv, capture_output=True, text=True, check=False, start_new_session=True)
     if done.returncode != 0:
-        said = done.stderr.strip().rstrip(".")
+        why = done.stderr.strip().rstrip(".")
         raise Unsupported(
-            f"`{' '.join(argv)}` failed: {said}. A lab needs a kernel with "
-            "network namespaces, veth, bridge and tbf, and a container that may use them"
+            f"`{' '.join(argv)}` failed: {why}. A lab needs a kernel with network namespaces, "
+            "veth, bridge and tbf, and a container that may use them"
         )
     return done.stdout

@@ -1,4 +1,4 @@
-"""A job on a lab: which processes run in which host, and what each is told."""
+"""A job on a lab: the processes of each host, and their environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Job:
     """A command on the first hosts of a lab; the others are reduction servers.
 
     Args:
-        key_file: of the job's key, which ranks and servers share.
+        key_file: the file of the job's key, which ranks and servers share.
     """
 
     command: Sequence[str]
@@ -30,7 +30,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Task:
-    """A process in a host, as people and the kernel are told of it."""
+    """A process in a host: its label in the output, and its command and environment."""
 
     label: str
     host: int
@@ -40,12 +40,12 @@ class Task:
 
 
 def tasks_of(job: Job, lab: Lab) -> list[Task]:
-    """The servers of a job, then its ranks in order."""
+    """Return the servers of a job, then its ranks in order."""
     return [*_servers(job, lab), *_ranks(job, lab)]
 
 
 def server_command(key_file: str) -> list[str]:
-    """What a reduction server is started by."""
+    """Return the command of a reduction server."""
     shoal = [sys.executable, "-m", "shoal"]
     return [*shoal, "server", "--listen", INTERFACE, "--key-file", key_file]
 
@@ -58,7 +58,7 @@ def _servers(job: Job, lab: Lab) -> Iterator[Task]:
 
 
 def _ranks(job: Job, lab: Lab) -> Iterator[Task]:
-    """By host; torchrun's names for a rank's place, and what the lab says of the host."""
+    """Yield the ranks by host, with torchrun's variables and the lab's."""
     n_hosts, n_local = job.n_worker_hosts, job.ranks_per_host
     common = {
         "WORLD_SIZE": str(n_hosts * n_local),
@@ -73,14 +73,13 @@ def _ranks(job: Job, lab: Lab) -> Iterator[Task]:
     for rank in range(n_hosts * n_local):
         host, local = divmod(rank, n_local)
         place = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(host)}
-        told = lab.environment_of(host, range(n_hosts))
         label = f"host{host}.{local}" if n_local > 1 else f"host{host}"
-        environ = _surroundings() | common | told | place
+        environ = _surroundings() | common | lab.environment_of(host, range(n_hosts)) | place
         yield Task(label, host, job.command, environ, is_server=False)
 
 
 def _surroundings() -> dict[str, str]:
-    """This process's variables, but what belongs to another launcher's job or another key."""
+    """This process's variables without another launcher's job and another key."""
     defaults = {
         "PYTHONUNBUFFERED": "1",  # else lines come late, in blocks: a pipe is no terminal
         "OMP_NUM_THREADS": "1",  # as torchrun does; all hosts share the cores
@@ -94,7 +93,7 @@ def _surroundings() -> dict[str, str]:
 
 @contextmanager
 def private_key(key: str = "") -> Iterator[str]:
-    """A file with a key, or a new one, in memory: gone with this process, however that ends."""
+    """Yield the path of an in-memory file with a key, or a new key; it ends with this process."""
     fd = os.memfd_create("shoal-key")
     try:
         os.fchmod(fd, 0o600)

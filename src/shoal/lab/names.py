@@ -1,8 +1,8 @@
-"""The names of a lab's namespaces: whose they are, and what to do when nobody's.
+"""The names of a lab's namespaces, which identify their owner, and the removal of stale ones.
 
-A name holds the lab's own name, and the process that made it with the time at which that process
-started, so that no later process with the same number passes for it. Besides them there is only
-what stands in /etc/netns under the same names, and goes first.
+A name holds the lab's own name, the id of the process that made it and the start time of that
+process, so no later process with the same id is mistaken for it. The lab's files in /etc/netns have
+the same names, and are removed first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 from shoal.errors import Unsupported, UsageError
 from shoal.lab.iproute import ip
 
-_FOLDER: Final = Path("/run/netns")  # where `ip netns` keeps the names
-_FILES: Final = Path("/etc/netns")  # what it shows in /etc to what it starts there (ip-netns(8))
+_FOLDER: Final = Path("/run/netns")  # `ip netns` keeps the names here
+_FILES: Final = Path("/etc/netns")  # `ip netns exec` binds these files over /etc (ip-netns(8))
 _PREFIX: Final = "shoal-lab"
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 _PARTS: Final = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-({_NAME})-(switch|\d+)")
@@ -30,7 +30,7 @@ _DEATH_S: Final = 5.0
 
 
 class Namespace(NamedTuple):
-    """One namespace of a lab, as its name tells."""
+    """One namespace of a lab, parsed from its name."""
 
     full: str
     pid: int
@@ -41,26 +41,26 @@ class Namespace(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the process that made it is gone."""
+        """True if the process that made it is gone."""
         return _start_of(self.pid) != self.started
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError: no lab can have this name."""
+    """Raise UsageError if no lab can have this name."""
     if not re.fullmatch(_NAME, name):
         raise UsageError(
-            f"{name!r} is no name for a lab: expected 1 to 40 letters, digits, '_', '.' or '-', "
-            "the first one a letter or a digit"
+            f"a lab's name must be 1 to 40 letters, digits, '_', '.' or '-', and begin with a "
+            f"letter or a digit, got {name!r}"
         )
 
 
 def prefix_of(name: str) -> str:
-    """What the names of a lab that this process makes begin with, before "-" and the part."""
+    """Return the start of the names of a lab that this process makes, before "-" and the part."""
     return f"{_PREFIX}-{os.getpid()}-{_start_of(os.getpid())}-{name}"
 
 
 def namespaces() -> list[Namespace]:
-    """Those of all labs on this machine, stale ones too."""
+    """Return the namespaces of all labs on this machine, with stale ones."""
     found = (_PARTS.fullmatch(path.name) for path in _FOLDER.glob(f"{_PREFIX}-*"))
     return [
         Namespace(each[0], int(each[1]), int(each[2]), each[3], each[4]) for each in found if each
@@ -68,7 +68,7 @@ def namespaces() -> list[Namespace]:
 
 
 def remove_stale() -> set[str]:
-    """Remove the labs of processes that are gone, and kill what still runs in them: their names."""
+    """Remove the labs of dead processes, kill the processes left in them, and return the names."""
     stale = [each for each in namespaces() if each.is_stale]
     for each in stale:
         remove(each.full)
@@ -76,13 +76,13 @@ def remove_stale() -> set[str]:
 
 
 def remove(namespace: str) -> None:
-    """Kill what runs in a namespace and remove it; nothing if it is gone."""
-    shutil.rmtree(_FILES / namespace, ignore_errors=True)  # first: the namespace tells of it
+    """Kill the processes in a namespace and remove it; does nothing if it is gone."""
+    shutil.rmtree(_FILES / namespace, ignore_errors=True)  # first: later nothing names it
     deadline = time.monotonic() + _DEATH_S
-    # Another process may be removing the same stale one; then it is gone, which is all we want.
+    # Another process may be removing the same stale namespace, which is fine.
     with suppress(Unsupported):
-        # Until none is left: what a process starts while we look is missed by that look. And the
-        # namespace itself would live on with its last process. Only the lab's own run there.
+        # Repeat until no process is left: one look misses a process started meanwhile, and the
+        # namespace lives as long as its last process. Only the lab's own processes run there.
         while (_FOLDER / namespace).exists() and (pids := ip("netns", "pids", namespace).split()):
             for pid in pids:
                 with suppress(ProcessLookupError):
@@ -95,14 +95,14 @@ def remove(namespace: str) -> None:
 
 
 def write_hosts(namespace: str, text: str) -> None:
-    """Make `text` what processes of a namespace find in /etc/hosts; without, where it cannot be."""
+    """Show processes of a namespace `text` as /etc/hosts, if the file can be written."""
     with suppress(OSError):
         (_FILES / namespace).mkdir(parents=True, exist_ok=True)
         (_FILES / namespace / "hosts").write_text(text)
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks since boot; None: it is gone, or a zombie."""
+    """Return a process's start in ticks since boot; None: it is gone, or a zombie."""
     try:
         # proc(5): the name in brackets may hold anything; then field 3, the state. 22 is the start.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What many processes print, line by line, each with its process's name before it."""
+"""Merges the output of many processes line by line, each line after its process's name."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import sys
 import termios
 from typing import IO, Any, Final
 
-# A line that is longer goes on in pieces, so that nothing grows without bound.
+# A longer line is passed on in pieces, so that no buffer grows without bound.
 _MOST_LINE_BYTES: Final = 1 << 16
-# What waits for a slow reader before its writers have to wait too.
+# Bytes that wait for a slow reader before the processes have to wait too.
 _MOST_PENDING_BYTES: Final = 1 << 18
-# A pipe that can be written to at all takes so much at once (pipe(7), PIPE_BUF).
+# A writable pipe takes this much at once (pipe(7), PIPE_BUF).
 _PIECE_BYTES: Final = 4096
 
 _COLOURS: Final = (36, 33, 32, 35, 34, 31)  # cyan first; ECMA-48, SGR
 
 
 class Output:
-    """A descriptor of this process that many write to; it never waits for a reader."""
+    """A descriptor of this process with many writers, which never block on its reader."""
 
     def __init__(self, fd: int, colourful: bool) -> None:
         self.fd = fd
@@ -29,16 +29,16 @@ class Output:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something has yet to be written."""
+        """True if bytes have yet to be written."""
         return bool(self._pending)
 
     @property
     def has_room(self) -> bool:
-        """Whether more lines may be added, for now."""
+        """True if more lines may be added now."""
         return len(self._pending) < _MOST_PENDING_BYTES
 
     def add(self, label: str, line: bytes, number: int = 0) -> None:
-        """Add a line, without its end; `number` chooses the colour of its label."""
+        """Add a line, given without its end; `number` chooses the colour of its label."""
         start = f"{label} | ".encode()
         if self._colourful:
             colour = _COLOURS[number % len(_COLOURS)]
@@ -50,20 +50,20 @@ class Output:
         self._pending += f"shoal lab: {text}\n".encode()
 
     def write(self) -> None:
-        """Write what the reader takes now.
+        """Write as much as the reader takes now.
 
         Raises:
-            BrokenPipeError: there is no reader any more.
+            BrokenPipeError: the reader is gone.
         """
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)
-        # Asked before each piece: this descriptor is not ours alone, so it has to stay blocking.
+        # Polled before each piece: others share this descriptor, so it must stay blocking.
         while self._pending and poll.poll(0):
             del self._pending[: os.write(self.fd, self._pending[:_PIECE_BYTES])]
 
 
 class Lines:
-    """The lines that come out of one pipe of a process, on their way to an output."""
+    """Passes the lines of one pipe of a process on to an output."""
 
     def __init__(self, pipe: IO[Any], output: Output, label: str, number: int) -> None:
         self._pipe = pipe  # owned: dropping it would close the descriptor
@@ -76,7 +76,7 @@ class Lines:
         self._begun = b""
 
     def read(self) -> None:
-        """Take what is there, and pass on the lines that are complete."""
+        """Read the available bytes, and pass on complete lines."""
         if not self.is_open:
             return
         try:
@@ -93,14 +93,16 @@ class Lines:
             self._pass_on_begun()
 
     def read_rest(self) -> None:
-        """Take what lies in the pipe, NOT what children of its process still write to it."""
-        n_left = _n_bytes_in(self.fd) if self.is_open else 0
+        """Read the bytes in the pipe now, NOT those that children of its process write later."""
+        if not self.is_open:
+            return
+        n_left = int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
         while n_left > 0 and self.is_open:
             self.read()
             n_left -= _MOST_LINE_BYTES
 
     def end(self) -> None:
-        """Pass on what has no end of line; nothing comes any more."""
+        """Close the pipe, and pass on a last line without an end."""
         self.is_open = False
         self._pipe.close()
         if self._begun:
@@ -111,12 +113,6 @@ class Lines:
         self._begun = b""
 
 
-def _n_bytes_in(pipe: int) -> int:
-    """How much could be read now."""
-    answer = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
-    return int.from_bytes(answer, sys.byteorder)
-
-
 def is_colourful(fd: int) -> bool:
-    """Whether a descriptor is a terminal that shows colours, and nobody minds (no-color.org)."""
+    """True if a descriptor is a terminal with colours, and NO_COLOR is unset (no-color.org)."""
     return os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,8 +1,7 @@
-"""Run a job's processes in a lab: start them, pass on what they print, end them in order.
+"""Runs a job's processes in a lab: starts them, passes on their output, ends them in order.
 
-One thread waits for everything at once: what is printed, who ends (pidfd_open(2)), signals, and the
-reader of our own output, who may be slow. So nothing here can wait for something that never comes
-while something else is due.
+One thread polls everything at once: output, ends of processes (pidfd_open(2)), signals, and the
+possibly slow reader of our own output. So no wait here can delay another event.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import UsageError
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.lab.cluster import Lab
     from shoal.lab.job import Task
 
-# A server gives its jobs up to 10 s when it is asked to end.
+# After SIGTERM a server gives its jobs up to 10 s.
 _SERVER_GRACE_S: Final = 12.0
 # A killed process is gone within milliseconds, unless it sleeps in the kernel.
 _DEATH_S: Final = 5.0
@@ -41,17 +39,17 @@ _LIBC: Final = ctypes.CDLL(None)
 def run_tasks(lab: Lab, tasks: Sequence[Task], grace_s: float, is_patient: bool = False) -> int:
     """Build a lab, run tasks in it, and remove it, whatever happens.
 
-    When the first task fails the others are asked to end by SIGTERM, and killed if they still run
-    `grace_s` later. Servers are asked when all else has ended; one that ends earlier is told of,
-    and fails nothing. With `is_patient` no failure ends anything. SIGINT, SIGTERM and SIGHUP are
-    passed on to all; a second one kills.
+    When the first task fails the others get SIGTERM, and SIGKILL if they still run `grace_s` later.
+    Servers get SIGTERM after all other tasks have ended; a line reports a server that ends earlier,
+    and the job goes on. With `is_patient` a failure ends no other task. SIGINT, SIGTERM and SIGHUP
+    are passed on to all; a second one kills.
 
-    Returns: the exit status of the task that failed first, or 0. As shells say it, 128 and the
-        signal's number if a task was killed by one, or if this process was sent one.
+    Returns: the exit status of the task that failed first, or 0. As in shells, 128 plus the number
+        of the signal if one killed a task, or came to this process.
 
     Raises:
         UsageError, Unsupported: as `Lab`, or a task cannot be started. Nothing is left behind.
-        BrokenPipeError: whoever read our output has gone. Nothing is left behind.
+        BrokenPipeError: the reader of our output is gone. Nothing is left behind.
     """
     sys.stdout.flush()
     with _Signals() as signals, lab:
@@ -64,43 +62,35 @@ def run_tasks(lab: Lab, tasks: Sequence[Task], grace_s: float, is_patient: bool 
 
 
 class _Signals:
-    """The signals that ask this process to end: while the context lasts their numbers are read."""
+    """Makes SIGINT, SIGTERM and SIGHUP readable from a descriptor within a context."""
 
     def __init__(self) -> None:
-        self.fd, self._told_by = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd, self._written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        self._wakeup_before = signal.set_wakeup_fd(self._told_by, warn_on_full_buffer=False)
+        self._wakeup_before = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # What is ignored stays so: SIGHUP under nohup.
+            # An ignored signal stays ignored: SIGHUP under nohup.
             if signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, _leave_to_the_descriptor)
+                # Python writes its number to the descriptor; the handler has nothing to do.
+                self._before[number] = signal.signal(number, lambda *_: None)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)
-        os.close(self._told_by)
+        os.close(self._written)
 
     def read(self) -> bytes:
-        """The numbers of those that came since the last time."""
+        """The numbers of the signals since the last call."""
         return os.read(self.fd, 4096)
 
 
-def _leave_to_the_descriptor(number: int, frame: FrameType | None) -> None:
-    """What Python calls for a signal: that it came is written to the descriptor already."""
-
-
 class _Running:
-    """A task under way."""
+    """A running task."""
 
     def __init__(self, task: Task, process: subprocess.Popen[str], pipes: list[Lines]) -> None:
         self.task = task
@@ -109,18 +99,18 @@ class _Running:
         self.pidfd = os.pidfd_open(process.pid)
 
     def send(self, number: int) -> None:
-        """Send a signal to it and to what it has started in its process group."""
-        if self.process.returncode is None:  # NOT yet waited for, so the number is still its own
+        """Send a signal to its process group."""
+        if self.process.returncode is None:  # NOT yet waited for, so the id is still its own
             os.killpg(self.process.pid, number)
 
     def wait(self) -> int:
-        """Its exit status, once its descriptor has told that it ended."""
+        """Return its exit status, once its pidfd is readable."""
         status = self.process.wait(_DEATH_S)
         os.close(self.pidfd)
         return status if status >= 0 else 128 - status
 
     def fate(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         status = self.process.returncode
         if status < 0:
             return f"{self.task.label} was ended by {_signal_name(-status)}"
@@ -141,7 +131,7 @@ class _Run:
         self._pipes: list[Lines] = []
         self._status = 0
         self._n_signals = 0
-        self._asked: str = ""  # when those that still run will be killed, and what they were sent
+        self._asked: str = ""  # once tasks were asked to end: the grace period and the signal
         self._deadline_s: float | None = None
         self._is_killing = False
 
@@ -175,7 +165,7 @@ class _Run:
             raise UsageError(f"cannot start {task.label}: {why}") from error
 
     def to_its_end(self) -> int:
-        """Returns when all have ended and all is printed: the exit status."""
+        """Wait until all have ended and all is printed; return the exit status."""
         while self._running:
             self._turn()
             self._keep_time()
@@ -189,7 +179,7 @@ class _Run:
         return self._status
 
     def close(self) -> None:
-        """Kill what still runs; the lab kills the rest."""
+        """Kill the tasks that still run; the lab kills their children."""
         for each in self._running:
             each.send(signal.SIGKILL)
         for each in self._running:
@@ -198,7 +188,7 @@ class _Run:
         self._running = []
 
     def _turn(self) -> None:
-        """Wait until something happens, and see to it."""
+        """Wait for events, and handle them."""
         poll, then = select.poll(), dict[int, Callable[[], None]]()
 
         def watch(fd: int, events: int, do: Callable[[], None]) -> None:
@@ -290,11 +280,11 @@ def _signal_name(number: int) -> str:
 
 
 def _prepare(host_name: str) -> None:
-    """What a task does before it starts.
+    """Set up a task's process before it starts.
 
-    A process group of its own: an interrupt at the terminal reaches the lab alone, which ends its
-    tasks in order. NOT a session: the scheduler shares the cores out by session. And should the lab
-    itself be killed, so is the task. A host name of its own, which errors tell.
+    It gets its own process group: an interrupt at the terminal reaches the lab alone, which ends
+    its tasks in order. NOT a session: the scheduler divides the cores by session. If the lab is
+    killed, so is the task. It gets its own host name, which errors show.
     """
     os.setpgrp()
     if _LIBC.unshare(_CLONE_NEWUTS) == 0:

@@ -1,4 +1,4 @@
-"""The labs that run on this machine, whoever started them: found by their names."""
+"""Finds the labs that run on this machine by the names of their namespaces."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RunningLab:
     """A lab of another process.
 
     Args:
-        pid: of the process that made it, which removes it when it ends.
-        since_s: how long ago that process started.
+        pid: the process that made the lab, which removes it when it ends.
+        since_s: the age of that process.
         command: its command line.
     """
 
@@ -30,10 +30,10 @@ class RunningLab:
     namespaces: tuple[str, ...]
 
     def host(self, index: int) -> Host:
-        """One of its hosts.
+        """Return one of its hosts.
 
         Raises:
-            UsageError: it has none of this number.
+            UsageError: no host has this number.
         """
         if not 0 <= index < len(self.namespaces):
             raise UsageError(
@@ -45,7 +45,7 @@ class RunningLab:
 
 
 def running_labs() -> list[RunningLab]:
-    """All of them, the newest last."""
+    """Return all running labs, the newest last."""
     hosts: dict[tuple[str, int, int], list[Namespace]] = {}
     for each in namespaces():
         if each.part != "switch" and not each.is_stale:
@@ -64,10 +64,10 @@ def running_labs() -> list[RunningLab]:
 
 
 def find_lab(name: str) -> RunningLab:
-    """The lab of this name.
+    """Return the lab of this name.
 
     Raises:
-        UsageError: none runs, with the names of those that do; or not root.
+        UsageError: not root, or no such lab runs; the message lists the running ones.
     """
     check_powers()
     labs = running_labs()

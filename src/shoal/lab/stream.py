@@ -1,7 +1,6 @@
-"""Raw TCP streams between the hosts of a cluster: what the network gives to a plain sender.
+"""Measures raw TCP streams between the hosts of a cluster: the rate that a plain sender gets.
 
-The ends of a stream are processes of their own, which run this file; it imports little, so that
-they start at once.
+Each end of a stream is a process that runs this file; it imports little, so that they start fast.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES: Final = 1 << 20
 _FIRST_PORT: Final = 7000
-# A stream that has not ended by then is stuck: the slowest sensible one, 64 MiB at 10 Mbit/s, takes
-# 54 s.
+# A longer stream is stuck: the slowest sensible one, 64 MiB at 10 Mbit/s, takes 54 s.
 _DEADLINE_S: Final = 90.0
 
 
 class Flow(NamedTuple):
-    """One stream: from one host of a cluster to another, by one of their NICs."""
+    """A stream from one host of a cluster to another, by one of their NICs."""
 
     source: int
     to: int
@@ -35,17 +33,17 @@ class Flow(NamedTuple):
 
 
 def ring_of(n_hosts: int) -> list[Flow]:
-    """Every host sends to the next one: each NIC is busy in both directions."""
+    """Return the streams from every host to the next: each NIC is busy in both directions."""
     return [Flow(host, (host + 1) % n_hosts) for host in range(n_hosts)]
 
 
 def measure_streams(cluster: Lab, flows: Sequence[Flow], n_bytes: int) -> list[float]:
-    """The bytes per second of each stream, all of them running at once.
+    """Run all streams at once, and return the bytes per second of each.
 
-    Measured by the receiver, from its first byte to its last, so connecting does not count.
+    The receiver measures from its first byte to its last, so connecting does not count.
 
     Args:
-        n_bytes: what each stream carries; below half a second's worth the burst at the start shows.
+        n_bytes: the length of each stream; below half a second the burst at its start shows.
     """
     with contextlib.ExitStack() as stack:
 
@@ -78,7 +76,7 @@ def _line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None  # asked for by measure_streams
     line = process.stdout.readline()
     if not line:
-        raise ShoalError("an end of a raw stream ended early; its standard error says why")
+        raise ShoalError("an end of a raw stream ended early; see its standard error")
     return line
 
 
