@@ -335,3 +335,21 @@ def test_a_join_whose_torch_store_dies_says_so_at_once() -> None:
     assert "at 127.0.0.1 no longer serves the store" in str(error)
     assert "rank 0 has not called all ranks" in str(error)
     assert "never published" not in str(error)  # who only waits for rank 0 knows of no records
+
+
+class Going(MemoryStore):
+    """Is gone when it is asked for what only an explanation needs: the record of rank 2."""
+
+    def try_get(self, key: str) -> bytes | None:
+        if key == "shoal/0/rank/2":
+            raise RuntimeError("it is gone")
+        return super().try_get(key)
+
+
+def test_a_store_that_is_gone_when_time_is_up_is_named_and_no_other_rank_is_blamed() -> None:
+    with pytest.raises(PeerLost) as caught:
+        join(Going(), 1, 3, timeout_s=0.05)
+    text = str(caught.value)
+    assert "no longer serves the store: it is gone" in text
+    assert "could not join within 0.05 s" in text
+    assert "never published" not in text

@@ -180,12 +180,16 @@ class _Join:
         except TimedOut as late:
             verdict = f"could not join within {timeout_s:.3g} s"
             self._store.deadline = time.monotonic() + LAST_WORDS_S
-            raise TimedOut(self._explain(verdict, self._store.silence)) from late
+            text = self._explain(verdict, self._store.silence)
+            if self._store.lost:  # as it was asked what is missing
+                rank, host, address, doing, why = self._store.lost
+                raise PeerLost(rank, host, address, doing, f"{why}; by then {text}") from late
+            raise TimedOut(text) from late
         except PeerLost as lost:
             before = None if self._meeting is None else self._meeting.before
-            if self._store.is_lost and before is not None and before.is_failure:
+            if self._store.lost and before is not None and before.is_failure:
                 raise before.error() from lost  # without the store it cannot come again
-            if self._store.is_lost:
+            if self._store.lost:
                 verdict = f"had not joined after {self._warnings.elapsed_s:.3g} s"
                 lost.reason += f"; by then {self._explain(verdict, '')}"
             raise

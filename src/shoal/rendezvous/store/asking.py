@@ -133,12 +133,7 @@ class Asking(Caller):
         # torch writes two warnings for each wait that ends without a value.
         self.can_wait = not isinstance(store, TorchStore)
         self._store = store
-        self._lost: tuple[Any, ...] = ()  # what `PeerLost` says, once it is
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the store has failed."""
-        return bool(self._lost)
+        self.lost: tuple[Any, ...] = ()  # the arguments of `PeerLost`, once the store has failed
 
     def set(self, key: str, value: bytes) -> None:
         """Write a value, over whatever is there."""
@@ -170,19 +165,19 @@ class Asking(Caller):
     def _ask(
         self, doing: str, function: Callable[..., Any], *args: Any, takes_s: float = 0.0
     ) -> Any:
-        if self._lost:
-            raise PeerLost(*self._lost)  # NOT the same one: what it was raised for would hold it
+        if self.lost:
+            raise PeerLost(*self.lost)  # NOT the same one: what it was raised for would hold it
         try:
             return self.call(doing, function, *args, takes_s=takes_s)
         except PeerLost as error:
-            self._lost = error.args
+            self.lost = error.args
             raise
         except ShoalError:
             raise
         except (RuntimeError, ConnectionError) as error:  # torch's DistError is a RuntimeError
             reason = f"no longer serves the store: {error}"
-            self._lost = -1, "", self.host or "", f"store {doing}", reason
-            raise PeerLost(*self._lost) from error
+            self.lost = -1, "", self.host or "", f"store {doing}", reason
+            raise PeerLost(*self.lost) from error
 
 
 def _answer(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
