@@ -23,9 +23,9 @@
 #include "bind/handshake.h"
 #include "bind/tables.h"
 #include "bind/value.h"
-#include "engine/mesh.h"
-#include "engine/program_builder.h"
-#include "engine/progress_thread.h"
+#include "engine/segments/program_builder.h"
+#include "engine/shell/mesh.h"
+#include "engine/shell/progress_thread.h"
 
 namespace nb = nanobind;
 

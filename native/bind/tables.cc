@@ -8,12 +8,12 @@
 #include <stdexcept>
 #include <utility>
 
-#include "engine/finished_calls.h"
-#include "engine/granted_way.h"
-#include "engine/mesh.h"
-#include "engine/progress_thread.h"
-#include "engine/served_calls.h"
-#include "engine/state_reader.h"
+#include "engine/segments/finished_calls.h"
+#include "engine/segments/granted_way.h"
+#include "engine/segments/served_calls.h"
+#include "engine/shell/mesh.h"
+#include "engine/shell/progress_thread.h"
+#include "engine/shell/state_reader.h"
 #include "fold/codec.h"
 #include "transport/frame_rules.h"
 #include "transport/outbox.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/program_builder.h"
+#include "engine/segments/program_builder.h"
 
 namespace shoal::test {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/mesh.h"
+#include "engine/shell/mesh.h"
 #include "test/check.h"
 #include "test/sockets.h"
 #include "test/truth.h"

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/served_calls.h"
+#include "engine/segments/served_calls.h"
 #include "test/check.h"
 #include "test/pool.h"
 #include "test/world.h"

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "engine/lanes.h"
+#include "engine/segments/lanes.h"
 #include "test/check.h"
 #include "test/cluster.h"
 

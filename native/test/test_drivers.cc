@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "engine/drivers.h"
+#include "engine/shell/drivers.h"
 #include "test/check.h"
 #include "test/pool.h"
 

@@ -1,6 +1,6 @@
 // The room for encoded payloads: who gets some, who waits, and that all of it comes back.
-#include "engine/call.h"
-#include "engine/encoded.h"
+#include "engine/segments/call.h"
+#include "engine/segments/encoded.h"
 #include "test/check.h"
 
 namespace shoal::test {

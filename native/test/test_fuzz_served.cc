@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <iterator>
 
-#include "engine/served_calls.h"
+#include "engine/segments/served_calls.h"
 #include "test/check.h"
 #include "test/duel.h"
 #include "test/pool.h"

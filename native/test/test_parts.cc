@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/credits.h"
-#include "engine/finished_calls.h"
-#include "engine/message_counts.h"
-#include "engine/program_builder.h"
-#include "engine/steps.h"
+#include "engine/segments/credits.h"
+#include "engine/segments/finished_calls.h"
+#include "engine/segments/message_counts.h"
+#include "engine/segments/program_builder.h"
+#include "engine/segments/steps.h"
 #include "test/check.h"
 
 namespace shoal::test {

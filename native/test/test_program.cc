@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "engine/call.h"
+#include "engine/segments/call.h"
 #include "test/check.h"
 #include "test/truth.h"
 

@@ -7,7 +7,7 @@
 #include <atomic>
 #include <thread>
 
-#include "engine/mesh.h"
+#include "engine/shell/mesh.h"
 #include "test/builder.h"
 #include "test/check.h"
 #include "test/sockets.h"

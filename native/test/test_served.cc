@@ -1,5 +1,5 @@
 // Calls that servers serve: peers begin them, whatever comes in which order, and nobody else does.
-#include "engine/served_calls.h"
+#include "engine/segments/served_calls.h"
 #include "test/check.h"
 #include "test/cluster.h"
 #include "test/faults.h"

@@ -9,7 +9,7 @@
 
 #include "base/locked_within.h"
 #include "base/signal_note.h"
-#include "engine/state_reader.h"
+#include "engine/shell/state_reader.h"
 #include "test/check.h"
 #include "test/cluster.h"
 #include "test/pool_world.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/shell/engine.h"
 #include "test/truth.h"
 
 namespace shoal::test {

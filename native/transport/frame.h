@@ -70,7 +70,7 @@ struct Header {
   uint64_t group = 0;
   uint64_t key = 0;
   uint32_t descriptor = 0;
-  uint32_t subject = 0;  // engine/subject.h
+  uint32_t subject = 0;  // engine/segments/subject.h
   uint32_t flow = 0;
   uint32_t segment = 0;
   uint32_t count = 0;

@@ -127,8 +127,9 @@ class Link {
   // of pipes are seen to (socket_pipe.h).
   virtual void forsake() {}
 
-  // ---- For whoever serves it, who knows no kind of link (engine/channel.h,
-  // engine/served_links.h, transport.h). The defaults are those of a link that only pump() moves.
+  // ---- For whoever serves it, who knows no kind of link (engine/shell/channel.h,
+  // engine/shell/served_links.h, transport.h). The defaults are those of a link that only pump()
+  // moves.
 
   // One word for people.
   virtual const char* kind() const = 0;

@@ -178,7 +178,7 @@ def test_a_step_that_waits_for_nobody_blames_nobody(word: str) -> None:
 
 
 def test_every_word_of_the_native_core_is_known() -> None:
-    source = Path(__file__).parents[2] / "native/engine/state_reader.cc"
+    source = Path(__file__).parents[2] / "native/engine/shell/state_reader.cc"
     told = source.read_text().partition("// What keeps a step that is not over")[2]
     told = told.partition("// ---- peers")[0]
     words = {word for word in told.split('"')[1::2] if "." not in word}

@@ -29,7 +29,7 @@ _LAST_WAIT_S: Final = 2.0
 
 
 # What may be on its way to other hosts of calls that send to several at once, which take turns
-# (native/engine/turns.h). All of it may wait in front of one receiver, and a switch of few megabits
+# (native/engine/segments/turns.h). All of it may wait in front of one receiver, and a switch of few megabits
 # has a queue of 256 KiB. The least is what keeps a link busy whose ends share their cores with
 # others.
 _OUT_US: Final = 4_000

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shoal.group.calls import CallOptions
     from shoal.group.work import Work
 
-# How the reason begins where a peer lived on and counts this rank as lost: native/engine/faults.cc.
+# The first words of the reason where a peer lived on and counts this rank as lost
+# (native/engine/life/faults.cc).
 GAVE_UP: Final = "gave this rank up"
 
 _MOST_NAMED: Final = 8  # ranks in an error

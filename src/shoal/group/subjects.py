@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Final
 
-# As native/engine/subject.h reads them.
+# As native/engine/segments/subject.h reads them.
 _N_NUMBERS: Final = 255
 _N_STEPS: Final = 1 << 14
 _N_BUFFERS: Final = 1 << 10

@@ -1,0 +1,35 @@
+// Frames of calls that this rank has not posted yet. They wait in their group.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/life/judge.h"
+#include "engine/segments/group.h"
+#include "engine/segments/ways.h"
+
+namespace shoal {
+
+// Threads: under the channel's lock.
+class EarlyFrames {
+ public:
+  EarlyFrames(size_t n_peers, Ways& ways, Judge& judge)
+      : ways_(ways), judge_(judge), n_kept_(n_peers, 0) {}
+
+  // True if it was kept. Else nobody wants it, or the peer may not be so far ahead.
+  bool keep(Group& group, int peer, const Header& header, std::span<std::byte> payload);
+  // What was kept of a call. Each frame counts until it is used() or discarded.
+  std::vector<Early> take(Group& group, uint64_t key);
+  void used(Early& frame);
+  void discard(std::vector<Early> frames);
+
+  uint32_t n_kept(int peer) const { return n_kept_[static_cast<size_t>(peer)]; }
+
+ private:
+  Ways& ways_;
+  Judge& judge_;
+  std::vector<uint32_t> n_kept_;  // by peer, in all groups
+};
+
+}  // namespace shoal

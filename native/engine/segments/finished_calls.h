@@ -1,0 +1,52 @@
+// The last calls of a group that are over.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "engine/segments/program.h"
+#include "engine/segments/subject.h"
+
+namespace shoal {
+
+// What calls were, so that a late frame of another call under the same key is noticed.
+//
+// Threads: under the channel's lock.
+class FinishedCalls {
+ public:
+  // Calls by number, by name and messages share the keys of a group; those of messages have the
+  // highest bit set.
+  static constexpr uint64_t kFirstNamed = uint64_t{1} << 62;
+  // A call without a name: its key is how many of the group's came before it, more or less.
+  static bool is_counted(uint64_t key) { return key < kFirstNamed; }
+
+  // Calls whose late frames are still compared. What is that much lower than a call that was
+  // launched is forgotten (group/numbers.py keeps calls nearer together than that).
+  static constexpr size_t kKept = 4096;
+
+  // A call was launched, which says how far the keys have come.
+  void launched(uint64_t key);
+  struct Past {
+    std::shared_ptr<const Plan> plan;
+    Subject subject = 0;
+    std::string what() const { return plan->descriptor + words_for(subject); }
+  };
+  void remember(uint64_t key, std::shared_ptr<const Plan> plan, Subject subject = 0);
+
+  Past past(uint64_t key) const;  // without a plan: not known (any more)
+  // Whether a call under this key has finished so long ago that nothing is known of it any more.
+  bool is_forgotten(uint64_t key) const;
+  const std::deque<uint64_t>& keys() const { return order_; }  // the oldest first
+
+ private:
+  std::unordered_map<uint64_t, Past> past_;
+  std::deque<uint64_t> order_;
+  uint64_t last_counted_ = 0;  // the highest key of a call without a name
+  size_t n_chunks_ = 0;
+};
+
+}  // namespace shoal

@@ -1,0 +1,77 @@
+#include "engine/segments/groups.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace shoal {
+namespace {
+
+// Groups ended by one peer that this rank has yet to make. A peer would have to be ahead by as
+// many.
+constexpr uint32_t kMostEndedUncreated = 4096;
+// Closed groups whose late frames are known to be late.
+constexpr size_t kMostDropped = 1u << 16;
+
+}  // namespace
+
+Group& Groups::add(uint64_t id, std::vector<int> members) {
+  Group& group = find_or_expect(id);
+  group.members = std::move(members);
+  group.rank_of.assign(n_ended_uncreated_.size(), -1);
+  for (size_t at = 0; at < group.members.size(); ++at)
+    group.rank_of[group.members[at]] = static_cast<int>(at);
+  group.rank = group.rank_of[rank_];
+  group.life.make();
+  dropped_.erase(id);
+  return group;
+}
+
+std::vector<std::pair<int, Error>> Groups::take_told(Group& group) {
+  for (const auto& [by, why] : group.told) n_ended_uncreated_[by]--;
+  return std::exchange(group.told, {});
+}
+
+void Groups::forget(Group& group) {
+  const uint64_t id = group.id;
+  if (dropped_.insert(id).second) dropped_order_.push_back(id);
+  if (dropped_order_.size() > kMostDropped) {
+    dropped_.erase(dropped_order_.front());
+    dropped_order_.pop_front();
+  }
+  groups_.erase(id);
+}
+
+Group* Groups::find(uint64_t id) const {
+  const auto found = groups_.find(id);
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+Group& Groups::find_or_expect(uint64_t id) {
+  auto& slot = groups_[id];
+  if (slot == nullptr) {
+    slot = std::make_shared<Group>();
+    slot->id = id;
+  }
+  return *slot;
+}
+
+Call* Groups::call_of(const Header& header) const {
+  const Group* group = find(header.group);
+  if (group == nullptr) return nullptr;
+  const auto call = group->in_flight.find(header.key);
+  return call == group->in_flight.end() ? nullptr : call->second.get();
+}
+
+void Groups::end_uncreated(int peer, uint64_t id, const Error& why) {
+  const Group* group = find(id);
+  const auto by_peer = [&](const auto& told) { return told.first == peer; };
+  if (group != nullptr && std::any_of(group->told.begin(), group->told.end(), by_peer)) return;
+  if (n_ended_uncreated_[peer] == kMostEndedUncreated)
+    return judge_.protocol_error(peer, "ended more than " + std::to_string(kMostEndedUncreated) +
+                                           " groups that this rank has never made");
+  n_ended_uncreated_[peer]++;
+  find_or_expect(id).told.emplace_back(peer, why);
+}
+
+}  // namespace shoal

@@ -1,0 +1,51 @@
+// The groups that this process has made, or that others have told it of.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/life/judge.h"
+#include "engine/segments/group.h"
+
+namespace shoal {
+
+// Threads: under the channel's lock.
+class Groups {
+ public:
+  Groups(int rank, size_t n_peers, Judge& judge)
+      : rank_(rank), judge_(judge), n_ended_uncreated_(n_peers, 0) {}
+
+  // Makes a group, of which frames may have come already. Nobody has looked yet whether it can do
+  // anything: see take_told().
+  Group& add(uint64_t id, std::vector<int> members);
+  // Who said that this group has ended, before it was made.
+  std::vector<std::pair<int, Error>> take_told(Group& group);
+  // Frames of it that come from here on are known to be late.
+  void forget(Group& group);
+
+  Group* find(uint64_t id) const;
+  Group& find_or_expect(uint64_t id);         // one that this process has not made, or not yet
+  Call* call_of(const Header& header) const;  // null: this rank has no such call in flight
+  bool was_dropped(uint64_t id) const { return dropped_.count(id) != 0; }
+  // A group that this process has yet to make has ended, a peer says, which may not even be in it.
+  void end_uncreated(int peer, uint64_t id, const Error& why);
+
+  size_t size() const { return groups_.size() + dropped_.size(); }  // remembered
+  auto begin() const { return groups_.begin(); }
+  auto end() const { return groups_.end(); }
+  void clear() { groups_.clear(); }
+
+ private:
+  const int rank_;
+  Judge& judge_;
+  std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
+  std::unordered_set<uint64_t> dropped_;  // the last ones, in order:
+  std::deque<uint64_t> dropped_order_;
+  std::vector<uint32_t> n_ended_uncreated_;  // groups that we have not made, by peer
+};
+
+}  // namespace shoal

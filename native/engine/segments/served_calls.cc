@@ -1,0 +1,125 @@
+#include "engine/segments/served_calls.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace shoal {
+namespace {
+
+bool has_room(const Group& group) { return group.served.n_in_flight < ServedCalls::kMostInFlight; }
+
+// Whether a step is one of those that a rank without memory of its own can have.
+bool is_in_scratch(const Step& step) {
+  return step.kind != StepKind::kCopy && step.buffer == kScratch;
+}
+
+}  // namespace
+
+std::string ServedCalls::refusal(const Group& group, const Plan& plan) {
+  const size_t size = group.members.size();
+  const Program& program = *plan.program;
+  if (program.sends_to.size() != size)
+    return "a plan for " + std::to_string(program.sends_to.size()) +
+           " ranks cannot be served in a group of " + std::to_string(size);
+  if (plan.n_workers == 0 || plan.n_workers >= size)
+    return "only a plan of workers and servers can be served, and this one has " +
+           std::to_string(plan.n_workers) + " workers in a group of " + std::to_string(size);
+  if (group.rank < static_cast<int>(plan.n_workers))
+    return "rank " + std::to_string(group.rank) + " is one of " + std::to_string(plan.n_workers) +
+           " workers, and serves nothing";
+  const auto& steps = program.steps;
+  if (plan.by_pair || !std::all_of(steps.begin(), steps.end(), is_in_scratch))
+    return "a served plan may only receive, finish and send chunks of scratch";
+  std::vector<bool> is_stored(plan.layout[kScratch].n_bytes.size(), false);
+  for (const Step& step : steps) {
+    const bool stores = step.kind == StepKind::kRecv && !step.fold;
+    if (stores == is_stored[step.chunk])
+      return "a served plan must store each chunk of scratch once, before anything else";
+    is_stored[step.chunk] = true;
+  }
+  return {};
+}
+
+void ServedCalls::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane) {
+  if (group.life.has_ended()) return;
+  auto& plans = group.served.plans;
+  const uint32_t hash = plan->descriptor_hash;
+  if (const auto known = plans.find(hash);
+      known != plans.end() && known->second.plan->descriptor != plan->descriptor)
+    return judge_.abort_group(
+        group,
+        {Fault::kResource, group.members[group.rank],
+         "cannot tell " + known->second.plan->descriptor + " from " + plan->descriptor +
+             ", which have one 32-bit hash; give one buffer another length"},
+        true);
+  plans[hash] = {std::move(plan), lane, ++group.served.n_uses};
+  const auto used_before = [](const auto& one, const auto& other) {
+    return one.second.last_use < other.second.last_use;
+  };
+  if (plans.size() > kMostPlans)
+    plans.erase(std::min_element(plans.begin(), plans.end(), used_before));
+  for (const auto& [key, frames] : group.early)
+    for (const Early& frame : frames)
+      if (frame.header.descriptor == hash && !is_message(key)) group.served.waiting.insert(key);
+  begin(group);
+}
+
+void ServedCalls::came_early(Group& group, const Header& header) {
+  if (group.served.plans.count(header.descriptor) == 0 || is_message(header.key)) return;
+  group.served.waiting.insert(header.key);
+  begin(group);
+}
+
+// The lowest first: that is the order of calls without names.
+void ServedCalls::begin(Group& group) {
+  auto& waiting = group.served.waiting;
+  while (!waiting.empty() && has_room(group)) {
+    const uint64_t key = *waiting.begin();
+    waiting.erase(waiting.begin());
+    if (!begin(group, key)) return;
+  }
+  if (!waiting.empty() && !std::exchange(group.served.is_full, true))
+    full_.push_back(group.weak_from_this());
+}
+
+// False: the group is about to end.
+bool ServedCalls::begin(Group& group, uint64_t key) {
+  const auto early = group.early.find(key);
+  if (early == group.early.end()) return true;  // this rank has made it itself
+  auto& plans = group.served.plans;
+  // Frames that came before this rank made the group may be of a rank that is not in it.
+  const auto is_known = [&](const Early& frame) {
+    return group.rank_of[frame.peer] >= 0 && plans.count(frame.header.descriptor) != 0;
+  };
+  const auto first = std::find_if(early->second.begin(), early->second.end(), is_known);
+  if (first == early->second.end()) return true;  // it made way for others
+  const auto known = plans.find(first->header.descriptor);
+  known->second.last_use = ++group.served.n_uses;
+  const Lane lane{known->second.lane, 0, nullptr};
+  const auto call =
+      calls_.prepare(group, known->second.plan, {}, std::numeric_limits<int64_t>::max(), lane);
+  if (call->finished) return false;
+  call->subject = first->header.subject;
+  call->served_for = group.rank_of[first->peer];
+  calls_.launch_served(*call, key);
+  return true;
+}
+
+void ServedCalls::begin_waiting() {
+  for (const auto& waiting : std::exchange(full_, {})) {
+    const auto group = waiting.lock();
+    if (group == nullptr || group->life.has_ended()) continue;
+    group->served.is_full = false;
+    begin(*group);
+  }
+}
+
+bool ServedCalls::has_work() const {
+  return std::any_of(full_.begin(), full_.end(), [](const auto& waiting) {
+    const auto group = waiting.lock();
+    return group != nullptr && !group->served.waiting.empty() && has_room(*group);
+  });
+}
+
+}  // namespace shoal

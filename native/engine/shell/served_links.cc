@@ -1,0 +1,45 @@
+#include "engine/shell/served_links.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace shoal {
+namespace {
+
+constexpr int64_t kLookNs = 20 * kMillisecond;
+
+}  // namespace
+
+// Events are edge-triggered: what is left in a socket is for the next turn, as nobody tells again.
+void ServedLinks::serve(int peer, bool ended) {
+  Link* link = engine_.link(peer);
+  if (link == nullptr) return;
+  link->on_event(engine_, ended);
+  const bool listed = std::find(unread_.begin(), unread_.end(), peer) != unread_.end();
+  if (!link->is_drained() && !listed) unread_.push_back(peer);
+}
+
+void ServedLinks::serve_unread() {
+  for (const int peer : std::exchange(unread_, {})) serve(peer, false);
+}
+
+void ServedLinks::take_paths(const PathMaker::Watch& watch) {
+  for (const int peer : paths_->tell_links(channel_, engine_, watch)) serve(peer, false);
+}
+
+void ServedLinks::look(int64_t now, bool at_once) {
+  if (paths_ == nullptr || (!at_once && now < look_ns_)) return;
+  bool any = false;
+  for (int peer = 0; peer < engine_.size(); ++peer) {
+    Link* link = engine_.link(peer);
+    if (link == nullptr || !link->is_watchful()) continue;
+    link->look(engine_, now);
+    any = true;
+  }
+  look_ns_ = now + kLookNs;
+  if (any) paths_->wake_at(channel_, look_ns_);
+}
+
+}  // namespace shoal
