@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 _LAST_WAIT_S: Final = 2.0
 
 
-# What may be on its way to other hosts of calls that send to several at once, which take turns
-# (native/engine/segments/turns.h). All of it may wait in front of one receiver, and a switch of few megabits
-# has a queue of 256 KiB. The least is what keeps a link busy whose ends share their cores with
-# others.
+# The most that may be on its way to other hosts for calls that send to several at once, which take
+# turns (native/engine/segments/turns.h). All of it may wait in front of one receiver, and the queue
+# of a small switch holds 256 KiB. The least keeps a link busy whose ends share their cores.
 _OUT_US: Final = 4_000
 _LEAST_OUT_BYTES: Final = 192 << 10
 
