@@ -159,7 +159,7 @@ def test_what_cannot_run_between_hosts_is_refused_with_what_can(across: str) -> 
 def test_only_all_reduces_that_are_finished_by_one_rank_can_be_cut_in_two() -> None:
     known = ALGORITHMS["all_reduce"]
     for local, across in (("direct", "ring"), ("ring_2d", "ring"), ("ring", "ring_2d")):
-        with pytest.raises(UsageError, match="finished by one rank"):
+        with pytest.raises(UsageError, match="one rank alone must finish"):
             hierarchical(known[local], known[across])
 
 

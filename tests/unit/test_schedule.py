@@ -216,7 +216,7 @@ def test_only_all_reduce_takes_compound_names(name: str) -> None:
 
 
 def test_hosts_that_do_not_match_the_size_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 hosts are named for 4 ranks"):
+    with pytest.raises(UsageError, match="one entry per rank: 3 for 4 ranks"):
         find("all_reduce", "ring_2d").steps(0, 4, 0, (0, 0, 1))
 
 
@@ -226,5 +226,5 @@ def test_hosts_that_are_not_numbered_as_they_come_up_are_refused(hosts: tuple[in
         lambda: find("all_reduce", "ring_2d").steps(0, 3, 0, hosts),
         lambda: find("all_reduce", "ring_2d").n_chunks(3, hosts),
     ):
-        with pytest.raises(UsageError, match="numbered from 0 in the order in which they first"):
+        with pytest.raises(UsageError, match="numbered from 0 in order of first appearance"):
             ask()

@@ -1,6 +1,6 @@
 """The schedule language and every algorithm written in it. Standard library only, no I/O.
 
-`COLLECTIVES` says what each collective is, and `ALGORITHMS` how it can be done:
+`COLLECTIVES` defines each collective, and `ALGORITHMS` lists the ways to do it:
 `ALGORITHMS["all_reduce"]["ring"].steps(rank, size)`. The algorithms are loaded when one of them is
 first asked for, since a group forms without any: use `schedule.find` rather than importing `find`
 in a module that forming a group loads.

@@ -1,4 +1,4 @@
-"""What an algorithm is: steps, chunks and scratch by rank and size."""
+"""An algorithm: its steps, chunks and scratch by rank and size."""
 
 from __future__ import annotations
 
@@ -28,37 +28,38 @@ def _nothing(*_: object) -> tuple[()]:
 
 
 class Algorithm(NamedTuple):
-    """One way to do a collective: what each rank does, and the chunks it needs.
+    """One way to do a collective: the steps of each rank, and the chunks they need.
 
     Args:
-        function: `f(rank, size)`, `f(rank, size, root)` where `rooted`, or `f(rank, hosts)` where
-            `by_host`: yields one rank's steps.
-        chunk_rule: by size (by `hosts` where `by_host`): how many chunks the collective's longest
-            buffer is cut into.
-        scratch_rule: called as `function` is: for each scratch chunk of that rank, the chunk of
-            the longest buffer whose length it has.
+        function: yields one rank's steps: `f(rank, size)`, `f(rank, size, root)` if `rooted`, or
+            `f(rank, hosts)` if `by_host`.
+        chunk_rule: by size (by `hosts` if `by_host`): the number of chunks of the collective's
+            longest buffer.
+        scratch_rule: by the arguments of `function`: for each scratch chunk of that rank, the chunk
+            of the longest buffer that is as long.
         owner_rule: by chunk and size: the one rank that finishes that chunk of an all-reduce, in
-            DATA; None where several do. What has one can be cut in two at its Finish, so
-            `hierarchical` can use it inside a host.
-        cut_rule: by the bytes of the longest buffer and size: where its chunks begin, and how long
-            they are; multiples of 64 but for the end of the buffer. There may be gaps, which the
-            algorithm leaves alone. None: all chunks are equally long and follow one another.
+            DATA; None if several ranks do. An algorithm with owners can be cut in two at its
+            Finish, so `hierarchical` can use it inside a host.
+        cut_rule: by the bytes of the longest buffer and size: the offsets of its chunks and their
+            lengths, multiples of 64 except at the end of the buffer. The algorithm leaves gaps
+            between them alone. None: all chunks are equally long and follow one another.
         fit_rule: by the bytes of the longest buffer and size: the algorithm that cuts a buffer of
             that length. None: all lengths are cut alike.
-        encodes_once: whether every value that one host sends to another is what no other host has
-            added to, or finished, and one rank finishes each chunk and tells every host: so a
-            narrow codec rounds each contribution once and the result once, on all ranks alike.
-        chain_rule: by size (by `hosts` where `by_host`): sender and receiver of each message of
-            a longest chain, see `chains`; for root 0.
-        n_servers: so many of the ranks, the last ones, bring no tensor and take none home: they
-            reduce in their own memory.
-        is_part: whether some of the buffer is in no chunk, since another call sums that.
+        encodes_once: True if hosts send each other only their own sums and finished values, and
+            one rank finishes each chunk for all hosts. Then a narrow codec rounds each contribution
+            once and the result once, on all ranks alike.
+        chain_rule: by size (by `hosts` if `by_host`): sender and receiver of each message of a
+            longest chain, see `chains`; for root 0.
+        n_servers: the number of ranks, the last ones, that have no tensor and reduce in their own
+            memory.
+        is_part: True if some of the buffer is in no chunk, since another call sums it.
         alike_rule: by rank and size: the rank that stands in for that one, see `symmetry`; for
             root 0.
-        levels: of a hierarchy: the algorithm inside hosts, and that between them.
-        scatters: whether every rank sends a part of the buffer to every reducer at once. Nothing
-            comes back before a segment of each has come, so between hosts segments are shorter.
-        explained_by: whose docstring states Cost, Needs, Leaves and Source; None: `function`'s.
+        levels: of a hierarchy: the algorithm inside hosts, and the one between them.
+        scatters: True if every rank sends a part of the buffer to every reducer at once. No result
+            returns before a segment of each has arrived, so between hosts segments are shorter.
+        explained_by: the object whose docstring states Cost, Needs, Leaves and Source; None:
+            `function`.
     """
 
     function: Callable[..., Iterator[Step]]
@@ -81,14 +82,14 @@ class Algorithm(NamedTuple):
     def steps(
         self, rank: int, size: int, root: int = 0, hosts: Sequence[int] = ()
     ) -> Iterator[Step]:
-        """The steps of `rank`.
+        """Return the steps of `rank`.
 
         Args:
-            root: the one rank that gives or gets all; the peer of a send or recv.
-            hosts: the host of every rank, numbered from 0 in the order in which they first come
-                up; empty: all ranks are on one.
+            root: the root of the collective, or the peer of a send or recv.
+            hosts: the host of every rank, numbered from 0 in order of first appearance; empty:
+                all ranks share one.
 
-        Cost: proportional to these steps, whatever the others do.
+        Cost: proportional to these steps, whatever the other ranks do.
         """
         if not (0 <= rank < size and 0 <= root < size):
             raise UsageError(f"rank {rank} and root {root} must be in [0, {size})")
@@ -97,30 +98,30 @@ class Algorithm(NamedTuple):
         return self.function(rank, size, *((root,) if self.rooted else ()))
 
     def n_chunks(self, size: int, hosts: Sequence[int] = ()) -> int:
-        """How many chunks the collective's longest buffer is cut into."""
+        """Return the number of chunks of the collective's longest buffer."""
         return self.chunk_rule(_hosts(size, hosts) if self.by_host else size)
 
     def chain(self, size: int, hosts: Sequence[int] = ()) -> Sequence[tuple[int, int]]:
-        """Sender and receiver of each message of a longest chain, where rank 0 is the root."""
+        """Return sender and receiver of each message of a longest chain, with root 0."""
         return self.chain_rule(_hosts(size, hosts) if self.by_host else size)
 
     def stand_in(self, rank: int, size: int) -> StandIn:
-        """Whose steps tell those of a rank, where rank 0 is the root."""
+        """Return the rank whose steps match the steps of `rank`, with root 0."""
         return self.alike_rule(rank, size)
 
     def fitted(self, n_bytes: int, size: int) -> Algorithm:
-        """Itself, or its form for buffers of that length, where it cuts short ones less finely."""
+        """Return the algorithm's form for buffers of that length; short ones have fewer chunks."""
         return self.fit_rule(n_bytes, size) if self.fit_rule else self
 
     @property
     def takes_uneven(self) -> bool:
-        """Whether it also works where the blocks of the ranks differ in length: without scratch."""
+        """True if blocks of the ranks may differ in length: scratch would need equal blocks."""
         return self.scratch_rule is _nothing
 
     def scratch(
         self, rank: int, size: int, hosts: Sequence[int] = (), root: int = 0
     ) -> tuple[int, ...]:
-        """For each scratch chunk of `rank`, the chunk of the longest buffer that is as long."""
+        """Return, by scratch chunk of `rank`, the chunk of the longest buffer that is as long."""
         if self.by_host:
             return self.scratch_rule(rank, _hosts(size, hosts))
         return self.scratch_rule(rank, size, *((root,) if self.rooted else ()))
@@ -128,17 +129,17 @@ class Algorithm(NamedTuple):
 
 def _hosts(size: int, hosts: Sequence[int]) -> tuple[int, ...]:
     if hosts and len(hosts) != size:
-        raise UsageError(f"{len(hosts)} hosts are named for {size} ranks")
+        raise UsageError(f"hosts must have one entry per rank: {len(hosts)} for {size} ranks")
     return _checked(tuple(hosts)) if hosts else (0,) * size
 
 
-# One group asks once for each of its ranks where all are proved or simulated.
+# Proofs and simulations ask once for each rank of one group.
 @functools.lru_cache(maxsize=8)
 def _checked(hosts: tuple[int, ...]) -> tuple[int, ...]:
     for expected, host in enumerate(dict.fromkeys(hosts)):
         if host != expected:
             raise UsageError(
                 f"rank {hosts.index(host)} is on host {host}, but hosts must be numbered from 0 "
-                f"in the order in which they first come up, and {expected} comes next"
+                f"in order of first appearance, and {expected} comes next"
             )
     return hosts

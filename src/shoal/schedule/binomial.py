@@ -1,7 +1,7 @@
-"""Binomial trees: whoever has heard passes it on, so twice as many have after every round.
+"""Binomial trees: every rank that has the data passes it on, so each round doubles their number.
 
-Places count from the root. The parent of a place is that place without its lowest bit; the places
-below it are the next ones, as many as that bit is worth.
+Places count from the root. The parent of a place is the place without its lowest bit; the subtree
+of a place is the range that begins with it and is as long as the value of that bit.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from shoal.schedule.steps import Buffer, Copy, Finish, Recv, Send, Step
 
 
 def parent(place: int) -> int:
-    """The place above any but the root's."""
+    """Return the parent of any place but the root."""
     return place & (place - 1)
 
 
 def children(place: int, size: int) -> list[int]:
-    """The places right below, nearest first: the smallest subtree first."""
+    """Return the children of a place, nearest first: the smallest subtree first."""
     below = (place + (1 << bit) for bit in range(size.bit_length()))
     return [child for child in below if child < size and parent(child) == place]
 
 
 def subtree(place: int, size: int) -> range:
-    """The places whose way to the root goes by `place`, itself included."""
+    """Return the places whose path to the root passes `place`, itself included."""
     return range(size) if place == 0 else range(place, min(size, place + (place & -place)))
 
 
@@ -119,7 +119,7 @@ def binomial_scatter(rank: int, size: int, root: int) -> Iterator[Step]:
 
 
 def _kept(place: int, block: int, size: int, root: int) -> tuple[Buffer, int]:
-    """Where the block of a place below is kept: the root has room for all, the others scratch."""
+    """The place of a block from below: the root has room for all, other ranks use scratch."""
     if place == 0:
         return Buffer.OUTPUT, (root + block) % size
     return Buffer.SCRATCH, block - place - 1

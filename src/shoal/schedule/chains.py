@@ -1,9 +1,9 @@
-"""The longest chain of messages of each algorithm, of which each waits for the one before it.
+"""The longest chain of messages of each algorithm, each of which waits for the one before it.
 
-Running a whole schedule would tell, and takes too long for large groups. Each function names sender
-and receiver of every message of one longest chain, by the number of ranks, for root 0; where they
-are told apart only by how far a message goes, it goes from or to rank 0. A test compares the length
-with the longest chain of the dataflow, and looks for each of the messages in the steps.
+Running a whole schedule finds the chain too, but takes too long for large groups. Each function
+returns sender and receiver of every message of one longest chain, by the number of ranks, for root
+0; if only the distance of a message matters, it goes from or to rank 0. A test compares the length
+with the longest chain of the dataflow, and looks for each message in the steps.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def dissemination(size: int) -> Chain:
 
 
 def bruck(size: int) -> Chain:
-    """What has as many hops to go as any block: those of the deepest place."""
+    """The hops of a block with the most of them, those of the deepest place."""
     return [(0, place ^ above) for above, place in binomial(size)]
 
 

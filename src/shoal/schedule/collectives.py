@@ -1,7 +1,7 @@
-"""All collectives, a row each: their buffers, their root, whether they fold, and what they leave.
+"""The table of all collectives: their buffers, root, folds and results.
 
-Shapes, choosing, measuring, settings, simulating, the command line, the docs and the tests read
-these rows; none of them knows a collective by its name.
+Shapes, the planner, measurements, settings, the simulator, the command line, the docs and the tests
+read these rows; none of them knows a collective by its name.
 """
 
 from __future__ import annotations
@@ -28,37 +28,36 @@ class Value(NamedTuple):
     ranks: range
     chunk: int
     finished: bool = False
-    """Whether it passed through exactly one Finish. Otherwise it passed through none."""
+    """True if it passed through exactly one Finish, False if through none."""
 
 
 class Contract(NamedTuple):
     """One rank's part of a collective. INPUT is never written, whatever else happens."""
 
     n_chunks: Mapping[Buffer, int]
-    """How many chunks each of the caller's buffers has; buffers not named have none."""
+    """The chunks of each of the caller's buffers; buffers not named have none."""
     precondition: Mapping[Place, Value]
-    """What is held before the first step. Places not named hold nothing worth reading."""
+    """The values before the first step. Places not named hold nothing worth reading."""
     postcondition: Mapping[Place, Value]
-    """What must be held after the last step. Places not named may hold anything."""
+    """The values required after the last step. Places not named may hold anything."""
     idempotent: bool = False
-    """Whether contributions may be folded in more than once and in any order: the fold is one
-    like max, to which that makes no difference."""
+    """True if contributions may be folded in more than once and in any order, as by max."""
 
 
 class Blocks(enum.Enum):
-    """Which blocks a buffer of the caller has, where it is one or more blocks of a rank each."""
+    """The ranks whose blocks a buffer of the caller holds."""
 
     NONE = enum.auto()
     OWN = enum.auto()
-    """One block, this rank's."""
+    """This rank's block."""
     ALL = enum.auto()
     """A block of every rank, in rank order."""
     AT_ROOT = enum.auto()
-    """The same at the root, and none elsewhere."""
+    """A block of every rank at the root, and none elsewhere."""
 
 
 class Root(enum.Enum):
-    """What the one rank is that the others are not like; its value, as calls are described."""
+    """The part of the root in a collective; the value is its preposition in descriptions."""
 
     NONE = ""
     GIVES = "from"
@@ -66,19 +65,19 @@ class Root(enum.Enum):
 
 
 class Collective(NamedTuple):
-    """What a collective is, whichever algorithm does it.
+    """The definition of a collective, whichever algorithm does it.
 
     Args:
-        leaves: by rank, size, root and chunk: what that chunk of the result must hold.
-        reads: of INPUT.
-        writes: of OUTPUT. Both NONE: it works in place on DATA, which algorithms cut as they like.
-        root: whether one rank gives all, or gets all.
-        folds: whether it takes an operation.
-        narrows: whether it may travel in a narrow codec: each contribution goes straight to the
+        leaves: by rank, size, root and chunk: the required value of that chunk of the result.
+        reads: the blocks in INPUT.
+        writes: the blocks in OUTPUT. Both NONE: it works in place on DATA, which algorithms cut as
+            they like.
+        root: the part of the root, if there is one.
+        folds: True if it takes an operation.
+        narrows: True if it may travel in a narrow codec: each contribution goes straight to the
             rank that folds it, so it is rounded once.
-        by_pair: whether blocks may have lengths that only the two ranks know that exchange them.
-        carries: whether there are elements of the caller's; else a byte that says no more than
-            that a rank was there.
+        by_pair: True if only the two ranks that exchange a block need to know its length.
+        carries: True if the caller passes elements; else one byte shows that a rank was there.
         idempotent: see `Contract`.
     """
 
@@ -94,11 +93,11 @@ class Collective(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether its one buffer is DATA."""
+        """True if its one buffer is DATA."""
         return self.reads is self.writes is Blocks.NONE
 
     def contract(self, rank: int, size: int, n_chunks: int, root: int) -> Contract:
-        """That of `rank`, where DATA is cut into `n_chunks`; blocks are cut by rank."""
+        """Return the contract of `rank`, with DATA in `n_chunks`; blocks are cut by rank."""
         n_blocks = {
             Blocks.NONE: 0,
             Blocks.OWN: 1,
@@ -179,14 +178,14 @@ COLLECTIVES: Final[Mapping[str, Collective]] = MappingProxyType(
 )
 
 MESSAGE: Final = "send_recv"
-"""What `find` and shapes call a message. No collective: two ranks call a half of it each."""
+"""The name of a message for `find` and shapes. It is no collective: two ranks call a half each."""
 
 
 def row_of(collective: str) -> Collective:
-    """What a collective is.
+    """Return the definition of a collective.
 
     Raises:
-        UsageError: there is no such collective; the message lists those there are.
+        UsageError: there is no such collective; the message lists all.
     """
     if collective not in COLLECTIVES:
         raise UsageError(f"no collective {collective!r}: there are {', '.join(COLLECTIVES)}")
@@ -196,13 +195,13 @@ def row_of(collective: str) -> Collective:
 def contract_of(
     collective: str, rank: int, size: int, n_chunks: int, root: int = 0, n_servers: int = 0
 ) -> Contract:
-    """What `rank` brings to a collective and is left with, where DATA is cut into `n_chunks`.
+    """Return the contract of `rank` in a collective, with DATA in `n_chunks`.
 
     Args:
-        n_servers: so many of the ranks, the last ones, bring nothing and are left with nothing.
+        n_servers: the number of ranks, the last ones, without input and result.
 
     Raises:
-        UsageError: there is no such collective, or it cannot be cut like that.
+        UsageError: there is no such collective, or it needs another number of chunks.
     """
     row = row_of(collective)
     if not row.in_place and n_chunks != size:

@@ -1,8 +1,7 @@
-"""What a schedule takes of ranks, hosts and NICs, counted from its steps.
+"""Counts the work of a schedule for ranks, hosts and NICs from its steps.
 
-All is counted in chunks, and in messages of a chunk each. What they cost is not known here. Every
-rank is counted, but steps are run only of those that stand in for others, and of a hierarchy level
-by level.
+Counts are in chunks and in messages of a chunk each, without costs. Every rank is counted, but only
+the steps of ranks that stand in for others run, and a hierarchy is counted level by level.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ __all__ = ["Counts", "StepCounts", "count"]
 
 
 class Counts(NamedTuple):
-    """What a schedule takes on some hosts."""
+    """The work of a schedule on some hosts."""
 
     n_chunks: int
-    """That the longest buffer is cut into."""
+    """The chunks of the longest buffer."""
     n_scratch: int
-    """Chunks of scratch of the rank that has most."""
+    """The most scratch chunks of a rank."""
     ranks: tuple[StepCounts, ...]
-    """Of those ranks that were counted, without repeating what is the same."""
+    """The work of each rank, equal entries once."""
     hosts: tuple[StepCounts, ...]
-    """Of all ranks of their hosts, likewise."""
+    """The work of all ranks of each host together, equal entries once."""
     n_intra: int
     """Messages of the longest chain that stay on a host."""
     n_inter: int
-    """Messages of the longest chain that go to another."""
+    """Messages of the longest chain that go to another host."""
     n_peers: int
-    """With how many other hosts one exchanges at most: sends to as many, receives from as many."""
+    """The most other hosts that one host both sends to and receives from."""
 
     @property
     def n_rounds(self) -> int:
@@ -72,7 +71,7 @@ def count(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counts:
 
 
 def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counted:
-    """Of an algorithm that does not ask who shares a host, or asks in its own way."""
+    """Count an algorithm without levels."""
     size, n_ranks = len(hosts), Counter(hosts)
     alike: dict[int, _Alike] = {}
     by_host = [Counter[StepCounts]() for _ in n_ranks]
@@ -94,7 +93,7 @@ def _flat(algorithm: Algorithm, hosts: tuple[int, ...]) -> Counted:
 
 
 class _Alike:
-    """Ranks that one stands in for, and what was counted of them by which peers share a host."""
+    """The ranks of one stand-in, and the counts by the peers that share their host."""
 
     def __init__(
         self, traffic: Traffic, hosts: tuple[int, ...], n_ranks: Mapping[int, int]
@@ -106,8 +105,8 @@ class _Alike:
         self._by_host = defaultdict[int, list[int]](list)
         for peer in self._peers:
             self._by_host[hosts[peer]].append(peer)
-        # Where all are near, or far, or have as many messages of each kind, it makes no difference
-        # who is where.
+        # If all peers are near, or all are far, or all kinds of messages go to all peers, only the
+        # number of peers on the host matters.
         self._is_plain = len(n_ranks) in (1, len(hosts)) or all(
             len(one.peers) == len(hosts) - 1 for one in (*traffic.sends, *traffic.receives)
         )
@@ -115,7 +114,7 @@ class _Alike:
         self._known: dict[tuple[int, ...], StepCounts] = {}
 
     def done(self, rank: int, one: StandIn) -> tuple[StepCounts, int]:
-        """What one of them does, and with how many other hosts it exchanges both ways."""
+        """Return the work of one rank, and the number of hosts it exchanges with both ways."""
         here = self._hosts[rank]
         n_here, n_others = self._n_ranks[here], len(self._n_ranks) - 1
         if self._is_plain:
@@ -140,9 +139,9 @@ class _Alike:
         return min(map(len, both))
 
     def _swapped(self, rank: int, stand_in: int) -> tuple[tuple[int, ...], int]:
-        """The peers on the host of a rank, and how many other hosts it has peers on.
+        """Return the peers on the host of a rank, and the number of other hosts with peers.
 
-        All peers are where they were, but that the two ranks have changed places.
+        The peers are the stand-in's, except that the two ranks swap places.
         """
         here, there = self._hosts[rank], self._hosts[stand_in]
         near = [peer for peer in self._by_host.get(here, ()) if peer != rank]

@@ -1,4 +1,4 @@
-"""Dissemination: what a rank has heard doubles in every round."""
+"""Dissemination: the number of contributions that a rank holds doubles in every round."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shoal.schedule.steps import Buffer, Copy, Recv, Send, Step
 
 
 def dissemination_barrier(rank: int, size: int) -> Iterator[Step]:
-    """Tell rank+1, then rank+2, +4 and so on all that was heard so far.
+    """Send all contributions received so far to rank+1, then to rank+2, +4 and so on.
 
     Cost:   ceil(log2 n) rounds; each rank sends one buffer in each of them.
-    Needs:  one scratch chunk, since what is being sent cannot be folded into. The fold has to be
-            idempotent (max, or): unless n is a power of two, some ranks are heard of twice.
+    Needs:  one scratch chunk, since a fold cannot change a chunk that is being sent. The fold must
+            be idempotent (max, or): unless n is a power of two, some contributions arrive twice.
     Leaves: every rank's contribution in every rank's buffer, in whichever order.
     Source: Hensgen, Finkel & Manber, IJPP 1988.
     """

@@ -1,8 +1,8 @@
-"""Two levels in one: an all-reduce inside each host, and in its middle one between the hosts.
+"""Two levels: an all-reduce inside each host, and in its middle an all-reduce between the hosts.
 
-An all-reduce in which every chunk is finished by one rank is over for that rank at its Finish, as a
-reduce-scatter is. There each owner runs the other all-reduce with the owners of the same chunk on
-the other hosts, and then goes on to tell the rest of its host.
+If one rank finishes each chunk of an all-reduce, the steps up to its Finish are a reduce-scatter.
+There each owner runs the other all-reduce with the owners of the same chunk on the other hosts, and
+then sends the result to the rest of its host.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
         UsageError: `local` has no owners.
     """
     if local.owner_rule is None or local.by_host or across.by_host:
-        raise UsageError("inside a host, every chunk must be finished by one rank alone")
+        raise UsageError("inside a host, one rank alone must finish each chunk")
     return Algorithm(
         functools.partial(_steps, local, across),
         functools.partial(_chunks, local, across),
@@ -57,7 +57,7 @@ def hierarchical(local: Algorithm, across: Algorithm) -> Algorithm:
 
 
 class HostRanks(NamedTuple):
-    """The ranks of one host, and which of them owns which rail."""
+    """The ranks of one host, and the owners of its rails."""
 
     ranks: tuple[int, ...]
     owned: tuple[int, ...]
@@ -75,7 +75,7 @@ class HostRanks(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the chunks of the local algorithm are cut on one host."""
+    """The cut of the local algorithm's chunks into rails on one host."""
 
     team: HostRanks
     n_rails: int
@@ -87,15 +87,15 @@ class Cut(NamedTuple):
         return self.team.rails(chunk, self.n_rails)
 
     def chunks(self, chunk: int, first: int = 0) -> list[int]:
-        """The chunks that it stands for, on each rail from one of them on, and round."""
+        """The chunks that it stands for, on each rail in a ring from `first` on."""
         turns = [(first + k) % self.n_across for k in range(self.n_across)]
         return [rail * self.n_across + turn for rail in self.rails(chunk) for turn in turns]
 
 
-# Of one group at a time; the two sides of a group that is split may alternate.
+# For one group at a time; the halves of a split group may alternate.
 @functools.lru_cache(maxsize=8)
 def teams_of(local: Algorithm, hosts: tuple[int, ...]) -> tuple[HostRanks, ...]:
-    """The teams of all hosts."""
+    """Return the teams of all hosts."""
     members: list[list[int]] = [[] for _ in range(max(hosts) + 1)]
     for rank, host in enumerate(hosts):
         members[host].append(rank)
@@ -116,7 +116,7 @@ def _owners(local: Algorithm, size: int) -> tuple[int, ...]:
 
 
 def cut_of(teams: Sequence[HostRanks], host: int, across: Algorithm) -> Cut:
-    """How that host cuts the chunks of its local algorithm."""
+    """Return the cut of one host."""
     return Cut(teams[host], _n_rails(teams), across.n_chunks(len(teams)))
 
 
@@ -136,7 +136,7 @@ def _chunks(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> int:
 def _chain(
     local: Algorithm, across: Algorithm, hosts: tuple[int, ...]
 ) -> Sequence[tuple[int, int]]:
-    """Half of that of `local` in the largest host, that of `across` on the first rail, the rest."""
+    """Half of the local chain in the largest host, the chain across on the first rail, the rest."""
     teams = teams_of(local, hosts)
     if len(teams) == 1:
         return local.chain(len(hosts))
@@ -206,10 +206,10 @@ def _both(
 def _inside(
     steps: Iterable[Step], host: int, cut: Cut, places: Mapping[tuple[int, int], int]
 ) -> Iterator[Step]:
-    """Local steps, each as often as its chunk is cut."""
+    """Yield local steps, each for all pieces of its chunk."""
     for step in steps:
         own, saved = data_and_scratch(step)
-        # Hosts begin with different chunks, so that they do not all send to one.
+        # Hosts begin with different chunks, so that they do not all send to the same one.
         for chunk in cut.chunks(own, first=host):
             there = places.get((saved, chunk), 0)
             first = {Buffer.DATA: chunk - own, Buffer.SCRATCH: there - saved}
@@ -217,7 +217,7 @@ def _inside(
 
 
 def data_and_scratch(step: Step) -> tuple[int, int]:
-    """The chunks of the two that a local step names; -1 for no scratch. All of them name data."""
+    """Return the chunks of data and scratch that a local step names; -1 for no scratch."""
     if not isinstance(step, Copy):
         return step.chunk, -1
     data, scratch = step.chunk, step.into
@@ -225,7 +225,7 @@ def data_and_scratch(step: Step) -> tuple[int, int]:
 
 
 def moved(step: Step, peers: Sequence[int], first: Mapping[Buffer, int]) -> Step:
-    """A step of an algorithm over `peers`, on chunks that begin elsewhere."""
+    """Return a step with its peer taken from `peers` and its chunks moved by `first`."""
     chunk = first[step.buffer] + step.chunk
     if isinstance(step, Send):
         return Send(peers[step.peer], chunk, step.buffer)

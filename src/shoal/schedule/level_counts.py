@@ -1,8 +1,8 @@
-"""What a hierarchy takes, level by level: no step of the whole is run.
+"""Counts a hierarchy level by level, without running the steps of the whole.
 
-A local step is done for every rail of its chunk, and the steps across for every rail of a chunk
-that is finished. So each level is counted on its own, for each size of a host and for each host,
-and what a rank does is the sum.
+A local step runs for every rail of its chunk, and the steps across for every rail of a finished
+chunk. So each level is counted separately, for each size of a host and for each host, and the work
+of a rank is the sum.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class _Run(NamedTuple):
 
     n_rails: int
     is_written: bool
-    """Whether its host has folded something by then."""
+    """True if its host has folded data by then."""
     is_late: bool
-    """Whether it has passed something on inside its host."""
+    """True if the rank has passed data on inside its host."""
 
 
 class _Inside(NamedTuple):
-    """What a rank does inside its host, and when it exchanges with others."""
+    """The work of a rank inside its host, and the rails that it runs between hosts."""
 
     work: StepCounts
     runs: tuple[_Run, ...]
@@ -38,22 +38,22 @@ class _Inside(NamedTuple):
 
     @property
     def n_rails(self) -> int:
-        """That the rank owns."""
+        """The number of rails that the rank owns."""
         return sum(run.n_rails for run in self.runs)
 
 
 class _Across(NamedTuple):
-    """What the owner of a rail exchanges with other hosts."""
+    """The work of a rail's owner between hosts."""
 
     fresh: StepCounts
-    """Where it is alone on its host, so that nothing was folded before."""
+    """The work if the owner is alone on its host, so that nothing was folded before."""
     written: StepCounts
     n_scratch: int
     n_peers: int
 
 
 def across_hosts(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) -> Counted:
-    """Count all ranks of several hosts, of which one at least has several ranks."""
+    """Count all ranks of several hosts, at least one of them with several ranks."""
     teams = teams_of(local, hosts)
     far = _far(across, len(teams))
     kinds = dict.fromkeys((len(team.ranks), far[host]) for host, team in enumerate(teams))
@@ -81,7 +81,7 @@ def across_hosts(local: Algorithm, across: Algorithm, hosts: tuple[int, ...]) ->
 
 
 def _far(across: Algorithm, n_hosts: int) -> list[_Across]:
-    """Of every host."""
+    """The work between hosts, by host."""
     known: dict[int, _Across] = {}
     stand_ins = [across.stand_in(host, n_hosts).rank for host in range(n_hosts)]
     for host in dict.fromkeys(stand_ins):
@@ -97,9 +97,9 @@ def _far(across: Algorithm, n_hosts: int) -> list[_Across]:
 
 
 def _near(local: Algorithm, cut: Cut) -> Iterator[_Inside]:
-    """Of every rank of a host."""
+    """The work inside a host, by rank."""
     size = len(cut.team.ranks)
-    # Where all chunks stand for as many rails, those that do the same own as many.
+    # If all chunks have equally many rails, ranks with the same steps own equally many.
     is_even = cut.n_rails % len(cut.team.owned) == 0
     known: dict[int, _Inside] = {}
     for rank in range(size):
@@ -110,7 +110,7 @@ def _near(local: Algorithm, cut: Cut) -> Iterator[_Inside]:
 
 
 def _of_rank(local: Algorithm, rank: int, size: int, cut: Cut) -> _Inside:
-    """Its local steps, each as often as its chunk is cut."""
+    """Count a rank's local steps, each for all pieces of its chunk."""
     n_messages = n_moved = 0
     written: Counter[tuple[int, int]] = Counter()
     values: dict[tuple[int, int, int], int] = {}
@@ -143,7 +143,7 @@ def _of_rank(local: Algorithm, rank: int, size: int, cut: Cut) -> _Inside:
 
 
 def _both(near: _Inside, other: _Across) -> StepCounts:
-    """What a rank does inside its host and across."""
+    """The work of a rank inside its host and between hosts."""
     works, n_before, is_late = [(near.work, 1)], 0.0, False
     for run in near.runs:
         work = other.written if run.is_written else other.fresh

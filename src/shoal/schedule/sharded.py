@@ -17,21 +17,21 @@ from shoal.schedule.symmetry import StandIn, first_alike, swapped
 def sharded_all_reduce(rank: int, size: int, stripes: Sequence[Stripe] = ()) -> Iterator[Step]:
     """Send every stripe to its reducer, which folds them in their own order and sends the results.
 
-    A stripe's order begins with worker f and goes down: f, f-1, ... round to f+1, whoever reduces
-    it. Each worker sends the stripe first that begins with it, and then those of the workers after
-    it: at any time each stripe comes from another worker, so no link into a rank is shared (no
-    incast) where every worker reduces the stripe that begins with it.
+    A stripe's order begins with worker f and goes down: f, f-1, ... round to f+1, whichever worker
+    reduces it. Each worker first sends the stripe that begins with it, then those of the workers
+    after it. So at any time each stripe comes from another worker, and no link into a rank is
+    shared (no incast) if every worker reduces the stripe that begins with it.
 
     Args:
-        stripes: each with its first worker and its reducer; left out: stripe r of r, reduced by r.
+        stripes: with first worker and reducer; left out: worker r is both for stripe r.
 
     Cost:   2 rounds. With all n workers as reducers, each sends 2(n-1)/n of the buffer, 2/n of it
-            to each peer. With k of them, a worker that is none sends the buffer once, and a reducer
+            to each peer. With k reducers, another worker sends the buffer once, and a reducer
             (k-1)/k of it and (n-1)/k: k ranks carry the load.
     Needs:  a chunk for each stripe (empty ones are legal). A worker that reduces a stripe that
             begins with another needs a scratch chunk, where its own part waits for its turn.
     Leaves: every stripe folded as ((f + (f-1)) + (f-2)) + ... on every worker: the same bits
-            whoever reduces it.
+            whichever worker reduces it.
     Source: Thangakrishnan et al. (Herring), SC 2020, with the workers as reducers (Fairring); the
             order is ours (docs/decisions/0012).
     """

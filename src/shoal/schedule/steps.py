@@ -1,4 +1,4 @@
-"""The schedule language: what one rank does, as a sequence of steps.
+"""The schedule language: the work of one rank as a sequence of steps.
 
 A step names chunks of buffers and, where it communicates, one peer. Steps of a rank are ordered
 only through the chunks they touch, in the order in which they are yielded:
@@ -119,8 +119,8 @@ class Copy(_Step):
 class Finish(_Step):
     """Declare that a chunk is now folded over all ranks.
 
-    The engine applies AVG's division here, so a value passes through one Finish, no more and no
-    less, however many ranks it is sent to afterwards.
+    The engine applies AVG's division here, so a value passes through exactly one Finish, however
+    many ranks it is sent to afterwards.
     """
 
     __slots__ = ("buffer", "chunk")

@@ -1,7 +1,7 @@
-"""Which ranks do the same, so that the steps of one tell those of others.
+"""Ranks with the same steps, so that one rank can be counted for many.
 
-A rule names, for each rank of a group whose root is rank 0, one that stands in for it, and what the
-peers of that one are called by the other. A test compares their messages for every algorithm.
+A rule returns, for each rank of a group with root 0, a rank that stands in for it, and a renaming
+of that rank's peers. A test compares their messages for every algorithm.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ class StandIn(NamedTuple):
 
     rank: int
     rename: Callable[[int], int]
-    """From a peer of `rank` to the one that the other rank has in its place."""
+    """Maps a peer of `rank` to the corresponding peer of the other rank."""
     is_swap: bool = False
-    """Whether but the two themselves all have the same names."""
+    """True if the renaming only swaps these two ranks."""
 
 
 def itself(rank: int, size: int) -> StandIn:
-    """Nobody but the rank itself."""
+    """The rank itself."""
     return StandIn(rank, lambda peer: peer)
 
 
 def turned(rank: int, size: int) -> StandIn:
-    """Rank 0, for all: what counts is how far away a peer is."""
+    """Rank 0, for all ranks: only the distance of a peer matters."""
     return StandIn(0, lambda peer: (peer + rank) % size)
 
 
 def swapped(rank: int, stand_in: int) -> StandIn:
-    """Two ranks that could change places: each is the other's peer, all others are the same."""
+    """A rank that could swap places with this one; all other peers are the same."""
     names = {stand_in: rank, rank: stand_in}
     return StandIn(stand_in, lambda peer: names.get(peer, peer), is_swap=True)
 
@@ -46,15 +46,15 @@ def all_but_root(rank: int, size: int) -> StandIn:
 
 
 def at_corner(rank: int, size: int) -> StandIn:
-    """The first rank that has an extra, is one, or does without, as this one does.
+    """The first rank of the same kind: with an extra rank, an extra rank itself, or neither.
 
-    Corners that differ by the same bits are as far away.
+    Corners that differ by the same bits are equally far away.
     """
     return _moved_to_corner(rank, size, _at_corners(size, 1)[rank])
 
 
 def at_corner_of_parity(rank: int, size: int) -> StandIn:
-    """The same, among those whose corners have an even or an odd number of bits set."""
+    """As `at_corner`, among corners with the same parity of the number of set bits."""
     return _moved_to_corner(rank, size, _at_corners(size, 2)[rank])
 
 
@@ -86,13 +86,13 @@ def _at_corners(size: int, n_parities: int) -> list[int]:
 
 
 def of_subtree(rank: int, size: int) -> StandIn:
-    """The first rank that has as many others below it in a binomial tree, as has the next one."""
+    """The first rank with equal subtrees in a binomial tree, its own and the next rank's."""
     stand_in = _of_subtrees(size)[rank]
     return StandIn(stand_in, lambda peer: (peer + rank - stand_in) % size)
 
 
 def in_trees(rank: int, size: int) -> StandIn:
-    """The first rank that has as many children in each tree, and meets the same peer in both."""
+    """The first rank with as many children in each tree, and the same peers in both."""
     peers, stand_ins = _of_trees(size)
     stand_in = stand_ins[rank]
     return StandIn(stand_in, dict(zip(peers[stand_in], peers[rank], strict=True)).__getitem__)
@@ -100,7 +100,7 @@ def in_trees(rank: int, size: int) -> StandIn:
 
 @functools.lru_cache(maxsize=64)
 def _of_trees(size: int) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The peers of every rank in both trees, and who stands in for it."""
+    """The peers of every rank in both trees, and its stand-in."""
     peers, keys = [], []
     for rank in range(size):
         trees = double_binary_tree(rank, size)
@@ -115,7 +115,7 @@ def _of_trees(size: int) -> tuple[list[tuple[int, ...]], list[int]]:
 
 
 def first_alike(keys: Sequence[Hashable]) -> list[int]:
-    """Of each, the first that has the same key."""
+    """Return, for each key, the index of the first equal one."""
     first = {key: rank for rank, key in reversed(list(enumerate(keys)))}
     return [first[key] for key in keys]
 

@@ -204,14 +204,14 @@ MORE_ALL_REDUCES: Final = (
     "sharded(k) with k reducers, sharded[8*1|4*3] with weights of workers and servers, "
     "and local/across such as sharded/ring"
 )
-"""What `find` knows besides the table, in words."""
+"""The names that `find` accepts besides the table, in words."""
 
 _SHARDED_NAME: Final = re.compile(r"sharded\((\d{1,6})\)")
 
 
 @functools.lru_cache(maxsize=1024)
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm of that name.
+    """Return the algorithm of that name.
 
     For all_reduce, besides those in `ALGORITHMS`: "sharded(k)" with k reducers, "sharded[8*1|4*3]"
     with weights of workers and servers (`weights.parse`), and "local/across" of two others, such as

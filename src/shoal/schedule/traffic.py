@@ -1,4 +1,4 @@
-"""The messages of one rank, and what they are to it on some hosts."""
+"""The messages of one rank, and its work for them depending on which peers share its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StepCounts(NamedTuple):
-    """What one rank has to do, or all ranks of a host; fractions where chunks differ in length."""
+    """The work of one rank, or of all ranks of a host; fractions if chunks differ in length."""
 
     intra: float = 0
     """Messages to and from ranks of the same host."""
@@ -28,28 +28,28 @@ class StepCounts(NamedTuple):
     received: float = 0
     """Chunks received from other hosts."""
     before: float = 0
-    """Of these, those received before anything that was received or folded is passed on."""
+    """Chunks received before the rank first passes on received or folded data."""
     passed_on: float = 0
-    """Of the chunks sent to other hosts, those that are so passed on."""
+    """Chunks sent to other hosts that hold received or folded data."""
 
 
 def sum_of(works: Iterable[tuple[StepCounts, int]]) -> StepCounts:
-    """All of them, each as often as is said beside it."""
+    """Sum the counts, each multiplied by the number beside it."""
     times = ([n * what for what in work] for work, n in works)
     return StepCounts(*map(sum, zip(*times, strict=True)))
 
 
 class Counted(NamedTuple):
-    """What all ranks of a group do."""
+    """The work of all ranks of a group."""
 
     ranks: Iterable[StepCounts]
-    """Of each rank, at least once."""
+    """The work of each rank, at least once."""
     hosts: Iterable[StepCounts]
-    """Of all ranks of each host, at least once."""
+    """The work of all ranks of each host together, at least once."""
     n_scratch: int
-    """Chunks of the rank that has most."""
+    """The most scratch chunks of a rank."""
     n_peers: int
-    """With how many other hosts one exchanges at most."""
+    """The most other hosts that one exchanges messages with."""
 
 
 class Messages(NamedTuple):
@@ -57,11 +57,11 @@ class Messages(NamedTuple):
 
     peers: frozenset[int]
     n: int
-    """With each of them."""
+    """The messages with each of them."""
     is_late: bool
-    """Whether what is sent was received or folded; whether something such was sent before."""
+    """True if sends hold received or folded data; for receives, if such a send came before."""
     is_one_value: bool = False
-    """Whether all are sent the same values, and not each its own."""
+    """True if all peers are sent the same values."""
 
 
 class Traffic(NamedTuple):
@@ -71,7 +71,7 @@ class Traffic(NamedTuple):
     receives: tuple[Messages, ...]
     n_copies: int
     finishes: tuple[tuple[bool, int], ...]
-    """How many chunks it finishes before and after it has passed something on."""
+    """The chunks that it finishes before (False) and after (True) it passes data on."""
 
     @classmethod
     def of(cls, steps: Iterable[Step], *, is_written: bool = False) -> Traffic:
@@ -107,7 +107,7 @@ class Traffic(NamedTuple):
         )
 
     def renamed(self, rename: Callable[[int], int]) -> tuple[object, ...]:
-        """The same with other peers, to be compared with others."""
+        """Return the messages with other names of peers, for comparison."""
         sends, receives = (
             Counter(one._replace(peers=frozenset(map(rename, one.peers))) for one in of)
             for of in (self.sends, self.receives)
@@ -116,16 +116,16 @@ class Traffic(NamedTuple):
 
     @property
     def to(self) -> frozenset[int]:
-        """All that it sends to."""
+        """The ranks that it sends to."""
         return frozenset(peer for one in self.sends for peer in one.peers)
 
     @property
     def source(self) -> frozenset[int]:
-        """All that it receives from."""
+        """The ranks that it receives from."""
         return frozenset(peer for one in self.receives for peer in one.peers)
 
     def work(self, mates: Collection[int]) -> StepCounts:
-        """What that is for a rank that shares its host with some of the peers."""
+        """Return the work of a rank that shares its host with these peers."""
         intra = shared = n_received = 0
         sent, received = [0, 0], [0, 0]
         for peers, n, is_late, is_one_value in self.sends:
@@ -153,7 +153,7 @@ def _n_in(peers: Collection[int], mates: Iterable[int]) -> int:
 
 
 def _by_kind(n_with: Mapping[tuple[int, bool], int]) -> Iterator[Messages]:
-    """Peers with which there are as many messages, together."""
+    """Group peers with equally many messages."""
     peers = defaultdict[tuple[int, bool], list[int]](list)
     for (peer, is_late), n in n_with.items():
         peers[n, is_late].append(peer)

@@ -73,7 +73,7 @@ def _fold(
     """Fold one chunk, with the own part in its turn, and send it to all workers.
 
     Args:
-        saved: where in scratch the own part waits for that; -1: it is the first, or there is none.
+        saved: the scratch chunk where the own part waits; -1: it is first, or there is none.
     """
     if saved >= 0:
         yield Copy(own.chunk, into=saved)
@@ -90,7 +90,7 @@ def _fold(
 
 
 class _Piece(NamedTuple):
-    """What one reducer has of a stripe: from `begin` to `end`, of all weights together."""
+    """A reducer's part of a stripe: from `begin` to `end` of the total weight."""
 
     stripe: int
     begin: int
@@ -100,11 +100,11 @@ class _Piece(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _pieces(weights: Weights, n_stripes: int) -> tuple[_Piece, ...]:
-    """All chunks in the order of their places.
+    """Return all chunks in the order of their places.
 
-    A worker has the end of the stripe that begins with it, whose own part need not wait there. What
-    is left of the stripes goes to the servers, in one range each, and then to the workers whose
-    weight is more than a stripe.
+    A worker has the end of the stripe that begins with it, so its own part need not wait. The rest
+    of the stripes goes to the servers, one range each, then to workers that weigh more than a
+    stripe.
     """
     n, total = len(weights.workers), weights.total
     left = [weight * n_stripes for weight in weights.workers]
@@ -130,17 +130,19 @@ def _pieces(weights: Weights, n_stripes: int) -> tuple[_Piece, ...]:
 
 
 def weighted(name: str) -> Algorithm:
-    """The all-reduce of a name that `weights.parse` reads.
+    """Return the all-reduce of a name that `weights.parse` reads.
+
+    Its `n_chunks` and `steps` raise UsageError unless the group has as many ranks as the name:
+    workers and servers together, or with ".workers" only these.
 
     Raises:
-        UsageError: it says what cannot be; or, when steps are asked for, the group has not as many
-            ranks as the name speaks of: workers and servers together, or with ".workers" those.
+        UsageError: the name cannot be read.
     """
     return _algorithm(_Weighted(*parse(name)))
 
 
 class _Weighted(NamedTuple):
-    """Who reduces what, in the one size of group that there are weights for."""
+    """The chunks and reducers of the one group size that the weights are for."""
 
     weights: Weights
     part: str
@@ -156,7 +158,7 @@ class _Weighted(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its steps are those of the plain sharded all-reduce, one stripe to a worker."""
+        """True if its steps equal the plain sharded all-reduce, with one stripe per worker."""
         servers, workers = sum(self.weights.servers), self.weights.workers
         return not servers and not self.n_servers and not self.n_stripes and len(set(workers)) == 1
 
@@ -192,7 +194,7 @@ class _Weighted(NamedTuple):
         return _algorithm(self._replace(n_stripes=n_stripes))
 
     def cut(self, n_bytes: int, size: int) -> tuple[list[int], list[int]]:
-        """Where the chunks begin, and how long they are: whole lines of their stripe."""
+        """The offsets and lengths of the chunks, in whole lines of their stripe."""
         pieces, total = self.pieces(size), self.weights.total
         n_lines, n_stripes = -(-n_bytes // LINE_BYTES), self.n_stripes or self.n_workers
         stride = -(-n_lines // n_stripes)
@@ -206,7 +208,7 @@ class _Weighted(NamedTuple):
         return begins, [end - begin for begin, end in zip(begins, ends, strict=True)]
 
     def chain(self, size: int) -> list[tuple[int, int]]:
-        """To a reducer, and its answer."""
+        """A message to a reducer, and its answer."""
         reducer = self.pieces(size)[0].reducer
         others = [worker for worker in range(self.n_workers) if worker != reducer]
         return [(others[0], reducer), (reducer, others[0])] if others else []
@@ -228,7 +230,7 @@ def _chunks(weights: Weights, part: str, n_stripes: int) -> tuple[Stripe, ...]:
     )
 
 
-# One object for each of them: programs are known by their algorithm.
+# One object per name: programs are cached by their algorithm.
 @functools.lru_cache(maxsize=256)
 def _algorithm(one: _Weighted) -> Algorithm:
     return Algorithm(

@@ -10,40 +10,39 @@ from typing import Final, NamedTuple
 
 from shoal.errors import UsageError
 
-# A name comes from a peer, too: what it may ask for is bounded before anything is made of it.
+# Peers send names too, so sizes are bounded before any memory is taken for them.
 MOST_REDUCERS: Final = 4096
-"""Workers, and servers, that a name may speak of; and segments of stripes follow from these."""
+"""The most workers, and the most servers, in a name."""
 MOST_WEIGHT: Final = 1 << 20
-"""The largest weight: finer shares than a millionth are lost in whole cache lines."""
+"""The largest weight: shares finer than a millionth are lost in whole cache lines."""
 MOST_NAME_BYTES: Final = 4096
-"""The longest name."""
 
 PARTS: Final = ("servers", "workers")
-"""What one of two calls does that share a buffer: the chunks whose reducers are these."""
+"""The parts of two calls that share a buffer: the chunks that servers or workers reduce."""
 
 _NAME: Final = re.compile(r"sharded\[([\d*,]+)\|([\d*,]*)\](?:\.(servers|workers))?", re.ASCII)
 _RUN: Final = re.compile(r"(?:([1-9]\d{0,3})\*)?(\d{1,7})", re.ASCII)
 
 
 class Weights(NamedTuple):
-    """How much of a buffer each reducer folds, in proportion.
+    """The proportion of a buffer that each reducer folds.
 
     Args:
-        workers: by rank; all workers of the group, those that fold nothing with weight 0.
-        servers: by place among the servers; the ranks of a group number them after the workers.
+        workers: by rank; a worker that folds nothing has weight 0.
+        servers: by place among the servers, whose ranks follow the workers'.
     """
 
     workers: tuple[int, ...]
     servers: tuple[int, ...] = ()
 
     def checked(self, what: str) -> Weights:
-        """Itself.
+        """Return itself.
 
         Args:
-            what: whose weights these are, for the message.
+            what: the owner of these weights, for the message.
 
         Raises:
-            UsageError: nobody could reduce by them, or they are beyond what is bounded.
+            UsageError: no worker, no weight above 0, or a bound is exceeded.
         """
         for role, weights in (("workers", self.workers), ("servers", self.servers)):
             if len(weights) > MOST_REDUCERS:
@@ -57,28 +56,28 @@ class Weights(NamedTuple):
         if not self.workers:
             raise UsageError(f"{what}: there are no workers, so there is nothing to reduce")
         if not self.total:
-            raise UsageError(f"{what}: all weights are 0, so nobody reduces; give one a weight")
+            raise UsageError(f"{what}: all weights are 0; give at least one reducer a weight")
         return self
 
     @property
     def total(self) -> int:
-        """The sum of all."""
+        """The sum of all weights."""
         return sum(self.workers) + sum(self.servers)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Those of `PARTS` that have something to fold."""
+        """The `PARTS` with a weight above 0."""
         has = {"servers": any(self.servers), "workers": any(self.workers)}
         return tuple(part for part in PARTS if has[part])
 
     @property
     def reduced(self) -> Weights:
-        """The same proportions in the smallest numbers: so those that are equal have one name."""
+        """The same proportions in the smallest numbers, so that equal proportions share a name."""
         divisor = math.gcd(*self.workers, *self.servers) or 1
         return Weights(*(tuple(one // divisor for one in weights) for weights in self))
 
     def name(self, part: str = "") -> str:
-        """What `find` knows an all-reduce by these weights as: "sharded[8*1|4*3]".
+        """Return the name of the all-reduce with these weights for `find`: "sharded[8*1|4*3]".
 
         Args:
             part: one of `PARTS`, or empty for both.
@@ -96,13 +95,13 @@ class Weights(NamedTuple):
 def parse(name: str) -> tuple[Weights, str]:
     """Read "sharded[8*1|4*3]", or one part of it with ".servers" or ".workers" behind it.
 
-    Within the brackets are the weights of the workers and those of the servers, of which there may
-    be none; equal ones that follow one another are a run: 4*3 is 3,3,3,3.
+    The brackets hold the weights of the workers and, possibly none, of the servers. Equal weights
+    in a row may be a run: 4*3 is 3,3,3,3.
 
     Returns: the weights, and the part; empty for both.
 
     Raises:
-        UsageError: it says what cannot be, or more than is bounded.
+        UsageError: the text cannot be read, or exceeds a bound.
     """
     what = name if len(name) <= 80 else f"{name[:77]}..."
     if len(name) > MOST_NAME_BYTES:
@@ -122,7 +121,7 @@ def parse(name: str) -> tuple[Weights, str]:
 
 
 def is_weighted(name: str) -> bool:
-    """Whether `parse` is who knows what a name means."""
+    """True if `parse` reads this name."""
     return name.startswith("sharded[")
 
 
