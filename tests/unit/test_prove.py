@@ -242,7 +242,9 @@ def test_an_unmatched_receive_is_refused() -> None:
 
 @pytest.mark.parametrize("peer", [0, 2])
 def test_a_peer_that_is_no_other_rank_is_refused(peer: int) -> None:
-    with pytest.raises(ProofError, match=r"^rank 0 step 0 \(.*\): no other rank has that number$"):
+    with pytest.raises(
+        ProofError, match=r"^rank 0 step 0 \(.*\): its peer is not another rank of the group$"
+    ):
         prove_changed("broadcast", "direct", 2, at=0, to=[Send(peer, 0)])
 
 

@@ -1,4 +1,4 @@
-"""The dataflow of a whole schedule: what every step waits for. Read by all analyses."""
+"""The dataflow of a whole schedule: the steps that each step waits for. Used by all analyses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _N_BUFFERS: Final = len(Buffer)
 
 
 class Dataflow:
-    """All ranks' steps in one numbering, with the places they touch and what they wait for.
+    """All ranks' steps in one numbering, with the places they touch and the steps they wait for.
 
     Steps and places are plain numbers, so that a run over them costs little.
 
     Raises:
-        ProofError: a step names no other rank as its peer, or a Send or Recv has no counterpart.
+        ProofError: the peer of a step is not another rank, or a Send or Recv has no counterpart.
 
     Cost: proportional to the steps of all ranks, about 2 us each.
     """
@@ -27,19 +27,19 @@ class Dataflow:
         self.size = len(schedule)
         self.steps: list[Step] = []
         self.rank_of: list[int] = []
-        """Of each step: the rank that does it."""
+        """By step: its rank."""
         self.partner_of: list[int] = []
-        """Of each Send and Recv: the step at the other end. -1 for the others."""
+        """By step: the step at the other end of a Send or Recv; -1 for other steps."""
         self.reads: list[int] = []
-        """Of each step: the place it reads, -1 if none. A fold's target is not named here."""
+        """By step: the place it reads, -1 if none. A fold's target does not count."""
         self.writes: list[int] = []
-        """Of each step: the place it stores, folds into or finishes, -1 if none."""
+        """By step: the place it stores, folds into or finishes, -1 if none."""
         self.waits_for: list[list[int]] = []
-        """Of each step: steps of the same rank that come first, by the places both touch."""
+        """By step: the steps of the same rank that come first, by the places both touch."""
         self.waited_by: list[list[int]] = []
-        """The same, the other way round."""
+        """By step: the steps that wait for it."""
         self.first_of: list[int] = []
-        """Of each rank: its first step."""
+        """By rank: its first step."""
         self._sends: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._recvs: dict[tuple[int, int], list[int]] = defaultdict(list)
         for rank, steps in enumerate(schedule):
@@ -47,21 +47,21 @@ class Dataflow:
         self._match()
 
     def number(self, rank: int, place: Place) -> int:
-        """The number of a rank's place."""
+        """Return the number of a rank's place."""
         return (place.chunk * _N_BUFFERS + place.buffer) * self.size + rank
 
     def place(self, number: int) -> Place:
-        """The place that has this number, on whichever rank."""
+        """Return the place with this number, whichever its rank."""
         chunk, buffer = divmod(number // self.size, _N_BUFFERS)
         return Place(Buffer(buffer), chunk)
 
     def name(self, step: int) -> str:
-        """What a message calls this step."""
+        """Return the name of a step for messages."""
         rank = self.rank_of[step]
         return f"rank {rank} step {step - self.first_of[rank]} ({self.steps[step]})"
 
     def rounds(self, order: Sequence[int]) -> list[int]:
-        """Of each step: the transfers in the longest chain that leads to it, its own included.
+        """Return, by step, the transfers in the longest chain that leads to it, its own included.
 
         Args:
             order: every step, after those it waits for and after the Send that it receives.
@@ -112,14 +112,14 @@ class Dataflow:
 
     def _add_end(self, rank: int, number: int, step: Send | Recv) -> None:
         if step.peer == rank or step.peer >= self.size:
-            raise ProofError(f"{self.name(number)}: no other rank has that number")
+            raise ProofError(f"{self.name(number)}: its peer is not another rank of the group")
         if isinstance(step, Send):
             self._sends[rank, step.peer].append(number)
         else:
             self._recvs[step.peer, rank].append(number)
 
     def _match(self) -> None:
-        """Let the k-th Send of each pair meet the k-th Recv."""
+        """Match the k-th Send of each pair with the k-th Recv."""
         for pair in sorted(self._sends.keys() | self._recvs.keys()):
             sends, recvs = self._sends[pair], self._recvs[pair]
             n_matched = min(len(sends), len(recvs))

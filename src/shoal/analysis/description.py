@@ -1,4 +1,4 @@
-"""What an algorithm's docstring says of it, in parts."""
+"""Splits an algorithm's docstring into its parts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from shoal.schedule import Algorithm
 
 FIELDS: Final = ("Cost", "Needs", "Leaves", "Source")
-"""What every algorithm's docstring states, in this order."""
+"""The fields of every algorithm's docstring, in this order."""
 
 _SECTION: Final = re.compile(r"^(Args|Raises):\n(\n|    .*\n?)+", re.MULTILINE)
-"""What concerns only callers of the function."""
+"""Sections for callers of the function only."""
 _FIELD: Final = re.compile(rf"^({'|'.join(FIELDS)}):\s+", re.MULTILINE)
 
 
@@ -25,9 +25,9 @@ class Description:
 
     summary: str
     remarks: str
-    """Everything between the summary and the first field; may be empty."""
+    """The text between the summary and the first field; may be empty."""
     fields: Mapping[str, str]
-    """By the names of FIELDS; those that the docstring does not state are not named."""
+    """The text of each of FIELDS that the docstring has."""
 
 
 def describe(algorithm: Algorithm) -> Description:
@@ -40,7 +40,7 @@ def describe(algorithm: Algorithm) -> Description:
         summary=_one_line(summary),
         remarks=_one_line(remarks),
         fields={
-            name: _one_line(said) for name, said in zip(fields[::2], fields[1::2], strict=True)
+            name: _one_line(text) for name, text in zip(fields[::2], fields[1::2], strict=True)
         },
     )
 

@@ -1,7 +1,7 @@
-"""A schedule as a picture: who sends to whom, thicker where more is sent.
+"""A schedule as a picture: lines for messages between ranks, thicker for more bytes.
 
-The layout follows from the schedule alone: hosts as boxes, a ring, a line, one or two trees,
-everybody around a circle where there are at most two rounds, and else the rounds below each other.
+The layout follows from the schedule alone: hosts as boxes, a ring, a line, one or two trees, all
+ranks around a circle for at most two rounds, and else the rounds below each other.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MAX_RANKS: Final = 128
 _APART: Final = 56.0
 """Pixels between neighbours."""
 _COLOUR: Final = {False: COLOURS[0], True: COLOURS[2]}
-"""Of a message: whether it carries what is completely folded."""
+"""The colour of a message, by whether its value is completely folded."""
 
 
 def draw(trace: Trace) -> str:
-    """An SVG of a schedule. Each link has a title that says which part of the buffer it carries.
+    """Return an SVG of a schedule. The title of each link is the part of the buffer it carries.
 
     Raises:
         UsageError: as `require_drawable`.
@@ -53,7 +53,7 @@ def draw(trace: Trace) -> str:
 
 
 def require_drawable(size: int) -> None:
-    """Raise UsageError if there are too many ranks to see anything. To be asked before tracing."""
+    """Raise UsageError if there are too many ranks for a picture. Call it before tracing."""
     if size > _MAX_RANKS:
         raise UsageError(f"a drawing shows at most {_MAX_RANKS} ranks, not {size}")
 
@@ -85,7 +85,7 @@ def _draw_ring(picture: Picture, trace: Trace) -> None:
 
 
 def _draw_stars(picture: Picture, trace: Trace, trees: Sequence[TreeShape]) -> None:
-    """Everybody around a circle; the tree of the first chunk in colour."""
+    """All ranks around a circle; the tree of the first chunk in colour."""
     at, links = _circle(trace.size, wider=1.5), links_of(trace)
     star = {frozenset(link) for link in trees[0].links} if trees else set()
     picture.connect(at, links, colour=lambda a, b: COLOURS[0] if {a, b} in star else "")

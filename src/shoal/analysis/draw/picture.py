@@ -1,4 +1,4 @@
-"""What every layout of a drawing needs: ranks at their places, and the links between them."""
+"""The parts of every layout: ranks at their places, and the links between them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Picture:
         self._n_chunks = trace.algorithm.n_chunks(trace.size, trace.hosts)
 
     def ranks(self, at: Mapping[int, Point], colours: Mapping[int, str] | None = None) -> None:
-        """Every rank at its place; some with a rim of a colour."""
+        """Draw every rank at its place; some with a coloured rim."""
         for rank, point in at.items():
             self.drawing.rank(point, rank, (colours or {}).get(rank, ""))
 
@@ -47,7 +47,7 @@ class Picture:
         bend: Callable[[int, int], float] | None = None,
         colour: Callable[[int, int], str] | None = None,
     ) -> None:
-        """A line for each link, thicker where more chunks go over it; one line for both ways."""
+        """Draw a line for each link, thicker for more chunks; one line for both directions."""
         bend, colour = bend or always(0.0), colour or always("")
         most, thick = max(links.values(), default=1), 1.8 if len(links) < _MANY else 0.4
         for (a, b), n in sorted(links.items()):
@@ -70,7 +70,7 @@ class Picture:
     def tell_most(
         self, links: Mapping[Link, int], at: Point, *, where: str = "", middle: bool = False
     ) -> None:
-        """Say what the thickest line stands for."""
+        """Write the part of the buffer that the thickest line stands for."""
         if links:
             least, most = min(links.values()), max(links.values())
             each = "each line" if least == most else "the thickest line"
@@ -78,10 +78,10 @@ class Picture:
             self.drawing.words(at, words, anchor="middle" if middle else "start", soft=True)
 
     def part(self, n_chunks: int) -> Fraction:
-        """So many chunks, as a part of the collective's longest buffer."""
+        """Return a number of chunks as a part of the collective's longest buffer."""
         return Fraction(n_chunks, self._n_chunks)
 
     def share(self, n_chunks: int) -> str:
-        """The same in words."""
+        """Return `part` in words."""
         part = self.part(n_chunks)
         return "the buffer" if part == 1 else f"{part} of the buffer"

@@ -1,4 +1,4 @@
-"""Who sends to whom in a schedule, and what that looks like: a ring, trees, a butterfly."""
+"""The links of a schedule, and the shape they form: a ring, trees, a butterfly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TreeShape:
 
 
 def links_of(trace: Trace, chunk: int | None = None) -> Mapping[Link, int]:
-    """How many chunks go over each link; only those with contributions to `chunk`, if given."""
+    """Count the chunks over each link; only contributions to `chunk`, if given."""
     return Counter(
         (message.sender, message.receiver)
         for one in trace.rounds
@@ -36,13 +36,13 @@ def links_of(trace: Trace, chunk: int | None = None) -> Mapping[Link, int]:
 
 
 def is_ring(trace: Trace) -> bool:
-    """Whether every rank sends to the next one, the last to the first, and to no other."""
+    """True if every rank sends only to the next one, and the last to the first."""
     right = {(rank, (rank + 1) % trace.size) for rank in range(trace.size)}
     return trace.size > 2 and links_of(trace).keys() == right
 
 
 def trees_of(trace: Trace) -> list[TreeShape]:
-    """The one tree of all chunks, or the trees of the chunks, each once; empty if none are."""
+    """Return the one tree of all chunks, or each chunk's tree once; empty if some are no trees."""
     whole = _tree(trace, links_of(trace), _root_of(trace, 0))
     if whole is not None:
         return [whole]
@@ -57,7 +57,7 @@ def trees_of(trace: Trace) -> list[TreeShape]:
 
 
 def path_of(tree: TreeShape) -> list[int]:
-    """The ranks from the root to the only leaf; empty if there are more."""
+    """Return the ranks from the root to the only leaf; empty if there are several leaves."""
     path = [tree.root]
     while path[-1] in tree.children:
         if len(tree.children[path[-1]]) > 1:
@@ -67,7 +67,7 @@ def path_of(tree: TreeShape) -> list[int]:
 
 
 def depths_of(tree: TreeShape) -> dict[int, int]:
-    """How many links each rank is away from the root."""
+    """Return each rank's distance from the root in links."""
     depth, left = {tree.root: 0}, [tree.root]
     while left:
         rank = left.pop()

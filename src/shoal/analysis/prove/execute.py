@@ -24,8 +24,8 @@ class Execution:
     memory when only its Send is and fewer than `window` segments of that Send are staged.
 
     Args:
-        starts: by place, the value that it holds before the first step.
-        fits: by place, what may be put there; places that are not named take anything.
+        starts: by place, its value before the first step.
+        fits: by place, the values that may be put there; places not named take any value.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Execution:
         fits: Mapping[int, Value] = MappingProxyType({}),
     ) -> None:
         self.held = [dict(starts) for _ in range(n_segments)]
-        """Of each segment: what each place holds."""
+        """By segment: the value at each place."""
         self.order: list[int] = []
         """The steps in the order in which their first segment was done."""
         self.max_staged = 0
@@ -56,7 +56,7 @@ class Execution:
         self._ready = deque(node for node, n in enumerate(self._n_waits) if n == 0)
 
     def run(self, newest_first: bool) -> None:
-        """Do all steps, taking the newest or the oldest of those that are ready.
+        """Do all steps, always taking the newest or the oldest ready one.
 
         Raises:
             ProofError: a step does what no schedule may do, or some steps wait for ever.
@@ -120,7 +120,7 @@ class Execution:
         self.max_staged = max(self.max_staged, self._n_staged_of_rank[rank])
 
     def _stage_next(self, send: int, recv: int) -> None:
-        """Give the staging memory that came free to a segment that waits for it."""
+        """Give freed staging memory to a segment that waits for it."""
         for segment in range(self._n_segments):
             node = send * self._n_segments + segment
             if self._posted[node] and not self._done[node]:

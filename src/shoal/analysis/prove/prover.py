@@ -6,8 +6,8 @@ place of numbers. What passes is right for every tensor of every length:
 - every place of the postcondition ends with exactly what it must, each contribution folded in
   once, and finished once. Where several ranks end with the same value, all of them fold it in the
   same order, so they end with the same bits. Neither holds for a barrier, whose fold is idempotent;
-- INPUT is never written, and no chunk is named that does not exist, nor given what may not be as
-  long as it is. Where an algorithm has no scratch, that holds for blocks of any lengths;
+- INPUT is never written, every chunk that a step names exists, and no chunk gets a value of another
+  length. Without scratch this holds for blocks of any lengths;
 - every Send meets a Recv, and no step waits for ever, with `window` segments staged per Send. A
   schedule that is proved with window 0, where nothing is staged at all, cannot hang with more:
   staging only ever lets a Send end earlier.
@@ -28,16 +28,16 @@ from shoal.schedule import Algorithm, Buffer, Contract, Place, Send, Step, Value
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What is known of a schedule that was proved."""
+    """The properties of a schedule that was proved."""
 
     n_sent: Mapping[tuple[int, int], int]
-    """How many chunks go over the link from one rank to another; idle links are not named."""
+    """The chunks over the link from one rank to another; idle links are not named."""
     rounds: int
     """Transfers in the longest chain of which each needs the one before it to be over."""
     max_staged: int
     """The most segments that one rank had to stage at once, in the orders that were tried."""
     expressions: Mapping[tuple[int, Place], Expression]
-    """By rank and place of the postcondition: in which order contributions were folded."""
+    """By rank and place of the postcondition: the order in which contributions were folded."""
 
 
 def prove(
@@ -54,8 +54,8 @@ def prove(
 
     Args:
         algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
-        n_segments: how many segments each chunk is cut into.
-        window: how many segments of one Send may wait in the receiver's staging memory.
+        n_segments: the number of segments of each chunk.
+        window: the segments of one Send that may wait in the receiver's staging memory.
 
     Raises:
         ProofError: the schedule is wrong. The message names the rank, the step and the chunk.
@@ -89,7 +89,7 @@ def prove_steps(
     n_segments: int = 2,
     window: int = 1,
 ) -> Proof:
-    """Prove a schedule that is given rank by rank. Otherwise the same as `prove`.
+    """Prove a schedule given rank by rank, like `prove`.
 
     Args:
         scratch: each rank's scratch chunks, as `Algorithm.scratch` names them; empty: none has any.
@@ -131,7 +131,7 @@ def prove_steps(
 def _check_places(
     flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
 ) -> None:
-    """Raise ProofError if a step names a chunk that is not there, or writes INPUT."""
+    """Raise ProofError if a step names a chunk that does not exist, or writes INPUT."""
     n_chunks = [
         {**contract.n_chunks, Buffer.SCRATCH: len(like)}
         for contract, like in zip(contracts, scratch, strict=True)
@@ -152,9 +152,9 @@ def _check_places(
 def _fits(
     flow: Dataflow, contracts: Sequence[Contract], scratch: Sequence[Sequence[int]]
 ) -> Mapping[int, Value]:
-    """By place, what is as long as it is: the block it ends with, or a chunk of whichever ranks.
+    """By place, the values of its length: the block it ends with, or a chunk of any ranks.
 
-    Scratch chunks for blocks are not named: an algorithm that has them needs equal blocks.
+    Scratch chunks for blocks are not named: an algorithm with such chunks needs equal blocks.
     """
     fits = {}
     everyone = range(len(contracts))

@@ -1,4 +1,4 @@
-"""Symbols in place of numbers: which contributions a value holds, folded in which order."""
+"""Symbols in place of numbers: the contributions in a value, and the order of their folds."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Symbols:
         self._known: dict[tuple[int, int], int] = {}
 
     def own(self, rank: int, chunk: int) -> int:
-        """What `rank` itself contributes to `chunk`."""
+        """Return the own contribution of `rank` to `chunk`."""
         key = (-1 - rank, chunk)
         if key not in self._known:
             self._known[key] = self._new(chunk, 1 << rank, False, rank)
         return self._known[key]
 
     def fold(self, held: int, folded: int) -> int:
-        """`held` with `folded` folded into it."""
+        """Return `held` with `folded` folded into it."""
         key = (held, folded)
         if key not in self._known:
             self._check_fold(held, folded)
@@ -46,7 +46,7 @@ class Symbols:
         return self._known[key]
 
     def finish(self, held: int) -> int:
-        """`held`, completely folded."""
+        """Return `held`, marked as completely folded."""
         key = (held, -1)
         if key not in self._known:
             if self.finished[held]:
@@ -56,7 +56,7 @@ class Symbols:
         return self._known[key]
 
     def name(self, value: int) -> str:
-        """What a message calls this value."""
+        """Return the name of a value for messages."""
         finished = ", finished" if self.finished[value] else ""
         return f"chunk {self.chunk[value]} of rank {_listed(self.ranks[value])}{finished}"
 
@@ -81,7 +81,7 @@ class Symbols:
 
 
 def mask_of(ranks: range) -> int:
-    """A bit for each of some ranks that follow one another."""
+    """Return a mask with a bit for each rank of a range."""
     return ((1 << len(ranks)) - 1) << ranks.start
 
 

@@ -1,13 +1,13 @@
-"""The clock of a simulation: which segment is where at what time.
+"""The clock of a simulation: the position of every segment over time.
 
-Every wait is for one of four things, each of which serves in the order in which it is asked:
+Segments wait for one of four resources, each of which serves in order of request:
 
 - a rank's core, for the message, the fold or the copy of one segment;
 - the NIC out of a host, where the links of its ranks take turns, a segment each, as in TCP;
-- the NIC into a host, first come, first served: what waits, waits in the switch. It takes longer
-  for the first MiB of a message that a host sends beside others, to one that receives from several;
-- the receiver's word, where the engine asks for it: large messages between hosts. A server gives it
-  to all workers at once, for what its window holds.
+- the NIC into a host, first come, first served; other segments wait in the switch. It takes longer
+  for the first MiB of a message if the sender has other messages and the receiver other senders;
+- a grant of the receiver for large messages between hosts, as in the engine. A server grants all
+  workers at once as many segments as its window holds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class EventSimulation:
         self._events: list[tuple[float, int, int]] = []
 
     def run(self) -> float:
-        """Play all steps from time 0; when the last one is done, in microseconds.
+        """Play all steps from time 0, and return the time of the last one in microseconds.
 
         Raises:
             ProofError: some steps wait for ever.
@@ -145,18 +145,18 @@ class EventSimulation:
         return {n for n in first.values() if n_bytes[flow.rank_of[n]] > SCRATCH_KEPT_BYTES}
 
     def _after(self, time: float, what: int, step: int) -> None:
-        # Of what happens at one time, the step that was posted first comes first.
+        # Of simultaneous events, the step that was posted first comes first.
         heappush(self._events, (time, step, what))
 
     def _announce(self, recv: int) -> None:
-        """Let a large message from another host wait for its receiver's word."""
+        """Make a large message from another host wait for its receiver's grant."""
         flow, send = self._flow, self._flow.partner_of[recv]
         is_recv = isinstance(flow.steps[recv], Recv)
         if not is_recv or not self._is_wire[send] or self._n_bytes[recv] <= EAGER_BYTES:
             return
         waits = flow.waits_for[recv]
         if len(waits) == 1 and self._is_answer(recv, waits[0]):
-            # The sender knows by itself: once it has consumed what we sent it from there.
+            # No grant is needed: our data from that place tells the sender that it is free.
             before = flow.partner_of[waits[0]]
             self._gate[send], self._gated[before] = before, send
             return
@@ -170,7 +170,7 @@ class EventSimulation:
         return isinstance(ours, Send) and isinstance(theirs, Recv) and ours.peer == theirs.peer
 
     def _grant(self, recv: int) -> None:
-        """Tell the sender how far it may go: what is ready, and some segments to be staged."""
+        """Grant the sender all ready segments, and some more for staging."""
         n_segments = self._n_segments[recv]
         ready = min((self._done[w] for w in self._flow.waits_for[recv]), default=n_segments)
         upto = min(n_segments, ready + LOOK_AHEAD)
@@ -185,7 +185,7 @@ class EventSimulation:
         return self._windows is not None and step in self._windows
 
     def _let(self, opened: Iterable[tuple[int, int]]) -> None:
-        """Tell workers how far a server lets them go."""
+        """Grant workers the segments that a server's window has room for."""
         for recv, upto in opened:
             if self._n_bytes[recv] > EAGER_BYTES:
                 self._promised[recv] = upto
@@ -193,7 +193,7 @@ class EventSimulation:
                 self._after(self._now + latency, _GRANTED, self._flow.partner_of[recv])
 
     def _attempt(self, step: int) -> None:
-        """Work on the next segment of a step, if everything it needs is there."""
+        """Work on the next segment of a step, if it waits for nothing."""
         segment = self._begun[step]
         if self._is_busy[step] or segment == self._n_segments[step]:
             return
@@ -220,11 +220,11 @@ class EventSimulation:
         return min(self._segment, self._n_bytes[step] - segment * self._segment)
 
     def _work(self, step: int, segment: int) -> float:
-        """What a segment costs the core: the message, and a pass over its bytes.
+        """Return a segment's time on the core: the message, and a pass over its bytes.
 
-        To and from the kernel, into a slot of shared memory and out of it, folded or stored: one
-        pass at each end. A fold of what the kernel just wrote finds it in the cache. Host-mates
-        that are sent the same read one slot. The kernel has to find memory that is new.
+        The kernel's copies, those into and out of shared memory, folds and stores cost one pass at
+        each end. Data that the kernel just wrote is in the cache when it is folded. Ranks of a host
+        that receive the same data read one slot. New memory costs the kernel time.
         """
         cluster, partner = self._cluster, self._flow.partner_of[step]
         n_bytes = self._bytes_of(step, segment)
@@ -242,7 +242,7 @@ class EventSimulation:
         return cluster.local.message_us + passed
 
     def _worked(self, step: int) -> None:
-        """The core is done with a segment: it leaves, or is where it belongs."""
+        """Send or complete a segment that the core is done with."""
         self._is_busy[step] = 0
         if self._begun[step] == 1:
             self.order.append(step)
@@ -295,7 +295,7 @@ class EventSimulation:
         self._after(arrived, _ARRIVED, recv)
 
     def _pass(self, free: list[float], host: int, now: float, takes: float) -> float:
-        """When a segment that comes at `now` is through a NIC.
+        """Return the time at which a segment that arrives at `now` has passed a NIC.
 
         A NIC that has rested lets `burst_bytes` pass at once: a token bucket.
         """
@@ -305,7 +305,7 @@ class EventSimulation:
         return max(now, free[host])
 
     def _n_streams(self, recv: int) -> int:
-        """How many segments a link sends when it is its turn: one for each connection."""
+        """The segments that a link sends in its turn: one for each connection."""
         return self._cluster.streams if self._is_windowed(recv) else 1
 
     def _sent(self, send: int) -> None:
@@ -314,7 +314,7 @@ class EventSimulation:
         self._transmit(host)
 
     def _advance(self, step: int) -> None:
-        """A segment is through this step: those that waited for it may go on."""
+        """Count a segment of this step as done, and try the steps that waited for it."""
         self._done[step] += 1
         if self._windows:
             self._let(self._windows.opened(step, self._done))
@@ -327,7 +327,7 @@ class EventSimulation:
         self._attempt(step)
 
     def _granted_by(self, step: int) -> bool:
-        """Whether this is a Recv whose sender still waits for its word."""
+        """True if this is a Recv whose sender still waits for a grant."""
         if type(self._flow.steps[step]) is not Recv or self._is_windowed(step):
             return False
         return self._granted[self._flow.partner_of[step]] < self._n_segments[step]

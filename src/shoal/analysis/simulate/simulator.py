@@ -1,8 +1,8 @@
-"""How long a schedule takes on a cluster that is only described, and what each link carries.
+"""Estimates the time of a schedule on a described cluster, and the bytes over each link.
 
-The steps that the engine runs, run against a clock: segment by segment, each step as soon as what
-it waits for is there, ranks of a host sharing its NIC and its cores. docs/simulation.md compares
-it with papers and with the engine itself.
+It plays the engine's steps against a clock, segment by segment; each step runs as soon as its
+inputs are ready, and the ranks of a host share its NIC and its cores. docs/simulation.md compares
+the results with papers and with the engine itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # Every rank of a schedule with fewer steps is simulated, whether ranks are alike or not.
 _FEW_STEPS: Final = 50_000
-# Beyond so many steps, smaller groups tell: more would take minutes and gigabytes of memory.
+# Longer schedules are extrapolated from smaller groups: they would take minutes and gigabytes.
 _MAX_STEPS: Final = 1_000_000
-# Beyond so many segments only the first ones of each chunk are simulated.
+# Of longer schedules only the first segments of each chunk are simulated.
 _MAX_SEGMENTS: Final = 600_000
 # Chunks of several calls at a time are numbered apart.
 _CALL: Final = 1 << 32
@@ -38,7 +38,7 @@ Length = Callable[[int, Place], int]
 
 
 class LinkLoad(NamedTuple):
-    """What goes over the link from one rank to another, and how many links carry the same."""
+    """The bytes over the link from one rank to another, and the number of links like it."""
 
     source: int
     peer: int
@@ -47,7 +47,7 @@ class LinkLoad(NamedTuple):
 
 
 class NicLoad(NamedTuple):
-    """What goes over the NIC of a host, each way."""
+    """The bytes over the NIC of a host, each way."""
 
     host: int
     sent: int
@@ -56,7 +56,7 @@ class NicLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a schedule would do. Ranks and hosts that stand for others are named alone."""
+    """The result of a simulation. Only ranks and hosts that stand for others are named."""
 
     time_us: float
     rounds: int
@@ -78,7 +78,7 @@ class Simulation:
     too large to be simulated; links and NICs are then those of the root's host."""
 
     def sent(self, rank: int) -> int:
-        """The bytes that one of the simulated ranks sends."""
+        """Return the bytes that one of the simulated ranks sends."""
         return sum(link.n_bytes for link in self.links if link.source == rank)
 
 
@@ -211,7 +211,7 @@ class _Lengths:
 
 
 def _calls(steps: Iterable[Step], n_calls: int) -> Iterator[Step]:
-    """What the engine runs: without Finish, which only means something to an average."""
+    """The steps of several calls without Finish, which only matters to an average."""
     kept = [step for step in steps if not isinstance(step, Finish)]
     yield from kept
     for first in range(_CALL, n_calls * _CALL, _CALL):
@@ -223,7 +223,7 @@ def _calls(steps: Iterable[Step], n_calls: int) -> Iterator[Step]:
 
 
 def _all_steps(steps_of: StepsOf, size: int) -> list[Sequence[Step]] | None:
-    """The steps of every rank, if they are not too many."""
+    """The steps of every rank, or None if there are too many."""
     schedule, n_steps = [], 0
     for rank in range(size):
         schedule.append(steps_of(rank))
@@ -269,7 +269,7 @@ def _grow(
     steps_of: Mapping[int, Sequence[Step]],
     length: Length,
 ) -> Simulation:
-    """What groups of two sizes say of a larger one, and what the steps say that some ranks have."""
+    """Extrapolate a large group from two smaller ones, and from the steps of some of its ranks."""
     steps = [(rank, step) for rank, steps in steps_of.items() for step in steps]
     lengths = [length(rank, Place(step.buffer, step.chunk)) for rank, step in steps]
     links, nics = _loads(steps, lengths, cluster, 1)
@@ -297,10 +297,10 @@ def _clock(
     segment: int,
     has_servers: bool,
 ) -> tuple[float, Sequence[int]]:
-    """When all is done, and in which order. Long chunks are cut short, twice.
+    """Return the time of the last step, and the order of all. Long chunks are cut short, twice.
 
-    Once a pipeline runs, every further segment takes as long as the one before it, and no less
-    than it occupies the busiest NIC.
+    In a running pipeline every further segment takes as long as the one before, and at least its
+    time on the busiest NIC.
     """
     n_segments = -(-sum(lengths) // segment)
     longest = -(-max(lengths, default=0) // segment)

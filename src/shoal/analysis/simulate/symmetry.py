@@ -1,9 +1,9 @@
-"""Ranks that do the same: in most schedules a few stand for all, so that large groups cost little.
+"""Alike ranks: in most schedules a few ranks stand for all, so that large groups cost little.
 
-Ranks are numbered in blocks: rank = block * n_classes + class. Blocks are alike if moving all ranks
-by whole blocks, round in a ring or by exclusive or, makes each rank send to and receive from whom
-the rank does that it moves to, in the same order. Then one block stands for all, with the others
-for its peers.
+Ranks are numbered in blocks: rank = block * n_classes + class. Move all ranks by whole blocks, in a
+ring or by exclusive or. The blocks are alike if each rank then has the sends and receives of the
+rank in its new place, in the same order. Then one block stands for all, and the others are its
+peers.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ StepsOf = Callable[[int], Sequence[Step]]
 
 @dataclass(frozen=True, slots=True)
 class SymmetricBlocks:
-    """How the ranks are numbered in blocks, and how blocks move: round, or by exclusive or."""
+    """A numbering of ranks in blocks, which move in a ring or by exclusive or."""
 
     n_classes: int
     n_blocks: int
     by_xor: bool
 
     def seen_from(self, block: int, other: int) -> int:
-        """Where the other block is, for a rank of this one."""
+        """Return the position of the other block relative to this one."""
         return block ^ other if self.by_xor else (other - block) % self.n_blocks
 
     def move(self, rank: int, by: int) -> int:
-        """The rank that takes this one's place when all move `by` blocks."""
+        """Return the rank in whose place this one is after a move by `by` blocks."""
         block, place = divmod(rank, self.n_classes)
         block = block ^ by if self.by_xor else (block + by) % self.n_blocks
         return block * self.n_classes + place
@@ -69,10 +69,10 @@ class BlockFlow(Dataflow):
 
 
 def flow_of_blocks(steps_of: StepsOf, hosts: Sequence[int], max_steps: int) -> BlockFlow | None:
-    """The dataflow of the smallest blocks that are alike; None: there are none.
+    """Return the dataflow of the smallest alike blocks, or None.
 
     Args:
-        max_steps: about how many steps a block may have.
+        max_steps: about the most steps of a block.
     """
     for blocks in _candidates(hosts):
         if blocks.n_classes * len(steps_of(blocks.n_classes)) > max_steps:
@@ -113,7 +113,7 @@ def _are_alike(blocks: SymmetricBlocks, steps_of: StepsOf) -> bool:
 def _does_the_same(
     blocks: SymmetricBlocks, by: int, steps: Sequence[Step], moved: Sequence[Step]
 ) -> bool:
-    """Whether `moved` are the steps after a move, but for the names of the chunks."""
+    """True if `moved` are the steps after a move, except for the names of the chunks."""
     if len(steps) != len(moved):
         return False
     names: dict[tuple[int, int], tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""What servers let workers send: a window of segments over all that they reduce, chunk by chunk."""
+"""The windows of servers: the segments that workers may send, over all chunks in order."""
 
 from __future__ import annotations
 

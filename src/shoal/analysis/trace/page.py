@@ -23,7 +23,7 @@ _MARK: Final = re.compile(r"\{\{(STYLE|SCRIPT|TRACE)\}\}")
 
 
 def json_of(trace: Trace) -> str:
-    """All of a trace, with numbers for ranks, places and values.
+    """Return a trace as JSON, with numbers for ranks, places and values.
 
     - `places`: of each rank, [buffer, chunk] for every place; a place's number is its index here;
     - `values`: [chunk, ranks in the order of their folding, whether finished];
@@ -31,7 +31,7 @@ def json_of(trace: Trace) -> str:
     - `rounds`: in `messages` [sender, its place, receiver, its place, whether folded, value], and
       in `writes` [rank, place, value] for what is different after the round. Round 0 is the start.
     """
-    said = describe(trace.algorithm)
+    description = describe(trace.algorithm)
     encoder = _Encoder(trace)
     rounds = [encoder.round(one) for one in trace.rounds]
     return json.dumps(
@@ -41,9 +41,9 @@ def json_of(trace: Trace) -> str:
             "ranks": trace.size,
             "root": trace.root if trace.algorithm.rooted else None,
             "hosts": trace.hosts,
-            "summary": said.summary,
-            "remarks": said.remarks,
-            "fields": said.fields,
+            "summary": description.summary,
+            "remarks": description.remarks,
+            "fields": description.fields,
             "places": [[[p.buffer.name.lower(), p.chunk] for p in ps] for ps in trace.places],
             "values": encoder.values,
             "postcondition": [
@@ -56,7 +56,7 @@ def json_of(trace: Trace) -> str:
 
 
 def page_of(trace: Trace) -> str:
-    """One HTML page that plays the trace and loads nothing else.
+    """Return one HTML page that plays the trace and loads nothing else.
 
     Raises:
         UsageError: as `require_playable`.

@@ -1,4 +1,4 @@
-"""A trace as text: state by state, what every rank holds."""
+"""A trace as text: the contents of every rank, state by state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORTEST: Final = 8
 
 
 def text_of(trace: Trace, width: int) -> Iterator[str]:
-    """The lines of a trace, none longer than `width` columns: the rest is cut and counted."""
+    """Yield the lines of a trace, cut to `width` columns; the last line counts the cuts."""
     n_rounds = len(trace.rounds) - 1
     counts = f"{_count(trace.size, 'rank')}, {_count(n_rounds, 'round')}"
     yield f"{trace.collective} {trace.name}: {counts}"
@@ -41,7 +41,7 @@ def text_of(trace: Trace, width: int) -> Iterator[str]:
 
 
 def place_name(place: Place) -> str:
-    """What a reader calls a place: "chunk 3" in the caller's one tensor, else "output 3"."""
+    """Return the name of a place: "chunk 3" in the caller's one tensor, else "output 3"."""
     buffer = "chunk" if place.buffer is Buffer.DATA else place.buffer.name.lower()
     return f"{buffer} {place.chunk}"
 
@@ -69,7 +69,7 @@ class _Table:
         self.cut = ", ".join(said)
 
     def lines(self, held: Mapping[RankPlace, Held]) -> Iterator[str]:
-        """What every rank holds now."""
+        """Yield the contents of every rank now."""
         yield self._line("", [place_name(place) for place in self._shown])
         for rank in range(len(self._of_rank)):
             cells = [self._cell(held, rank, place) for place in self._shown]

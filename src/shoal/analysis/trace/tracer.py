@@ -1,4 +1,4 @@
-"""What every rank holds after every round of a schedule, and the messages in between."""
+"""The contents of every rank after every round of a schedule, and the messages in between."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MAX_STEPS: Final = 1_000_000
 
 
 class Held(NamedTuple):
-    """What a place holds: contributions of ranks to one chunk."""
+    """The value at a place: contributions of ranks to one chunk."""
 
     chunk: int
     ranks: tuple[int, ...]
-    """In the order of their folding: what was held comes before what was folded into it."""
+    """In the order of their folding: the held value comes before the value folded into it."""
     finished: bool = False
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Message:
     source: Place
     target: Place
     fold: bool
-    """Folded into what the target holds. Otherwise it takes the place of that."""
+    """True if it is folded into the target's value, False if it replaces that."""
     value: Held
 
 
@@ -76,7 +76,7 @@ class Trace:
     """Round 0 has no messages: what every rank starts with, copies within it included."""
 
     def states(self) -> Iterator[Mapping[RankPlace, Held]]:
-        """What every place holds after each round. One mapping, changed from round to round."""
+        """Yield the value of every place after each round: one mapping, changed in between."""
         held: dict[RankPlace, Held] = {}
         for one in self.rounds:
             held.update(one.writes)
@@ -86,7 +86,7 @@ class Trace:
 def trace(
     collective: str, name: str, size: int, *, root: int = 0, hosts: Sequence[int] = ()
 ) -> Trace:
-    """Prove one algorithm for one size of group, and say what happens in every round.
+    """Prove one algorithm for one size of group, and return what happens in every round.
 
     Raises:
         ProofError, UsageError: as `prove`; UsageError also for more than a million steps.
@@ -118,7 +118,7 @@ def trace(
 
 
 def letter(chunk: int) -> str:
-    """A chunk's name: a, b, ... z, aa, ab, ..."""
+    """Return a chunk's name: a, b, ... z, aa, ab, ..."""
     higher, last = divmod(chunk, len(ascii_lowercase))
     return (letter(higher - 1) if higher else "") + ascii_lowercase[last]
 
