@@ -1,6 +1,6 @@
 """Colours and lines of the pictures of `shoal report`, which matplotlib draws.
 
-The colours are those of Okabe and Ito, which people of all kinds of sight can tell apart.
+The colours are those of Okabe and Ito, which people with colour blindness can distinguish.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
     from shoal.plan.cluster import Cluster
 
-_MOST_RANKS = 32_768  # a ring of so many takes half a minute and two gigabytes
+_MOST_RANKS = 32_768  # a ring of this size takes half a minute and two gigabytes
 
 
 def add_to(subparsers: Subparsers) -> None:

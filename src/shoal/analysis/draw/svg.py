@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 COLOURS: Final = (
     *("#3f7fe0", "#d9772b", "#2f9e62", "#a85cc2", "#d04a66", "#1f97aa", "#9a7d1f", "#7274d4"),
 )
-"""For what has to be told apart. All have about the same weight on white and on black."""
+"""Colours for series. All have about the same weight on white and on black."""
 NODE: Final = 15
 """The radius of a rank."""
 

@@ -168,7 +168,7 @@ class Execution:
                 self._ready.append(then)
 
     def _circle(self) -> str:
-        """Steps of which each waits for the next, and the last for the first."""
+        """Steps that wait for each other in a circle."""
         node, seen = self._done.index(0), []
         while node not in seen:
             seen.append(node)

@@ -33,7 +33,7 @@ class Proof:
     n_sent: Mapping[tuple[int, int], int]
     """The chunks over the link from one rank to another; idle links are not named."""
     rounds: int
-    """Transfers in the longest chain of which each needs the one before it to be over."""
+    """Transfers in the longest chain in which each waits for the end of the one before it."""
     max_staged: int
     """The most segments that one rank had to stage at once, in the orders that were tried."""
     expressions: Mapping[tuple[int, Place], Expression]

@@ -60,7 +60,7 @@ class Simulation:
 
     time_us: float
     rounds: int
-    """Messages in the longest chain of which each needs the one before it to be over."""
+    """Messages in the longest chain in which each waits for the end of the one before it."""
     n_bytes: int
     """Of the collective's longest buffer. More than was asked for where chunks were counted as
     equally long, so that some ranks can stand for all."""
@@ -97,14 +97,14 @@ def simulate(
     Args:
         algorithm: one of `ALGORITHMS[collective]` by its name, or one that is not in there.
         n_bytes: of the in-place buffer, or of one rank's block where input and output are apart.
-        n_calls: so many calls at a time, each with its own buffer.
+        n_calls: simultaneous calls, each with its own buffer.
         segment: the bytes of a segment, where they are not the engine's.
 
     Raises:
         UsageError: there is no such algorithm, or the numbers make no sense.
 
     Cost: 4 us for each segment of each step. Where ranks are alike, a few stand for all; from
-        600,000 segments on, the first ones of each chunk tell the time of the others.
+        600,000 segments on, the first ones of each chunk give the time of the others.
 
     Workers and servers of an algorithm that has some are numbered by turns in what it returns: with
     6 workers and 4 servers ranks 0 to 2 are workers, 3 and 4 servers, 5 to 7 workers again. Not so
