@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
 
 _DESCRIPTION: Final = """
-Time collectives by size, check every result, and print the table of nccl-tests; --peers measures
+Time collectives by size, check every result, and print a table like nccl-tests; --peers measures
 other libraries in the same run, in turn. Ranks are started here (--ranks N), on the hosts of a lab
 of network namespaces (--hosts N, needs root), or are those of the launcher that runs this command
 (torchrun, mpirun, srun). docs/bench.md explains the numbers.
@@ -30,7 +30,7 @@ def add_to(subparsers: Subparsers) -> None:
     """Add `shoal bench`."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure collectives, alone or beside other libraries",
+        help="measure collectives of shoal and of other libraries",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,20 +45,20 @@ def _add_calls(parser: argparse.ArgumentParser) -> None:
         "collectives", nargs="*", metavar="COLLECTIVE", help="all_reduce by default; or all"
     )
     add = parser.add_argument_group("calls, as in nccl-tests").add_argument
-    add("-b", "--minbytes", default="32M", metavar="N", help="least size; default 32M")
-    add("-e", "--maxbytes", default="32M", metavar="N", help="most; default 32M")
-    add("-i", "--stepbytes", default="1M", metavar="N", help="from one size to the next; 1M")
-    add("-f", "--stepfactor", type=int, default=1, metavar="N", help="or this many times as much")
+    add("-b", "--minbytes", default="32M", metavar="N", help="smallest size; default 32M")
+    add("-e", "--maxbytes", default="32M", metavar="N", help="largest size; default 32M")
+    add("-i", "--stepbytes", default="1M", metavar="N", help="added to each size; default 1M")
+    add("-f", "--stepfactor", type=int, default=1, metavar="N", help="multiplies each size instead")
     add("-o", "--op", default="sum", metavar="OP", help="sum, prod, min, max, avg or all")
     add("-d", "--datatype", default="float", metavar="TYPE", help="such as float, half or all")
     add("-r", "--root", default="0", metavar="RANK", help="a rank or all; default 0")
 
 
 def _add_numbers(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("how often, and what is written").add_argument
-    add("-n", "--iters", type=int, default=20, metavar="N", help="calls of each size; default 20")
-    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="and before them; default 5")
-    add("-c", "--check", type=int, default=1, metavar="N", help="calls that are checked; default 1")
+    add = parser.add_argument_group("repetitions and output").add_argument
+    add("-n", "--iters", type=int, default=20, metavar="N", help="timed calls; default 20")
+    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="untimed calls; default 5")
+    add("-c", "--check", type=int, default=1, metavar="N", help="checked calls; default 1")
     add(
         *("-z", "--blocking"),
         type=int,
@@ -71,28 +71,28 @@ def _add_numbers(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         choices=(0, 1, 2, 3),
-        help="time of a call: of rank 0, the mean, the least or, by default, the most",
+        help="time of a call: 0: rank 0's, 1: mean, 2: minimum, 3 (default): maximum over ranks",
     )
     add("--rounds", type=int, default=5, metavar="N", help="turns of each library; default 5")
-    add("-J", "--json", type=Path, metavar="FILE", help="write all of it, for `shoal report`")
+    add("-J", "--json", type=Path, metavar="FILE", help="write all results, for `shoal report`")
     add(
         "--timeout",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="for the calls of one turn; default 120",
+        help="seconds for the calls of one turn; default 120",
     )
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("ranks").add_argument
-    add("--ranks", type=int, metavar="N", help="start N on this host; default 2")
-    add("--hosts", type=int, metavar="N", help="start them on N hosts of a lab (root)")
-    add("--ranks-per-host", type=int, metavar="N", help="of the lab; default 1")
-    add("--rate", metavar="RATE", help="of the lab's NICs: 400mbit, 25Gb or none; default 1gbit")
-    through = "how shoal is called; default torch where it is installed"
+    add("--ranks", type=int, metavar="N", help="start N ranks on this host; default 2")
+    add("--hosts", type=int, metavar="N", help="start ranks on N hosts of a lab (needs root)")
+    add("--ranks-per-host", type=int, metavar="N", help="ranks on each host of the lab; default 1")
+    add("--rate", metavar="RATE", help="the lab's NICs: 400mbit, 25Gb or none; default 1gbit")
+    through = "interface to shoal; default torch if it is installed"
     add("--through", choices=("torch", "numpy"), help=through)
-    peers = "measured in turn, with commas: gloo,openmpi,mpich"
+    peers = "libraries to compare: gloo,openmpi,mpich"
     add("--peers", default="", metavar="NAMES", help=peers)
     add_mpis(parser)
 

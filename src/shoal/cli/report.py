@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from shoal.cli.options import Subparsers
 
 _DESCRIPTION: Final = """
-Draw what `shoal bench --json FILE` wrote: time, bus bandwidth, and peers beside shoal, by size,
-with what the network allows. Several files, such as before and after, share the pictures.
+Draw the results of `shoal bench --json FILE`: time, bus bandwidth, and peers beside shoal, by size,
+with the network's limit. Several files, such as before and after, share the pictures.
 """
 
 
 def add_to(subparsers: Subparsers) -> None:
     """Add `shoal report`."""
     parser = subparsers.add_parser(
-        "report", help="draw what shoal bench measured", description=_DESCRIPTION
+        "report", help="draw the results of shoal bench", description=_DESCRIPTION
     )
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="FILE", help="as shoal bench --json wrote it")
+    add("files", nargs="+", type=Path, metavar="FILE", help="a file of shoal bench --json")
     add(
         *("-o", "--out"),
         type=Path,
         default=Path("shoal-report.html"),
         metavar="FILE",
-        help="the page, beside which pictures lie; default shoal-report.html",
+        help="the page, with pictures beside it; default shoal-report.html",
     )
-    add("--no-png", action="store_true", help="write the page alone")
+    add("--no-png", action="store_true", help="write only the page")
     parser.set_defaults(run=_run)
 
 

@@ -26,9 +26,9 @@ def add_to(subparsers: Subparsers) -> None:
     what = "reduce for the workers of jobs"
     parser = subparsers.add_parser("server", help=what, description=_DESCRIPTION)
     parser.add_argument(
-        "--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="where workers reach it"
+        "--listen", required=True, metavar="IFACE|ADDR[:PORT]", help="address for workers"
     )
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; default: %(default)s")
     parser.add_argument(
         *("--key-file",),
         action="append",
@@ -41,12 +41,12 @@ def add_to(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         help="a torch store where workers with SHOAL_SERVERS=rdzv://HOST:PORT/ID find this server",
     )
-    parser.add_argument("--rdzv-id", metavar="ID", help="of the job there; default: none")
+    parser.add_argument("--rdzv-id", metavar="ID", help="id of the job there; default: none")
     parser.add_argument(
-        "--max-jobs", type=int, default=16, metavar="N", help="served at a time; default: 16"
+        "--max-jobs", type=int, default=16, metavar="N", help="jobs at a time; default: 16"
     )
     parser.add_argument(
-        "--memory", default="1G", metavar="BYTES", help="of one view: 512M, 2G; default: 1G"
+        "--memory", default="1G", metavar="BYTES", help="memory of a view: 512M, 2G; default: 1G"
     )
     parser.add_argument(
         "--no-http", action="store_true", help="do not answer /healthz, /readyz and /metrics"
