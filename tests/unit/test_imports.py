@@ -33,6 +33,7 @@ LOWER = {
     "settings": set[str](),
     "state": {"engine", "plan", "threads"},
     "group": {
+        "lazy",
         *("schedule", "plan", "engine", "shapes", "rendezvous", "settings", "state", "threads"),
     },
     "tune": {"schedule", "group", "plan"},

@@ -11,6 +11,7 @@ from shoal.errors import UsageError
 from shoal.group.agreeing import agreed_channels, agreed_planner, digest_of
 from shoal.group.context import meet
 from shoal.group.group import Group
+from shoal.lazy import load
 from shoal.plan import Settings, reported_mbit
 from shoal.rendezvous import reporting_failure
 from shoal.rendezvous.acceptor import is_out_of_descriptors
@@ -68,6 +69,8 @@ def form(
         context.close()
         raise
     group.begin()
+    if size > 1:
+        load("shoal.plan.choose")  # for the first call, which may find no descriptor left
     return group
 
 

@@ -102,7 +102,7 @@ class Planner:
         return part
 
     def _choose(self, collective: str, n_bytes: int, uneven: bool, codec: Codec) -> Choice:
-        # Loaded with all algorithms, for the first call.
+        # It loads all algorithms, which a group of one rank may never need.
         from shoal.plan.choose import can_serve, choose
 
         forced = self.forced.of(collective)
