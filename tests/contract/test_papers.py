@@ -10,13 +10,12 @@ from simulation import document, frame, sections, written
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "simulation.md").read_text()
-# 24,576 GPUs take longer than all else together, and 680 MB half as long as the rest.
 IS_SOAK = bool(os.environ.get("SHOAL_SOAK"))
+# 2 to 30 s each; the suite compares their smaller points with the papers below.
+SLOW = {"summit", "headline", "shared", "fairring"}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in sections() if IS_SOAK or name not in ("summit", "headline")]
-)
+@pytest.mark.parametrize("name", [name for name in sections() if IS_SOAK or name not in SLOW])
 def test_what_is_committed_is_what_the_code_says_now(name: str) -> None:
     text, plots = written(sections()[name])
     assert text in PAGE, "run make docs"
@@ -72,7 +71,8 @@ def test_servers_halve_what_a_ring_takes_and_keep_85_percent_at_2048_gpus() -> N
         assert ring / servers == pytest.approx(2 * (n - 1) / n, rel=0.07)
 
 
-@pytest.mark.parametrize(("n", "k"), papers.SHARED)
+# Fewer servers than workers, and more.
+@pytest.mark.parametrize(("n", "k"), papers.SHARED if IS_SOAK else ((8, 1), (8, 4), (8, 12)))
 def test_shares_take_what_the_formula_of_byteps_says(n: int, k: int) -> None:
     # Jiang et al., 4.1.
     time = papers.shared_time(n, k, 100 << 20)
@@ -84,7 +84,7 @@ def test_shares_take_what_the_formula_of_byteps_says(n: int, k: int) -> None:
 def test_the_gap_between_ring_and_tree_grows_to_the_order_of_180() -> None:
     # Jeaugey, figure 3: up to 180 at 24,576 GPUs. Nothing is fitted: within a factor of three.
     gaps = []
-    for n_gpus in papers.SUMMIT_GPUS[1:] if IS_SOAK else papers.SUMMIT_GPUS[1:-2]:
+    for n_gpus in papers.SUMMIT_GPUS[1:] if IS_SOAK else papers.SUMMIT_GPUS[1:-3]:
         ring, tree = (papers.summit_latency_us(name, n_gpus) for name in ("ring", "tree"))
         gaps.append(ring / tree)
     assert gaps == sorted(gaps)
@@ -94,10 +94,14 @@ def test_the_gap_between_ring_and_tree_grows_to_the_order_of_180() -> None:
 
 def test_fairring_declines_past_64_gpus_and_larger_buckets_cure_it() -> None:
     # Fairring's README, "microbenchmarks", its last plot.
-    small = {n: papers.fairring_rate(n, papers.BUCKET) for n in (8, 16, 32)}
-    assert small[32] < 0.6 * small[16] < 0.6 * small[8]
+    sizes = (8, 16, 32) if IS_SOAK else (8, 32)
+    small = {n: papers.fairring_rate(n, papers.BUCKET) for n in sizes}
+    assert small[32] < 0.36 * small[8]
+    if IS_SOAK:
+        assert small[32] < 0.6 * small[16] < 0.36 * small[8]
     assert small[32] < papers.nccl_rate(32, papers.BUCKET)
-    grown = {n: papers.fairring_rate(n, bucket) for n, bucket in papers.scaled_buckets().items()}
+    buckets = papers.scaled_buckets(sizes)
+    grown = {n: papers.fairring_rate(n, bucket) for n, bucket in buckets.items()}
     assert grown[32] > 0.9 * grown[8]
     assert grown[32] > 1.5 * papers.nccl_rate(32, papers.BUCKET)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SOAK = os.environ.get("SHOAL_SOAK") == "1"
 N_WORKERS = range(1, 17)
 N_SERVERS = range(21)
-N_SAMPLED = 8  # weights of each number of workers, of about 100
+N_SAMPLED = 4  # weights of each number of workers, of about 100
 FLOOR_ELEMS = FLOOR_BYTES // 4
 
 

@@ -1,6 +1,8 @@
 """Ranks of torch.distributed under the benchmark: every collective is right, groups form again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,16 @@ from shoal.bench.worker_pool import WorkerPool
 NOWHERE = Placement({"openmpi": Path("nowhere")}, program="bench.scoreboard.worker")
 
 
-@pytest.fixture(scope="module", params=["gloo", "shoal"])
-def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    with WorkerPool(JobSpec(request.param, 2), NOWHERE) as pool:
-        yield pool
+@pytest.fixture(scope="module")
+def pool_of() -> Iterator[Callable[[str], WorkerPool]]:
+    """Two ranks of a library, started once: each rank imports torch."""
+    with ExitStack() as on_exit:
+        yield cache(lambda name: on_exit.enter_context(WorkerPool(JobSpec(name, 2), NOWHERE)))
+
+
+@pytest.fixture(params=["gloo", "shoal"])
+def pool(request: pytest.FixtureRequest, pool_of: Callable[[str], WorkerPool]) -> WorkerPool:
+    return pool_of(request.param)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -30,15 +38,16 @@ def test_every_collective_is_right_and_is_timed(pool: WorkerPool, collective: st
         assert min(answer["times_s"]) > 0
 
 
-def test_every_type_and_operation_of_nccl_tests_is_right_in_place_and_out_of_place() -> None:
-    with WorkerPool(JobSpec("shoal", 2), NOWHERE) as pool:
-        for dtype in ("bfloat16", "float16", "float64", "int8", "uint8", "int64"):
-            for op in OPERATIONS:
-                for in_place in (False, True):
-                    what = {"collective": "reduce_scatter", "dtype": dtype, "op": op}
-                    how = {"n_bytes": 4096, "in_place": in_place}
-                    answers = pool.ask("check", **what, **how)
-                    assert answers == [{"n_wrong": 0}, {"n_wrong": 0}], what
+def test_every_type_and_operation_of_nccl_tests_is_right_in_place_and_out_of_place(
+    pool_of: Callable[[str], WorkerPool],
+) -> None:
+    for dtype in ("bfloat16", "float16", "float64", "int8", "uint8", "int64"):
+        for op in OPERATIONS:
+            for in_place in (False, True):
+                what = {"collective": "reduce_scatter", "dtype": dtype, "op": op}
+                how = {"n_bytes": 4096, "in_place": in_place}
+                answers = pool_of("shoal").ask("check", **what, **how)
+                assert answers == [{"n_wrong": 0}, {"n_wrong": 0}], what
 
 
 def test_a_group_forms_again_in_the_same_processes(pool: WorkerPool) -> None:
@@ -55,13 +64,15 @@ def test_subgroups_are_formed_and_used(pool: WorkerPool) -> None:
         assert answer["use_s"] > 0
 
 
-def test_an_algorithm_can_be_asked_for_and_the_planner_names_its_own() -> None:
+def test_an_algorithm_can_be_asked_for_and_the_planner_names_its_own(
+    pool_of: Callable[[str], WorkerPool],
+) -> None:
     what = {"n_bytes": 4096, "collective": "broadcast"}
-    with WorkerPool(JobSpec("shoal", 2), NOWHERE) as pool:
-        assert pool.ask("check", **what, algorithm="chain") == [{"n_wrong": 0}, {"n_wrong": 0}]
-        chosen = {answer["name"] for answer in pool.ask("choice", collective="gather", n_bytes=64)}
-        assert len(chosen) == 1
-        assert chosen <= {"direct", "binomial"}
+    pool = pool_of("shoal")
+    assert pool.ask("check", **what, algorithm="chain") == [{"n_wrong": 0}, {"n_wrong": 0}]
+    chosen = {answer["name"] for answer in pool.ask("choice", collective="gather", n_bytes=64)}
+    assert len(chosen) == 1
+    assert chosen <= {"direct", "binomial"}
 
 
 def test_only_torch_can_be_asked_to_form_groups() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from contract.fold_orders import FLOOR_BYTES, folded, own
+from process.arrays import filled, private, shared
 from process.ranks import run_ranks
 from process.stage import pretend_hosts
-from process.test_algorithms_run import Forced, private, shared
 
 import shoal
+from shoal.plan import Planner
+from shoal.plan.settings import Forced
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +37,7 @@ def given_and_wanted(
 def check(group: shoal.Group, name: str, n_elems: int, dtype: str, fold: np.ufunc) -> None:
     values, want = given_and_wanted(group.size, n_elems, dtype, fold)
     for memory in (private, shared):
-        data = memory(values[group.rank])
+        data = filled(memory, values[group.rank])
         group.all_reduce(data, {np.add: "sum", np.multiply: "product"}[fold])
         assert data.tobytes() == want, f"{name}, {n_elems} {dtype}"
 
@@ -49,12 +51,14 @@ def reduce_by_everyone(ranks_per_host: int) -> int:
         names = [*by_any_set(size), "sharded", *(f"sharded({k})" for k in range(1, size + 1))]
         planner = group.planner
         for name in names:
-            group.plan_by(Forced(planner, name))
+            group.plan_by(Planner(planner.cluster, Forced(name, name)))
+            assert group.planner.choose("all_reduce", 4096).name == name
             for n_elems in (1009, 3 * FLOOR_BYTES // 4 + 7, size * FLOOR_BYTES // 4 + 13):
                 check(group, name, n_elems, "float32", np.add)
                 n_checked += 1
         for name in (names[1], names[-2], "sharded"):
-            group.plan_by(Forced(planner, name))
+            group.plan_by(Planner(planner.cluster, Forced(name, name)))
+            assert group.planner.choose("all_reduce", 4096).name == name
             check(group, name, 300_007, "float32", np.add)
             check(group, name, size * FLOOR_BYTES // 2 + 5, "float16", np.add)
             check(group, name, size * FLOOR_BYTES // 8 + 5, "float64", np.multiply)
