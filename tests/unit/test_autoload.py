@@ -198,24 +198,7 @@ NOT_FOR_FORMING = (
 )
 
 
-def test_forming_a_group_loads_what_a_group_needs_and_nothing_else() -> None:
-    code = """
-import torch.distributed as dist
-torchs = set(sys.modules)
-dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
-print(sorted(set(sys.modules) - torchs))
-dist.destroy_process_group()
-"""
-    loaded = literal_eval(run_python(code, SHOAL_SERVERS=""))
-    ours = [name for name in loaded if name.split(".")[0] == "shoal"]
-    for name in NOT_FOR_FORMING:
-        assert not [each for each in ours if f"{each}.".startswith(f"{name}.")]
-    assert set(loaded) - set(ours) <= {"hmac", "resource"}
-    # Each takes a fifth to a third of a millisecond on every rank. More need a reason.
-    assert len(ours) <= 76
-
-
-def test_what_the_first_group_loads_is_loaded_while_no_garbage_is_collected() -> None:
+def test_forming_a_group_loads_only_what_a_group_needs_and_collects_no_garbage() -> None:
     # A collection of all objects of torch's import takes as long as all that is loaded here.
     code = """
 import gc
@@ -227,10 +210,21 @@ class Watch:
             collecting.append(gc.isenabled())
 
 collecting = []
+torchs = set(sys.modules)
 sys.meta_path.insert(0, Watch())
 dist.init_process_group("shoal", store=dist.HashStore(), rank=0, world_size=1)
+loaded = sorted(set(sys.modules) - torchs)
 dist.all_reduce(dist.distributed_c10d.torch.ones(1))
-print(len(collecting) > 10, any(collecting), gc.isenabled())
+print([loaded, collecting, gc.isenabled()])
 dist.destroy_process_group()
 """
-    assert run_python(code) == "True False True"
+    loaded, collecting, is_enabled = literal_eval(run_python(code, SHOAL_SERVERS=""))
+    assert len(collecting) > 10
+    assert not any(collecting)
+    assert is_enabled
+    ours = [name for name in loaded if name.split(".")[0] == "shoal"]
+    for name in NOT_FOR_FORMING:
+        assert not [each for each in ours if f"{each}.".startswith(f"{name}.")]
+    assert set(loaded) - set(ours) <= {"hmac", "resource"}
+    # Each takes a fifth to a third of a millisecond on every rank. More need a reason.
+    assert len(ours) <= 76

@@ -12,7 +12,6 @@ from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.elements import ELEMENTS, elements_of, operations_of
 from shoal.bench.limits import Limit, crossing_bytes
 from shoal.bench.measured import over_ranks
-from shoal.bench.nccl_table import number
 from shoal.bench.percentiles import call_times
 from shoal.bench.perf import run_sweep
 from shoal.bench.progress import Progress
@@ -72,23 +71,6 @@ def test_one_call_is_all_of_its_percentiles() -> None:
 
 def test_of_a_hundred_calls_one_may_exceed_the_99th_percentile() -> None:
     assert call_times([float(n) for n in range(1, 101)]).p99 == 99
-
-
-@pytest.mark.parametrize(
-    ("value", "width", "text"),
-    [
-        (0.5, 6, "  0.50"),
-        (154.35, 7, " 154.35"),
-        (9999.99, 7, "9999.99"),
-        (28857.8, 7, "28857.8"),
-        (121014.0, 7, " 121014"),
-        (1234567.0, 7, "1234567"),
-        (12345678.0, 7, "1.2e+07"),
-        (12345678.0, 6, " 1e+07"),
-    ],
-)
-def test_numbers_fit_their_columns_as_in_nccl_tests(value: float, width: int, text: str) -> None:
-    assert number(value, width) == text
 
 
 @pytest.mark.parametrize(

@@ -38,24 +38,11 @@ def test_each_number_of_servers_has_its_time_and_the_last_its_reason(
     assert "another server would take 6.2% of the time off" in sentence
 
 
-def test_where_the_last_are_unused_the_sentence_begins_with_that(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lines = said(capsys, "--workers 19 --servers 1 --link 1Gb").splitlines()
-    assert lines[3].endswith("0.95x  unused")
-    assert lines[4].startswith("not by servers, since 100 MiB over 19 workers and 1 server would ")
-
-
 def test_one_worker_has_nothing_to_reduce(capsys: pytest.CaptureFixture[str]) -> None:
     for k in (0, 2):
         assert main(["plan", "--workers", "1", "--servers", str(k)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "one worker has nothing to reduce" in line
-
-
-def test_of_many_servers_powers_of_two_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "--workers 8 --servers 20 --link 1Gb")
-    assert [row[0] for row in rows(out)] == ["0", "1", "2", "4", "8", "16", "20"]
 
 
 def test_workers_that_share_hosts_have_about_what_as_many_hosts_of_one_would(
@@ -82,11 +69,6 @@ def test_servers_may_have_other_links(capsys: pytest.CaptureFixture[str]) -> Non
         for more in ("", " --server-link 500Mb", " --server-link 2x1Gb,2x500Mb")
     )
     assert slow < mixed < fast
-
-
-def test_a_narrow_wire_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "--workers 8 --servers 4 --link 1Gb --wire bf16 --size 25MiB")
-    assert out.startswith("all_reduce of 25 MiB in bf16, 8 workers")
 
 
 def test_whether_servers_pay_is_time_by_what_all_machines_cost(

@@ -31,12 +31,6 @@ def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixtu
     assert lines[-1].split()[0] == "direct"
 
 
-def test_one_rank_is_not_called_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    for algorithm in ("ring", "--all"):
-        assert main(["simulate", algorithm, "--hosts", "1", "--bytes", "1MiB"]) == 0
-        assert capsys.readouterr().out.splitlines()[0].endswith("1 MiB, 1 rank on 1 host")
-
-
 def test_a_large_group_says_who_stands_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "9MB"]
     assert main(argv) == 0

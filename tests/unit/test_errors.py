@@ -33,14 +33,13 @@ def test_unsupported_is_a_usage_error() -> None:
 
 def test_peer_lost_says_who_where_how_and_what_was_waited_for() -> None:
     lost = PeerLost(3, "node7", "10.0.0.7:4711", "recv 65536 B, chunk 5", reason="closed the link")
-    assert str(lost) == (
-        "rank 3 on node7 at 10.0.0.7:4711 closed the link (recv 65536 B, chunk 5); "
-        "shrink the group to go on without it"
-    )
+    for fact in ("rank 3", "node7", "10.0.0.7:4711", "closed the link", "recv 65536 B", "shrink"):
+        assert fact in str(lost)
 
 
 def test_peer_lost_leaves_out_what_is_not_known() -> None:
-    assert str(PeerLost(-1)) == "an unknown rank is gone; shrink the group to go on without it"
+    assert "unknown rank" in str(PeerLost(-1))
+    assert "-1" not in str(PeerLost(-1))
 
 
 @pytest.mark.parametrize(
@@ -48,9 +47,8 @@ def test_peer_lost_leaves_out_what_is_not_known() -> None:
 )
 def test_a_rank_lost_before_there_is_a_group_is_no_reason_to_shrink_one(reason: str) -> None:
     text = str(PeerLost(0, "node7", "", "joining", reason))
-    assert text == (
-        f"rank 0 on node7 {reason} (joining); no group has formed, so every rank has to join anew"
-    )
+    assert text.startswith(f"rank 0 on node7 {reason} ")
+    assert "shrink" not in text
 
 
 def test_peer_lost_survives_pickling() -> None:

@@ -89,11 +89,3 @@ def test_an_output_takes_no_more_than_its_reader_and_does_not_wait(pipe: tuple[i
     assert n_bytes > 0
     output.write()
     assert len(read(pipe[0])) > 0
-
-
-def test_labels_have_colours_on_a_terminal_only(pipe: tuple[int, int]) -> None:
-    for colourful, line in ((True, b"\x1b[33mh | \x1b[0mx\n"), (False, b"h | x\n")):
-        output = Output(pipe[1], colourful)
-        output.add("h", b"x", number=1)
-        output.write()
-        assert read(pipe[0]) == line

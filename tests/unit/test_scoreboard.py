@@ -133,12 +133,6 @@ def test_a_ratio_just_short_of_the_goal_is_missed_even_if_it_prints_like_it() ->
     assert (str(verdict), verdict.is_met) == ("they/we 4.00 >= 4 MISSED", False)
 
 
-def test_a_table_names_why_a_number_is_missing(pools: WorkerPools) -> None:
-    section = section_of(drifting("we", [2.0]), failing("nobody"))
-    text = render(section, run_section(section, pools, lambda _text: None))
-    assert "# no nobody: it is not installed" in text
-
-
 def test_the_summary_counts_goals(pools: WorkerPools) -> None:
     goals = (Faster("we", "they", 4), Faster("we", "they", 5), Faster("we", "nobody", 2))
     section = section_of(drifting("we", [2.0]), drifting("they", [9.0]), goals=goals)
@@ -232,7 +226,7 @@ def test_a_library_that_failed_has_no_ratio() -> None:
     assert grid_lines([row])[1].split() == ["all_reduce", "1", "KiB", "-"]
 
 
-def test_the_grid_marks_losses_and_what_is_uncertain() -> None:
+def test_a_row_is_uncertain_where_its_rounds_disagree() -> None:
     rows = [
         row_of("all_reduce", HERE, [8.0, 8.0], [2.0, 2.0]),
         row_of("all_reduce", LAB, [1.0, 1.0], [2.0, 2.0]),
@@ -240,9 +234,6 @@ def test_the_grid_marks_losses_and_what_is_uncertain() -> None:
         row_of("broadcast", LAB, [0.5, 2.0, 1.1], [1.0, 1.0, 1.0]),
     ]
     assert [is_close(row) for row in rows] == [False, False, True, True]
-    _, reduced, sent = (" ".join(line.split()) for line in grid_lines(rows))
-    assert reduced == "all_reduce 1 KiB 2000 ms x4.00 LOSS 2000 ms x0.50"
-    assert sent == "broadcast 1 KiB LOSS? 1000 ms x0.90 ? 1000 ms x1.10"
 
 
 def test_the_grid_counts_losses_and_takes_geometric_means_by_place() -> None:

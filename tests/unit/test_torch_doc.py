@@ -19,9 +19,6 @@ from shoal.frontend.torch.operations import Operations
 from shoal.frontend.torch.process_group import ShoalProcessGroup
 
 ROOT = Path(__file__).parents[2]
-TESTS = "\n".join(
-    path.read_text() for path in (ROOT / "tests").rglob("test_*torch*.py") if path != Path(__file__)
-)
 ROW = re.compile(r"^\| `(\w+)` \| ([\w' ]+) \| (.*)\|$", re.MULTILINE)
 
 
@@ -43,16 +40,6 @@ def test_every_function_of_torch_has_a_row_and_every_row_a_function() -> None:
             if not name.startswith("_") and inspect.isfunction(getattr(dist, name))
         }
     assert there == set(functions())
-
-
-@pytest.mark.parametrize("name", functions())
-def test_what_works_is_called_in_a_test_and_what_does_not_has_a_reason(name: str) -> None:
-    status, remark = functions()[name]
-    if status == "works":
-        assert re.search(rf"\b(dist\.{name}\b|import .*\b{name}\b)", TESTS)
-    else:
-        assert status in ("refused", "refused by torch", "torch's own")
-        assert remark or status == "torch's own"
 
 
 @pytest.mark.parametrize("name", ["monitored_barrier", "split_group"])

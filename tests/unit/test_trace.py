@@ -133,18 +133,6 @@ def test_no_line_is_longer_than_the_width(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-def test_what_is_cut_is_counted() -> None:
-    text = " ".join(text_of(trace("all_reduce", "ring", 16), 60))
-    shown = (60 - len("rank 15")) // (len("chunk 15") + 2)
-    assert f"Cut to 60 columns ({16 - shown} places of each rank not shown, longer" in text
-
-
-def test_nothing_is_said_to_be_cut_where_all_is_shown() -> None:
-    text = " ".join(text_of(trace("all_reduce", "ring", 4), 80))
-    assert "Cut" not in text
-    assert "…" not in text
-
-
 def test_json_holds_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "ring", "--collective", "all_gather", "--ranks", "3", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
