@@ -211,18 +211,6 @@ def test_those_left_by_a_shrink_have_all_their_channels() -> None:
     assert outcomes[2].value == ([0, 2], [(0, 0), (1, 0)]), outcomes[2]
 
 
-def wants(channels: list[str]) -> str:
-    pretend_hosts(1)
-    os.environ.update(SHOAL_CHANNELS=channels[int(os.environ["RANK"])])
-    return str(error_of(shoal.init))
-
-
-def test_a_wrong_number_of_channels_is_refused_before_anything_moves() -> None:
-    for text in ("0", "9", "x"):
-        for told in run_ranks(wants, 2, [text, text]):
-            assert f"SHOAL_CHANNELS='{text}' is not a number from 1 to 8" in told
-
-
 def forks_between_calls() -> list[float]:
     pretend_hosts(1)
     os.environ["SHOAL_CHANNELS"] = "2"
