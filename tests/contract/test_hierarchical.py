@@ -165,7 +165,7 @@ def test_only_all_reduces_that_are_finished_by_one_rank_can_be_cut_in_two() -> N
 
 
 def test_a_host_with_fewer_ranks_than_reducers_is_refused_before_the_first_step() -> None:
-    with pytest.raises(UsageError, match=r"sharded\(3\): 3 reducers are too many for 2 ranks"):
+    with pytest.raises(UsageError, match=r"sharded\(3\): 3 reducers .* 2 ranks"):
         find("all_reduce", "sharded(3)/ring").steps(0, 5, 0, (0, 0, 0, 1, 1))
 
 

@@ -179,17 +179,15 @@ def asks() -> None:
     pretend_hosts(1)
     with shoal.init() as group:
         for data, op in calls_that_cannot(group):
-            with pytest.raises(shoal.UsageError, match="cannot travel in bf16"):
+            with pytest.raises(shoal.UsageError, match="bf16"):
                 group.all_reduce(data, op, wire="bf16")
             check(data, np.ones_like(data))
-        with pytest.raises(
-            shoal.UsageError, match="unknown wire 'fp4'; give one of identity, bf16"
-        ):
+        with pytest.raises(shoal.UsageError, match=r"'fp4'.*identity, bf16"):
             group.all_reduce(np.ones(1, np.float32), wire="fp4")
-        with pytest.raises(TypeError, match="unknown keywords wire"):
+        with pytest.raises(TypeError, match="wire"):
             group.broadcast(np.ones(1, np.float32), wire="bf16")  # type: ignore[call-arg]
         group.plan_by(Planner(group.planner.cluster, Forced("ring", "ring")))
-        with pytest.raises(shoal.UsageError, match="would round them at every hop"):
+        with pytest.raises(shoal.UsageError, match="every hop"):
             group.all_reduce(np.ones(1, np.float32), wire="bf16")
         # Nothing of this has reached anybody.
         data = np.full(100_000, 257, np.float32)

@@ -89,7 +89,7 @@ def test_an_array_of_bfloat16_is_taken_as_bfloat16() -> None:
     data = np.ones((2, 3), ml_dtypes.bfloat16)
     span = span_of(data)
     assert span[:3] == (data.ctypes.data, 6, DType.BFLOAT16)
-    with pytest.raises(UsageError, match="elements of float8_e5m2, which shoal does not know"):
+    with pytest.raises(UsageError, match="float8_e5m2"):
         span_of(np.ones(2, ml_dtypes.float8_e5m2))
     with pytest.raises(UsageError, match=r"Fortran order; pass array\.T"):
         span_of(data.T)
@@ -111,7 +111,7 @@ def test_a_buffer_cannot_shrink_while_its_span_lives() -> None:
 
 def test_read_only_memory_is_taken_only_for_reading() -> None:
     assert span_of(b"abc", writable=False).n_elems == 3
-    with pytest.raises(UsageError, match="read-only, and this call writes"):
+    with pytest.raises(UsageError, match="read-only"):
         span_of(b"abc")
 
 

@@ -38,13 +38,13 @@ def test_a_number_is_open_until_it_is_used_or_skipped() -> None:
 @pytest.mark.parametrize(
     ("number", "why"),
     [
-        (2, "cannot use number 2: it was used or skipped before"),
-        (3, "cannot use number 3: it was used or skipped before"),
-        (1, "cannot use number 1: it was used or skipped before"),
-        (5, "cannot use number 5: nobody has reserved it"),
-        (0, "cannot use number 0: nobody has reserved it"),
-        (-4, "cannot use number -4: nobody has reserved it"),
-        ("two", "cannot use number 'two': nobody has reserved it"),
+        (2, r"number 2: .* used or skipped"),
+        (3, r"number 3: .* used or skipped"),
+        (1, r"number 1: .* used or skipped"),
+        (5, r"number 5: .* reserved"),
+        (0, r"number 0: .* reserved"),
+        (-4, r"number -4: .* reserved"),
+        ("two", r"number 'two': .* reserved"),
     ],
 )
 def test_a_number_that_is_not_there_to_be_used_is_refused(number: int, why: str) -> None:
@@ -53,9 +53,9 @@ def test_a_number_that_is_not_there_to_be_used_is_refused(number: int, why: str)
     numbers.reserve(3)
     numbers.use(2)
     numbers.skip(3)
-    with pytest.raises(UsageError, match=f"group 'g', rank 0 of 2: {why}"):
+    with pytest.raises(UsageError, match=f"group 'g', rank 0 of 2: .*{why}"):
         numbers.use(number)
-    with pytest.raises(UsageError, match=why.replace("use number", "skip number")):
+    with pytest.raises(UsageError, match=why):
         numbers.skip(number)
     assert numbers.use(4) == 4
 

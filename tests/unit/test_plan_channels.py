@@ -72,9 +72,7 @@ def test_the_number_of_the_environment_is_read_or_refused() -> None:
     assert [channels_from({"SHOAL_CHANNELS": text}) for text in ("", "1", "8")] == [0, 1, 8]
     assert channels_from({}) == 0
     for text in ("0", "9", "two", "-1", "1.5"):
-        with pytest.raises(
-            UsageError, match=f"SHOAL_CHANNELS='{text}' is not a number from 1 to 8"
-        ):
+        with pytest.raises(UsageError, match=f"SHOAL_CHANNELS='{text}' .*1 to 8"):
             channels_from({"SHOAL_CHANNELS": text})
 
 

@@ -79,7 +79,5 @@ def test_what_is_no_length_is_refused_as_by_the_commands(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "63", "2TiB", "9" * 20])
 def test_a_length_that_no_buffer_can_have_is_refused(text: str) -> None:
-    with pytest.raises(
-        UsageError, match="is not from 64 B to 1 TiB; without it the planner chooses"
-    ):
+    with pytest.raises(UsageError, match="64 B to 1 TiB"):
         fusion_bytes_from({"SHOAL_FUSION_BYTES": text})

@@ -205,7 +205,7 @@ def test_a_wrong_name_is_refused_with_those_there_are(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sharded(0)", "sharded(0)/ring", "ring/sharded(0)"])
 def test_no_reducer_at_all_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"sharded\(0\): at least one rank has to be a reducer"):
+    with pytest.raises(UsageError, match=r"sharded\(0\): at least one"):
         find("all_reduce", name)
 
 

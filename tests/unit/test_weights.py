@@ -70,7 +70,7 @@ def test_an_error_shows_no_control_characters_of_a_peer() -> None:
 def test_the_longest_name_asks_for_no_more_than_is_bounded() -> None:
     longest = "sharded[" + ",".join(["9999*1"] * 580) + "|]"
     assert len(longest) <= MOST_NAME_BYTES
-    with pytest.raises(UsageError, match="5799420 workers, at most 4096 will do"):
+    with pytest.raises(UsageError, match=r"5799420 workers.* 4096"):
         parse(longest)
 
 

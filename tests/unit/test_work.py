@@ -152,7 +152,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_thread_nobody_is_promised_a_callback_of_a_call_that_runs(mesh: Mesh) -> None:
     told = Told()
     (call,), (work,) = started(mesh, 1)
-    with pytest.raises(ShoalError, match="could not start the thread shoal-completions"):
+    with pytest.raises(ShoalError, match="shoal-completions"):
         work.on_done(told)
     call.end()
     assert told.works == []
