@@ -175,6 +175,7 @@ def test_a_rank_that_calls_something_else_is_named_with_both_calls_to_everyone(
             for _, words in CASES[name]:
                 assert words in text, where
             assert text.count(" called ") == 2, where
+            assert "same calls" in text, where
             assert took_s < SOON_S, where
 
 
