@@ -11,10 +11,13 @@ import pytest
 from process.joining import (
     JOIN,
     LONG_S,
+    ONE_HOST,
+    SHORT_S,
     Ground,
     check_who_is_there,
     die_in_silence,
     hosts,
+    joined,
     no_descriptor_is_left,
     options,
 )
@@ -109,6 +112,16 @@ def test_a_file_that_an_earlier_job_left_serves_the_next(tmp_path: Path) -> None
     assert len(first) == len(third) == 1
     assert None not in first | third
     assert first != third
+
+
+def test_a_rank_that_is_started_again_alone_learns_that_the_others_must_be_too() -> None:
+    store = MemoryStore()
+    with joined(store, [ONE_HOST, ONE_HOST]), pytest.raises(TimedOut) as caught:
+        join(store, 1, 2, timeout_s=SHORT_S)
+    text = str(caught.value)
+    assert "rank 0 never published" in text
+    assert "the attempt before this one ended: rank 1 was started again" in text
+    assert "until it is started again" in text
 
 
 def enter_then_die_once() -> int:

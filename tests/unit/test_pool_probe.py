@@ -1,9 +1,15 @@
 """What a probe of links means: how far below a worker's a server's rate is, and who is late."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from shoal.errors import ShoalError
+from shoal.group.pool import probe
 from shoal.group.pool.late import late_server
-from shoal.group.pool.probe import UNKNOWN, part_of, step_of
+from shoal.group.pool.probe import UNKNOWN, measure, part_of, step_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +34,49 @@ def test_a_server_counts_as_a_part_of_a_worker_in_steps_of_a_root_of_2(
     assert 0 <= step <= UNKNOWN
     assert part_of(step) == pytest.approx(part)
     assert (step == UNKNOWN) == (not rate or not reference)
+
+
+class Unanswered:
+    """A group, and any message of it: no other rank sends anything."""
+
+    def __init__(self, *, has_ended: bool = False) -> None:
+        self.has_ended = has_ended
+        self.ended: list[int] = []  # the ranks that know that nothing more is asked
+
+    def recv(self, *_: object, **__: object) -> Any:
+        if self.has_ended:
+            raise ShoalError("the group has ended")
+        return self
+
+    def send(self, data: bytearray, rank: int, *_: object, **__: object) -> None:
+        self.ended += [] if any(data) else [rank]
+
+    def drive(self, _timeout_s: float) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def never_alone(_until: float) -> Iterator[bool]:
+    yield False
+
+
+@contextlib.contextmanager
+def without_descriptors(_until: float) -> Iterator[bool]:
+    raise OSError
+    yield True
+
+
+@pytest.mark.parametrize("lock", [None, never_alone, without_descriptors])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_all_learn_that_the_probe_is_over_whatever_becomes_of_it(
+    has_ended: bool, lock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_OF_ONE_S", 0.01)
+    if lock is not None:
+        monkeypatch.setattr(probe, "_alone", lock)
+    group: Any = Unanswered(has_ended=has_ended)
+    assert measure(group, [3, 4], lambda: True) == [UNKNOWN, UNKNOWN]
+    assert group.ended == [1, 3, 4]
 
 
 def test_the_server_with_a_far_longer_queue_for_its_share_is_late() -> None:

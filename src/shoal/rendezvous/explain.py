@@ -45,7 +45,10 @@ def explain(
     elif before is None or not before.is_failure:
         parts += _of_links(meeting, links, trouble, at)
     if before is not None and not before.is_failure:
-        parts.append(f"the attempt before this one ended: rank {before.rank} {before.reason}")
+        parts.append(
+            f"the attempt before this one ended: rank {before.rank} {before.reason} (a rank that "
+            "formed a group in it does not come again until it is started again)"
+        )
     who = f"rank {meeting.rank} of {meeting.size} on {meeting.own.host_label}"
     return f"{who} {verdict}: " + "; ".join(parts)
 

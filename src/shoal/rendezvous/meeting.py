@@ -113,7 +113,9 @@ class Meeting:
         elif found.nonce != self.own.nonce:
             raise PlaceTakenError(self.rank, value)
         gone = self.before
-        if gone is not None and self._store.try_get(record_key(self.attempt, gone.rank)):
+        if gone is None or not gone.is_failure:
+            return
+        if self._store.try_get(record_key(self.attempt, gone.rank)):
             self.before = None  # it is back
 
     def check_end(self) -> None:

@@ -406,15 +406,18 @@ class Pool:
         try:
             group = self._meet(command)
             steps = self._probe(group)
+            if isinstance(differ := group.ended(), UsageError):
+                why = str(differ)  # NOT a view that stands: the end of one by this ends the job
         except Misplaced as error:
             why, misplaced = str(error), error.server
         except Unmet as error:
             why, unmet = str(error), error.servers
         except Exception as error:  # noqa: BLE001 - whatever it is, servers are optional
             why = str(error) or repr(error)
-        own = bytes([group is None, *(at in unmet for at in range(n))]) + steps.ljust(n, b"\0")
+        is_missing = group is None or bool(why)
+        own = bytes([is_missing, *(at in unmet for at in range(n))]) + steps.ljust(n, b"\0")
         told = self._tell(own, group)
-        if any(is_missing for is_missing, *_ in told):
+        if any(lacks_view for lacks_view, *_ in told):
             if group is not None:
                 group.close()
             unheard = {

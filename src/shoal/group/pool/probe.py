@@ -50,14 +50,17 @@ _LOOK_S: Final = 0.02
 
 def measure(group: PoolGroup, servers: Sequence[int], is_wanted: Callable[[], bool]) -> list[int]:
     """Return the step of each of these ranks, on rank 0; see `part_of`."""
-    until = time.monotonic() + BUDGET_S
+    until, ranks = time.monotonic() + BUDGET_S, (REFERENCE, *servers)
     rates: dict[int, float] = {}
-    with contextlib.suppress(ShoalError, MemoryError), _alone(until) as is_alone:
-        for rank in (REFERENCE, *servers) if is_alone else ():
-            rates[rank] = _rate_of(group, rank, until, is_wanted)
-            if not rates[REFERENCE]:
-                break
-            if rates[rank]:
+    with contextlib.suppress(ShoalError, MemoryError, OSError):
+        try:
+            with _alone(until) as is_alone:
+                for rank in ranks if is_alone else ():
+                    rates[rank] = _rate_of(group, rank, until, is_wanted)
+                    if not rates[REFERENCE]:
+                        break
+        finally:  # NOT only those that have answered: a server serves no call before it knows
+            for rank in ranks:
                 group.send(bytearray(8), rank, _ASK, async_op=True)  # nothing more is asked
     reference = rates.get(REFERENCE, 0.0)
     return [step_of(rates.get(rank, 0.0), reference) for rank in servers]
