@@ -136,6 +136,32 @@ def test_hooks_that_are_put_on_parameters_after_the_forward_pass_change_it_too()
     run_ranks(beside_gloo, 2, change_gradients_late)
 
 
+class Penalized(Two):
+    """Has a parameter that fills buffers before a gradient reaches the model's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Parameter(torch.ones(64, dtype=torch.float64))
+
+
+def change_gradients_behind_a_penalty(wrap: Wrap) -> list[list[torch.Tensor | None]]:
+    net, seen = Penalized(), []
+    wrapped = wrap(net)
+    for number in range(N_STEPS):
+        wrapped.zero_grad()
+        loss = wrapped(data(number)).pow(2).sum() + net.only.pow(2).sum()
+        hooks = [p.register_post_accumulate_grad_hook(_scale) for p in net.first.parameters()]
+        loss.backward()
+        for hook in hooks:
+            hook.remove()
+        seen.append(gradients(wrapped))
+    return seen
+
+
+def test_such_hooks_change_it_where_a_loss_fills_a_buffer_before_the_output() -> None:
+    run_ranks(beside_gloo, 2, change_gradients_behind_a_penalty)
+
+
 class Table(nn.Embedding):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return super().forward(rows + dist.get_rank()).pow(2)

@@ -381,7 +381,14 @@ def write_module(model: nn.Module) -> str:
     return "2.weight, 2.bias"
 
 
-@pytest.mark.parametrize("change", [add, add_module, assign, write, convert, write_module])
+def add_for_none(model: nn.Module) -> str:
+    del model.absent
+    return add(model)
+
+
+@pytest.mark.parametrize(
+    "change", [add, add_module, assign, write, convert, write_module, add_for_none]
+)
 def test_parameters_registered_after_wrapping_are_named(change: Callable[[nn.Module], str]) -> None:
     run_ranks(register, 2, change.__name__)
 
@@ -390,7 +397,9 @@ def register(change: str) -> None:
     from shoal.errors import UsageError
 
     start()
-    wrapped = wrap(net())
+    model = net()
+    model.register_parameter("absent", None)
+    wrapped = wrap(model)
     averaged(wrapped)
     names = globals()[change](wrapped.module)
     for _ in range(2):

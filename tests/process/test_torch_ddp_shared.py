@@ -110,6 +110,29 @@ def test_forward_passes_of_both_may_come_before_their_backward_passes() -> None:
     run_ranks(cross_passes, 2)
 
 
+def penalize() -> None:
+    """A parameter of one wrapper alone fills buffers before a gradient reaches its output."""
+    start()
+    whole, one, other = two_heads()
+    one.only = nn.Parameter(torch.ones(64, dtype=torch.float64))
+    a, b = wrap_ours(one), wrap_ours(other)
+    loss = one(data(0)).pow(2).sum() + other(data(1)).pow(2).sum()
+    wanted = averaged(whole, loss)
+    for _ in range(2):
+        whole.zero_grad()
+        first = a(data(0)).pow(2).sum() + one.only.pow(2).sum()
+        second = b(data(1)).pow(2).sum()
+        first.backward()
+        second.backward()
+        for parameter, mean in zip(whole.parameters(), wanted, strict=True):
+            assert torch.allclose(parameter.grad, mean)
+    dist.destroy_process_group()
+
+
+def test_a_buffer_that_is_full_before_the_output_is_reached_stops_the_other_too() -> None:
+    run_ranks(penalize, 2)
+
+
 class Box:
     """In which no tensor is found."""
 

@@ -172,6 +172,19 @@ def test_parameters_that_change_requires_grad_are_named_and_can_be_wrapped_anew(
         assert "parameter 0.weight, 0.bias requires a gradient now" in thawed
 
 
+def train_scripted() -> None:
+    start()
+    net = small()
+    wrapped = wrap(torch.jit.script(net))  # type: ignore[no-untyped-call]
+    for _ in range(2):
+        step(wrapped, net)
+    dist.destroy_process_group()
+
+
+def test_scripted_models_are_trained() -> None:
+    run_ranks(train_scripted, 2)
+
+
 def call_with_others() -> None:
     from shoal.errors import UsageError
 

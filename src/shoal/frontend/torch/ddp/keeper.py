@@ -358,14 +358,14 @@ class GradientKeeper:
             self._static.begin()
 
     def _begin_pass(self, _gradient: torch.Tensor | None = None) -> None:
-        if not self._pass.is_under_way:
+        if not self._pass.is_shown:
             self._stop_others()
             self._hooks.come_last()
         if not self.averaging.is_armed:  # another over one forward pass, or one that was paused
             self._begin(again=True)
         # NOT with the forward pass: a rank may make one more, which has no backward pass.
         self.averaging.reserve()
-        self._pass.queue_end(self._end_pass)
+        self._pass.queue_end(self._end_pass, shown=True)
 
     def _is_armed(self) -> bool:
         return self.averaging.is_armed

@@ -27,6 +27,7 @@ class BackwardPass:
 
     def __init__(self) -> None:
         self.creates_graph = False
+        self._is_shown = False
         # To the end of the pass under way. A pass that raises forgets it, and it is gone.
         self._end: Callable[[], object] = _no_end
 
@@ -36,21 +37,29 @@ class BackwardPass:
         return self._end() is not None
 
     @property
+    def is_shown(self) -> bool:
+        """True if an output of the model has shown the pass, beside full buffers."""
+        return self._is_shown and self.is_under_way
+
+    @property
     def has_raised(self) -> bool:
         """True if the last pass raised before its end."""
         return self._end is not _no_end and self._end() is None
 
-    def queue_end(self, on_end: Callable[[], None]) -> None:
+    def queue_end(self, on_end: Callable[[], None], *, shown: bool = False) -> None:
         """Have the pass end when all that it has set off is done. Idempotent.
 
         Args:
             on_end: called then, while the pass is still under way; kept until then.
+            shown: an output of the model shows the pass, not a buffer that is full.
         """
         if not self.is_under_way:
+            self._is_shown = False
             end = functools.partial(self._run, on_end)
             self._end = weakref.ref(end)
             self.creates_graph = torch.is_grad_enabled()
             Variable._execution_engine.queue_callback(end)
+        self._is_shown = self._is_shown or shown
 
     def forget(self) -> None:
         """Take the pass under way for over."""

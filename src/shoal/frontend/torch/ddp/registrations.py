@@ -28,6 +28,7 @@ class Registrations:
     def changed(self) -> bool:
         """True if something was registered, replaced or removed."""
         return any(
-            len(held) != len(known) or any(held.get(name) is not known[name] for name in known)
+            len(held) != len(known)
+            or any(name not in held or held[name] is not one for name, one in known.items())
             for held, known in self._known
         )
