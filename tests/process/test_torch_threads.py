@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -242,3 +243,26 @@ def test_a_thread_trains_on_when_the_main_script_has_ended() -> None:
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def prepare_for_devices_at_once() -> int:
+    import shoal.torch  # noqa: F401 - registers the backend
+
+    dist.init_process_group("shoal", timeout=TIMEOUT)
+    group: Any = dist.group.WORLD
+    if not hasattr(group, "_on_devices"):
+        group = group._get_backend(torch.device("cpu"))
+    meeting = threading.Barrier(4)
+
+    def prepare(_: int) -> object:
+        meeting.wait()
+        return group._on_devices()
+
+    with ThreadPoolExecutor(4) as threads:
+        made = set(threads.map(prepare, range(4)))
+    dist.destroy_process_group()
+    return len(made)
+
+
+def test_threads_whose_first_calls_on_devices_come_at_once_share_an_order() -> None:
+    assert run_ranks(prepare_for_devices_at_once, 1) == [1]

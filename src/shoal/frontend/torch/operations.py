@@ -10,6 +10,7 @@ forms.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -93,6 +94,7 @@ class Operations:
         self._n_calls = 0
         self._coalesced: list[PendingWork] | None = None
         self._devices: DeviceCalls | None = None  # made for the first call on tensors of a device
+        self._making_devices = threading.Lock()
         # What torch does itself for a Backend, and not for a ProcessGroup in Python.
         self._compares = isinstance(self, ProcessGroup) and get_debug_level() == DebugLevel.DETAIL
         self._monitored_barrier: MonitoredBarrier | None = None
@@ -335,11 +337,12 @@ class Operations:
 
     def _on_devices(self) -> DeviceCalls:
         """The calls of this group on tensors of devices."""
-        if self._devices is None:
-            from shoal.frontend.torch.gpu.calls import DeviceCalls
+        with self._making_devices:  # the import lets other threads run
+            if self._devices is None:
+                from shoal.frontend.torch.gpu.calls import DeviceCalls
 
-            self._devices = DeviceCalls(self._group, self._store)
-        return self._devices
+                self._devices = DeviceCalls(self._group, self._store)
+            return self._devices
 
     def _compare(
         self,
