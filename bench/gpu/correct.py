@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-import traceback
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import failure
 from torch import nn
 
 Tensor = torch.Tensor
@@ -436,7 +436,7 @@ def checks(device: str, longest: int) -> dict[str, str]:
             check(Rank(group, device, longest))
             failures[name] = ""
         except Exception:  # noqa: BLE001 - the other checks go on
-            failures[name] = traceback.format_exc()
+            failures[name] = failure()
     dist.destroy_process_group()
     return failures
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from correct import Rank, lose_last, same
+from ranks import failure
 from speed import _measure
 
 
@@ -40,7 +40,7 @@ def checks(device: str, n_hosts: int, longest: int) -> dict[str, str]:
             check(it)
             failures[name] = ""
         except Exception:  # noqa: BLE001, PERF203 - the other checks go on
-            failures[name] = traceback.format_exc()
+            failures[name] = failure()
     if device == "cuda" and _calls_of(it.group) is None:
         failures["nccl_was_used"] = "all-reduces went by way of host memory; the log says why"
     dist.destroy_process_group()

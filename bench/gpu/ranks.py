@@ -54,13 +54,18 @@ def _result(file: Path, process: subprocess.Popen[bytes]) -> Any:
     return {"error": f"the process ended with status {process.returncode} and said nothing"}
 
 
+def failure() -> str:
+    """The traceback of the exception that is handled, with paths from the project's folder on."""
+    return traceback.format_exc().replace(f"{Path(__file__).parents[2]}/", "")
+
+
 def main() -> None:
     """Be one rank."""
     module, function, arguments, file = sys.argv[1:]
     try:
         result = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     except BaseException:  # noqa: BLE001 - whatever it is, the report is to have it
-        result = {"error": traceback.format_exc()}
+        result = {"error": failure()}
     whole = Path(file).with_suffix(".part")
     whole.write_text(json.dumps(result))
     whole.rename(file)
