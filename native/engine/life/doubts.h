@@ -1,4 +1,4 @@
-// Two ranks that lose the way to each other ask a third before one of them is given up.
+// Before a rank declares a peer dead because their link broke, it asks a third rank.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace shoal {
 
-// What a rank answers that is asked about another; Header::count of an `answer`.
+// The answer to "do you hear that rank?"; Header::count of an `answer` frame.
 enum class Hears : uint32_t { kNothing = 0, kIt = 1, kHasLeft = 2 };
 inline constexpr uint32_t kMostHears = 2;
 
-// A rank whose link with X is gone asks a rank that has one with both: "do you hear X?". That one
-// asks X itself, and says yes once X has answered; no, if it has lost X too, or loses it now. Yes
-// means that only the way between the two is cut; no means that X is dead. If the rank that was
-// asked is lost itself, the next is asked; if there is none, X counts as dead.
+// A rank that lost its link to X asks a third rank, linked to both: "do you hear X?". The third
+// rank pings X. It answers yes once X has replied, and no if its own link to X is lost. Yes means
+// that only the network between the two is cut; no means that X is dead. If the third rank is lost
+// itself, the next one is asked; with no rank left to ask, X counts as dead.
 //
 // Threads: under the channel's lock.
 class Doubts {
@@ -30,7 +30,7 @@ class Doubts {
     // Ends the doubt, by forget().
     virtual void conclude(Loss loss) = 0;
     virtual bool is_far(int peer) const = 0;  // on another host
-    // A connection has to be made before it can answer. Until when it has time to, then.
+    // The deadline for `peer`'s first answer if a connection must be made before it can reply.
     virtual std::optional<int64_t> first_answer_by(int peer) const = 0;
     virtual std::string who(int peer) const = 0;
 
@@ -40,19 +40,19 @@ class Doubts {
 
   Doubts(int rank, const Peers& peers, Voice& voice) : rank_(rank), peers_(peers), voice_(voice) {}
 
-  // This rank does not hear `peer` any more, whose state says so. Who knows nothing at `until` will
-  // not answer.
+  // Start to ask about `peer`, whose state is kSilent or kCut. A third rank that has not answered
+  // at `until` counts as having no answer.
   void begin(int peer, const std::string& why, int64_t until);
-  // It is heard again, or parted with.
+  // `peer` was heard again, or has been given up: drop the doubt and its questions.
   void forget(int peer);
-  // Somebody has asked this rank about it.
+  // True if another rank has asked this one about `peer`.
   bool is_asked_about(int peer) const;
   void left(int peer);
   void on_ask(int asker, int about);
   void on_answer(int from, int about, Hears what);
-  // Goes on where the rank that was asked is gone, and where time is up.
+  // Ask the next rank where the one asked is lost, and conclude doubts whose time is up.
   void settle(int64_t now);
-  // This process was stopped: nobody had time to answer.
+  // This process was stopped for a while, so extend all deadlines: no rank had time to answer.
   void wait_until(int64_t until);
 
  private:
@@ -63,7 +63,7 @@ class Doubts {
   };
   struct Question {
     int asker, about;
-    int64_t until;  // when the other counts as not heard; INT64_MAX: when its link says so
+    int64_t until;  // when `about` counts as not heard; INT64_MAX: once its link is lost
   };
 
   int third(int peer) const;

@@ -1,4 +1,4 @@
-// How a group ends before its time: disagreement, abort, deadlines, and what others say has ended.
+// How a group fails: mismatched calls, aborts, deadlines, and failures that other ranks report.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@
 
 namespace shoal {
 
-// The judge of an engine's parts: it finds the words for what went wrong, tells the other members,
-// and fails the calls of a group. What others say has ended waits here, for what calls can still do
-// with what came before it.
+// The engine's `Judge`: it writes the error, notifies the other members, and fails a group's calls.
+// A failure that another rank reports waits here for one turn, so that calls can complete with the
+// frames that arrived before it.
 //
-// Owns what others said. All parts know it, so it is made before them, and asks nothing of them
-// until they are there. Threads: under the channel's lock. `now`: of the last tick.
+// Owns the reported failures. Every part refers to it, so it is constructed first and calls none of
+// them before all exist. Threads: under the channel's lock. `now`: the time of the last tick.
 class Faults final : public Judge {
  public:
-  // `names`: of all ranks.
+  // `names`: by mesh rank, as errors show them.
   Faults(int rank, const std::vector<std::string>& names, Links& links, Calls& calls,
          Groups& groups, const Peers& peers, News& news, Parting& parting, const Hooks& hooks,
          FrameSink& sink, const int64_t& now)
@@ -55,33 +55,33 @@ class Faults final : public Judge {
   void launched(Call& call) override;
 
   void timed_out(const Call& call);
-  // Somebody here wrote to what was being sent.
+  // The program wrote to a buffer while it was being sent to `peer`.
   void spoiled(const Call& call, int peer);
-  // A group is made, of which others may have said that it has ended.
+  // `group` was created; fail it if another rank has already reported its end.
   void made(Group& group);
 
-  // Frames: another rank tells us that a group has ended, or that a rank is lost.
+  // Frames by which another rank reports that a group has failed, or that a rank is lost.
   void on_abort(int peer, const Header& header, std::span<std::byte> payload);
   void on_lost(int peer, const Header& header, std::span<std::byte> payload);
-  // Some of that is not settled.
+  // True if reported failures wait to be settled.
   bool has_endings() const { return !endings_.empty(); }
-  // Settles it one turn after it was said: what came before that word, on other links too, is used
-  // first, and a call that it completes ends well.
+  // Apply each reported failure one turn after it arrived. Frames that came before it, on any link,
+  // are used first, so a call that they complete succeeds.
   void settle_endings();
-  // At once: this rank is about to leave.
+  // Apply all reported failures now, because this rank is about to leave.
   void settle_all_endings();
 
  private:
-  // What others said has ended: a group, or all that a loss ends.
+  // A reported failure: of one group, or of every group that `loss` ends.
   struct Ending {
     uint64_t group;
     Error why;
     std::optional<Loss> loss;
     std::vector<int> from;
-    int n_turns;  // that have passed since it was said
+    int n_turns;  // since the report arrived
   };
 
-  // `from`: who told this rank, and need not be told.
+  // `from`: the ranks that reported it, which need no notice.
   void end_group(Group& group, const Error& why, bool tell, const std::vector<int>& from);
   void say_unmade(int peer, uint64_t group);
   void settle(const Ending& ending);

@@ -1,5 +1,5 @@
-// How the channels of a mesh end a group together: the first error that one of them finds is that
-// of all, in its very words.
+// The channels of a mesh fail a group together: the first error found by any of them is reported by
+// all, word for word.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace shoal {
 // Threads: any. Its lock is taken under a channel's, and no other is taken under it.
 class FirstErrors {
  public:
-  // What a channel is told: that a group has ended in another.
+  // A notice to a channel that a group has failed in another one.
   struct News {
     uint64_t group;
     Error why;
@@ -24,23 +24,24 @@ class FirstErrors {
 
   explicit FirstErrors(int n_channels) : boxes_(static_cast<size_t>(n_channels)) {}
 
-  // `channel` ends the group for `why`, which becomes the first error found for that group. True if
-  // that is this one: the others are told then. `at_once`: this rank has decided so, and they are
-  // to be woken. Else a peer has said so, or is gone: their own links are about to tell the same,
-  // behind what came before, and they are told only when that takes too long.
+  // `channel` fails the group for `why`, which is replaced by the group's first error. True if
+  // `why` is that first error; then the other channels are notified. `at_once`: this rank decided
+  // it, so they are woken now. Otherwise a peer reported it or is lost; the other channels are
+  // about to learn the same from their own links, behind earlier frames, and are notified only if
+  // that takes too long.
   bool tell(int channel, uint64_t group, bool at_once, Error& why, int64_t now);
   int n_channels() const { return static_cast<int>(boxes_.size()); }
-  // Something that cannot wait.
+  // True if `channel` has a notice that cannot wait.
   bool has_news(int channel) const { return boxes_[static_cast<size_t>(channel)].is_urgent.load(); }
   std::vector<News> take(int channel, int64_t now);
 
-  Error of(uint64_t group) const;  // none: it has not ended
-  void forget(uint64_t group);     // nobody can end it any more
+  Error of(uint64_t group) const;  // empty: the group has not failed
+  void forget(uint64_t group);     // the group is closed and can no longer fail
 
  private:
   struct Ended {
     uint64_t group;
-    int64_t told_ns;  // when the channel is to be told
+    int64_t told_ns;  // when to notify the channel
   };
   struct Box {
     std::vector<Ended> ended;

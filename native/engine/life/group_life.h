@@ -1,4 +1,4 @@
-// How far a group is between its first frame and its end, and why it ended.
+// The state of a group, from its first frame to its end, and why it ended.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@ namespace shoal {
 class GroupLife {
  public:
   enum class State : uint8_t {
-    kUncreated,  // others speak of it; this rank has not made it
+    kUncreated,  // frames of it have come; this rank has not created it
     kInUse,      //
-    kDeparted,   // a member has left in good order: calls that need nothing more of it go on
-    kDisputed,   // ranks called different things: nothing succeeds; the words for it are on the way
-    kEnded,      // everything in flight and later fails with why()
+    kDeparted,   // a member closed it: calls that need nothing more from that member go on
+    kDisputed,   // calls are mismatched: none succeeds; the error is on its way
+    kEnded,      // every call, in flight or later, fails with why()
   };
   static constexpr size_t kStates = 5;
 
@@ -25,9 +25,10 @@ class GroupLife {
   bool has_ended() const { return state_ == State::kEnded; }
   bool is_disputed() const { return state_ == State::kDisputed; }
   const Error& why() const { return why_; }        // empty until it has ended
-  const Error& departed() const { return left_; }  // who left first, if anyone has
+  const Error& departed() const { return left_; }  // names the first member that left
 
-  // Each is false, and changes nothing, where that may not follow. What is said first counts.
+  // Each changes the state and returns true, or returns false where the state may not follow. The
+  // first reason given is kept.
   bool make() { return become(State::kInUse); }
   bool depart(Error left);
   bool dispute() { return become(State::kDisputed); }

@@ -1,4 +1,4 @@
-// What is known of ranks that were lost, by whoever found out: news that goes round once.
+// The ranks that were lost, as reported by the rank that noticed.
 #pragma once
 
 #include <cstddef>
@@ -16,9 +16,9 @@
 namespace shoal {
 
 enum class Verdict : uint32_t {
-  kEvicted = 0,  // `other` has parted with `culprit`, for what that did
-  kCut = 1,      // the network between the two is cut, and both live; `culprit` is out
-  kDead = 2,     // nobody who was asked hears `culprit`; `other` found out
+  kEvicted = 0,  // `other` gave `culprit` up for a fault of its own
+  kCut = 1,      // the network between the two is cut and both live; `culprit` leaves the group
+  kDead = 2,     // no rank asked hears `culprit`; `other` noticed
 };
 inline constexpr uint32_t kVerdicts = 3;
 
@@ -29,14 +29,14 @@ struct Loss {
   int culprit = -1, other = -1;  // mesh ranks
   std::string why;               // kCut: a sentence; else a verb phrase about the culprit
 
-  // A frame that says so; its payload is `why`.
+  // The header of the frame that reports it; the payload is `why`.
   Header header() const;
-  // Of ranks below `n_ranks`; nothing where the numbers make no sense.
+  // Parse such a frame; nothing if a rank is not below `n_ranks` or the verdict is unknown.
   static std::optional<Loss> from(const Header& header, std::string why, int n_ranks);
-  // Groups that hold the dead end, and those that hold both of two who have parted.
-  // `rank_of`: by mesh rank, -1 outside the group.
+  // True if it ends a group: one with the dead rank in it, or with both ranks of a lost link.
+  // `rank_of`: the group rank by mesh rank, -1 outside the group.
   bool ends(std::span<const int> rank_of) const;
-  // What it means to `rank`: who was given up blames the one who says so.
+  // The error on `rank`; the culprit's own error names `other`.
   Error error_on(int rank) const;
   bool is_between(int one, int two) const;
 };
@@ -44,11 +44,11 @@ struct Loss {
 // Threads: under the channel's lock.
 class Losses {
  public:
-  // False if nothing new follows from it.
+  // Record a loss; false if it adds nothing to the known ones.
   bool add(const Loss& loss);
-  // What was said of the link between two ranks, if anything.
+  // The loss recorded for the link between two ranks, or null.
   const Loss* between(int one, int two) const;
-  // Why a group cannot be used, if anything is known.
+  // A loss that ends the group, or null.
   const Loss* ends(std::span<const int> rank_of) const;
 
  private:

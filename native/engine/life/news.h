@@ -1,4 +1,4 @@
-// How bad news goes round: each rank that hears some passes it on once, to log n others.
+// Broadcast of failures without a root: each rank forwards a notice once, to log n others.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@
 
 namespace shoal {
 
-// Calls `tell(at)` for each of the places 0..size-1 to which `own` passes news: the first living
-// one from own + 1, own + 2, own + 4, ... on, round and round. So everyone tells the next living
-// one, and a place hears of it by log n ways.
+// Call `tell(at)` for each place in 0..size-1 to which `own` forwards news: the first living one at
+// or after own + 1, own + 2, own + 4, ..., modulo size. So each place forwards to the next living
+// one, and news reaches a place by log n routes.
 template <class Lives, class Tell>
 void for_each_neighbour(int own, int size, Lives lives, Tell tell) {
   for (int64_t step = 1; step < size; step *= 2) {
@@ -25,25 +25,25 @@ void for_each_neighbour(int own, int size, Lives lives, Tell tell) {
   }
 }
 
-// News that this rank has. At all times each piece has been passed to all of this rank's
-// neighbours, whoever they are: where one is lost, the one that takes its place is told. So news
-// reaches all that live and are connected, whoever dies on its way.
+// The notices that this rank has. Each has been sent to all current neighbours: when one is lost,
+// its successor is sent them. So a notice reaches every rank that lives and is connected, even if
+// ranks die while it travels.
 //
 // Threads: under the channel's lock.
 class News {
  public:
   News(int rank, const Peers& peers, Links& links) : rank_(rank), peers_(peers), links_(links) {}
 
-  // `members`: whom it concerns, by mesh rank; empty: all. `from`: who told this rank.
+  // `members`: the mesh ranks concerned; empty: all. `from`: the ranks that sent it to this one.
   void pass(const Header& header, const std::string& text, std::vector<int> members,
             const std::vector<int>& from, int64_t now);
-  // Some peer is not what it was.
+  // The state of a peer has changed: send every notice to neighbours that are new.
   void pass_again();
-  // A peer does not know the members of this group, or has closed it: it passes nothing on.
+  // `peer` does not know this group's members or has closed it, and so forwards nothing.
   void will_not_pass(int peer, uint64_t group);
-  // All that a peer may not have heard, as this rank will pass on nothing more.
+  // Send `peer` every notice that it may lack, because this rank is about to leave.
   void tell_all(int peer);
-  // Long ago everyone has heard.
+  // Drop notices that are old enough to have reached every rank.
   void forget_old(int64_t now);
   size_t size() const { return items_.size(); }
 

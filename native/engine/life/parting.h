@@ -1,4 +1,4 @@
-// How this rank parts with others: broken links, silence, doubts, and what a loss ends.
+// How this rank gives peers up: broken links, silence, doubts, and the groups that a loss ends.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@
 
 namespace shoal {
 
-// What breaks a link is noted at once, and dealt with after the current frame or step, never inside
-// it: then the peer's state changes, its link is removed, a third is asked or the news passed on,
-// and the judge ends groups.
+// A broken link is noted at once and settled after the current frame or step, never within. To
+// settle it, this rank changes the peer's state, removes the link, asks a third rank or forwards
+// the news, and the judge fails groups.
 //
-// Owns what is noted, this rank's doubts, the losses that it knows of, and when it heard whom.
-// Threads: under the channel's lock. `now`: of the last tick.
+// Owns the notes, this rank's doubts, the losses known to it, and the time of each peer's last
+// frame. Threads: under the channel's lock. `now`: the time of the last tick.
 class Parting final : private Doubts::Voice {
  public:
   struct Options {
@@ -35,7 +35,7 @@ class Parting final : private Doubts::Voice {
     int64_t suspect_ns = 2'000'000'000;
     int64_t dead_ns = 5'000'000'000;
 
-    // Silence that makes a peer dead; how often to speak, and what was a stop of our own, with it.
+    // A peer silent for `ns` is dead. Shortens the heartbeat and the suspicion to match.
     void take_for_dead_after(int64_t ns) {
       dead_ns = ns;
       heartbeat_ns = std::min(heartbeat_ns, ns / 4);
@@ -46,34 +46,35 @@ class Parting final : private Doubts::Voice {
   Parting(int rank, const Options& options, Links& links, Ways& ways, Calls& calls, Groups& groups,
           Peers& peers, News& news, Judge& judge, FrameSink& sink, const int64_t& now);
 
-  // Noted:
-  void broken(int peer, const Error& error);          // its link says so
-  void give_up(int peer, const std::string& why);     // this rank has reason to
-  void evicted_us(int peer, const std::string& why);  // it has given this rank up
-  void left(int peer);                                // it has said goodbye
-  // Who was given up must not use what it finds: that is dealt with first.
+  // Notes:
+  void broken(int peer, const Error& error);          // the link reported an error
+  void give_up(int peer, const std::string& why);     // the peer is at fault
+  void evicted_us(int peer, const std::string& why);  // the peer gave this rank up
+  void left(int peer);                                // the peer sent its goodbye
+  // True if this rank was evicted. That is settled first: it must use no more frames.
   bool is_evicted() const {
     return !breaking_.empty() && breaking_.front().how == Breaking::kEvictedUs;
   }
-  // Deals with what was noted. `only_evictions`: the rest has to wait.
+  // Settle the notes. `only_evictions`: leave all others for later.
   void settle(bool only_evictions);
 
-  // A peer says that a rank is lost. True if that is new, and follow() is to be called in the end.
+  // Record a loss that `from` reported. True if it is new; then the caller must call follow()
+  // later.
   bool learn(const Loss& loss, int from);
-  // Ends what a loss ends, and passes it on. `from`: who told this rank.
+  // Fail the groups that a loss ends, and forward it. `from`: the ranks that reported it.
   void follow(const Loss& loss, const std::vector<int>& from);
-  // A group is made, perhaps of ranks that are not there any more.
+  // A group was created; fail it if one of its members is lost.
   void made(Group& group);
 
   void on_asking(int peer, const Header& header);
-  // Says what a frame of the peer calls for.
+  // Send the reply that a frame of the peer requires.
   void reply(int peer, const Frame& frame);
 
-  // A frame has come, or what counts as one came at `when`.
+  // A frame of the peer has come, or a sign of life came at `when`.
   void heard(int peer);
   void heard_from(int peer, int64_t when);
   int64_t heard_ns(size_t peer) const { return heard_ns_[peer]; }
-  // Speaks to all peers, and looks who is silent. `last_ns`: when it did so before.
+  // Send heartbeats, and look for silent peers. `last_ns`: when it was last called.
   void listen(int64_t last_ns);
 
  private:
@@ -81,10 +82,10 @@ class Parting final : private Doubts::Voice {
     int peer;
     enum How : uint8_t {
       kGoodbye,
-      kNoPath,     // the way to the peer is gone
-      kUnmet,      // there never was one, and nobody listens where it did
-      kParted,     // this rank has reason to give it up
-      kEvictedUs,  // it has given this rank up: no step runs before
+      kNoPath,     // the link to the peer broke
+      kUnmet,      // there never was a link, and its address refuses connections
+      kParted,     // this rank gives the peer up
+      kEvictedUs,  // the peer gave this rank up: no step runs before this is settled
     } how;
     Loss loss;
   };

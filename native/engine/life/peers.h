@@ -1,4 +1,4 @@
-// What this rank knows of every other one: whether it lives, as its own link with it tells.
+// The state of every peer, as this rank's own link with it shows.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace shoal {
 enum class PeerState : uint8_t {
   kSelf,    // this rank
   kAlive,   //
-  kSilent,  // nothing has come for too long; a third rank is asked whether it hears it
-  kCut,     // the way to it is gone; a third rank is asked
-  kLeft,    // it said goodbye; what it had sent still counts
-  kGone,    // there is no such process any more, and no link ever led to it: it left, or died
-  kLost,    // this rank has parted with it for good
+  kSilent,  // no frame for too long; a third rank is being asked
+  kCut,     // the link to it broke; a third rank is being asked
+  kLeft,    // it sent its goodbye; frames that it sent before still count
+  kGone,    // its process has ended, and no link to it was ever made
+  kLost,    // given up for good
 };
 inline constexpr size_t kPeerStates = 7;
 
@@ -32,12 +32,12 @@ class Peers {
   bool is(int peer, PeerState state) const { return (*this)[peer] == state; }
   bool lives(int peer) const { return is(peer, PeerState::kAlive); }
   bool has_left(int peer) const { return is(peer, PeerState::kLeft) || is(peer, PeerState::kGone); }
-  // A third rank is asked about it.
+  // True while a third rank is being asked about the peer.
   bool is_doubted(int peer) const {
     return is(peer, PeerState::kSilent) || is(peer, PeerState::kCut);
   }
 
-  // False, and nothing changes, where the one state may not follow the other.
+  // Change the state; false, without a change, where `next` may not follow.
   bool become(int peer, PeerState next);
   static bool may_follow(PeerState now, PeerState next);
 
