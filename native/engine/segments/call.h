@@ -1,5 +1,5 @@
-// One call in flight: a plan bound to memory, and how far each of its steps has come. Or one lane
-// of such a call; what is said of segments is said of its own, then.
+// A call in flight, or one lane of it: a plan bound to memory, and the progress of its steps. In a
+// lane, segments are the lane's own.
 #pragma once
 
 #include <algorithm>
@@ -30,13 +30,13 @@ struct Arrived {
   uint32_t segment = 0;
   Block block;  // holds the bytes, unless they landed where they belong
   bool in_place = false;
-  FrameWay* way = nullptr;  // by which it came
+  FrameWay* way = nullptr;  // the way in which it came
 };
 
-// Segments [first, first + count) of a flow that lie in memory that both ranks share.
+// Segments [first, first + count) of a flow, in memory shared by both ranks.
 struct Offered {
   uint32_t first = 0, count = 0;
-  PlaceWay* way = nullptr;  // by which they are offered; it knows what the rest means
+  PlaceWay* way = nullptr;  // the way of the offer, which interprets the fields below
   uint32_t place = 0;       // the peer's region, or slot
   uint64_t offset = 0;      // of segment `first`; in a slot: the slot's stamp
 };
@@ -46,30 +46,30 @@ using Landed = std::vector<std::pair<uint32_t, std::vector<uint8_t>>>;
 
 struct StepState {
   uint32_t n_segments = 0;
-  // Sends and receives: how the flow is encoded; nullptr: it travels as it is. Finishes: what the
-  // value is rounded to, since it leaves so.
+  // Sends and receives: the encoding of the flow; null: none. Finishes: the encoding in which the
+  // value leaves, to which it is therefore rounded.
   const Narrow* codec = nullptr;
   uint32_t started = 0;      // sends: segments handed to the link
   uint32_t done = 0;         // segments whose memory this step no longer touches
   bool takes_turns = false;  // sends: see turns.h
   bool is_moving = false;    // a put or get of the next segment is under way
-  Block landing;             // where a get lands that may not touch the segment before it is whole
+  Block landing;             // the target of a get that must not write a partial segment in place
   int64_t moved_ns = 0;      // when `done` last changed, by the last tick's clock
-  bool is_eager = false;     // sends and receives: so short a flow that it goes without asking
-  // Sends: how the next segment moves, and how if the receiver had granted no place for it.
+  bool is_eager = false;  // sends and receives: the flow is short enough to leave without a grant
+  // Sends: the way of the next segment, and its way without a place granted by the receiver.
   Way* way = nullptr;
   Way* unplaced = nullptr;
-  // Sends: what the receiver allows.
+  // Sends: what the receiver has granted.
   uint32_t granted = 0;
   uint32_t cts_flow = Place::kNoFlow;
-  uint32_t region = 0;  // the receiver's, to put segments there
+  uint32_t region = 0;  // the receiver's region, to put segments there
   uint64_t offset = 0;
-  uint32_t unreported = 0;  // segments put there since the receiver was last told
+  uint32_t unreported = 0;  // segments put there since the last report to the receiver
   bool request_sent = false;
   bool waits_for_slot = false;
   bool by_reference = false;    // the receiver reads this chunk itself
   std::vector<uint32_t> ahead;  // segments above `done` whose memory is free already
-  // Receives: what was allowed and what came.
+  // Receives: what was granted and what has come.
   uint32_t grant_sent = 0;
   bool place_granted = false;  // the sender may write to this chunk itself
   uint32_t reserved = 0;       // segments of staging promised to the sender
@@ -79,9 +79,9 @@ struct StepState {
   std::vector<Offered> offered;
 };
 
-// A call ends when its last step is over, or before its time. Then no step of it runs, no peer
-// hears of it, and it is not in flight. It is finished when its memory is the caller's again: at
-// once, or where it has failed when all links have let go of that.
+// A call ends when its last step is over, or when it fails. From then on it is not in flight: no
+// step runs and no frame of it is sent. It is finished when its memory is the caller's again: at
+// once, or after a failure when all links have released the memory.
 //
 // Threads: under the channel's lock, except `finished`.
 struct Call : std::enable_shared_from_this<Call> {
@@ -91,8 +91,8 @@ struct Call : std::enable_shared_from_this<Call> {
   std::shared_ptr<const Plan> plan;
   uint64_t key = 0;
   Subject subject = 0;
-  uint64_t serial = 0;  // which call on this group, for messages
-  // Which of all calls: those of higher priority have lower ones, and then those made earlier.
+  uint64_t serial = 0;  // the number of the call in its group, for errors
+  // The order among all calls: by priority, highest first, then by time.
   uint64_t order = 0;
   int64_t deadline_ns = 0;
   int64_t posted_ns = 0;   // by the last tick's clock
@@ -110,8 +110,8 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<uint32_t> ready;   // steps to attempt, newest first: a segment is carried through all
                                  // its steps while it is warm in the cache
   bool queued = false;           // in Steps::runnable_
-  bool is_through = false;       // nothing is left of it; Calls has yet to end it
-  uint64_t n_far_bytes = 0;      // that come from other hosts, as they travel
+  bool is_through = false;       // all steps are over; Calls has yet to end it
+  uint64_t n_far_bytes = 0;      // bytes to receive from other hosts, as encoded
   struct Staged {
     uint32_t version, segment, slot;
     uint64_t stamp;  // of the slot when it was filled: other calls may have taken it since
@@ -119,7 +119,7 @@ struct Call : std::enable_shared_from_this<Call> {
   std::vector<Staged> staged;  // slots that hold a value that further sends of it may share
   uint32_t steps_left = 0;
 
-  // What those parts of a channel know of it after which they are named.
+  // The state that belongs to the part of the channel in each name.
   PostsOf posts;
   TurnsOf turns;
   ScratchOf scratch;
@@ -128,16 +128,16 @@ struct Call : std::enable_shared_from_this<Call> {
 
   Error error;
   bool ended = false;
-  uint32_t n_unreleased = 0;  // what links were asked to let go of and still hold (releases.h)
+  uint32_t n_unreleased = 0;  // links that have yet to release its memory (releases.h)
   int64_t finished_ns = 0;    // by the clock; of a lane: its own
   std::atomic<bool> finished{false};
 
-  // Of the whole call, for whoever made it: Threads: any.
+  // Of the whole call, for its caller. Threads: any.
   bool is_over() const {
     return lane.of != nullptr ? lane.of->have_ended() : finished.load(std::memory_order_acquire);
   }
   const Error& outcome() const { return lane.of != nullptr ? lane.of->error() : error; }
-  int64_t over_ns() const {  // once it is over: since when
+  int64_t over_ns() const {  // when it ended; valid once it is over
     int64_t last = finished_ns;
     for (const auto& other : other_lanes) last = std::max(last, other->finished_ns);
     return last;
@@ -148,11 +148,11 @@ struct Call : std::enable_shared_from_this<Call> {
     const auto& pointers = memory[buffer];
     return pointers.size() > 1 ? pointers[chunk] : pointers[0] + plan->layout[buffer].offset[chunk];
   }
-  // All memory of the call that is contiguous with a chunk.
+  // The memory of the call that is contiguous with a chunk.
   std::pair<const std::byte*, const std::byte*> extent(int buffer, uint32_t index) const {
     const auto& layout = plan->layout[buffer];
     const std::byte* begin = chunk(buffer, index);
-    // Other calls may work on what lies between chunks that servers fold.
+    // Other calls may work on the memory between chunks that servers fold.
     if (memory[buffer].size() > 1 || plan->n_workers > 0)
       return {begin, begin + layout.n_bytes[index]};
     return {memory[buffer][0], memory[buffer][0] + layout.offset.back() + layout.n_bytes.back()};
@@ -166,12 +166,12 @@ struct Call : std::enable_shared_from_this<Call> {
     const uint64_t from = segment_offset(segment);
     return static_cast<size_t>(std::min<uint64_t>(plan->segment_bytes, whole - from));
   }
-  // The same on its way to or from a peer: of a send or receive, as its flow is encoded.
+  // The bytes of a segment on the wire: as its flow is encoded.
   size_t wire_bytes(uint32_t at, uint32_t segment) const {
     const Step& step = plan->program->steps[at];
     return as_encoded(at, segment_bytes(step, segment));
   }
-  // Of so many bytes in memory.
+  // The bytes on the wire of `n_bytes` in memory.
   size_t as_encoded(uint32_t at, uint64_t n_bytes) const {
     const Narrow* codec = state[at].codec;
     return codec == nullptr ? n_bytes : n_bytes / size_of(plan->dtype) * codec->item_bytes;
@@ -183,8 +183,9 @@ struct Call : std::enable_shared_from_this<Call> {
     }
     return chunk(buffer, chunk_index) + segment_offset(segment);
   }
-  // Up to where the segments of `step` from `from` on lie on pages that hold no memory but this
-  // call's: only such pages can be taken away from a peer. At most `upto`; `from` if not even one.
+  // The end, at most `upto`, of the segments of `step` that start at `from` and lie on pages with
+  // no memory but this call's: only such pages can be taken away from a peer. `from` if there are
+  // none.
   uint32_t fenceable(const Regions::Region& region, const Step& step, uint32_t from,
                      uint32_t upto) const {
     const auto [lo, hi] = extent(step.buffer, step.chunk);
@@ -205,7 +206,7 @@ struct Call : std::enable_shared_from_this<Call> {
       ready_upto = std::min(ready_upto, state[before].done);
     return is_served ? std::min(ready_upto, windows.of_chunk[step.chunk].end()) : ready_upto;
   }
-  // Up to where segments of a receive may be sent at all.
+  // The segment of a receive up to which the peer may send.
   uint32_t may_come(uint32_t at) const {
     if (!windows.is_incast) return state[at].n_segments;
     return windows.of_chunk[plan->program->steps[at].chunk].end();
@@ -219,7 +220,7 @@ struct Call : std::enable_shared_from_this<Call> {
     };
     return {bytes(plan->program->sends_to[peer]), bytes(plan->program->recvs_from[peer])};
   }
-  // What its scratch counts for under the staging ceiling: lanes share it.
+  // The part of its scratch that counts under the staging ceiling: lanes share the scratch.
   uint64_t scratch_share() const {
     return (plan->scratch_bytes + plan->n_lanes - 1) / plan->n_lanes;
   }
@@ -228,13 +229,13 @@ struct Call : std::enable_shared_from_this<Call> {
                               : uncleared(plan->scratch_bytes);
   }
   int peer_of(const Step& step) const { return (*members)[step.peer]; }  // mesh rank
-  // Whether a segment of a receive may not be touched before all of its result is here: the rest
-  // is the input still, to reduce again when the server is lost.
+  // True if a segment of a receive must not be written before its whole result is here: until then
+  // it is the input, which is reduced again if the server is lost.
   bool lands_whole(const Step& step) const {
     return step.kind == StepKind::kRecv && step.buffer != kScratch && plan->is_server(step.peer);
   }
   bool is_held(int peer) const { return posts.standing[peer] == PostsOf::kHeld; }
-  // Whether the memory that a step works on is there.
+  // True if the memory that a step works on is allocated.
   bool has_memory(const Step& step) const {
     const bool in_scratch =
         step.buffer == kScratch || (step.kind == StepKind::kCopy && step.into_buffer == kScratch);
@@ -246,21 +247,21 @@ struct Call : std::enable_shared_from_this<Call> {
     const Window& window = windows.of_chunk[step.chunk];
     return window.first <= segment && segment < window.end();
   }
-  // What the receiver of a send allows, counting its promise to be ready once this rank has
-  // consumed its own flow.
+  // The segments granted to a send, including those granted implicitly once this rank has consumed
+  // the receiver's own flow.
   uint32_t granted(uint32_t at) const;
-  // Where the next segment of a receive goes, where it travels as it is.
+  // The target of the next segment of a receive that is not encoded.
   Into next_of(uint32_t at) const;
-  // Folds or stores the next segment of a receive, as it travelled.
+  // Fold or store the next segment of a receive, decoding it.
   void use(uint32_t at, const std::byte* from) const;
 
-  // Of each chunk that a server reduces, a bit for each of its segments (of all lanes): those of
-  // this lane that hold the result. All others are as the caller gave them.
+  // For each chunk that a server reduces, one bit per segment (of all lanes): set if this lane has
+  // stored the result there. All other segments are as the caller gave them.
   Landed landed() const;
 
   Frame frame(FrameType type, uint32_t flow, uint32_t segment) const;
   Frame post_notice(int peer) const;
-  // What it does and what for, in words for people.
+  // The call's description in errors, with its subject.
   std::string what() const { return plan->descriptor + words_for(subject); }
   std::string doing() const { return what() + " (call " + std::to_string(serial) + ")"; }
   bool is_that_of(const Header& header) const {
@@ -268,7 +269,7 @@ struct Call : std::enable_shared_from_this<Call> {
   }
 };
 
-// Of a whole call that is over, given its first lane.
+// The same for a whole call that is over, given its first lane.
 Landed landed_of(const Call& call);
 
 }  // namespace shoal

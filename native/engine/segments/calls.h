@@ -1,4 +1,4 @@
-// Calls begin and end.
+// The start and the end of calls.
 #pragma once
 
 #include <cstddef>
@@ -39,46 +39,45 @@ class Calls {
         now_(now),
         releases_(links) {}
 
-  // A call that is not in flight yet; it has failed already if its group has ended.
+  // Make a call, without launching it. The call has failed already if its group has ended.
   std::shared_ptr<Call> prepare(Group& group, std::shared_ptr<const Plan> plan,
                                 const Memory& memory, int64_t deadline_ns, const Lane& lane = {});
-  // The call that was prepared last, if anything here still knows it: where memory ran out before
-  // it could be handed out, its memory may be in use. Null: nothing touches that.
+  // The call that was prepared last, if the engine still refers to it. If memory ran out before the
+  // caller got it, its memory may be in use. Null: nothing uses that memory.
   std::shared_ptr<Call> last_prepared() const { return last_prepared_.lock(); }
-  // Puts a prepared call in flight: its peers hear of it, and what came of it before is used.
+  // Put a prepared call in flight: notify its peers and use the frames of it that came early.
   void launch(Call& call, uint64_t key);
-  // The same for a call that no caller has made.
+  // The same for a call that this rank serves.
   void launch_served(Call& call, uint64_t key);
-  // A call in flight waits for others from here on.
+  // Called once a call is in flight and waits for peers.
   void launched(Call& call);
-  // Ends a call that never was in flight.
+  // Fail a call that was never in flight.
   static void refuse(Call& call, const Error& why);
 
-  // In flight under `key`, where it does nothing (for now) but can fail as any call.
+  // Keep a call in flight under `key` without running it, so that it can fail like any other.
   void hold(Call& call, uint64_t key);
-  // Puts a held call in flight under another key. Where memory runs out before it is, it ends.
+  // Put a held call in flight under another key. If memory runs out before that, the call ends.
   void relaunch(Call& call, uint64_t key);
 
-  // Says what a call has found, and ends it if nothing is left of it. Whoever has moved a call's
-  // steps calls this.
+  // Send the commits that are due, move windows on, and end the call if no step is left. Must be
+  // called after a call's steps have moved.
   void settle(Call& call) {
     if (!call.commits.held_from.empty() && !call.ended) commits_.tell(call);
     if (call.is_served && !call.ended) windows_.settle(call);
     if (call.is_through && !call.ended) end(call, {});
   }
-  // The call is over; with an error before its time. It is finished at once, or when all links have
-  // let go of its memory. Where memory runs out in the middle, the call is still in flight, and all
-  // of this happens again.
+  // End a call, with or without an error. It is finished at once, or once all links have released
+  // its memory. If memory runs out halfway, the call stays in flight and end() may be called again.
   void end(Call& call, const Error& error);
-  // All of a group's, and what came of those that are not posted.
+  // Fail every call of a group, and drop early frames of calls that are not posted.
   void end_all(Group& group, const Error& why);
-  // A link has let go of what it was asked for, or of everything, being broken or closed.
+  // A link has released the memory it was asked to, or all memory because it broke or closed.
   void released(int peer, uint64_t token);
   void drop_peer(int peer);
   void clear() { releases_.clear(); }
 
   size_t n_in_flight() const { return n_in_flight_; }
-  // Whether some call of the group can go on with what is here.
+  // True if a call of the group can go on without further frames.
   bool can_go_on(uint64_t group) const {
     return steps_.is_runnable(group) || ways_.moves.has_any_of(group);
   }
@@ -87,7 +86,8 @@ class Calls {
   uint32_t frames_awaited(const Call& call) const;
 
  private:
-  // False: it has no scratch memory that others may wait for, or is not finished yet.
+  // Finish a call if its memory is released. True if it gave back scratch that other calls wait
+  // for.
   bool finish(Call& call);
   void pass_on();
   void let_go(Call& call);

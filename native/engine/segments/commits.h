@@ -1,4 +1,4 @@
-// How calls of workers and servers end: on no worker before all of them hold every result.
+// The commit of a served call: no worker's call succeeds before every worker holds every result.
 #pragma once
 
 #include "engine/life/judge.h"
@@ -7,9 +7,10 @@
 
 namespace shoal {
 
-// A worker that holds all that a server sends it says so; a server that has heard all its workers
-// tells them; a worker's call is over when all its servers have told. So if the call has succeeded
-// on one worker, every worker holds every result, whoever dies next (docs/decisions/0025).
+// A worker that holds a server's whole result sends it a commit. A server that has the commits of
+// all its workers sends each a commit. A worker's call is over when all its servers have sent
+// theirs. So if the call has succeeded on one worker, every worker holds every result, even if a
+// rank dies next (docs/decisions/0025).
 //
 //   worker                               server
 //     commit       ------------------->    (when the last segment lies in place)
@@ -20,11 +21,11 @@ class Commits {
  public:
   Commits(Links& links, Judge& judge) : links_(links), judge_(judge) {}
 
-  // A new call: what is to be heard.
+  // Note which commits a new call needs.
   static void expect(Call& call);
-  // Tells servers what has been found since the last time. The call may be through afterwards.
+  // Send the commits that have become due. The call may be through afterwards.
   void tell(Call& call);
-  // A commit has come, from this rank of the group.
+  // A commit has come from group rank `from`.
   void heard(Call& call, int from);
 
  private:

@@ -1,5 +1,5 @@
-// Segments in frames, whether they were granted or go eagerly: they are encoded if their flow is,
-// borrowed until they have left, and land where they belong or in staging.
+// Segments that travel in frames, granted or eager. A segment is encoded if its flow is, lent to
+// the link until it has left, and received in its place or in staging.
 #pragma once
 
 #include <cstddef>
@@ -29,19 +29,19 @@ class DataFrames {
         encoded_(staging, n_peers),
         receive_buffers_(n_peers) {}
 
-  // Sends the next segment of a send. 0: too much that is encoded waits for the peer's link.
+  // Send the next segment of a send. 0: too many encoded payloads wait for the peer's link.
   size_t send(Call& call, uint32_t at, uint16_t flags);
-  // A frame has left. The call whose segment it was, if that may have come to its end by it.
+  // A frame has left. Returns the call whose segment it was if that call may be through; else null.
   std::shared_ptr<Call> sent(uint64_t token);
-  // The call whose segment is not what it was when it left; null: of none.
+  // The call whose segment changed while it was being sent, or null.
   std::shared_ptr<Call> spoiled(uint64_t token);
 
-  // Where the payload of a frame goes. `call`: the one it is of, if this rank has it in flight.
+  // The buffer for the payload of a frame. `call`: the frame's, if this rank has it in flight.
   std::span<std::byte> receive_buffer(int peer, const Header& header, const Call* call);
-  // A segment of a receive has come; `way` is how.
+  // A segment of a receive has come by `way`.
   void arrived(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload,
                FrameWay& way);
-  // The payload was kept elsewhere.
+  // Free the buffer of a frame whose payload was copied elsewhere.
   void drop_receive_buffer(int peer, const Header& header) {
     receive_buffers_.of(peer, header).block = {};
   }

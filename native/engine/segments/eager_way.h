@@ -1,4 +1,4 @@
-// Short flows go at once, without asking: the receiver keeps them if it is late.
+// Short flows leave at once, without a grant; a receiver that is late keeps them.
 //
 //   sender                                  receiver
 //     data (eager)    ------------------->    uses it, or keeps it until its step's turn

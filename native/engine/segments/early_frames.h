@@ -1,4 +1,4 @@
-// Frames of calls that this rank has not posted yet. They wait in their group.
+// Frames of calls that this rank has not posted yet; they wait in their group.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ class EarlyFrames {
   EarlyFrames(size_t n_peers, Ways& ways, Judge& judge)
       : ways_(ways), judge_(judge), n_kept_(n_peers, 0) {}
 
-  // True if it was kept. Else nobody wants it, or the peer may not be so far ahead.
+  // Keep a frame. False if it is of no use here, or if the peer may not be that far ahead.
   bool keep(Group& group, int peer, const Header& header, std::span<std::byte> payload);
-  // What was kept of a call. Each frame counts until it is used() or discarded.
+  // Take the frames kept for a call. Each counts against the peer until it is used() or discarded.
   std::vector<Early> take(Group& group, uint64_t key);
   void used(Early& frame);
   void discard(std::vector<Early> frames);

@@ -1,4 +1,4 @@
-// What was encoded for a peer and has not left yet.
+// Encoded payloads that have not left yet.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ namespace shoal {
 struct Call;
 
 // Lends staging for encoded payloads until their link has sent them. Segments are encoded shortly
-// before they leave, in the order of the schedule: the rest stays where the caller has it, however
-// much was granted.
+// before they leave, in the order of the schedule; the others stay in the caller's memory even if
+// they are granted.
 //
-// Every peer may have one payload, beyond the ceiling of staging where there is no room under it:
-// so each gets on, whatever the others hold, and no set of calls can block each other.
+// Each peer may always have one payload, beyond the staging ceiling if need be. So each peer makes
+// progress independently of the others, and no set of calls can deadlock.
 //
 // Threads: under the channel's lock.
 class Encoded {
@@ -38,20 +38,20 @@ class Encoded {
 
   // Room for one more payload to `peer`.
   Payload take(int peer, size_t n_bytes);
-  // Until `token` was sent, or the peer is dropped.
+  // Keep a payload until `token` is sent or the peer is dropped.
   void keep(uint64_t token, int peer, Payload payload);
-  void give_back(const Payload& payload);    // nobody borrows it any more; the block goes by itself
-  void wait(int peer, const Waiting& step);  // once, however often it asks
-  // Who waits for room that `token` has made; nobody if it was not of an encoded payload. In the
-  // order of calls: who takes turns among them sends a little of each, which nobody can fold before
-  // the slowest rank has come to the last one. Of each the latest steps of its schedule first.
+  void give_back(const Payload& payload);    // release the reservation; the block frees itself
+  void wait(int peer, const Waiting& step);  // a step that waits already is not added again
+  // The steps that wait for the room made by `token`; none if it was not an encoded payload's.
+  // Oldest call first: sending a little of each call would help no rank, since none can fold before
+  // the slowest has come to the last call. Within a call, the latest steps of its schedule first.
   std::vector<Waiting> sent(uint64_t token);
-  void drop_peer(int peer);  // its link borrows nothing any more
+  void drop_peer(int peer);  // its link has released every payload
 
  private:
-  // Payloads in all, beyond the first of each peer. They must last until the progress thread comes
-  // round: 8 x 64 KiB is 4 ms at 1 Gbit/s. With as many for each peer, ranks send to all others at
-  // a time and cables lose to it: four hosts at 1 Gbit/s, 25 MiB, took 3 % longer.
+  // Payloads of all peers together, beyond the first of each. They must keep the link busy until
+  // the progress thread's next round: 8 x 64 KiB is 4 ms at 1 Gbit/s. With this many per peer, each
+  // rank sends to all others at once: 25 MiB over four hosts at 1 Gbit/s took 3 % longer.
   static constexpr size_t kMost = 8;
 
   struct Kept {

@@ -7,8 +7,8 @@
 
 namespace shoal {
 
-// The owner gets this memory back: should the kernel refuse to fence it, going on could be wrong in
-// silence, so the process ends.
+// The owner gets this memory back. If the kernel refuses to fence it, results could be silently
+// wrong, so the process ends.
 inline void take_away(const std::byte* data, size_t n_bytes, Regions::Against against) {
   Error error = Regions::of_process().fence(data, n_bytes, against);
   if (!error) return;

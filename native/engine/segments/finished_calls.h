@@ -1,4 +1,4 @@
-// The last calls of a group that are over.
+// The last finished calls of a group.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace shoal {
 
-// What calls were, so that a late frame of another call under the same key is noticed.
+// Remembers what each call was, so that a late frame of a different call under its key is noticed.
 //
 // Threads: under the channel's lock.
 class FinishedCalls {
@@ -21,14 +21,14 @@ class FinishedCalls {
   // Calls by number, by name and messages share the keys of a group; those of messages have the
   // highest bit set.
   static constexpr uint64_t kFirstNamed = uint64_t{1} << 62;
-  // A call without a name: its key is how many of the group's came before it, more or less.
+  // True for a call without a name: its key counts the group's calls before it, with a few gaps.
   static bool is_counted(uint64_t key) { return key < kFirstNamed; }
 
-  // Calls whose late frames are still compared. What is that much lower than a call that was
-  // launched is forgotten (group/numbers.py keeps calls nearer together than that).
+  // Calls whose late frames are still compared. A key that lies this far below a launched one is
+  // forgotten (group/numbers.py keeps calls closer together than that).
   static constexpr size_t kKept = 4096;
 
-  // A call was launched, which says how far the keys have come.
+  // A call was launched under `key`: note how far keys have come.
   void launched(uint64_t key);
   struct Past {
     std::shared_ptr<const Plan> plan;
@@ -37,8 +37,8 @@ class FinishedCalls {
   };
   void remember(uint64_t key, std::shared_ptr<const Plan> plan, Subject subject = 0);
 
-  Past past(uint64_t key) const;  // without a plan: not known (any more)
-  // Whether a call under this key has finished so long ago that nothing is known of it any more.
+  Past past(uint64_t key) const;  // without a plan if unknown or forgotten
+  // True if a call under this key finished so long ago that it is forgotten.
   bool is_forgotten(uint64_t key) const;
   const std::deque<uint64_t>& keys() const { return order_; }  // the oldest first
 

@@ -1,4 +1,4 @@
-// Between hosts: in a frame, once the receiver has granted it.
+// Between hosts: a segment travels in a frame once the receiver has granted it.
 //
 //   sender                               receiver
 //     post         ------------------->    (if no small data tells of the call)
@@ -15,15 +15,15 @@ namespace shoal {
 // Threads: under the channel's lock.
 class GrantedWay final : public FrameWay {
  public:
-  // Segments of staging promised per flow whose turn has not come, at first: 1 ms at 8 Gbit/s.
+  // The initial number of segments granted ahead per flow, backed by staging: 1 ms at 8 Gbit/s.
   static constexpr uint32_t kFirst = 8;
 
   GrantedWay(Steps& steps, Traffic& traffic, Staging& staging, DataFrames& frames, size_t n_peers);
 
   size_t send(Call& call, uint32_t at) override;
-  // Receiver: up to where a sender may go whose segments below `upto` can be used at once.
+  // Receiver: the segment up to which the sender may go, if those below `upto` can be used at once.
   uint32_t look_ahead(Call& call, uint32_t at, uint32_t upto);
-  void unreserve(Call& call);  // it is over
+  void unreserve(Call& call);  // called when the call is over
 
  private:
   void reserve(Call& call, uint32_t at, uint32_t most);

@@ -1,8 +1,8 @@
-// What a receiver allows the sender of a flow: segments, and perhaps a place and an implicit clear
-// to send.
+// A receiver grants the sender of a flow segments, and perhaps a place to put them and an implicit
+// clear to send.
 //
-// Between hosts that is ahead of need, backed by reserved staging; in shared memory only what a
-// step is starving for, since slots let the sender run ahead by itself. A receive whose only
+// Between hosts, grants run ahead of need, backed by reserved staging. In shared memory only a
+// starving step grants, since slots let the sender run ahead by itself. A receive whose only
 // predecessor is a send to the same peer is granted at once with an implicit clear to send: "when
 // you have consumed that send of mine".
 #pragma once
@@ -18,9 +18,9 @@ class Grants {
   Grants(Links& links, Steps& steps, Judge& judge, GrantedWay& granted, PutWay& put)
       : links_(links), steps_(steps), judge_(judge), granted_(granted), put_(put) {}
 
-  // Receiver: tells the sender how far it may go, where that is more than it knows.
+  // Receiver: send a grant if the sender may go further than the last one said.
   void grant(Call& call, uint32_t at);
-  // Sender: the receiver, of this rank in the group, says so.
+  // Sender: a grant has come from group rank `from`.
   void on_grant(Call& call, int from, const Header& header, const Place& place);
 
  private:

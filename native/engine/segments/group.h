@@ -1,4 +1,4 @@
-// A group as this process knows it: its members, what has ended it, and its calls.
+// A group in this process: its members, its state, and its calls.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@ struct Early {
   uint64_t arrival = 0;  // counts the group's early frames
 };
 
-// A receive that waits for its message, in the order of the calls (messages.h).
+// A receive that waits for its message, in the order of its rank's calls (messages.h).
 struct Receiving {
   std::shared_ptr<Call> call;
-  std::shared_ptr<const Plan> plan;  // its own, for some source
-  int source = -1;                   // group rank; -1: whoever sends first
+  std::shared_ptr<const Plan> plan;  // as made for one source; it is adapted to the actual one
+  int source = -1;                   // group rank; -1: any
 };
 
-// What a rank of the group serves (served_calls.h).
+// The plans that this rank serves in the group (served_calls.h).
 struct Served {
   struct OfPlan {
     std::shared_ptr<const Plan> plan;
@@ -44,39 +44,38 @@ struct Served {
   };
   std::unordered_map<uint32_t, OfPlan> plans;  // by descriptor
   uint64_t n_uses = 0;                         // ever
-  std::set<uint64_t> waiting;                  // keys of calls that have no room yet
-  bool is_full = false;                        // some wait, and ServedCalls knows that
+  std::set<uint64_t> waiting;                  // keys of calls that wait for room
+  bool is_full = false;                        // listed in ServedCalls::full_
   size_t n_in_flight = 0;
 };
 
-// A subset of the mesh's ranks with a name. Costs no thread, no link and no memory until used.
+// A subset of the mesh's ranks. Costs no thread, no link and no memory until used.
 //
-// Shared: one thread may close it while another is on its way to call on it.
+// Shared ownership: one thread may close a group while another is about to make a call on it.
 struct Group : std::enable_shared_from_this<Group> {
   uint64_t id = 0;
   int rank = -1;             // of this process, in this group
-  std::vector<int> members;  // group rank -> mesh rank; empty: only frames of it have been seen
+  std::vector<int> members;  // group rank -> mesh rank; empty: not created, only frames have come
   std::vector<int> rank_of;  // mesh rank -> group rank, -1 outside
   GroupLife life;
   uint64_t n_calls = 0;
-  std::vector<std::pair<int, Error>>
-      told;                               // before it was made: who said that it has ended, and why
-  std::unordered_set<int> disputed_with;  // mesh ranks that were told what we called
+  std::vector<std::pair<int, Error>> told;  // reports of its end that came before it was created
+  std::unordered_set<int> disputed_with;    // mesh ranks that were sent our side of a mismatch
 
   std::unordered_map<uint64_t, std::shared_ptr<Call>> in_flight;  // by key
   std::unordered_map<uint64_t, std::vector<Early>> early;
   uint64_t n_early = 0;  // ever
   MessageCounts messages;
-  // By tag: a receive from any source that waits, and all receives after it.
+  // By tag: the first waiting receive from any source, and every receive after it.
   std::map<int64_t, std::deque<Receiving>> receiving;
   FinishedCalls finished;
   Served served;
-  // What this rank could tell (state_reader.h) just before a deadline ended the group.
+  // This rank's state (state_reader.h) just before a deadline ended the group.
   std::shared_ptr<const Value> at_deadline;
 
   bool is_made() const { return !members.empty(); }
   bool has_calls() const { return !in_flight.empty() || !receiving.empty(); }
-  void own(Call& call) {  // one of its calls
+  void own(Call& call) {  // make `call` one of this group's
     call.group = this;
     call.group_id = id;
     call.members = &members;

@@ -1,4 +1,4 @@
-// The groups that this process has made, or that others have told it of.
+// The groups that this process has created, or of which frames have come.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,18 @@ class Groups {
   Groups(int rank, size_t n_peers, Judge& judge)
       : rank_(rank), judge_(judge), n_ended_uncreated_(n_peers, 0) {}
 
-  // Makes a group, of which frames may have come already. Nobody has looked yet whether it can do
-  // anything: see take_told().
+  // Create a group, of which frames may have come already. The caller must then apply take_told().
   Group& add(uint64_t id, std::vector<int> members);
-  // Who said that this group has ended, before it was made.
+  // The reports of this group's end that came before it was created, with the ranks that sent them.
   std::vector<std::pair<int, Error>> take_told(Group& group);
-  // Frames of it that come from here on are known to be late.
+  // Drop a group; frames of it that come later are known to be late.
   void forget(Group& group);
 
   Group* find(uint64_t id) const;
-  Group& find_or_expect(uint64_t id);         // one that this process has not made, or not yet
-  Call* call_of(const Header& header) const;  // null: this rank has no such call in flight
+  Group& find_or_expect(uint64_t id);         // adds a placeholder for a group not created here
+  Call* call_of(const Header& header) const;  // null: no such call in flight
   bool was_dropped(uint64_t id) const { return dropped_.count(id) != 0; }
-  // A group that this process has yet to make has ended, a peer says, which may not even be in it.
+  // A peer reports the end of a group not created here; the peer may not even be a member.
   void end_uncreated(int peer, uint64_t id, const Error& why);
 
   size_t size() const { return groups_.size() + dropped_.size(); }  // remembered
@@ -45,7 +44,7 @@ class Groups {
   std::unordered_map<uint64_t, std::shared_ptr<Group>> groups_;
   std::unordered_set<uint64_t> dropped_;  // the last ones, in order:
   std::deque<uint64_t> dropped_order_;
-  std::vector<uint32_t> n_ended_uncreated_;  // groups that we have not made, by peer
+  std::vector<uint32_t> n_ended_uncreated_;  // such reports, by peer
 };
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// What whoever owns an engine wants to hear of.
+// The callbacks of an engine to its owner.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,7 @@ struct Group;
 struct Hooks {
   // Before a group ends for a deadline, here or on another rank.
   std::function<void(Group&)> on_deadline;
-  // Before a group ends; may change the reason. `heard`: peers say that it has ended, or one is
-  // gone.
+  // Before a group ends; may change the reason. `heard`: peers reported it, or a peer is lost.
   std::function<void(Group&, Error& why, bool heard)> on_ended;
   // Whenever a call finishes or fails.
   std::function<void(Call&)> on_finished;

@@ -1,4 +1,4 @@
-// A call that is cut over several channels: what its lanes share.
+// The state shared by the lanes of a call that is cut over several channels.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@ class Lanes {
  public:
   explicit Lanes(uint32_t n) : left_((1u << n) - 1) {}  // at most ProgressThread::kMost
 
-  // One has ended: nothing of its channel touches the call's memory any more. To say it again does
-  // nothing. True for the last: the call has ended with it.
+  // A lane has ended: its channel no longer touches the call's memory. Idempotent. True for the
+  // last lane, with which the call ends.
   bool end(uint32_t lane, const Error& error);
   bool have_ended() const { return left_.load(std::memory_order_acquire) == 0; }
-  // The first that any of them met, once they have ended.
+  // The first error of any lane; valid once all have ended.
   const Error& error() const { return error_; }
 
-  // The same memory for all, each of which uses its own segments of it; it lives as long as one of
-  // them holds it. Null where there is none.
+  // Scratch shared by all lanes, each of which uses its own segments. It lives while a lane holds
+  // it. Null if memory runs out.
   std::shared_ptr<std::byte[]> scratch(uint64_t n_bytes);
 
  private:
@@ -34,14 +34,14 @@ class Lanes {
   std::weak_ptr<std::byte[]> scratch_;
 };
 
-// One of them.
+// One lane of a call.
 struct Lane {
   uint32_t index = 0;
-  uint64_t serial = 0;        // of the call, as the first channel counts them; 0: this one counts
+  uint64_t serial = 0;        // the call's number on the first channel; 0: this is the first
   std::shared_ptr<Lanes> of;  // null: the call is not cut
 };
 
-// Uncleared memory; null where there is none.
+// Uninitialised memory; null if there is none.
 std::shared_ptr<std::byte[]> uncleared(uint64_t n_bytes);
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// The links with all peers, and what leaves over them.
+// The links to all peers, and the frames that leave over them.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,24 @@ class Links {
   Links(size_t n_peers, Traffic& traffic, const int64_t& now);
 
   void set(int peer, std::unique_ptr<Link> link);
-  // The peer gets nothing more; its words that nobody has read are forgotten. NOT destroyed yet:
-  // the link may be on the stack above.
+  // Drop the link to a peer and the texts queued for it. The link itself is destroyed later, since
+  // it may be on the stack above.
   void remove(int peer);
   void destroy_removed() { removed_.clear(); }
   size_t size() const { return links_.size(); }
-  // By mesh rank; null: this process, or a peer that left or is lost.
+  // By mesh rank; null for this process and for peers that left or are lost.
   Link* operator[](size_t peer) const { return links_[peer].get(); }
   Link* operator[](int peer) const { return links_[static_cast<size_t>(peer)].get(); }
-  // The link crosses a network, or did while there was one.
+  // True if the peer is on another host, also after its link is gone.
   bool is_far(int peer) const { return far_[static_cast<size_t>(peer)]; }
 
-  // True if the payload is free again already; else sent() will tell, if the frame has a token.
+  // True if the payload is free again; otherwise FrameSink::sent() follows, if the frame has a
+  // token.
   bool send(int peer, const Frame& frame);
-  // What a frame of the peer calls for, which an honest peer reads. False, and nothing is sent,
-  // where it has called for a great many and has yet to read those before.
+  // Send a reply that the peer's frame requires. False, without sending, if the peer has provoked
+  // many replies and does not read them: an honest peer does.
   bool answer(int peer, const Frame& frame);
-  // Words for people, kept until they have left.
+  // Send an error's text, which is kept until it has left.
   void send_text(int peer, Header header, const std::string& text);
   uint64_t new_token() { return next_token_++; }
   void sent(uint64_t token) { texts_.erase(token); }
@@ -42,7 +43,7 @@ class Links {
 
   void will_flush(int peer) { to_flush_[static_cast<size_t>(peer)] = true; }
   void flush(FrameSink& sink);
-  // Links could take more at once than one turn may send.
+  // True if links could take more than one turn may send.
   bool is_unflushed() const { return is_unflushed_; }
 
  private:
@@ -56,7 +57,7 @@ class Links {
   std::vector<std::unique_ptr<Link>> links_, removed_;
   std::vector<bool> far_, to_flush_;
   std::vector<int64_t> said_ns_;
-  std::vector<uint32_t> n_owed_;  // answers since the peer's link had nothing queued
+  std::vector<uint32_t> n_owed_;  // replies since the peer's link was last empty
   bool is_unflushed_ = false;
   std::unordered_map<uint64_t, Text> texts_;  // by token
   uint64_t next_token_ = 1;

@@ -1,6 +1,6 @@
-// Point to point. The n-th message of a tag from one rank to another has a key that both derive; a
-// receive from any source waits until the first frame of a message with one of the keys that can be
-// next has come, and is posted under that.
+// Point-to-point messages. Both ranks derive the key of the n-th message of a tag between them. A
+// receive from any source waits for the first frame under a key that can be next, and is posted
+// under that key.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@ namespace shoal {
 // Threads: under the channel's lock.
 class Messages {
  public:
-  // `most_tags`: that are counted in a group, by pair of ranks.
+  // `most_tags`: how many (pair of ranks, tag) a group may count.
   Messages(int rank, Calls& calls, size_t most_tags)
       : rank_(rank), calls_(calls), most_tags_(most_tags) {}
 
   std::shared_ptr<Call> send(Group& group, const Message& message);
   std::shared_ptr<Call> recv(Group& group, const Message& message);
 
-  // A frame of a call that is not posted has come from this rank of the group: receives that wait
-  // for it are posted.
+  // A frame of a call that is not posted has come from group rank `from`: post a receive that waits
+  // for it.
   void came_early(Group& group, int from, uint64_t key);
 
  private:

@@ -1,4 +1,4 @@
-// Puts and gets that a link has yet to bring to their end.
+// Puts and gets that are under way on a link.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Moves {
   };
 
   void keep(uint64_t token, Move move) { moves_[token] = std::move(move); }
-  // The one with this token, which has come to its end; of no call, if nobody waits for it.
+  // Take the move with this token, which has completed; its call is null if none waits for it.
   Move take(uint64_t token) {
     const auto found = moves_.find(token);
     if (found == moves_.end()) return {};

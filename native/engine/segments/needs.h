@@ -1,4 +1,4 @@
-// What a call still needs of the other ranks, and which of them keep it waiting.
+// Which ranks a call waits for, and for what.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@ namespace shoal {
 
 // Threads: under the channel's lock.
 
-// Whether a receive from any rank of the group may wait in vain.
+// True if a receive from any source has no rank left that could send.
 bool nobody_sends(const Group& group, const Peers& peers);
-// Whether the call waits for something that `peer` has not said or done yet.
+// True if the call waits for something from `peer`.
 bool needs(const Call& call, int peer, const Peers& peers);
-// Whether a frame of `call` has come from that rank of the group, so that it has made the call too.
+// True if a frame of `call` has come from that group rank, so that it has made the call too.
 bool is_in(const Call& call, size_t rank);
-// Whether the segment that a receive takes next has come, or is offered.
+// True if the next segment of a receive has come, or is offered.
 bool is_here(const StepState& state);
-// Whom the call waits for, in words. `names`: of all ranks.
+// The ranks that the call waits for, as an error lists them. `names`: by mesh rank.
 std::string awaited(const Call& call, const std::vector<std::string>& names);
 
 }  // namespace shoal

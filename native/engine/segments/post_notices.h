@@ -1,4 +1,4 @@
-// Who hears of a call, and when.
+// Which peers are notified of a call, and when.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,25 @@
 
 namespace shoal {
 
-// A peer that has not posted a call keeps what it gets of it. So a peer that was not heard in many
-// calls gets nothing of further ones until it is: these are held, for it alone.
+// A peer must keep the frames of a call that it has not posted. So while a peer is behind by many
+// calls, further ones are held back for that peer alone, until it catches up.
 //
-// Frames: `post` says that a call is posted, where no small data does.
+// Frames: `post` announces a call to a peer that gets no small data of it.
 // Threads: under the channel's lock.
 class PostNotices {
  public:
   PostNotices(Links& links, Steps& steps, Grants& grants, size_t n_peers)
       : links_(links), steps_(steps), grants_(grants), ahead_(n_peers, 0), held_(n_peers) {}
 
-  // Decides which peers of a new call hear of it now.
+  // Decide which peers of a new call are notified now.
   void count(Call& call);
-  // Tells those of them whom no small data will tell.
+  // Send post notices to those that get no small data of it.
   void announce(const Call& call);
-  // A call of small messages does not announce itself to ranks that it sends nothing. If they
-  // called something else under its key, nobody would find out before the deadline.
+  // Announce a call posted before `posted_before_ns` to the ranks that it sends nothing. Otherwise
+  // a mismatch with such a rank would surface only at the deadline.
   void greet_late(Call& call, int64_t posted_before_ns);
 
-  // A frame of the call has come from this rank of the group: it keeps nothing of ours any more.
+  // A frame of the call has come from group rank `from`, which therefore keeps none of our frames.
   void heard_in(Call& call, int from);
   void finished(Call& call);
 
@@ -42,8 +42,8 @@ class PostNotices {
   Links& links_;
   Steps& steps_;
   Grants& grants_;
-  std::vector<uint32_t> ahead_;  // by peer: frames of calls that it was not heard in
-  // By peer: calls that it gets later. NOT deques: an empty one takes 600 bytes, for every peer.
+  std::vector<uint32_t> ahead_;  // by peer: frames of calls that it has not posted yet
+  // By peer: calls held back for it. Lists, because an empty deque takes 600 bytes for every peer.
   std::vector<std::list<std::weak_ptr<Call>>> held_;
 };
 

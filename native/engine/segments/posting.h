@@ -1,4 +1,4 @@
-// What callers ask of a mesh, and hand down as it is to the engine that does it.
+// The arguments of a call, passed unchanged from the mesh down to the engine.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace shoal {
 
-// By buffer: one base that the layout's offsets count from, or a pointer for each chunk. The
-// caller's, and the call's until that has finished.
+// By buffer: one base for the layout's offsets, or a pointer for each chunk. Owned by the caller,
+// and borrowed by the call until it has finished.
 using Memory = std::vector<std::vector<std::byte*>>;
 
 struct Posting {
@@ -20,15 +20,15 @@ struct Posting {
   uint64_t key = 0;  // of this call in its group: the same on all ranks, and never used again
   Memory memory = {};
   int64_t deadline_ns = 0;
-  bool background = false;  // nobody waits for it yet: the progress thread begins it
+  bool background = false;  // no caller waits yet: the progress thread starts it
   Subject subject = 0;
 };
 
-// A message, from one rank of a group to another. Those of a pair and a tag are matched in order.
+// A message between two ranks of a group. Messages of one pair and tag are matched in order.
 struct Message {
   std::shared_ptr<const Plan> plan;
   bool sends = false;
-  int peer = -1;  // group rank; a receive's -1: whoever sends first
+  int peer = -1;  // group rank; -1 for a receive from any source
   int64_t tag = 0;
   std::byte* data = nullptr;
   int64_t deadline_ns = 0;

@@ -1,4 +1,4 @@
-// A schedule in its flat native form: one rank's steps with their dataflow made explicit.
+// A schedule in its native form: one rank's steps with their dependencies.
 // Built by ProgramBuilder; read-only afterwards, shared by calls.
 #pragma once
 
@@ -18,8 +18,8 @@ enum class StepKind : uint8_t { kSend = 0, kRecv = 1, kCopy = 2, kFinish = 3 };
 inline constexpr int kBuffers = 4;  // DATA, INPUT, OUTPUT, SCRATCH as in schedule/steps.py
 inline constexpr int kScratch = 3;
 
-// The unit of pipelining: so many bytes of elements, in memory. Two segments and what they are
-// folded into fit in a core's L2; smaller ones cost more messages. At most a slot of the arena.
+// The unit of pipelining, in bytes of elements in memory. Two segments and their sum fit in a
+// core's L2; smaller ones cost more messages. At most a slot of the arena.
 inline constexpr uint32_t kSegmentBytes = 128u << 10;
 
 struct Step {
@@ -51,9 +51,9 @@ struct ChunkLayout {
   std::vector<uint64_t> n_bytes;  // by chunk
 };
 
-// A program for one size, type and operation. `descriptor` says in words what the call does. The
-// hash of what all ranks must agree on travels in every frame, so that those that call different
-// things find out.
+// A program for one size, dtype and operation. `descriptor` describes the call in words. The hash
+// of everything that ranks must agree on travels in every frame, so that mismatched calls are
+// noticed.
 struct Plan {
   std::shared_ptr<const Program> program;
   ChunkLayout layout[kBuffers];
@@ -61,32 +61,32 @@ struct Plan {
   FoldFn fold = nullptr;           // nullptr when nothing is folded
   uint32_t divisor = 1;            // Finish divides by it
   const Narrow* narrow = nullptr;  // how flows between hosts are encoded; nullptr: they are not
-  // What a rank folds is rounded by `narrow` as what it is sent is, its own part too: so the bits
-  // do not tell who folded. Every rank has to be on a host of its own.
+  // A rank rounds its own part by `narrow` before it folds, as received parts are, so the result
+  // does not depend on which rank folds. Requires one rank per host.
   bool rounds_own = false;
   uint32_t segment_bytes = 0;  // of a whole segment in memory
   uint64_t scratch_bytes = 0;
-  // At most about as many frames go to one peer that has yet to make this call.
+  // About how many frames at most go to one peer that has not made this call yet.
   uint32_t frames_ahead = 0;
   std::string descriptor;
   uint32_t descriptor_hash = 0;
-  // Only two ranks know how long the block between them is: they compare what each says of it. Such
-  // a program has one flow at most from one rank to another.
+  // Only two ranks know the length of the block between them, and they compare it. Such a program
+  // has at most one flow from one rank to another.
   bool by_pair = false;
-  // Of a call of workers and servers: the ranks of the group from this one on are servers, and have
-  // no memory but scratch. 0: there are none.
+  // In a call of workers and servers: the number of workers, after which the group's ranks are
+  // servers with no memory but scratch. 0: no servers.
   uint32_t n_workers = 0;
   bool is_server(int rank) const { return n_workers > 0 && rank >= static_cast<int>(n_workers); }
-  // That each worker brings to it, in bytes: a server's layout does not tell. 0: nobody knows.
+  // The bytes that each worker contributes, which a server's layout does not show. 0: unknown.
   uint64_t tensor_bytes = 0;
-  // How many channels the call is cut over: segment k of lane c is segment k * n_lanes + c of
-  // its chunk. Ranks that share memory have one channel to each other.
+  // The number of channels that the call is cut over: segment k of lane c is segment k * n_lanes +
+  // c of its chunk. Ranks that share memory have one channel to each other.
   uint32_t n_lanes = 1;
-  // Of calls whose data waits to leave for other hosts, those of the highest are first.
+  // Data of calls with a higher priority leaves for other hosts first.
   int16_t priority = 0;
 
-  std::string flaw() const;  // why no engine can run it; empty: one can
-  void index();              // fills what is derived from the program and the layout
+  std::string flaw() const;  // why no engine can run it; empty if one can
+  void index();              // compute the fields derived from the program and the layout
 
   size_t n_chunks() const {
     size_t n = 0;

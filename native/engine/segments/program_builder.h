@@ -1,5 +1,5 @@
-// Makes a rank's program from its steps, in their order: which of them wait for which follows from
-// the chunks they touch, by the rules of src/shoal/schedule/steps.py.
+// Builds a rank's program from its steps in order. Dependencies follow from the chunks that steps
+// touch, by the rules of src/shoal/schedule/steps.py.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace shoal {
 
-// Peers are below `group_size` and buffers below kBuffers: who is not sure asks before.
+// Peers must be below `group_size` and buffers below kBuffers; the caller checks.
 class ProgramBuilder {
  public:
   explicit ProgramBuilder(int group_size);
@@ -30,15 +30,15 @@ class ProgramBuilder {
   using Numbers = std::vector<uint32_t>;
 
   uint32_t next() const { return static_cast<uint32_t>(program_->steps.size()); }
-  Numbers read(const Place& place);   // whoever wrote it last
-  Numbers write(const Place& place);  // whoever still reads that, or else whoever wrote it
+  Numbers read(const Place& place);   // the step that wrote it last
+  Numbers write(const Place& place);  // the steps that read that value, or else its writer
   void add(Step step, Numbers waits_for);
   void meet(Step& step);
 
   std::shared_ptr<Program> program_ = std::make_shared<Program>();
   std::map<Place, uint32_t> writer_;
   std::map<Place, Numbers> readers_;
-  std::map<std::pair<Place, uint32_t>, uint32_t> versions_;  // by place, and by who wrote it
+  std::map<std::pair<Place, uint32_t>, uint32_t> versions_;  // by place and by its writer
 };
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// Where the payload goes that each path of each peer is bringing.
+// The buffer of the payload that each path of each peer is receiving.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class ReceiveBuffers {
   explicit ReceiveBuffers(size_t n_peers) : by_peer_(n_peers) {}
 
   ReceiveBuffer& of(int peer, const Header& header) {
-    auto& paths = by_peer_[static_cast<size_t>(peer)];  // from its first frame on
+    auto& paths = by_peer_[static_cast<size_t>(peer)];  // null until its first frame
     if (paths == nullptr) paths = std::make_unique<Paths>();
     return (*paths)[header.path()];
   }

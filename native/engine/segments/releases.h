@@ -1,4 +1,4 @@
-// Memory of calls that have failed, which links have yet to let go of.
+// Failed calls whose memory links have yet to release.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ class Releases {
  public:
   explicit Releases(Links& links) : links_(links) {}
 
-  // Asks the links with all peers of a call for its memory, by the call: another may use the same.
-  // Where memory runs out in the middle, it is asked for once more; each answer counts for the
-  // question it is of.
+  // Ask the links to all peers of a call to release its memory. They are asked by call, since
+  // another call may use the same memory. If memory runs out halfway, they are asked again; each
+  // answer counts for its own question.
   void ask(Call& call);
-  // A link has let go. The call whose memory that was; null: of none that waits for it.
+  // A link has released a call's memory. Returns the call, or null if none waits for this token.
   std::shared_ptr<Call> released(int peer, uint64_t token);
-  // The link with a peer is broken or closed, and so has let go of everything. A call whose memory
-  // that was, once for each question; null: there are no more.
+  // The link to a peer broke or closed, and so has released everything. Returns the next call that
+  // waited for it, once per question; null when there are no more.
   std::shared_ptr<Call> next_of(int peer);
-  void clear();  // its calls hold nothing of the engine's any more
+  void clear();
 
  private:
   Links& links_;

@@ -1,4 +1,4 @@
-// Attempts the steps of calls: what is sent, received, copied or finished next.
+// Attempts the steps of calls: sends, receives, copies and finishes segments.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ class Runner {
   Runner(Links& links, Steps& steps, Scratch& scratch, Ways& ways)
       : links_(links), steps_(steps), scratch_(scratch), ways_(ways) {}
 
-  // Moves one segment (by reference: all that are ready) of a step if it can. Returns bytes
-  // handled.
+  // Move the next segment of a step (by reference: all that are ready), if possible. Returns the
+  // bytes handled.
   size_t attempt(Call& call, uint32_t at);
 
  private:

@@ -1,4 +1,4 @@
-// Scratch memory of calls, under the ceiling of staging, and the calls that wait for some.
+// Scratch memory of calls, under the staging ceiling, and the calls that wait for it.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,14 @@ class Scratch {
   Scratch(int rank, Staging& staging, Steps& steps, Judge& judge, const int64_t& now)
       : rank_(rank), staging_(staging), steps_(steps), judge_(judge), now_(now) {}
 
-  // Gives a call that has none its scratch if there is room under the ceiling, or if no other call
-  // has gone beyond it. Else the step waits for it. No memory at all ends the group.
+  // Give a call its scratch if there is room under the ceiling, or if no other call exceeds it.
+  // Otherwise the step waits (false). If the allocation itself fails, the group ends.
   bool take(Call& call, uint32_t at);
-  bool give_back(Call& call);  // false: it has none
-  // To calls that wait for some, now that one has ended. NOT while it ends: where there is no
-  // memory for theirs, their group ends, which may be its own.
+  bool give_back(Call& call);  // false if it had none
+  // Give scratch to waiting calls, after one has ended. Must not be called while a call is ending:
+  // a failed allocation ends a group, which may be that call's own.
   void pass_on();
-  // A call that has waited for long gets it whatever the ceiling, one at a time.
+  // Give scratch beyond the ceiling to a call that has waited for long, one at a time.
   void grant_overdue();
 
   size_t n_bytes() const { return n_bytes_; }  // held now
@@ -41,7 +41,7 @@ class Scratch {
   const int64_t& now_;
   std::deque<std::weak_ptr<Call>> waiting_;
   size_t n_bytes_ = 0;
-  uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;  // calls whose scratch went beyond the ceiling
+  uint32_t n_overdrawn_ = 0, most_overdrawn_ = 1;  // calls whose scratch exceeds the ceiling
 };
 
 }  // namespace shoal

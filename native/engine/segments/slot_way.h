@@ -1,5 +1,5 @@
-// Within a host, from private memory: copied into one of the sender's slots and read from there, by
-// one peer or several.
+// Within a host, from private memory: the sender copies a segment into one of its slots, from which
+// one or several peers read it.
 //
 //   sender                               receiver
 //     copies a segment into a slot
@@ -8,8 +8,8 @@
 //                  said so
 //                  <-------------------  grant, where it starves: it gets the last slot
 //
-// A segment is done for its sender once it lies in the slot. The slot's stamp tells a reader
-// whether it still holds what was offered.
+// A segment is done for its sender once it lies in the slot. By the slot's stamp a reader sees
+// whether the slot still holds what was offered.
 #pragma once
 
 #include <memory>
@@ -53,7 +53,7 @@ class SlotWay final : public PlaceWay {
   Traffic& traffic_;
   ReferenceWay& reference_;
   Slots slots_;
-  std::vector<std::pair<std::weak_ptr<Call>, uint32_t>> waiting_;  // sends that want one
+  std::vector<std::pair<std::weak_ptr<Call>, uint32_t>> waiting_;  // sends that wait for a slot
 };
 
 }  // namespace shoal

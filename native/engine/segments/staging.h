@@ -1,4 +1,4 @@
-// Memory for segments that arrived before they could be used, under one ceiling per mesh.
+// Memory for segments that arrive before they can be used, under one ceiling per mesh.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace shoal {
 
 class Staging;
 
-// One borrowed piece of staging memory; goes back by itself.
+// One borrowed piece of staging memory, returned on destruction.
 class Block {
  public:
   Block() = default;
@@ -45,7 +45,7 @@ class Staging {
     kept_.reserve(most_kept_);  // blocks come back in destructors, where nothing may throw
   }
 
-  // Promises `n_bytes` to a peer before it sends them. False when the ceiling is in the way.
+  // Reserve `n_bytes` for a peer before it sends them. False if that would exceed the ceiling.
   bool reserve(size_t n_bytes) {
     if (reserved_ + n_bytes > ceiling_) return false;
     reserved_ += n_bytes;
@@ -54,7 +54,7 @@ class Staging {
   void unreserve(size_t n_bytes) { reserved_ -= n_bytes; }
 
   Block take(size_t n_bytes);
-  // Blocks of so many bytes together are kept for the next segments, beyond the first few.
+  // Keep freed blocks of up to `n_bytes` in total for the next segments, beyond kLeastKept blocks.
   void keep(size_t n_bytes);
   size_t reserved() const { return reserved_; }
   size_t used() const { return used_; }

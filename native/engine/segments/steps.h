@@ -1,4 +1,4 @@
-// How far the steps of calls have come, and which may go on.
+// The progress of calls' steps, and the queue of those that may run.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,22 @@ class Steps {
   Steps(Traffic& traffic, const int64_t& now) : traffic_(traffic), now_(now) {}
 
   void make_ready(Call& call, uint32_t at);
-  // The peer has posted the call too: what waited for its word may go on.
+  // Group rank `from` has posted the call too: steps that waited for that may go on.
   void posted(Call& call, int from);
 
   // The segments of a step below `done` are through: steps that waited for them may go on.
   void advance(Call& call, uint32_t at, uint32_t done);
-  // A segment's memory is free again. That does not happen in order: a short last segment is copied
-  // at once, links report as they like, and a segment may go into a slot while the peer still reads
-  // the one before it by reference. `done` never passes one that is still borrowed.
+  // A segment's memory is free again. Segments complete out of order: a short last one is copied at
+  // once, links report in any order, and a segment may go into a slot while the peer still reads
+  // the one before by reference. `done` never passes a segment that is still borrowed.
   void complete(Call& call, uint32_t at, uint32_t segment);
-  // The same for all segments below `done`, and perhaps some after them.
+  // The same for all segments below `done`, of which some may be complete already.
   void complete_below(Call& call, uint32_t at, uint32_t done);
-  // Uses the next segment of a receive; `from` is nullptr when the bytes lie in place already.
+  // Use the next segment of a receive; `from` is null if the bytes lie in place already.
   void consume(Call& call, uint32_t at, const std::byte* from);
 
-  // The call to go on with, which stays queued, and the step that it is to attempt; null: none. The
-  // oldest first: others wait for it too.
+  // The next call to run, which stays queued, and the step to attempt; null if none is ready. The
+  // oldest first, because peers wait for it too.
   Call* next(uint32_t& at);
   bool has_work() const { return !runnable_.empty(); }
   bool is_runnable(uint64_t group) const;

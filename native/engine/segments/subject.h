@@ -1,4 +1,4 @@
-// What a call is for, beyond what it does: ranks that sum unrelated buffers of one length find out.
+// The purpose of a call, so that ranks which sum unrelated buffers of one length get an error.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace shoal {
 // ranks must agree. 0: the call is for nothing that has a name. Travels in every frame.
 using Subject = uint32_t;
 
-// In words, to follow those for the call's plan.
+// The words that follow the plan's descriptor in errors.
 inline std::string words_for(Subject subject) {
   if (subject == 0) return "";
   return " for averager " + std::to_string(subject >> 24) + ", step " +

@@ -1,5 +1,5 @@
-// What went to and came from each peer, and what kept this rank from sending. Plain counters, for
-// people who look for what is slow or stuck.
+// Counters of the traffic with each peer and of the reasons why sends waited, for people who look
+// for what is slow or stuck.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace shoal {
 
-// Counts that a step could not go on; for attempts, which return the bytes they moved.
+// Count that an attempt could not go on; returns 0, the bytes that it moved.
 inline size_t stalled(uint64_t& how_often) {
   how_often++;
   return 0;
@@ -20,9 +20,9 @@ class Traffic {
  public:
   struct Peer {
     uint64_t n_frames_out = 0, n_frames_in = 0;
-    uint64_t n_bytes_out = 0, n_bytes_in = 0;  // of data, by whatever way it moved
-    uint64_t slot_bytes_out = 0;               // of that, what was copied into a slot
-    // How often a step found that it could go on but for this.
+    uint64_t n_bytes_out = 0, n_bytes_in = 0;  // of data, moved by any way
+    uint64_t slot_bytes_out = 0;               // of those, bytes copied into a slot
+    // How often a step was stopped only by the lack of this.
     uint64_t no_grant = 0, no_slot = 0, no_credit = 0, no_staging = 0;
   };
 
@@ -35,7 +35,7 @@ class Traffic {
   }
   const Peer& operator[](int peer) const { return kept_of(peer).now; }
 
-  // Keeps what was counted a second ago and two, so that there are rates.
+  // Keep the counts of one and two seconds ago, from which rates follow.
   void sample(int64_t now_ns) {
     if (now_ns - newer_ns_ < kSampleNs) return;
     older_ns_ = newer_ns_;
@@ -47,7 +47,7 @@ class Traffic {
     }
   }
 
-  // Bytes per second, of the last one to two seconds.
+  // Bytes per second over the last one to two seconds.
   struct Rates {
     double out = 0, in = 0;
   };
@@ -75,7 +75,7 @@ class Traffic {
     return kept != nullptr ? *kept : nothing;
   }
 
-  std::vector<std::unique_ptr<Kept>> peers_;  // from the first word to or from a peer on
+  std::vector<std::unique_ptr<Kept>> peers_;  // null until the first frame to or from a peer
   int64_t newer_ns_ = 0, older_ns_ = 0;
 };
 

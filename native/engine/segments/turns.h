@@ -1,4 +1,4 @@
-// Whose turn it is, of what a rank sends to several hosts at once.
+// The order in which a rank sends to several hosts at once.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace shoal {
 
-// Where every rank sends a part of its buffer to every reducer, a segment is folded once all ranks'
-// have come. Connections that each go as fast as they can drift apart, and what is ahead on one
-// waits for what is behind on another: at 8 workers and 8 servers a call took 1.6 times what its
-// bytes do.
+// Every rank sends a part of its buffer to every reducer, which folds a segment once it has come
+// from all ranks. Connections that each run at full speed drift apart, and the segments that are
+// ahead on one wait for those that are behind on another: with 8 workers and 8 servers a call
+// took 1.6 times as long as its bytes need.
 //
-// So the sends of a call between hosts that wait for nothing take turns: a segment of each in the
-// order of the schedule, then the next of each; a short one is as far as a long one, in proportion.
-// A peer that has not made the call yet holds up nobody. A grant that is late does: those who fold
-// grant what comes next in their order, and that is somebody's turn.
+// So the sends of a call between hosts that wait for nothing take turns: one segment of each in the
+// order of the schedule, then the next of each; short and long sends advance in proportion. A peer
+// that has not made the call yet is skipped. A late grant is waited for: reducers grant segments in
+// the order in which they fold, so it belongs to the next turn.
 //
-// What has left and is not acknowledged is bounded: the kernel would hold megabytes for every
-// connection, and send them in an order of its own. The bound is one of a call's own peers: one of
-// them that stands still holds up nobody who has no call with it. Of a long turn, which
-// goes to many, all may be out: with less most of the links stand idle, and 16 workers and 16
-// servers took 1.5 times as long.
+// The bytes that have left and are not acknowledged are bounded; otherwise the kernel would hold
+// megabytes for every connection and send them in its own order. The bound covers the peers of one
+// call, so a stopped peer delays only calls with it. All of a long turn, which goes to many peers,
+// may be out: with less most links stand idle, and 16 workers and 16 servers took 1.5 times as
+// long.
 //
 // Threads: under the channel's lock.
 class Turns {
@@ -34,20 +34,20 @@ class Turns {
   Turns(Links& links, Steps& steps, size_t n_peers)
       : links_(links), steps_(steps), out_(n_peers, 0) {}
 
-  // What may be out at a time, over the links of a call's peers: what keeps the network busy until
-  // an acknowledgement comes. More only waits in front of it.
+  // Bound the unacknowledged bytes over the links of a call's peers, to what keeps the network busy
+  // until an acknowledgement comes. More would only queue in front of it.
   void bound(size_t n_bytes) { most_out_ = n_bytes; }
 
-  // Finds out which sends of a new call take turns.
+  // Find out which sends of a new call take turns.
   void join(Call& call);
-  // Whether the next segment of a send may leave. If not, what ends its wait makes it ready.
+  // True if the next segment of a send may leave. If not, the step is made ready when it may.
   bool may_send(Call& call, uint32_t at);
-  // It has left, in a frame with this token; 0: the link has copied it.
+  // A segment has left in a frame with this token; 0: the link has copied it.
   void left(Call& call, uint32_t at, uint64_t token, size_t n_bytes);
-  // The peer has it.
+  // The peer has received the frame.
   void acknowledged(uint64_t token);
 
-  // Nobody will hear of what left for this peer, or of this call.
+  // Forget what has left for a peer, or of a call: no acknowledgement will come.
   void drop_peer(int peer);
   void drop_call(const Call& call);
 
@@ -75,9 +75,9 @@ class Turns {
   Links& links_;
   Steps& steps_;
   std::unordered_map<uint64_t, Sent> sent_;  // by token; not acknowledged
-  std::vector<size_t> out_;                  // by peer: bytes of these
-  size_t most_out_ = 16u << 20;              // that those of a call's peers may be
-  std::vector<Waiting> waiting_;             // for what is out to be less, by their order
+  std::vector<size_t> out_;                  // by peer: unacknowledged bytes
+  size_t most_out_ = 16u << 20;              // unacknowledged bytes of a call's peers, at most
+  std::vector<Waiting> waiting_;             // calls that wait for acknowledgements, by their order
 };
 
 }  // namespace shoal

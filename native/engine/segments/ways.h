@@ -1,4 +1,4 @@
-// The ways of one engine, and which of them a flow takes.
+// The ways of one engine, and the choice among them for each flow.
 #pragma once
 
 #include "engine/segments/eager_way.h"
@@ -24,20 +24,20 @@ class Ways {
         eager(links, steps, traffic, credits, frames, grants),
         links_(links) {}
 
-  // Gives every flow of a new call its codec, and every send its way.
+  // Choose the codec of every flow of a new call, and the way of every send.
   void choose(Call& call);
 
-  // A segment, or an offer of some, has come for a receive.
+  // A segment, or an offer of segments, has come for a receive.
   void on_data(Call& call, uint32_t at, const Header& header, std::span<std::byte> payload);
   void on_offer(Call& call, uint32_t at, const Header& header, const Place& place);
-  // A frame that nobody wants any more still holds something of its sender's.
+  // Give back what the sender of a frame lent with it, because the frame is of no use here.
   void discard(int peer, const Header& header, std::span<const std::byte> payload);
 
-  // A put or get is through. The call that it may have brought to its end; null: of none.
+  // A put or get has completed. Returns the call if it may be through; else null.
   std::shared_ptr<Call> moved(uint64_t token, Moved how);
 
-  // The call ends before its time: what holds something for it lets go, and no peer touches its
-  // memory any more. The links still may (releases.h).
+  // A call has failed: release what is held for it, and stop peers from touching its memory. Links
+  // may still touch it (releases.h).
   void take_back(Call& call);
   void drop_peer(int peer);
 

@@ -1,4 +1,5 @@
-// Scratch of served calls, by segment: a server holds no shards, but windows that move over them.
+// The scratch of served calls, taken by segment: a server holds no whole shard, but windows that
+// move over it.
 #pragma once
 
 #include <cstddef>
@@ -12,36 +13,34 @@
 
 namespace shoal {
 
-// A segment of scratch is taken before anything may be sent into it, and given back when the last
-// step that touches it is through with it: when all have acknowledged the result. Segments are
-// taken in the order of calls, and in each in that in which workers send (turns.h): all chunks are
-// as far, in proportion.
+// A segment of scratch is taken before it may be sent into, and given back when its last step is
+// through, which is when all workers have acknowledged the result. Segments are taken call by call,
+// and within a call in the order in which workers send (turns.h): all chunks advance in proportion.
 //
-// All of them have a ceiling. A call that holds none may have one beyond it: all workers send what
-// the first segment of a call needs, whatever else they are allowed, so that no set of calls can
-// block each other, and each gets on.
+// All windows together have a ceiling. A call that holds none may take one segment beyond it: all
+// workers can always send what the first segment of a call needs, so no set of calls can deadlock.
 //
-// Where several times as much comes to this rank as any other sends, its link is what all wait
-// for. Senders that each keep their own link busy would fill the switch in front of it, which loses
-// what is too much: 3 % of what 16 workers sent one server. So what may be sent into the windows of
-// such calls and is not here is bounded too; a call may have one segment beyond that.
+// If this rank receives several times as much as any other rank sends, its link is the bottleneck.
+// Senders that keep their own links busy would overflow the switch in front of it: with 16 workers
+// and one server 3 % of the packets were lost. So the bytes granted for such calls and not yet
+// received are bounded too; each call may have one segment beyond that bound.
 //
 // Threads: under the channel's lock.
 class Windows {
  public:
   Windows(Staging& staging, Steps& steps) : staging_(staging), steps_(steps) {}
 
-  // Calls are about to be served: sets aside half of all staging for them, or what is left of that.
+  // Calls are about to be served: set aside half of the staging for them, or what is left of it.
   void open(size_t staging_bytes);
-  // What may be on its way here of calls of which more comes than anybody sends.
+  // Bound the bytes on their way here for calls with incast.
   void bound(size_t n_bytes) { most_inbound_ = n_bytes; }
-  // A new call, all of whose steps are known and none of which may go on yet.
+  // Add a new call, before any of its steps may run.
   void begin(Call& call);
-  // Gives back what steps of the call are through with, and lets calls go on that waited for room.
+  // Give back segments that the call's steps are through with, and let waiting calls go on.
   void settle(Call& call);
-  // The call is finished: no link reads or writes there any more.
+  // Give back all segments of a finished call, whose memory no link uses any more.
   void give_back(Call& call);
-  // To calls that wait for room, now that some has ended. NOT while it ends.
+  // Give room to waiting calls after one has ended. Must not be called while a call is ending.
   void pass_on();
 
   size_t n_bytes() const { return n_bytes_; }  // held now
@@ -56,7 +55,7 @@ class Windows {
 
   Staging& staging_;
   Steps& steps_;
-  std::deque<std::weak_ptr<Call>> calls_;  // that have yet to take some, the oldest first
+  std::deque<std::weak_ptr<Call>> calls_;  // calls with segments left to take, the oldest first
   size_t ceiling_ = 0, n_bytes_ = 0;
   uint64_t most_inbound_ = 32u << 20, n_inbound_ = 0;
   bool is_open_ = false;

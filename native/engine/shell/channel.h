@@ -1,5 +1,6 @@
-// A lock, an engine, its links, and whoever drives them: the callers that wait, and a background
-// thread. A mesh has one or several (mesh.h); docs/threads.md tells who may hold what when.
+// A channel: a lock, an engine and its links, driven by the callers that wait or by a background
+// thread. A mesh has one or several (mesh.h). docs/threads.md says which thread may hold which
+// lock.
 #pragma once
 
 #include <atomic>
@@ -28,12 +29,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
     Engine::Options engine;
   };
 
-  // Which of its mesh's channels it is. All by default: the only one.
+  // The channel's place in its mesh. The defaults are those of an only channel.
   struct Place {
     int index = 0;
-    std::shared_ptr<Channel> first;       // where those sleep who wait for calls; null: it is this
-    std::shared_ptr<FirstErrors> errors;  // null where there are no others
-    std::shared_ptr<PathMaker> paths;     // of the mesh; null: it has no peers of other hosts
+    std::shared_ptr<Channel> first;       // where callers sleep; null: this channel
+    std::shared_ptr<FirstErrors> errors;  // null if there is one channel
+    std::shared_ptr<PathMaker> paths;     // the mesh's; null if no peer is on another host
   };
 
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
@@ -43,9 +44,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   ~Channel();
 
   Group& add_group(uint64_t id, std::vector<int> members);
-  // The same where it is known by its number; if there is none, it is gone already.
+  // Drop a group by its number; does nothing if it was dropped before.
   void drop_group(uint64_t id);
-  bool has_calls(uint64_t id) {  // in flight, in this group
+  bool has_calls(uint64_t id) {  // in flight
     std::lock_guard lock(mutex_);
     const Group* group = engine_.group(id);
     return group != nullptr && group->has_calls();
@@ -54,40 +55,40 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void end_group(uint64_t id, const Error& why);
   Error abort_of(const Group& group);
 
-  // `background`: nobody will wait at once, so the progress thread starts on it now.
+  // Posting::background: no caller waits yet, so the progress thread starts the call.
   std::shared_ptr<Call> post(Group& group, const Posting& posting);
-  // One lane of a call, whose `serial` the first channel gives it; in the background but there.
-  // Null: the group is not there any more.
+  // Post one lane of a call. The first channel assigns `serial`; on all others the lane runs in the
+  // background. Null if the group was dropped.
   std::shared_ptr<Call> post_lane(uint64_t group, const Posting& posting,
                                   std::shared_ptr<Lanes> lanes, uint64_t serial = 0);
   std::shared_ptr<Call> post(Group& group, const Message& message);
-  // See ServedCalls. Nothing, if the group is not there any more.
+  // See ServedCalls. Does nothing if the group was dropped.
   void serve(uint64_t group, std::shared_ptr<const Plan> plan);
   void bound_out(size_t n_bytes) {
     std::lock_guard lock(mutex_);
     engine_.bound_out(n_bytes);
   }
-  // Drives until `call` is over, all of it (true), `timeout_ns` passed, or a signal or a quiet
-  // spell gives reason to look at what native code does not see.
+  // Drive until every lane of `call` is over (true), `timeout_ns` has passed, or a signal or a
+  // quiet spell requires the caller to look at what only Python can see.
   bool wait(Call& call, int64_t timeout_ns);
-  // Drives until the number of calls that have finished is not `seen`, or as above; that number.
+  // Drive until the number of finished calls differs from `seen`, or as above. Returns that number.
   int64_t wait_finished(int64_t seen, int64_t timeout_ns);
-  // The end, step by step; all channels of a mesh take each together. Idempotent.
+  // The steps of closing, each taken by all channels of a mesh before the next. Idempotent.
   void say_goodbye();
-  bool owes_data();     // to somebody who lives; moves it
-  bool has_queued();    // it has yet to leave; moves it
-  void end_calls();     // what is in flight fails, and all that comes
+  bool owes_data();     // a living peer lacks data; sends more of it
+  bool has_queued();    // the goodbye has yet to leave; sends more of it
+  void end_calls();     // fail the calls in flight and all later ones
   bool lingers();       // some peer may not have read the goodbye
-  void end_links();     // wakes those who wait for calls
-  void leave_thread();  // none wakes the progress thread of another any more
+  void end_links();     // also wakes the callers that wait
+  void leave_thread();  // from here on no channel wakes another's progress thread
 
-  // In a forked child: this is the parent's mesh. Closes the child's descriptors without a word on
-  // them. The lock may be held by a thread that the child does not have, so nothing else but
-  // forsaken() may be asked of it from here on.
+  // In a forked child, close the child's copies of the parent's descriptors without sending on
+  // them. A thread that the child lacks may hold the lock, so only forsaken() may be called from
+  // here on.
   void forsake();
   bool forsaken() const { return forsaken_.load(std::memory_order_relaxed); }
 
-  // For the progress thread.
+  // Called by the progress thread:
   static constexpr int kDoorbell = -1, kPaths = -2;
   std::vector<Watched> watched();
   void on_event(int peer, bool ended);
@@ -95,11 +96,11 @@ class Channel : public std::enable_shared_from_this<Channel> {
   bool may_sleep();        // arms the doorbell; false if something came meanwhile
   size_t staging_peak();
 
-  // What this rank can tell of itself (state_reader.h). Null where the lock cannot be had in that
-  // time, and in a forked child: whoever asks may do so because something is stuck.
+  // This rank's state (state_reader.h). Null if the lock cannot be taken within `patience_ns`,
+  // since a thread may be stuck with it, and in a forked child.
   std::shared_ptr<const Value> state(int64_t patience_ns);
-  // What it could tell just before a deadline ended the group: once, null before and afterwards.
-  // `group`: one of this channel, which may have been dropped.
+  // The state just before a deadline ended the group. Handed out once; null before and afterwards.
+  // `group`: of this channel; it may have been dropped.
   std::shared_ptr<const Value> take_state_at_deadline(uint64_t id, Group* group = nullptr);
 
  private:
@@ -128,18 +129,18 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::shared_ptr<const Value> state_at_deadline();
 
   const int rank_;
-  const Place place_;  // its paths outlive the links
+  const Place place_;  // keeps the paths alive longer than the links
   std::mutex mutex_;
   std::shared_ptr<Arena> arena_;
   Engine engine_;
   Drivers drivers_;
   ServedLinks served_;
   std::unique_ptr<std::byte[]>
-      spare_;  // given up to end everything in words when no memory is left
-  // Calls; of those that are cut, the first channel counts the whole.
+      spare_;  // freed when memory runs out, so that groups can end with an error that says so
+  // Finished calls; the first channel counts those that are cut into lanes.
   std::atomic<int64_t> n_finished_{0};
   bool closed_ = false;
-  bool is_dropping_ = false;  // a group ends here for no fault: the others are told by who drops it
+  bool is_dropping_ = false;  // a group ends without a fault: its owner notifies the other channels
   std::atomic<bool> forsaken_{false};
   int64_t next_tick_ns_ = 0;
   std::weak_ptr<const Value> last_state_;  // at the last deadline

@@ -1,5 +1,5 @@
-// Who drives a channel: callers in wait(), awake or asleep, and its progress thread while there are
-// none. docs/threads.md tells why no wake-up is lost.
+// The threads that drive a channel: callers in wait(), and the progress thread while there are
+// none. docs/threads.md explains why no wake-up is lost.
 #pragma once
 
 #include <atomic>
@@ -24,21 +24,21 @@ class Drivers {
     // wake-up (60 us on a virtual machine): else two ranks that once fell asleep wake each other
     // for ever, 65 instead of 3 us a message (bench/LOG.md).
     int64_t spin_ns = 200'000;
-    // How long nobody who sleeps looks for work by itself. Only what was lost can be found so:
-    // whoever brings work wakes somebody, and `Wakeups::late` counts what this found.
+    // How long a sleeper waits before it looks for work without a wake-up. Every thread that brings
+    // work wakes a sleeper, so this finds only lost wake-ups, which `Wakeups::late` counts.
     int64_t backstop_ns = 100'000'000;
   };
-  // Why the sleepers of this process woke, ever. For people and tests.
+  // How often sleepers of this process woke, by reason. For people and tests.
   struct Wakeups {
     std::atomic<uint64_t> callers_rung{0};   // by a peer, or by another thread of this process
-    std::atomic<uint64_t> callers_timed{0};  // to look at signals, deadlines, and for lost work
+    std::atomic<uint64_t> callers_timed{0};  // to check signals, deadlines and for lost work
     std::atomic<uint64_t> thread_rung{0};
-    std::atomic<uint64_t> late{0};  // found work that nobody had announced
+    std::atomic<uint64_t> late{0};  // found work without a wake-up
   };
   static Wakeups& wakeups();
 
-  // `step`: moves the channel forward; true if anything moved or can move now. `n_local`: ranks of
-  // this host.
+  // `step`: advances the channel; true if anything moved or can move now. `n_local`: the number of
+  // ranks on this host.
   Drivers(Engine& engine, std::shared_ptr<Arena> arena, const Options& options, int n_local,
           std::function<bool()> step);
 
@@ -46,36 +46,34 @@ class Drivers {
 
   // ---- callers
 
-  // The life of a caller that waits, until `is_over`, the deadline, a signal, or a quiet spell.
-  // `call`: the only one that it waits for; null: for any. True if work is left for the progress
-  // thread.
+  // Drive until `is_over`, the deadline, a signal or a quiet spell. `call`: the only call that the
+  // caller waits for; null: any. True if work is left for the progress thread.
   bool drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, const Call* call,
              const std::function<bool()>& is_over);
   int n_callers() const { return n_callers_; }
-  // Whether callers only wait: calls begin here that nobody makes, so that the progress thread is
-  // busy with them, and all that comes, comes to it. Who helped would take the lock from it.
+  // True if callers only sleep: this rank serves calls, which keep the progress thread busy, and a
+  // caller that drove too would only compete for the lock.
   bool leave_it_to_thread() const { return engine_.serves() && is_alone_; }
-  // The life of such a caller: as drive(), and all that is left is the progress thread's.
+  // As drive(), for such a caller: it leaves all work to the progress thread.
   void await(std::unique_lock<std::mutex>& lock, int64_t timeout_ns,
              const std::function<bool()>& is_over);
-  // Somebody sleeps, who from here on wakes with every frame: what it waited for is not all there
-  // is.
+  // True if a caller sleeps. From here on every frame wakes it, because other calls need driving
+  // too.
   bool has_sleepers_for_all();
-  // A call has ended: sleepers are to look at theirs.
+  // Note that a call has ended, so that sleeping callers look at theirs.
   void note_end() { has_ended_some_ = true; }
-  // Whether callers are to be rung for what was noted, or for work; what was noted is, then.
+  // True if sleeping callers must be woken for an ended call or for work. Clears the note.
   bool are_to_be_rung();
-  // Wakes all who sleep. Threads: any.
+  // Wake every sleeping caller. Threads: any.
   void ring() const { arena_->wake_callers(); }
 
   // ---- the progress thread
 
-  // Whether it has a reason to look for work: somebody told it of some, there is some that it knows
-  // of, or it has not looked for very long.
+  // True if the thread must look for work: it was woken, work is known, or the backstop is due.
   bool call_for_thread(int64_t now);
-  // Whether it may sleep: then the doorbell is armed for it. False if something came meanwhile.
+  // Arm the doorbell for the thread; false if work came meanwhile, so that it must not sleep.
   bool may_thread_sleep();
-  // Ten times a second: counts what was found that nobody had told of.
+  // Called ten times a second: count work that was found without a wake-up.
   void settle_suspicion();
 
  private:
@@ -90,13 +88,13 @@ class Drivers {
   const bool oversubscribed_, is_alone_;  // on its host
   const std::function<bool()> step_;
   int n_callers_ = 0;            // in drive()
-  int n_sleeping_ = 0;           // on the doorbell: of them, or in await()
-  bool has_ended_some_ = false;  // and sleeping callers do not know yet
-  // NOT at once: who has just brought the first words may still be about to ring.
+  int n_sleeping_ = 0;           // callers asleep on the doorbell, in drive() or await()
+  bool has_ended_some_ = false;  // a call has ended since sleepers were last woken
+  // Do not start in the past: the peer that sent the first frame may still be about to ring.
   int64_t next_backstop_ns_ = now_ns() + options_.backstop_ns;
-  // Work was found that the doorbell had not told of: `suspect_doorbell_` is its count then.
-  // Whoever had brought the work just before is about to ring; if the doorbell has not moved at the
-  // next tick, nobody was.
+  // Work was found that no ring had announced, at doorbell count `suspect_doorbell_`. A peer that
+  // has just written is about to ring; if the count is the same at the next tick, the wake-up was
+  // lost.
   bool suspects_ = false;
   uint32_t suspect_doorbell_ = 0;
 };

@@ -1,6 +1,6 @@
-// The protocol core: runs programs over links. No I/O and no clock of its own; bytes and time come
-// in, bytes and finished calls go out, so that sockets, shared memory and the seeded fake feed the
-// very same code. docs/architecture.md tells how a segment travels, and of what parts this is made.
+// The protocol core: runs programs over links. It does no I/O and has no clock: bytes and time go
+// in, bytes and finished calls come out. So sockets, shared memory and the seeded fake network feed
+// the same code. docs/architecture.md shows how a segment travels and lists the engine's parts.
 #pragma once
 
 #include <cstdint>
@@ -51,31 +51,31 @@ class Engine final : public FrameSink {
   int size() const { return static_cast<int>(names_.size()); }
 
   Group& add_group(uint64_t id, std::vector<int> members);
-  Group* group(uint64_t id) const;  // null: none of that number is made here
+  Group* group(uint64_t id) const;  // null: no such group was created on this rank
   void drop_group(Group& group);
 
-  // Starts a call. `memory` is borrowed until it is finished. The first error of the group, if it
-  // has ended; no byte moves then.
+  // Start a call. Its memory is borrowed until the call is finished. If the group has ended, the
+  // call fails with the group's first error and moves no byte.
   std::shared_ptr<Call> post(Group& group, const Posting& posting, const Lane& lane = {});
 
-  // See ServedCalls, which says before whether it can.
+  // See ServedCalls; check ServedCalls::refusal() first.
   void serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane);
   void bound_out(size_t n_bytes) {
     ways_.turns.bound(n_bytes);
-    windows_.bound(2 * n_bytes);  // as much again while grants are on their way
+    windows_.bound(2 * n_bytes);  // twice, because grants take time to travel
   }
   bool serves() const { return serves_; }
 
-  // Where memory ran out as a call was made: see Calls.
+  // The call being made when memory ran out; see Calls.
   std::shared_ptr<Call> last_prepared() const { return calls_.last_prepared(); }
 
-  // A send to `peer`, or a receive from it (-1: from whoever sends first). Messages of one tag from
-  // one rank to another meet in the order of the calls.
+  // Post a send to a peer or a receive from it (-1: from any). Messages of one tag between two
+  // ranks are matched in the order of the calls.
   std::shared_ptr<Call> post(Group& group, const Message& message);
 
-  // Runs what can run, at most about `budget` bytes of it. True if anything moved or can move now.
+  // Run steps that can run, up to about `budget` bytes. True if anything moved or can move now.
   bool progress(size_t budget = 1u << 20);
-  // Links could take more at once than one turn may send: progress() goes on.
+  // True if links could take more than one turn may send; call progress() again.
   bool has_unflushed() const { return links_.is_unflushed(); }
   bool has_work() const {
     return steps_.has_work() || faults_.has_endings() || served_calls_.has_work();
@@ -84,8 +84,8 @@ class Engine final : public FrameSink {
   // See Calls.
   uint32_t frames_awaited(const Call& call) const { return calls_.frames_awaited(call); }
 
-  void tick(int64_t now);              // heartbeats, deadlines, peers that went silent
-  bool is_overdue(int64_t now) const;  // some call has reached its deadline
+  void tick(int64_t now);              // heartbeats, deadlines, silent peers
+  bool is_overdue(int64_t now) const;  // a call has reached its deadline
   void heard_from(int peer, int64_t when) { parting_.heard_from(peer, when); }
   void peer_lost(int peer, const std::string& why) { parting_.give_up(peer, why); }
   void abort_group(Group& group, const Error& why, bool tell) {
@@ -93,14 +93,14 @@ class Engine final : public FrameSink {
   }
   void say_goodbye();
   bool has_queued() const { return any_living(&Link::has_queued); }
-  // A peer that lives may lack data of calls that may have ended well here.
+  // A living peer may lack data of calls that succeeded here.
   bool owes_data() const { return any_living(&Link::owes_data); }
   void pump_all();
-  void end_groups(const Error& why, bool tell);  // everything in flight fails
-  bool lingers();  // some peer may not have read the goodbye; everything that comes is dropped
-  void close();    // every link ends
+  void end_groups(const Error& why, bool tell);  // fails every call in flight
+  bool lingers();  // some peer may not have read the goodbye; drops every frame that comes
+  void close();    // ends every link
 
-  Hooks hooks;  // what its owner hears of
+  Hooks hooks;
 
   // FrameSink
   std::span<std::byte> receive_buffer(int peer, const Header& header) override;
@@ -135,12 +135,12 @@ class Engine final : public FrameSink {
   const std::vector<std::string> names_;  // "rank 3 (host-b, 10.0.0.4)"
   const Options options_;
   int64_t now_ = 0;      // of the last tick
-  bool serves_ = false;  // calls may begin here that nobody waits for
+  bool serves_ = false;  // this rank has plans to serve (served_calls.h)
 
-  // The judge of all the others, which know it: so it stands first, though it knows some of them.
+  // First, because every other part refers to it; it refers to some of them in turn.
   Faults faults_;
 
-  // Each knows those before it.
+  // Each refers only to the ones before it.
   Staging staging_;
   Traffic traffic_;
   Links links_;

@@ -1,4 +1,4 @@
-// The process's end of one epoch: its channels, and what is rare: groups, faults, the end.
+// A mesh: the channels of this process in one epoch, with their groups, faults and closing.
 #pragma once
 
 #include <atomic>
@@ -10,10 +10,11 @@
 
 namespace shoal {
 
-// The first channel has the links inside the host, and every call that is not cut. The others have
-// links to other hosts alone, and carry lanes of large calls (docs/decisions/0016-channels.md).
+// The first channel has the links within the host and carries every call that is not cut into
+// lanes. The others have links to other hosts only and carry lanes of large calls
+// (docs/decisions/0016-channels.md).
 //
-// A group is a group of each channel, by the same number; that of the first stands for it here.
+// A group exists in each channel under the same number; here it is represented by the first one's.
 //
 // Threads: any. Has no lock of its own, and takes those of its channels one at a time.
 class Mesh {
@@ -24,8 +25,8 @@ class Mesh {
   using Wakeups = Drivers::Wakeups;
   static Wakeups& wakeups() { return Drivers::wakeups(); }
 
-  // `job_key`: what all ranks hold and nobody else; it seals the frames between hosts. `paths`
-  // makes the connections to them, each link's at its first use; null: all ranks are of this host.
+  // `job_key`: the secret shared by all ranks; it seals the frames between hosts. `paths` makes the
+  // connections to other hosts, each at its link's first use; null: all ranks are on this host.
   static Error create(int rank, std::vector<std::string> names, uint64_t epoch,
                       const Bytes& job_key, std::shared_ptr<Arena> arena,
                       const std::vector<PeerPlace>& peers, const Options& options,
@@ -34,37 +35,36 @@ class Mesh {
 
   Group& add_group(uint64_t id, std::vector<int> members);
   void drop_group(Group& group);
-  // The same for one that nobody holds any more, unless calls of it are in flight: then false.
+  // Drop a group that no caller holds any more; false, without effect, while it has calls in
+  // flight.
   bool drop_unheld_group(Group& group);
   void abort_group(Group& group, const std::string& why);
-  // What the caller has found: a deadline that it keeps, or that ranks differ.
+  // Fail a group for a fault that the caller has found: a deadline of its own, or mismatched calls.
   void fail_group(Group& group, Fault fault, const std::string& why);
   Error abort_of(const Group& group) { return first().abort_of(group); }
 
-  // As Channel::post(); the plan says whether the call is cut, into as many lanes as there are
-  // channels.
+  // As Channel::post(). If the plan has several lanes, each channel carries one.
   std::shared_ptr<Call> post(Group& group, const Posting& posting) {
     return posting.plan->n_lanes > 1 ? post_lanes(group, posting) : first().post(group, posting);
   }
   std::shared_ptr<Call> post(Group& group, const Message& message) {
     return first().post(group, message);
   }
-  // From now on peers' calls of this plan are made here too; see ServedCalls, which says before
-  // whether they can.
+  // Serve peers' calls of this plan from now on; check ServedCalls::refusal() first.
   void serve(Group& group, const std::shared_ptr<const Plan>& plan);
-  // See turns.h: what this process may have out to other hosts of what takes turns.
+  // Bound the unacknowledged bytes to other hosts of sends that take turns; see turns.h.
   void bound_out(size_t n_bytes);
   bool wait(Call& call, int64_t timeout_ns) { return first().wait(call, timeout_ns); }
   int64_t wait_finished(int64_t seen, int64_t timeout_ns) {
     return first().wait_finished(seen, timeout_ns);
   }
-  // Says goodbye, fails what is in flight, ends all links. Idempotent.
+  // Send the goodbye, fail the calls in flight, end all links. Idempotent.
   void close();
   bool forsaken() const { return channels_.front()->forsaken(); }
 
   int n_channels() const { return static_cast<int>(channels_.size()); }
-  size_t staging_peak();  // of all channels; each may have had its own at another time
-  // As Channel::state(); what the others tell comes as `more`.
+  size_t staging_peak();  // the sum of the channels' peaks, which may lie apart in time
+  // As Channel::state(), of the first channel; the others' states are its field `more`.
   std::shared_ptr<const Value> state(int64_t patience_ns);
   std::shared_ptr<const Value> take_state_at_deadline(Group& group);
 
@@ -78,8 +78,8 @@ class Mesh {
   std::shared_ptr<Call> post_lanes(Group& group, const Posting& posting);
 
   std::vector<std::shared_ptr<Channel>> channels_;
-  int64_t patience_ns_ = 0;              // what close() has with peers that lack data
-  std::shared_ptr<FirstErrors> errors_;  // null where there is one channel
+  int64_t patience_ns_ = 0;              // how long close() waits for peers that lack data
+  std::shared_ptr<FirstErrors> errors_;  // null if there is one channel
   std::atomic<bool> is_closing_{false};
 };
 

@@ -1,4 +1,5 @@
-// The background thread: serves sockets always, and everything else while nobody waits.
+// The background thread: it always serves the sockets, and drives the channel while no caller
+// waits.
 #pragma once
 
 #include <atomic>
@@ -15,15 +16,15 @@ namespace shoal {
 
 class Channel;
 
-// A descriptor that a channel wants to be told of.
+// A descriptor to poll for a channel.
 struct Watched {
   int fd;
   int peer;  // or Channel::kDoorbell, kPaths
 };
 
-// Each serves the channels of one number, of all meshes of the process: as a rule one. Its thread
-// lives while there is one. Never throws and never ends the process: an error closes a link or ends
-// a group, nothing more.
+// Progress thread k serves channel k of every mesh in the process, usually one. The thread runs
+// while there is such a channel. It never throws and never ends the process: an error closes a link
+// or ends a group.
 //
 // Threads: any. Never holds its own lock while it takes a channel's.
 class ProgressThread {
@@ -31,14 +32,14 @@ class ProgressThread {
   static constexpr int kMost = 8;
   static ProgressThread& of(int channel);
 
-  // Starts the thread with the first channel. On an error nothing is left behind.
+  // Add a channel; the first one starts the thread. After an error nothing is left behind.
   Error add(const std::shared_ptr<Channel>& channel);
-  // Afterwards the progress thread does not touch the channel any more. Not from the progress
-  // thread's own thread.
+  // Remove a channel; the thread does not touch it after the return. Must not be called on the
+  // progress thread.
   void remove(const Channel* channel);
-  // One more descriptor of a channel that was added; it goes with its last copy.
+  // Poll one more descriptor of an added channel, until the last copy of the descriptor is closed.
   Error watch_also(const Channel* channel, Watched one);
-  // Wakes the thread if it sleeps.
+  // Wake the thread if it sleeps.
   void kick();
 
  private:
@@ -53,7 +54,7 @@ class ProgressThread {
   void stop();
   void close_descriptors();
   Error watch(int fd, uint64_t tag, uint32_t events);
-  // Around fork(): the child has no progress thread and must not talk on the parent's sockets.
+  // Fork handlers: the child has no progress thread and must not send on the parent's sockets.
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();

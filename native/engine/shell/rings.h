@@ -1,4 +1,4 @@
-// What host-mates write to the memory of this process, where whoever drives looks for it.
+// The shared-memory links of a channel, which its driver polls.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,7 @@
 
 namespace shoal {
 
-// The links whose peers ring this process's doorbell. Owned by the engine, which may part with
-// them.
+// The links whose peers ring this process's doorbell. The engine owns the links and may drop them.
 //
 // Threads: under the channel's lock.
 class Rings {

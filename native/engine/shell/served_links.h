@@ -1,4 +1,4 @@
-// The links of a channel that its progress thread serves: by what their descriptors tell, and by
+// The links of a channel that its progress thread serves when their descriptors are ready, and by
 // the clock.
 #pragma once
 
@@ -14,27 +14,27 @@ namespace shoal {
 // Threads: under the channel's lock.
 class ServedLinks {
  public:
-  // `paths`: makes them, for the channel of that number; null: all peers are of this host.
+  // `paths`: makes their connections, for this `channel`; null: all peers are on this host.
   ServedLinks(Engine& engine, PathMaker* paths, int channel)
       : engine_(engine), paths_(paths), channel_(static_cast<size_t>(channel)) {}
 
-  // A descriptor has told of something, or nobody will tell again of what is left.
+  // Serve the link of a peer whose descriptor is ready. `ended`: its other end has closed.
   void serve(int peer, bool ended);
   bool has_unread() const { return !unread_.empty(); }
   void serve_unread();
 
-  // Whether the maker has something for this channel.
+  // True if the path maker has connections for this channel.
   bool are_called() const { return paths_ != nullptr && paths_->calls(channel_); }
-  // Gives the links what the maker has for them, and serves them.
+  // Give the links the connections that the path maker has made, and serve them.
   void take_paths(const PathMaker::Watch& watch);
-  // Looks for paths that have fallen silent, now and then.
+  // Look for silent paths if that is due, or `at_once`.
   void look(int64_t now, bool at_once);
 
  private:
   Engine& engine_;
   PathMaker* const paths_;
   const size_t channel_;
-  std::vector<int> unread_;  // peers whose links may have something left that nobody tells of
+  std::vector<int> unread_;  // peers whose links may hold unread bytes without a further event
   int64_t look_ns_ = 0;      // when to look again
 };
 

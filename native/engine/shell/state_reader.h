@@ -1,5 +1,5 @@
-// What a rank can say of itself when somebody asks why nothing moves: every call in flight with its
-// steps, every peer, memory. Plain data; docs/dump.md names the fields.
+// The state of a rank as plain data, for `shoal dump`: every call in flight with its steps, every
+// peer, and memory. docs/dump.md lists the fields.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace shoal {
 
-// Reads, and changes nothing. Much is left out of what is long (and how much, is said): a rank with
-// ten thousand calls in flight must not need as much memory again to tell of them.
+// Changes nothing. Long lists are cut short, with the number of entries left out: a rank with ten
+// thousand calls in flight must not need as much memory again to list them.
 //
 // Threads: under the channel's lock, for as long as it lives.
 class StateReader {
@@ -20,7 +20,7 @@ class StateReader {
 
   Value read();
 
-  static constexpr size_t kLastFinished = 64;  // so many of the last calls that ended are told
+  static constexpr size_t kLastFinished = 64;  // finished calls that are listed, the last ones
 
  private:
   Value group(const Group& group);
