@@ -30,7 +30,7 @@ struct Error {
   explicit operator bool() const { return fault != Fault::kNone; }
 };
 
-// For what must not go on, because a wrong result would come of it, and nobody can be told.
+// End the process: to go on would give a wrong result, and no caller can be given the error.
 [[noreturn]] inline void end_process(const Error& why) {
   const std::string text = "shoal ends this process: " + why.text + "\n";
   [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, text.data(), text.size());

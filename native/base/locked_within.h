@@ -1,4 +1,4 @@
-// A lock that is not waited for for ever.
+// A mutex lock with a deadline.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@
 
 namespace shoal {
 
-// Holds the mutex, or nothing if it could not be had in that time.
+// Lock the mutex, or return an empty lock if that fails within `ns`.
 inline std::unique_lock<std::mutex> locked_within(std::mutex& mutex, int64_t ns) {
   const int64_t until = now_ns() + ns;
   std::unique_lock lock(mutex, std::try_to_lock);

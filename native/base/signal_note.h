@@ -1,17 +1,16 @@
-// A signal that only leaves a note, for a thread that waits for it: no other work is done in the
-// handler, and it does not matter what any thread is doing.
+// A signal handler that only writes to an eventfd, for a thread that waits for it. It is safe
+// whatever other threads are doing.
 #pragma once
 
 #include "base/error.h"
 
 namespace shoal {
 
-// From here on each `signal` adds one to the eventfd that is returned, and whatever handled it
-// before (unless that was the default, or nothing) does so too. Blocking reads of the descriptor
-// wait for the next one. -1: `error` says why not. One signal per process; asked again, the same
-// descriptor.
+// Install the handler: each `signal` adds one to the returned eventfd, and then calls the previous
+// handler if there was one. Blocking reads wait for the next signal. Returns -1 with `error` on
+// failure. One signal per process; a second call returns the same descriptor.
 //
-// In a forked child the signal does nothing until it is asked for there.
+// In a forked child the signal does nothing until note_signal() is called there.
 int note_signal(int signal, Error& error);
 
 }  // namespace shoal

@@ -1,4 +1,4 @@
-// Plain data of any shape, for people and programs to read: what JSON can say.
+// Plain data of any shape, as JSON has it, for people and programs to read.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace nb = nanobind;
 namespace shoal {
 namespace {
 
-// A countdown that tells a Python function which buffers are full.
+// A countdown that calls a Python function for each buffer that is full.
 //
 // Threads: with the interpreter's lock; the function may let it go.
 class Hooked {

@@ -1,6 +1,5 @@
-// The face of the native core in Python. Holds no logic: it turns arguments into native values,
-// lets the interpreter go while it waits, and turns error values into tuples that
-// src/shoal/engine.py raises.
+// The Python bindings of the native core. No logic: they convert arguments, release the GIL while
+// they wait, and turn error values into tuples that src/shoal/engine.py raises.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -97,12 +96,12 @@ std::shared_ptr<Plan> make_plan(std::shared_ptr<Program> program,
   return plan;
 }
 
-// Threads in native code without the interpreter. They take it back in a destructor, where a thread
-// must not end: none may be left when the interpreter finalizes, which ends threads that ask for
-// it.
+// The number of threads in native code without the GIL. They take it back in a destructor, where a
+// thread must not end. A finalizing interpreter ends threads that ask for the GIL, so none may be
+// left by then.
 std::atomic<int> n_waiting{0};
 
-// Lets the interpreter go for as long as it lives.
+// Releases the GIL for its lifetime.
 class Released {
   struct Counted {
     Counted() { n_waiting++; }
@@ -112,9 +111,9 @@ class Released {
   nb::gil_scoped_release release_;
 };
 
-// A call in flight, as Python holds it. That may be for long: in the frames of an error that
-// somebody keeps. So it does not keep the mesh, whose descriptors and memory go with its world; all
-// its calls have finished then.
+// Python's handle of a call. Python may keep it for long, for example in the frames of a stored
+// error. So it does not keep the mesh alive, whose descriptors and memory go with its world; all
+// its calls have finished by then.
 struct CallHandle {
   std::weak_ptr<Mesh> mesh;
   std::shared_ptr<Call> call;
@@ -126,7 +125,7 @@ struct CallHandle {
   }
   bool done() const { return finished() || abandoned(); }
 
-  // True when finished. Lets the interpreter go, and looks at signals now and then.
+  // True when finished. Releases the GIL, and handles signals now and then.
   bool wait(double timeout_s) {
     if (done()) return true;
     const int64_t deadline = now_ns() + ns_of(timeout_s);
@@ -143,14 +142,14 @@ struct CallHandle {
     }
   }
 
-  // Of a message that is there: the group rank it came from; else -1.
+  // The group rank from which a finished receive's message came; -1 before that.
   int source() const { return done() ? call->source : -1; }
 
   bool succeeded() const { return finished() && !call->outcome(); }
 
   int64_t finished_ns() const { return finished() ? call->over_ns() : 0; }
 
-  // Chunks that a server reduces, and which of their segments hold the result.
+  // The chunks that a server reduces, each with a bitmap of the segments that hold the result.
   std::vector<std::pair<uint32_t, nb::bytes>> landed() const {
     if (!finished()) throw std::runtime_error(call->doing() + " is not over yet");
     std::vector<std::pair<uint32_t, nb::bytes>> all;
@@ -166,13 +165,13 @@ struct CallHandle {
   }
 };
 
-// The group is kept when it is dropped: another thread may be on its way to call on it.
+// Keeps a dropped group alive: another thread may be about to make a call on it.
 struct GroupHandle {
   std::shared_ptr<Mesh> mesh;
   std::shared_ptr<Group> group;
   bool dropped = false;
 
-  // A plan that is cut for other channels than there are would never end.
+  // A call whose plan has more lanes than there are channels would never end.
   void check(const Plan& plan) const {
     if (plan.n_lanes != 1 && plan.n_lanes != static_cast<uint32_t>(mesh->n_channels()))
       throw std::invalid_argument("a call of " + std::to_string(plan.n_lanes) + " lanes over " +
@@ -205,7 +204,7 @@ struct GroupHandle {
     return post(Posting{std::move(plan), key, {{base}}, after(timeout_s), background, subject});
   }
 
-  // A send to `peer`, or a receive from it; -1: from whoever sends first.
+  // A send to `peer` or a receive from it; -1: from any source.
   CallHandle post_message(std::shared_ptr<Plan> plan, bool sends, int peer, int64_t tag,
                           uintptr_t address, double timeout_s, bool background) {
     const auto size = static_cast<int>(group->members.size());
@@ -227,7 +226,7 @@ struct GroupHandle {
     Released released;
     mesh->abort_group(*group, why);
   }
-  // In words that name it: `fault` says what it is to the callers of all ranks.
+  // Fail the group. `fault` is the kind of error raised on all ranks, `why` its text.
   void fail(Fault fault, const std::string& why) {
     Released released;
     mesh->fail_group(*group, fault, why);
@@ -256,8 +255,8 @@ struct GroupHandle {
   }
 };
 
-// Rank, whether it is of this host, and of one of another: how many paths a channel has to it, and
-// where it listens.
+// The rank, whether it is on this host, and if not, the number of paths per channel and its
+// listening addresses.
 using PeerTuple = std::tuple<int, bool, int, std::vector<std::pair<std::string, int>>>;
 
 PathMaker::Peer known_peer(const PeerTuple& tuple) {

@@ -1,4 +1,4 @@
-// What Python reads of the core's own numbers, so that none is written down twice.
+// The core's constants that Python reads, so that none is written twice.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -7,7 +7,7 @@ namespace shoal {
 
 void Doubts::begin(int peer, const std::string& why, int64_t until) {
   doubts_.push_back({peer, -1, why, until});
-  // Whoever asked about it has lost it too.
+  // The ranks that asked about it have lost it too.
   if (is_asked_about(peer)) condemn(peer);
 }
 
@@ -79,7 +79,7 @@ void Doubts::answer_all(int about, Hears what) {
   });
 }
 
-// Nobody hears it: not this rank, and not the one that was asked, or that asks.
+// No rank hears it: neither this one nor the one that was asked or that asks.
 void Doubts::condemn(int peer) {
   answer_all(peer, Hears::kNothing);
   const auto doubt = std::find_if(doubts_.begin(), doubts_.end(),
@@ -87,8 +87,9 @@ void Doubts::condemn(int peer) {
   if (doubt != doubts_.end()) voice_.conclude({Verdict::kDead, peer, rank_, doubt->why});
 }
 
-// Whom to ask about a peer, or -1: the two that have lost each other ask the same rank, and those
-// that have lost one peer all ask different ones. Who is where this rank is may be cut off with it.
+// The rank to ask about a peer, or -1. Two ranks that have lost each other ask the same third rank;
+// ranks that have lost the same peer each ask a different one. Ranks of this rank's host come last,
+// since they may be cut off with it.
 int Doubts::third(int peer) const {
   const auto size = static_cast<int>(peers_.size());
   int found = -1;

@@ -8,7 +8,7 @@
 namespace shoal {
 namespace {
 
-// What a peer wrote goes into exceptions and logs: no control characters, no broken UTF-8.
+// Text from a peer goes into exceptions and logs, so replace control characters and broken UTF-8.
 std::string printable(std::span<const std::byte> payload) {
   std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
   for (char& c : text)
@@ -26,7 +26,7 @@ void Faults::evicted_us(int peer, const std::string& why) { parting_.evicted_us(
 
 Error Faults::ended(const Group& group) const {
   if (group.life.has_ended()) return group.life.why();
-  for (const Ending& ending : endings_)  // told already, though not settled for earlier calls
+  for (const Ending& ending : endings_)  // reported already, though not settled for earlier calls
     if (concerns(ending, group)) return ending.loss ? ending.loss->error_on(rank_) : ending.why;
   return {};
 }
@@ -44,19 +44,19 @@ void Faults::launched(Call& call) {
   if (stuck) abort_group(group, group.life.departed(), true);
 }
 
-// What this rank has called, in words, and whom it followed where it serves.
+// This rank's call in words, and if it serves the call, the rank whose frame started it.
 std::string Faults::called(const Call& call) const {
   if (!call.is_served) return call.what();
   return call.what() + ", as " + who((*call.members)[static_cast<size_t>(call.served_for)]) +
          " did";
 }
 
-// Two ranks called different things under one key. Each tells the other what it called, in words,
-// and both end the group for everyone.
+// Two ranks made different calls under one key. Each sends the other its call in words, and both
+// end the group for all members.
 void Faults::disagree(Call& call, int peer) {
   Group& group = *call.group;
   group.life.dispute();
-  // One word is enough, and a peer that sends more than it reads must not fill our memory.
+  // Once is enough: a peer that sends without reading must not fill our memory.
   if (!group.disputed_with.insert(peer).second) return;
   if (peers_.has_left(peer))
     return abort_group(group,
@@ -71,7 +71,7 @@ void Faults::on_disagree(const Call& mine, int peer, std::span<std::byte> payloa
   const std::string theirs = printable(payload);
   std::string one = who(rank_) + " called " + called(mine);
   std::string other = who(peer) + " called " + theirs;
-  if (peer < rank_) std::swap(one, other);  // the same words whoever says them
+  if (peer < rank_) std::swap(one, other);  // so that both ranks write the same sentence
   abort_group(*mine.group,
               {Fault::kMismatch, peer,
                one + ", but " + other +
@@ -79,8 +79,8 @@ void Faults::on_disagree(const Call& mine, int peer, std::span<std::byte> payloa
               true);
 }
 
-// Two ranks disagree on the block that one sends to the other. Whoever finds out tells everyone;
-// both would use the same words.
+// Two ranks disagree on the length of the block that one sends to the other. The rank that notices
+// reports it to all; both would write the same sentence.
 void Faults::lengths_differ(Call& call, int from, int to, uint64_t sent, uint64_t received) {
   const auto name = [&](int rank) { return who(call.group->members[rank]); };
   const size_t item = size_of(call.plan->dtype);
@@ -117,7 +117,7 @@ void Faults::abort_group(Group& group, const Error& why, bool tell) {
 }
 
 void Faults::end_group(Group& group, const Error& found, bool tell, const std::vector<int>& from) {
-  // All the same if something is in flight: want of memory may have cut an earlier try short.
+  // Go on if calls are in flight: an earlier attempt may have run out of memory halfway.
   const bool is_new = !group.life.has_ended();
   if (!is_new && group.in_flight.empty()) return;
   Error why = found;
@@ -137,11 +137,11 @@ void Faults::end_group(Group& group, const Error& found, bool tell, const std::v
   links_.flush(sink_);
 }
 
-// ---- what others say has ended
+// ---- failures that other ranks report
 
 void Faults::made(Group& group) {
   for (const auto& [by, why] : groups_.take_told(group))
-    if (group.rank_of[by] >= 0) abort_group(group, why, true);  // else it had no right to
+    if (group.rank_of[by] >= 0) abort_group(group, why, true);  // only a member may end the group
 }
 
 void Faults::on_abort(int peer, const Header& header, std::span<std::byte> payload) {
@@ -162,7 +162,7 @@ void Faults::on_abort(int peer, const Header& header, std::span<std::byte> paylo
   endings_.push_back({header.group, why, {}, {peer}, 0});
 }
 
-// This rank cannot pass on that a group has ended: it does not know the members, or not any more.
+// This rank cannot forward the end of a group whose members it does not know, or no longer knows.
 void Faults::say_unmade(int peer, uint64_t group) {
   Frame frame;
   frame.header.type = FrameType::kUnmade;
@@ -176,7 +176,7 @@ void Faults::on_lost(int peer, const Header& header, std::span<std::byte> payloa
   if (parting_.learn(*loss, peer)) endings_.push_back({0, {}, std::move(loss), {peer}, 0});
 }
 
-// Passed on: nobody shall hear of our leaving before the reason for it.
+// The failure is forwarded first: no rank should learn that we leave before it learns why.
 void Faults::settle(const Ending& ending) {
   if (ending.loss) return parting_.follow(*ending.loss, ending.from);
   Group* group = groups_.find(ending.group);

@@ -16,7 +16,7 @@ bool FirstErrors::tell(int channel, uint64_t group, bool at_once, Error& why, in
     why = known->second;
     return false;
   }
-  // NOT once the error is known, which is told once: this may find no memory.
+  // Reserve before the error is recorded, because this may run out of memory.
   for (Box& box : boxes_) box.ended.reserve(box.ended.size() + 1);
   first_.emplace(group, why);
   for (size_t other = 0; other < boxes_.size(); ++other) {

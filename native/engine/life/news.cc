@@ -6,7 +6,7 @@
 namespace shoal {
 namespace {
 
-// A call does not outlive the loss of a member by so long.
+// No call outlives the loss of a member by this long.
 constexpr int64_t kKeptNs = 60'000'000'000;
 constexpr size_t kMostKept = 256;
 
@@ -29,7 +29,7 @@ void News::pass(Item& item) {
     return peers_.lives(peer) && !item.deaf[static_cast<size_t>(peer)];
   };
   const auto own = std::find(item.members.begin(), item.members.end(), rank_);
-  if (!all && own == item.members.end()) return;  // not this rank's to pass on
+  if (!all && own == item.members.end()) return;  // only members forward it
   const int place = all ? rank_ : static_cast<int>(own - item.members.begin());
   const auto size = static_cast<int>(all ? peers_.size() : item.members.size());
   for_each_neighbour(place, size, passes, [&](int at) { tell(item, peer_at(at)); });

@@ -44,7 +44,8 @@ void Parting::give_up(int peer, const std::string& why) {
   breaking_.push_back({peer, Breaking::kParted, {Verdict::kEvicted, peer, rank_, why}});
 }
 
-// The peer counts us as lost and will never read us again: so is it for us, before anything else.
+// The peer has given this rank up and will never read from it again; give it up before anything
+// else.
 void Parting::evicted_us(int peer, const std::string& why) {
   breaking_.push_front(
       {peer, Breaking::kEvictedUs, {Verdict::kEvicted, peer, rank_, "gave this rank up: " + why}});
@@ -78,7 +79,7 @@ void Parting::settle(const Breaking& broken) {
     return;
   }
   if (!peers_.lives(peer) && !peers_.is_doubted(peer)) return;
-  // NOT by its link alone: it may live, and only the way to it be gone.
+  // A broken link alone does not show that the peer is dead: only the network may be cut.
   const bool is_known = losses_.between(rank_, peer) != nullptr;
   if (broken.how == Breaking::kUnmet && !is_known && !is_awaited(peer) &&
       !doubts_.is_asked_about(peer))
@@ -93,7 +94,7 @@ void Parting::settle(const Breaking& broken) {
   part(peer, broken.loss, broken.how != Breaking::kEvictedUs);
 }
 
-// Whether some call of this rank could do with more from the peer.
+// True if a call of this rank needs something from the peer.
 bool Parting::is_awaited(int peer) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
     const Group& group = *entry.second;
@@ -105,8 +106,8 @@ bool Parting::is_awaited(int peer) const {
   });
 }
 
-// The process of a peer was looked for, for the first time and in vain: it left in good order, or
-// it died. Nothing here waits for it, so nothing ends; what will is told why.
+// The first attempt to connect to a peer found no process: it left in good order, or it died. No
+// call here waits for it, so nothing ends now; a later call that needs it fails with `why`.
 void Parting::miss(int peer, const std::string& why) {
   if (!peers_.become(peer, PeerState::kGone)) return;
   links_.remove(peer);
@@ -116,28 +117,28 @@ void Parting::miss(int peer, const std::string& why) {
   departed(peer, why);
 }
 
-// A peer said goodbye. Calls that have all they need from it go on; its link stays, since what it
-// offered in shared memory still lies there.
+// A peer sent its goodbye. Calls that have all they need from it go on. Its link stays, because the
+// segments that it offered in shared memory are still there.
 void Parting::departed(int peer, const std::string& how) {
   const Error left = {Fault::kPeerLost, peer, how};
   for (auto& [id, group] : groups_) {
     if (!group->is_made() || group->rank_of[peer] < 0) continue;
     group->life.depart(left);
-    // A disputed group waits for the other side's words, which may not come any more.
+    // A disputed group waits for the peer's side of the mismatch, which may not come any more.
     const bool stuck =
         group->life.is_disputed() ||
         std::any_of(group->in_flight.begin(), group->in_flight.end(),
                     [&](const auto& entry) { return needs(*entry.second, peer, peers_); });
-    // Told to all: who does not need the departed may wait for us.
+    // Notify all members: those that do not need the departed rank may wait for this one.
     if (stuck) judge_.abort_group(*group, left, true);
   }
 }
 
-// Parts with a peer for good. `tell`: NOT where it has given us up, and says so in its own words.
+// Give a peer up for good. `tell`: broadcast it; false if the peer gave this rank up and does so.
 void Parting::part(int peer, Loss loss, bool tell) {
   loss.why.resize(std::min(loss.why.size(), Loss::kMostWords));
   const bool is_new = losses_.add(loss);
-  if (!is_new) loss = *losses_.between(rank_, peer);  // as it was told to us
+  if (!is_new) loss = *losses_.between(rank_, peer);  // as another rank reported it
   end_link(peer, loss);
   end_groups_of(loss);
   if (is_new && tell) news_.pass(loss.header(), loss.why, {}, {}, now_);
@@ -146,12 +147,13 @@ void Parting::part(int peer, Loss loss, bool tell) {
 void Parting::end_link(int peer, const Loss& loss) {
   peers_.become(peer, PeerState::kLost);
   if (links_[peer] != nullptr) {
-    // It may live: then it must know. Who never was connected is told when it comes (PathMaker).
+    // The peer may live, so notify it. A peer that never connected is notified when it does
+    // (PathMaker).
     Loss told = loss;
     if (loss.verdict != Verdict::kCut) told = {Verdict::kEvicted, peer, rank_, loss.why};
     if (!is_unlinked(peer)) links_.send_text(peer, told.header(), told.why);
     links_[peer]->flush(sink_);
-    // A socket with unread data would take the words back: it goes with the next tick.
+    // Closing a socket with unread data would discard the notice, so it is closed at the next tick.
     if (!links_[peer]->lingers()) links_[peer]->close();
     links_.remove(peer);
   }
@@ -170,9 +172,9 @@ bool Parting::is_unlinked(int peer) const {
   return links_[peer] != nullptr && links_[peer]->is_unlinked();
 }
 
-// ---- what others have lost
+// ---- losses that other ranks report
 
-// What is said of our own link counts only where it comes from its other end.
+// A report about a link of this rank counts only if it comes from the link's other end.
 bool Parting::learn(const Loss& loss, int from) {
   const bool is_ours = loss.is_between(rank_, from);
   if (is_ours && loss.verdict == Verdict::kCut)
@@ -194,7 +196,7 @@ void Parting::follow(const Loss& loss, const std::vector<int>& from) {
 }
 
 void Parting::made(Group& group) {
-  // Who has left in good order may have sent what the others still need of it.
+  // A member that left in good order may have sent all that the others still need.
   for (const int member : group.members)
     if (peers_.has_left(member))
       group.life.depart({Fault::kPeerLost, member, "had left when the group was made"});
@@ -204,7 +206,7 @@ void Parting::made(Group& group) {
 
 // ---- silence
 
-// The longest that it takes a rank that is asked to know: until it counts the other as silent.
+// How long a rank may take to answer: until it counts the peer in question as silent.
 int64_t Parting::patience() const { return options_.dead_ns + options_.heartbeat_ns; }
 
 void Parting::heard(int peer) {
@@ -229,7 +231,7 @@ void Parting::listen(int64_t last_ns) {
       listen_to(peer);
 }
 
-// If this process itself was stopped, it knows nothing about who was silent meanwhile.
+// If this process itself was stopped, silence in that time says nothing about the peers.
 void Parting::excuse_silence() {
   for (int64_t& heard : heard_ns_) heard = std::max(heard, now_ - options_.heartbeat_ns);
   doubts_.wait_until(now_ + patience());
@@ -278,7 +280,7 @@ void Parting::reply(int peer, const Frame& frame) {
   if (!links_.answer(peer, frame)) judge_.protocol_error(peer, "asks for answers and reads none");
 }
 
-// Milliseconds where the network is whole; who asks gives up later than that.
+// Takes milliseconds if the network works; the asking rank gives up later than that.
 std::optional<int64_t> Parting::first_answer_by(int peer) const {
   constexpr int64_t kMostNs = 2'000'000'000;
   const Link* link = links_[peer];
@@ -295,7 +297,7 @@ void Parting::on_asking(int peer, const Header& header) {
   doubts_.on_answer(peer, about, static_cast<Hears>(header.count));
 }
 
-// What a doubt has come to.
+// Act on the outcome of a doubt.
 void Parting::conclude(Loss loss) {
   const int peer = loss.culprit == rank_ ? loss.other : loss.culprit;
   doubts_.forget(peer);

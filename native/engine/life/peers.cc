@@ -9,7 +9,7 @@ constexpr uint8_t bit(PeerState state) {
   return static_cast<uint8_t>(1u << static_cast<uint8_t>(state));
 }
 
-// What may follow each state. A rank that was lost does not come back: it joins anew, as another.
+// The states that may follow each one. A lost rank does not come back: it joins again as a new one.
 constexpr std::array<uint8_t, kPeerStates> kNext = {
     0,  // self
     bit(PeerState::kSilent) | bit(PeerState::kCut) | bit(PeerState::kLeft) | bit(PeerState::kGone) |

@@ -40,7 +40,7 @@ Landed Call::landed() const {
         (plan->chunk_bytes(steps[at].buffer, steps[at].chunk) + plan->segment_bytes - 1) /
         plan->segment_bytes;
     auto& bits = all.emplace_back(steps[at].chunk, (n_segments + 7) / 8).second;
-    const uint32_t n_here = at < state.size() ? state[at].done : 0;  // none, if it never began
+    const uint32_t n_here = at < state.size() ? state[at].done : 0;  // 0 if it never started
     for (uint64_t here = 0; here < n_here; ++here) {
       const uint64_t segment = here * plan->n_lanes + lane.index;
       bits[segment / 8] = static_cast<uint8_t>(bits[segment / 8] | 1u << segment % 8);
@@ -72,7 +72,7 @@ Frame Call::frame(FrameType type, uint32_t flow, uint32_t segment) const {
   return frame;
 }
 
-// "I have posted this call", and what only these two ranks know of it.
+// The notice that this rank has posted the call, with the lengths that only these two ranks know.
 Frame Call::post_notice(int peer) const {
   Frame notice = frame(FrameType::kPost, 0, 0);
   if (plan->by_pair) notice.carry(lengths_with(peer));

@@ -36,7 +36,7 @@ void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<s
   const bool known = header.flow < flows.size();
   const uint32_t n_segments = known ? call.state[flows[header.flow]].n_segments : 0;
   if (known && call.plan->by_pair) {
-    // Blocks of different length: the post notice, which is on the way, will say so.
+    // The blocks differ in length: the post notice, which is on its way, will report it.
     const uint32_t count = header.type == FrameType::kOffer ? header.count : 0;
     if (uint64_t{header.segment} + count > n_segments) return ways_.discard(peer, header, payload);
   }
@@ -59,7 +59,7 @@ void CallFrames::arrived(Call& call, int peer, const Header& header, std::span<s
     case FrameType::kRequestToSend:
       return ways_.eager.on_request_to_send(call, at);
     default:
-      return;  // its rule says where else it goes
+      return;  // its rule names the part that handles it
   }
 }
 

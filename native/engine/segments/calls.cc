@@ -100,7 +100,8 @@ void Calls::launched(Call& call) {
   judge_.launched(call);
 }
 
-// Also with those that it only waits for: who died before it ever came would be missed by nobody.
+// Also the peers that it only receives from: otherwise the death of one that never connected would
+// go unnoticed.
 void Calls::dial_peers_of(const Call& call) {
   const auto dial = [&](int peer) {
     if (Link* link = links_[peer]; link != nullptr) link->dial();
@@ -111,13 +112,13 @@ void Calls::dial_peers_of(const Call& call) {
   for (const int from : call.plan->program->peers) dial(group.members[from]);
 }
 
-// It is in flight: where there is no memory for windows, they are given back with its group's end.
+// The call is in flight already: if memory for windows runs out, its group ends and frees them.
 void Calls::begin_served(Call& call) {
   call.group->served.n_in_flight++;
   windows_.begin(call);
 }
 
-// What is derived from the plan and the links.
+// Compute what follows from the plan and the links.
 void Calls::index(Call& call) {
   const Program& program = *call.plan->program;
   call.posts.standing.assign(call.members->size(), PostsOf::kFree);
@@ -134,9 +135,9 @@ void Calls::index(Call& call) {
   Commits::expect(call);
 }
 
-// Before any data of ours, which may fill the socket: the peer is to send at the same time. What
-// waits for other receives alone gets its staging now too: else each of these would wait for a
-// grant in its turn, behind the data of the others.
+// Grants leave before our own data, which may fill the socket, so that the peer can send at the
+// same time. Receives that wait only for other receives get their staging now too; otherwise each
+// would wait for its grant behind the data of the others.
 void Calls::grant_far(Call& call) {
   const Program& program = *call.plan->program;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
@@ -165,8 +166,7 @@ void Calls::use_early(Call& call) {
 void Calls::end(Call& call, const Error& error) {
   if (call.ended) return;
   Group& group = *call.group;
-  if (!error && group.life.is_disputed())
-    return;  // nothing succeeds once we know that the ranks differ
+  if (!error && group.life.is_disputed()) return;  // no call succeeds once a mismatch is known
   const auto keep = call.shared_from_this();
   call.error = error;
   call.ready.clear();
@@ -197,7 +197,7 @@ void Calls::end_all(Group& group, const Error& why) {
   group.served = {};
 }
 
-// NOT its group from here on, which may be gone by now.
+// Must not touch the call's group, which may have been freed.
 bool Calls::finish(Call& call) {
   if (!call.ended || call.n_unreleased > 0) return false;
   const bool had_scratch = scratch_.give_back(call) || call.is_served;
@@ -214,7 +214,7 @@ void Calls::released(int peer, uint64_t token) {
   if (call != nullptr && finish(*call)) pass_on();
 }
 
-// All of them before anything that may find no memory.
+// Release all of them before anything that may run out of memory.
 void Calls::drop_peer(int peer) {
   bool had_scratch = false;
   while (const auto call = releases_.next_of(peer))
@@ -235,8 +235,7 @@ uint32_t Calls::frames_awaited(const Call& call) const {
     const Step& step = program.steps[at];
     const StepState& state = call.state[at];
     if (state.done == state.n_segments || step.peer < 0) continue;
-    // What is still to be sent may hang on the very next frame, and only frames in shared memory
-    // ring the doorbell.
+    // A send may depend on the very next frame, and only frames in shared memory ring the doorbell.
     const Link* link = links_[call.peer_of(step)];
     const bool to_send = step.kind == StepKind::kSend && state.started < state.n_segments;
     if (to_send || link == nullptr || !link->shares_memory() || !state.is_eager) return 1;

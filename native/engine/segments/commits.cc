@@ -44,7 +44,8 @@ void Commits::heard(Call& call, int from) {
   call.is_through = call.steps_left == 0;
 }
 
-// A worker holds no more than it was sent; a server has heard all workers, of whom this is one.
+// A worker cannot commit before it was sent the results, nor a server before this worker has
+// committed.
 bool Commits::is_possible(const Call& call, int from) {
   if (call.plan->is_server(from)) return call.commits.results_left[from] == 0;
   const auto& sends = call.plan->program->sends_to[from];

@@ -9,7 +9,7 @@
 namespace shoal {
 namespace {
 
-// Whatever its turn: paths bring segments in any order.
+// Segments come in any order, because they travel by several paths.
 bool has_come(const StepState& state, uint32_t segment) {
   return segment < state.done + (state.is_moving ? 1u : 0u) ||
          std::any_of(
@@ -21,7 +21,7 @@ bool has_come(const StepState& state, uint32_t segment) {
 
 // ---- out
 
-// The next segment of a send as it travels; empty while too much for the peer waits to leave.
+// The encoded next segment of a send; empty while too many payloads for the peer wait to leave.
 Encoded::Payload DataFrames::encode(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   const StepState& state = call.state[at];
@@ -60,7 +60,7 @@ size_t DataFrames::send(Call& call, uint32_t at, uint16_t flags) {
   turns_.left(call, at, is_free ? 0 : frame.token, n_bytes);
   if (encoded.block) {
     is_free ? encoded_.give_back(encoded) : encoded_.keep(frame.token, peer, std::move(encoded));
-    steps_.complete(call, at, segment);  // nobody looks at the segment itself any more
+    steps_.complete(call, at, segment);  // the segment's own memory is no longer used
   } else if (is_free) {
     steps_.complete(call, at, segment);
   } else {
@@ -74,7 +74,7 @@ std::shared_ptr<Call> DataFrames::sent(uint64_t token) {
   turns_.acknowledged(token);
   const auto found = borrowed_.find(token);
   if (found == borrowed_.end()) {
-    // The last made ready is the first to be tried: what comes first in the schedule.
+    // The step made ready last is attempted first, so end with the first of the schedule.
     for (const Encoded::Waiting& waiting : encoded_.sent(token))
       if (const auto call = waiting.call.lock(); call && !call->ended)
         steps_.make_ready(*call, waiting.step);
@@ -160,8 +160,8 @@ void DataFrames::arrived(Call& call, uint32_t at, const Header& header,
   const bool landed =
       has_place && payload.data() == call.segment_at(step.buffer, step.chunk, header.segment);
   if (header.segment == state.done && state.done < call.segments_ready(step) && has_place) {
-    // Deeper calls reuse the receive buffer; the block must live until the bytes are used. A frame
-    // that was kept until now lies elsewhere, and the receive buffer may be in use.
+    // Nested calls reuse the receive buffer, so the block must live until the bytes are used. An
+    // early frame lies elsewhere, and the receive buffer may be in use by another.
     Block used;
     if (receive_buffer.block.data() == payload.data()) used = std::move(receive_buffer.block);
     return way.take(call, at, landed ? nullptr : payload.data());

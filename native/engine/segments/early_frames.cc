@@ -11,7 +11,7 @@ constexpr uint32_t kMost = 1u << 16;  // per peer; a call costs a peer a handful
 }  // namespace
 
 bool EarlyFrames::keep(Group& group, int peer, const Header& header, std::span<std::byte> payload) {
-  // Nobody can disagree with a call that we have not made: it is one we have forgotten.
+  // A kDisagree frame answers a call made here, so this one is about a call that is forgotten.
   if (group.life.has_ended() || header.type == FrameType::kDisagree ||
       group.finished.is_forgotten(header.key)) {
     ways_.discard(peer, header, payload);

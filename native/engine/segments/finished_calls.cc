@@ -36,7 +36,7 @@ FinishedCalls::Past FinishedCalls::past(uint64_t key) const {
 }
 
 bool FinishedCalls::is_forgotten(uint64_t key) const {
-  // NOT all below the last: another thread may be about to post an earlier one.
+  // Keys just below the last may still be unused: another thread may be about to post one.
   return is_counted(key) && key + kKept < last_counted_;
 }
 

@@ -6,7 +6,7 @@
 namespace shoal {
 namespace {
 
-// As kFirst, at most: 64 x 128 KiB are what 10 Gbit/s bring in 7 ms, a few turns of a busy core.
+// The maximum: 64 x 128 KiB arrive in 7 ms at 10 Gbit/s, a few scheduling turns of a busy core.
 constexpr uint32_t kMost = 64;
 
 }  // namespace
@@ -24,9 +24,9 @@ size_t GrantedWay::send(Call& call, uint32_t at) {
   return stalled(traffic_[call.peer_of(call.plan->program->steps[at])].no_grant);
 }
 
-// Promises staging for segments from `upto` on. Together they must cover rate times delay, which
-// nobody knows: where everything that was promised is here before more was, the sender has stood
-// still for want of it, and the peer's flows get twice as much.
+// Reserve staging for segments from `upto`. The reservations must cover the bandwidth-delay
+// product, which is unknown. If every reserved segment has arrived before more were reserved, the
+// sender was stalled, so the peer's flows get twice as many.
 uint32_t GrantedWay::look_ahead(Call& call, uint32_t at, uint32_t upto) {
   StepState& state = call.state[at];
   const int peer = call.peer_of(call.plan->program->steps[at]);

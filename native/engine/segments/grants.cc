@@ -18,7 +18,7 @@ void Grants::grant(Call& call, uint32_t at) {
     place.cts_flow = step.cts_flow;
     upto = state.n_segments;
   }
-  // What is stored in a window needs no staging beyond it.
+  // A segment that is stored in a window needs no staging.
   const bool is_windowed = call.is_served && step.waits_for.empty();
   const uint32_t most = call.may_come(at);
   if (!link->shares_memory() && upto < most && !is_windowed)
@@ -41,7 +41,7 @@ void Grants::on_grant(Call& call, int from, const Header& header, const Place& p
   state.granted = std::max(state.granted, header.segment);
   if (place.cts_flow != Place::kNoFlow) state.cts_flow = place.cts_flow;
   put_.on_place(call, at, place);
-  if (!call.plan->by_pair) steps_.posted(call, from);  // else only its word on lengths opens it
+  if (!call.plan->by_pair) steps_.posted(call, from);  // otherwise its lengths must come first
   steps_.make_ready(call, at);
 }
 

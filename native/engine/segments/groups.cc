@@ -7,10 +7,10 @@
 namespace shoal {
 namespace {
 
-// Groups ended by one peer that this rank has yet to make. A peer would have to be ahead by as
-// many.
+// The most reports by one peer of ended groups that this rank has not created: how many groups a
+// peer may be ahead.
 constexpr uint32_t kMostEndedUncreated = 4096;
-// Closed groups whose late frames are known to be late.
+// Dropped groups that are remembered, so that their late frames are recognised.
 constexpr size_t kMostDropped = 1u << 16;
 
 }  // namespace

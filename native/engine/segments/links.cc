@@ -5,8 +5,8 @@
 namespace shoal {
 namespace {
 
-// An honest peer calls for a handful, and one turn may bring 16,384 frames that call for one. More
-// would let a peer that does not read fill this rank's memory.
+// An honest peer provokes a handful of replies; one turn may bring 16,384 frames that each need
+// one. More would let a peer that does not read fill this rank's memory.
 constexpr uint32_t kMostOwed = 1u << 16;
 
 }  // namespace

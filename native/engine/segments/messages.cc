@@ -7,8 +7,8 @@
 
 namespace shoal {
 
-// A call that has failed already if the tag is one too many. Messages of a tag are counted, and no
-// tag is ever forgotten: the other rank may still count.
+// Make the call; it has failed already if its tag exceeds the limit on tags, which are never
+// forgotten.
 std::shared_ptr<Call> Messages::prepare(Group& group, const Message& message, int from, int to) {
   auto call = calls_.prepare(group, message.plan, {{message.data}}, message.deadline_ns);
   if (!call->finished && !group.messages.may_take(from, to, message.tag, most_tags_))
@@ -43,7 +43,7 @@ std::shared_ptr<Call> Messages::recv(Group& group, const Message& message) {
   return call;
 }
 
-// Until its message is there, a receive does nothing, under a key of its own.
+// Hold a receive, under a key of its own, until its message has come.
 void Messages::wait(Group& group, const std::shared_ptr<Call>& call, int source, int64_t tag) {
   auto nothing = std::make_shared<Plan>();
   nothing->program = ProgramBuilder(static_cast<int>(group.members.size())).done();
@@ -54,10 +54,10 @@ void Messages::wait(Group& group, const std::shared_ptr<Call>& call, int source,
   group.receiving[tag].push_back({call, std::move(plan), source});
 }
 
-// Posts the receives of a tag in the order of the calls, up to one from any source for which no
-// message has come.
+// Post the receives of a tag in the order of the calls, up to the first from any source for which
+// no message has come.
 void Messages::match(Group& group, int64_t tag) {
-  // Apart from the group: posting may end it.
+  // Move the list out of the group, because posting may end the group.
   std::deque<Receiving> waiting = std::move(group.receiving[tag]);
   group.receiving.erase(tag);
   while (!waiting.empty() && !group.life.has_ended()) {
@@ -80,7 +80,7 @@ void Messages::match(Group& group, int64_t tag) {
   if (!waiting.empty() && !group.life.has_ended()) group.receiving[tag] = std::move(waiting);
 }
 
-// Of the ranks whose next message of this tag has come, in part, the one whose came first; or -1.
+// The rank whose next message of this tag has come first, at least in part; -1 if none has.
 int Messages::first_to_send(const Group& group, int64_t tag) {
   int first = -1;
   uint64_t arrival = ~uint64_t{0};

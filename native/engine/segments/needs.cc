@@ -4,7 +4,7 @@
 
 namespace shoal {
 
-// Who is gone may have died, and a receive from any rank waits for it too.
+// A peer that is kGone may have died, and a receive from any source waits for it too.
 bool nobody_sends(const Group& group, const Peers& peers) {
   const auto& all = group.members;
   return std::any_of(all.begin(), all.end(),
@@ -45,9 +45,9 @@ bool is_here(const StepState& state) {
          (!state.offered.empty() && state.offered.front().first <= state.done);
 }
 
-// The ranks that owe `call` something it could use now, or if there are none, those that do not
-// take what it has for them. Of these, those that have not made the call, if there are any: the
-// others may be waiting for the same culprit themselves.
+// The ranks that owe `call` something it could use now, or else those that do not accept what it
+// has to send. If some of these have not made the call, only they are named: the others may be
+// waiting for the same culprit.
 std::string awaited(const Call& call, const std::vector<std::string>& names) {
   if (call.unmatched) return "a message to it";
   constexpr size_t kNamed = 8;  // more would bury the rest of the message

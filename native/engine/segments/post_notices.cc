@@ -8,7 +8,7 @@
 namespace shoal {
 namespace {
 
-// Frames to a peer of calls that it was not heard in; it keeps at most twice as many
+// Frames sent to a peer of calls that it has not posted; the peer keeps at most twice as many
 // (early_frames.cc).
 constexpr uint32_t kMostAhead = 1u << 15;
 
@@ -23,7 +23,7 @@ void PostNotices::count(Call& call) {
     if (early != group.early.end() &&
         std::any_of(early->second.begin(), early->second.end(),
                     [&](const Early& frame) { return frame.peer == peer; }))
-      continue;  // it is in the call
+      continue;  // it has made the call
     const bool fits = ahead_[peer] == 0 || ahead_[peer] + call.plan->frames_ahead <= kMostAhead;
     if (held_[peer].empty() && fits) {
       call.posts.standing[from] = PostsOf::kCounted;
@@ -35,8 +35,8 @@ void PostNotices::count(Call& call) {
   }
 }
 
-// Whether the peer will hear of this call without a post notice: a small message is its own
-// announcement, in either direction.
+// True if the peer learns of this call without a post notice: a small message announces it, in
+// either direction.
 bool PostNotices::announces_itself(const Call& call, int peer) const {
   const Program& program = *call.plan->program;
   const auto small = [&](uint32_t at) {
@@ -47,7 +47,7 @@ bool PostNotices::announces_itself(const Call& call, int peer) const {
   if (!call.plan->by_pair)
     return std::any_of(sends.begin(), sends.end(), small) ||
            std::any_of(recvs.begin(), recvs.end(), small);
-  // Data says how long it is, and a rank that waits for some compares. All else has to be said.
+  // Data carries its length, which a waiting rank compares. Anything else needs a notice.
   return !sends.empty() && small(sends[0]) && !recvs.empty() && small(recvs[0]);
 }
 
@@ -56,8 +56,8 @@ void PostNotices::send_post_notice(const Call& call, int peer) {
 }
 
 void PostNotices::announce(const Call& call) {
-  // An empty call has nothing to say, since who calls something else under its key will; an empty
-  // message has.
+  // An empty call needs no notice, because a rank that makes another call under its key sends one.
+  // An empty message does.
   if (call.steps_left == 0 && !call.plan->by_pair && !is_message(call.key)) return;
   for (const int peer : call.plan->program->peers)
     if (!announces_itself(call, peer) && !call.is_held(peer)) send_post_notice(call, peer);
@@ -103,7 +103,7 @@ void PostNotices::release_held(int peer) {
   }
 }
 
-// What launching a call does for the peers that hear of it at once.
+// Start the sends and grants of a new call to a peer that is notified of it.
 void PostNotices::start_with(Call& call, int from) {
   const Program& program = *call.plan->program;
   if (!announces_itself(call, from)) send_post_notice(call, from);

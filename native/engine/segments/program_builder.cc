@@ -83,8 +83,8 @@ void ProgramBuilder::meet(Step& step) {
   flows.push_back(next());
   if (std::find(program.peers.begin(), program.peers.end(), step.peer) == program.peers.end())
     program.peers.push_back(step.peer);
-  // A receive whose only predecessor is a send to the same peer needs no word of its own about
-  // being ready: the peer knows when it has consumed that send.
+  // A receive whose only predecessor is a send to the same peer needs no grant of its own: the peer
+  // knows when it has consumed that send.
   if (step.kind != StepKind::kRecv || step.waits_for.size() != 1) return;
   const Step& before = program.steps[step.waits_for.front()];
   if (before.kind == StepKind::kSend && before.peer == step.peer) step.cts_flow = before.flow;

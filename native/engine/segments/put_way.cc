@@ -40,14 +40,13 @@ void PutWay::on_place(Call& call, uint32_t at, const Place& place) {
 size_t PutWay::send(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
-  if (state.is_moving) return 0;  // its end makes the step ready
+  if (state.is_moving) return 0;  // the step is made ready when that completes
   const size_t n_bytes = call.segment_bytes(step, state.started);
-  // Where the peer's own word on lengths may be late, it is not written to: its block may be
-  // shorter.
+  // Do not write before the peer's lengths have come: its block may be shorter.
   const bool compared = !call.plan->by_pair || call.posts.heard_from[step.peer];
   if (state.started < call.granted(at) && compared && put(call, at)) return n_bytes;
-  // The receiver takes segments in order: what lies in its buffer must not be a secret any more
-  // when later ones hold slots.
+  // The receiver uses segments in order, so report those in its buffer before later ones take
+  // slots.
   send_put_complete(call, at);
   return state.unplaced->send(call, at);
 }
@@ -73,7 +72,7 @@ void PutWay::moved(Call& call, uint32_t at) {
   if (done < state.n_segments) steps_.make_ready(call, at);
 }
 
-// Tells the receiver which segments lie in its buffer since the last time it was told.
+// Report the segments put into the receiver's buffer since the last report.
 void PutWay::send_put_complete(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];

@@ -70,7 +70,7 @@ size_t Runner::attempt_local(Call& call, uint32_t at) {
       call.plan->fold(into, into, here, n_elems);
     else if (into != here)
       std::memcpy(into, here, n_bytes);
-    // An own part that waits for its turn; only schedules that fold each once are rounded so.
+    // Round this rank's own part. Only schedules that fold each part once are rounded like this.
     if (call.plan->rounds_own && !step.fold) call.plan->narrow->round(into, n_elems);
   }
   steps_.advance(call, at, state.done + 1);

@@ -7,20 +7,21 @@
 namespace shoal {
 namespace {
 
-// Smaller scratch is not worth the wait.
+// Scratch below this size is given at once.
 constexpr uint64_t kSmall = 64u << 10;
-// A call that has waited this long for scratch gets it, whatever the ceiling: ranks that start many
-// calls in different orders could wait for each other's for ever.
+// A call that has waited this long gets scratch beyond the ceiling. Otherwise ranks that start many
+// calls in different orders could deadlock.
 constexpr int64_t kOverdueNs = 5'000'000'000;
 
-// Another of its steps may have taken some meanwhile, and want of memory may have ended its group.
+// Another step of the call may have taken scratch meanwhile, or its group may have run out of
+// memory.
 bool lacks_scratch(const Call& call) { return !call.ended && call.scratch.memory == nullptr; }
 
 }  // namespace
 
 bool Scratch::take(Call& call, uint32_t at) {
   if (give(call)) return true;
-  if (call.ended) return false;  // there was no memory at all
+  if (call.ended) return false;  // the allocation failed
   auto& steps = call.scratch.wanted_by;
   if (steps.empty()) waiting_.push_back(call.weak_from_this());
   if (std::find(steps.begin(), steps.end(), at) == steps.end()) steps.push_back(at);

@@ -9,7 +9,7 @@ namespace {
 
 bool has_room(const Group& group) { return group.served.n_in_flight < ServedCalls::kMostInFlight; }
 
-// Whether a step is one of those that a rank without memory of its own can have.
+// True if a rank without memory of its own can run the step.
 bool is_in_scratch(const Step& step) {
   return step.kind != StepKind::kCopy && step.buffer == kScratch;
 }
@@ -71,7 +71,7 @@ void ServedCalls::came_early(Group& group, const Header& header) {
   begin(group);
 }
 
-// The lowest first: that is the order of calls without names.
+// The lowest key first, which is the order of calls without names.
 void ServedCalls::begin(Group& group) {
   auto& waiting = group.served.waiting;
   while (!waiting.empty() && has_room(group)) {
@@ -86,14 +86,14 @@ void ServedCalls::begin(Group& group) {
 // False: the group is about to end.
 bool ServedCalls::begin(Group& group, uint64_t key) {
   const auto early = group.early.find(key);
-  if (early == group.early.end()) return true;  // this rank has made it itself
+  if (early == group.early.end()) return true;  // it has started already
   auto& plans = group.served.plans;
-  // Frames that came before this rank made the group may be of a rank that is not in it.
+  // Frames that came before the group was created may be from a rank outside it.
   const auto is_known = [&](const Early& frame) {
     return group.rank_of[frame.peer] >= 0 && plans.count(frame.header.descriptor) != 0;
   };
   const auto first = std::find_if(early->second.begin(), early->second.end(), is_known);
-  if (first == early->second.end()) return true;  // it made way for others
+  if (first == early->second.end()) return true;  // its frame was dropped for others
   const auto known = plans.find(first->header.descriptor);
   known->second.last_use = ++group.served.n_uses;
   const Lane lane{known->second.lane, 0, nullptr};

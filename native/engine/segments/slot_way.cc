@@ -13,11 +13,11 @@ size_t SlotWay::send(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
-  // The last free slot is kept for segments the receiver can use at once: whatever else fills the
-  // slots, those always get through, so no set of calls can block each other.
+  // The last free slot is kept for segments that the receiver can use at once. These always get
+  // through, so no set of calls can deadlock.
   const bool granted_now = state.started < call.granted(at);
   if (!granted_now && !call.posts.heard_from[step.peer])
-    return stalled(traffic_[peer].no_grant);  // its word will wake this step
+    return stalled(traffic_[peer].no_grant);  // its grant will make the step ready
   if (slots_.free_for(peer) >= (granted_now ? 1u : 2u)) return put_in_slot(call, at);
   if (!state.waits_for_slot) waiting_.emplace_back(call.weak_from_this(), at);
   state.waits_for_slot = true;
@@ -28,7 +28,7 @@ size_t SlotWay::put_in_slot(Call& call, uint32_t at) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];
   const int peer = call.peer_of(step);
-  // Allowed because we consumed the peer's own flow: it cannot use this before it knows that.
+  // Granted implicitly by our consuming the peer's own flow: report that first.
   if (state.cts_flow != Place::kNoFlow && state.started < state.granted)
     reference_.send_consumed(call, call.plan->program->recvs_from[step.peer][state.cts_flow]);
   size_t moved = 1;
@@ -45,7 +45,7 @@ size_t SlotWay::put_in_slot(Call& call, uint32_t at) {
   frame.carry({slot, Place::kNoFlow, slots_.stamp(slot)});
   try {
     links_.send(peer, frame);
-  } catch (const std::bad_alloc&) {  // it was not offered
+  } catch (const std::bad_alloc&) {  // the slot was not offered
     slots_.give_back(slot, peer);
     throw;
   }
@@ -54,7 +54,7 @@ size_t SlotWay::put_in_slot(Call& call, uint32_t at) {
   return moved;
 }
 
-// The slot that holds this very value for another peer already, or kNone.
+// The slot that already holds this value for another peer, or kNone.
 uint32_t SlotWay::staged(const Call& call, const Step& step, uint32_t segment) const {
   uint32_t slot = Slots::kNone;
   for (const auto& one : call.staged)
@@ -64,13 +64,13 @@ uint32_t SlotWay::staged(const Call& call, const Step& step, uint32_t segment) c
   return slot;
 }
 
-// kNone: there was no memory for it, and the group has ended.
+// kNone: memory ran out, and the group has ended.
 uint32_t SlotWay::fill_slot(Call& call, const Step& step, uint32_t segment) {
   std::erase_if(call.staged, [&](const auto& old) {
     return !slots_.is_lent(old.slot) || slots_.stamp(old.slot) != old.stamp;
   });
   uint32_t slot = Slots::kNone;
-  // NOT later: there may be no memory. No slot in use has this stamp.
+  // Allocate the entry first, since that may fail. No slot in use has the stamp 0.
   call.staged.push_back({step.version, segment, 0, 0});
   if (Error error = slots_.take(slot)) {
     call.staged.pop_back();

@@ -62,7 +62,7 @@ void Steps::advance(Call& call, uint32_t at, uint32_t done) {
     make_ready(call, *next);
 }
 
-// By whatever way they moved.
+// Count the moved segments, by any way.
 void Steps::moved_upto(Call& call, uint32_t at, uint32_t done) {
   const Step& step = call.plan->program->steps[at];
   StepState& state = call.state[at];

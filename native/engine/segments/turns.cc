@@ -7,15 +7,14 @@ namespace shoal {
 namespace {
 
 constexpr uint64_t kNobody = UINT64_MAX;
-// Plans cut segments so that a turn is no longer, where that leaves them 32 KiB.
+// Plans choose segments so short that a turn is no longer than this, but at least 32 KiB.
 constexpr size_t kShortTurn = 256u << 10;
 
 }  // namespace
 
 void Turns::join(Call& call) {
   const Program& program = *call.plan->program;
-  // Where memory is shared, what a peer lends goes by an order of its own: two could wait for each
-  // other.
+  // Peers that share memory lend segments in their own order, which could deadlock with turns.
   for (const int peer : program.peers)
     if (!links_.is_far((*call.members)[peer])) return;
   for (uint32_t at = 0; at < program.steps.size(); ++at) {
@@ -30,14 +29,13 @@ void Turns::join(Call& call) {
   size_t turn_bytes = 0;
   for (const uint32_t at : call.turns.sends) turn_bytes += call.wire_bytes(at, 0);
   if (turn_bytes > kShortTurn) call.turns.least_out = turn_bytes;
-  // NOT of these sends alone: turns must be the same on all ranks, or two could wait for each
-  // other.
+  // Over all buffers, not these sends alone: turns must be the same on all ranks, or they deadlock.
   for (int buffer = 0; buffer < kScratch && !call.turns.sends.empty(); ++buffer)
     for (const uint64_t n_bytes : call.plan->layout[buffer].n_bytes)
       call.turns.longest = std::max(call.turns.longest, n_bytes);
 }
 
-// Of the next segment of a send: how far the longest chunk is then, in bytes.
+// The turn of a send's next segment: how far the longest chunk is by then, in bytes.
 uint64_t Turns::turn_of(const Call& call, uint32_t at) {
   const StepState& state = call.state[at];
   return state.started * call.turns.longest / state.n_segments;
@@ -81,14 +79,14 @@ void Turns::left(Call& call, uint32_t at, uint64_t token, size_t n_bytes) {
   advance(call);
 }
 
-// It may also be an earlier turn again: of a peer that has made the call only now.
+// The turn may also go back, for a peer that has made the call only now.
 void Turns::advance(Call& call) {
   const uint64_t least = least_turn(call);
   if (least == kNobody) return;
   if (std::exchange(call.turns.upto, least) < least) make_due_ready(call);
 }
 
-// The last made ready is the first to be tried: what comes first in the schedule.
+// The step made ready last is attempted first, so end with the first of the schedule.
 void Turns::make_due_ready(Call& call) {
   for (auto at = call.turns.sends.rbegin(); at != call.turns.sends.rend(); ++at)
     if (is_granted(call, *at) && turn_of(call, *at) <= call.turns.upto)

@@ -20,8 +20,8 @@ bool PlaceWay::begun(Call& call, uint32_t at, uint64_t token, Moved how) {
   return true;
 }
 
-// If the peer has given this rank up meanwhile, it uses the memory for something else: what was
-// read then is nothing, and so is this rank's part in the call.
+// If the peer has given this rank up meanwhile, it uses the memory for something else. Then the
+// bytes that were read are worthless, and this rank's part in the call is over.
 void PlaceWay::completed(Call& call, uint32_t at, Moved how) {
   if (how == Moved::kStale)
     return judge_.evicted_us(call.peer_of(call.plan->program->steps[at]),

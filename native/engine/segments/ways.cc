@@ -6,9 +6,8 @@
 
 namespace shoal {
 
-// Flows between hosts are encoded where the plan says so. A finished value that leaves encoded is
-// rounded here too, so that this rank has the bits that the others decode; they pass it on as it
-// is.
+// Choose the codec of each flow between hosts, as the plan demands. A finished value that leaves
+// encoded is rounded here too, so that this rank has the same bits as those that decode it.
 void Ways::choose_codecs(Call& call) {
   const Program& program = *call.plan->program;
   if (call.plan->narrow == nullptr) return;

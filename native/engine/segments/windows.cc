@@ -25,7 +25,7 @@ void Windows::begin(Call& call) {
   grant(call);
 }
 
-// Whether at least twice as much comes to this rank as a worker has.
+// True if this rank receives at least twice as many bytes as a worker contributes.
 bool Windows::is_incast(const Call& call) {
   const auto& lengths = call.plan->layout[kScratch].n_bytes;
   uint64_t n_in = 0;
@@ -35,7 +35,7 @@ bool Windows::is_incast(const Call& call) {
   return tensor_bytes > 0 && n_in / 2 >= tensor_bytes;
 }
 
-// True if some of what was on its way here is.
+// True if bytes that were on their way have arrived.
 bool Windows::take_in(Call& call) {
   const uint64_t n_bytes = std::exchange(call.windows.n_came_in, 0);
   call.windows.n_inbound -= n_bytes;
@@ -80,7 +80,7 @@ void Windows::grant(Call& call) {
   }
 }
 
-// The chunk of which the least part has been taken, the first of those; null: all have been.
+// The first chunk of which the least part has been taken; null if all have been taken whole.
 Window* Windows::next_of(Call& call) {
   Window* next = nullptr;
   for (Window& window : call.windows.of_chunk) {
@@ -107,7 +107,7 @@ bool Windows::take_next(Call& call) {
   call.windows.n_held++;
   call.windows.n_inbound += n_in;
   n_inbound_ += n_in;
-  // What is folded is granted as windows are taken; elsewhere ahead of that.
+  // With incast, every receive is granted as windows are taken; otherwise only the first.
   for (size_t at = call.windows.is_incast ? window->n_receives : 1; at-- > 0;)
     steps_.make_ready(call, window->steps[at]);
   return true;

@@ -13,7 +13,7 @@
 namespace shoal {
 namespace {
 
-// Enough for the words of a few thousand calls that fail at once.
+// Enough for the errors of a few thousand calls that fail at once.
 constexpr size_t kSpareBytes = 1u << 20;
 constexpr int64_t kTickNs = 100 * kMillisecond;
 // Bytes a driver moves before it lets others have the lock.
@@ -31,8 +31,8 @@ Channel::Channel(int rank, std::vector<std::string> names, std::shared_ptr<Arena
       served_(engine_, place_.paths.get(), place_.index),
       spare_(new std::byte[kSpareBytes]) {}
 
-// Its progress thread has let it go, or never had it. NOT leave_thread(): the last to hold it may
-// be the progress thread.
+// The progress thread has dropped it already, or never had it. This must not call leave_thread():
+// it may run on the progress thread.
 Channel::~Channel() {
   if (closed_) return;
   say_goodbye();
@@ -136,7 +136,7 @@ Error Channel::abort_of(const Group& group) {
 
 // ---- what the channels of a mesh do together
 
-// A group ends here. The first error that one of them finds is that of all.
+// A group ends here: its first error, found by any channel, becomes that of all.
 void Channel::tell_others(Group& group, Error& why, bool heard) {
   if (closed_ || is_dropping_) return;
   if (!place_.errors->tell(place_.index, group.id, !heard, why, now_ns()) || heard) return;
@@ -144,16 +144,16 @@ void Channel::tell_others(Group& group, Error& why, bool heard) {
     if (other != place_.index) ProgressThread::of(other).kick();
 }
 
-// Groups have ended elsewhere, and this channel's own links have not told so meanwhile.
+// End groups that failed in other channels and that this channel's own links have not reported.
 void Channel::hear_others(int64_t now) {
   if (place_.errors == nullptr) return;
   for (const FirstErrors::News& news : place_.errors->take(place_.index, now))
     if (Group* group = engine_.group(news.group)) engine_.abort_group(*group, news.why, true);
 }
 
-// A call has ended here, or a lane of one: the last counts as the call.
+// A call or a lane has ended here; the last lane counts as the call.
 void Channel::ended(Call& call) {
-  if (call.is_served) return;  // nobody waits for it, or counts it
+  if (call.is_served) return;  // no caller waits for it
   if (call.lane.of != nullptr) {
     if (!call.lane.of->end(call.lane.index, call.error)) return;
     if (place_.first != nullptr) return place_.first->count_finished();
@@ -162,8 +162,8 @@ void Channel::ended(Call& call) {
   n_finished_++;
 }
 
-// NOT under this channel's lock: it is another that finds a call to be over. Counted before the
-// doorbell rings: who is about to sleep reads the doorbell first, and then looks.
+// Called without this channel's lock, because another channel finds that the call is over. Counted
+// before the doorbell rings: a caller about to sleep reads the doorbell first, and then the count.
 void Channel::count_finished() {
   n_finished_++;
   drivers_.ring();
@@ -186,7 +186,7 @@ std::shared_ptr<Call> Channel::post_lane(uint64_t group, const Posting& posting,
   const Lane lane{static_cast<uint32_t>(place_.index), serial, std::move(lanes)};
   std::shared_ptr<Call> call;
   guarded([&] { call = engine_.post(*here, posting, lane); });
-  if (call != nullptr && call->finished) ended(*call);  // where it was refused, nobody has counted
+  if (call != nullptr && call->finished) ended(*call);  // a refused call has not been counted
   return start(lock, std::move(call), posting.background || place_.first != nullptr);
 }
 
@@ -197,7 +197,7 @@ std::shared_ptr<Call> Channel::post(Group& group, const Message& message) {
   return start(lock, std::move(call), message.background);
 }
 
-// Its calls are nobody's to wait for: the progress thread begins them.
+// No caller waits for served calls: the progress thread starts them.
 void Channel::serve(uint64_t group, std::shared_ptr<const Plan> plan) {
   std::unique_lock lock(mutex_);
   Group* here = engine_.group(group);
@@ -212,11 +212,11 @@ void Channel::serve(uint64_t group, std::shared_ptr<const Plan> plan) {
 
 std::shared_ptr<Call> Channel::start(std::unique_lock<std::mutex>& lock, std::shared_ptr<Call> call,
                                      bool background) {
-  // Memory that ran out in the middle may not have been enough to end it either: its deadline will.
+  // If there was no memory even to end the call, its deadline will end it.
   if (call == nullptr) call = engine_.last_prepared();
   if (call == nullptr) throw std::bad_alloc();  // every group has ended
   if (drivers_.has_sleepers_for_all()) guarded([&] { drivers_.rings().pump(); });
-  // Small messages leave at once; the rest is for whoever drives.
+  // Send small messages now; the driver does the rest.
   guarded([&] { engine_.progress(1); });
   const bool rouse = background && !call->finished && drivers_.n_callers() == 0;
   after_step(lock);
@@ -230,12 +230,12 @@ bool Channel::step() {
     const bool came = drivers_.rings().pump();
     moved = engine_.progress(kTurnBytes) || came;
   });
-  if (engine_.has_unflushed()) progress_thread().kick();  // sockets are its own
+  if (engine_.has_unflushed()) progress_thread().kick();  // it serves the sockets
   return moved;
 }
 
-// Memory ran out in the middle of something: what the engine holds cannot be trusted any more. All
-// groups end, here and on every rank that still hears of it.
+// Memory ran out halfway through some work, so the engine's state cannot be trusted. Fail all
+// groups, here and on every rank that can still be notified.
 template <class Work>
 void Channel::guarded(Work work) {
   try {
@@ -252,17 +252,17 @@ void Channel::out_of_memory() {
                         engine_.name_of_rank(rank_) +
                             " ran out of memory; give the job more, or lower SHOAL_STAGING_BYTES"},
                        true);
-  } catch (const std::bad_alloc&) {  // even so: those that could not be told wait for a deadline
+  } catch (const std::bad_alloc&) {  // ranks that could not be notified wait for their deadline
   }
 }
 
-// Callers who sleep hear that a call is finished, which may be theirs, or that there is work.
+// Wake sleeping callers if a call has finished, which may be theirs, or if there is work.
 void Channel::after_step(std::unique_lock<std::mutex>& lock) {
   const bool rings = drivers_.are_to_be_rung();
   const bool is_unflushed = engine_.has_unflushed();
   lock.unlock();
   if (rings) drivers_.ring();
-  if (is_unflushed) progress_thread().kick();  // sockets are the progress thread's
+  if (is_unflushed) progress_thread().kick();  // it serves the sockets
 }
 
 void Channel::drive(int64_t timeout_ns, const Call* call, const std::function<bool()>& is_over) {
@@ -317,8 +317,8 @@ void Channel::on_event(int peer, bool ended) {
   after_step(lock);
 }
 
-// Of all channels. Strangers cost the first progress thread time, and nobody else: they are dealt
-// with without a channel's lock.
+// Make connections for all channels. No channel's lock is held, so strangers cost time on the first
+// progress thread only.
 void Channel::make_paths() {
   place_.paths->step();
   for (size_t other = 1; other < place_.paths->n_channels(); ++other)
@@ -363,7 +363,7 @@ void Channel::tick(int64_t now) {
   arena_->header().heartbeat_ns.store(now);
   for (int peer = 0; peer < engine_.size(); ++peer)
     if (Link* link = engine_.link(peer)) engine_.heard_from(peer, link->tick());
-  // Who is named as late must not have words here that nobody was woken for: they were not all.
+  // Use every frame that has come before a deadline blames its sender.
   if (engine_.is_overdue(now)) step();
   engine_.tick(now);
   hear_others(now);
@@ -393,7 +393,7 @@ std::shared_ptr<const Value> Channel::read_state() {
   return std::make_shared<const Value>(std::move(told));
 }
 
-// Groups that end together tell the same: all that was in flight before the first of them ended.
+// Groups that end together share one state: that of just before the first of them ended.
 std::shared_ptr<const Value> Channel::state_at_deadline() {
   auto state = last_state_.lock();
   if (state != nullptr && now_ns() - last_state_ns_ < kTickNs) return state;

@@ -10,16 +10,16 @@ namespace {
 
 // While there is always something to do, a caller looks at signals this often.
 constexpr int64_t kLookNs = 100 * kMillisecond;
-// From other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
+// Bytes from other hosts: 200 us at 10 Gbit/s, as long as a caller polls by default.
 constexpr uint64_t kSpinBytes = 256u << 10;
 
-// Of this process.
+// The number of cores this process may use.
 int usable_cores() {
   cpu_set_t cores;
   return sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
 }
 
-// Between two looks of a thread that polls.
+// Called between two polls.
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -51,7 +51,7 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
                     const std::function<bool()>& is_over) {
   int64_t now = now_ns();
   const int64_t deadline = now + timeout_ns;
-  // What the wire takes longer for is not worth a core.
+  // A call that takes longer on the wire is not worth polling for.
   const bool is_long = call != nullptr && call->n_far_bytes > kSpinBytes;
   const int64_t spin_ns = is_long ? 0 : options_.spin_ns;
   int64_t spin_until = now + spin_ns;
@@ -64,7 +64,7 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
     now = now_ns();
     if (is_over() || now >= deadline || (moved && now >= look_at)) break;
     if (moved) {
-      // Let a poster or the progress thread in between turns.
+      // Let another caller or the progress thread take the lock between turns.
       lock.unlock();
       lock.lock();
       spin_until = now + spin_ns;
@@ -72,8 +72,8 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
       lock.unlock();
       if (!oversubscribed_)
         for (int i = 0; i < 16; ++i) relax();
-      // Whoever is to bring the next frame may wait for this very core, also where there are enough
-      // of them: the kernel likes to put a woken rank beside the one that woke it.
+      // The rank that sends the next frame may wait for this core, even if others are free: the
+      // kernel tends to place a woken process beside the one that woke it.
       sched_yield();
       lock.lock();
     } else {
@@ -82,13 +82,12 @@ bool Drivers::drive(std::unique_lock<std::mutex>& lock, int64_t timeout_ns, cons
     }
   }
   if (--n_callers_ == 0) own.watch.exchange(0);
-  // What came in the last moment was not announced to the progress thread: it seemed to be looked
-  // after here.
+  // Frames that came just now did not wake the progress thread, because a caller was driving.
   return n_callers_ == 0 &&
          (engine_.n_in_flight() > 0 || engine_.serves() || own.alarm.load() != 0);
 }
 
-// Sleeps on the doorbell. False when it did not ring: time to look at signals and deadlines.
+// Sleep on the doorbell. False if it did not ring: time to look at signals and deadlines.
 bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* call,
                                int64_t deadline, const std::function<bool()>& is_over) {
   ArenaHeader& own = arena_->header();
@@ -109,7 +108,7 @@ bool Drivers::sleep_until_rung(std::unique_lock<std::mutex>& lock, const Call* c
     const bool has_work = n_callers_ > 0 && (rings_.has_inbound() || engine_.has_work());
     if (!came && (has_work || has_ended_some_)) suspect();
   }
-  // NOT whenever one wakes: others sleep on.
+  // Only when the last one wakes: others sleep on.
   if (--n_sleeping_ == 0) own.watch.fetch_and(~kCallerSleeps);
   return came;
 }

@@ -36,7 +36,7 @@ Engine::Engine(int rank, std::vector<std::string> names, const Options& options)
   staging_.reserve(credits_.reserve_bytes());
 }
 
-// Calls hold staging blocks, which must go before it; the calls themselves may stay with callers.
+// Calls hold staging blocks, which must be freed before the staging; callers may keep the calls.
 Engine::~Engine() {
   for (const auto& [id, group] : groups_)
     for (const auto& [key, call] : group->in_flight) {
@@ -100,7 +100,7 @@ void Engine::serve(Group& group, std::shared_ptr<const Plan> plan, uint32_t lane
 
 bool Engine::progress(size_t budget) {
   size_t moved = 0;
-  // Who was given up must not use what it finds: others may have other data there by now.
+  // An evicted rank must not use shared memory: the peer may have other data there by now.
   if (parting_.is_evicted()) parting_.settle(faults_.has_endings());
   served_calls_.begin_waiting();
   uint32_t at = 0;
@@ -112,7 +112,7 @@ bool Engine::progress(size_t budget) {
   }
   flush();
   faults_.settle_endings();
-  // Who ends a group and then leaves has said why: that comes first.
+  // A peer that ends a group and then leaves has reported why; that comes first.
   parting_.settle(faults_.has_endings());
   return moved > 0 || has_work();  // links that were flushed may have made room for more
 }
@@ -126,7 +126,7 @@ void Engine::moved(int, uint64_t token, Moved how) {
   if (const auto call = ways_.moved(token, how)) calls_.settle(*call);
 }
 
-// NOT the peer's fault, which is about to complain: somebody here wrote to what was being sent.
+// The peer is about to report a corrupt payload, but the program here wrote to a buffer being sent.
 void Engine::spoiled(int peer, uint64_t token) {
   const auto call = ways_.frames.spoiled(token);
   if (call == nullptr || call->ended) return;
@@ -174,7 +174,7 @@ std::span<std::byte> Engine::receive_buffer(int peer, const Header& header) {
 void Engine::arrived(int peer, const Header& header, std::span<std::byte> payload) {
   parting_.heard(peer);
   traffic_[peer].n_frames_in++;
-  links_.will_flush(peer);  // what came is to be acknowledged
+  links_.will_flush(peer);  // to send the acknowledgement
   if (const Link* link = links_[peer]; link != nullptr) {
     const uint8_t over = link->shares_memory() ? kOverRing : kOverTcp;
     const std::string broken = broken_rule(header, payload.size(), over);
@@ -183,7 +183,7 @@ void Engine::arrived(int peer, const Header& header, std::span<std::byte> payloa
   if (!is_for_link(peer, header, payload)) of_a_group(peer, header, payload);
 }
 
-// Whether a frame is of no group, or says something whatever becomes of its group; then it is done.
+// True if a frame belongs to no group, or is handled without regard to its group; it is done then.
 bool Engine::is_for_link(int peer, const Header& header, std::span<std::byte> payload) {
   switch (header.type) {
     case FrameType::kHeartbeat:
@@ -224,7 +224,7 @@ bool Engine::is_for_link(int peer, const Header& header, std::span<std::byte> pa
 void Engine::of_a_group(int peer, const Header& header, std::span<std::byte> payload) {
   Group* known = groups_.find(header.group);
   if (known == nullptr) {
-    // Of a group that was closed here; or nobody can disagree with a call that we have not made.
+    // The group was closed here, or the frame disputes a call that was not made here.
     if (groups_.was_dropped(header.group) || header.type == FrameType::kDisagree)
       return ways_.discard(peer, header, payload);
     return keep_early(groups_.find_or_expect(header.group), peer, header, payload);
@@ -266,14 +266,14 @@ void Engine::keep_early(Group& group, int peer, const Header& header,
 
 // ---- the end
 
-// Nobody shall hear of our leaving before the reason for it, and we pass on nothing more.
+// No rank should learn that we leave before it learns why, and we forward nothing after this.
 void Engine::say_goodbye() {
   faults_.settle_all_endings();
   Frame frame;
   frame.header.type = FrameType::kGoodbye;
   for (int peer = 0; peer < static_cast<int>(links_.size()); ++peer) {
     if (links_[peer] == nullptr) continue;
-    // Who was never connected hears it if it ever comes.
+    // A peer that never connected is notified when it does.
     if (!peers_.has_left(peer) && !links_[peer]->is_unlinked()) news_.tell_all(peer);
     links_.send(peer, frame);
   }

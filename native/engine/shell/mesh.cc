@@ -11,7 +11,7 @@
 namespace shoal {
 namespace {
 
-// Those that a channel has links with.
+// The peers that a channel has links to.
 std::vector<PeerPlace> share_of(const std::vector<PeerPlace>& peers, int channel) {
   std::vector<PeerPlace> share;
   for (const PeerPlace& peer : peers)
@@ -19,7 +19,7 @@ std::vector<PeerPlace> share_of(const std::vector<PeerPlace>& peers, int channel
   return share;
 }
 
-// All that tell something, in one.
+// Combine the states of the channels that have one.
 std::shared_ptr<const Value> together(std::vector<std::shared_ptr<const Value>> told) {
   std::erase(told, nullptr);
   if (told.size() < 2) return told.empty() ? nullptr : told.front();
@@ -76,7 +76,7 @@ Error Mesh::add_channel(int rank, const std::vector<std::string>& names, uint64_
 Group& Mesh::add_group(uint64_t id, std::vector<int> members) {
   for (size_t at = channels_.size(); --at > 0;) channels_[at]->add_group(id, members);
   Group& group = first().add_group(id, std::move(members));
-  // One channel may have known before the others had it that the group has ended.
+  // Another channel may have known of the group's end before this one had the group.
   if (errors_ != nullptr)
     if (const Error first_error = errors_->of(id))
       for (const auto& channel : channels_) channel->end_group(id, first_error);
@@ -90,7 +90,7 @@ void Mesh::drop_group(Group& group) {
 }
 
 bool Mesh::drop_unheld_group(Group& group) {
-  if (forsaken() || is_closing_) return true;  // it goes with the mesh
+  if (forsaken() || is_closing_) return true;  // it is dropped with the mesh
   for (const auto& channel : channels_)
     if (channel->has_calls(group.id)) return false;
   drop_group(group);
@@ -106,8 +106,8 @@ void Mesh::fail_group(Group& group, Fault fault, const std::string& why) {
   for (const auto& channel : channels_) channel->abort_group(group.id, fault, why);
 }
 
-// The handle of the first lane is that of the call. Each lane that is not posted counts as
-// ended, so that the call ends with those that are.
+// The first lane's handle stands for the call. A lane that is not posted counts as ended, so that
+// the call ends with those that are.
 std::shared_ptr<Call> Mesh::post_lanes(Group& group, const Posting& posting) {
   const auto lanes = std::make_shared<Lanes>(posting.plan->n_lanes);
   std::shared_ptr<Call> call = first().post_lane(group.id, posting, lanes);
@@ -116,7 +116,7 @@ std::shared_ptr<Call> Mesh::post_lanes(Group& group, const Posting& posting) {
   Error failed = call->finished ? call->error : Error{};
   for (size_t at = 1; at < channels_.size(); ++at) {
     if (!failed) try {
-        call->other_lanes.reserve(channels_.size() - 1);  // NOT when one is in flight
+        call->other_lanes.reserve(channels_.size() - 1);  // before any of them is in flight
         auto other = channels_[at]->post_lane(group.id, posting, lanes, call->serial);
         if (other != nullptr) {
           call->other_lanes.push_back(std::move(other));
@@ -140,9 +140,9 @@ void Mesh::serve(Group& group, const std::shared_ptr<const Plan>& plan) {
   for (size_t at = 0; at < plan->n_lanes; ++at) channels_[at]->serve(group.id, plan);
 }
 
-// Data that a living peer may lack waits until that has acknowledged it, for as long as a lost
-// connection may take to come back: whoever sent it was told that it is done. All else that is
-// queued gets a moment to leave, and a peer that does not read loses the goodbye only.
+// Wait until living peers have acknowledged all data, for as long as a lost connection may take to
+// come back, because their senders' calls have succeeded. Other queued frames get a moment to
+// leave; a peer that does not read loses only the goodbye.
 void Mesh::close() {
   const auto wait_while = [&](int64_t most_ns, bool (Channel::*holds)()) {
     const int64_t until = now_ns() + most_ns;
@@ -157,7 +157,7 @@ void Mesh::close() {
   for (const auto& channel : channels_) channel->say_goodbye();
   wait_while(patience_ns_, &Channel::owes_data);
   wait_while(500 * kMillisecond, &Channel::has_queued);
-  // The first is the last: who waits for a call sleeps there, and hears of its end.
+  // The first channel comes last, because callers sleep there and must see the end of every lane.
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_calls();
   wait_while(kSecond, &Channel::lingers);
   for (size_t at = channels_.size(); at-- > 0;) channels_[at]->end_links();

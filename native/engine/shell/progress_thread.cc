@@ -41,8 +41,8 @@ uint32_t events_of(int peer) {
 ProgressThread& ProgressThread::of(int channel) {
   // Never destroyed: channels may outlive static destructors.
   static const std::vector<ProgressThread*>* const threads = [] {
-    // What is registered last is called first before a fork: our locks must be taken before those
-    // of the regions and the marks, which channels take while they are asked under ours.
+    // Fork handlers registered last are called first. Ours must take its locks before those of the
+    // regions and the marks, which channels take under ours.
     Regions::of_process();
     DeathMark::prepare_for_forks();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -126,7 +126,7 @@ Error ProgressThread::add(const std::shared_ptr<Channel>& channel) {
   if (!thread_.joinable())
     if (Error error = start()) return error;
   Error error = enter(channel);
-  if (error && channels_.empty()) stop();  // who changes it holds `life_`
+  if (error && channels_.empty()) stop();  // `channels_` changes only under `life_`
   return error;
 }
 
@@ -155,7 +155,7 @@ Error ProgressThread::watch_also(const Channel* channel, Watched one) {
 }
 
 void ProgressThread::remove(const Channel* channel) {
-  std::shared_ptr<Channel> keep;  // its end comes after our locks are free
+  std::shared_ptr<Channel> keep;  // destroyed after our locks are released
   std::lock_guard life(life_);
   bool last = false;
   {
@@ -213,8 +213,7 @@ bool ProgressThread::round(bool more) {
     for (const auto& [id, entry] : channels_) channels.push_back(entry.channel);
   }
   if (!more) {
-    // Armed before the last look: whoever brings something from here on makes a descriptor
-    // readable.
+    // Arm before the last look: from here on new work makes a descriptor readable.
     asleep_ = true;
     for (const auto& channel : channels) more |= !channel->may_sleep();
   }
@@ -251,7 +250,7 @@ void ProgressThread::after_fork_in_child() {
   after_fork_in_parent();
 }
 
-// Only this thread exists now. Closing without a word: the parent still speaks on these sockets.
+// Only this thread exists now. Close without sending: the parent still uses these sockets.
 void ProgressThread::forsake() {
   for (auto& [id, entry] : channels_) {
     entry.channel->forsake();

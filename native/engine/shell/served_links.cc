@@ -12,7 +12,8 @@ constexpr int64_t kLookNs = 20 * kMillisecond;
 
 }  // namespace
 
-// Events are edge-triggered: what is left in a socket is for the next turn, as nobody tells again.
+// Events are edge-triggered: bytes left in a socket cause no further event, so note them for the
+// next turn.
 void ServedLinks::serve(int peer, bool ended) {
   Link* link = engine_.link(peer);
   if (link == nullptr) return;

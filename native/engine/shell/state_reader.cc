@@ -11,10 +11,10 @@
 namespace shoal {
 namespace {
 
-// Of all calls together. A step takes about 1 KiB here, and 200 bytes in the file.
+// Limits over all calls. A step takes about 1 KiB here, and 200 bytes in the file.
 constexpr size_t kMostCalls = 1024;
 constexpr size_t kMostSteps = 4096;
-// By group: calls that others have made and this rank has not.
+// Per group: calls that others have made and this rank has not.
 constexpr size_t kMostEarly = 64;
 
 // 64 bits fit into no JSON number that every reader keeps whole.
@@ -188,7 +188,7 @@ Value StateReader::call(const Call& call) {
                 {"steps", std::move(told_steps)}};
 }
 
-// Those that are not over. Whatever waits for another step of this rank comes last, if there is
+// The steps that are not over. Those that wait for another step of this rank come last, if there is
 // room.
 Value StateReader::steps(const Call& call) {
   List told;
@@ -241,7 +241,7 @@ List StateReader::peers_of(const Call& call) const {
   return told;
 }
 
-// When the step last moved, or what it depended on did, so that only its peer was left.
+// When the step, or the last step it depended on, last moved: since then only its peer is missing.
 int64_t StateReader::since(const Call& call, uint32_t at) const {
   int64_t last = std::max(call.posted_ns, call.state[at].moved_ns);
   for (const uint32_t before : call.plan->program->steps[at].waits_for)
@@ -249,8 +249,8 @@ int64_t StateReader::since(const Call& call, uint32_t at) const {
   return last;
 }
 
-// What keeps a step that is not over; the words are those of docs/dump.md. The order of the
-// questions is that of Runner::attempt.
+// The reason why a step waits, in the words of docs/dump.md. The checks are in Runner::attempt's
+// order.
 const char* StateReader::awaits(const Call& call, uint32_t at) const {
   const Step& step = call.plan->program->steps[at];
   if (call.state[at].done >= call.segments_ready(step)) return "turn";
