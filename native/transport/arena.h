@@ -1,5 +1,5 @@
-// What the processes of a host share: one piece of memory, in which each has an arena. That is a
-// doorbell, a ring of frames from each of the others, and slots.
+// The memory shared by the processes of a host, in which each has an arena: a doorbell, a ring of
+// frames from each of the others, and slots.
 //
 //   arena of local 0: [ArenaHeader | stamps | ring from local 0 | ring from local 1 | ... | slots]
 //   arena of local 1: ...
@@ -26,15 +26,15 @@
 
 namespace shoal {
 
-// Who looks after an arena, in ArenaHeader::watch.
+// Which threads watch an arena; bits of ArenaHeader::watch.
 inline constexpr uint32_t kCallerSleeps = 1;  // on the futex
 inline constexpr uint32_t kThreadSleeps = 2;  // in epoll, woken by the doorbell's socket
 inline constexpr uint32_t kDriven = 4;        // some caller is in wait(), asleep or not
 
-// Whom a doorbell wakes.
+// Which thread a doorbell wakes.
 enum class Ring : uint8_t {
-  kCounted,  // whoever sleeps; a caller only once all that it waits for has come
-  kNow,      // whoever sleeps
+  kCounted,  // any sleeper; a caller only once all frames it waits for have come
+  kNow,      // any sleeper
   kAlways,   // the progress thread if nobody drives or sleeps: it must be looked at even between
              // calls
 };
@@ -50,7 +50,7 @@ struct ArenaHeader {
   alignas(64) std::atomic<uint32_t> doorbell{0};  // counts the frames that came; the futex word
   std::atomic<uint32_t> watch{0};
   std::atomic<uint32_t> wake_at{0};  // a caller need not wake before this count
-  std::atomic<uint32_t> alarm{0};    // something came that cannot wait for the next call
+  std::atomic<uint32_t> alarm{0};    // a frame came that cannot wait for the next call
 };
 static_assert(offsetof(ArenaHeader, doorbell) == 64);
 
@@ -58,7 +58,7 @@ struct RingHeader {
   alignas(64) std::atomic<uint64_t> head{0};  // bytes ever written, by the producer
   std::atomic<uint32_t> is_over{0};           // nothing more is written: it has closed its link
   alignas(64) std::atomic<uint64_t> tail{0};  // bytes ever read, by the consumer
-  // The producer found the ring full: whoever reads from it rings the producer's doorbell.
+  // The producer found the ring full: the reader must ring the producer's doorbell.
   std::atomic<uint32_t> is_full{0};
 };
 
@@ -102,7 +102,7 @@ class ArenaView {
   int n_local() const { return n_local_; }
   size_t n_bytes() const { return slots_offset() + n_slots() * Slots::kSlotBytes; }
 
-  // Tells the owner of this arena that so many frames came, or with 0 that it may send again.
+  // Ring the owner's doorbell for `n_frames` new frames; 0: there is room in a ring again.
   void ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how) const;
   bool has_died() const { return (header().life.load() & DeathMark::kDied) != 0; }
 
@@ -120,7 +120,7 @@ class ArenaView {
   size_t ring_bytes_ = 0;
 };
 
-// This process's own, and the memory of the host that it lies in.
+// This process's own arena, and the host's memory in which it lies.
 //
 // Threads: the doorbell, sleep() and wake_callers() any; the rest under the channel's lock.
 class Arena : public ArenaView {
@@ -130,37 +130,37 @@ class Arena : public ArenaView {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Makes the memory of a host with `n_local` processes, and enters it as the first.
+  // Create the memory of a host with `n_local` processes, and enter it as the first.
   static Error create(int n_local, Arena& out);
-  // Enters such memory as the `local`-th of them; again, if nobody has looked at it since. The
-  // descriptor passes to `out`, also on an error.
+  // Enter such memory as process `local`. May be repeated until another process has looked at it.
+  // The descriptor passes to `out`, also on an error.
   static Error enter(int memory_fd, int n_local, int local, Arena& out);
 
   int local() const { return local_; }
   int memory_fd() const { return memory_fd_; }
   void close_memory_fd();
   const DoorbellSocket& doorbell_socket() const { return doorbell_socket_; }
-  // In a forked child: closes the descriptors, and does nothing else.
+  // In a forked child: close the descriptors, and do nothing else.
   void forsake();
 
-  // Another's, once it has entered.
+  // The arena of another process, once it has entered.
   Error mate(int local, ArenaView& out) const;
 
-  // Gives a slot its memory, which has to come before its first use.
+  // Allocate a slot's memory; required before its first use.
   Error reserve_slot(uint32_t slot) const {
     return reserve_shared_memory(memory_fd_, offset() + slots_offset() + slot * Slots::kSlotBytes,
                                  Slots::kSlotBytes);
   }
 
-  // Wakes callers of this very process that sleep on their own doorbell.
+  // Wake callers of this process that sleep on its doorbell.
   void wake_callers() const;
-  // Sleeps until the doorbell is not `seen` any more, `timeout_ns` passed or a signal came.
+  // Sleep until the doorbell differs from `seen`, `timeout_ns` has passed or a signal comes.
   void sleep(uint32_t seen, int64_t timeout_ns) const;
 
-  // Reads what lies in the doorbell's socket. `is_progress_thread`: whether who calls is whom rings
-  // are for; it is told of the rest if there is very much.
+  // Read the doorbell's socket. `is_progress_thread`: the caller is the thread that rings are meant
+  // for; otherwise that thread is woken if too much is left to read.
   void take_notes(bool is_progress_thread);
-  // A shared region of a host-mate that it has handed over; null if it has not yet.
+  // A shared region of a host-mate; null until its descriptor has come.
   const Mapping* region(int local, uint32_t id) const;
   void forget_regions(int local) { regions_[static_cast<size_t>(local)].clear(); }
 
@@ -175,7 +175,7 @@ class Arena : public ArenaView {
   int memory_fd_ = -1;
   DoorbellSocket doorbell_socket_;
   std::vector<std::map<uint32_t, Mapping>> regions_;  // by local
-  DeathMark mark_;  // NOT before the socket: who is marked as alive has its name
+  DeathMark mark_;  // set after the socket has its name, which mates use once they see the mark
 };
 
 }  // namespace shoal

@@ -1,5 +1,5 @@
-// Where host-mates wake this process's progress thread, and hand it descriptors of shared memory:
-// one datagram socket for all of them.
+// One datagram socket by which host-mates wake this process's progress thread and pass it
+// descriptors of shared memory.
 #pragma once
 
 #include <array>
@@ -12,22 +12,22 @@
 
 namespace shoal {
 
-// What a host-mate must know to ring. It stands in memory that only members map; the name alone
-// anyone can find.
+// The address and the cookie needed to ring. They lie in memory that only members map; the name
+// alone can be found by anyone.
 struct DoorbellAddress {
   std::array<char, 6> name{};  // abstract (unix(7)), given by the kernel
   std::array<std::byte, 16> cookie{};
 };
 
-// What crosses the socket: a ring is the cookie alone.
+// The contents of a datagram; a ring is the cookie alone.
 struct Note {
   std::array<std::byte, 16> cookie;
   Header header;  // its `flow`: the sender's place among the ranks of the host
   Place place;
 };
 
-// A datagram without the cookie costs its sender time, and nobody else: the kernel drops it on that
-// side, with whatever rides along.
+// A datagram without the cookie costs only its sender time: the kernel drops it there, with any
+// descriptor in it.
 //
 // Threads: ring() and hand_over() any; the rest one at a time.
 class DoorbellSocket {
@@ -42,18 +42,18 @@ class DoorbellSocket {
   int fd() const { return fd_; }
   const DoorbellAddress& address() const { return address_; }
 
-  // Wakes whoever watches the other end. That no more fits in there means that it is rung already.
+  // Wake the thread that watches the other end. If the socket is full, it has been rung already.
   void ring(const DoorbellAddress& there) const;
 
-  // Sends a note, with a descriptor if `fd` is not -1. False if that cannot be done now.
+  // Send a note, with a descriptor if `fd` is not -1. False if that is not possible now.
   //
-  // A descriptor reaches its owner or nobody: names become free when a process dies, and a stranger
-  // may take them. `life` is the word of the one that is meant (death_mark.h).
+  // The descriptor reaches the intended process or none: a name becomes free when its process dies,
+  // and a stranger may take it. `life` is the intended process's word (death_mark.h).
   bool hand_over(const DoorbellAddress& there, Note note, int fd,
                  const std::atomic<uint32_t>& life) const;
 
-  // Takes the next datagram. A note is written to `note`, with its descriptor, which is the
-  // caller's from here on, or -1.
+  // Take the next datagram. A note is written to `note`, with its descriptor, now owned by the
+  // caller, or -1.
   enum class Took { kNothing, kRing, kNote };
   Took take(Note& note, int& fd) const;
 

@@ -1,4 +1,4 @@
-// The 64-byte frame header: the one thing that crosses every link. docs/wire.md tells the bytes.
+// The 64-byte frame header, used by every link. docs/wire.md lists the bytes.
 #pragma once
 
 #include <array>
@@ -43,11 +43,10 @@ struct Place {
 };
 static_assert(sizeof(Place) == 16);
 
-// The payload of kPost where only the two ranks know how long the blocks between them are, in
-// bytes.
+// The payload of kPost if only the two ranks know the length of the blocks between them, in bytes.
 struct Lengths {
-  uint64_t sent = 0;      // by the one who says so
-  uint64_t received = 0;  // by it
+  uint64_t sent = 0;      // by the sender of the frame
+  uint64_t received = 0;  // by the sender of the frame
 };
 static_assert(sizeof(Lengths) == sizeof(Place));
 
@@ -63,8 +62,8 @@ struct Header {
   FrameType type = FrameType::kHeartbeat;
   uint16_t flags = 0;
   uint32_t payload_crc = 0;
-  // Over paths only: which frame of the link this is, from 1 on, 0 where nobody keeps it; and that
-  // all frames up to this one have come from the peer. The lower halves of what each end counts.
+  // Over paths only: the frame's number on the link, from 1 (0: not kept for sending again), and
+  // the number up to which all frames of the peer have come. The lower halves of 64-bit counters.
   uint32_t sequence = 0;
   uint32_t acknowledged = 0;
   uint64_t group = 0;
@@ -76,7 +75,7 @@ struct Header {
   uint32_t count = 0;
   uint32_t length = 0;  // payload bytes behind this header
 
-  // By which path of its link a frame came. Written by the link that received it.
+  // The path of its link by which a frame came; set by the link that received it.
   static constexpr uint32_t kMaxPaths = 8;
   static constexpr uint16_t kPathFlags = 0xe000;
   uint32_t path() const { return flags >> 13; }
@@ -86,7 +85,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 64);
 
-// Words for people are cut to this.
+// Texts of errors are cut to this length.
 inline constexpr uint32_t kMaxText = 4096;
 
 // kOffer: the payload lies in one of the sender's slots and holds it until kConsumed.
@@ -95,18 +94,18 @@ inline constexpr uint16_t kInSlot = 1;
 // kData: sent before the receiver granted it; counts against the eager allowance.
 inline constexpr uint16_t kEager = 2;
 
-// Over paths: the sender waits for this frame to be acknowledged, to have its memory back.
+// Over paths: acknowledge soon, because the sender waits to reuse the frame's memory.
 inline constexpr uint16_t kAckSoon = 4;
 
-// Which of the bulk that waits for a peer leaves first: what belongs to the oldest call, and of
-// that what has the fewest steps before it.
+// The order in which waiting bulk data leaves for a peer: the oldest call first, and within a call
+// the step furthest down the schedule.
 struct Precedence {
   uint64_t call = 0;
   uint32_t steps_left = 0;
   auto operator<=>(const Precedence&) const = default;
 };
 
-// Which call a frame is of: its key is the only one in flight in its group.
+// The call of a frame: keys in flight are unique within a group.
 struct CallId {
   uint64_t group = 0, key = 0;
   bool operator==(const CallId&) const = default;
@@ -118,11 +117,11 @@ inline CallId call_of(const Header& header) { return {header.group, header.key};
 struct Frame {
   Header header;
   const std::byte* payload = nullptr;  // nullptr: `small` holds header.length bytes
-  uint64_t token = 0;                  // given back by FrameSink::sent; 0: nobody asks
-  // The payload is memory of the call that the header names, which may ask for it back.
+  uint64_t token = 0;                  // passed to FrameSink::sent; 0: no notice needed
+  // The payload is memory of the call that the header names, which may ask for its release.
   bool is_lent_by_call = false;
   Precedence precedence;  // of data
-  bool is_bulk = false;   // a part of something long, however short it is
+  bool is_bulk = false;   // part of a long flow, even if this frame is short
   std::array<std::byte, sizeof(Place)> small{};
 
   template <class Small = Place>

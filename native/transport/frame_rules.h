@@ -1,6 +1,6 @@
-// What frames there are: over which links each travels, what it carries, who says it when, and what
-// follows. A frame that breaks a rule breaks the link, before the engine sees it; docs/wire.md
-// shows the same table.
+// The table of frame types: the links each travels over, its contents, when it is sent, and what
+// follows. A frame that breaks a rule breaks the link before the engine sees it. docs/wire.md shows
+// the same table.
 #pragma once
 
 #include <span>
@@ -20,7 +20,7 @@ enum class Carries : uint8_t {
   kPlace,
   kLengths,  // or nothing: the engine knows which calls need them
   kSegment,
-  kText,  // words for people, at most kMaxText bytes
+  kText,  // the text of an error, at most kMaxText bytes
 };
 
 struct FrameRule {
@@ -37,8 +37,7 @@ struct FrameRule {
 // In the order of their types, from 1 on.
 std::span<const FrameRule> frame_rules();
 
-// What is wrong with a frame that came over such a link, whatever calls there are; empty if
-// nothing.
+// What is wrong with a frame that came over such a link, without regard to calls; empty if nothing.
 std::string broken_rule(const Header& header, size_t n_bytes, uint8_t over);
 
 }  // namespace shoal

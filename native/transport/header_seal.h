@@ -1,11 +1,11 @@
-// What shows that a header comes from the peer, undamaged and in its turn: a keyed MAC.
+// A keyed MAC which proves that a header comes from the peer, undamaged and in its place.
 //
-// Each way of each connection has a key of its own, derived from the job key, so a frame that is
-// sent back, or that was recorded on another connection, does not fit. The MAC covers the header
-// (with the checksum of the payload) and what both ends count without being told: which frame of
-// the connection it is, and the whole of the numbers of which the header has the lower halves. So
-// nothing can be made up, repeated, left out or moved by who does not have the key, also when the
-// numbers wrap. Source: docs/decisions/0015-libcrypto.md.
+// Each direction of each connection has its own key, derived from the job key, so a frame that is
+// reflected, or was recorded on another connection, is refused. The MAC covers the header (with the
+// checksum of the payload) and counters that both ends keep: the frame's place on the connection,
+// and the full numbers of which the header has the lower halves. So without the key no frame can be
+// made up, repeated, left out or moved, even when numbers wrap. Source:
+// docs/decisions/0015-libcrypto.md.
 //
 // Threads: one at a time.
 #pragma once
@@ -17,16 +17,16 @@
 
 namespace shoal {
 
-// The number whose lower half is `low`, of all those the nearest to `near`.
+// The number nearest to `near` whose lower half is `low`.
 constexpr uint64_t widen(uint32_t low, uint64_t near) {
   const auto away = static_cast<int32_t>(low - static_cast<uint32_t>(near));
   return near + static_cast<uint64_t>(static_cast<int64_t>(away));
 }
 
-// What is not in the header, or only in part.
+// The counters that the header lacks, or has only in part.
 struct Turn {
   uint64_t place = 0;         // how many frames went before it on its connection
-  uint64_t sequence = 0;      // of the link; 0 where nobody keeps it
+  uint64_t sequence = 0;      // of the link; 0: not kept for sending again
   uint64_t acknowledged = 0;  // of the link
 };
 
@@ -49,8 +49,8 @@ class FrameKeys {
  public:
   FrameKeys(Bytes job_key, uint64_t epoch, int rank, int peer, int channel = 0);
 
-  // Of one connection. `session` tells it from others that were the same path: what its handshake
-  // says (Handshake::session).
+  // The seal of one connection. `session` (Handshake::session) distinguishes it from earlier
+  // connections of the same path.
   HeaderSeal out(uint32_t path, Bytes session = {}) const { return seal(out_, path, session); }
   HeaderSeal in(uint32_t path, Bytes session = {}) const { return seal(in_, path, session); }
 

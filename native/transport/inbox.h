@@ -1,4 +1,4 @@
-// Which frames of a link over paths have come: what is new, and what to acknowledge.
+// Which frames of a link over paths have come, so as to drop repeats and acknowledge.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class Inbox {
     return seen_[sequence % kSeen] ? Verdict::kAgain : Verdict::kNew;
   }
 
-  // A new frame is here, whole.
+  // A new frame has come whole.
   void take(uint32_t sequence) {
     seen_[sequence % kSeen] = true;
     while (seen_[(floor_ + 1) % kSeen]) seen_[++floor_ % kSeen] = false;

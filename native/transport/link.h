@@ -1,4 +1,4 @@
-// A pipe of frames to one peer. Knows no collectives, dtypes or chunks.
+// A link carries frames to and from one peer. It knows no collectives, dtypes or chunks.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace shoal {
 
-// Memory of the peer that this process may reach: in a region that it shares, or one of its slots.
+// Memory of the peer that this process can access: in a region that it shares, or in a slot.
 struct Remote {
   uint32_t place = 0;   // the region, or the slot
   uint64_t offset = 0;  // in the region; in a slot: the stamp that it had when it was offered
   bool in_slot = false;
 };
 
-// Where the bytes of a get go: they are stored at `at`, or folded into what lies there. A link
-// whose peer's memory is readable folds straight from that; another lands them first.
+// The target of a get: the bytes are stored at `at`, or folded into it. A link that can read the
+// peer's memory folds straight from there; another stores the bytes elsewhere first.
 struct Into {
   std::byte* at = nullptr;
   size_t n_bytes = 0;
@@ -36,15 +36,15 @@ struct Into {
   }
 };
 
-// What has come of a put or a get.
+// The outcome of a put or a get.
 enum class Moved : uint8_t {
   kDone,
-  kLater,    // said by put() and get() only: FrameSink::moved() tells, NOT before they return
-  kNowhere,  // said by put() and get() only: the peer has no such memory; nothing was touched
-  kStale,    // of a get: the slot holds other data by now, so what was read is nothing
+  kLater,    // from put() and get() only: FrameSink::moved() follows, after they have returned
+  kNowhere,  // from put() and get() only: the peer has no such memory; nothing was touched
+  kStale,    // of a get: the slot has been reused, so the bytes read are worthless
 };
 
-// Who receives what a link brings: the engine, or a test.
+// The receiver of a link's frames: the engine, or a test.
 //
 // Buffers: `receive_buffer` names the memory for the payload that `header` announces, header.length
 // bytes that stay valid until `arrived` or `broken`; an empty span refuses the frame and breaks the
@@ -56,15 +56,16 @@ class FrameSink {
   virtual std::span<std::byte> receive_buffer(int peer, const Header& header) = 0;
   virtual void arrived(int peer, const Header& header, std::span<std::byte> payload) = 0;
   virtual void sent(int peer, uint64_t token) = 0;
-  // In the place of sent(): the payload was written to after its checksum was taken, by this very
-  // process. The peer will find it corrupt.
+  // Called instead of sent() if this process wrote to the payload after its checksum was taken. The
+  // peer will find it corrupt.
   virtual void spoiled(int peer, uint64_t token) = 0;
-  // A put or get that was under way is kDone or kStale.
+  // A put or get that was kLater is now kDone or kStale.
   virtual void moved(int peer, uint64_t token, Moved how) = 0;
   // See Link::release().
   virtual void released(int peer, uint64_t token) = 0;
-  // At most once, the last call. What the link can still send goes with flush(), until close(); it
-  // touches no memory that it was asked back, and says no more that it has let go of it.
+  // The link is broken; called at most once, and last. Until close(), flush() still sends what it
+  // can. The link touches no memory whose release was asked for, and does not call released() any
+  // more.
   virtual void broken(int peer, const Error& error) = 0;
 };
 
@@ -76,99 +77,99 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  // Queues a frame; never blocks. True if the payload is free again already (sent() then does not
-  // run).
+  // Queue a frame, without blocking. True if the payload is free again already; then sent() is not
+  // called.
   virtual bool send(const Frame& frame) = 0;
 
-  // Hands what is queued to the medium and wakes the peer if it sleeps. True if anything moved.
+  // Pass queued frames to the medium, and wake the peer if it sleeps. True if anything moved.
   virtual bool flush(FrameSink& sink) = 0;
 
-  // flush(), and delivers what has come. True if anything moved.
+  // flush(), and deliver the frames that have come. True if anything moved.
   virtual bool pump(FrameSink& sink) = 0;
 
-  // Frames wait in this link for room in the kernel or the ring.
+  // True if frames wait for room in the kernel or the ring.
   virtual bool has_queued() const = 0;
 
-  // flush() stopped because it had moved enough for one turn; nobody will tell when to go on.
+  // True if flush() stopped because it had moved enough for one turn; no event will follow.
   virtual bool is_unflushed() const { return false; }
 
-  // No way leads to the peer, since nobody has needed one yet. Nothing is tried, and no time
-  // counts.
+  // True if there is no connection to the peer because none has been needed yet. No attempt is
+  // under way, and no deadline runs.
   virtual bool is_unlinked() const { return false; }
-  // Makes that way, as send() does of anything but a heartbeat or a goodbye. Nothing, if there is
-  // one or it is being made.
+  // Connect, as send() does for any frame but a heartbeat or a goodbye. Does nothing if there is a
+  // connection or one is being made.
   virtual void dial() {}
-  // No way leads to the peer now, and one is being made. Its silence means nothing.
+  // True if there is no connection now and one is being made, so that silence means nothing.
   virtual bool is_suspended() const { return false; }
-  // It holds data that the peer may not have, of calls that may have ended well here.
+  // True if the peer may lack data of calls that have succeeded here.
   virtual bool owes_data() const { return has_queued(); }
-  // Since when a silent peer could have been heard, as of the last look(); 0: ever.
+  // Since when the peer could have been heard, as of the last look(); 0: always.
   virtual int64_t listens_since() const { return 0; }
 
   // For people to read; costs a few microseconds.
   virtual LinkState state() const { return {}; }
 
-  // Asks for the memory of a call back: payloads that it has lent are dropped (or copied, where the
-  // frame is half sent), frames of it that come are diverted, its puts and gets are given up and
-  // come to no end. Those of another call stay, also where they use the same memory. True: from
-  // here on this link neither reads nor writes anything for that call. False: that is so once
-  // released(token) runs, or the link is broken or closed.
+  // Release the memory of a call: drop the payloads that it has lent (or copy that of a half-sent
+  // frame), divert frames of it that come, and give up its puts and gets, for which moved() is not
+  // called. Other calls are not affected, even if they use the same memory. True: from here on this
+  // link neither reads nor writes that call's memory. False: that holds once released(token) has
+  // run, or the link is broken or closed.
   virtual bool release(uint64_t token, const CallId& call) = 0;
 
-  // After the last frame, before close(): says that nothing more comes, throws away what does, and
-  // touches no memory of others.
-  // True while the peer may not have read everything: closing then could take it back.
+  // Called after the last frame and before close(): send the end of the stream, drop every frame
+  // that comes, and touch no memory of others. True while the peer may not have read everything:
+  // closing the link then could discard it.
   virtual bool lingers() { return false; }
 
-  // Drops everything queued; idempotent; nothing is called afterwards.
+  // Drop everything queued. Idempotent; no callback runs afterwards.
   virtual void close() = 0;
 
-  // In a forked child: closes the descriptors, which are the parent's, and does nothing else. Those
-  // of pipes are seen to (socket_pipe.h).
+  // In a forked child: close the descriptors, which are the parent's, and do nothing else. Those of
+  // pipes are closed by SocketPipe::forsake_all().
   virtual void forsake() {}
 
-  // ---- For whoever serves it, who knows no kind of link (engine/shell/channel.h,
-  // engine/shell/served_links.h, transport.h). The defaults are those of a link that only pump()
-  // moves.
+  // ---- For the code that serves links of any kind (engine/shell/channel.h,
+  // engine/shell/served_links.h, transport.h). The defaults suit a link that only pump() moves.
 
   // One word for people.
   virtual const char* kind() const = 0;
   // Descriptors to watch for reading, writing and the peer's end; edge-triggered.
   virtual std::vector<int> fds() const { return {}; }
-  // One of them has told of something; `ended`: that the peer will send no more by it, which the
-  // kernel does not tell again. Moves what one turn may. True if anything moved.
+  // One of the descriptors is ready. `ended`: the peer will send no more by it, which the kernel
+  // reports only once. Moves at most one turn's bytes; true if anything moved.
   virtual bool on_event(FrameSink& sink, bool ended) {
     (void)ended;
     return pump(sink);
   }
-  // Whether the last on_event() left nothing to read: the descriptors will tell when more comes.
-  // Else it is to be called again, since nobody will.
+  // True if the last on_event() left nothing to read, so that an event follows when more comes.
+  // Otherwise on_event() must be called again.
   virtual bool is_drained() const { return true; }
-  // The peer writes to memory of this process and rings the doorbell of its arena: whoever drives
-  // looks at has_inbound(), and pumps.
+  // True if the peer writes to this process's memory and rings its arena's doorbell. The driver
+  // then polls has_inbound() and calls pump().
   virtual bool rings_bell() const { return false; }
   virtual bool has_inbound() const { return false; }
-  // Ten times a second. When the peer was alive, where it does not say so in frames; else 0.
+  // Called ten times a second. When the peer was last alive, if that is known without frames; else
+  // 0.
   virtual int64_t tick() { return 0; }
-  // Looks at what time has changed, ten times a second; is_watchful(): fifty times, so that a path
-  // that falls silent is found soon.
+  // Check timeouts: ten times a second, or fifty times if is_watchful(), so that a silent path is
+  // found soon.
   virtual void look(FrameSink&, int64_t) {}
   virtual bool is_watchful() const { return false; }
 
-  // The largest payload send() takes by copy without `sent`; larger ones are borrowed, or for
-  // links that share memory must be offered by place.
+  // The largest payload that send() copies. Larger ones are borrowed, or must be offered by place
+  // on a link that shares memory.
   virtual size_t max_inline() const = 0;
   virtual bool shares_memory() const { return false; }
 
-  // Gives the peer a mapping of a shared region of this process. False if that cannot be done now.
+  // Give the peer a mapping of a shared region of this process. False if that is not possible now.
   virtual bool share(uint32_t) { return false; }
 
-  // For a call: writes n_bytes from `from` to a region of the peer's.
+  // For a call: write n_bytes at `from` to a region of the peer.
   virtual Moved put(uint64_t /*token*/, const CallId&, const std::byte* /*from*/,
                     size_t /*n_bytes*/, const Remote& /*to*/) {
     return Moved::kNowhere;
   }
-  // For a call: reads into.n_bytes of the peer's.
+  // For a call: read into.n_bytes of the peer's memory.
   virtual Moved get(uint64_t /*token*/, const CallId&, const Remote& /*from*/,
                     const Into& /*into*/) {
     return Moved::kNowhere;

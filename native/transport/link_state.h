@@ -1,4 +1,4 @@
-// What a link can say of itself.
+// The state of a link, for people to read.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace shoal {
 
-// As the kernel tells it (tcp(7), TCP_INFO).
+// The kernel's TCP_INFO (tcp(7)).
 struct SocketState {
-  bool is_tcp = false;  // else the rest says nothing
+  bool is_tcp = false;  // if not, the other fields mean nothing
   uint32_t rtt_us = 0, rtt_var_us = 0;
   uint32_t congestion_window = 0;  // segments
   uint32_t n_unacked = 0;          // segments
@@ -20,13 +20,13 @@ struct SocketState {
 
 SocketState state_of_socket(int fd);
 
-// One of the connections that a link has, had or may have.
+// A connection of a link: open, lost, or not made yet.
 struct PathState {
   enum class Is : uint8_t {
-    kUnmade,   // nobody has needed it yet
+    kUnmade,   // not needed yet
     kDialled,  // for the first time
     kOpen,     //
-    kLost,     // and being made anew
+    kLost,     // and being reconnected
     kEnded,    // the peer has left or is given up, or the link was closed
   };
   Is is = Is::kOpen;

@@ -1,4 +1,4 @@
-// What a link over paths has yet to send, and what it keeps until the peer has acknowledged it.
+// The frames that a link over paths has yet to send, or keeps until the peer has acknowledged them.
 #pragma once
 
 #include <deque>
@@ -9,14 +9,14 @@
 
 namespace shoal {
 
-// One frame on its way. A path that has it writes it from `n_written` on.
+// One frame on its way. The path that holds it writes it, starting at `n_written`.
 struct Outgoing {
   enum class At : uint8_t { kQueue, kPath, kSent, kAgain };
 
   Frame frame;
   std::vector<std::byte> owned;  // the payload, copied because it was small or asked back
   size_t n_written = 0;          // of header and payload together
-  int path = -1;                 // that has it, or had it last
+  int path = -1;                 // the path that holds it, or held it last
   At at = At::kQueue;
   uint64_t place = 0;   // how many frames that path had taken before it
   bool sealed = false;  // the payload's checksum is taken
@@ -26,10 +26,10 @@ struct Outgoing {
   size_t size() const { return sizeof(Header) + frame.header.length; }
 };
 
-// Three queues: control before small messages before bulk, of which older calls go first and,
-// within a call, what is the furthest on. A frame gets its number when a path pulls it, and is kept
-// until it is acknowledged; if its path is lost it is pulled once more. No I/O. Memory for sending
-// again is bounded: at most kWindow frames are unacknowledged, whose large payloads are borrowed.
+// Three queues: control frames, then small messages, then bulk data, by precedence. A frame gets
+// its number when a path pulls it, and is kept until it is acknowledged; if its path is lost it is
+// pulled again. No I/O. Memory for sending again is bounded: at most kWindow frames are
+// unacknowledged, and their large payloads are borrowed.
 //
 // Threads: one at a time, under the channel's lock.
 class Outbox {
@@ -49,35 +49,36 @@ class Outbox {
   // True if the payload is free again already.
   bool send(const Frame& frame);
 
-  // The next frame for a path, or nullptr. One path alone `carries_control`, which so keeps its
-  // order. Bulk data is only for who `takes_bulk`. The frame stays here; it is the path's until
-  // written() or lost().
+  // The next frame for a path, or nullptr. Only one path `carries_control`, which keeps control
+  // frames in order. Bulk data goes only to paths that `takes_bulk`. The frame stays in the outbox;
+  // the path holds it until written() or lost().
   Outgoing* pull(int path, bool carries_control, bool takes_bulk = true);
   size_t next_bulk() const { return bulk_.empty() ? 0 : bulk_.front()->size(); }  // bytes
   bool has_queued() const;  // for some path, now or when there is room in the window
-  bool owes_data() const;   // some was not acknowledged, or has yet to leave
+  bool owes_data() const;   // data has yet to leave or to be acknowledged
 
-  // Adds what waits for a path.
+  // Add the number and bytes of frames that wait for a path.
   void count_queued(size_t& n_frames, size_t& n_bytes) const;
 
-  void written(Outgoing& out);  // the path is through with it
+  void written(Outgoing& out);  // the path has written all of it
 
-  // All frames up to `upto` have come. Adds the tokens of those whose payloads are free now to
-  // `tokens`. False if no such frame was sent. Where memory runs out in the middle, each token is
-  // added once, by this or the next.
+  // The peer has all frames up to `upto`. Appends the tokens of payloads that are free now to
+  // `tokens`. False if no such frame was sent. If memory runs out halfway, each token is added
+  // once, by this or the next call.
   bool acknowledge(uint64_t upto, std::vector<uint64_t>& tokens);
 
-  // A path is gone: what it had, and what left by it unacknowledged, is to be pulled again. Takes
-  // no memory: nobody would say it once more.
+  // A path is gone: frames that it held, or that left by it unacknowledged, are pulled again.
+  // Allocates nothing, because the loss is reported only once.
   void lost(int path);
 
-  // See Link::release. What was written already is not sent again: its number goes without it.
+  // See Link::release. A frame that was written already is not sent again; its number is sent
+  // empty.
   void release(const CallId& call);
 
-  // The tokens of payloads that are not what they were when they left.
+  // The tokens of payloads that have changed since they left.
   std::vector<uint64_t> spoiled() const;
 
-  // Nothing that waits will be sent; what is said from here on goes whatever the window says.
+  // Drop waiting frames; frames queued from here on ignore the window.
   void drop_queued();
   void clear();
 
@@ -94,12 +95,12 @@ class Outbox {
 
   const Sizes sizes_;
   Queue control_, small_;
-  Queue bulk_;  // by precedence; but what ends something stays behind all that came before it
-  size_t n_ending_ = 0;            // of them
+  Queue bulk_;                     // by precedence; but frames that end something never overtake
+  size_t n_ending_ = 0;            // such frames in `bulk_`
   size_t small_run_ = 0;           // bytes of small messages that bulk data has waited for
   size_t n_unasked_ = 0;           // borrowed bytes since an acknowledgement was asked for
   Queue sent_;                     // numbered, not acknowledged; in order
-  std::vector<Outgoing*> again_;   // of them, those to be sent once more; in order; has room
+  std::vector<Outgoing*> again_;   // those of `sent_` to send again; in order; capacity is reserved
   Queue acknowledged_in_writing_;  // a path must still finish them: a stream has no gaps
   uint64_t last_, acknowledged_;   // whose lower halves the wire carries
   bool last_words_ = false;

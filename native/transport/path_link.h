@@ -1,13 +1,13 @@
-// A link over one or more paths: what does not depend on what a path is.
+// A link over one or more paths: the part that is independent of the kind of path.
 //
-// Frames are numbered and acknowledged. One payload is free when the peer has acknowledged it; a
-// path that is lost while another lives costs that its frames go once more. Control frames keep
-// their order; data is delivered in any order, each frame once. What ends something (abort, lost,
-// goodbye) is delivered after everything that was sent before it.
+// Frames are numbered and acknowledged. A payload is free when the peer has acknowledged it. If a
+// path is lost while another lives, its frames are sent again. Control frames keep their order;
+// data is delivered in any order, each frame once. Frames that end something (abort, lost, goodbye)
+// are delivered after everything that was sent before them.
 //
-// A link begins without a path: unlinked. The first frame, or dial(), has its paths made by whoever
-// it was told makes them, and add_path() brings them. When it loses the last one it does not break:
-// it is suspended. Frames wait in it, nothing is given back, and add_path() resumes it.
+// A link starts without a path: unlinked. The first frame, or dial(), asks its PathSource for
+// paths, which come by add_path(). A link that loses its last path does not break but is suspended:
+// frames wait, no payload is given back, and add_path() resumes it.
 #pragma once
 
 #include <map>
@@ -28,19 +28,19 @@ namespace shoal {
 
 class PathLink;
 
-// Who makes paths, for the first time and anew, and brings them with PathLink::add_path().
+// Makes and remakes paths, and passes them to PathLink::add_path().
 //
 // Threads: under the channel's lock.
 class PathSource {
  public:
   virtual ~PathSource() = default;
-  // How long a link waits for a path when it has lost all; 0: not at all.
+  // How long a link waits for a path after it has lost all; 0: not at all.
   virtual int64_t resume_ns() const = 0;
   virtual void attached(int peer, PathLink& link) = 0;
   virtual void want(int peer, size_t path) = 0;
-  // Why no path to the peer could be made the last time, in words; empty if that is not known.
+  // Why the last attempt to make a path to the peer failed; empty if unknown.
   virtual std::string last_failure(int) const { return {}; }
-  // The link has no use for paths any more: the peer has left or is given up, or it was closed.
+  // The link needs no more paths: the peer left or was given up, or the link was closed.
   virtual void ended(int peer) = 0;
 
   PathLoads loads;  // of all its links
@@ -49,10 +49,10 @@ class PathSource {
 // Threads: under the channel's lock.
 class PathLink : public Link {
  public:
-  // How long the first path may take where nobody waits for one that was lost.
+  // How long the first path may take if resume_ns() is 0.
   static constexpr int64_t kFirstPathNs = 10'000'000'000;
-  // A path that owes a confirmation for so long is lost, well before its silence makes a peer dead
-  // that is only cut off.
+  // A path that owes a confirmation for this long is lost, well before its silence would make a
+  // peer dead that is only cut off.
   static constexpr int64_t kSilentNs = 2 * kSecond;
 
   bool send(const Frame& frame) override;
@@ -66,18 +66,18 @@ class PathLink : public Link {
   bool is_suspended() const override { return can_resume() && is_begun() && !has_path(); }
   bool owes_data() const override { return is_begun() && may_use_paths() && outbox_.owes_data(); }
 
-  // From here on `source` makes paths, and the link breaks only once it has been without any for
-  // source.resume_ns(), by look(). `source` outlives the link.
+  // Let `source` make paths from here on. The link then breaks only in look(), after it has been
+  // without a path for source.resume_ns(). `source` must outlive the link.
   void resume_by(PathSource& source);
-  // The path stands; also in the place of one that this end took for alive. What was unacknowledged
-  // on it goes again. False if the link has no use for it. `session`: what only the two ends of
-  // this connection know; headers are sealed with it. If memory runs out the caller still has the
-  // pipe, and may try once more.
+  // Add a path, possibly in place of one that this end takes for alive, whose unacknowledged frames
+  // are sent again. False if the link needs no path. `session`: the secret of this connection,
+  // which seals its headers. If memory runs out the caller keeps the pipe and may try again.
   virtual bool add_path(size_t path, std::unique_ptr<Pipe>&& pipe, Bytes session) = 0;
-  // The peer lacks the path, and this end may not know. Not believed of one that was made in the
-  // last second: the word was on its way meanwhile.
+  // The peer reports that it lacks the path, which this end may not know. Ignored for a path made
+  // in the last second, because the report may be older.
   void doubt(FrameSink& sink, size_t path);
-  // The peer is known to be gone. Where no path says otherwise the link breaks, at the next pump().
+  // The peer's process is known to be gone. Unless a path lives, the link breaks at the next
+  // pump().
   void give_up(const std::string& why);
 
  protected:
@@ -87,8 +87,8 @@ class PathLink : public Link {
     std::span<std::byte> receive_buffer;
     size_t n_landed = 0;
     bool in_payload = false;
-    bool is_again = false;            // it has come before: nobody gets it
-    std::vector<std::byte> diverted;  // where it lands, if not where the sink said
+    bool is_again = false;            // it has come before and is dropped
+    std::vector<std::byte> diverted;  // where it lands instead of the sink's buffer
   };
 
   PathLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes);
@@ -96,35 +96,36 @@ class PathLink : public Link {
   // The path is a new connection from here on: its first frame each way has place 0.
   void begin_path(size_t path, Bytes session);
 
-  // Out. The next frame for a path, sealed; nullptr if there is none. Bulk data only where
-  // `takes_bulk`: else another path brings it sooner.
+  // Sending. The next frame for a path, sealed; nullptr if there is none. Without `takes_bulk`, no
+  // bulk data: another path brings it sooner.
   Outgoing* pull(size_t path, bool takes_bulk);
   void written(Outgoing& out) { outbox_.written(out); }
-  // A frame that tells nothing but what has come; it is the path's. Call it with is_ack_due().
+  // A frame that only acknowledges, owned by the path. Call it if is_ack_due().
   Outgoing acknowledgement(size_t path);
   bool is_ack_due() const { return ack_due_; }
   void seal(Outgoing& out);
 
-  // In. begin(): the path's header is here; finds a place for its payload. end(): the payload is.
-  // False when nothing more may be read, because the link is broken or was closed.
+  // Receiving. begin(): a path's header has come; find a buffer for its payload. end(): the payload
+  // has come. False if nothing more may be read, because the link is broken or closed.
   bool begin(FrameSink& sink, size_t path);
   bool end(FrameSink& sink, size_t path);
 
-  // The path is gone; with the last one the link is suspended, or broken. What it brought in part
-  // is forgotten.
+  // A path is gone; with the last one the link is suspended or broken. Partly received frames are
+  // dropped.
   void lose_path(FrameSink& sink, size_t path, const std::string& why);
-  void forget_path(size_t path, const std::string& why);  // the same, and nobody is told
-  // The other half of add_path(): the path may be used.
+  void forget_path(size_t path, const std::string& why);  // the same, without a callback
+  // The second half of add_path(): use the path.
   void take_path(size_t path);
-  // Breaks a link that was given up meanwhile.
+  // Break a link that was given up meanwhile.
   void settle(FrameSink& sink);
-  // The peer is not read any further, but can still be told why.
+  // Stop reading from the peer, which can still be sent the reason.
   void refuse(FrameSink& sink, const std::string& what);
-  // The path has no frames any more afterwards. Cut: its end is found at the next pump().
+  // Close a path, which holds no frames afterwards.
   virtual void close_path(size_t path) = 0;
   virtual void cut_path(size_t path) = 0;
 
-  // NOT simply the first that lives: what goes by another than before could overtake.
+  // The path of control frames. It changes only when lost, because frames on another path could
+  // overtake.
   size_t control_path() const { return control_path_; }
   bool is_lost(size_t path) const { return is_lost_[path]; }
   bool has_path() const;
@@ -160,15 +161,15 @@ class PathLink : public Link {
   Inbox inbox_;
   std::vector<bool> is_lost_;
   struct History {
-    std::string why;      // it was lost last
+    std::string why;      // of its last loss
     int64_t lost_ns = 0;  // since when it is lost or dialled; 0: not known yet
-    int64_t made_ns = 0;  // the last time
+    int64_t made_ns = 0;  // when it was made last
     uint32_t n_made = 0;
   };
   std::vector<History> histories_;
   size_t control_path_ = 0;  // while no path lives, of no meaning
   PathSource* source_ = nullptr;
-  PathLoads own_loads_;          // where nobody makes its paths
+  PathLoads own_loads_;          // used if there is no PathSource
   bool is_dialled_ = false;      // its paths were asked for
   bool was_linked_ = false;      // it has, or had, some path
   int64_t now_ = 0;              // at the last look()

@@ -1,4 +1,4 @@
-// Of several paths to a peer, which one brings a frame soonest.
+// Estimates which of several paths to a peer brings a frame soonest.
 #pragma once
 
 #include <array>
@@ -14,36 +14,35 @@ namespace shoal {
 
 class PathShare;
 
-// Paths of one number share a NIC, whatever peer they lead to. So what each of them has yet to
-// carry is counted for all links together, and how fast it does so: by what was confirmed while
-// something was not. A path that took all it could hold would keep the others idle where little is
-// sent ahead; one that took as many bytes as a faster one would hold up what is acknowledged in
-// order.
+// Paths of one number share a NIC, even to different peers. So their outstanding bytes are counted
+// over all links, and so is their rate: the bytes confirmed while others were outstanding. A path
+// that took all it could hold would leave the others idle when little is sent ahead. A path that
+// took as many bytes as a faster one would delay frames that are acknowledged in order.
 //
 // The clock is passed in. Threads: one at a time, under the channel's lock.
 class PathLoads {
  public:
-  // Of such time a rate is measured. Less sees single bursts, more is late to see that a NIC has
-  // become slow.
+  // The window over which a rate is measured. A shorter one sees single bursts; a longer one
+  // notices late that a NIC has become slow.
   static constexpr int64_t kWindowNs = 20 * kMillisecond;
-  // What is confirmed in so long a time in which nobody looked says nothing. Less would leave a
-  // busy machine without rates.
+  // Confirmations after a gap this long between two looks are not counted. A shorter limit would
+  // leave a busy machine without rates.
   static constexpr int64_t kUnseenNs = 100 * kMillisecond;
-  // Of a path that has no more on its way nothing is measured: that takes the way there and back,
-  // whatever the path carries.
+  // A path with no more than this outstanding is not measured: its confirmations take a round trip
+  // at any rate.
   static constexpr size_t kAloneBytes = 64u << 10;
-  // A rate counts twice as much after each such time in which it was not measured, as far as the
-  // fastest path's: what was too slow to be used is tried again, and more so with time.
+  // A rate doubles, up to the fastest path's, after each such time without a measurement: a path
+  // that was too slow to be used is tried again.
   static constexpr int64_t kDoubledNs = 250 * kMillisecond;
-  // The next measurement is not added to an older one but takes its place.
+  // A measurement replaces one that is older than this, rather than being averaged with it.
   static constexpr int64_t kOldNs = kSecond;
-  // Kernels are asked no more often: a microsecond for six connections with something on its way.
+  // The kernel is asked no more often than this: it costs a microsecond for six busy connections.
   static constexpr int64_t kLookNs = kMillisecond;
 
-  // Asks the pipes of all shares what was confirmed, unless they were asked a moment ago.
+  // Ask all pipes what was confirmed, unless they were asked less than kLookNs ago.
   void look(int64_t now);
-  // When so many bytes more will have left by a path; compare with others of the same moment. A
-  // path whose rate nobody knows counts as fast as the fastest.
+  // When `n_bytes` more will have left by a path; comparable for the same `now`. A path of unknown
+  // rate counts as fast as the fastest.
   double due(size_t path, size_t n_bytes, int64_t now) const;
 
  private:
@@ -54,7 +53,7 @@ class PathLoads {
     int64_t since_ns = 0;     // then
     int64_t busy_ns = 0;      // while it was flowing, since it was measured
     size_t n_confirmed = 0;   // meanwhile
-    double rate = 0;          // bytes per ns; 0: nobody knows
+    double rate = 0;          // bytes per ns; 0: unknown
     int64_t measured_ns = 0;
   };
   void add(size_t path, size_t n_bytes);
@@ -66,20 +65,20 @@ class PathLoads {
   int64_t looked_ns_ = 0;
 };
 
-// What one path of one link has of them, while it lives.
+// The share of one link's path in its NIC's load, while the path lives.
 //
 // Threads: as the loads, which outlive it; so does the pipe.
 class PathShare {
  public:
-  // Nothing of it counts where nothing was confirmed for so long: a peer that is stopped would hold
-  // up what the NIC carries to others.
+  // After this long without a confirmation its bytes do not count: a stopped peer must not delay
+  // the NIC's traffic to others.
   static constexpr int64_t kStandsStillNs = 100 * kMillisecond;
 
   PathShare(PathLoads& loads, size_t path, const Pipe& pipe);
   ~PathShare();
   PathShare(const PathShare&) = delete;
 
-  // Small data counts only behind bulk data: alone it takes a round trip, whatever a path carries.
+  // Small data counts only behind bulk data: alone it takes a round trip on any path.
   void took(size_t n_bytes, int64_t now, bool is_bulk);
   void wrote(size_t n_bytes);  // of these
 

@@ -1,9 +1,8 @@
-// Makes the paths of a process's links, at their first use and whenever they are lost, for the life
-// of a job: dials, and is dialled.
+// Makes the connections of a process's links, at their first use and after each loss.
 //
-// Of two ranks the higher one dials. The lower one asks it to, by a connection of its own: who does
-// not know that a path is lacking learns so, and if nobody listens there the process is gone. All
-// is proved by the job's key before it counts.
+// Of two ranks the higher one dials. The lower one asks it to by a connection of its own, by which
+// the higher rank learns that a path is missing; if the connection is refused, the process is gone.
+// Every connection must prove the job key before it counts.
 #pragma once
 
 #include <array>
@@ -22,12 +21,11 @@
 
 namespace shoal {
 
-// A peer has as many connections for each channel of the mesh: that of a path has the number
-// channel * paths + path, between the two ranks and in HELLOs.
+// A peer has `paths` connections for each channel of the mesh, numbered channel * paths + path.
 //
-// Threads: step() of the first channel's progress thread, without a channel's lock; all else under
-// that of the channel in question. A lock of all makers guards the state, and is held while the
-// process forks (forking()). It is the innermost but for the progress threads'.
+// Threads: step() runs on the first channel's progress thread, without a channel's lock; all else
+// under the lock of the channel concerned. One lock for all makers guards the state and is held
+// while the process forks (forking()). Only the progress threads' locks are taken under it.
 class PathMaker {
  public:
   static constexpr size_t kMostChannels = 8;
@@ -44,8 +42,8 @@ class PathMaker {
     std::vector<std::byte> job_key;
     std::vector<int> listeners;  // owned, also on an error
     std::vector<Peer> peers;
-    // How long a link waits for a connection when it has lost all it had. Shorter fails jobs for
-    // what a switch takes to restart a port; longer keeps them from hearing of a host that is gone.
+    // How long a link waits for a connection after it has lost all. A shorter time fails jobs while
+    // a switch restarts a port; a longer one delays the notice that a host is gone.
     int64_t resume_ns = 10'000'000'000;
     size_t n_channels = 1;
   };
@@ -56,15 +54,15 @@ class PathMaker {
   int fd() const { return epoll_fd_; }  // to be read when step() has something to do
 
   void step();
-  // Makes fd() readable at that time at the latest, and step() then calls the channel.
+  // Make fd() readable by the time `when`, so that step() then calls the channel.
   void wake_at(size_t channel, int64_t when);
   size_t n_channels() const { return sources_.size(); }
-  // Whether step() has something for the channel, which tell_links() takes.
+  // True if there is news for the channel, to be taken by tell_links().
   bool calls(size_t channel) const { return called_[channel].load(); }
 
-  // Under the channel's lock: tells its links what has come of it. The peers whose links are to be
-  // served now. `watch`: begins to watch a new path's descriptor; without that the path is none.
-  // What finds no memory is told later.
+  // Under the channel's lock: pass the news to its links. Returns the peers whose links must be
+  // served now. `watch`: starts to poll a new path's descriptor; if that fails the path is dropped.
+  // News for which there is no memory is kept for later.
   using Watch = std::function<bool(int fd, int peer)>;
   std::vector<int> tell_links(size_t channel, FrameSink& sink, const Watch& watch);
 
@@ -110,16 +108,16 @@ class PathMaker {
     std::unique_ptr<Pipe> pipe;  // kMade, until the link has it
     bool is_watched = false;     // kMade
     Secret session;              // kMade
-    std::string why;             // kGone: its host answers, and it is not there any more
+    std::string why;             // kGone: its host answers, but the process is gone
   };
   struct Known {
     Peer peer;
     struct Held {
       PathLink* link = nullptr;
-      bool has_ended = false;  // else, without a link: its channel is not made yet
+      bool has_ended = false;  // false without a link: its channel is not made yet
     };
     std::vector<Held> links;  // by channel
-    // By connection that this rank has dialled: its own end, from where it dials it again.
+    // By connection that this rank has dialled: its local address, used to dial again.
     std::map<uint32_t, Address> from;
   };
   void tell(const Known& known, News news);

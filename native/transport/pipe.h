@@ -1,4 +1,4 @@
-// One stream of bytes each way to one peer: a socket, or its seeded double.
+// A stream of bytes to and from one peer: a socket, or its seeded double in tests.
 #pragma once
 
 #include <sys/types.h>
@@ -14,24 +14,24 @@ class Pipe {
  public:
   virtual ~Pipe() = default;
 
-  // As a socket does that never blocks: bytes moved, or -1 and errno. Reading 0 is the end. To have
-  // read less than asked for means that there is no more for now.
+  // As for a non-blocking socket: the bytes moved, or -1 and errno. Reading 0 is the end. A short
+  // read means that there is no more for now.
   virtual ssize_t write(const iovec* vectors, size_t n_vectors) = 0;
   virtual ssize_t read(const iovec* vectors, size_t n_vectors) = 0;
-  // Nothing more is written; `both`: nor read.
+  // Shut down writing; `both`: and reading.
   virtual void end(bool both) = 0;
   virtual int fd() const { return -1; }
 
-  // What the medium itself knows of the other end, whatever the program there does.
+  // What the medium knows of the other end, independent of the program there.
   struct Silence {
-    int64_t owed_ns = 0;   // for so long bytes that left wait to be confirmed; 0: none do
-    int64_t heard_ns = 0;  // so long ago it confirmed something
-    int64_t usual_ns = 0;  // that it takes
+    int64_t owed_ns = 0;   // how long the oldest unconfirmed byte has waited; 0: none
+    int64_t heard_ns = 0;  // time since the last confirmation
+    int64_t usual_ns = 0;  // the usual time of a confirmation
   };
   virtual Silence silence() { return {}; }
-  // Bytes that it took and the other end's medium has not confirmed; -1: it cannot tell.
+  // Bytes that were written and not yet confirmed by the other end's kernel; -1: unknown.
   virtual int64_t n_unconfirmed() const { return -1; }
-  // About how many bytes it takes before it makes its writer wait.
+  // About how many bytes can be written before the writer must wait.
   virtual size_t appetite() const { return SIZE_MAX; }
 };
 

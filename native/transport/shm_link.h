@@ -1,4 +1,4 @@
-// Frames through shared memory to a process of the same host.
+// A link through shared memory to a process on the same host.
 #pragma once
 
 #include <deque>
@@ -11,8 +11,9 @@
 namespace shoal {
 
 // Small payloads travel in the ring; larger ones lie in slots or shared regions and are named by
-// place. Regions' descriptors go to the peer's doorbell socket. An end is said in the ring; a death
-// the kernel marks in the peer's arena, which is looked at ten times a second.
+// place. Descriptors of regions go to the peer's doorbell socket. The end of a link is written to
+// the ring; a death is marked by the kernel in the peer's arena, which is checked ten times a
+// second.
 //
 // Buffers: `own` outlives the link.
 class ShmLink final : public Link {
@@ -36,7 +37,7 @@ class ShmLink final : public Link {
   size_t max_inline() const override { return Arena::max_inline(own_.n_local()); }
   bool shares_memory() const override { return true; }
   bool share(uint32_t region) override;
-  // Done when they return: this thread copies, or folds straight from the peer's pages.
+  // Complete when they return: the caller copies, or folds straight from the peer's pages.
   Moved put(uint64_t token, const CallId& call, const std::byte* from, size_t n_bytes,
             const Remote& to) override;
   Moved get(uint64_t token, const CallId& call, const Remote& from, const Into& into) override;
@@ -74,8 +75,8 @@ class ShmLink final : public Link {
 
   std::deque<Frame> queue_;
   bool closed_ = true;     // until it is opened
-  uint64_t head_ = 0;      // of the ring, which the peer could write to
-  uint32_t n_pushed_ = 0;  // frames that the peer was not told of
+  uint64_t head_ = 0;      // our copy of the ring's head, which the peer could overwrite
+  uint32_t n_pushed_ = 0;  // frames pushed since the peer's doorbell was last rung
   uint64_t n_full_ = 0;    // how often there was no room for a frame
   Ring how_ = Ring::kCounted;
   std::set<uint32_t> shared_;

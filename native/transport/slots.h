@@ -1,4 +1,4 @@
-// The slots of this process's arena: pieces of shared memory that hold one segment each on its way
+// The slots of this process's arena: pieces of shared memory that each hold one segment on its way
 // to peers of the same host.
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace shoal {
 
-// One slot may be offered to several peers (a multicast); it is free when all have taken it. Each
-// peer may hold `quota` slots, and there are quota * peers of them, so a peer that reads slowly
-// never starves another.
+// A slot may be offered to several peers (a multicast); it is free when all have taken it. Each
+// peer may hold `quota` slots, and there are quota * peers of them, so a slow reader never starves
+// another.
 //
-// A peer that was given up while it was stopped may still read its slots, which others use by then.
-// So each slot has a stamp in shared memory, which changes before what lies in the slot does: an
-// offer names the stamp, and who has read a slot looks whether it is still that one.
+// A peer that was given up while it was stopped may still read its slots after they were reused. So
+// each slot has a stamp in shared memory, which changes before the slot's contents do. An offer
+// names the stamp, and the reader checks after reading that it has not changed.
 //
 // Threads: under the channel's lock.
 class Slots {
@@ -34,7 +34,7 @@ class Slots {
         int n_peers, std::function<Error(uint32_t slot)> reserve = {});
 
   uint32_t free_for(int peer) const { return quota_ - held_by_[peer]; }
-  // A free slot: there is one while any peer may hold one more. Fails for want of memory only.
+  // Take a free slot: there is one while any peer may hold one more. Fails only if memory runs out.
   Error take(uint32_t& slot_out);
   void lend(uint32_t slot, int peer);
   // False if `peer` does not hold `slot`: it broke the protocol.
@@ -42,18 +42,18 @@ class Slots {
   void drop_peer(int peer);  // everything it held counts as taken
 
   std::byte* data(uint32_t slot) const { return base_ + slot * kSlotBytes; }
-  // Changes whenever take() hands the slot out: what lies in it is the same while it is lent and
-  // this is the same.
+  // Changes whenever take() hands the slot out: while a lent slot's stamp is the same, so are its
+  // contents.
   uint64_t stamp(uint32_t slot) const { return stamps_[slot]; }
   bool is_lent(uint32_t slot) const { return !holders_[slot].empty(); }
 
-  // For a peer that reads `slot`. kStale: its stamp was not `offered` all the while.
+  // Read `slot`, as a peer. kStale: its stamp did not stay `offered` throughout.
   static Moved read(const std::byte* slot, const std::atomic<uint64_t>& stamp, uint64_t offered,
                     const Into& into);
 
  private:
   std::byte* base_ = nullptr;
-  std::atomic<uint64_t>* shown_stamps_ = nullptr;  // written only: peers can write there too
+  std::atomic<uint64_t>* shown_stamps_ = nullptr;  // never read here: peers can write there too
   uint32_t quota_ = 0;
   std::function<Error(uint32_t)> reserve_;
   std::vector<std::vector<int>> holders_;  // by slot

@@ -9,11 +9,11 @@
 
 namespace shoal {
 
-// All that are open are in a list: a thread that is about to close one, which nobody else knows of
-// any more, is not in the child of a fork, and the descriptor is.
+// All open pipes are in a list, for fork: the child inherits the descriptor of a pipe that another
+// thread is about to close, but not that thread.
 class SocketPipe final : public Pipe {
  public:
-  // Owns `fd` and makes it non-blocking.
+  // Takes ownership of `fd` and makes it non-blocking.
   explicit SocketPipe(int fd);
   ~SocketPipe() override;
 
@@ -25,9 +25,9 @@ class SocketPipe final : public Pipe {
   int64_t n_unconfirmed() const override;
   size_t appetite() const override { return static_cast<size_t>(unsent_); }
 
-  // Held while the process forks; no other lock is taken under it.
+  // A lock held while the process forks; no other lock is taken under it.
   static std::mutex& forking();
-  // In a forked child, where forking() is held: closes all, which are the parent's.
+  // In a forked child, with forking() held: close all pipes, which are the parent's.
   static void forsake_all();
 
  private:
@@ -40,8 +40,8 @@ class SocketPipe final : public Pipe {
   int fd_;
   SocketPipe *next_ = nullptr, *before_ = nullptr;
   uint64_t n_until_look_ = 0;         // bytes
-  int unsent_ = INT_MAX;              // where there is no such bound
-  int64_t first_unconfirmed_ns_ = 0;  // when the first byte left that may be so; 0: none
+  int unsent_ = INT_MAX;              // the bound on unsent bytes; INT_MAX: none
+  int64_t first_unconfirmed_ns_ = 0;  // when the first possibly unconfirmed byte left; 0: none
 };
 
 }  // namespace shoal

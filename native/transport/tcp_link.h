@@ -1,4 +1,4 @@
-// Frames over stream sockets (TCP; Unix stream sockets work as well), each of them one path.
+// A link over stream sockets (TCP; Unix stream sockets work as well), each of them one path.
 #pragma once
 
 #include <deque>
@@ -17,8 +17,8 @@ namespace shoal {
 // damaged packet in ten million through (Stone & Partridge, SIGCOMM 2000).
 class TcpLink final : public PathLink {
  public:
-  // Flows up to `sizes.small` go without asking. Larger costs the receiver memory when it is late,
-  // smaller costs a round trip for what is cheap to keep.
+  // Flows up to `sizes.small` are sent without a grant. A larger limit costs a late receiver
+  // memory; a smaller one costs a round trip.
   TcpLink(int peer, size_t n_paths, FrameKeys keys, const Outbox::Sizes& sizes = {});
   ~TcpLink() override;
 
@@ -39,8 +39,8 @@ class TcpLink final : public PathLink {
 
   const char* kind() const override { return "tcp"; }
   std::vector<int> fds() const override;  // of the paths that live
-  // What the peer sent before its end may hide that from many a pump: from then on, drained means
-  // that the end was read.
+  // Bytes sent before the end can hide it for many pumps: after `ended`, drained means that the end
+  // itself was read.
   bool on_event(FrameSink& sink, bool ended) override;
   bool is_drained() const override;
   bool is_watchful() const override { return paths_.size() > 1 && outbox_.n_unacknowledged() > 0; }
@@ -51,9 +51,9 @@ class TcpLink final : public PathLink {
     std::deque<Outgoing*> writing;
     size_t n_waiting = 0;      // bytes in it
     Outgoing acknowledgement;  // where it is not queued, `at` is not kPath
-    // Where there are several paths, whose pipes can tell what was confirmed.
+    // Set if there are several paths whose pipes report confirmations.
     std::unique_ptr<PathShare> share;
-    bool is_stuck = false;  // cannot be written to: reading will tell why
+    bool is_stuck = false;  // writing failed; reading will give the reason
     bool is_drained = false;
     bool is_ending = false;        // the peer sends no more by it
     std::vector<std::byte> ahead;  // bytes read past what was asked for

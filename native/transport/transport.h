@@ -1,5 +1,5 @@
-// Which transports there are, and how a peer gets a link by one of them. The engine knows links
-// (link.h) and no kind of them; another transport is its own files and a line in transport.cc.
+// The list of transports, and the choice of one for each peer. The engine knows only links
+// (link.h); a new transport is its own files and a line in transport.cc.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,14 @@
 
 namespace shoal {
 
-// Where a peer is. A link to another host begins unlinked (link.h).
+// The place of a peer. A link to another host starts unlinked (link.h).
 struct PeerPlace {
   int rank = -1;
   bool is_local = false;  // it has entered the memory of this host
   size_t n_paths = 1;     // to another host, of one channel: at most Header::kMaxPaths
 };
 
-// What is the same for all links of a rank.
+// The arguments common to all links of a rank.
 struct Site {
   int rank;
   uint64_t epoch;
@@ -29,7 +29,7 @@ struct Site {
   Arena& arena;                  // of this process; outlives the links
   const std::vector<int> local;  // the ranks of this host, ascending, this one included
   int channel;                   // which of a mesh's it is for
-  PathSource* paths;             // to other hosts; null: there are none. Outlives the links
+  PathSource* paths;             // to other hosts, null if there are none; outlives the links
 };
 
 struct Transport {
@@ -38,10 +38,10 @@ struct Transport {
   Error (*connect)(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out);
 };
 
-// In the order in which they are asked.
+// All transports, in the order in which they are tried.
 const std::vector<Transport>& transports();
 
-// The link to a peer by the first transport that reaches it.
+// Make the link to a peer by the first transport that reaches it.
 Error connect(const Site& site, const PeerPlace& peer, std::unique_ptr<Link>& out);
 
 }  // namespace shoal
