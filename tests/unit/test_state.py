@@ -5,11 +5,13 @@ import logging
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shoal import UsageError
+from shoal.cli import main
 from shoal.state import AtDeadline, document, watch
 from shoal.state import late as late_calls
 from shoal.state.culprit import verdict
@@ -21,160 +23,94 @@ from shoal.state.waits import WORDS, waits_of
 WHAT = "all_reduce float32[1024] sum by ring"
 
 
+CALL = """{
+    "serial": 5, "n_bytes": 4096, "age_s": 12.3, "left_s": 4.0, "awaits_message": false,
+    "scratch": "none", "scratch_bytes": 0, "n_steps": 7, "n_steps_left_out": 0
+}"""
+PEER = """{
+    "state": "alive", "link": "tcp", "heard_s": 0.2, "said_s": 0.1, "n_queued": 2,
+    "queued_bytes": 2048, "n_frames_out": 3, "n_frames_in": 4, "n_bytes_out": 1048576,
+    "n_bytes_in": 0, "bytes_out_per_s": 1024.0, "bytes_in_per_s": 0.0,
+    "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
+    "paths": [
+        {"state": "open", "is_lost": false, "lost_s": null, "why_lost": "", "n_made_anew": 0},
+        {"state": "lost", "is_lost": true, "lost_s": 2.5, "why_lost": "was cut", "n_made_anew": 3},
+        {"state": "unmade", "is_lost": false, "lost_s": null, "why_lost": "", "n_made_anew": 0},
+        {"state": "dialled", "is_lost": false, "lost_s": 0.5, "why_lost": "", "n_made_anew": 0},
+        {"state": "ended", "is_lost": false, "lost_s": null, "why_lost": "", "n_made_anew": 0}
+    ],
+    "sockets": [{
+        "rtt_us": 1500, "rtt_var_us": 10, "congestion_window": 12, "n_unacked": 3,
+        "n_retransmits": 8, "unsent_bytes": 512
+    }]
+}"""
+GROUP = """{
+    "id": "0000000000000007", "name": "world", "is_made": true, "ended": null,
+    "n_in_flight_left_out": 0, "made_by_others": [], "finished": [{"key": "1", "what": "barrier"}]
+}"""
+WORLD = """{
+    "epoch": "e", "is_closed": false, "is_stuck": false, "scratch_bytes": 0,
+    "staging": {"used_bytes": 9, "reserved_bytes": 9, "peak_bytes": 9, "ceiling_bytes": 4096}
+}"""
+STATE = """{
+    "shoal_dump": 1, "why": "it was asked for", "taken_at": "now", "fold_isa": "avx2",
+    "versions": {"shoal": "1"}, "settings": {"SHOAL_ALGO": "ring"}, "wakeups": {"late": 0},
+    "threads": [{"name": "MainThread", "stack": ["train.py:7 in step"], "at": "train.py:7"}]
+}"""
+
+
 def step(peer: int, awaits: str, since_s: float = 1.0, kind: str = "recv") -> dict[str, Any]:
-    counts = {"started": 0} if kind == "send" else {"arrived": 0, "offered": 0}
-    return {
-        "step": 0,
-        "kind": kind,
-        "peer": peer,
-        "awaits": awaits,
-        "since_s": since_s,
-        "n_bytes": 4096,
-        "n_segments": 4,
-        "ready": 4,
-        "done": 1,
-        "granted": 2,
-        **counts,
-    }
+    told = {"step": 0, "kind": kind, "peer": peer, "awaits": awaits, "since_s": since_s}
+    told |= {"n_bytes": 4096, "n_segments": 4, "ready": 4, "done": 1, "granted": 2}
+    return told | ({"started": 0} if kind == "send" else {"arrived": 0, "offered": 0})
 
 
 def call(
-    steps: list[dict[str, Any]],
-    absent: tuple[int, ...] = (),
-    key: int = 5,
-    what: str = WHAT,
+    *steps: dict[str, Any], absent: tuple[int, ...] = (), key: int = 5, what: str = WHAT
 ) -> dict[str, Any]:
+    told = json.loads(CALL) | {"key": f"{key:016x}", "what": what, "agreement": f"hash of {what}"}
     peers = sorted({one["peer"] for one in steps})
-    told = {
-        "serial": 5,
-        "key": f"{key:016x}",
-        "what": what,
-        "agreement": f"hash of {what}",
-        "n_bytes": 4096,
-        "age_s": 12.3,
-        "left_s": 4.0,
-        "awaits_message": False,
-        "scratch": "none",
-        "scratch_bytes": 0,
-        "n_steps": 7,
-        "n_steps_left": len(steps),
-        "n_steps_left_out": 0,
-        "steps": steps,
-        "peers": [{"rank": rank, "in_call": rank not in absent} for rank in peers],
-    }
-    return {**told, "waits": waits_of(told)}
+    told["peers"] = [{"rank": rank, "in_call": rank not in absent} for rank in peers]
+    told |= {"steps": steps, "n_steps_left": len(steps)}
+    return told | {"waits": waits_of(told)}
 
 
-def path(
-    is_now: str, lost_s: float | None = None, why_lost: str = "", n_made_anew: int = 0
-) -> dict[str, Any]:
-    return {
-        "state": is_now,
-        "is_lost": is_now == "lost",
-        "lost_s": lost_s,
-        "why_lost": why_lost,
-        "n_made_anew": n_made_anew,
-    }
+def state(rank: int, *calls: dict[str, Any], last: int = 5, size: int = 3) -> dict[str, Any]:
+    """What rank `rank` of one group wrote; `last` is the number of its last call."""
+    group = json.loads(GROUP) | {"rank": rank, "members": list(range(size))}
+    group |= {"n_calls": last, "last_number": last, "in_flight": list(calls)}
+    world = json.loads(WORLD) | {"rank": rank, "groups": [group]}
+    world["ranks"] = [{"host": f"host-{other}", "address": ""} for other in range(size)]
+    world["peers"] = [json.loads(PEER) | {"rank": r} for r in range(size) if r != rank]
+    own = {"rank": rank, "host": f"host-{rank}", "pid": 100 + rank, "taken_at_s": 1.0 + rank}
+    return json.loads(STATE) | own | {"worlds": [world]}
 
 
-def state(
-    rank: int, calls: list[dict[str, Any]], last_number: int = 5, size: int = 3
-) -> dict[str, Any]:
-    """What rank `rank` of one group told."""
-    peer = {
-        "state": "alive",
-        "link": "tcp",
-        "heard_s": 0.2,
-        "said_s": 0.1,
-        "n_queued": 2,
-        "queued_bytes": 2048,
-        "n_frames_out": 3,
-        "n_frames_in": 4,
-        "n_bytes_out": 1 << 20,
-        "n_bytes_in": 0,
-        "bytes_out_per_s": 1024.0,
-        "bytes_in_per_s": 0.0,
-        "stalls": {"no_grant": 7, "no_slot": 0, "no_credit": 0, "no_staging": 0, "link_full": 1},
-        "paths": [
-            path("open"),
-            path("lost", lost_s=2.5, why_lost="was cut", n_made_anew=3),
-            path("unmade"),
-            path("dialled", lost_s=0.5),
-            path("ended"),
-        ],
-        "sockets": [
-            {
-                "rtt_us": 1500,
-                "rtt_var_us": 10,
-                "congestion_window": 12,
-                "n_unacked": 3,
-                "n_retransmits": 8,
-                "unsent_bytes": 512,
-            }
-        ],
-    }
-    group = {
-        "id": "ab",
-        "name": "world",
-        "is_made": True,
-        "rank": rank,
-        "n_calls": last_number,
-        "members": list(range(size)),
-        "last_number": last_number,
-        "ended": None,
-        "in_flight": calls,
-        "n_in_flight_left_out": 0,
-        "made_by_others": [],
-        "finished": [{"key": "1", "what": "barrier"}],
-    }
-    world = {
-        "epoch": "e",
-        "rank": rank,
-        "is_closed": False,
-        "is_stuck": False,
-        "groups": [group],
-        "ranks": [{"host": f"host-{other}", "address": ""} for other in range(size)],
-        "peers": [{**peer, "rank": other} for other in range(size) if other != rank],
-        "staging": dict.fromkeys(("used_bytes", "reserved_bytes", "peak_bytes"), 1024),
-        "scratch_bytes": 0,
-    }
-    world["staging"]["ceiling_bytes"] = 4096
-    return {
-        "shoal_dump": 1,
-        "why": "it was asked for",
-        "taken_at": "now",
-        "taken_at_s": 1.0 + rank,
-        "rank": rank,
-        "host": f"host-{rank}",
-        "pid": 100 + rank,
-        "fold_isa": "avx2",
-        "versions": {"shoal": "1"},
-        "settings": {"SHOAL_ALGO": "ring"},
-        "wakeups": {"late": 0},
-        "threads": [{"name": "MainThread", "stack": ["train.py:7 in step"], "at": "train.py:7"}],
-        "worlds": [world],
-    }
-
+WAITING = call(step(1, "data", 12.0), absent=(1,))
 
 # For whom a call waits.
 
 
-def test_who_owes_data_is_to_blame_before_who_takes_none() -> None:
-    waits = call([step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "data", 9.0)])
-    assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waits["waits"]] == [
-        (2, True, 9.0),
-        (1, False, 1.0),
-    ]
-
-
-def test_of_those_who_owe_data_who_has_not_made_the_call_is_to_blame() -> None:
-    waits = call([step(1, "data", 9.0), step(2, "data", 3.0)], absent=(2,))["waits"]
-    assert [(w["rank"], w["is_blamed"]) for w in waits] == [(2, True), (1, False)]
-
-
-@pytest.mark.parametrize("word", ["turn", "scratch", "nothing"])
-def test_a_step_that_waits_for_nobody_blames_nobody(word: str) -> None:
-    assert call([step(1, word)])["waits"] == []
+@pytest.mark.parametrize(
+    ("waiting", "waits"),
+    [
+        # A rank that owes data is to blame before one that takes none, since the oldest wait.
+        (
+            call(step(1, "grant", kind="send"), step(2, "data", 3.0), step(2, "data", 9.0)),
+            [(2, True, 9.0), (1, False, 1.0)],
+        ),
+        # Of two that owe data, the one that has not made the call is to blame.
+        (
+            call(step(1, "data", 9.0), step(2, "data", 3.0), absent=(2,)),
+            [(2, True, 3.0), (1, False, 9.0)],
+        ),
+        *((call(step(1, word)), []) for word in ("turn", "scratch", "nothing")),
+    ],
+)
+def test_a_call_names_the_ranks_that_it_waits_for(
+    waiting: dict[str, Any], waits: list[tuple[int, bool, float]]
+) -> None:
+    assert [(w["rank"], w["is_blamed"], w["since_s"]) for w in waiting["waits"]] == waits
 
 
 def test_every_word_of_the_native_core_is_known() -> None:
@@ -189,7 +125,7 @@ def test_every_word_of_the_native_core_is_known() -> None:
 
 
 def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
-    text = text_of(state(0, [call([step(1, "data", 12.0)], absent=(1,))]))
+    text = text_of(state(0, WAITING))
     for facts in (
         ("host-0", "process 100"),
         ("'world'", "ranks 0, 1, 2", "5 calls", "1 in flight"),
@@ -206,7 +142,7 @@ def test_the_text_says_who_waits_for_whom_and_since_when() -> None:
 
 
 def test_a_rank_whose_lock_is_held_says_so() -> None:
-    told = state(0, [])
+    told = state(0)
     told["worlds"][0].update(is_stuck=True, groups=[], peers=[])
     del told["worlds"][0]["staging"]
     assert "its state cannot be read: a thread holds its lock" in text_of(told)
@@ -243,16 +179,13 @@ def test_a_thread_tells_where_it_left_the_code_of_the_program() -> None:
         ("/nowhere/", "/nowhere/shoal-dump-host_1-rank3-77"),
     ],
 )
-def test_a_pattern_names_files_of_every_rank_apart(pattern: str, stem: str) -> None:
+def test_a_pattern_names_files_of_every_rank_apart(pattern: str, stem: str, tmp_path: Path) -> None:
     assert stem_of(pattern, 3, "host/1", 77) == stem
-
-
-def test_a_folder_that_exists_gets_files_of_names_of_their_own(tmp_path: Path) -> None:
     assert stem_of(str(tmp_path), 3, "h", 77) == f"{tmp_path}/shoal-dump-h-rank3-77"
 
 
 def test_files_that_exist_are_left_alone(tmp_path: Path) -> None:
-    pattern, told = str(tmp_path / "new" / "a-%r"), state(0, [])
+    pattern, told = str(tmp_path / "new" / "a-%r"), state(0)
     first = write(told, "one", pattern)
     assert [path.name for path in first] == ["a-0.json", "a-0.txt"]
     (tmp_path / "new" / "a-0-2.txt").write_text("mine")
@@ -264,15 +197,12 @@ def test_files_that_exist_are_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "new" / "a-0-2.json").exists()
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_is_not_followed_and_only_the_owner_may_read_files(tmp_path: Path) -> None:
     (tmp_path / "a-0.json").symlink_to(tmp_path / "elsewhere")
-    assert write(state(0, []), "one", str(tmp_path / "a-%r"))[0].name == "a-0-2.json"
+    written = write(state(0), "one", str(tmp_path / "a-%r"))
+    assert written[0].name == "a-0-2.json"
     assert not (tmp_path / "elsewhere").exists()
-
-
-def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
-    for path in write(state(0, []), "one", str(tmp_path)):
-        assert path.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in written)
 
 
 @pytest.mark.parametrize("pattern", ["{}/file/below", "/proc/nowhere/%r", "/a\0b"])
@@ -280,7 +210,7 @@ def test_what_cannot_be_written_is_a_warning(
     pattern: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert write(state(0, []), "one", pattern.format(tmp_path)) == ()
+    assert write(state(0), "one", pattern.format(tmp_path)) == ()
     assert "cannot be written to" in caplog.text
 
 
@@ -290,7 +220,7 @@ def test_a_disk_that_hangs_is_not_waited_for_for_ever(
     is_back = threading.Event()
     monkeypatch.setattr("shoal.state.files._PATIENCE_S", 0.0)
     monkeypatch.setattr("shoal.state.files._write", lambda *_: is_back.wait() and ())
-    assert write(state(0, []), "one", str(tmp_path)) == ()
+    assert write(state(0), "one", str(tmp_path)) == ()
     is_back.set()
     assert "it goes on" in caplog.text
 
@@ -305,21 +235,19 @@ def test_the_setting_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert pattern_of_job() is None
 
 
-class Native:
-    """A group that a deadline has ended."""
-
-    def __init__(self, taken_ns: int) -> None:
-        self.told: dict[str, Any] | None = {"taken_ns": taken_ns, "groups": [], "peers": []}
-
-    def take_state_at_deadline(self) -> dict[str, Any] | None:
-        told, self.told = self.told, None
-        return told
+def native(taken_ns: int) -> SimpleNamespace:
+    """A group that a deadline has ended, whose state can be taken once."""
+    told = [{"taken_ns": taken_ns, "groups": [], "peers": []}]
+    return SimpleNamespace(take_state_at_deadline=lambda: told.pop() if told else None)
 
 
 class Context:
-    """Without links."""
+    """One without links."""
 
     epoch, rank, names, groups, mesh = 1, 0, (), (), None
+
+
+CONTEXT = Context()
 
 
 @pytest.fixture
@@ -331,37 +259,30 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_deadline_is_written_down_once_for_all_groups_that_end_with_it(fresh: Path) -> None:
-    one = AtDeadline()
-    native = Native(7)
-    note = one.note(Context(), native)
+    one, group = AtDeadline(), native(7)
+    note = one.note(CONTEXT, group)
     assert note == f"what it waited for is in {next(fresh.glob('*.txt'))}"
-    assert one.note(Context(), native) == note
-    assert AtDeadline().note(Context(), Native(7)) == note
+    assert one.note(CONTEXT, group) == note
+    assert AtDeadline().note(CONTEXT, native(7)) == note
     assert len(list(fresh.iterdir())) == 2
 
 
 def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
-    notes = [AtDeadline().note(Context(), Native(n)) for n in range(1, 20)]
+    notes = [AtDeadline().note(CONTEXT, native(n)) for n in range(1, 20)]
     assert len(list(fresh.glob("*.json"))) == 8
     assert notes[7].startswith("what it waited for is in ")
     assert notes[8] == "not written: 8 deadlines before left files already"
 
 
-def test_an_error_is_told_even_if_its_state_cannot_be(
+def test_an_error_is_raised_even_if_its_state_cannot_be_written(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.state.text.text_of", lambda _state: 1 / 0)
-    note = AtDeadline().note(Context(), Native(7))
+    note = AtDeadline().note(CONTEXT, native(7))
     assert note.startswith("what it waited for could not be written: ZeroDivisionError")
-    assert list(fresh.iterdir()) == []
-
-
-def test_an_error_without_files_says_nothing_of_them(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert fresh.exists()
     monkeypatch.setenv("SHOAL_DUMP", "off")
-    assert AtDeadline().note(Context(), Native(7)) == ""
+    assert AtDeadline().note(CONTEXT, native(8)) == ""
+    assert list(fresh.iterdir()) == []
 
 
 # The signal.
@@ -396,96 +317,124 @@ def test_a_job_does_not_fail_for_want_of_the_signal(
 
 # What they say together.
 
-
-def test_a_rank_that_has_not_made_a_call_is_named_with_what_it_did_instead() -> None:
-    waiting = [call([step(1, "data", 12.0)], absent=(1,))]
-    text = verdict([state(0, waiting), state(2, waiting), state(1, [], last_number=4)])
-    first, late, *waits, last = text.splitlines()
-    assert first.startswith("3 of 3 ranks ")
-    assert late.startswith(f"rank 1 on host-1 has not made {WHAT} (call 5 ")
-    for fact in ("'world'", "ranks 0, 2", "12.3 s", "barrier", "train.py:7"):
-        assert fact in late
-    assert [line.partition(":")[0] for line in waits] == [
-        f"rank {n} waits for rank 1, up to 12.0 s" for n in (0, 2)
-    ]
-    assert last.endswith("for rank 1")
+BROADCAST = "broadcast float32[8] from rank 0 by tree"
+NAMED = call(step(1, "data"), absent=(1,), key=(1 << 62) + 9)
+ENDED_NAMED = state(1, last=0)
+ENDED_NAMED["worlds"][0]["groups"][0]["finished"] = [{"key": NAMED["key"], "what": WHAT}]
+LATER = {**state(0), "taken_at_s": 99.0}
 
 
-def test_a_rank_that_said_nothing_is_named_when_nobody_heard_it() -> None:
-    waiting = [call([step(1, "data", 12.0)], absent=(1,))]
-    text = verdict([state(0, waiting), state(2, [call([step(0, "data", 11.0)])])])
-    first, silent, *waits, last = text.splitlines()
-    assert first.startswith("2 of 3 ranks ")
-    assert silent.startswith("rank 1 on host-1 has no report, and rank 0 ")
-    assert WHAT in silent
-    assert [line.partition(":")[0] for line in waits] == [
-        "rank 0 waits for rank 1, up to 12.0 s",
-        "rank 2 waits for rank 0, up to 11.0 s",
-    ]
-    assert last.endswith("for rank 1")
+@pytest.mark.parametrize(
+    ("states", "lines"),
+    [
+        # A rank that has not made a call, with what it did instead.
+        (
+            [state(0, WAITING), state(2, WAITING), state(1, last=4)],
+            [
+                ["3 of 3 ranks "],
+                [f"rank 1 on host-1 has not made {WHAT} (call 5 ", "'world'", "ranks 0, 2"],
+                ["rank 1 on host-1", "12.3 s", "barrier", "train.py:7"],
+                *(["rank 0 waits for rank 1, up to 12.0 s"], ["rank 2 waits for rank 1, up to 12"]),
+                ["all of them wait", "for rank 1"],
+            ],
+        ),
+        # A rank without a report that nobody heard.
+        (
+            [state(0, WAITING), state(2, call(step(0, "data", 11.0)))],
+            [
+                *(["2 of 3 ranks "], ["rank 1 on host-1 has no report, and rank 0 ", WHAT]),
+                *(["rank 0 waits for rank 1, up to 12"], ["rank 2 waits for rank 0, up to 11"]),
+                ["all of them wait", "for rank 1"],
+            ],
+        ),
+        (
+            [
+                state(0, call(step(1, "data"))),
+                state(1, call(step(0, "data"), what=BROADCAST)),
+            ],
+            [["different calls", "'world'", f"rank 0 called {WHAT}", f"rank 1 called {BROADCAST}"]],
+        ),
+        (
+            [
+                state(0, call(step(1, "link", kind="send")), size=2),
+                state(1, call(step(0, "data")), size=2),
+            ],
+            [["ranks 0, 1 wait for each other"]],
+        ),
+        # A call with a name is missed by its key.
+        ([state(0, NAMED), state(1, last=0)], [["rank 1 on host-1 has not made"]]),
+        # Of two states of a rank, the one with calls in flight counts.
+        ([LATER, state(0, call(step(1, "data")))], [["rank 0 waits for rank 1"]]),
+        ([state(0, size=1)], [["1 of 1 ranks reported"], ["none of them had a call in flight"]]),
+    ],
+)
+def test_ranks_that_hold_up_a_job_are_named(
+    states: list[dict[str, Any]], lines: list[list[str]]
+) -> None:
+    said = verdict(states).splitlines()
+    for facts in lines:
+        assert any(all(fact in line for fact in facts) for line in said), facts
 
 
-def test_ranks_that_called_different_things_are_told_apart() -> None:
-    other = call([step(0, "data")], what="broadcast float32[8] from rank 0 by tree")
-    text = verdict([state(0, [call([step(1, "data")])]), state(1, [other])])
-    assert (
-        f"the ranks made different calls in group 'world': rank 0 called {WHAT}, but rank 1 "
-        "called broadcast float32[8] from rank 0 by tree\n"
-    ) in text
+@pytest.mark.parametrize(
+    "states",
+    [
+        [state(0, last=5), state(1, call(step(0, "data")))],  # rank 0 has ended the call
+        [state(0, NAMED), ENDED_NAMED],
+        [state(0, call(step(1, "data"), key=3 << 62)), state(2, last=0)],  # a message to others
+    ],
+)
+def test_a_rank_does_not_lack_a_call_that_it_ended_or_has_no_part_in(
+    states: list[dict[str, Any]],
+) -> None:
+    assert "has not made" not in verdict(states)
 
 
-def test_ranks_that_wait_for_each_other_are_named() -> None:
-    text = verdict(
-        [
-            state(0, [call([step(1, "link", kind="send")])], size=2),
-            state(1, [call([step(0, "data")])], size=2),
-        ]
-    )
-    assert "ranks 0, 1 wait for each other: look at what is queued on their links" in text
+# On the command line.
 
 
-def test_a_rank_that_ended_a_call_before_the_others_does_not_lack_it() -> None:
-    text = verdict([state(0, [], last_number=5), state(1, [call([step(0, "data")])])])
-    assert "has not made" not in text
+def test_shoal_dump_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(write(one, "", str(tmp_path))[0]) for one in (state(0, WAITING), state(1, last=4))]
+    for given in (files, map(str, tmp_path.iterdir())):  # texts among them
+        assert main(["dump", *given]) == 0
+        assert "rank 1 on host-1 has not made" in capsys.readouterr().out
+    assert main(["dump", "--text", files[0]]) == 0
+    assert capsys.readouterr().out.startswith("shoal on host-0")
 
 
-def test_a_call_with_a_name_is_missed_by_its_key() -> None:
-    named = call([step(1, "data")], absent=(1,), key=(1 << 62) + 9)
-    ended = state(1, [], last_number=0)
-    assert "rank 1 on host-1 has not made" in verdict([state(0, [named]), ended])
-    ended["worlds"][0]["groups"][0]["finished"] = [{"key": named["key"], "what": WHAT}]
-    assert "has not made" not in verdict([state(0, [named]), ended])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a state of shoal; this shoal reads version 1"),
+        ('{"shoal_dump": 2}', "has version 2; this shoal reads version 1"),
+        ('{"shoal_dump": 1, "taken_at_s": 1, "worlds": [{}], "threads": []}', "is damaged"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_refused(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["dump", str(path)]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_messages_are_missed_by_nobody_else() -> None:
-    message = call([step(1, "data")], key=3 << 62)
-    assert "has not made" not in verdict([state(0, [message]), state(2, [], last_number=0)])
-
-
-def test_of_two_words_of_a_rank_the_one_with_calls_in_flight_counts() -> None:
-    after = state(0, [])
-    after["taken_at_s"] = 99.0
-    assert "rank 0 waits for rank 1" in verdict([after, state(0, [call([step(1, "data")])])])
-
-
-def test_ranks_that_do_nothing_say_so() -> None:
-    assert (
-        verdict([state(0, [], size=1)])
-        == "1 of 1 ranks reported\nnone of them had a call in flight\n"
-    )
+# A rank that is late.
 
 
 def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_its_age() -> None:
-    late = call([step(1, "data"), step(2, "data")], absent=(2,))
-    later = {**call([step(1, "data")], absent=(1,), key=6), "age_s": 0.1}
-    (world,) = state(0, [late, later])["worlds"]
+    late = call(step(1, "data"), step(2, "data"), absent=(2,))
+    later = {**call(step(1, "data"), absent=(1,), key=6), "age_s": 0.1}
+    (world,) = state(0, late, later)["worlds"]
     (group,) = world["groups"]
-    group["id"] = f"{(native_id := 7):016x}"
     due_s = dict[tuple[int, str], float]()
     n_told = []
     for age_s in (9.9, 10.0, 11.0, 19.9, 20.0, 35.0, 90.0, 159.0, 160.0):
         late["age_s"] = age_s
-        texts = late_in(world, native_id, 10.0, due_s)
+        texts = late_in(world, 7, 10.0, due_s)
         n_told.append(len(texts))
     assert n_told == [0, 1, 0, 0, 1, 0, 1, 0, 1]
     (text,) = texts
@@ -493,7 +442,7 @@ def test_a_rank_that_is_late_to_the_oldest_call_is_named_once_per_doubling_of_it
     assert f"has waited 160.0 s in {WHAT} (call 5 of group {group['name']!r}) for rank 2" in text
     assert text.endswith("which has not joined this call")
     group["in_flight"].clear()
-    assert late_in(world, native_id, 10.0, due_s) == []
+    assert late_in(world, 7, 10.0, due_s) == []
     assert due_s == {}
 
 
@@ -503,10 +452,7 @@ def test_warnings_of_groups_that_have_ended_are_forgotten() -> None:
     assert late_calls._due_s == {}
 
 
-def test_nobody_is_late_who_is_in_the_call_or_has_no_message_to_send_yet() -> None:
-    in_call = call([step(1, "data")])
-    message = {**call([step(1, "data")], absent=(1,), key=6), "awaits_message": True}
-    for one in (in_call, message):
-        (world,) = state(0, [one])["worlds"]
-        world["groups"][0]["id"] = f"{7:016x}"
-        assert late_in(world, 7, 10.0, {}) == []
+def test_a_rank_in_the_call_or_without_a_message_to_send_yet_is_not_late() -> None:
+    message = {**call(step(1, "data"), absent=(1,), key=6), "awaits_message": True}
+    for one in (call(step(1, "data")), message):
+        assert late_in(state(0, one)["worlds"][0], 7, 10.0, {}) == []
