@@ -1,151 +1,157 @@
 """The page that plays a trace, in a real browser without a window."""
 
+import functools
+import http.server
+import json
+import os
+import queue
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+import signal
+import subprocess
+import threading
 from typing import Any
 
 import pytest
-from browser import Browser
 
 from shoal.analysis.trace.page import page_of
 from shoal.analysis.trace.tracer import trace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
+DEADLINE_S = 60
 
 pytestmark = pytest.mark.skipif(
     not CHROMIUM, reason="no chromium on the PATH, the page was not played: install chromium"
 )
 
-UNTIL_THE_END = """
-new Promise((done) => {
-  const look = () => document.body.dataset.end ? done() : requestAnimationFrame(look);
-  look();
-})
-"""
+SHARDED = {
+    size: trace("all_reduce", "sharded", size, hosts=tuple(rank // 4 for rank in range(size)))
+    for size in (1, 2, 64)
+}
+RING = page_of(trace("all_reduce", "ring", 4))
+PAGES = {
+    "ring": RING,
+    "wrong": RING.replace("[3,2,1,0],true]", "[3,2,1,1],true]"),
+    "gather": page_of(trace("all_gather", "ring", 3)),
+    **{f"sharded{size}": page_of(traced) for size, traced in SHARDED.items()},
+}
+# Plays with the page in a frame, and returns what its reader sees.
+SCRIPTS = {
+    "ring": "[text('round'), rows()]",
+    **{f"{name}#autoplay&speed=max": "atTheEnd()" for name in PAGES},
+    "gather#autoplay&speed=4": "atTheEnd()",
+    "ring#arrows": "KEYS.map((key) => (press(key), round()))",
+    "ring#space": "[1, 2].map(() => (press(' '), byId('play').getAttribute('aria-label')))",
+    "ring#buttons": "['forward', 'back'].map("
+    "(name) => (byId(name).click(), [rows()[1], text('messages')]))",
+    "ring#bar": "[3.5, 5, 0.9, 0.1].map((to) => (scrub(to), [round(), text('round')]))",
+}
+FRAMES = """<!doctype html><script>
+const KEYS = ['ArrowRight', 'ArrowRight', 'ArrowLeft', 'End', 'ArrowRight', 'Home', 'ArrowLeft'];
+async function play(where, script) {
+  const frame = document.createElement('iframe');
+  const loaded = new Promise((go) => { frame.onload = go; });
+  frame.src = where.replace(/#|$/, '.html#');
+  document.body.append(frame);
+  await loaded;
+  const page = frame.contentDocument;
+  const byId = (name) => page.getElementById(name);
+  const text = (name) => byId(name).textContent;
+  const round = () => +page.body.dataset.round;
+  const rows = () => [...page.querySelectorAll('tr')].map(
+      (row) => [...row.cells].slice(1).map((cell) => cell.textContent));
+  const press = (key) => ['keydown', 'keyup'].forEach(
+      (kind) => page.body.dispatchEvent(new KeyboardEvent(kind, {key, bubbles: true})));
+  const scrub = (to) => {
+    byId('scrub').value = to;
+    byId('scrub').dispatchEvent(new Event('input'));
+  };
+  const atTheEnd = async () => {
+    while (!page.body.dataset.end) await new Promise((go) => setTimeout(go));
+    return [rows(), text('round'), text('caption')];
+  };
+  const told = await eval(script);
+  frame.remove();
+  return told;
+}
+onload = async () => {
+  const told = {};
+  for (const [where, script] of Object.entries(SCRIPTS)) {
+    told[where] = await play(where, script).catch((error) => `${error}`);
+  }
+  fetch('/told', {method: 'POST', body: JSON.stringify(told)});
+};
+</script><body>""".replace("SCRIPTS", json.dumps(SCRIPTS))
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
+def told(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the pages showed, by script."""
+    folder, answers = tmp_path_factory.mktemp("pages"), queue.Queue[bytes]()
+    for name, text in {**PAGES, "frames": FRAMES}.items():
+        (folder / f"{name}.html").write_text(text)
+
+    class Pages(http.server.SimpleHTTPRequestHandler):
+        def do_POST(self) -> None:
+            answers.put(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def log_message(self, *_what: object) -> None: ...
+
+    pages = functools.partial(Pages, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), pages) as server:
+        threading.Thread(target=server.serve_forever).start()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'own'}"]
+        url = f"http://127.0.0.1:{server.server_port}/frames.html"
+        run = [CHROMIUM, *flags, url]
+        browser = subprocess.Popen(run, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            return json.loads(answers.get(timeout=DEADLINE_S))
+        finally:
+            os.killpg(browser.pid, signal.SIGKILL)
+            browser.wait()
+            server.shutdown()
 
 
-class Page:
-    """A page in the browser, as its reader sees it."""
-
-    def __init__(self, browser: Browser, path: Path, text: str, fragment: str = "") -> None:
-        path.write_text(text)
-        self._browser = browser
-        browser.open(f"file://{path}#{fragment}")
-
-    def play_to_the_end(self) -> None:
-        self._browser.run(UNTIL_THE_END)
-
-    def rows(self) -> Any:
-        """What the table says that every rank holds."""
-        cells = "[...row.cells].slice(1).map((cell) => cell.textContent)"
-        return self._browser.run(f"[...document.querySelectorAll('tr')].map((row) => {cells})")
-
-    def text(self, name: str) -> Any:
-        return self._browser.run(f"document.getElementById('{name}').textContent")
-
-    def round(self) -> Any:
-        return self._browser.run("+document.body.dataset.round")
-
-    def click(self, name: str) -> None:
-        self._browser.run(f"document.getElementById('{name}').click()")
-
-    def scrub(self, to: float) -> None:
-        bar = "document.getElementById('scrub')"
-        self._browser.run(f"{bar}.value = {to}; {bar}.dispatchEvent(new Event('input'))")
+def test_a_page_waits_at_the_start(told: Any) -> None:
+    held = [[f"{chunk}{rank}" for chunk in "abcd"] for rank in range(4)]
+    assert told["ring"] == ["start", held]
 
 
-@pytest.fixture
-def ring(browser: Browser, tmp_path: Path) -> Page:
-    """The ring of four, waiting at its start."""
-    return Page(browser, tmp_path / "page.html", page_of(trace("all_reduce", "ring", 4)))
+def test_the_ring_plays_to_the_tutorials_last_state(told: Any) -> None:
+    rows, round_, caption = told["ring#autoplay&speed=max"]
+    assert rows == [["a3a2a1a0", "b0b3b2b1", "c1c0c3c2", "d2d1d0d3"]] * 4
+    assert round_ == "round 6 of 6"
+    assert caption == "Proved: every rank ends with what all-reduce must leave."
 
 
-def test_a_page_waits_at_the_start(ring: Page) -> None:
-    assert ring.text("round") == "start"
-    assert ring.rows() == [[f"{chunk}{rank}" for chunk in "abcd"] for rank in range(4)]
+def test_it_also_plays_to_the_end_with_messages_in_flight(told: Any) -> None:
+    rows, *_ = told["gather#autoplay&speed=4"]
+    assert [row[1:] for row in rows] == [["a0", "a1", "a2"]] * 3
 
 
-def test_the_ring_plays_to_the_tutorials_last_state(browser: Browser, tmp_path: Path) -> None:
-    text = page_of(trace("all_reduce", "ring", 4))
-    page = Page(browser, tmp_path / "page.html", text, "autoplay&speed=max")
-    page.play_to_the_end()
-    assert page.rows() == [["a3a2a1a0", "b0b3b2b1", "c1c0c3c2", "d2d1d0d3"]] * 4
-    assert page.text("round") == "round 6 of 6"
-    assert page.text("caption") == "Proved: every rank ends with what all-reduce must leave."
+@pytest.mark.parametrize("size", SHARDED)
+def test_small_and_large_groups_play_to_the_end(told: Any, size: int) -> None:
+    rows, _, caption = told[f"sharded{size}#autoplay&speed=max"]
+    *_, last = SHARDED[size].states()
+    places = SHARDED[size].places
+    assert rows == [[str(last[rank, place]) for place in places[rank]] for rank in range(size)]
+    assert caption.startswith("Proved")
 
 
-def test_it_also_plays_to_the_end_with_messages_in_flight(browser: Browser, tmp_path: Path) -> None:
-    text = page_of(trace("all_gather", "ring", 3))
-    page = Page(browser, tmp_path / "page.html", text, "autoplay&speed=4")
-    page.play_to_the_end()
-    assert [row[1:] for row in page.rows()] == [["a0", "a1", "a2"]] * 3
+def test_a_page_judges_by_what_is_held_not_by_reaching_the_end(told: Any) -> None:
+    assert PAGES["wrong"] != PAGES["ring"]
+    assert told["wrong#autoplay&speed=max"][2].startswith("Wrong")
 
 
-@pytest.mark.parametrize("size", [1, 2, 64])
-def test_small_and_large_groups_play_to_the_end(
-    browser: Browser, tmp_path: Path, size: int
-) -> None:
-    traced = trace("all_reduce", "sharded", size, hosts=tuple(r // 4 for r in range(size)))
-    page = Page(browser, tmp_path / "page.html", page_of(traced), "autoplay&speed=max")
-    page.play_to_the_end()
-    *_, last = traced.states()
-    assert page.rows() == [
-        [str(last[rank, place]) for place in traced.places[rank]] for rank in range(size)
-    ]
-    assert page.text("caption").startswith("Proved")
+def test_keys_and_buttons_play_pause_and_step(told: Any) -> None:
+    assert told["ring#arrows"] == [1, 2, 1, 6, 6, 0, 0]
+    assert told["ring#space"] == ["Pause", "Play"]
+    (forward, messages), (back, _) = told["ring#buttons"]
+    assert forward == ["a1a0", "b1", "c1", "d1"]
+    assert "0 \u2192 1  chunk 0 + a0" in messages
+    assert back == ["a1", "b1", "c1", "d1"]
 
 
-def test_a_page_judges_by_what_is_held_not_by_reaching_the_end(
-    browser: Browser, tmp_path: Path
-) -> None:
-    text = page_of(trace("all_reduce", "ring", 4))
-    assert text.count("[3,2,1,0],true]") == 1
-    wrong = text.replace("[3,2,1,0],true]", "[3,2,1,1],true]")
-    page = Page(browser, tmp_path / "page.html", wrong, "autoplay&speed=max")
-    page.play_to_the_end()
-    assert page.text("caption").startswith("Wrong")
-
-
-def test_the_arrow_keys_step(browser: Browser, ring: Page) -> None:
-    rounds = []
-    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "ArrowRight", "Home", "ArrowLeft"):
-        browser.press(key)
-        rounds.append(ring.round())
-    assert rounds == [1, 2, 1, 6, 6, 0, 0]
-
-
-def test_the_space_bar_plays_and_pauses(browser: Browser, ring: Page) -> None:
-    label = "document.getElementById('play').getAttribute('aria-label')"
-    browser.press(" ")
-    assert browser.run(label) == "Pause"
-    browser.press(" ")
-    assert browser.run(label) == "Play"
-
-
-def test_the_buttons_step_back_to_what_was_held_before(ring: Page) -> None:
-    ring.click("forward")
-    assert ring.rows()[1] == ["a1a0", "b1", "c1", "d1"]
-    assert "0 → 1  chunk 0 + a0" in ring.text("messages")
-    ring.click("back")
-    assert ring.rows()[1] == ["a1", "b1", "c1", "d1"]
-
-
-def test_the_bar_scrubs_both_ways(ring: Page) -> None:
-    rounds = []
-    for to in (3.5, 5, 0.9, 0.1):
-        ring.scrub(to)
-        rounds.append((ring.round(), ring.text("round")))
+def test_the_bar_scrubs_both_ways(told: Any) -> None:
     # While messages fly, what was held before them is shown. They have landed at 0.9.
-    assert rounds == [
-        (3, "round 4 of 6"),
-        (5, "round 5 of 6"),
-        (1, "round 1 of 6"),
-        (0, "round 1 of 6"),
-    ]
+    rounds = [[3, "round 4 of 6"], [5, "round 5 of 6"], [1, "round 1 of 6"], [0, "round 1 of 6"]]
+    assert told["ring#bar"] == rounds
