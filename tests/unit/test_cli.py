@@ -8,25 +8,7 @@ import pytest
 
 import shoal
 from shoal import UsageError
-from shoal.cli import main
 from shoal.cli.options import hosts_of, write
-
-
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["--version"])
-    assert capsys.readouterr().out == f"shoal {shoal.__version__}\n"
-
-
-@pytest.mark.parametrize("argv", [[], ["swim"], ["--colour"]])
-def test_a_wrong_argument_is_one_line_and_code_2(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("shoal: ")
-    assert captured.err.count("\n") == 1
 
 
 def test_the_module_runs_the_command() -> None:
@@ -63,11 +45,6 @@ def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*nowhere.*: No such file or directory"):
         write("text", tmp_path / "nowhere" / "file")
-
-
-def test_more_hosts_than_anybody_has_are_refused() -> None:
-    with pytest.raises(UsageError, match="more than 1000000 ranks"):
-        hosts_of("999999x999999")
 
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:

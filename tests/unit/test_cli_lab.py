@@ -13,43 +13,6 @@ from shoal.lab.job import Job, private_key, server_command, tasks_of
 from shoal.rendezvous import job_key
 
 
-@pytest.mark.parametrize(
-    ("argv", "problem"),
-    [
-        ("--hosts 2", "no command: write it behind --"),
-        ("--hosts 2 --", "no command: write it behind --"),
-        ("-- true", "--hosts"),
-        ("--hosts two -- true", "invalid int value: 'two'"),
-        ("--hosts 0 -- true", "--hosts 0: expected 1 or more"),
-        ("--hosts 201 -- true", "a lab of 201 hosts: expected 1 to 200"),
-        ("--hosts 2 --servers -1 -- true", "--servers -1: expected 0 or more"),
-        ("--hosts 2 --ranks-per-host 0 -- true", "--ranks-per-host 0: expected 1 to 1000"),
-        ("--hosts 2 --grace nan -- true", "--grace nan: expected 0 to 3600 seconds"),
-        ("--hosts 2 --rate 400 -- true", "--rate: cannot read the rate '400'; write 400mbit"),
-        ("--hosts 2 --rate fast -- true", "--rate: cannot read the rate 'fast'"),
-        ("--hosts 2 --rate 1kbit -- true", "at 0.001 Mbit/s: expected 1 to 100000 Mbit/s"),
-        ("--hosts 4 --rate 1gbit,2gbit,3gbit -- true", "--rate lists 3 rates for 4 hosts"),
-        ("--hosts 2 --nics 1gbit, -- true", "--nics: cannot read the rate ''"),
-        ("--hosts 2 --nics 1gbit,1gbit --rate 1gbit -- true", "not allowed with"),
-        ("--hosts 2 --server-rate 1gbit -- true", "needs servers: add --servers K"),
-        ("--hosts 2 --queue 4mbit -- true", "--queue: cannot read the bytes '4mbit'"),
-        ("--hosts 2 --queue 1KiB -- true", "a queue of 1 KiB at each NIC: expected 4 KiB to 1 GiB"),
-        ("--hosts 2 --burst 2GiB -- true", "a burst of 2 GiB at each NIC: expected 4 KiB to 1 GiB"),
-        ("--hosts 2 --name a/b -- true", "or a digit, got 'a/b'"),
-        ("--hosts 2 --key-file /nosuch -- true", "/nosuch cannot be read"),
-        ("--hosts 2 -- shoal-no-such-program", "'shoal-no-such-program' does not exist"),
-        ("--hosts 2 -- /etc", "'/etc' does not exist or is not executable"),
-    ],
-)
-def test_wrong_input_is_one_line_and_code_2(
-    argv: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["lab", "run", *argv.split()]) == 2
-    said = capsys.readouterr().err
-    assert problem in said
-    assert said.count("\n") == 1
-
-
 def test_without_root_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

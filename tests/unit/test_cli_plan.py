@@ -1,4 +1,8 @@
-"""`shoal plan` and the arguments of `shoal tune`."""
+"""`shoal plan`, also with servers, `shoal simulate`, and the table of `shoal tune`."""
+
+from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -8,58 +12,37 @@ from shoal.errors import UsageError
 from shoal.plan import default_cluster
 from shoal.plan.choose import choose
 from shoal.plan.tuning import Tuning
+from shoal.schedule import COLLECTIVES
+
+
+def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
+    assert main(["plan", *words.split()]) == 0
+    return capsys.readouterr().out
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines() if re.match(r"  +\d+  ", line)]
 
 
 def test_plan_prints_a_choice_and_a_reason_for_each_range_of_sizes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = "plan --hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
-    assert main(words.split()) == 0
-    *lines, channels = capsys.readouterr().out.splitlines()
+    words = "--hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
+    *lines, channels = said(capsys, words).splitlines()
     assert channels.startswith("1 channel ")
     assert lines[0] == "all_reduce"
     assert len([line for line in lines[1:] if not line.startswith("      ")]) > 1
     assert "32 ranks on 8 hosts" in " ".join(lines)
+    out = said(capsys, "--ranks-per-host 4")
+    assert all(f"\n{collective}\n" in f"\n{out}" for collective in COLLECTIVES)
 
 
 def test_plan_shows_what_a_narrow_wire_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "plan --hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
-    assert main(words.split()) == 0
-    out = capsys.readouterr().out
+    words = "--hosts 4 --link 1Gb --wire bf16 --collective all_reduce --collective broadcast"
+    out = said(capsys, words)
     assert out.startswith("all_reduce, in bf16 between hosts\n")
     assert "\nbroadcast\n" in out
     assert "256 MiB in bf16 over 4 ranks on 4 hosts: sharded takes" in " ".join(out.split())
-
-
-def test_plan_shows_every_collective_by_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--ranks-per-host", "4"]) == 0
-    out = capsys.readouterr().out
-    for collective in ("all_reduce", "broadcast", "reduce", "gather", "all_to_all", "barrier"):
-        assert f"\n{collective}\n" in f"\n{out}"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("plan --hosts 0", "at least one"),
-        ("plan --hosts 2 --link fast", "cannot read the rate 'fast'"),
-        ("plan --cores 0", "--cores must be at least 1, got 0"),
-        ("plan --hosts 1000 --ranks-per-host 1000", "at most 65536 ranks, not 1000000"),
-        ("plan --hosts 100000000 --ranks-per-host 1000", "more than 1000000"),
-        ("plan --wire fp4", "unknown wire 'fp4'; give one of identity, bf16"),
-        ("plan --tuning /nowhere", "cannot read the tuning file /nowhere"),
-        ("tune --ranks 1", "--ranks must be at least 2, got 1"),
-        ("tune --rounds 0", "--rounds must be at least 1, got 0"),
-        ("tune --ranks 2 --out /nowhere/tuned", "cannot write the tuning file /nowhere/tuned"),
-        ("tune --from 5MiB --to 6MiB", "is between them"),
-        ("tune --collective ring", "invalid choice"),
-    ],
-)
-def test_wrong_arguments_are_named(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.split()) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_sizes_grow_by_factors_of_four() -> None:
@@ -77,3 +60,117 @@ def test_the_table_of_tune_says_how_far_the_model_was_from_the_fastest() -> None
     text = table(Tuning((0,) * 4, 2, times), cluster)
     assert f"model {chosen} 1.50  {other} 100 us, {chosen} 150 us" in text
     assert "within 10 % of the fastest at 0 of 1" in text
+
+
+# With servers.
+
+
+def test_each_number_of_servers_has_its_time_and_the_last_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = said(capsys, "--workers 8 --servers 4 --link 1Gb")
+    assert out.startswith("all_reduce of 100 MiB, 8 workers, by servers\n")
+    assert [row[0] for row in rows(out)] == ["0", "1", "2", "3", "4"]
+    speeds = [float(row[3].rstrip("x")) for row in rows(out)]
+    # 2(n-1)/n of the tensor against 2n(n-1) / (n^2 + kn - 2k) with 4 servers, and a tenth more that
+    # connections lose which compete.
+    assert speeds[0] == 1
+    assert speeds[4] == pytest.approx((64 + 6 * 4) / 64 / 1.1, rel=0.03)
+    assert speeds == sorted(speeds)
+    sentence = " ".join(out.split())
+    time = " ".join(rows(out)[-1][1:3])
+    assert f"100 MiB over 8 workers and 4 servers take {time} where sharded" in sentence
+    assert "another server would take 6.2% of the time off" in sentence
+
+
+def test_workers_that_share_hosts_have_about_what_as_many_hosts_of_one_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone, shared = (
+        said(capsys, f"--workers {n} --servers 8 --link 1Gb {more}")
+        for n, more in ((8, ""), (16, "--workers-per-host 2"))
+    )
+    assert shared.startswith("all_reduce of 100 MiB, 16 workers on 8 hosts, by servers\n")
+    speeds = [[float(row[3].rstrip("x")) for row in rows(out)] for out in (alone, shared)]
+    assert speeds[1] == pytest.approx(speeds[0], rel=0.04)
+    sentence = " ".join(shared.split())
+    assert "along each of 2 rails 50 MiB over 8 workers and 8 servers take 872 ms" in sentence
+    assert sentence.endswith("3.15 ms more pass inside hosts")
+    out = " ".join(said(capsys, "--workers 8 --workers-per-host 4 --servers 2").split())
+    assert "not by servers, since along each of 4 rails fewer than 3 workers" in out
+
+
+def test_servers_may_have_other_links(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--workers 8 --servers 4 --link 1Gb"
+    fast, slow, mixed = (
+        float(rows(said(capsys, words + more))[-1][3].rstrip("x"))
+        for more in ("", " --server-link 500Mb", " --server-link 2x1Gb,2x500Mb")
+    )
+    assert slow < mixed < fast
+
+
+def test_whether_servers_pay_is_time_by_what_all_machines_cost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Herring (SC 2020), IV-E: servers at a tenth of a worker's price pay by the time they save."""
+    words = "--workers 8 --servers 8 --link 1Gb --worker-price 31 --server-price "
+    out = said(capsys, words + "3.1")
+    for row in rows(out):
+        n_us = float(row[1]) * {"ms": 1e3, "s": 1e6}[row[2]]
+        cost = 1000 * n_us / 3600e6 * (8 * 31 + int(row[0]) * 3.1)
+        assert float(row[4]) == pytest.approx(cost, rel=0.006)
+    assert "servers pay: 8 of them cost least" in out
+    assert "servers do not pay: 1000 steps cost least without" in said(capsys, words + "31")
+
+
+def test_what_a_step_computes_besides_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--workers 8 --servers 8 --link 10Gb --worker-price 10 --server-price 2"
+    assert "servers pay" in said(capsys, words)
+    assert "servers do not pay" in said(capsys, words + " --compute 1s")
+
+
+def test_where_servers_gain_nothing_the_reason_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "fewer than 3 workers" in said(capsys, "--workers 2 --servers 2")
+    out = said(capsys, "--workers 8 --servers 2 --size 4KiB")
+    assert [row[4:] for row in rows(out)] == [[], ["unused"], ["unused"]]
+
+
+def test_a_link_may_be_said_in_one_option_or_in_three(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--hosts 4 --collective all_reduce --link 25Gb"
+    one = said(capsys, f"{words},20us,7us")
+    assert one == said(capsys, f"{words} --latency 20us --message 7us")
+    assert one == said(capsys, f"{words},20us --message 7us")
+    assert one != said(capsys, words)
+
+
+# Simulated.
+
+CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
+
+
+def test_a_ring_is_told_with_its_time_bandwidth_rounds_and_links(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "ring", *CLUSTER, "--bytes", "100MiB", "--stack", "1TB"]) == 0
+    out = capsys.readouterr().out
+    # 2 * 31/32 * 100 MiB at 25 Gbit/s take 65.0 ms.
+    assert re.search(r"time +65\.\d ms", out)
+    assert re.search(r"algorithm bandwidth +1\.50 GiB/s", out)
+    assert re.search(r"rounds +62", out)
+    assert re.search(r"busiest +the NIC out of host 0, 100%", out)
+    assert re.search(r"194 MiB  32 links, such as rank 0 to rank 1", out)
+
+
+def test_all_algorithms_of_a_collective_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["simulate", "--all", "--collective", "broadcast", *CLUSTER, "--bytes", "1MiB"]
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert {line.split()[0] for line in lines} == {"direct", "binomial", "chain", "scatter_gather"}
+    # Direct sends it over one NIC to 28 ranks elsewhere.
+    assert lines[-1].split()[0] == "direct"
+
+
+def test_a_large_group_says_who_stands_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["simulate", "sharded", "--hosts", "128", "--ranks-per-host", "4", "--bytes", "9MB"]
+    assert main(argv) == 0
+    assert "4 of 512 ranks stand for all" in capsys.readouterr().out

@@ -1,0 +1,176 @@
+"""Wrong arguments of every command: one line that names what is wrong, and code 2."""
+
+import pytest
+
+from shoal.cli import main
+
+# For each command: its arguments, and a part of the error.
+REFUSED = {
+    "": """
+        | shoal
+        swim | 'swim'
+        --colour | shoal
+    """,
+    "bench": """
+        all_reduce --hosts 4 --ranks 2 | give one of them
+        --rate 400mbit | add --hosts N
+        --ranks 0 | start with 1
+        --hosts 1 | --hosts with 2
+        --hosts 2 --rate fast | cannot read the rate
+        juggle | no collective 'juggle'
+        -n 0 | -n 0: at least 1
+        -c -1 | -c -1: at least 0
+        -b 2M -e 1M | at most -e
+        -b 0 -e 8 | must be above 0
+        -e 65G | at most 64G
+        -b 8 -e 16 -i 0 | at least one byte
+        -b 8 -e 1G -i 4 | more than 1000 sizes
+        -r 2 | the ranks are 0 to 1
+        -r x | a rank or all
+        -d quarter | -d quarter
+        -o mul | -o mul
+        send_recv --ranks 3 | 3 ranks are no pairs
+        --peers nccl | no such library; there are gloo, openmpi, mpich
+        --timeout 0 | must be above 0
+        --json /nowhere/run.json | cannot write /nowhere/run.json
+    """,
+    "draw": """
+        rung | no algorithm 'rung' for all_reduce: there are
+        ring --ranks 0 | --ranks 0
+        ring --ranks 129 | a drawing shows at most 128 ranks, not 129
+        ring_2d --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks
+        binomial --collective broadcast --root 4 | --root 4 must be a rank
+        ring --out /nowhere/ring.svg | cannot write /nowhere/ring.svg: No such file
+    """,
+    "lab run": """
+        --hosts 2 | no command: write it behind --
+        --hosts 2 -- | no command: write it behind --
+        -- true | --hosts
+        --hosts two -- true | invalid int value: 'two'
+        --hosts 0 -- true | --hosts 0: expected 1 or more
+        --hosts 201 -- true | a lab of 201 hosts: expected 1 to 200
+        --hosts 2 --servers -1 -- true | --servers -1: expected 0 or more
+        --hosts 2 --ranks-per-host 0 -- true | --ranks-per-host 0: expected 1 to 1000
+        --hosts 2 --grace nan -- true | --grace nan: expected 0 to 3600 seconds
+        --hosts 2 --rate 400 -- true | --rate: cannot read the rate '400'; write 400mbit
+        --hosts 2 --rate 1kbit -- true | at 0.001 Mbit/s: expected 1 to 100000 Mbit/s
+        --hosts 4 --rate 1gbit,2gbit,3gbit -- true | --rate lists 3 rates for 4 hosts
+        --hosts 2 --nics 1gbit, -- true | --nics: cannot read the rate ''
+        --hosts 2 --nics 1gbit,1gbit --rate 1gbit -- true | not allowed with
+        --hosts 2 --server-rate 1gbit -- true | needs servers: add --servers K
+        --hosts 2 --queue 4mbit -- true | --queue: cannot read the bytes '4mbit'
+        --hosts 2 --queue 1KiB -- true | a queue of 1 KiB at each NIC: expected 4 KiB to 1 GiB
+        --hosts 2 --burst 2GiB -- true | a burst of 2 GiB at each NIC: expected 4 KiB to 1 GiB
+        --hosts 2 --name a/b -- true | or a digit, got 'a/b'
+        --hosts 2 --key-file /nosuch -- true | /nosuch cannot be read
+        --hosts 2 -- shoal-no-such-program | 'shoal-no-such-program' does not exist
+        --hosts 2 -- /etc | '/etc' does not exist or is not executable
+    """,
+    "plan": """
+        --hosts 0 | at least one
+        --hosts 2 --link fast | cannot read the rate 'fast'
+        --cores 0 | --cores must be at least 1, got 0
+        --hosts 1000 --ranks-per-host 1000 | at most 65536 ranks, not 1000000
+        --hosts 100000000 --ranks-per-host 1000 | more than 1000000
+        --wire fp4 | unknown wire 'fp4'; give one of identity, bf16
+        --tuning /nowhere | cannot read the tuning file /nowhere
+        --link 25Gb,20us --latency 3us | already gives the latency; drop --latency 3us
+        --link 25Gb,20us,5us --message 3us | already gives the message; drop --message 3us
+        --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
+        --wrokers 4 | unrecognized arguments: --wrokers 4; see shoal plan --help
+        --workers 8 | add --servers K
+        --servers 8 | add --workers N
+        --server-link 1Gb | --server-link is for --workers N --servers K; add both
+        --size 1MiB | --size is for --workers N --servers K
+        --workers-per-host 2 | --workers-per-host is for --workers N --servers K
+        --workers four --servers 2 | invalid int value: 'four'; see shoal plan --help
+        --workers 0 --servers 1 | --workers 0: must be 2 to 4096
+        --workers 1 --servers 0 | one worker has nothing to reduce
+        --workers 1 --servers 2 | one worker has nothing to reduce
+        --workers 4 --servers -1 | --servers -1: must be 0 to 4096
+        --workers 5000 --servers 1 | --workers 5000: must be 2 to 4096
+        --workers 4 --servers 1 --hosts 4 | drop --hosts
+        --workers 4 --servers 1 --ranks-per-host 2 | drop --ranks-per-host
+        --workers 4 --servers 1 --collective broadcast | drop --collective
+        --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each host
+        --workers 8 --servers 1 --workers-per-host 3 | --workers-per-host 1, 2 or 4, or --workers a
+        --workers 7 --servers 1 --workers-per-host 0 | at least one; give --workers-per-host 1
+        --workers 4 --servers 1 --workers-per-host 4 | or --workers 8 for two such hosts
+        --workers 4 --servers 1 --size 0 | --size 0: a tensor of no bytes
+        --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
+        --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
+        --workers 4 --servers 2 --server-link 1x1Gb,0x1Gb | names 1 servers
+        --workers 4 --servers 2 --server-link yx1Gb | 'y' is not a number of servers
+        --workers 4 --servers 2 --server-link 99999x1Gb | '99999' is not a number of servers
+        --workers 4 --servers 2 --worker-price 3 | add --server-price
+        --workers 4 --servers 2 --worker-price 3 --server-price -1 | --server-price -1: a price
+        --workers 4 --servers 2 --worker-price nan --server-price 1 | --worker-price nan: a
+        --workers 4 --servers 2 --compute 1s | add --worker-price and --server-price
+    """,
+    "simulate": """
+        | name one algorithm, or ask for --all
+        ring --all | name one algorithm, or ask for --all
+        rign --hosts 4 | no algorithm 'rign'
+        ring --collective broadcats --hosts 4 | no collective 'broadcats'
+        --all --collective send_recv | no collective 'send_recv' to compare
+        ring --hosts 0 | at least one of each
+        ring --hosts 2 --ranks-per-host 0 | at least one of each
+        ring --hosts -2 | hosts
+        ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
+        ring --hosts 2x0 | cannot read the hosts
+        ring --hosts 100000 | at most
+        ring --hosts 4 --link=-25Gb | rate
+        ring --hosts 4 --latency 20 | cannot read the time
+        ring --hosts 4 --bytes 4Mb | cannot read the bytes
+        ring --hosts 4 --memory 0GB | cannot read the rate
+        ring --hosts 4 --root 4 | root 4
+    """,
+    "trace": """
+        ring --ranks 0 | --ranks 0: there must be at least one rank
+        ring --ranks -3 | --ranks -3
+        ring --ranks four | invalid int value: 'four'
+        rung | no algorithm 'rung' for all_reduce: there are
+        ring --collective all_refuse | no collective 'all_refuse': there are
+        send --collective send_recv | send_recv
+        ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks says 9
+        ring --hosts 4+4 | cannot read the hosts '4+4'
+        ring --root 4 | --root 4 must be a rank: 0 to 3
+        ring --root 1 | --root 1: ring all_reduce has no root
+        ring --root -1 | --root -1 must be a rank
+        ring --width 10 | --width 10: at least 40
+        ring --html page.html --json | not allowed with argument
+        ring --ranks 1000 | 1000 ranks are too many to trace
+        ring --ranks 1000000000000 | 1000000000000 ranks are too many to trace
+        sharded(5) | 5 reducers are too many for 4 ranks
+        ring/doubling/ring | no algorithm 'ring/doubling/ring' for all_reduce
+        ring --html /nowhere/page.html | cannot write /nowhere/page.html
+        ring --html / | cannot write /: Is a directory
+        ring --ranks 129 --html x | at most 128
+    """,
+    "tune": """
+        --ranks 1 | --ranks must be at least 2, got 1
+        --rounds 0 | --rounds must be at least 1, got 0
+        --ranks 2 --out /nowhere/tuned | cannot write the tuning file /nowhere/tuned
+        --from 5MiB --to 6MiB | is between them
+        --collective ring | invalid choice
+    """,
+}
+CASES = [
+    (f"{command} {arguments.strip()}", complaint)
+    for command, lines in REFUSED.items()
+    for arguments, complaint in (line.split("| ") for line in lines.strip().splitlines())
+]
+
+
+@pytest.mark.parametrize(("argv", "complaint"), CASES)
+def test_wrong_arguments_are_refused_in_one_line(
+    argv: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(argv.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("shoal: ")
+    assert captured.err.count("\n") == 1
+    assert complaint in captured.err
