@@ -34,18 +34,19 @@ CLUSTERS = [
 # What is chosen.
 
 
-def test_small_messages_go_whole_and_large_ones_in_shards_in_one_host() -> None:
+def test_small_messages_go_whole_and_large_ones_in_shards_or_round_a_ring() -> None:
     small = find("all_reduce", choose("all_reduce", 4, ONE_HOST).name)
     assert small.fitted(4, ONE_HOST.size).n_chunks(ONE_HOST.size) == 1
     assert choose("all_reduce", 25 << 20, ONE_HOST).name == "sharded"
-    assert choose("all_reduce", 25 << 20, default_cluster((0, 0))).name not in (
-        "direct",
-        "doubling",
-    )
-
-
-def test_large_messages_between_hosts_take_the_ring() -> None:
+    two = choose("all_reduce", 25 << 20, default_cluster((0, 0))).name
+    assert two not in ("direct", "doubling")
     assert choose("all_reduce", 25 << 20, FOUR_HOSTS).name == "ring"
+
+
+# Measured in bench/LOG.md, with fewer cores than ranks: two rounds of shards beat a tree's many.
+@pytest.mark.parametrize(("size", "kib"), [(4, 64), (4, 256), (8, 32), (8, 64), (8, 256), (16, 32)])
+def test_two_rounds_of_shards_are_cheaper_than_the_many_of_a_tree(size: int, kib: int) -> None:
+    assert choose("all_reduce", kib << 10, default_cluster((0,) * size)).name == "sharded"
 
 
 @pytest.mark.parametrize("collective", sorted(COLLECTIVES))
@@ -60,12 +61,11 @@ def test_the_choice_is_a_candidate_and_costs_grow_with_size(
     costs = [choice.cost_us for choice in choices]
     assert costs == sorted(costs)
     assert costs[0] > 0
-
-
-@pytest.mark.parametrize("collective", sorted(COLLECTIVES))
-def test_one_rank_alone_is_planned_for_too(collective: str) -> None:
+    for n_bytes in SIZES if collective in ("all_gather", "reduce_scatter", "all_to_all") else ():
+        assert find(collective, choose(collective, n_bytes, cluster, uneven=True).name).takes_uneven
+    # One rank alone, and calls without bytes, are planned for, too.
     assert choose(collective, 1 << 20, default_cluster((0,))).name in ALGORITHMS[collective]
-    assert choose(collective, 0, FOUR_HOSTS).name in ALGORITHMS[collective]
+    assert choose(collective, 0, cluster).name in ALGORITHMS[collective]
 
 
 def test_a_faster_wire_never_makes_a_call_slower() -> None:
@@ -87,14 +87,14 @@ def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best()
     assert "bottleneck: " in choice.why
     for name in candidates("all_gather", 1 << 20, ONE_HOST):
         assert f"{name} " in choice.why
-
-
-def test_what_holds_a_call_up_is_named() -> None:
     slow = LinkCost(latency_us=30.0, us_per_byte=1.0, message_us=5.0)
     far = LinkCost(latency_us=1e4, us_per_byte=1e-4, message_us=5.0)
-    assert "network" in choose("all_reduce", 25 << 20, default_cluster((0, 1), wire=slow)).why
-    assert "latency" in choose("all_reduce", 4, default_cluster((0, 1), wire=far)).why
-    assert "memory" in choose("all_reduce", 25 << 20, default_cluster((0,) * 8)).why
+    for n_bytes, cluster, bottleneck in (
+        (25 << 20, default_cluster((0, 1), wire=slow), "network"),
+        (4, default_cluster((0, 1), wire=far), "latency"),
+        (25 << 20, default_cluster((0,) * 8), "memory"),
+    ):
+        assert bottleneck in choose("all_reduce", n_bytes, cluster).why
 
 
 # Equal costs.
@@ -131,26 +131,14 @@ def test_no_shard_that_crosses_a_wire_is_below_the_floor(
     assert n_chunks == 1 or n_bytes / n_chunks >= floor_of(cluster)
 
 
-def test_a_short_buffer_between_hosts_goes_in_fewer_shards_than_there_are_ranks() -> None:
-    eight = default_cluster(range(8))
-    assert choose("all_reduce", 64 << 10, eight).name == "sharded"
-    assert find("all_reduce", "sharded").fitted(64 << 10, 8).n_chunks(8) == 4
-
-
 def test_sharded_is_no_candidate_where_few_ranks_of_a_host_would_do_all() -> None:
     for size, kib, is_one in ((4, 16, True), (8, 64, True), (16, 128, False), (8, 128, True)):
         assert ("sharded" in candidates("all_reduce", kib << 10, default_cluster((0,) * size))) == (
             is_one
         )
-    assert "sharded" in candidates("all_reduce", 64 << 10, default_cluster(range(8)))
-
-
-# Hosts with fewer cores than ranks: measured in bench/LOG.md.
-
-
-@pytest.mark.parametrize(("size", "kib"), [(4, 64), (4, 256), (8, 32), (8, 64), (8, 256), (16, 32)])
-def test_two_rounds_of_shards_are_cheaper_than_the_many_of_a_tree(size: int, kib: int) -> None:
-    assert choose("all_reduce", kib << 10, default_cluster((0,) * size)).name == "sharded"
+    # Between hosts a short buffer goes in fewer shards than there are ranks.
+    assert choose("all_reduce", 64 << 10, default_cluster(range(8))).name == "sharded"
+    assert find("all_reduce", "sharded").fitted(64 << 10, 8).n_chunks(8) == 4
 
 
 def test_ranks_that_have_a_core_each_do_not_wait_for_one() -> None:
@@ -211,14 +199,7 @@ def test_a_subgroup_is_planned_for_its_own_hosts_with_the_links_of_the_world() -
     part = world.of([4, 2, 5])
     assert part.cluster == default_cluster((0, 1, 0), n_cores=4, wire=wire)
     assert world.of([2, 3]).cluster.n_hosts == 1
-
-
-def test_uneven_blocks_only_take_algorithms_without_scratch() -> None:
-    for cluster in CLUSTERS:
-        for collective in ("all_gather", "reduce_scatter", "all_to_all"):
-            for n_bytes in SIZES:
-                name = choose(collective, n_bytes, cluster, uneven=True).name
-                assert find(collective, name).takes_uneven
+    assert numbered(["b", "a", "b", "c"]) == (0, 1, 0, 2)
 
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 0, 0, 1), (0, 1, 0, 1), (0, 0, 0, 0, 1, 1, 1)])
@@ -231,10 +212,6 @@ def test_what_ranks_may_cut_each_in_its_own_way_is_chosen_alike(hosts: tuple[int
             assert whole.name == choose(collective, 0, cluster, uneven=True).name, n_bytes
 
 
-def test_hosts_are_numbered_in_the_order_in_which_they_come_up() -> None:
-    assert numbered(["b", "a", "b", "c"]) == (0, 1, 0, 2)
-
-
 # SHOAL_ALGO.
 
 
@@ -243,14 +220,9 @@ def test_a_forced_algorithm_wins_where_the_collective_has_it() -> None:
     assert planner.choose("all_reduce", 4).name == "ring"
     assert planner.choose("all_reduce", 4).why == "SHOAL_ALGO says so"
     assert planner.choose("broadcast", 4).name in ALGORITHMS["broadcast"]
-
-
-def test_an_algorithm_can_be_forced_for_one_collective() -> None:
-    text = "ring, all_reduce:sharded ,broadcast:chain"
-    forced = forced_from({"SHOAL_ALGO": text})
-    assert [forced.of(c) for c in ("all_reduce", "broadcast", "all_gather")] == [
-        *("sharded", "chain", "ring")
-    ]
+    forced = forced_from({"SHOAL_ALGO": "ring, all_reduce:sharded ,broadcast:chain"})
+    names = [forced.of(c) for c in ("all_reduce", "broadcast", "all_gather")]
+    assert names == ["sharded", "chain", "ring"]
 
 
 def test_a_forced_algorithm_that_cannot_serve_a_call_is_said_once_and_replaced(
@@ -264,11 +236,6 @@ def test_a_forced_algorithm_that_cannot_serve_a_call_is_said_once_and_replaced(
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "reduce_scatter by ring, which cannot serve uneven blocks" in warnings[0]
-
-
-def test_reducers_that_are_more_than_the_ranks_of_a_subgroup_are_not_forced_on_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
     world = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": "all_reduce:sharded(3)"}))
     assert world.choose("all_reduce", 4096).name == "sharded(3)"
     assert world.of([0, 1]).choose("all_reduce", 4096).name != "sharded(3)"
@@ -276,17 +243,18 @@ def test_reducers_that_are_more_than_the_ranks_of_a_subgroup_are_not_forced_on_i
 
 
 @pytest.mark.parametrize(
-    "name", ["sharded[4*1|2*3].workers", "sharded[2*1|2*1]", "sharded[2*1|2*1].servers"]
+    ("name", "can"),
+    [
+        # What leaves elements or ranks out cannot be forced on a group.
+        *(("sharded[4*1|2*3].workers", False), ("sharded[2*1|2*1]", False)),
+        ("sharded[2*1|2*1].servers", False),
+        *(("sharded[4*1|]", True), ("sharded[3,1,1,2|]", True), ("sharded[4*1|].workers", True)),
+    ],
 )
-def test_what_leaves_elements_or_ranks_out_cannot_be_forced_on_a_group(name: str) -> None:
-    assert not can_serve("all_reduce", name, default_cluster(range(4)))
-    assert choose("all_reduce", 1 << 20, default_cluster(range(4)), name).name != name
-
-
-def test_weights_of_the_workers_alone_can_be_forced() -> None:
-    for name in ("sharded[4*1|]", "sharded[3,1,1,2|]", "sharded[4*1|].workers"):
-        assert can_serve("all_reduce", name, default_cluster(range(4)))
-        assert choose("all_reduce", 1 << 20, default_cluster(range(4)), name).name == name
+def test_weights_can_be_forced_where_all_ranks_are_workers(name: str, can: bool) -> None:
+    cluster = default_cluster(range(4))
+    assert can_serve("all_reduce", name, cluster) == can
+    assert (choose("all_reduce", 1 << 20, cluster, name).name == name) == can
 
 
 @pytest.mark.parametrize(
@@ -315,23 +283,16 @@ def test_without_variables_nothing_is_forced_and_nobody_says_what_links_take() -
 
 
 @pytest.mark.parametrize(
-    "variables",
+    ("variable", "value", "why"),
     [
-        {"SHOAL_LINK": "1Gb,20"},
-        {"SHOAL_DEBUG": "LOUD"},
-        {"SHOAL_TUNING_MISMATCH": "maybe"},
-        {"SHOAL_TUNING": "/nowhere/at/all"},
-        {"SHOAL_WIRE": "fp4"},
+        *(("SHOAL_LINK", "1Gb,20", "1Gb,20"), ("SHOAL_DEBUG", "LOUD", "is none of INFO, DEBUG")),
+        *(("SHOAL_TUNING_MISMATCH", "maybe", "maybe"), ("SHOAL_WIRE", "fp4", "fp4")),
+        ("SHOAL_TUNING", "/nowhere/at/all", "/nowhere/at/all"),
     ],
 )
-def test_a_wrong_variable_is_named(variables: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=next(iter(variables.values()))):
-        Settings.read(variables)
-
-
-def test_a_wrong_level_is_told_which_there_are() -> None:
-    with pytest.raises(UsageError, match="is none of INFO, DEBUG"):
-        Settings.read({"SHOAL_DEBUG": "LOUD"})
+def test_a_wrong_variable_is_named(variable: str, value: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Settings.read({variable: value})
 
 
 def test_shoal_debug_writes_to_stderr_once_however_many_groups_form(
