@@ -26,9 +26,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_collective_is_measured_and_right_and_what_is_piped_is_the_table(
-    tmp_path: Path,
-) -> None:
+def test_every_collective_is_measured_and_right(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     sizes = ["-b", "1K", "-e", "4K", "-f", "4"]
     done = bench("all", *sizes, *QUICK, "--ranks", "2", "--json", str(out))

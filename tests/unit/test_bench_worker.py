@@ -100,9 +100,7 @@ BY_NUMPY = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max, "av
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("name", ELEMENTS)
 @pytest.mark.parametrize("n_ranks", [2, 7])
-def test_what_numpy_folds_is_right_in_every_type_by_every_operation(
-    name: str, op: str, n_ranks: int
-) -> None:
+def test_a_fold_of_numpy_is_right_in_every_type(name: str, op: str, n_ranks: int) -> None:
     element, known = ELEMENTS[name], KnownValues(n_ranks, ELEMENTS[name], op)
     tensors = [np.zeros(65_600, element.storage) for _ in range(n_ranks)]
     for rank, tensor in enumerate(tensors):
@@ -165,9 +163,7 @@ def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
 
 
 @pytest.mark.parametrize(("is_apart", "turns"), [(True, "BCBCBC"), (False, "BCCC")])
-def test_calls_are_made_apart_or_in_a_row_after_those_that_warm_up(
-    is_apart: bool, turns: str
-) -> None:
+def test_calls_are_made_apart_or_in_a_row_after_warming_up(is_apart: bool, turns: str) -> None:
     library = AloneRank()
     how = {"n_calls": 1, "n_samples": 3, "n_warmup": 2, "is_apart": is_apart}
     answer = library.rank().measure(n_bytes=4, **how)

@@ -13,7 +13,7 @@ from shoal.lab.job import Job, private_key, server_command, tasks_of
 from shoal.rendezvous import job_key
 
 
-def test_without_root_it_says_what_to_do(
+def test_without_root_it_names_sudo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

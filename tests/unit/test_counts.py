@@ -129,9 +129,7 @@ def test_fewer_reducers_inside_hosts_are_counted_exactly(across: str) -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("hosts", [(0,) * 8, blocks(8, 1), blocks(4, 4), blocks(3, 3)], ids=str)
-def test_fewer_reducers_of_a_short_buffer_are_counted_exactly(
-    k: int, hosts: tuple[int, ...]
-) -> None:
+def test_reducers_of_a_short_buffer_are_counted_exactly(k: int, hosts: tuple[int, ...]) -> None:
     size, algorithm = len(hosts), find("all_reduce", f"sharded({k})")
     for n_stripes in (1, 3, 4, 8, 16):
         n_bytes = n_stripes * STRIPE_FLOOR_BYTES
@@ -177,9 +175,7 @@ def assert_made_of_messages(chain: Sequence[tuple[int, int]], steps: list[list[S
 
 
 @pytest.mark.parametrize(("collective", "name"), ALL)
-def test_a_chain_is_as_long_as_the_longest_of_the_dataflow_and_made_of_messages(
-    collective: str, name: str
-) -> None:
+def test_a_chain_is_as_long_as_that_of_the_dataflow(collective: str, name: str) -> None:
     algorithm = ALGORITHMS[collective][name]
     for size in (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33):
         steps = [list(algorithm.steps(rank, size)) for rank in range(size)]

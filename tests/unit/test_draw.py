@@ -49,7 +49,7 @@ def test_everything_that_is_sent_is_drawn(collective: str, name: str, size: int)
         assert shown == sent
 
 
-def test_the_drawing_goes_to_the_output_or_into_a_file(
+def test_a_drawing_goes_to_the_output_or_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["draw", "tree", "--ranks", "8"]) == 0

@@ -45,9 +45,7 @@ def test_calls_of_different_length_share_a_program_where_they_are_cut_alike() ->
     assert whole == [ALGORITHMS["all_reduce"]["sharded"]] * 2
 
 
-def test_an_average_over_workers_and_servers_divides_by_the_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_average_divides_by_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     make = Mock()
     monkeypatch.setattr(engine.Plan, "make", make)
     for n_workers in (0, 3):

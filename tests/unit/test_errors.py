@@ -16,7 +16,7 @@ from shoal.errors import PeerLost, TimedOut
         *(("ProofError", []), ("InternalError", [])),
     ],
 )
-def test_an_error_is_of_the_builtin_of_its_meaning_and_what_torchs_collectives_raise(
+def test_an_error_is_also_a_builtin_and_a_runtime_error(
     name: str, bases: list[type[Exception]]
 ) -> None:
     found = getattr(errors, name)

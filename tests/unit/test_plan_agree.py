@@ -99,9 +99,7 @@ def test_the_slowest_interface_counts_and_the_log_says_whose_it_is(
     assert why in line
 
 
-def test_numbers_of_paths_that_differ_between_hosts_are_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_numbers_of_paths_that_differ_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = Settings(n_paths=2), Settings(n_paths=1)
     for hosts, n_told in ((("a", "b"), 1), (("a", "a"), 0)):
         caplog.clear()
@@ -157,9 +155,7 @@ def test_rates_are_told_apart_coarsely_and_downwards() -> None:
 @pytest.mark.parametrize(
     ("content", "mbit"), [("25000\n", 25_000), ("-1\n", None), ("", None), ("fast\n", None)]
 )
-def test_the_rate_is_read_where_the_system_reports_it(
-    content: str, mbit: int | None, tmp_path: Path
-) -> None:
+def test_the_rate_of_an_interface_is_read(content: str, mbit: int | None, tmp_path: Path) -> None:
     (tmp_path / "eth9").mkdir()
     (tmp_path / "eth9" / "speed").write_text(content)
     assert reported_mbit("eth9", tmp_path) == mbit
@@ -226,9 +222,7 @@ def test_what_is_no_link_is_refused_with_the_variable_and_an_example() -> None:
         ([(0, 1), (63, 2000)] * 2, 4),
     ],
 )
-def test_the_cores_of_a_host_are_those_of_its_ranks_together_and_the_fewest_count(
-    cores: list[tuple[int, ...]], n_cores: int
-) -> None:
+def test_the_host_with_the_fewest_cores_counts(cores: list[tuple[int, ...]], n_cores: int) -> None:
     assert agreed(["a", "a", "b", "b"], cores=cores).cluster.n_cores == n_cores
 
 
@@ -258,9 +252,7 @@ def test_a_digest_is_short_and_one_of_another_shoal_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rate", ["1Gb", "25Gb"])
-def test_shoal_plan_shows_what_a_job_with_that_link_chooses(
-    rate: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shoal_plan_shows_what_a_job_chooses(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     from shoal.cli import main
 
     assert main(["plan", "--hosts", "4", "--cores", "2", "--link", rate]) == 0

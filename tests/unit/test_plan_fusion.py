@@ -29,9 +29,7 @@ def test_larger_models_have_buffers_at_least_as_long(cluster: str) -> None:
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("total", [2.01, 3.9, 4.1, 25, 1000])
-def test_no_buffer_of_a_model_above_2_mib_is_too_short_for_servers(
-    cluster: str, total: float
-) -> None:
+def test_no_buffer_above_2_mib_is_too_short_for_servers(cluster: str, total: float) -> None:
     n_bytes = int(total * MIB)
     longest = choose_fusion(n_bytes, Planner(CLUSTERS[cluster]), has_servers=True).n_bytes
     assert n_bytes / -(-n_bytes // longest) >= MIB

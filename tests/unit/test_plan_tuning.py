@@ -41,9 +41,7 @@ def test_a_tuning_is_read_as_it_was_written(tmp_path: Path) -> None:
         (f"{HEAD}\n" + LINE.replace('"ring": 4.5, "direct": 9.25', ""), "line 2: no algorithm was"),
     ],
 )
-def test_what_is_wrong_is_named_by_file_and_line(
-    content: str, message: str, tmp_path: Path
-) -> None:
+def test_a_fault_is_named_by_file_and_line(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "tuned"
     path.write_text(content)
     with pytest.raises(UsageError) as caught:

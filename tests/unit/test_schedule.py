@@ -67,9 +67,7 @@ def test_blocks_cannot_be_cut_into_another_number_of_chunks(collective: str) -> 
 @pytest.mark.parametrize(
     ("collective", "name"), [(c, n) for c in ALGORITHMS for n in ALGORITHMS[c]]
 )
-def test_a_rank_of_a_large_group_takes_only_as_many_steps_as_it_has_peers(
-    collective: str, name: str
-) -> None:
+def test_a_rank_of_a_large_group_takes_few_steps(collective: str, name: str) -> None:
     assert next(ALGORITHMS["all_reduce"]["ring"].steps(0, 10**9)) == Send(1, 0)  # lazily
     size = 2048
     # A block of Bruck's all-to-all is sent and received again in every second of 11 rounds.
@@ -97,7 +95,7 @@ def test_hierarchical_algorithms_are_found_by_their_two_names() -> None:
         (
             "all_reduce",
             ["", "rings", "sharded()", "sharded(-1)", "sharded(4", "ring(2)"],
-            r"for all_reduce: there are .*tree.*, sharded\(k\) .*, sharded\[8\*1\|4\*3\] .*local/across",
+            r"for all_reduce: there are .*tree.*, sharded\(k\) .*, sharded\[8\*1.*local/across",
         ),
         (
             *("all_reduce", ["sharded(0)", "sharded(0)/ring", "ring/sharded(0)"]),
@@ -108,7 +106,7 @@ def test_hierarchical_algorithms_are_found_by_their_two_names() -> None:
         ("gossip", [""], "no collective 'gossip': there are all_reduce, broadcast"),
     ],
 )
-def test_a_wrong_name_is_refused_with_the_names_there_are(
+def test_a_wrong_name_lists_the_names_there_are(
     collective: str, names: list[str], why: str
 ) -> None:
     for name in names:

@@ -72,9 +72,7 @@ def test_benchmarks_take_turns_and_a_number_is_their_median(pools: WorkerPools) 
     assert rows_of(pools, drifting("a", [1.0, 2.0]), in_rounds=False)[1].values == {"a": [2.0]}
 
 
-def test_a_contestant_that_failed_once_has_no_number_and_no_further_turn(
-    pools: WorkerPools,
-) -> None:
+def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -> None:
     turns = 0
 
     def measure(_pools: WorkerPools, _case: Case) -> float:
@@ -114,9 +112,7 @@ def test_a_goal_is_met_missed_or_not_measured(
     assert str(goal.judge(medians, "{:g} s".format)) == text
 
 
-def test_a_library_that_is_not_installed_is_a_failure_and_is_not_tried_again(
-    pools: WorkerPools,
-) -> None:
+def test_a_library_that_is_not_installed_is_a_failure(pools: WorkerPools) -> None:
     with pools:
         for _ in range(2):
             with pytest.raises(Failure, match="no Open MPI in nowhere"):
@@ -133,7 +129,7 @@ def test_a_library_that_is_not_installed_is_a_failure_and_is_not_tried_again(
         (["--nothing"], "unrecognized arguments: --nothing"),
     ],
 )
-def test_options_that_make_no_sense_are_one_plain_line(
+def test_wrong_options_are_one_line(
     argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
@@ -240,7 +236,7 @@ def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> No
         ({"planner": [1.0]}, False, "-"),  # without a rival it is no point
     ],
 )
-def test_a_choice_that_may_be_wrong_gets_more_rounds_until_it_is_known(
+def test_a_doubtful_choice_gets_more_rounds(
     times: dict[str, list[float]], is_open: bool, cell: str
 ) -> None:
     row = Result(HERE, times, note="ring")

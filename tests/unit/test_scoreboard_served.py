@@ -81,9 +81,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(CASE, n_servers=8, more_mbit=(400 / 3,)), 0.5),  # the fake's NICs are alike
     ],
 )
-def test_the_optimum_is_the_linear_programs_at_the_rate_of_a_raw_stream(
-    case: Case, seconds_of_the_tensor: float
-) -> None:
+def test_the_optimum_is_the_linear_programs(case: Case, seconds_of_the_tensor: float) -> None:
     at_a_stream = 25 * MIB / 100e6
     assert optimum(FakePools(), case) == pytest.approx(seconds_of_the_tensor * at_a_stream)
 
@@ -113,9 +111,7 @@ def test_rows_with_other_hosts_get_processes_of_their_own_and_leave_none() -> No
     assert pools.n_cleared == 3  # before the first, before the last, and at the end
 
 
-def test_one_name_asks_for_all_tables_of_servers_and_a_row_by_its_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tables_and_rows_of_servers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert {one.part_of for one in SERVED_SECTIONS} == {"servers"}
     assert set(SERVED_SECTIONS) <= set(SECTIONS)
     assert main(["--only", "servers", "--case", "9+9"]) == 2

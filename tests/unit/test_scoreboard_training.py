@@ -58,9 +58,7 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
     assert pools.asked[1][0] == "served torch"
 
 
-def test_the_first_step_of_a_training_is_none_of_those_that_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_step_of_a_training_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from bench.scoreboard import training_steps
 
@@ -106,7 +104,7 @@ def test_a_column_that_is_made_of_others_has_no_number_where_one_of_them_has_non
         (0.4, 0.75, 4, 0.8),  # the window is as long as the rest
     ],
 )
-def test_the_hidden_part_is_of_what_fits_into_the_window(
+def test_the_hidden_part_fits_the_window(
     exposed_s: float, window_s: float, n_layers: int, part: float
 ) -> None:
     assert hidden_part(1.0, exposed_s, window_s, n_layers) == pytest.approx(part)
@@ -137,7 +135,7 @@ def test_one_command_fills_several_columns_with_the_most_that_a_rank_has() -> No
     assert pools.asked == [("shoal", "order_costs", {"n": 4})]
 
 
-def test_every_table_of_trainings_is_one_of_the_suite_and_is_asked_for_by_its_last_word(
+def test_tables_of_trainings_are_named_by_their_last_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert set(TRAINING_SECTIONS) <= set(SECTIONS)
@@ -150,7 +148,7 @@ def test_every_table_of_trainings_is_one_of_the_suite_and_is_asked_for_by_its_la
     assert "--only training-servers: there are training, training-" in capsys.readouterr().err
 
 
-def test_a_table_that_breaks_does_not_take_the_others_along(
+def test_a_broken_table_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_pools: Any, _case: Any) -> float:

@@ -44,9 +44,7 @@ def test_the_readme_tells_of_every_setting_and_of_no_other() -> None:
     assert told <= {*SETTINGS, *INTERNAL}
 
 
-def test_a_misspelt_setting_is_named_once_with_the_nearest_that_exists(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_misspelt_setting_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_unknown(dict.fromkeys([*SETTINGS, *INTERNAL], "1"))
     for _ in range(2):
         warn_of_unknown({"SHOAL_STAGING_BYTE": "9", "SHOAL_ALGO": "ring", "PATH": "/bin"})
@@ -84,7 +82,7 @@ def test_staging_is_written_as_other_sizes_are(
     assert "did you mean SHOAL_SPIN_US?" in caplog.text
 
 
-def test_a_meeting_that_fails_has_told_of_a_misspelt_setting_before(
+def test_a_failed_meeting_names_a_misspelt_setting(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_KEY_FILES", "/nowhere")

@@ -28,9 +28,7 @@ def test_no_other_file_starts_threads() -> None:
     assert files == {"threads.py"}
 
 
-def test_a_thread_that_cannot_be_had_is_an_error_that_names_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thread_too_many_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_threads(monkeypatch)
     monkeypatch.setattr(threads.resource, "getrlimit", lambda _: (512, 1024))
     with pytest.raises(
@@ -60,9 +58,7 @@ def test_jobs_that_wait_for_later_ones_get_them_on_other_threads() -> None:
     assert not all_run.broken
 
 
-def test_a_job_that_raises_is_logged_and_the_next_one_runs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_job_that_raises_is_logged_and_the_next_runs(caplog: pytest.LogCaptureFixture) -> None:
     jobs, ran = Threads("shoal-x"), list[int]()
     for ending in (sys.exit, lambda: 1 / 0):
         jobs.submit(ending)
@@ -72,9 +68,7 @@ def test_a_job_that_raises_is_logged_and_the_next_one_runs(
     assert caplog.text.count("a job of the thread shoal-x failed") == 2
 
 
-def test_a_job_without_a_thread_never_runs_and_after_the_end_none_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_job_that_was_refused_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, ran = Threads("shoal-x"), list[str]()
     with monkeypatch.context() as limited:
         refuse_threads(limited)

@@ -71,9 +71,7 @@ def order_of(expression: Expression) -> tuple[int, ...]:
     return order_of(expression[0]) + order_of(expression[1])
 
 
-def test_the_ring_of_four_is_the_tutorials_state_by_state(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_ring_of_four_is_the_tutorials(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "ring", "--ranks", "4", "--width", "80"]) == 0
     printed = capsys.readouterr().out
     rows = [line.split()[2:] for line in printed.splitlines() if re.match(r"rank \d", line)]

@@ -111,9 +111,7 @@ def test_calls_of_one_mesh_do_not_wait_for_those_of_another(mesh: Mesh) -> None:
     assert told.next() is early
 
 
-def test_a_callback_that_raises_stops_no_other(
-    mesh: Mesh, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_raises_stops_none(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     calls, works = started(mesh, 2)
     works[0].on_done(lambda _: 1 / 0)
@@ -133,7 +131,7 @@ def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
     assert told.works == [work]
 
 
-def test_without_a_thread_only_a_call_that_has_ended_calls_back(
+def test_without_a_thread_only_ended_calls_call_back(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "COMPLETIONS", type(COMPLETIONS)())
@@ -148,9 +146,7 @@ def test_without_a_thread_only_a_call_that_has_ended_calls_back(
     assert told.works == [work]
 
 
-def test_who_follows_a_call_without_a_thread_waits_for_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_following_a_call_without_a_thread_waits(caplog: pytest.LogCaptureFixture) -> None:
     class Unseen(FakeWork):
         def on_done(self, callback: object) -> None:
             raise ShoalError("could not start the thread shoal-completions")
