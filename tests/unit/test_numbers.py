@@ -1,10 +1,11 @@
-"""Numbers of calls: each that was reserved is good for one call, in any order."""
+"""Numbers and names of calls: a reserved number is good for one call, in any order."""
 
 import random
 
 import pytest
 
 from shoal.errors import UsageError
+from shoal.group.context import Occurrences
 from shoal.group.numbers import MOST_APART, MOST_OPEN, Numbers
 
 
@@ -86,3 +87,12 @@ def test_no_call_is_further_from_an_open_number_than_the_native_core_remembers()
         numbers.take()
     numbers.use(first[1])
     assert numbers.take() == more[-1] + 1
+
+
+def test_names_are_counted_one_by_one_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Occurrences, "MOST", 2)
+    named = Occurrences("groups")
+    assert [named.count(name) for name in "abaab"] == [1, 1, 2, 3, 2]
+    with pytest.raises(UsageError, match="2 names of groups have been used"):
+        named.count("c")
+    assert named.count("a") == 4

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.scoreboard.__main__ import main
 from bench.scoreboard.benchmark import Benchmark, Section
 from bench.scoreboard.case import Case
 from bench.scoreboard.sections import SECTIONS
@@ -60,34 +59,22 @@ def test_a_step_is_the_mean_of_the_slowest_rank() -> None:
 
 def test_the_first_step_of_a_training_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from bench.scoreboard import training_steps
+    from bench.scoreboard.training_steps import Training, Variant, dist
 
-    class Numbered(training_steps.Training):
-        """Its steps take as many seconds as their number says."""
+    class Numbered(Training):
+        """Its steps take as many seconds as their number."""
 
         def __init__(self) -> None:
-            self._variant, self._n_taken = training_steps.Variant("paced"), 0
+            self._variant, self._n_taken = Variant("paced", wrapper="torch"), 0
 
         def step(self) -> tuple[float, float, float, float]:
             self._n_taken += 1
             return float(self._n_taken), 0.0, 0.0, 0.0
 
-        averager = None
-
-    monkeypatch.setattr(training_steps.dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
     training = Numbered()
     assert training.take(2, n_warmup=1).times_s == [3.0, 4.0]
     assert training.take(2, n_warmup=1).times_s == [6.0, 7.0]
-
-
-def test_a_column_that_is_made_of_others_has_no_number_where_one_of_them_has_none() -> None:
-    step, alone = Kept(Trained().step), Kept(Trained().step)
-    column = made_of(exposed, step, alone)
-    step(pools_of(rank(0.5)), CASE)
-    with pytest.raises(Failure, match="a column that it is made of has no number"):
-        column(pools_of(), CASE)
-    alone(pools_of(rank(0.2)), CASE)
-    assert column(pools_of(), CASE) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +120,14 @@ def test_one_command_fills_several_columns_with_the_most_that_a_rank_has() -> No
     assert asked.then("agree_s")(pools, CASE) == 0.3
     assert asked.slowest(pools, CASE) == 1.5
     assert pools.asked == [("shoal", "order_costs", {"n": 4})]
-
-
-def test_tables_of_trainings_are_named_by_their_last_word(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert set(TRAINING_SECTIONS) <= set(SECTIONS)
-    assert {section.part_of for section in TRAINING_SECTIONS} == {"training"}
-    rows = "4, resnet, 400 Mbit/s; 4, bert, 400 Mbit/s"
-    for name, label in (("buckets", rows), ("training-buckets", rows), ("flight", "4, 1 MiB")):
-        assert main(["training", "--only", name, "--case", "9+9"]) == 2
-        assert f"the tables' rows are {label}" in capsys.readouterr().err
-    assert main(["training", "--only", "servers"]) == 2
-    assert "--only training-servers: there are training, training-" in capsys.readouterr().err
+    # A column made of others has no number where one of them has none.
+    step, alone = Kept(Trained().step), Kept(Trained().step)
+    column = made_of(exposed, step, alone)
+    step(pools_of(rank(0.5)), CASE)
+    with pytest.raises(Failure, match="a column that it is made of has no number"):
+        column(pools_of(), CASE)
+    alone(pools_of(rank(0.2)), CASE)
+    assert column(pools_of(), CASE) == pytest.approx(0.3)
 
 
 def test_a_broken_table_leaves_the_others(
@@ -157,6 +139,7 @@ def test_a_broken_table_leaves_the_others(
     def table(name: str, measure: Any) -> Section:
         return Section(name, "", (), (Benchmark("a", measure),), (Case(2, 4),), show_time)
 
+    assert set(TRAINING_SECTIONS) <= set(SECTIONS)
     sections = (table("one", broken), table("two", lambda _pools, _case: 0.5))
     monkeypatch.setattr("bench.scoreboard.suite.SECTIONS", sections)
     drawn: list[str] = []
@@ -169,24 +152,6 @@ def test_a_broken_table_leaves_the_others(
     assert "# no one: ZeroDivisionError: oh" in told
     assert "500 ms" in told
     assert drawn == ["two"]
-
-
-def test_pictures_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from bench.scoreboard.pictures import draw_table
-
-    for section in TRAINING_SECTIONS:
-        rows = [
-            {"row": "", "model": case.model, "n_ranks": 4, "n_servers": 0, "rounds": {}}
-            for case in section.cases
-        ]
-        for one in section.benchmarks if len(rows) > 1 else section.benchmarks[:1]:
-            rows[0]["rounds"][one.label] = [0.3, 0.2, 0.4]
-        draw_table(tmp_path, section, f"# {section.name}\n", rows)
-        assert (tmp_path / f"{section.name}.txt").read_text() == f"# {section.name}\n"
-    drawn = {path.stem for path in tmp_path.glob("*.png")}
-    no_picture = {"training-copies", "training-losses", "training-memory", "training-order"}
-    assert drawn == {section.name for section in TRAINING_SECTIONS} - no_picture
 
 
 PARAMETERS = {"resnet": 2.8e6, "bert": 5.3e6, "linear": 10.6e6, "paced": 4.2e6, "wide": 58.7e6}
