@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import shoal
 
 # The source, or the installed copy of it: whichever the other tests run.
@@ -165,19 +163,3 @@ def test_files_of_the_engine_include_one_way() -> None:
             {"progress_thread": "channel"}.get(name, name) for name in names
         )
     assert in_circles(includes) == set()
-
-
-SCOREBOARD = Path(__file__).parents[2] / "bench" / "scoreboard"
-
-
-@pytest.mark.parametrize(
-    ("folder", "package"),
-    [(ROOT / "bench", r"shoal\.bench"), (SCOREBOARD, r"bench\.scoreboard")],
-)
-def test_files_of_a_bench_import_one_way_even_for_type_checkers(folder: Path, package: str) -> None:
-    imports = {
-        path.stem: set(re.findall(rf"^ *from {package}\.(\w+)", path.read_text(), re.MULTILINE))
-        for path in folder.glob("*.py")
-    }
-    assert any(imports.values())
-    assert in_circles(imports) == set()
