@@ -16,9 +16,9 @@ namespace {
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Notes and rings that the progress thread reads in one turn. Who looks for one reads all that its
-// mates have sent, which is no more than a queue holds (net.unix.max_dgram_qlen), unless they never
-// stop.
+// The most notes and rings that the progress thread reads in one turn. A caller that looks for a
+// note reads all that its mates have sent, which is no more than a queue holds
+// (net.unix.max_dgram_qlen) unless they never stop.
 constexpr int kMostInTurn = 64, kMostAtAll = 1 << 16;
 
 // Not FUTEX_PRIVATE: the word is shared between processes.
@@ -32,9 +32,10 @@ long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec
 
 void ArenaView::ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how) const {
   ArenaHeader& to = header();
-  // Also without a frame: a sleeper compares the count just before it sleeps.
+  // Count even without a frame, because a sleeper compares the count just before it sleeps.
   const uint32_t now = to.doorbell.fetch_add(std::max(1u, n_frames)) + std::max(1u, n_frames);
-  // Before the look at who watches: a caller that leaves looks for it after it has said so.
+  // Raise the alarm before reading `watch`: a caller that leaves clears its bit, then checks the
+  // alarm.
   const bool is_first = how == Ring::kAlways && to.alarm.exchange(1) == 0;
   const uint32_t watch = to.watch.load();
   if (watch & kCallerSleeps) {
@@ -46,7 +47,8 @@ void ArenaView::ring_bell(const DoorbellSocket& by, uint32_t n_frames, Ring how)
   }
   const bool armed =
       (watch & kThreadSleeps) && (to.watch.fetch_and(~kThreadSleeps) & kThreadSleeps);
-  // Who has raised the alarm rings for all that find it raised, so that few rings are on their way.
+  // The process that raised the alarm rings for all that find it raised, so that few rings are
+  // sent.
   if (armed || (is_first && !(watch & (kDriven | kThreadSleeps)))) by.ring(to.doorbell_address);
 }
 
@@ -91,7 +93,7 @@ Error Arena::enter(int memory_fd, int n_local, int local, Arena& out) {
   return out.mark_.set(memory_fd, out.offset());
 }
 
-// All that is not slots. That there is memory for the slots as well is looked at, not reserved.
+// Reserve all memory but that of slots, for which it only checks that there is enough.
 Error Arena::reserve() {
   if (Error error = check_shared_memory_fits(n_bytes())) return error;
   return reserve_shared_memory(memory_fd_, offset(), slots_offset());
@@ -137,11 +139,11 @@ void Arena::take_notes(bool is_progress_thread) {
     is_rung |= took == DoorbellSocket::Took::kRing;
     if (took == DoorbellSocket::Took::kNote) take(note, fd);
   }
-  // It was for the progress thread, which may sleep, and was about to hear of it.
+  // The ring was meant for the progress thread, which may sleep: pass it on.
   if (is_rung && !is_progress_thread) doorbell_socket_.ring(doorbell_socket_.address());
 }
 
-// What a host-mate says is checked, never trusted.
+// Check everything a host-mate writes.
 void Arena::take(const Note& note, int fd) {
   const uint32_t from = note.header.flow;
   const Place& place = note.place;
@@ -149,8 +151,8 @@ void Arena::take(const Note& note, int fd) {
   Mapping mapping;
   if (from < regions_.size() && note.header.type == FrameType::kRelease)
     regions_[from].erase(place.region);
-  // -1: this process had no descriptor left for it. A region that cannot be mapped here stays
-  // unknown; the call that needs it will say so.
+  // -1: this process had no descriptor left. A region that cannot be mapped stays unknown, and the
+  // call that needs it fails.
   const bool fits = from < regions_.size() && note.header.type == FrameType::kRegion && fd >= 0 &&
                     fstat(fd, &stat) == 0 && static_cast<uint64_t>(stat.st_size) == place.offset &&
                     !Mapping::map(fd, place.offset, mapping);

@@ -40,7 +40,8 @@ struct Rider {
     rider->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(rider), &fd, sizeof(int));
   }
-  // The room is a multiple of a long: a sender that means harm gets a second one into it.
+  // The buffer's size is rounded up to a long, so a malicious sender can fit a second descriptor
+  // in.
   static int found_in(msghdr& message) {
     const cmsghdr* rider = CMSG_FIRSTHDR(&message);
     if (rider == nullptr || rider->cmsg_type != SCM_RIGHTS) return -1;
@@ -52,8 +53,8 @@ struct Rider {
   }
 };
 
-// The kernel runs this where the sender sends (socket(7), SO_ATTACH_FILTER). Where it cannot, the
-// cookie is looked at in take() alone, and a stranger can wake the progress thread.
+// The kernel runs this filter in the sender's context (socket(7), SO_ATTACH_FILTER). If it cannot,
+// only take() checks the cookie, and a stranger can wake the progress thread.
 void let_in_only(int fd, const std::array<std::byte, 16>& cookie) {
   constexpr unsigned kWords = 4;
   std::array<sock_filter, 2 * kWords + 2> steps{};
@@ -86,12 +87,12 @@ Error DoorbellSocket::open() {
   if (getrandom(cookie.data(), cookie.size(), 0) != static_cast<ssize_t>(cookie.size()))
     return refused("cookie");
   let_in_only(fd_, cookie);
-  // A ring on its way counts against its sender: two for each host-mate that is stopped at most.
+  // An unread ring counts against its sender's buffer: at most two for each stopped host-mate.
   const int room = 1 << 20;  // the kernel takes what it allows (net.core.wmem_max)
   (void)setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &room, sizeof(room));
   sockaddr_un at{};
   at.sun_family = AF_UNIX;
-  // Without a name: the kernel gives one that is free.
+  // Bind without a name: the kernel picks a free one.
   if (bind(fd_, reinterpret_cast<const sockaddr*>(&at), sizeof(at.sun_family)) != 0)
     return refused("name");
   socklen_t length = sizeof(at);
@@ -107,15 +108,15 @@ void DoorbellSocket::close() {
 }
 
 void DoorbellSocket::ring(const DoorbellAddress& there) const {
-  const DoorbellAddress to = there;  // NOT twice from memory that others write
+  const DoorbellAddress to = there;  // read once from memory that others write
   (void)sendto(fd_, to.cookie.data(), to.cookie.size(), MSG_DONTWAIT | MSG_NOSIGNAL, Name(to).get(),
                Name::kLength);
 }
 
 bool DoorbellSocket::hand_over(const DoorbellAddress& there, Note note, int fd,
                                const std::atomic<uint32_t>& life) const {
-  // Connected, it leads to whoever has the name now, for good. If the one that is meant lives after
-  // that, it had the name then.
+  // Once connected, the socket leads to the process that has the name now. If the intended process
+  // still lives after that, it was the one.
   const int by = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (by < 0) return false;
   const DoorbellAddress to = there;

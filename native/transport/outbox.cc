@@ -8,15 +8,15 @@
 namespace shoal {
 namespace {
 
-// So much of small data goes while bulk data waits: enough for many calls, and no starving.
+// The small data that may overtake waiting bulk data: enough for many calls, without starving bulk.
 constexpr size_t kSmallRun = 1u << 20;
-// While there is more to send, an acknowledgement is asked for this often. Each costs the peer a
-// frame and this end a wake-up; between them memory is held.
+// While there is more to send, an acknowledgement is requested once per this many bytes. Each costs
+// the peer a frame and this end a wake-up; fewer hold memory for longer.
 constexpr size_t kAskEvery = 512u << 10;
 
 bool is_before(uint32_t one, uint32_t other) { return static_cast<int32_t>(one - other) < 0; }
 
-// What ends something comes after all that was said before it: it waits among bulk data.
+// A frame that ends something must not overtake earlier ones, so it waits among bulk data.
 bool is_ending(const Header& header) {
   return header.type == FrameType::kAbort || header.type == FrameType::kLost ||
          header.type == FrameType::kGoodbye;
@@ -33,7 +33,8 @@ void copy(Outgoing& out) {
   out.frame.token = 0;
 }
 
-// Its number still has to come, but nobody wants what it said. Others may wait for it to ask.
+// Empty a frame whose number must still be sent. Frames before it may rely on it to request the
+// acknowledgement.
 void hollow(Outgoing& out) {
   const Header before = out.frame.header;
   out.frame = Frame{};
@@ -62,8 +63,8 @@ bool Outbox::send(const Frame& frame) {
   return !borrows;
 }
 
-// What has just been folded goes before what has yet to be read: it is in the cache still, and
-// others wait for it. Nothing goes before what ends something and came earlier.
+// Data that was just folded leaves before data that has yet to be read: it is still in the cache,
+// and peers wait for it. Nothing overtakes an earlier frame that ends something.
 void Outbox::add_bulk(std::unique_ptr<Outgoing> out) {
   auto from = bulk_.begin();
   if (is_ending(out->frame.header)) {
@@ -125,8 +126,8 @@ Outbox::Queue* Outbox::next_queue(bool carries_control, bool takes_bulk) {
   return has_bulk ? &bulk_ : nullptr;
 }
 
-// For the frames that the caller waits for: with the last one of all for now, and now and then.
-// Whoever leaves waits for all of them.
+// Request an acknowledgement with the last frame for now, and every kAskEvery bytes. A rank that
+// leaves waits for all acknowledgements.
 void Outbox::ask_for_ack(Outgoing& out) {
   if (out.is_borrowed() || out.frame.header.type == FrameType::kGoodbye) n_unasked_ += out.size();
   if (n_unasked_ == 0) return;
@@ -198,7 +199,7 @@ void Outbox::release(const CallId& call) {
     const bool half_written = out->at == Outgoing::At::kPath && out->n_written > 0;
     half_written ? copy(*out) : hollow(*out);
   }
-  // The frame that was to ask for an acknowledgement of those before it may be gone.
+  // The frame that was to request the acknowledgement may be gone.
   if (n_unasked_ == 0 || !small_.empty() || !bulk_.empty()) return;
   n_unasked_ = 0;
   Frame frame;

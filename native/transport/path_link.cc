@@ -9,7 +9,7 @@
 namespace shoal {
 namespace {
 
-// Frames that nobody waits for are acknowledged with whatever goes back, and at the latest after
+// Frames without kAckSoon are acknowledged by whatever frame goes back, and at the latest after
 // this many: a small part of the window.
 constexpr uint32_t kMostUnacknowledged = Outbox::kWindow / 8;
 
@@ -59,9 +59,9 @@ void PathLink::close() {
 
 bool PathLink::send(const Frame& frame) {
   if (is_closed_) return true;
-  // It says that this process lives, now.
+  // A heartbeat is worthless later.
   if (frame.header.type == FrameType::kHeartbeat && can_resume() && !has_path()) return true;
-  // A goodbye waits for a peer that may still come; it is nothing to connect for.
+  // A goodbye waits for a peer that may still connect; it is no reason to dial.
   if (frame.header.type != FrameType::kGoodbye) dial();
   return outbox_.send(frame);
 }
@@ -74,7 +74,8 @@ Outgoing* PathLink::pull(size_t path, bool takes_bulk) {
   return out;
 }
 
-// Checksums are taken just before the bytes leave, when the copy to the kernel finds them warm.
+// The checksum is taken just before the bytes leave, so that the copy to the kernel finds them
+// cached.
 void PathLink::seal(Outgoing& out) {
   Header& header = out.frame.header;
   if (!out.sealed)
@@ -98,7 +99,7 @@ Outgoing PathLink::acknowledgement(size_t path) {
 
 // ---- in
 
-// What the sink is told may end this link, or find no memory: then the header is begun once more.
+// A callback of the sink may end this link, or run out of memory; then the header is begun again.
 bool PathLink::take_acknowledged(FrameSink& sink, uint64_t upto) {
   if (!outbox_.acknowledge(upto, freed_)) {
     refuse(sink, "acknowledged frames that it was not sent");
@@ -152,7 +153,7 @@ bool PathLink::begin(FrameSink& sink, size_t path) {
   }
   in.n_landed = 0;
   in.in_payload = true;
-  seals.n_in++;  // NOT before: what finds no memory is begun once more
+  seals.n_in++;  // last, because a header that ran out of memory is begun again
   return true;
 }
 
@@ -171,7 +172,7 @@ bool PathLink::end(FrameSink& sink, size_t path) {
   }
   if (header.type == FrameType::kAck) return true;
   if (in.is_again) {
-    ack_due_ = true;  // its sender has not heard of it
+    ack_due_ = true;  // the sender has not seen our acknowledgement
     return true;
   }
   take(path);
@@ -179,8 +180,8 @@ bool PathLink::end(FrameSink& sink, size_t path) {
   return deliver(sink, header, payload) && deliver_endings(sink);
 }
 
-// The frame of this path is here. Another may be bringing the same, sent once more, or, from a
-// liar, the same segment: it must not write to memory that is somebody else's soon.
+// The frame of this path has come. Another path may be bringing the same frame again or, from a
+// malicious peer, the same segment: it must not write to memory that will soon have another owner.
 void PathLink::take(size_t path) {
   const Header& header = incoming_[path].header;
   const uint64_t floor = inbox_.floor();
@@ -204,13 +205,13 @@ void PathLink::divert(Incoming& in) {
 }
 
 bool PathLink::deliver(FrameSink& sink, const Header& header, std::span<std::byte> payload) {
-  // Its own number is counted: it waits while a frame before it is missing.
+  // A frame that ends something is acknowledged, but waits while an earlier frame is missing.
   if (is_ending(header.type) && widen(header.sequence, inbox_.floor()) > inbox_.floor()) {
     endings_[header.sequence] = {header, {payload.begin(), payload.end()}};
     return true;
   }
-  // It has given us up, perhaps for a payload that is not what its checksum says. Whose doing that
-  // is can be seen here.
+  // The peer has given this rank up, perhaps for a payload with a wrong checksum. Only this end can
+  // see if its own program changed the payload.
   if (header.type == FrameType::kLost)
     for (const uint64_t token : outbox_.spoiled()) sink.spoiled(peer_, token);
   if (header.type == FrameType::kGoodbye) {
@@ -242,7 +243,7 @@ void PathLink::resume_by(PathSource& source) {
   source.attached(peer_, *this);
 }
 
-// NOT marked before all are asked for: what found no memory is asked for once more.
+// Marked only once all paths are asked for: a request that ran out of memory is made again.
 void PathLink::dial() {
   if (is_dialled_ || !can_resume()) return;
   for (size_t path = 0; path < is_lost_.size(); ++path)
@@ -258,14 +259,14 @@ void PathLink::forget_path(size_t path, const std::string& why) {
   is_lost_[path] = true;
   try {
     histories_[path].why = why;
-  } catch (const std::bad_alloc&) {  // nobody would forget it once more
+  } catch (const std::bad_alloc&) {  // no later call would forget the path
     histories_[path].why.clear();
   }
   histories_[path].lost_ns = 0;
   incoming_[path] = {};
   close_path(path);
   outbox_.lost(static_cast<int>(path));
-  // What went by it may have acknowledged what came by another, and nobody sends that again.
+  // Frames lost with this path may have carried acknowledgements for another, so send one.
   ack_due_ = true;
   if (path != control_path_ || !has_path()) return;
   const auto living = std::find(is_lost_.begin(), is_lost_.end(), false);
@@ -274,7 +275,8 @@ void PathLink::forget_path(size_t path, const std::string& why) {
 
 void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
   if (is_closed_ || is_lost_[path]) return;
-  if (can_resume()) source_->want(peer_, path);  // NOT later: if memory runs out it is still found
+  if (can_resume())
+    source_->want(peer_, path);  // first: if memory runs out the loss is found again
   forget_path(path, why);
   const bool is_over = !has_path() && (!can_resume() || source_->resume_ns() == 0);
   if (is_over) break_off(sink, why);
@@ -283,7 +285,7 @@ void PathLink::lose_path(FrameSink& sink, size_t path, const std::string& why) {
 void PathLink::take_path(size_t path) {
   if (!has_path()) {
     control_path_ = path;
-    listens_since_ = now_;  // NOT only look(): there may be none while there is no path
+    listens_since_ = now_;  // look() may not be called while there is no path
   }
   is_lost_[path] = false;
   histories_[path].n_made++;
@@ -314,12 +316,12 @@ int64_t PathLink::patience_ns() const {
   return resume_ns > 0 || was_linked_ ? resume_ns : kFirstPathNs;
 }
 
-// How a sentence about the peer begins that goes on with why there is no path now.
+// The beginning of an error that explains why there is no path to the peer.
 std::string PathLink::why_without() const {
   return was_linked_ ? histories_[control_path_].why + "; " : "could not be connected to: ";
 }
 
-// Time in which this process did not run counts for little: nobody tried to make a path then.
+// Time in which this process did not run hardly counts: no path could be made then.
 void PathLink::look(FrameSink& sink, int64_t now) {
   constexpr int64_t kMostNs = 500 * kMillisecond;
   const int64_t passed = now_ == 0 ? 0 : std::min(now - now_, kMostNs);
@@ -367,15 +369,14 @@ void PathLink::refuse(FrameSink& sink, const std::string& what) {
   sink.broken(peer_, {Fault::kPeerLost, peer_, what});
 }
 
-// What was handed to a path is the kernel's own copy: nothing is left to wait for.
+// Bytes written to a path are the kernel's copy, so there is nothing to wait for.
 bool PathLink::release(uint64_t, const CallId& call) {
   try {
     outbox_.release(call);
     for (Incoming& in : incoming_)
       if (in.in_payload && call_of(in.header) == call) divert(in);
   } catch (const std::bad_alloc&) {
-    // Without memory for a copy of what is half sent or half here, the paths are of no use; they
-    // tell of their end.
+    // Without memory to copy half-sent or half-received frames the paths are useless: close them.
     for (size_t path = 0; path < is_lost_.size(); ++path) {
       incoming_[path].in_payload = false;
       cut_path(path);

@@ -6,14 +6,14 @@
 namespace shoal {
 namespace {
 
-// What the newest part of a rate counts: buckets pass bursts at more than the line carries.
+// The weight of the newest measurement: token buckets pass bursts faster than the line.
 constexpr double kNewest = 0.25;
 
 }  // namespace
 
 void PathLoads::look(int64_t now) {
   if (now - looked_ns_ < kLookNs) return;
-  // Nobody knows when it was in between that something was confirmed.
+  // After such a gap the time of the confirmations is unknown.
   const bool is_late = now - looked_ns_ >= kUnseenNs;
   looked_ns_ = now;
   if (is_late)

@@ -15,13 +15,14 @@
 namespace shoal {
 namespace {
 
-// What the connection of a HELLO means, from here on: not this one, but please make it.
+// Added to the path number in a HELLO: a request to dial that path, rather than the path itself.
 constexpr uint32_t kAsks = PathMaker::kMostConnections;
-// The higher rank mostly has dialled by then: it knows of the loss, or makes the same call. At once
-// would make two connections of each. Who waits for a call that the other has not made loses
-// nothing by it.
+// The delay before the lower rank asks. By then the higher rank has usually dialled, because it
+// sees the loss or makes the same call. Asking at once would make two connections of each. A rank
+// that waits for a call that the peer has not made loses nothing by the delay.
 constexpr int64_t kBeforeAskingNs = 50 * kMillisecond;
-constexpr int64_t kWithoutMemoryNs = 20 * kMillisecond;  // before what found none is tried again
+constexpr int64_t kWithoutMemoryNs =
+    20 * kMillisecond;  // before work that ran out of it is retried
 
 constexpr uint64_t kTimerTag = 0;
 constexpr uint64_t kAcceptorTags = 1;
@@ -113,7 +114,7 @@ void PathMaker::step() {
   try {
     take_events(now);
     step_ns_ = std::min(acceptor_->expire(now), connector_->step(now));
-  } catch (const std::bad_alloc&) {  // what was not dealt with is told again
+  } catch (const std::bad_alloc&) {  // events that were not handled are reported again
     step_ns_ = now + kWithoutMemoryNs;
   }
   for (size_t channel = 0; channel < n_channels(); ++channel) {
@@ -127,7 +128,7 @@ void PathMaker::step() {
 void PathMaker::take_events(int64_t now) {
   epoll_event events[32];
   int n = 0;
-  do {  // until there is nothing: the progress thread is told of what comes anew
+  do {  // until nothing is left, since only new events wake the progress thread
     n = epoll_wait(epoll_fd_, events, 32, 0);
     for (int at = 0; at < n; ++at) {
       const uint64_t tag = events[at].data.u64;
@@ -170,12 +171,12 @@ std::variant<Secret, Progress> PathMaker::judge(const Hello& hello) const {
   if (hello.path >= 2 * kAsks || channel >= n_channels() || asks != (from < rank_))
     return Progress::kRefused;
   const Known::Held& held = known->second.links[channel];
-  if (held.has_ended) return Progress::kStale;          // who was given up learns so
-  if (held.link == nullptr) return Progress::kRefused;  // too early: it comes again
+  if (held.has_ended) return Progress::kStale;          // lets a peer that was given up know
+  if (held.link == nullptr) return Progress::kRefused;  // too early: the peer dials again
   return pair_key(job_key_.bytes(), epoch_, hello.rank, hello.to_rank, "path");
 }
 
-// Under the lock. Its channel's progress thread is woken by whoever called step().
+// Called under the lock. The caller of step() wakes the channel's progress thread.
 void PathMaker::tell(const Known& known, News news) {
   const size_t channel = news.connection / known.peer.n_paths;
   news_[channel].push_back(std::move(news));
@@ -216,8 +217,8 @@ std::vector<int> PathMaker::tell_links(size_t channel, FrameSink& sink, const Wa
   return peers;
 }
 
-// The oldest news; false if there is none. It is kept until all is done, each step of which may be
-// done once more: memory may run out at any of them.
+// Handle the oldest news; false if there is none. It is kept until it is handled in full, and each
+// part may be repeated, because memory may run out at any of them.
 bool PathMaker::tell_link(size_t channel, FrameSink& sink, const Watch& watch,
                           std::vector<int>& peers) {
   std::unique_lock lock(forking());
@@ -244,8 +245,8 @@ bool PathMaker::tell_link(size_t channel, FrameSink& sink, const Watch& watch,
   return true;
 }
 
-// NOT without the lock: a child of a fork that does not know of the descriptor would keep the
-// connection open.
+// Must hold the lock: a forked child that does not know of the descriptor would keep the connection
+// open.
 void PathMaker::hand_over(News& news, PathLink* link, size_t path, const Watch& watch) {
   if (news.fd >= 0) {
     news.pipe = std::make_unique<SocketPipe>(news.fd);
@@ -255,7 +256,7 @@ void PathMaker::hand_over(News& news, PathLink* link, size_t path, const Watch& 
     if (!news.is_watched) news.is_watched = watch(news.pipe->fd(), news.peer);
     if (news.is_watched) {
       link->add_path(path, std::move(news.pipe), news.session.bytes());
-      // NOT when it was proved: a link that is not told of it yet asks for it.
+      // Forget the wish only now: a link that does not have the path yet asks for it again.
       connector_->forget(static_cast<uint32_t>(news.peer),
                          kAsks + static_cast<uint32_t>(news.connection));
     }
@@ -293,7 +294,7 @@ void PathMaker::want(size_t channel, int peer, size_t path) {
   arm();
 }
 
-// A rank that has no descriptor says so by its name: others read it too.
+// If this rank has no descriptor left the text names it, because other ranks read the text too.
 std::string PathMaker::last_failure(int peer) const {
   std::lock_guard lock(forking());
   const int error = connector_->last_error(static_cast<uint32_t>(peer));

@@ -13,7 +13,8 @@ constexpr uint8_t kPadding = 0;
 
 size_t padded(size_t n_bytes) { return (n_bytes + kLine - 1) / kLine * kLine; }
 
-// Data counts towards what a sleeper waits for. What ends something cannot wait for the next call.
+// Data counts towards the frames a sleeper waits for. A frame that ends something cannot wait for
+// the next call.
 Ring how_to_ring(FrameType type) {
   switch (type) {
     case FrameType::kData:
@@ -86,8 +87,8 @@ bool ShmLink::send(const Frame& frame) {
   return frame.payload == nullptr;
 }
 
-// Whether a record of this size fits into the peer's ring now. If not, the peer is to tell when it
-// has read some of it, and to do that soon.
+// True if a record of this size fits into the peer's ring now. If not, ask the peer to ring when it
+// has read some, and wake it.
 bool ShmLink::find_room(size_t size) {
   RingHeader& ring = theirs_.ring(own_.local());
   const size_t ring_bytes = theirs_.ring_bytes();
@@ -100,10 +101,10 @@ bool ShmLink::find_room(size_t size) {
   if (has_room()) return true;
   n_full_++;
   if (ring.is_full.exchange(1) == 0) how_ = Ring::kAlways;
-  return has_room();  // it may have read it all before it could see the mark
+  return has_room();  // the peer may have read everything before it could see the mark
 }
 
-// Copies a frame into the peer's ring. False when there is no room.
+// Copy a frame into the peer's ring. False if there is no room.
 bool ShmLink::push(const Frame& frame) {
   const size_t size = sizeof(Header) + padded(frame.header.length);
   if (!find_room(size)) return false;
@@ -168,9 +169,9 @@ bool ShmLink::pump(FrameSink& sink) {
   return deliver(sink) || moved;
 }
 
-// Delivers what lies in the ring now, and notices its end.
+// Deliver the frames in the ring, and notice its end.
 bool ShmLink::deliver(FrameSink& sink) {
-  const bool is_over = inbound_->is_over.load() != 0;  // NOT after the look at what there is
+  const bool is_over = inbound_->is_over.load() != 0;  // read before the head
   const uint64_t upto = inbound_->head.load(std::memory_order_acquire);
   uint64_t tail = inbound_->tail.load(std::memory_order_relaxed);
   if (upto - tail > own_.ring_bytes() || (upto | tail) % kLine != 0) {
@@ -196,8 +197,8 @@ bool ShmLink::deliver(FrameSink& sink) {
   return moved;
 }
 
-// Delivers the record at `tail` and moves that on. False if there is none that could be. The peer's
-// numbers are checked, never trusted.
+// Deliver the record at `tail` and advance it. False if there is no valid record. Every number that
+// the peer wrote is checked.
 bool ShmLink::take_record(FrameSink& sink, uint64_t upto, uint64_t& tail) {
   const size_t at = tail % own_.ring_bytes();
   Header header;
@@ -216,7 +217,7 @@ bool ShmLink::take_record(FrameSink& sink, uint64_t upto, uint64_t& tail) {
     if (!padding)
       sink.arrived(peer_, header,
                    {const_cast<std::byte*>(inbound_data_) + at + sizeof(Header), header.length});
-  } catch (const std::bad_alloc&) {  // NOT to come again
+  } catch (const std::bad_alloc&) {  // the frame cannot be delivered again
     take();
     throw;
   }
@@ -226,7 +227,7 @@ bool ShmLink::take_record(FrameSink& sink, uint64_t upto, uint64_t& tail) {
 
 void ShmLink::look(FrameSink& sink, int64_t) {
   if (closed_ || !theirs_.has_died()) return;
-  deliver(sink);  // what it still said, perhaps a goodbye
+  deliver(sink);  // its last frames, perhaps a goodbye
   fail(sink, "ended without a goodbye: its process died", true);
 }
 
@@ -261,9 +262,9 @@ void ShmLink::release_regions() {
 
 // ---- the peer's memory
 
-// Where that lies in this process; nullptr if the region is not mapped here or ends before. One
-// that is not known yet is looked for in the doorbell socket: its descriptor was sent before
-// anything that names it.
+// The address of the peer's memory in this process; null if the region is not mapped here or is too
+// short. A region that is not known yet is looked for in the doorbell socket: its descriptor was
+// sent before any frame that names it.
 std::byte* ShmLink::address_of(const Remote& there, size_t n_bytes) {
   if (own_.region(peer_local_, there.place) == nullptr) own_.take_notes(false);
   const Mapping* mapping = own_.region(peer_local_, there.place);

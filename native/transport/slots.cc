@@ -7,8 +7,8 @@
 namespace shoal {
 namespace {
 
-// GCC's thread sanitizer does not model fences and refuses to compile them: under it they are left
-// out, which hides nothing from it that it could have seen.
+// GCC's ThreadSanitizer does not model fences and refuses to compile them, so they are left out
+// under it; it could not have used them.
 void memory_fence([[maybe_unused]] std::memory_order order) {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(order);
@@ -26,7 +26,7 @@ Slots::Slots(std::byte* base, std::atomic<uint64_t>* stamps, uint32_t n_slots, u
       holders_(n_slots),
       stamps_(n_slots, 0),
       held_by_(static_cast<size_t>(n_peers), 0) {
-  // Last given back, first reused: it is the warmest in the cache.
+  // The slot given back last is reused first, because it is the warmest in the cache.
   for (uint32_t slot = n_slots; slot-- > 0;) free_.push_back(slot);
 }
 
@@ -37,7 +37,7 @@ Error Slots::take(uint32_t& slot_out) {
   holders_[slot].reserve(1);  // the first is lent to for sure
   free_.pop_back();
   stamps_[slot]++;
-  // Whoever sees what is written to the slot from here on sees the new stamp too.
+  // A reader that sees bytes written to the slot from here on also sees the new stamp.
   shown_stamps_[slot].store(stamps_[slot], std::memory_order_relaxed);
   memory_fence(std::memory_order_release);
   slot_out = slot;

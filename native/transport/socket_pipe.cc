@@ -19,15 +19,14 @@
 namespace shoal {
 namespace {
 
-// What lies unsent in the kernel cannot be overtaken; when it runs out while this process has no
-// core and its queue is empty too, the wire stands still. So a quarter of a millisecond's worth of
-// it, at the rate of the last moments.
+// Unsent bytes in the kernel cannot be overtaken, but if they run out while this process has no
+// core, the wire idles. So keep a quarter of a millisecond's worth, at the recent rate.
 constexpr uint64_t kUnsentPerSecond = 4000;
 constexpr uint64_t kLeastUnsent = 32u << 10;
 constexpr uint64_t kMostUnsent = 4u << 20;
 constexpr uint64_t kLookEvery = 4u << 20;  // bytes
-// A connection that lies idle is asked so often, in seconds, and ends when that many of the
-// questions had no answer: its peer may have lost it long ago, and wait to be dialled.
+// TCP keepalive of an idle connection, in seconds: its peer may have lost it long ago, and wait to
+// be dialled.
 constexpr int kAskAfterS = 1;
 constexpr int kUnanswered = 3;
 // The longest round trip, in microseconds, of hosts that are near each other.
@@ -90,15 +89,15 @@ void SocketPipe::suit_the_way() {
   if (info.tcpi_min_rtt <= kNearUs) leave_bbr();
 }
 
-// BBR models what one connection carries. A rank has many over one link, each of them busy for
-// moments: those that stand still leave room, those that go on take it for the link's rate, and
-// packets wait or are lost. Over a long way BBR stays: there packets are lost for other reasons.
+// BBR models the rate of one connection. A rank has many over one link, each busy for moments.
+// Those that pause leave room, the others take that for the link's rate, and packets queue or are
+// lost. Over long distances BBR stays, since packets are lost for other reasons there.
 void SocketPipe::leave_bbr() {
   char name[16] = {};  // TCP_CA_NAME_MAX
   socklen_t n_bytes = sizeof(name);
   if (getsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, name, &n_bytes) != 0) return;
   if (std::strncmp(name, "bbr", 3) != 0) return;
-  // Every process may choose reno; cubic is for root, or where it is the machine's own.
+  // Any process may choose reno; cubic needs root, unless it is the machine's default.
   for (const std::string_view other : {"cubic", "reno"})
     if (setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, other.data(), other.size()) == 0) return;
 }
@@ -119,9 +118,9 @@ ssize_t SocketPipe::read(const iovec* vectors, size_t n_vectors) {
   return readv(fd_, vectors, static_cast<int>(n_vectors));
 }
 
-// The kernel confirms, so a program that is stopped is not silent. Neither is one whose window is
-// full: then nothing is on the way but a probe now and then, which its kernel answers. Probes that
-// nobody answers are all there is to see where an interface is down and no packet leaves it.
+// The peer's kernel confirms, so a stopped program is not silent. Neither is one whose window is
+// full: then only probes are sent, which its kernel answers. Unanswered probes are the only sign
+// that an interface is down.
 Pipe::Silence SocketPipe::silence() {
   tcp_info info{};
   socklen_t n_bytes = sizeof(info);

@@ -11,21 +11,19 @@
 namespace shoal {
 namespace {
 
-// Read in one call beyond the frame at hand: small frames come many at a time. Of a large payload
-// that follows so much at most is copied once more.
+// Bytes to read beyond the current frame, because small frames come many at a time. At most this
+// much of a large payload that follows is copied once more.
 constexpr size_t kReadAhead = 4u << 10;
-// Behind a payload larger than that most likely comes another: its header, and nothing of it.
+// A larger payload is most likely followed by another: read only its header ahead.
 constexpr size_t kReadAheadOfBulk = sizeof(Header);
 constexpr int kMaxVectors = 32;
-// One turn reads and writes at most about this much: sending does not starve receiving, nor one
-// link the others.
+// The bytes read or written in one turn, so that neither sending nor one link starves the others.
 constexpr size_t kTurnBytes = 1u << 20;
-// A path that has so much does not pull more, nor one that has what its pipe takes. What it has
-// cannot be overtaken any more.
+// The most that a path pulls ahead, unless its pipe takes less. Pulled frames cannot be overtaken.
 constexpr size_t kPulledBytes = 256u << 10;
-// A path that owes a confirmation for so long is lost, if another has answered meanwhile: it costs
-// a call no more than this. Kernels confirm a lonely packet within 40 ms. Shorter would give up
-// paths for a packet that the network lost; that does no harm, but dials again.
+// A path that owes a confirmation for this long is lost if another has answered meanwhile, so a
+// dead path delays a call by no more. Kernels confirm a single packet within 40 ms. A shorter time
+// would give up a path for one lost packet, which is harmless but costs a dial.
 constexpr int64_t kSuspectNs = 80 * kMillisecond;
 constexpr int64_t kAnswersNs = 40 * kMillisecond;
 
@@ -113,8 +111,8 @@ bool TcpLink::on_event(FrameSink& sink, bool ended) {
   return pump(sink);
 }
 
-// A socket that is closed while data lies unread in it is reset, and what the peer had not read yet
-// is lost with it: perhaps the word of who died.
+// Closing a socket with unread data resets it, and the peer loses what it has not read yet: perhaps
+// the notice of which rank died.
 bool TcpLink::lingers() {
   bool any = false;
   for (Path& path : paths_) {
@@ -134,7 +132,7 @@ bool TcpLink::lingers() {
 bool TcpLink::flush(FrameSink& sink) {
   bool moved = false;
   is_unflushed_ = false;
-  do {  // once more for what a path had that was lost meanwhile
+  do {  // again for frames of a path that was lost meanwhile
     has_lost_ = false;
     if (paths_.size() > 1) loads().look(flushed_ns_ = now_ns());
     std::array<size_t, Header::kMaxPaths> budgets;
@@ -144,13 +142,13 @@ bool TcpLink::flush(FrameSink& sink) {
       for (size_t index = 0; index < paths_.size(); ++index)
         more |= flush_path(sink, index, budgets[index]);
       moved |= more;
-      more &= paths_.size() > 1;  // what one has taken makes another the soonest
+      more &= paths_.size() > 1;  // another path may be the soonest now
     }
   } while (has_lost_ && !is_closed_);
   return acknowledge(sink) || moved;
 }
 
-// Where nothing else went that said so.
+// Send an acknowledgement by itself if no other frame carried it.
 bool TcpLink::acknowledge(FrameSink& sink) {
   const size_t index = control_path();
   if (!is_ack_due() || is_closed_ || is_refused_ || is_lost(index)) return false;
@@ -159,7 +157,7 @@ bool TcpLink::acknowledge(FrameSink& sink) {
 
 bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
-  if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // it waits: so does the peer
+  if (path.acknowledgement.at == Outgoing::At::kPath) return false;  // the last one is still queued
   path.acknowledgement = acknowledgement(index);
   path.acknowledgement.at = Outgoing::At::kPath;
   path.writing.push_back(&path.acknowledgement);
@@ -168,12 +166,12 @@ bool TcpLink::acknowledge_by(FrameSink& sink, size_t index) {
   return flush_path(sink, index, budget);
 }
 
-// Whether no other path brings the next of bulk data sooner. One that cannot take it now will be
-// written to when it can: its descriptor tells.
+// True if no other path would bring the next bulk data sooner. A path that has no room now is
+// written to when its descriptor is ready.
 bool TcpLink::is_soonest(size_t index) {
   if (paths_.size() == 1) return true;
   const size_t n_bytes = outbox_.next_bulk();
-  // NOT of this very moment: each could find the other to be sooner, and nobody would take it.
+  // As of flush(): with two moments each path could find the other sooner, and neither would send.
   const auto due = [&](size_t path) { return loads().due(path, n_bytes, flushed_ns_); };
   for (size_t other = 0; other < paths_.size(); ++other)
     if (other != index && paths_[other].pipe != nullptr && !paths_[other].is_stuck &&
@@ -182,7 +180,7 @@ bool TcpLink::is_soonest(size_t index) {
   return true;
 }
 
-// Pulls what one write may take. False if there is nothing to write.
+// Pull as much as one write may take. False if there is nothing to write.
 bool TcpLink::fill(size_t index) {
   Path& path = paths_[index];
   const size_t most = std::min(kPulledBytes, path.pipe->appetite());
@@ -212,7 +210,7 @@ bool TcpLink::flush_path(FrameSink& sink, size_t index, size_t& budget) {
     if (n < static_cast<ssize_t>(n_wanted)) n_full_++;
     if (n < 0 && would_block()) break;
     if (n < 0) {
-      // Reading tells more about why: a goodbye may still lie there. The end comes from pump().
+      // Reading may find the reason, such as a goodbye. pump() then notices the end.
       path.is_stuck = errno == EPIPE || errno == ECONNRESET;
       if (!path.is_stuck)
         lose_path(sink, index, std::string("could not be written to: ") + std::strerror(errno));
@@ -245,7 +243,7 @@ ssize_t TcpLink::write_some(Path& path, size_t& n_wanted) {
   size_t n_vectors = 0;
   for (Outgoing* out : path.writing) {
     if (n_vectors + 2 > kMaxVectors) break;
-    if (!out->sealed) seal(*out);  // its payload was asked back since it was pulled
+    if (!out->sealed) seal(*out);  // its payload was released since it was pulled
     size_t skip = out->n_written;
     if (skip < sizeof(Header))
       vectors[n_vectors++] = {reinterpret_cast<std::byte*>(&out->frame.header) + skip,
@@ -274,7 +272,7 @@ void TcpLink::count_written(Path& path, size_t n_bytes) {
     else
       written(out);
   }
-  if (path.writing.empty()) path.n_waiting = 0;  // what was asked back had become smaller
+  if (path.writing.empty()) path.n_waiting = 0;  // released frames have become smaller
 }
 
 // ---- in
@@ -284,7 +282,7 @@ bool TcpLink::pump(FrameSink& sink) {
   if (is_refused_ || is_closed_) return false;
   bool moved = flush(sink);
   for (size_t index = 0; index < paths_.size(); ++index) moved |= pump_path(sink, index);
-  // Nobody else knows that the other paths, which may have room, have something to send again.
+  // The other paths, which may have room, have frames to send again, and no event will say so.
   if (has_lost_ && !is_closed_) moved |= flush(sink);
   return moved;
 }
@@ -294,7 +292,7 @@ bool TcpLink::pump_path(FrameSink& sink, size_t index) {
   bool moved = false;
   path.is_drained = false;
   const auto is_open = [&] { return path.pipe != nullptr && !is_refused_ && !is_closed_; };
-  // Where memory ran out the last time, whole frames wait ahead, and perhaps no room is left there.
+  // If memory ran out the last time, whole frames wait in `ahead`, which may be full.
   while (is_open() && parse(sink, index)) moved = true;
   for (size_t n_bytes = 0; n_bytes < kTurnBytes && !path.is_drained && is_open();) {
     const size_t n = read_some(sink, index);
@@ -307,9 +305,8 @@ bool TcpLink::pump_path(FrameSink& sink, size_t index) {
   return moved;
 }
 
-// Reads the rest of the payload at hand straight to where it belongs, and what follows into ahead.
-// Less than asked for means that the socket is empty (epoll(7)); another read would only say so, or
-// that it has ended. Returns the bytes read.
+// Read the rest of the current payload straight into its buffer, and what follows into `ahead`. A
+// short read means that the socket is empty (epoll(7)) or has ended. Returns the bytes read.
 size_t TcpLink::read_some(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
   Incoming& in = incoming_[index];
@@ -346,14 +343,14 @@ size_t TcpLink::read_some(FrameSink& sink, size_t index) {
   return static_cast<size_t>(n);
 }
 
-// One move forward with the bytes at hand; false when more must be read first.
+// Advance by one header or payload with the bytes read; false if more must be read first.
 bool TcpLink::parse(FrameSink& sink, size_t index) {
   Path& path = paths_[index];
   Incoming& in = incoming_[index];
   if (!in.in_payload) {
     if (path.ahead_end - path.ahead_begin < sizeof(Header)) return false;
     std::memcpy(&in.header, path.ahead.data() + path.ahead_begin, sizeof(Header));
-    // The header counts as read once there is a place for what follows: finding one may throw.
+    // The header counts as read only once its payload has a buffer, since finding one may throw.
     if (!begin(sink, index)) return false;
     path.ahead_begin += sizeof(Header);
     return true;
@@ -390,8 +387,8 @@ void TcpLink::lose_silent_paths(FrameSink& sink) {
   }
 }
 
-// Whether another path has brought a confirmation while this one owed one. Those that are idle have
-// nothing to confirm: they are asked, by a frame that says nothing new.
+// True if another path has brought a confirmation while this one owed one. Idle paths have nothing
+// to confirm, so an empty frame is sent by them to provoke one.
 bool TcpLink::others_answer(FrameSink& sink, size_t index, const Pipe::Silence& silence) {
   for (size_t other = 0; other < paths_.size(); ++other) {
     Path& path = paths_[other];

@@ -172,7 +172,7 @@ def test_calls_are_shared_out_over_rounds_and_the_first_one_warms_up() -> None:
     assert [task for task, _ in pool.asked].count("check") == 1
 
 
-def test_a_peer_is_held_against_shoal_round_by_round(
+def test_a_peer_is_compared_round_by_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.json"
@@ -187,7 +187,7 @@ def test_a_peer_is_held_against_shoal_round_by_round(
     assert capsys.readouterr().out.count("2.50") == 1
 
 
-def test_a_wrong_result_is_counted_ends_in_1_and_is_compared_with_nothing(
+def test_a_wrong_result_is_counted_and_never_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run.json"
@@ -233,7 +233,7 @@ def test_bytes_over_nics_are_per_rank_and_only_where_there_are_hosts(tmp_path: P
         assert point["libraries"][0]["sent_bytes_per_rank"] == sent
 
 
-def test_a_launched_rank_starts_no_ranks_of_its_own(
+def test_a_launched_rank_starts_no_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -255,9 +255,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(monkeypatch: pytest.Mo
     assert shown[1] == ""
 
 
-def test_what_ranks_or_sizes_do_not_allow_is_said_and_the_rest_is_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_calls_that_do_not_fit_are_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     place, sizes = BenchPlace(3, is_joined=True), SizeRange(8, 8)
     sweep = Sweep(place, ("send_recv", "all_gather", "reduce"), sizes, n_calls=1, n_rounds=1)
     assert told_run(sweep, {"shoal": ToldPool([[1e-3]] * 3, hosts="aaa")}) == 0

@@ -59,9 +59,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_the_median_is_drawn_beside_the_line_at_the_mean_rate_of_raw_streams(
-    file: Callable[..., Path],
-) -> None:
+def test_the_median_is_drawn_beside_the_line_of_raw_streams(file: Callable[..., Path]) -> None:
     (told,) = read_records([file()])
     first, last = told.series[ALL_REDUCE]["shoal"]
     assert (first.size, last.size) == (1 << 20, 1 << 22)
@@ -137,9 +135,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
             read_records([tmp_path / f"{name}.json"])
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(
-    file: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_files_of_one_name_get_their_folders(file: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     both = [file(name="old/run.json"), file(name="run.json")]
     assert [one.name for one in read_records(both)] == [
@@ -201,7 +197,7 @@ def test_no_ratio_is_shown_of_wrong_results_or_of_fewer_than_five_calls(
 
 
 @needs_matplotlib
-def test_several_files_share_pictures_and_keep_their_names(
+def test_files_share_pictures_and_keep_their_names(
     file: Callable[..., Path], tmp_path: Path
 ) -> None:
     files = [str(file(name=f"{name}.json")) for name in ("before", "a$ft$er")]

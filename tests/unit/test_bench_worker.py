@@ -10,8 +10,6 @@ from shoal.bench.libraries import LibraryRank
 from shoal.bench.values import Contribution, FilledBuffer, KnownValues, Values
 from shoal.bench.worker import Rank
 
-LENGTHS = [0, 1, 1021, 65536, 65537, 300_000]
-
 
 def filled(rank: int, n_elems: int) -> Values:
     values = np.zeros(n_elems, np.float32)
@@ -21,12 +19,6 @@ def filled(rank: int, n_elems: int) -> Values:
 
 def count_wrong(values: Values, source: Contribution, error: float = 0.0) -> int:
     return KnownValues(8, error=error).count_wrong(values, source)
-
-
-@pytest.mark.parametrize("n_elems", LENGTHS)
-def test_the_sum_over_all_ranks_is_right(n_elems: int) -> None:
-    total = sum(filled(rank, n_elems) for rank in range(8))
-    assert count_wrong(np.asarray(total, np.float32), Contribution(range(8))) == 0
 
 
 def test_a_wrong_sum_is_seen_whatever_is_wrong_with_it() -> None:
@@ -100,9 +92,7 @@ BY_NUMPY = {"sum": np.sum, "product": np.prod, "min": np.min, "max": np.max, "av
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("name", ELEMENTS)
 @pytest.mark.parametrize("n_ranks", [2, 7])
-def test_what_numpy_folds_is_right_in_every_type_by_every_operation(
-    name: str, op: str, n_ranks: int
-) -> None:
+def test_a_fold_of_numpy_is_right_in_every_type(name: str, op: str, n_ranks: int) -> None:
     element, known = ELEMENTS[name], KnownValues(n_ranks, ELEMENTS[name], op)
     tensors = [np.zeros(65_600, element.storage) for _ in range(n_ranks)]
     for rank, tensor in enumerate(tensors):
@@ -134,26 +124,25 @@ class AloneRank:
     """A library of one rank, which notes its calls and may forget to do them."""
 
     def __init__(self) -> None:
-        self.done: list[str] = []
-        self.is_lazy = False
+        self.done, self.is_lazy = "", False
+
+    def _bind(self, _what: CallSpec, data: Values, other: Values) -> Call:
+        def gather() -> None:
+            self.done += "C"
+            if not self.is_lazy:
+                other[:] = data
+
+        return gather
+
+    def _barrier(self) -> None:
+        self.done += "B"
 
     def rank(self) -> Rank:
         def allocate(n_elems: int, dtype: str) -> FilledBuffer:
             array = np.empty(n_elems, dtype)
             return FilledBuffer(array, array)
 
-        def bind(_what: CallSpec, data: Values, other: Values) -> Call:
-            def gather() -> None:
-                self.done.append("call")
-                if not self.is_lazy:
-                    other[:] = data
-
-            return gather
-
-        def barrier() -> None:
-            self.done.append("barrier")
-
-        return Rank(LibraryRank(0, allocate, barrier, bind, lambda: None, (0,)))
+        return Rank(LibraryRank(0, allocate, self._barrier, self._bind, lambda: None, (0,)))
 
 
 def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
@@ -165,11 +154,9 @@ def test_what_an_earlier_call_left_is_not_taken_for_a_result() -> None:
 
 
 @pytest.mark.parametrize(("is_apart", "turns"), [(True, "BCBCBC"), (False, "BCCC")])
-def test_calls_are_made_apart_or_in_a_row_after_those_that_warm_up(
-    is_apart: bool, turns: str
-) -> None:
+def test_calls_are_made_apart_or_in_a_row_after_warming_up(is_apart: bool, turns: str) -> None:
     library = AloneRank()
     how = {"n_calls": 1, "n_samples": 3, "n_warmup": 2, "is_apart": is_apart}
     answer = library.rank().measure(n_bytes=4, **how)
-    assert "".join(word[0].upper() for word in library.done) == f"BCCB{turns}B"
+    assert library.done == f"BCCB{turns}B"
     assert len(answer["times_s"]) == len(answer["cpu_s"]) == 3

@@ -24,9 +24,7 @@ def rows(out: str) -> list[list[str]]:
     return [line.split() for line in out.splitlines() if re.match(r"  +\d+  ", line)]
 
 
-def test_plan_prints_a_choice_and_a_reason_for_each_range_of_sizes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_plan_prints_choices_with_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--hosts 8 --ranks-per-host 4 --link 25Gb --collective all_reduce"
     *lines, channels = said(capsys, words).splitlines()
     assert channels.startswith("1 channel ")
@@ -65,9 +63,7 @@ def test_the_table_of_tune_says_how_far_the_model_was_from_the_fastest() -> None
 # With servers.
 
 
-def test_each_number_of_servers_has_its_time_and_the_last_its_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_each_number_of_servers_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, "--workers 8 --servers 4 --link 1Gb")
     assert out.startswith("all_reduce of 100 MiB, 8 workers, by servers\n")
     assert [row[0] for row in rows(out)] == ["0", "1", "2", "3", "4"]
@@ -83,9 +79,7 @@ def test_each_number_of_servers_has_its_time_and_the_last_its_reason(
     assert "another server would take 6.2% of the time off" in sentence
 
 
-def test_workers_that_share_hosts_have_about_what_as_many_hosts_of_one_would(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_workers_that_share_hosts_gain_alike(capsys: pytest.CaptureFixture[str]) -> None:
     alone, shared = (
         said(capsys, f"--workers {n} --servers 8 --link 1Gb {more}")
         for n, more in ((8, ""), (16, "--workers-per-host 2"))
@@ -109,9 +103,7 @@ def test_servers_may_have_other_links(capsys: pytest.CaptureFixture[str]) -> Non
     assert slow < mixed < fast
 
 
-def test_whether_servers_pay_is_time_by_what_all_machines_cost(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_servers_pay_where_time_by_price_is_least(capsys: pytest.CaptureFixture[str]) -> None:
     """Herring (SC 2020), IV-E: servers at a tenth of a worker's price pay by the time they save."""
     words = "--workers 8 --servers 8 --link 1Gb --worker-price 31 --server-price "
     out = said(capsys, words + "3.1")
@@ -148,9 +140,7 @@ def test_a_link_may_be_said_in_one_option_or_in_three(capsys: pytest.CaptureFixt
 CLUSTER = ["--hosts", "8", "--ranks-per-host", "4", "--link", "25Gb"]
 
 
-def test_a_ring_is_told_with_its_time_bandwidth_rounds_and_links(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_ring_is_shown_with_its_time_and_links(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "ring", *CLUSTER, "--bytes", "100MiB", "--stack", "1TB"]) == 0
     out = capsys.readouterr().out
     # 2 * 31/32 * 100 MiB at 25 Gbit/s take 65.0 ms.

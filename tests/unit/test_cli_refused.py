@@ -77,7 +77,6 @@ REFUSED = {
         --link 25Gb,20us --latency 3us | already gives the latency; drop --latency 3us
         --link 25Gb,20us,5us --message 3us | already gives the message; drop --message 3us
         --link 25Gb,20us,5us,1us | write RATE,LATENCY,MESSAGE
-        --wrokers 4 | unrecognized arguments: --wrokers 4; see shoal plan --help
         --workers 8 | add --servers K
         --servers 8 | add --workers N
         --server-link 1Gb | --server-link is for --workers N --servers K; add both
@@ -85,7 +84,6 @@ REFUSED = {
         --workers-per-host 2 | --workers-per-host is for --workers N --servers K
         --workers four --servers 2 | invalid int value: 'four'; see shoal plan --help
         --workers 0 --servers 1 | --workers 0: must be 2 to 4096
-        --workers 1 --servers 0 | one worker has nothing to reduce
         --workers 1 --servers 2 | one worker has nothing to reduce
         --workers 4 --servers -1 | --servers -1: must be 0 to 4096
         --workers 5000 --servers 1 | --workers 5000: must be 2 to 4096
@@ -93,13 +91,11 @@ REFUSED = {
         --workers 4 --servers 1 --ranks-per-host 2 | drop --ranks-per-host
         --workers 4 --servers 1 --collective broadcast | drop --collective
         --workers 4 --servers 1 --workers-per-host 3 | equally many workers on each host
-        --workers 8 --servers 1 --workers-per-host 3 | --workers-per-host 1, 2 or 4, or --workers a
         --workers 7 --servers 1 --workers-per-host 0 | at least one; give --workers-per-host 1
         --workers 4 --servers 1 --workers-per-host 4 | or --workers 8 for two such hosts
         --workers 4 --servers 1 --size 0 | --size 0: a tensor of no bytes
         --workers 4 --servers 2 --server-link fast | cannot read the rate 'fast'
         --workers 4 --servers 2 --server-link 3x1Gb | names 3 servers, --servers 2
-        --workers 4 --servers 2 --server-link 1x1Gb,0x1Gb | names 1 servers
         --workers 4 --servers 2 --server-link yx1Gb | 'y' is not a number of servers
         --workers 4 --servers 2 --server-link 99999x1Gb | '99999' is not a number of servers
         --workers 4 --servers 2 --worker-price 3 | add --server-price
@@ -114,12 +110,10 @@ REFUSED = {
         ring --collective broadcats --hosts 4 | no collective 'broadcats'
         --all --collective send_recv | no collective 'send_recv' to compare
         ring --hosts 0 | at least one of each
-        ring --hosts 2 --ranks-per-host 0 | at least one of each
         ring --hosts -2 | hosts
         ring --hosts 4,4,2 --ranks-per-host 4 | drop --ranks-per-host
         ring --hosts 2x0 | cannot read the hosts
         ring --hosts 100000 | at most
-        ring --hosts 4 --link=-25Gb | rate
         ring --hosts 4 --latency 20 | cannot read the time
         ring --hosts 4 --bytes 4Mb | cannot read the bytes
         ring --hosts 4 --memory 0GB | cannot read the rate
@@ -127,24 +121,19 @@ REFUSED = {
     """,
     "trace": """
         ring --ranks 0 | --ranks 0: there must be at least one rank
-        ring --ranks -3 | --ranks -3
         ring --ranks four | invalid int value: 'four'
         rung | no algorithm 'rung' for all_reduce: there are
         ring --collective all_refuse | no collective 'all_refuse': there are
-        send --collective send_recv | send_recv
         ring --hosts 2x4 --ranks 9 | --hosts 2x4 has 8 ranks, but --ranks says 9
         ring --hosts 4+4 | cannot read the hosts '4+4'
         ring --root 4 | --root 4 must be a rank: 0 to 3
         ring --root 1 | --root 1: ring all_reduce has no root
-        ring --root -1 | --root -1 must be a rank
         ring --width 10 | --width 10: at least 40
         ring --html page.html --json | not allowed with argument
         ring --ranks 1000 | 1000 ranks are too many to trace
-        ring --ranks 1000000000000 | 1000000000000 ranks are too many to trace
         sharded(5) | 5 reducers are too many for 4 ranks
         ring/doubling/ring | no algorithm 'ring/doubling/ring' for all_reduce
         ring --html /nowhere/page.html | cannot write /nowhere/page.html
-        ring --html / | cannot write /: Is a directory
         ring --ranks 129 --html x | at most 128
     """,
     "tune": """

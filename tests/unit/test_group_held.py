@@ -35,17 +35,12 @@ def drop_many(world: shoal.Group, how: str) -> list[int]:
     world.barrier()  # nobody has used any of them before
     for number in range(N_GROUPS):
         sub = world.subgroup(range(world.size), f"sub {number}")
-        data = np.ones(100, np.float32)
-        if how == "in the background":
-            work = sub.all_reduce(data, async_op=True)
-            assert work is not None
+        work = sub.all_reduce(np.ones(100, np.float32), async_op=how == "in the background")
+        if work is not None:
             work.wait()
-            del work
-        else:
-            sub.all_reduce(data)
         if how == "closed":
             sub.close()
-        del sub
+        del sub, work
         world.barrier()
     return [before, n_native(world)]
 

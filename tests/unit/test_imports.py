@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import shoal
 
 # The source, or the installed copy of it: whichever the other tests run.
@@ -94,12 +92,9 @@ def faults(module: str, source: str) -> list[str]:
     return wrong
 
 
-def test_every_room_is_known() -> None:
+def test_imports_point_one_way() -> None:
     rooms = {room_of(module) for module in modules()}
     assert rooms <= LOWER.keys() | TOP, "give the new room its line in LOWER"
-
-
-def test_imports_point_one_way() -> None:
     wrong = [fault for module in modules() for fault in faults(module, (ROOT / module).read_text())]
     assert wrong == []
 
@@ -114,15 +109,35 @@ NATIVE_LOWER = {
 }
 
 
-@pytest.mark.parametrize("room", NATIVE_LOWER)
-def test_native_rooms_include_one_way(room: str) -> None:
+def included(path: Path) -> list[str]:
+    return re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE)
+
+
+def test_native_rooms_include_one_way() -> None:
+    rooms = {path.name for path in NATIVE.iterdir() if path.is_dir()}
+    assert rooms == NATIVE_LOWER.keys() | {"test"}
     wrong = [
         f"{path.name} includes {other}"
+        for room, lower in NATIVE_LOWER.items()
         for path in sorted((NATIVE / room).rglob("*.*"))
-        for other in re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE)
-        if other.split("/")[0] not in NATIVE_LOWER[room] | {room}
+        for other in included(path)
+        if other.split("/")[0] not in lower | {room}
     ]
     assert wrong == []
+
+
+def test_only_the_list_of_transports_knows_the_kinds_of_links() -> None:
+    kinds = {path.stem for path in (NATIVE / "transport").glob("*_link.h")}
+    kinds -= {"path_link"}  # what links over paths have in common
+    assert "tcp_link" in kinds
+    users = {
+        (path.stem, Path(other).stem)
+        for path in NATIVE.rglob("*.*")
+        if path.parent.name != "test" and not path.stem.startswith("fake_")
+        for other in included(path)
+        if Path(other).stem in kinds
+    }
+    assert users <= {(user, kind) for kind in kinds for user in (kind, "transport")}
 
 
 def test_no_native_wait_follows_the_wall_clock_which_may_be_set() -> None:
@@ -148,40 +163,3 @@ def test_files_of_the_engine_include_one_way() -> None:
             {"progress_thread": "channel"}.get(name, name) for name in names
         )
     assert in_circles(includes) == set()
-
-
-SCOREBOARD = Path(__file__).parents[2] / "bench" / "scoreboard"
-
-
-@pytest.mark.parametrize(
-    ("folder", "package"),
-    [(ROOT / "bench", r"shoal\.bench"), (SCOREBOARD, r"bench\.scoreboard")],
-)
-def test_files_of_a_bench_import_one_way_even_for_type_checkers(folder: Path, package: str) -> None:
-    imports = {
-        path.stem: set(re.findall(rf"^ *from {package}\.(\w+)", path.read_text(), re.MULTILINE))
-        for path in folder.glob("*.py")
-    }
-    assert any(imports.values())
-    assert in_circles(imports) == set()
-
-
-def test_only_the_list_of_transports_knows_what_kinds_of_links_there_are() -> None:
-    kinds = [path.name for path in (NATIVE / "transport").glob("*_link.h")]
-    kinds.remove("path_link.h")  # what links over paths have in common
-    assert "tcp_link.h" in kinds
-    wrong = [
-        f"{path.relative_to(NATIVE)} includes {kind}"
-        for path in sorted(NATIVE.rglob("*.*"))
-        for kind in kinds
-        if f'#include "transport/{kind}"' in path.read_text()
-        and path.parent.name != "test"
-        and path.stem not in (Path(kind).stem, "transport")
-        and not path.stem.startswith("fake_")  # seeded doubles of a kind
-    ]
-    assert wrong == []
-
-
-def test_every_native_room_is_known() -> None:
-    rooms = {path.name for path in NATIVE.iterdir() if path.is_dir()}
-    assert rooms == NATIVE_LOWER.keys() | {"test"}

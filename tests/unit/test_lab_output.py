@@ -54,23 +54,20 @@ def test_a_line_without_end_is_passed_on_in_pieces(pipe: tuple[int, int]) -> Non
         read(pipe[0])
 
 
-class Echo(Output):
-    """For each line that comes, writes another: a child that goes on when its parent is gone."""
-
-    def __init__(self, sink: int) -> None:
-        super().__init__(1, colourful=False)
-        self.sink = sink
-        self.n_lines = 0
-
-    def add(self, label: str, line: bytes, number: int = 0) -> None:
-        self.n_lines += 1
-        assert self.n_lines < 100, "this would never end"
-        os.write(self.sink, b"y\n")
-
-
-def test_the_rest_of_a_pipe_is_what_lies_in_it_though_somebody_writes_on() -> None:
+def test_the_rest_of_a_pipe_ends_though_a_child_writes_on() -> None:
     source, sink = os.pipe()
-    echo = Echo(sink)
+
+    class Echo(Output):
+        """For each line that comes, writes another: a child that outlives its parent."""
+
+        n_lines = 0
+
+        def add(self, label: str, line: bytes, number: int = 0) -> None:
+            self.n_lines += 1
+            assert self.n_lines < 100, "this would never end"
+            os.write(sink, b"y\n")
+
+    echo = Echo(1, colourful=False)
     lines = Lines(os.fdopen(source, "rb"), echo, "h", 0)
     os.write(sink, b"y\n" * 10)
     lines.read_rest()

@@ -44,9 +44,7 @@ class Told:
         return next(self._looks)
 
 
-def test_a_step_that_stands_still_ends_only_when_others_have_waited_for_it_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_ends_when_others_have_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     n = lacking._N_LOOKS
     looks = [False] * 3 * n + [True] * (n - 1) + [False] + [True] * n
     group = Told(monkeypatch, iter(looks))
@@ -57,9 +55,7 @@ def test_a_step_that_stands_still_ends_only_when_others_have_waited_for_it_for_l
     assert group.why == "no average: no bias here"
 
 
-def test_a_step_that_goes_on_while_it_is_looked_at_does_not_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_goes_on_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def looks() -> Iterator[bool]:
         for _ in range(lacking._N_LOOKS - 1):
             yield True
@@ -78,9 +74,7 @@ def test_a_step_that_goes_on_while_it_is_looked_at_does_not_end(
 
 
 @pytest.mark.parametrize("what", ["averager", "group", "links"])
-def test_a_watch_ends_with_its_averager_and_with_the_group(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_ends_with_what_it_watches(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def looks() -> Iterator[bool]:
         while True:
             yield False

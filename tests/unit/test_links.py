@@ -1,8 +1,9 @@
-"""Every link in the project's pages leads to a file that exists, and to a heading in it."""
+"""The project's pages: every link leads to a file and a heading, and docs/wire.md is current."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,3 +35,8 @@ def broken(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
+
+
+def test_the_page_of_the_wire_shows_the_frames_as_they_are() -> None:
+    written = runpy.run_path(str(PROJECT / "docs" / "pages" / "wire.py"))
+    assert (PROJECT / "docs" / "wire.md").read_text() == written["page"](), "run `make docs`"

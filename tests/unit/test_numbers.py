@@ -1,10 +1,11 @@
-"""Numbers of calls: each that was reserved is good for one call, in any order."""
+"""Numbers and names of calls: a reserved number is good for one call, in any order."""
 
 import random
 
 import pytest
 
 from shoal.errors import UsageError
+from shoal.group.context import Occurrences
 from shoal.group.numbers import MOST_APART, MOST_OPEN, Numbers
 
 
@@ -37,15 +38,8 @@ def test_a_number_is_open_until_it_is_used_or_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("number", "why"),
-    [
-        (2, r"number 2: .* used or skipped"),
-        (3, r"number 3: .* used or skipped"),
-        (1, r"number 1: .* used or skipped"),
-        (5, r"number 5: .* reserved"),
-        (0, r"number 0: .* reserved"),
-        (-4, r"number -4: .* reserved"),
-        ("two", r"number 'two': .* reserved"),
-    ],
+    [(1, "used or skipped"), (2, "used or skipped"), (3, "used or skipped")]
+    + [(number, "reserved") for number in (5, 0, -4, "two")],
 )
 def test_a_number_that_is_not_there_to_be_used_is_refused(number: int, why: str) -> None:
     numbers = Numbers("group 'g', rank 0 of 2")
@@ -53,26 +47,22 @@ def test_a_number_that_is_not_there_to_be_used_is_refused(number: int, why: str)
     numbers.reserve(3)
     numbers.use(2)
     numbers.skip(3)
-    with pytest.raises(UsageError, match=f"group 'g', rank 0 of 2: .*{why}"):
-        numbers.use(number)
-    with pytest.raises(UsageError, match=why):
-        numbers.skip(number)
+    for call in (numbers.use, numbers.skip):
+        with pytest.raises(UsageError, match=f"g', rank 0 of 2: .*number {number!r}: .* {why}"):
+            call(number)
     assert numbers.use(4) == 4
 
 
-@pytest.mark.parametrize("count", [-1, MOST_APART + 1, 1 << 40])
-def test_a_count_that_calls_cannot_be_apart_is_refused_with_the_numbers(count: int) -> None:
+def test_what_is_reserved_at_once_or_never_used_is_bounded() -> None:
     numbers = Numbers("here")
-    with pytest.raises(UsageError, match=rf"reserve\({count}\): from 0 to {MOST_APART} numbers"):
-        numbers.reserve(count)
+    for count in (-1, MOST_APART + 1, 1 << 40):
+        with pytest.raises(
+            UsageError, match=rf"reserve\({count}\): from 0 to {MOST_APART} numbers"
+        ):
+            numbers.reserve(count)
     with pytest.raises(UsageError, match="give a whole number"):
         numbers.reserve(2.5)  # type: ignore[arg-type]
     assert numbers.reserve(MOST_APART)[-1] == MOST_APART
-
-
-def test_what_is_reserved_again_and_again_and_never_used_is_bounded() -> None:
-    numbers = Numbers("here")
-    numbers.reserve(MOST_APART)
     first = numbers.reserve(MOST_APART)
     with pytest.raises(UsageError, match=f"reserve\\(1\\), and {MOST_OPEN} numbers that were"):
         numbers.reserve(1)
@@ -97,3 +87,12 @@ def test_no_call_is_further_from_an_open_number_than_the_native_core_remembers()
         numbers.take()
     numbers.use(first[1])
     assert numbers.take() == more[-1] + 1
+
+
+def test_names_are_counted_one_by_one_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Occurrences, "MOST", 2)
+    named = Occurrences("groups")
+    assert [named.count(name) for name in "abaab"] == [1, 1, 2, 3, 2]
+    with pytest.raises(UsageError, match="2 names of groups have been used"):
+        named.count("c")
+    assert named.count("a") == 4

@@ -51,9 +51,7 @@ def test_two_rounds_of_shards_are_cheaper_than_the_many_of_a_tree(size: int, kib
 
 @pytest.mark.parametrize("collective", sorted(COLLECTIVES))
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_the_choice_is_a_candidate_and_costs_grow_with_size(
-    collective: str, cluster: Cluster
-) -> None:
+def test_a_choice_is_a_candidate_and_costs_grow(collective: str, cluster: Cluster) -> None:
     choices = [choose(collective, n_bytes, cluster) for n_bytes in SIZES]
     for choice, n_bytes in zip(choices, SIZES, strict=True):
         assert choice.name in candidates(collective, n_bytes, cluster)
@@ -102,9 +100,7 @@ def test_a_reason_names_the_call_the_winner_what_holds_it_up_and_the_next_best()
 
 @pytest.mark.parametrize("mib", [1, 4, 25, 100, 256])
 @pytest.mark.parametrize("gbit", [1, 10, 25, 100])
-def test_where_the_nic_holds_up_all_of_them_cores_do_as_little_as_they_can(
-    gbit: int, mib: int
-) -> None:
+def test_where_the_nic_is_the_bottleneck_cores_do_little(gbit: int, mib: int) -> None:
     """Two hosts send each other as much by any algorithm; `direct` folds twice as much."""
     wire = LinkCost(latency_us=30.0, us_per_byte=8e-3 / gbit, message_us=5.0)
     two = default_cluster((0, 1), wire=wire)
@@ -121,9 +117,7 @@ def test_where_the_nic_holds_up_all_of_them_cores_do_as_little_as_they_can(
 @pytest.mark.parametrize("n_bytes", [4, 4 << 10, 64 << 10, 100_000, 1 << 20, 25 << 20, 100 << 20])
 @pytest.mark.parametrize("here", [1, 8])
 @pytest.mark.parametrize("size", [8, 256, 2048])
-def test_no_shard_that_crosses_a_wire_is_below_the_floor(
-    size: int, here: int, n_bytes: int
-) -> None:
+def test_no_shard_that_crosses_a_wire_is_too_short(size: int, here: int, n_bytes: int) -> None:
     cluster = default_cluster(blocks_of(size // here, here))
     choice = choose("all_reduce", n_bytes, cluster)
     algorithm = find("all_reduce", choice.name).fitted(n_bytes, size)
@@ -225,9 +219,7 @@ def test_a_forced_algorithm_wins_where_the_collective_has_it() -> None:
     assert names == ["sharded", "chain", "ring"]
 
 
-def test_a_forced_algorithm_that_cannot_serve_a_call_is_said_once_and_replaced(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_forced_algorithm_that_cannot_serve_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     planner = Planner(ONE_HOST, forced_from({"SHOAL_ALGO": "reduce_scatter:ring"}))
     assert planner.choose("reduce_scatter", 4096).name == "ring"
     for n_bytes in (4096, 4096, 65536):
@@ -295,9 +287,7 @@ def test_a_wrong_variable_is_named(variable: str, value: str, why: str) -> None:
         Settings.read({variable: value})
 
 
-def test_shoal_debug_writes_to_stderr_once_however_many_groups_form(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_shoal_debug_writes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("shoal")
     before, level = list(log.handlers), log.level
     try:

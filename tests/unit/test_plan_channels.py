@@ -22,34 +22,23 @@ def chosen(mbit: int, n_cores: int, hosts: tuple[int, ...] = ALONE, most: int = 
     return choose_channels(default_cluster(hosts, n_cores=n_cores, wire=wire_of(mbit)), most).n
 
 
-def test_two_cores_have_one_channel_however_fast_the_link() -> None:
-    assert [chosen(mbit, 2) for mbit in (1_000, 10_000, 100_000, 400_000)] == [1, 1, 1, 1]
-
-
-def test_links_that_one_thread_keeps_busy_have_one_channel() -> None:
-    assert [chosen(mbit, 64) for mbit in (1_000, 10_000)] == [1, 1]
-
-
 def test_faster_links_have_more_as_far_as_there_are_cores_and_connections() -> None:
-    assert [chosen(mbit, 64) for mbit in (25_000, 40_000, 100_000, 400_000)] == [2, 4, 4, 4]
+    rates = (1_000, 10_000, 25_000, 40_000, 100_000, 400_000)
+    assert [chosen(mbit, 2) for mbit in rates] == [1] * 6
+    assert [chosen(mbit, 64) for mbit in rates] == [1, 1, 2, 4, 4, 4]
     assert [chosen(100_000, n_cores) for n_cores in (1, 2, 4, 6, 8)] == [1, 1, 2, 3, 4]
     assert [chosen(100_000, 64, most=most) for most in (1, 2, 8)] == [1, 2, 4]
-
-
-def test_ranks_that_share_a_host_have_one() -> None:
+    # Ranks that share a host have one.
     assert chosen(100_000, 64, (0, 0, 0)) == chosen(100_000, 64, (0, 0, 1, 1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("n_cores", "why"),
-    [
+def test_the_reason_names_what_decides() -> None:
+    for n_cores, why in (
         (2, "would keep 4 threads busy, and 2 cores of a host leave room for 1"),
         (64, "the links would keep 4 threads busy"),
-    ],
-)
-def test_the_reason_says_what_decides(n_cores: int, why: str) -> None:
-    cluster = default_cluster(ALONE, n_cores=n_cores, wire=wire_of(100_000))
-    assert choose_channels(cluster).why.endswith(why)
+    ):
+        cluster = default_cluster(ALONE, n_cores=n_cores, wire=wire_of(100_000))
+        assert choose_channels(cluster).why.endswith(why)
 
 
 def test_large_calls_of_ranks_that_are_alone_on_their_hosts_are_cut() -> None:
@@ -60,10 +49,8 @@ def test_large_calls_of_ranks_that_are_alone_on_their_hosts_are_cut() -> None:
         assert n_lanes(collective, 25 << 20, mixed, 3) == 1
     # Only two ranks know how long the block between them is.
     assert n_lanes("all_to_all", 25 << 20, alone, 3) == 1
-
-
-def test_a_subgroup_of_one_rank_of_each_host_is_cut_where_the_whole_is_not() -> None:
-    planner = Planner(default_cluster((0, 0, 1, 1)), n_channels=2)
+    # A subgroup of one rank of each host is cut where the whole is not.
+    planner = Planner(mixed, n_channels=2)
     assert planner.n_lanes("all_reduce", 25 << 20) == 1
     assert planner.of((0, 2)).n_lanes("all_reduce", 25 << 20) == 2
 
@@ -80,26 +67,20 @@ def digests(*settings: Settings, mbit: int = 100_000, n_cores: int = 16) -> list
     return [digest_of(each, mbit, range(n_cores)) for each in settings]
 
 
-def test_links_and_planner_have_the_same_number() -> None:
-    for settings in (Settings(), Settings(channels=3), Settings(n_paths=3)):
-        told = digests(settings, settings)
-        n = agreed_channels(settings, ["a", "b"], told)
-        assert n == agreed_planner(0, settings, ["a", "b"], told, "").n_channels
-        assert n == (3 if settings.channels else 2 if settings.n_paths == 3 else 4)
-
-
-def test_a_tuning_file_that_is_ignored_has_no_say_in_links_nor_planner() -> None:
-    other = Tuning((0, 1, 2), 2, {}, link=wire_of(1_000))
-    settings = Settings(tuning=other, refuse=False)
+@pytest.mark.parametrize(
+    ("settings", "hosts", "n"),
+    [
+        *((Settings(), "ab", 4), (Settings(channels=3), "ab", 3), (Settings(n_paths=3), "ab", 2)),
+        # A tuning file that is ignored has no say.
+        (Settings(tuning=Tuning((0, 1, 2), 2, {}, link=wire_of(1_000)), refuse=False), "ab", 4),
+        # Inside a host there is one, whatever the environment says.
+        (Settings(channels=3), "aa", 1),
+    ],
+)
+def test_links_and_planner_have_the_same_number(settings: Settings, hosts: str, n: int) -> None:
     told = digests(settings, settings)
-    assert agreed_planner(0, settings, ["a", "b"], told, "").n_channels == 4
-    assert agreed_channels(settings, ["a", "b"], told) == 4
-
-
-def test_inside_a_host_there_is_one_whatever_the_environment_says() -> None:
-    told = digests(Settings(channels=3), Settings(channels=3))
-    assert agreed_channels(Settings(channels=3), ["a", "a"], told) == 1
-    assert agreed_planner(0, Settings(channels=3), ["a", "a"], told, "").n_channels == 1
+    assert agreed_channels(settings, hosts, told) == n
+    assert agreed_planner(0, settings, hosts, told, "").n_channels == n
 
 
 def test_what_the_planner_refuses_is_linked_by_one_channel() -> None:
@@ -121,16 +102,11 @@ def of_pool(mbit: int, asked: int = 0, cores: tuple[int, int] = (64, 64), n_path
     return choose_pool_channels([worker, many[0], many[0], many[1], server], 3)
 
 
-def test_servers_have_as_many_as_their_links_keep_busy() -> None:
+def test_servers_have_as_many_as_links_keep_busy_and_the_least_of_all_can_spare() -> None:
     assert [of_pool(mbit) for mbit in (0, 1_000, 10_000, 25_000, 100_000)] == [1, 1, 1, 2, 4]
-
-
-def test_no_more_than_the_least_server_has_cores_and_workers_can_spare() -> None:
     assert [of_pool(100_000, cores=(64, n)) for n in (1, 2, 3, 8)] == [1, 2, 3, 4]
     assert [of_pool(100_000, cores=(n, 64)) for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
-
-
-def test_the_environment_says_how_many_as_far_as_there_are_cores_and_connections() -> None:
+    # The environment sets the number, as far as there are cores and connections.
     assert [of_pool(1_000, asked=asked) for asked in (1, 2, 8)] == [1, 2, 8]
     assert of_pool(100_000, asked=1) == 1
     assert of_pool(1_000, asked=8, cores=(1, 2)) == 2

@@ -25,7 +25,7 @@ def nothing_costs(hosts: tuple[int, ...]) -> Cluster:
 @pytest.mark.parametrize(
     ("collective", "name"), [(c, name) for c in ALGORITHMS for name in ALGORITHMS[c]]
 )
-def test_scratch_that_is_new_in_every_call_is_paid_for(
+def test_scratch_that_is_always_new_is_paid_for(
     collective: str, name: str, hosts: tuple[int, ...]
 ) -> None:
     cluster, algorithm = nothing_costs(hosts), ALGORITHMS[collective][name]
@@ -43,9 +43,7 @@ def test_scratch_that_the_allocator_keeps_is_not_paid_for() -> None:
 
 
 @pytest.mark.parametrize(("name", "passes"), [("sharded", 2), ("ring", 2), ("direct", 4)])
-def test_an_all_reduce_of_two_hosts_by_direct_passes_over_memory_twice_as_often(
-    name: str, passes: int
-) -> None:
+def test_direct_passes_over_memory_twice_as_often(name: str, passes: int) -> None:
     cluster = replace(nothing_costs((0, 1)), memory_us_per_byte=1.0)
     assert cost_of("all_reduce", name, 1 << 20, cluster).rank == passes << 20
 
@@ -83,9 +81,7 @@ def test_a_chain_is_as_good_as_its_bottleneck_only_where_calls_follow_one_anothe
         *(("all_reduce", "sharded", 1), ("all_to_all", "pairwise", 1)),
     ],
 )
-def test_nics_lose_to_exchanges_with_several_hosts_not_to_many_senders(
-    collective: str, name: str, part: float
-) -> None:
+def test_nics_lose_to_exchanges_with_several_hosts(collective: str, name: str, part: float) -> None:
     cluster = replace(nothing_costs((0, 1, 2, 3)), wire=wire_of(1000), contention=0.5)
     cost = cost_of(collective, name, 256 << 10, cluster)
     assert cost.contention == pytest.approx(part * 0.5 * cost.network)

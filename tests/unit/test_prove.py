@@ -43,9 +43,7 @@ def prove_changed(
 
 @pytest.mark.parametrize(("collective", "name"), WHOLE_GROUP)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_no_algorithm_can_do_without_any_of_its_steps(
-    collective: str, name: str, size: int
-) -> None:
+def test_no_algorithm_can_do_without_one_step(collective: str, name: str, size: int) -> None:
     for rank in range(size):
         for at, step in enumerate(ALGORITHMS[collective][name].steps(rank, size)):
             with pytest.raises(ProofError):
@@ -92,7 +90,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("algorithm", "begin", "end", "to", "where", "why"), RULES)
-def test_a_wrong_step_is_refused_by_its_rank_and_place(
+def test_a_wrong_step_is_refused(
     algorithm: str, begin: int, end: int, to: list[Step], where: str, why: str
 ) -> None:
     collective, name, size = algorithm.split()

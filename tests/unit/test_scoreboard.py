@@ -1,7 +1,6 @@
 """The arithmetic of the project's tables, without measuring anything."""
 
 import itertools
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,20 +14,16 @@ from bench.scoreboard.__main__ import main
 from bench.scoreboard.benchmark import Benchmark, Result, Section, run_section, summary_of
 from bench.scoreboard.case import Case
 from bench.scoreboard.choices import (
-    choice_benchmarks,
-    choice_cases,
     choice_lines,
     choice_verdicts,
     is_choice_open,
 )
 from bench.scoreboard.goals import AtLeast, Below, Faster, Within
-from bench.scoreboard.grid import grid_cases, grid_lines, grid_verdicts, in_quick_grid, is_close
+from bench.scoreboard.grid import grid_lines, grid_verdicts, is_close
 from bench.scoreboard.iperf import rate_of
 from bench.scoreboard.measures import Latency, added_by_cut
 from bench.scoreboard.pools import BenchOptions, WorkerPools
 from bench.scoreboard.table import render
-from bench.scoreboard.worker import peak_resident_bytes
-from shoal.bench.collectives import COLLECTIVES
 from shoal.bench.failure import Failure
 
 
@@ -72,9 +67,7 @@ def test_benchmarks_take_turns_and_a_number_is_their_median(pools: WorkerPools) 
     assert rows_of(pools, drifting("a", [1.0, 2.0]), in_rounds=False)[1].values == {"a": [2.0]}
 
 
-def test_a_contestant_that_failed_once_has_no_number_and_no_further_turn(
-    pools: WorkerPools,
-) -> None:
+def test_a_benchmark_that_failed_has_no_number_and_no_turn(pools: WorkerPools) -> None:
     turns = 0
 
     def measure(_pools: WorkerPools, _case: Case) -> float:
@@ -114,32 +107,11 @@ def test_a_goal_is_met_missed_or_not_measured(
     assert str(goal.judge(medians, "{:g} s".format)) == text
 
 
-def test_a_library_that_is_not_installed_is_a_failure_and_is_not_tried_again(
-    pools: WorkerPools,
-) -> None:
+def test_a_library_that_is_not_installed_is_a_failure(pools: WorkerPools) -> None:
     with pools:
         for _ in range(2):
             with pytest.raises(Failure, match="no Open MPI in nowhere"):
                 pools.sample("openmpi", Case(2, 4))
-
-
-@pytest.mark.parametrize(
-    ("argv", "what"),
-    [
-        (["--only", "nothing"], "--only nothing: there are private"),
-        (["--collective", "juggle"], "--collective juggle"),
-        (["--rounds", "0"], "at least one is needed"),
-        (["simulated", "--rate", "none"], "NICs with a rate"),
-        (["--nothing"], "unrecognized arguments: --nothing"),
-    ],
-)
-def test_options_that_make_no_sense_are_one_plain_line(
-    argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert what in error
 
 
 def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -> Result:
@@ -149,39 +121,18 @@ def row_of(collective: str, case: Case, gloo: list[float], shoal: list[float]) -
 HERE, LAB = Case(2, 1024), Case(4, 1024, n_hosts=4)
 
 
-def test_the_grid_has_every_collective_at_every_size_on_every_set_of_ranks() -> None:
-    cases = grid_cases()
-    for name, place in itertools.product(
-        set(COLLECTIVES) - {"barrier"}, [(2, 0), (4, 0), (8, 0), (4, 4), (8, 8)]
-    ):
-        found = {
-            case.n_bytes
-            for case in cases
-            if (case.n_ranks, case.n_hosts, case.collective) == (*place, name)
-        }
-        missing = {4**power for power in range(1, 15)} - found
-        # Blocks of less than one float32, and what takes too long between hosts.
-        assert missing <= {4, 16} | ({4**13, 4**14} if place[1] else set())
-    assert {case.collective for case in cases if in_quick_grid(case)} == set(COLLECTIVES)
-
-
-def test_a_ratio_is_the_median_of_the_ratios_of_rounds_not_the_ratio_of_medians() -> None:
-    # The machine was ten times slower in the second round; medians of times would say 11 to 10.
+def test_a_ratio_is_the_median_over_rounds_and_uncertain_where_they_disagree() -> None:
+    # The machine was ten times slower in the second round; medians of times would give 11 to 10.
     row = row_of("broadcast", HERE, [20.0, 110.0, 11.0], [10.0, 100.0, 1.0])
     assert row.ratios("gloo", "shoal") == [2.0, 1.1, 11.0]
     assert grid_lines([row])[1].endswith("x2.00")
     failed = Result(HERE, {"gloo": [1.0], "shoal": []}, {"shoal": "it died"})
     assert grid_lines([failed])[1].split() == ["all_reduce", "1", "KiB", "-"]
-
-
-def test_a_row_is_uncertain_where_its_rounds_disagree() -> None:
-    rows = [
-        row_of("all_reduce", HERE, [8.0, 8.0], [2.0, 2.0]),
-        row_of("all_reduce", LAB, [1.0, 1.0], [2.0, 2.0]),
-        row_of("broadcast", HERE, [0.5, 2.0, 0.9], [1.0, 1.0, 1.0]),
-        row_of("broadcast", LAB, [0.5, 2.0, 1.1], [1.0, 1.0, 1.0]),
-    ]
-    assert [is_close(row) for row in rows] == [False, False, True, True]
+    for ratios, is_uncertain in (
+        *(([4.0, 4.0], False), ([0.5, 0.5], False)),
+        *(([0.5, 2.0, 0.9], True), ([0.5, 2.0, 1.1], True)),
+    ):
+        assert is_close(row_of("broadcast", LAB, ratios, [1.0] * len(ratios))) == is_uncertain
 
 
 def test_the_grid_counts_losses_and_takes_geometric_means_by_place() -> None:
@@ -240,36 +191,12 @@ def test_a_choice_is_held_against_the_best_algorithm_that_was_not_chosen() -> No
         ({"planner": [1.0]}, False, "-"),  # without a rival it is no point
     ],
 )
-def test_a_choice_that_may_be_wrong_gets_more_rounds_until_it_is_known(
+def test_a_doubtful_choice_gets_more_rounds(
     times: dict[str, list[float]], is_open: bool, cell: str
 ) -> None:
     row = Result(HERE, times, note="ring")
     assert is_choice_open(row) == is_open
     assert choice_lines([row])[1].split()[-1] == cell
-
-
-def test_every_algorithm_enters_where_its_collective_comes_up_and_nowhere_else() -> None:
-    entered = {
-        (case.collective, one.label)
-        for case in choice_cases()
-        for one in choice_benchmarks()
-        if one.enters(case)
-    }
-    for collective, label in [("all_reduce", "tree"), ("reduce", "chain"), ("all_to_all", "bruck")]:
-        assert (collective, label) in entered
-    for collective, label in [("all_reduce", "chain"), ("all_to_all", "tree")]:
-        assert (collective, label) not in entered
-    # The planner is in every row; what has one algorithm leaves nothing to choose.
-    planned = {collective for collective, label in entered if label == "planner"}
-    assert planned == set(COLLECTIVES) - {"send_recv", "barrier"}
-
-
-def test_an_algorithm_that_is_the_same_schedule_as_the_choice_is_no_rival() -> None:
-    # Two ranks can be sent a tensor in one way; four of them in a star or one after another.
-    for case, expected in [(HERE, "-"), (replace(HERE, n_ranks=4), "x3.00")]:
-        times = {"planner": [3.0, 3.0], "chain": [1.0, 1.0]}
-        row = Result(replace(case, collective="broadcast"), times, note="direct")
-        assert choice_lines([row])[1].split()[-1] == expected
 
 
 def test_iperfs_rate_is_half_of_what_both_directions_carry() -> None:
@@ -295,14 +222,24 @@ def test_a_latency_is_that_of_the_slowest_rank_of_each_call_and_a_cut_adds_to_th
     assert added_by_cut("shoal")(pools, case) == 3.0
 
 
+def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, what in (
+        ("--only nothing", "--only nothing: there are private"),
+        ("--collective juggle", "--collective juggle"),
+        ("--rounds 0", "at least one is needed"),
+        ("simulated --rate none", "NICs with a rate"),
+    ):
+        assert main(argv.split()) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert what in error
+
+
 def test_the_peak_of_memory_is_at_least_what_was_touched() -> None:
     code = (
-        "import json, numpy; from bench.scoreboard.worker import peak_resident_bytes as peak;"
-        "before = peak(); numpy.ones(64 << 20, numpy.uint8); print(json.dumps([before, peak()]))"
+        "import numpy; from bench.scoreboard.worker import peak_resident_bytes as peak;"
+        "before = peak(); numpy.ones(64 << 20, numpy.uint8); print((peak() - before) >> 20)"
     )
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, check=True, capture_output=True, text=True)
-    before, after = json.loads(done.stdout)
-    assert before + (64 << 20) <= after + (8 << 20)
-    assert after < before + (80 << 20)
-    assert peak_resident_bytes() > 0
+    assert 56 <= int(done.stdout) < 80

@@ -15,22 +15,18 @@ def lengths(shape: Shape) -> list[list[int]]:
     return [layout[1] for layout in layouts_of(shape)[: Buffer.SCRATCH]]
 
 
-def test_a_gather_reads_the_own_block_and_writes_all() -> None:
+def test_buffers_hold_the_blocks_that_their_ranks_read_and_write() -> None:
     assert lengths(EVEN) == [[], [12], [12, 12, 12]]
     assert lengths(UNEVEN) == [[], [0], [20, 0, 8]]
     assert layouts_of(UNEVEN)[Buffer.OUTPUT][0] == [0, 20, 20]
-
-
-def test_only_the_root_has_all_blocks() -> None:
+    # Only the root has all blocks.
     gather = EVEN._replace(collective="gather", root=1)
     assert lengths(gather) == [[], [12], [12, 12, 12]]
     assert lengths(gather._replace(root=0)) == [[], [12], []]
     scatter = gather._replace(collective="scatter")
     assert lengths(scatter) == [[], [12, 12, 12], [12]]
     assert lengths(scatter._replace(root=0)) == [[], [], [12]]
-
-
-def test_an_exchange_has_lengths_of_its_own_on_both_sides() -> None:
+    # An exchange has lengths of its own on both sides.
     shape = Shape("all_to_all", "pairwise", DType.INT16, Op.SUM, 0, rank=0, size=2)
     assert lengths(shape._replace(n_elems=3)) == [[], [6, 6], [6, 6]]
     assert lengths(shape._replace(sent=(1, 4), taken=(1, 0))) == [[], [2, 8], [2, 0]]
@@ -63,32 +59,23 @@ def test_a_call_is_described_as_its_user_knows_it(shape: Shape, words: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "mib", "size", "kib"),
+    ("algorithm", "mib", "size", "kib", "narrow_kib"),
     [
-        ("sharded", 25, 8, 32),  # 64 in a chunk of 3 MiB
-        ("sharded", 100, 8, 32),  # a segment to each of 8 is 256 KiB
-        ("sharded", 100, 4, 64),
-        ("sharded", 100, 2, 128),
-        ("sharded[8*0|8*1]", 100, 16, 32),
-        ("sharded", 100, 32, 32),  # no less, for the messages
-        ("ring", 100, 8, 128),
+        ("sharded", 25, 8, 32, 64),  # 64 in a chunk of 3 MiB
+        ("sharded", 100, 8, 32, 64),  # a segment to each of 8 is 256 KiB
+        ("sharded", 100, 4, 64, 128),
+        ("sharded", 100, 2, 128, 128),
+        ("sharded[8*0|8*1]", 100, 16, 32, 64),
+        ("sharded", 100, 32, 32, 64),  # no less, for the messages
+        ("ring", 100, 8, 128, 128),
     ],
 )
 def test_what_goes_to_all_reducers_in_turn_is_no_more_than_a_slow_link_may_hold(
-    algorithm: str, mib: int, size: int, kib: int
+    algorithm: str, mib: int, size: int, kib: int, narrow_kib: int
 ) -> None:
     shape = Shape("all_reduce", algorithm, DType.FLOAT32, Op.SUM, mib << 18, 0, size)
-    assert shape._replace(hosts=tuple(range(size))).segment_bytes == kib << 10
+    apart = shape._replace(hosts=tuple(range(size)))
+    assert apart.segment_bytes == kib << 10
+    # On the wire a segment of half the bytes is as long as one of float32.
+    assert apart._replace(codec=Codec.BF16).segment_bytes == narrow_kib << 10
     assert shape._replace(hosts=(0,) * size).segment_bytes == 128 << 10, "not between hosts"
-
-
-@pytest.mark.parametrize(
-    ("mib", "size", "kib"), [(25, 8, 64), (100, 8, 64), (100, 32, 64), (50, 2, 128)]
-)
-def test_elements_that_travel_in_half_the_bytes_travel_twice_as_many_at_a_time(
-    mib: int, size: int, kib: int
-) -> None:
-    """On the wire a segment is as long as one of float32."""
-    shape = Shape("all_reduce", "sharded", DType.FLOAT32, Op.SUM, mib << 18, 0, size)
-    narrow = shape._replace(hosts=tuple(range(size)), codec=Codec.BF16)
-    assert narrow.segment_bytes == kib << 10

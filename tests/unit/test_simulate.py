@@ -104,7 +104,7 @@ SLOW, FAST = Nic(out=25, into=50), Nic(100, 100)
         (THERE_AND_BACK, 1000, cluster(2, nics=(SLOW, FAST)), 50 + 40 + 50 + 20),
     ],
 )
-def test_a_small_schedule_takes_what_it_does_by_hand(
+def test_a_small_schedule_takes_the_time_by_hand(
     steps: list[list[Step]], n_bytes: int, where: Cluster, time_us: float
 ) -> None:
     assert time_of(steps, n_bytes, where) == pytest.approx(time_us)
@@ -124,9 +124,7 @@ def test_a_short_buffer_is_cut_as_the_engine_cuts_it() -> None:
 @pytest.mark.parametrize(
     "algorithm", [("gather", "direct"), ("scatter", "direct"), ("all_reduce", "ring")]
 )
-def test_one_that_many_send_to_loses_nothing_nor_one_that_sends_to_many_nor_a_ring(
-    algorithm: tuple[str, str],
-) -> None:
+def test_one_way_traffic_and_a_ring_lose_nothing(algorithm: tuple[str, str]) -> None:
     ideal, slowed = (
         simulate(*algorithm, cluster(4, contention=c), 40 * KIB).time_us for c in (0.0, 0.5)
     )
@@ -236,7 +234,7 @@ def test_a_rank_that_differs_is_not_taken_for_the_others(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["tree", "doubling", "ring", "ring/tree"])
-def test_the_first_segments_tell_the_time_of_the_others(
+def test_the_first_segments_stand_for_the_others(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     where = cluster(16, 2)
@@ -288,9 +286,7 @@ def test_servers_take_from_all_workers_at_once_and_send_back_as_they_fold() -> N
 
 
 @pytest.mark.parametrize("name", ["sharded[16*0|16*1]", "sharded[24*1|16*3]", "sharded[8*1|24*1]"])
-def test_a_few_workers_and_servers_stand_for_all(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_workers_and_servers_stand_for_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(map(len, parse(name)[0]))
     whole = simulate("all_reduce", name, cluster(size), 48 * MIB)
     monkeypatch.setattr(module, "_FEW_STEPS", 0)

@@ -208,7 +208,7 @@ def test_a_link_is_not_followed_and_only_the_owner_may_read_files(tmp_path: Path
 
 
 @pytest.mark.parametrize("pattern", ["{}/file/below", "/proc/nowhere/%r", "/a\0b"])
-def test_what_cannot_be_written_is_a_warning(
+def test_a_failure_to_write_is_a_warning(
     pattern: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -276,7 +276,7 @@ def test_deadlines_do_not_fill_the_disk(fresh: Path) -> None:
     assert notes[8] == "not written: 8 deadlines before left files already"
 
 
-def test_an_error_is_raised_even_if_its_state_cannot_be_written(
+def test_a_state_that_cannot_be_written_is_noted(
     fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.state.text.text_of", lambda _state: 1 / 0)
@@ -304,7 +304,7 @@ def test_a_signal_that_cannot_be_had_is_refused(name: str) -> None:
         watch.signal_of({"SHOAL_DUMP_SIGNAL": name})
 
 
-def test_a_job_does_not_fail_for_want_of_the_signal(
+def test_a_refused_signal_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(_number: int) -> int:
@@ -386,9 +386,7 @@ def test_ranks_that_hold_up_a_job_are_named(
         [state(0, call(step(1, "data"), key=3 << 62)), state(2, last=0)],  # a message to others
     ],
 )
-def test_a_rank_does_not_lack_a_call_that_it_ended_or_has_no_part_in(
-    states: list[dict[str, Any]],
-) -> None:
+def test_a_rank_does_not_lack_a_call_of_others(states: list[dict[str, Any]]) -> None:
     assert "has not made" not in verdict(states)
 
 
@@ -414,7 +412,7 @@ def test_shoal_dump_reads_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (None, "No such file or directory"),
     ],
 )
-def test_a_file_that_is_none_of_ours_is_refused(
+def test_a_file_that_is_no_state_is_refused(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.json"

@@ -1,11 +1,15 @@
-"""`shoal trace`: states, messages and text."""
+"""`shoal trace`: states, messages and text; `shoal draw`: the links and their weights."""
 
 import json
 import re
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from shoal.analysis.draw.drawing import draw
 from shoal.analysis.prove.prover import Expression, prove
 from shoal.analysis.trace.text import text_of
 from shoal.analysis.trace.tracer import letter, trace
@@ -71,9 +75,7 @@ def order_of(expression: Expression) -> tuple[int, ...]:
     return order_of(expression[0]) + order_of(expression[1])
 
 
-def test_the_ring_of_four_is_the_tutorials_state_by_state(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_ring_of_four_is_the_tutorials(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "ring", "--ranks", "4", "--width", "80"]) == 0
     printed = capsys.readouterr().out
     rows = [line.split()[2:] for line in printed.splitlines() if re.match(r"rank \d", line)]
@@ -149,3 +151,50 @@ def test_a_page_holds_no_way_out_of_its_data(tmp_path: Path) -> None:
 def test_a_trace_of_no_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match="0 ranks"):
         trace("all_reduce", "ring", 0)
+
+
+# `shoal draw`: links and weights, read back from the SVG.
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(collective: str, name: str, size: int, hosts: tuple[int, ...] = ()) -> ET.Element:
+    return ET.fromstring(draw(trace(collective, name, size, hosts=hosts)))
+
+
+def links(svg: ET.Element) -> list[tuple[int, int, Fraction]]:
+    """Every link that a line's title names, and the part of the buffer that goes over it."""
+    found = []
+    for title in svg.iterfind(f".//{SVG}g/{SVG}title"):
+        for said in (title.text or "").split("; "):
+            match = re.fullmatch(r"(?:round \d+, )?(\d+) to (\d+): (?:(\S+) of )?the buffer", said)
+            assert match, said
+            found.append((int(match[1]), int(match[2]), Fraction(match[3] or 1)))
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize(("collective", "name"), ALL)
+def test_everything_that_is_sent_is_drawn(collective: str, name: str, size: int) -> None:
+    for hosts in {(), tuple(rank // 2 for rank in range(size))}:
+        traced = trace(collective, name, size, hosts=hosts)
+        part = Fraction(1, traced.algorithm.n_chunks(size, hosts))
+        sent = Counter[tuple[int, int]]()
+        for one in traced.rounds:
+            for message in one.messages:
+                sent[message.sender, message.receiver] += 1
+        shown = Counter[tuple[int, int]]()
+        for a, b, share in links(ET.fromstring(draw(traced))):
+            shown[a, b] += int(share / part)
+        assert shown == sent
+
+
+def test_a_drawing_goes_to_the_output_or_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["draw", "tree", "--ranks", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert ET.fromstring(printed).tag == f"{SVG}svg"
+    assert main(["draw", "tree", "--ranks", "8", "--out", str(tmp_path / "tree.svg")]) == 0
+    assert (tmp_path / "tree.svg").read_text() == printed
+    assert capsys.readouterr().out == ""

@@ -37,55 +37,38 @@ SECOND = {
 SIZES = [*range(1, 70), 100, 127, 128, 129, 1000, 24576]
 
 
-@pytest.mark.parametrize("size", FIRST)
-def test_first_tree_follows_the_bits_of_the_ranks(size: int) -> None:
-    assert [binary_tree(rank, size).parent for rank in range(size)] == FIRST[size]
+def both(size: int) -> tuple[tuple[Branch, ...], ...]:
+    return tuple(zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True))
 
 
-@pytest.mark.parametrize("size", SECOND)
-def test_second_tree_is_the_first_one_mirrored_or_shifted(size: int) -> None:
-    first, second = zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True)
-    assert [branch.parent for branch in first] == FIRST[size]
-    assert [branch.parent for branch in second] == SECOND[size]
-
-
-def test_rank_12_of_14_has_the_children_of_figure_1() -> None:
+def test_trees_have_the_parents_and_children_of_the_figures() -> None:
+    for size, parents in FIRST.items():
+        assert [binary_tree(rank, size).parent for rank in range(size)] == parents
+        assert [branch.parent for branch in both(size)[0]] == parents
+    for size, parents in SECOND.items():
+        assert [branch.parent for branch in both(size)[1]] == parents
     assert binary_tree(12, 14) == Branch(8, (10, 13))
     assert binary_tree(0, 14) == Branch(None, (8,))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_parents_and_children_agree_in_both_trees(size: int) -> None:
-    for tree in zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True):
+def test_both_trees_are_balanced_and_share_no_inner_rank(size: int) -> None:
+    trees = both(size)
+    for chunk, tree in enumerate(trees):
         down = sorted((rank, child) for rank in range(size) for child in tree[rank].children)
         up = sorted((b.parent, rank) for rank, b in enumerate(tree) if b.parent is not None)
         assert down == up
         assert len(up) == size - 1
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_trees_are_as_deep_as_the_logarithm_of_their_size(size: int) -> None:
-    for tree in zip(*(double_binary_tree(rank, size) for rank in range(size)), strict=True):
+        assert tree[tree_owner(chunk, size)].parent is None
         for rank in range(size):
             depth, above = 0, tree[rank].parent
             while above is not None:
                 depth, above = depth + 1, tree[above].parent
             assert 2**depth < 2 * size
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_no_rank_has_more_than_two_children_over_both_trees(size: int) -> None:
-    for rank in range(size):
-        first, second = double_binary_tree(rank, size)
+    for rank, (first, second) in enumerate(zip(*trees, strict=True)):
         assert len(first.children) + len(second.children) <= 2
         if rank > 0 or size % 2 == 0:
             assert not first.children or not second.children
         else:
             # Of an odd number, rank 0 is the first root and the second tree's last place.
             assert len(first.children) <= 1
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_owners_of_the_halves_are_the_roots(size: int) -> None:
-    for chunk in range(2):
-        assert double_binary_tree(tree_owner(chunk, size), size)[chunk].parent is None

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.schedule import find
-from shoal.schedule.weights import MOST_NAME_BYTES, Weights, parse
+from shoal.schedule.weights import Weights, parse
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,6 @@ from shoal.schedule.weights import MOST_NAME_BYTES, Weights, parse
 def test_weights_have_one_name_that_is_read_back(weights: Weights, part: str, name: str) -> None:
     assert weights.name(part) == name
     assert parse(name) == (weights.reduced, part)
-
-
-def test_a_run_may_be_written_out() -> None:
     assert parse("sharded[1,1,2|3,3]") == parse("sharded[2*1,1*2|2*3]")
 
 
@@ -51,6 +48,8 @@ def test_a_run_may_be_written_out() -> None:
         ("sharded[4*1|2*0].servers", "no weight is above 0 among the servers"),
         ("sharded[4*0|2*1].workers", "no weight is above 0 among the workers"),
         ("sharded[" + "1," * 2048 + "1|]", "a name of 4107 B, at most 4096 B will do"),
+        ("sharded[" + ",".join(["9999*1"] * 580) + "|]", "5799420 workers"),
+        *(("sharded[1\n\x1b[2J|]", ""), ("sharded[\n\x1b[2J" + "1," * 4096, "")),
     ],
 )
 def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
@@ -58,20 +57,10 @@ def test_a_name_that_cannot_be_says_why(name: str, why: str) -> None:
         find("all_reduce", name)
     assert why in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def test_an_error_shows_no_control_characters_of_a_peer() -> None:
-    for name in ("sharded[1\n\x1b[2J|]", "sharded[\n\x1b[2J" + "1," * 4096):
-        with pytest.raises(UsageError) as caught:
-            parse(name)
-        assert str(caught.value).isprintable()
-
-
-def test_the_longest_name_asks_for_no_more_than_is_bounded() -> None:
-    longest = "sharded[" + ",".join(["9999*1"] * 580) + "|]"
-    assert len(longest) <= MOST_NAME_BYTES
-    with pytest.raises(UsageError, match=r"5799420 workers.* 4096"):
-        parse(longest)
+    assert str(caught.value).isprintable()
+    for collective, other in (("reduce", "sharded[2*1|]"), ("all_reduce", "ring/sharded[2*1|]")):
+        with pytest.raises(UsageError, match="no algorithm"):
+            find(collective, other)
 
 
 def test_weights_that_have_no_name_say_why() -> None:
@@ -85,15 +74,6 @@ def test_weights_that_have_no_name_say_why() -> None:
     ):
         with pytest.raises(UsageError, match=why):
             weights.name()
-
-
-def test_only_an_all_reduce_has_weights_and_no_level_of_a_hierarchy_has() -> None:
-    for collective, name in (
-        ("reduce", "sharded[2*1|]"),
-        ("all_reduce", "ring/sharded[2*1|]"),
-    ):
-        with pytest.raises(UsageError, match="no algorithm"):
-            find(collective, name)
 
 
 def test_the_group_must_have_the_ranks_that_the_name_speaks_of() -> None:

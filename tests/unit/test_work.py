@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,23 +20,13 @@ class Mesh:
     """Counts the calls that have ended, as a native one does."""
 
     def __init__(self) -> None:
-        self.n_ended = 0
+        self.n_ended, self.n_seen = 0, -1
         self.changed = threading.Condition()
-        self.n_seen = -1
-
-
-class Group:
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-
-    def error_from(self, _native: object) -> None:
-        return None
 
 
 class Call:
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._is_done = False
+        self._mesh, self._is_done = mesh, False
 
     def end(self) -> None:
         with self._mesh.changed:
@@ -81,7 +72,8 @@ class Told:
 
 def started(mesh: Mesh, n: int) -> tuple[list[Call], list[Work]]:
     calls = [Call(mesh) for _ in range(n)]
-    return calls, [Work(Group(mesh), call, None) for call in calls]  # type: ignore[arg-type]
+    group: Any = SimpleNamespace(mesh=mesh, error_from=lambda _native: None)
+    return calls, [Work(group, call, None) for call in calls]
 
 
 def test_calls_that_end_out_of_order_call_back_as_they_end(mesh: Mesh) -> None:
@@ -119,9 +111,7 @@ def test_calls_of_one_mesh_do_not_wait_for_those_of_another(mesh: Mesh) -> None:
     assert told.next() is early
 
 
-def test_a_callback_that_raises_stops_no_other(
-    mesh: Mesh, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_raises_stops_none(mesh: Mesh, caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     calls, works = started(mesh, 2)
     works[0].on_done(lambda _: 1 / 0)
@@ -141,35 +131,22 @@ def test_the_end_of_the_program_waits_for_callbacks(mesh: Mesh) -> None:
     assert told.works == [work]
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread can be had, and none is there from before."""
+def test_without_a_thread_only_ended_calls_call_back(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "COMPLETIONS", type(COMPLETIONS)())
     refuse_threads(monkeypatch)
-
-
-@pytest.mark.usefixtures("refused")
-def test_without_a_thread_nobody_is_promised_a_callback_of_a_call_that_runs(mesh: Mesh) -> None:
     told = Told()
     (call,), (work,) = started(mesh, 1)
     with pytest.raises(ShoalError, match="shoal-completions"):
         work.on_done(told)
     call.end()
     assert told.works == []
-
-
-@pytest.mark.usefixtures("refused")
-def test_without_a_thread_a_call_that_has_ended_calls_back_here(mesh: Mesh) -> None:
-    told = Told()
-    (call,), (work,) = started(mesh, 1)
-    call.end()
     work.on_done(told)
     assert told.works == [work]
 
 
-def test_who_follows_a_call_without_a_thread_waits_for_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_following_a_call_without_a_thread_waits(caplog: pytest.LogCaptureFixture) -> None:
     class Unseen(FakeWork):
         def on_done(self, callback: object) -> None:
             raise ShoalError("could not start the thread shoal-completions")
